@@ -1,0 +1,1 @@
+"""What every room stands on: settings, records, object store, registry, the local stack."""

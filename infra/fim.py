@@ -1,0 +1,91 @@
+"""Fill-in-the-middle prompts: taken apart as editors send them, rendered in the order the served model was trained on.
+
+Text is tokenised piece by piece and framed by token id, so that code which holds a FIM token's text cannot break the frame.
+FIM: Bavarian et al. 2022, "Efficient Training of Language Models to Fill in the Middle" (PSM and SPM orders).
+"""
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+PREFIX, SUFFIX, MIDDLE, PAD = "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|fim_pad|>"
+END, REPOSITORY, FILE = "<|endoftext|>", "<|repo_name|>", "<|file_sep|>"
+SPECIAL_TOKENS = (END, PREFIX, MIDDLE, SUFFIX, PAD, REPOSITORY, FILE)
+
+Order = Literal["psm", "spm"]
+
+
+class Encoder(Protocol):
+    """What is needed of a tokenizer (tokenizers.Tokenizer fits)."""
+
+    def encode(self, sequence: str, *, add_special_tokens: bool = ...) -> "Encoded": ...
+    def token_to_id(self, token: str) -> int | None: ...
+
+
+class Encoded(Protocol):
+    """Result of Encoder.encode."""
+
+    @property
+    def ids(self) -> list[int]: ...
+
+
+@dataclass(frozen=True)
+class Context:
+    """The code around a cursor."""
+
+    prefix: str
+    suffix: str
+    preamble: str = ""
+    """Other files that the editor put in front (repository and file markers), as sent."""
+
+
+def take_apart(prompt: str) -> Context:
+    """Split an editor's prompt `[...]<|fim_prefix|>P<|fim_suffix|>S<|fim_middle|>` at the outermost markers.
+
+    A prompt without markers is a plain prefix. Code between the markers may hold marker text itself: the first prefix
+    marker, the last middle marker and the last suffix marker before it are the frame.
+
+    Raises:
+        ValueError: markers are present but not in that order.
+    """
+    start = prompt.find(PREFIX)
+    if start < 0 and SUFFIX not in prompt and not prompt.endswith(MIDDLE):
+        return Context(prefix=prompt, suffix="")
+    end = prompt.rfind(MIDDLE)
+    middle = prompt.rfind(SUFFIX, 0, end) if end >= 0 else -1
+    if start < 0 or middle < start:
+        raise ValueError(
+            f"prompt: found FIM markers but not as {PREFIX}...{SUFFIX}...{MIDDLE}; "
+            "choose the model's Qwen template in the editor, or send no markers at all"
+        )
+    return Context(prompt[start + len(PREFIX) : middle], prompt[middle + len(SUFFIX) : end], prompt[:start])
+
+
+@dataclass(frozen=True)
+class Renderer:
+    """Renders a context as token ids in the model's own order."""
+
+    encoder: Encoder
+    order: Order
+    max_prefix_tokens: int
+    max_suffix_tokens: int
+
+    def render(self, prefix: str, suffix: str) -> list[int]:
+        """Token ids of the prompt; what lies farthest from the cursor is cut first, and the frame stays whole."""
+        before = self._encode(prefix)[-self.max_prefix_tokens :]
+        after = self._encode(suffix)[: self.max_suffix_tokens]
+        begin, end, middle = self._id(PREFIX), self._id(SUFFIX), self._id(MIDDLE)
+        if self.order == "psm":
+            return [begin, *before, end, *after, middle]
+        return [end, *after, begin, *before, middle]
+
+    def _encode(self, text: str) -> list[int]:
+        # The tokenizer would read marker text in code as the markers; a zero-width joint keeps it text.
+        for marker in SPECIAL_TOKENS:
+            text = text.replace(marker, marker[:2] + "\u200b" + marker[2:])
+        return self.encoder.encode(text, add_special_tokens=False).ids
+
+    def _id(self, token: str) -> int:
+        identifier = self.encoder.token_to_id(token)
+        if identifier is None:
+            raise ValueError(f"tokenizer: no token {token}; the model cannot fill in the middle")
+        return identifier

@@ -1,0 +1,231 @@
+"""The records that pass between processes: events, cycles, experiments, decisions.
+
+Every record is frozen and refuses unknown fields. Times are Unix seconds (UTC), durations milliseconds unless
+the name says otherwise. `policy_version` is the MLflow version number of the weights, as text ("1", "2", ...).
+"""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+Arm = Literal["champion", "challenger"]
+FinishReason = Literal["stop", "length", "disconnected", "error"]
+Outcome = Literal["shown", "accepted", "partially_accepted", "rejected"]
+Bucket = Literal["trained", "waiting", "unlabelled", "cache_hit", "stale", "duplicate", "quarantined", "opted_out", "over_share"]
+"""Every request ends in exactly one of these, and they add up to the requests served."""
+VerdictName = Literal["promote", "reject", "undecided"]
+
+
+class Record(BaseModel):
+    """A frozen row; JSON and Parquet hold the same fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class Completion(Record):
+    """What the serving app served: one row a request, whether or not the client stayed to the end."""
+
+    id: str
+    """The id in the response ("cmpl-...")."""
+    time: float
+    """When the request arrived."""
+    project: str
+    """Project of the bearer token or of the X-Project-ID header."""
+    user: str
+    """Keyed hash of the user's id; the user's name is never stored."""
+    client: str
+    """Which client: "continue", "rlinf", ..., from the User-Agent or the shape of the request."""
+    opted_out: bool = False
+    """Served without a trace: all text and token fields are empty."""
+    prefix: str
+    """Text before the cursor, as sent (FIM tokens taken apart)."""
+    suffix: str
+    """Text after the cursor, as sent."""
+    prompt_token_ids: tuple[int, ...]
+    """Token ids that the engine was given, FIM frame included."""
+    token_ids: tuple[int, ...]
+    """Sampled token ids, the end token included where it was sampled."""
+    logprobs: tuple[float, ...]
+    """Natural-log probability of each sampled token under the sampling distribution; as many as token_ids."""
+    token_ends: tuple[int, ...]
+    """For each sampled token, the number of characters of the generated text up to and with it; as many as token_ids."""
+    text: str
+    """Generated text as streamed to the client."""
+    finish_reason: FinishReason
+    """Why generation ended; "disconnected": the client left, the rest holds what had been generated."""
+    policy_version: str
+    """Version of the weights that sampled the tokens."""
+    mixed: bool = False
+    """The weights were swapped during this completion: not trained on."""
+    withheld: bool = False
+    """Generated and not shown."""
+    arm: Arm
+    """Slot that served it."""
+    experiment: str = ""
+    """Experiment the user was part of, or empty."""
+    temperature: float
+    """Sampling temperature that was really used."""
+    top_p: float
+    """Nucleus mass that was really used."""
+    max_tokens: int
+    """Most tokens that could be sampled."""
+    ttft_ms: float | None
+    """Time to the first token; none when there was none."""
+    total_ms: float
+    """Time from the request's arrival to the end of generation."""
+
+    @model_validator(mode="after")
+    def _aligned(self) -> "Completion":
+        if not len(self.token_ids) == len(self.logprobs) == len(self.token_ends):
+            raise ValueError(
+                f"completion {self.id}: token_ids, logprobs and token_ends must be as long as each other, "
+                f"got {len(self.token_ids)}, {len(self.logprobs)}, {len(self.token_ends)}"
+            )
+        return self
+
+
+class Feedback(Record):
+    """What a client said of a completion; one row an event, joined to completions by tasks/collect."""
+
+    id: str
+    """Id of this event, made by the server; the same body twice gives two events, told apart by client_id."""
+    time: float
+    """When the event arrived."""
+    made_at: float | None
+    """When the client says the completion was made."""
+    project: str
+    """As in Completion."""
+    user: str
+    """As in Completion."""
+    client: str
+    """As in Completion."""
+    client_id: str
+    """The client's own id of the completion (Continue's completionId); the same for a reject and its late accept."""
+    completion_id: str = ""
+    """The server's completion id where the client knows it, else empty and joined by content."""
+    outcome: Outcome
+    """What the developer did."""
+    prefix: str
+    """Text before the cursor where it was shown."""
+    suffix: str
+    """Text after the cursor where it was shown."""
+    shown: str
+    """Text that was shown, after the client's post-processing."""
+    accepted_characters: int | None = None
+    """For a partial accept, the characters kept."""
+    elapsed_ms: float | None = None
+    """From the request to the judgement, as the client measured it."""
+    cache_hit: bool = False
+    """Shown from the client's own cache: no request was made."""
+
+
+class Sample(Record):
+    """One trained completion: the sampled tokens that the developer was shown, and what they were worth."""
+
+    completion_id: str
+    """Completion it was cut from."""
+    user: str
+    """Keyed hash, for shares and clustering."""
+    policy_version: str
+    """Version that sampled it."""
+    prompt_token_ids: tuple[int, ...]
+    """As served."""
+    token_ids: tuple[int, ...]
+    """As sampled, cut to what was shown; the end token stays where all of it was shown."""
+    logprobs: tuple[float, ...]
+    """Behaviour log-probability of each of token_ids."""
+    temperature: float
+    """Sampling temperature."""
+    outcome: Outcome | Literal["nothing"]
+    """Label; "nothing": there was nothing to show."""
+    shown_characters: int
+    """Characters shown."""
+    accepted_characters: int
+    """Characters accepted."""
+    reward: float = 0.0
+    """Signed reward, by tasks/reward."""
+    advantage: float = 0.0
+    """Reward as trained: the Monte-Carlo return minus the batch's baseline."""
+
+
+class ObjectReference(Record):
+    """One immutable input object."""
+
+    key: str
+    """Key in the bucket."""
+    sha256: str
+    """Checksum of the object's bytes."""
+    rows: int
+    """Rows in it."""
+
+
+class Manifest(Record):
+    """What a cycle trains on, written with a conditional put before training starts; a cycle resumes from it."""
+
+    cycle: str
+    """Cycle id, also the name of its folder."""
+    created: float
+    """When it was written."""
+    champion: str
+    """Policy version that is trained further."""
+    completions: tuple[ObjectReference, ...]
+    """Completion objects that were read."""
+    feedback: tuple[ObjectReference, ...]
+    """Feedback objects that were read."""
+    samples: ObjectReference
+    """The cycle's samples, in order."""
+    buckets: dict[Bucket, int]
+    """Requests in each bucket; they add up to `requests`."""
+    requests: int
+    """Requests served in the window."""
+    settings_sha256: str
+    """Checksum of the resolved settings kept beside the manifest."""
+
+
+class ExperimentRecord(Record):
+    """An A/B test under way."""
+
+    id: str
+    """Experiment id; salts the assignment."""
+    champion: str
+    """Version on the champion's arm."""
+    challenger: str
+    """Version on the challenger's arm."""
+    share: float
+    """Share of users on the challenger."""
+    started: float
+    """When assignment began."""
+
+
+class Verdict(Record):
+    """What the gate said, and why."""
+
+    verdict: VerdictName
+    """promote, reject or undecided."""
+    reason: str
+    """In words, with the numbers it rests on."""
+    estimate: float | None = None
+    """Difference of acceptance per request, challenger minus champion."""
+    low: float | None = None
+    """Lower end of the always-valid interval."""
+    high: float | None = None
+    """Upper end."""
+    requests: dict[Arm, int] = {}
+    """Requests in each arm."""
+    users: dict[Arm, int] = {}
+    """Users in each arm."""
+
+
+class Decision(Record):
+    """A release decision, written once to the object store, with all it was based on."""
+
+    experiment: ExperimentRecord
+    """The test it ends."""
+    verdict: Verdict
+    """The gate's answer."""
+    decided: float
+    """When."""
+    by: str
+    """"gate", or who did it by hand."""
+    inputs: tuple[ObjectReference, ...] = ()
+    """Event objects that the verdict was computed from."""

@@ -1,0 +1,220 @@
+"""Every setting of tabloop: frozen, typed, documented; an unknown key is refused."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
+
+
+class Section(BaseModel):
+    """A frozen group of settings that refuses unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class Store(Section):
+    bucket: str = "tabloop"
+    """Bucket that holds events, cycles, checkpoints and decisions."""
+    endpoint: str | None = "http://127.0.0.1:9000"
+    """S3 endpoint; none for AWS itself."""
+    region: str = "us-east-1"
+    """Region given to the S3 client."""
+    access_key: SecretStr | None = None
+    """Access key; none to use boto3's own chain (environment, profile, instance role)."""
+    secret_key: SecretStr | None = None
+    """Secret key, together with the access key."""
+
+
+class Registry(Section):
+    uri: str = "http://127.0.0.1:5000"
+    """MLflow tracking and registry server."""
+    model: str = "tabloop"
+    """Name of the registered model whose aliases say what is served."""
+
+
+class Orchestration(Section):
+    api: str = "http://127.0.0.1:4200/api"
+    """Prefect API."""
+    work_pool: str = "tabloop"
+    """Prefect work pool of the deployments."""
+
+
+class Model(Section):
+    base: Path = Path("infra/base_model")
+    """Directory of the base model (Hugging Face layout); relative to the repository."""
+    name: str = "qwen-coder-tabloop"
+    """Name told to editors; Continue picks Qwen's FIM tokens where it holds "qwen" and "coder"."""
+    fim_order: Literal["psm", "spm"] = "psm"
+    """Order the model was trained on: prefix-suffix-middle (Qwen) or suffix-prefix-middle."""
+    max_prefix_tokens: int = Field(240, ge=8)
+    """Tokens before the cursor that are kept, nearest first."""
+    max_suffix_tokens: int = Field(80, ge=0)
+    """Tokens after the cursor that are kept, nearest first."""
+
+
+class Sampling(Section):
+    temperature: float = Field(1.0, gt=0, le=2)
+    """Temperature of every served completion; the client's own is ignored, since a near-greedy policy cannot explore."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Nucleus mass; below 1 the recorded log-probabilities are those of the cut distribution, and training refuses them."""
+    max_tokens: int = Field(32, ge=1)
+    """Most tokens of a completion; a client may ask for fewer."""
+
+
+class Serving(Section):
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = 8081
+    """Port of completions."""
+    feedback_port: int = 8082
+    """Port of feedback."""
+    token: SecretStr | None = None
+    """Bearer token that clients must send; none: the stack generates one and keeps it in its state directory."""
+    user_secret: SecretStr | None = None
+    """Key of the keyed hash under which user ids are stored; none: generated like the token."""
+    sampling: Sampling = Sampling()
+    """How completions are sampled."""
+    engines: tuple[str, str] = ("http://127.0.0.1:18100", "http://127.0.0.1:18101")
+    """Addresses of the two engine slots."""
+    engine_arguments: dict[str, Any] = {}
+    """Arguments of vLLM's engines, passed through verbatim (names as in vLLM's AsyncEngineArgs)."""
+    spool: Path = Path("var/spool")
+    """Directory of events that were not shipped yet."""
+    ship_seconds: float = Field(5.0, gt=0)
+    """Age at which a spool segment is closed and shipped to the object store."""
+    follow_seconds: float = Field(2.0, gt=0)
+    """How often the registry's aliases are read."""
+    state: Path = Path("var/serving")
+    """Directory of downloaded versions and the last known assignment."""
+
+
+class Collect(Section):
+    settle_seconds: float = Field(30.0, ge=0)
+    """A completion younger than this may still get a label, and waits."""
+    join_seconds: float = Field(600.0, gt=0)
+    """Longest time between a completion and its feedback."""
+    max_staleness: int = Field(2, ge=0)
+    """Most versions between the policy that sampled a completion and the champion that is trained."""
+    min_samples: int = Field(256, ge=1)
+    """Fewest samples that are worth a cycle."""
+    max_samples: int = Field(4096, ge=1)
+    """Most samples of a cycle, newest first."""
+    max_user_share: float = Field(0.2, gt=0, le=1)
+    """Largest share of a cycle's samples from one user."""
+
+
+class Reward(Section):
+    accepted: float = 0.75
+    """Reward of an accepted completion, before its length is counted."""
+    per_character: float = 0.0
+    """Added for each accepted character up to max_characters."""
+    max_characters: int = 80
+    """Accepted characters beyond this add nothing."""
+    rejected: float = -0.25
+    """Reward of a completion that was shown and not accepted."""
+    nothing: float = 0.0
+    """Reward of a completion with nothing to show."""
+    normalise: bool = True
+    """Subtract the batch's mean and divide by its standard deviation."""
+
+
+class Train(Section):
+    processes: int = Field(1, ge=1)
+    """Processes (torchrun's nproc_per_node)."""
+    tensor_parallel: int = Field(1, ge=1)
+    """Megatron tensor-parallel size."""
+    pipeline_parallel: int = Field(1, ge=1)
+    """Megatron pipeline-parallel size."""
+    bf16: bool = False
+    """Compute in bfloat16 with float32 master weights."""
+    learning_rate: float = Field(2e-6, gt=0)
+    """Peak learning rate."""
+    epochs: int = Field(2, ge=1)
+    """Passes over a cycle's samples."""
+    minibatch: int = Field(256, ge=1)
+    """Samples of one optimizer step."""
+    micro_batch_tokens: int = Field(8192, ge=64)
+    """Token budget of a micro-batch."""
+    clip_low: float = Field(0.2, gt=0, lt=1)
+    """PPO clips the ratio below 1 - clip_low."""
+    clip_high: float = Field(0.2, gt=0)
+    """PPO clips the ratio above 1 + clip_high."""
+    importance_bound: float = Field(2.0, gt=1)
+    """Bound of the importance weight from the behaviour policy to the start of training."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    """Gradient clipping."""
+    seed: int = 0
+    """Seed of the order of samples."""
+    environment: dict[str, str] = {}
+    """Environment variables of the trainer's processes."""
+
+
+class Judge(Section):
+    kind: Literal["reference", "openai"] = "reference"
+    """reference: similarity to what was really written; openai: an LLM behind an OpenAI-compatible endpoint."""
+    url: str = ""
+    """Base URL of the endpoint, up to /v1."""
+    model: str = ""
+    """Model name sent to the endpoint."""
+    api_key: SecretStr | None = None
+    """Bearer token of the endpoint."""
+    timeout_seconds: float = Field(30.0, gt=0)
+    """Deadline of one judgement."""
+
+
+class Evaluate(Section):
+    samples: int = Field(400, ge=10)
+    """Held-out positions a candidate is scored on."""
+    seed: int = 1
+    """Seed of the choice of positions."""
+    max_drop: float = Field(0.05, ge=0)
+    """Largest drop of the judge's mean score (0 to 1 of its scale) against the champion before a candidate is refused."""
+    judge: Judge = Judge()
+    """Who scores."""
+
+
+class Experiment(Section):
+    share: float = Field(0.5, gt=0, lt=1)
+    """Share of users that get the challenger."""
+    alpha: float = Field(0.05, gt=0, lt=0.5)
+    """Error level of the always-valid confidence sequence."""
+    min_requests: int = Field(500, ge=1)
+    """Fewest requests an arm before a verdict."""
+    max_seconds: float = Field(86_400.0, gt=0)
+    """An experiment without a verdict by then ends in a rejection of the challenger."""
+    srm_alpha: float = Field(0.001, gt=0, lt=1)
+    """Level of the sample-ratio-mismatch test; a broken split gives no verdict."""
+
+
+class Stack(Section):
+    state: Path = Path("var/stack")
+    """Directory of the local stack: logs, databases, secrets, process manager."""
+    ready_seconds: float = Field(300.0, gt=0)
+    """Longest time a part may take to come up."""
+
+
+class Settings(Section):
+    """The whole of tabloop's settings."""
+
+    store: Store = Store()
+    """Object store."""
+    registry: Registry = Registry()
+    """Model registry."""
+    orchestration: Orchestration = Orchestration()
+    """Prefect."""
+    model: Model = Model()
+    """The base model and its prompt format."""
+    serving: Serving = Serving()
+    """The serving app and its engines."""
+    collect: Collect = Collect()
+    """Joining labels to completions."""
+    reward: Reward = Reward()
+    """Rewards."""
+    train: Train = Train()
+    """PPO."""
+    evaluate: Evaluate = Evaluate()
+    """Held-out evaluation."""
+    experiment: Experiment = Experiment()
+    """A/B tests."""
+    stack: Stack = Stack()
+    """The local stack."""

@@ -1,0 +1,1 @@
+"""The always-on app that editors talk to: completions, feedback, arms, engines, the event recorder."""

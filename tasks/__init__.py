@@ -1,0 +1,1 @@
+"""The steps of a flow: collect, validate, reward, train, evaluate, register, decide."""
