@@ -1,7 +1,8 @@
 """The model registry: MLflow's REST API for what serving follows and flows decide.
 
 MLflow's own client takes 4 s to import, so the always-on app talks to the server over HTTP. A model version is an
-immutable checkpoint in the object store; `champion` and `challenger` are aliases, and the running experiment is a tag of the registered model.
+immutable checkpoint in the object store; `champion` and `challenger` are aliases, and the running experiment is a tag
+of the registered model.
 """
 
 from dataclasses import dataclass
