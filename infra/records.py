@@ -59,6 +59,8 @@ class Completion(Record):
     """The weights were swapped during this completion: not trained on."""
     withheld: bool = False
     """Generated and not shown."""
+    pinned: bool = False
+    """Served under an administrator's pin: experiment is empty, it counts in none."""
     arm: Arm
     """Slot that served it."""
     experiment: str = ""

@@ -70,6 +70,8 @@ class Serving(Section):
     """Port of feedback."""
     token: SecretStr | None = None
     """Bearer token that clients must send; none: the stack generates one and keeps it in its state directory."""
+    admin_token: SecretStr | None = None
+    """Token for /admin and for pinning an arm; none: the token above is enough."""
     user_secret: SecretStr | None = None
     """Key of the keyed hash under which user ids are stored; none: generated like the token."""
     sampling: Sampling = Sampling()
@@ -80,6 +82,8 @@ class Serving(Section):
     """Arguments of vLLM's engines, passed through verbatim (names as in vLLM's AsyncEngineArgs)."""
     spool: Path = Path("var/spool")
     """Directory of events that were not shipped yet."""
+    spool_bytes: int = Field(1 << 30, ge=1 << 20)
+    """Most bytes that wait in the spool; beyond it feedback is refused with 503, and completions are served unrecorded."""
     ship_seconds: float = Field(5.0, gt=0)
     """Age at which a spool segment is closed and shipped to the object store."""
     follow_seconds: float = Field(2.0, gt=0)
