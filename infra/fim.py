@@ -71,14 +71,15 @@ class Renderer:
 
     def render(self, prefix: str, suffix: str) -> list[int]:
         """Token ids of the prompt; what lies farthest from the cursor is cut first, and the frame stays whole."""
-        before = self._encode(prefix)[-self.max_prefix_tokens :]
-        after = self._encode(suffix)[: self.max_suffix_tokens]
+        before = self.encode(prefix)[-self.max_prefix_tokens :]
+        after = self.encode(suffix)[: self.max_suffix_tokens]
         begin, end, middle = self._id(PREFIX), self._id(SUFFIX), self._id(MIDDLE)
         if self.order == "psm":
             return [begin, *before, end, *after, middle]
         return [end, *after, begin, *before, middle]
 
-    def _encode(self, text: str) -> list[int]:
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a piece of text; marker text in it stays text."""
         # The tokenizer would read marker text in code as the markers; a zero-width joint keeps it text.
         for marker in SPECIAL_TOKENS:
             text = text.replace(marker, marker[:2] + "\u200b" + marker[2:])

@@ -1,0 +1,115 @@
+"""What the demo reports: the fields of report.json."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Part(BaseModel):
+    """A frozen part of the report."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class Rate(Part):
+    """A mean per request with its 95 % interval, clustered by user."""
+
+    rate: float
+    low: float
+    high: float
+    n: int
+    """Requests."""
+
+
+class Difference(Part):
+    """Champion minus base with its 95 % interval, paired by user."""
+
+    estimate: float
+    low: float
+    high: float
+
+
+class Comparison(Part):
+    """The same developers at the same places, once with the base and once with the champion."""
+
+    base: Rate
+    champion: Rate
+    difference: Difference
+
+
+class VersionRow(Part):
+    """Live traffic of one policy version, not paired."""
+
+    version: str
+    acceptance: Rate
+    """Accepted completions per request that the developer did not type over."""
+    characters: float
+    """Accepted characters per request."""
+    shown: float
+    """Share of requests with something shown."""
+
+
+class CycleRow(Part):
+    """One cycle of the loop."""
+
+    cycle: str
+    parent: str
+    """Version that was trained further."""
+    version: str
+    """Version it made, or empty where the held-out gate refused the candidate."""
+    samples: int
+    mean_reward: float
+    clip_fraction: float | None
+    kl: float | None
+    logprob_difference: float | None
+    """Largest difference between the trainer's and the server's log-probability of a served token."""
+    judge: float | None
+    """Mean score of the held-out judge, 0 to 10."""
+    verdict: Literal["promote", "reject", "undecided", "refused", "running"]
+    reason: str
+    estimate: float | None
+    low: float | None
+    high: float | None
+
+
+class Example(Part):
+    """One place, before and after."""
+
+    prefix: str
+    truth: str
+    base: str
+    base_accepted: bool
+    champion: str
+    champion_accepted: bool
+
+
+class Report(Part):
+    """report.json."""
+
+    seed: int
+    seconds: float
+    """Wall-clock seconds of this run."""
+    base_version: str
+    champion_version: str
+    cycles: int
+    promotions: int
+    rejections: int
+    judge: str
+    """Who scored the held-out set ("reference": similarity to what was really written)."""
+    acceptance: Comparison
+    """Accepted completions per request, whether or not anything was shown."""
+    acceptance_of_shown: Comparison
+    """Accepted completions per completion shown; each rate's n counts those."""
+    accepted_characters_per_request: Comparison
+    shown: Comparison
+    """Share of requests with something shown."""
+    versions: list[VersionRow]
+    history: list[CycleRow]
+    examples: list[Example]
+    addresses: dict[str, str]
+
+    @property
+    def improved(self) -> bool:
+        """Whether the champion is accepted more often, for sure, and gives no fewer accepted characters."""
+        characters = self.accepted_characters_per_request
+        return self.acceptance.difference.low > 0 and characters.champion.rate >= characters.base.rate

@@ -1,0 +1,170 @@
+"""The demo's report: a table in the terminal, report.json, and one self-contained HTML page."""
+
+from html import escape
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from evals.demo.record import Comparison, CycleRow, Example, Rate, Report, VersionRow
+
+WIDTH, HEIGHT, MARGIN = 640, 220, 44
+STYLE = """
+body{font:15px/1.5 system-ui,sans-serif;max-width:980px;margin:2rem auto;padding:0 1rem;color:#1b2330;background:#fff}
+h1{font-size:1.5rem}h2{font-size:1.1rem;margin-top:2.2rem}
+table{border-collapse:collapse;width:100%}td,th{padding:.35rem .6rem;border-bottom:1px solid #dde3ea;text-align:left}
+td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}
+pre{background:#f4f6f9;padding:.7rem;border-radius:6px;overflow-x:auto;margin:.3rem 0;font-size:13px}
+.yes{background:#d8f3dc}.no{background:#fbe3e1}.note{color:#5b6675}svg text{font:12px system-ui,sans-serif;fill:#1b2330}
+"""
+
+
+def write(report: Report, directory: Path) -> None:
+    """Write report.json and report.html."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "report.json").write_text(report.model_dump_json(indent=2))
+    (directory / "report.html").write_text(page(report))
+
+
+def show(report: Report, console: Console) -> None:
+    """Print the summary table and the history of cycles."""
+    table = Table(title="The same developers at the same places", title_justify="left")
+    for heading in ("", f"base (v{report.base_version})", f"champion (v{report.champion_version})", "difference [95 %]"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for name, comparison, scale in _rows(report):
+        table.add_row(name, *_cells(comparison, scale))
+    console.print(table)
+    cycles = Table(title="Cycles", title_justify="left")
+    for heading in ("cycle", "from", "to", "samples", "reward", "judge", "verdict", "A/B difference"):
+        cycles.add_column(heading)
+    for row in report.history:
+        cycles.add_row(*_cycle_cells(row))
+    console.print(cycles)
+
+
+def page(report: Report) -> str:
+    """The whole page; every piece of text from outside is escaped."""
+    comparison = "".join(
+        f"<tr><td>{name}</td>" + "".join(f'<td class="n">{cell}</td>' for cell in _cells(value, scale)) + "</tr>"
+        for name, value, scale in _rows(report)
+    )
+    cycles = "".join(
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in (*_cycle_cells(row), row.reason)) + "</tr>"
+        for row in report.history
+    )
+    links = " · ".join(f'<a href="{escape(url)}">{escape(name)}</a>' for name, url in report.addresses.items())
+    sentence = (
+        f"Version {report.champion_version} is accepted more often than the base, and gives no fewer accepted characters."
+        if report.improved
+        else "No improvement that the interval can tell from chance, or fewer accepted characters."
+    )
+    return f"""<!doctype html><html lang="en"><meta charset="utf-8"><title>tabloop: demo report</title><style>{STYLE}</style>
+<h1>tabloop: demo report</h1>
+<p><b>{sentence}</b> {report.cycles} cycles, {report.promotions} promoted, {report.rejections} rejected;
+seed {report.seed}, {report.seconds:.0f} s. Developers are simulated (evals/README.md); held-out judge:
+{escape(report.judge)}.</p><p>{links}</p>
+<h2>The same developers at the same places</h2>
+<table><tr><th></th><th class="n">base (v{report.base_version})</th><th class="n">champion (v{report.champion_version})</th>
+<th class="n">difference [95 %]</th></tr>{comparison}</table>
+<p class="note">Intervals are clustered by user; the difference is paired by user.</p>
+<h2>Acceptance by policy version, live traffic</h2>{_bars(report.versions)}
+<p class="note">Not paired: versions met different moments. Bars are 95 % intervals.</p>
+<h2>Mean reward by cycle</h2>{_curve(report.history)}
+<h2>Cycles</h2><table><tr><th>cycle</th><th>from</th><th>to</th><th>samples</th><th>reward</th><th>judge</th><th>verdict</th>
+<th>A/B difference</th><th>reason</th></tr>{cycles}</table>
+<h2>Before and after</h2>{"".join(map(_example, report.examples))}</html>
+"""
+
+
+def _rows(report: Report) -> list[tuple[str, Comparison, float]]:
+    return [
+        ("accepted per request, %", report.acceptance, 100.0),
+        ("accepted per shown, %", report.acceptance_of_shown, 100.0),
+        ("accepted characters per request", report.accepted_characters_per_request, 1.0),
+        ("requests with something shown, %", report.shown, 100.0),
+    ]
+
+
+def _cells(comparison: Comparison, scale: float) -> tuple[str, str, str]:
+    def rate(value: Rate) -> str:
+        return f"{value.rate * scale:.2f} [{value.low * scale:.2f}, {value.high * scale:.2f}] n={value.n}"
+
+    difference = comparison.difference
+    return (
+        rate(comparison.base),
+        rate(comparison.champion),
+        f"{difference.estimate * scale:+.2f} [{difference.low * scale:+.2f}, {difference.high * scale:+.2f}]",
+    )
+
+
+def _cycle_cells(row: CycleRow) -> tuple[str, ...]:
+    known = row.estimate is not None and row.low is not None and row.high is not None
+    return (
+        row.cycle,
+        row.parent,
+        row.version or "-",
+        str(row.samples),
+        f"{row.mean_reward:+.3f}",
+        "-" if row.judge is None else f"{row.judge:.2f}",
+        row.verdict,
+        f"{row.estimate:+.3f} [{row.low:+.3f}, {row.high:+.3f}]" if known else "-",
+    )
+
+
+def _bars(rows: list[VersionRow]) -> str:
+    if not rows:
+        return '<p class="note">No live traffic in this run.</p>'
+    top = max(row.acceptance.high for row in rows) * 1.1 or 1.0
+    step = (WIDTH - 2 * MARGIN) / len(rows)
+
+    def y(value: float) -> float:
+        return HEIGHT - MARGIN - value / top * (HEIGHT - 2 * MARGIN)
+
+    marks = []
+    for index, row in enumerate(rows):
+        x, a = MARGIN + (index + 0.5) * step, row.acceptance
+        marks.append(
+            f'<line x1="{x}" x2="{x}" y1="{y(a.low)}" y2="{y(a.high)}" stroke="#3a6ea5" stroke-width="3"/>'
+            f'<circle cx="{x}" cy="{y(a.rate)}" r="5" fill="#3a6ea5"/>'
+            f'<text x="{x + 10}" y="{y(a.rate) + 4}">{a.rate:.1%}</text>'
+            f'<text x="{x}" y="{HEIGHT - 22}" text-anchor="middle">v{escape(row.version)}</text>'
+            f'<text x="{x}" y="{HEIGHT - 6}" text-anchor="middle">n={a.n}</text>'
+        )
+    return _svg("".join(marks), "Acceptance per request by policy version")
+
+
+def _curve(rows: list[CycleRow]) -> str:
+    if not rows:
+        return '<p class="note">No cycle yet.</p>'
+    low, high = min(0.0, *(r.mean_reward for r in rows)), max(0.01, *(r.mean_reward for r in rows))
+    step = (WIDTH - 2 * MARGIN) / len(rows)
+    points = [
+        (MARGIN + (i + 0.5) * step, HEIGHT - MARGIN - (r.mean_reward - low) / (high - low) * (HEIGHT - 2 * MARGIN))
+        for i, r in enumerate(rows)
+    ]
+    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    marks = "".join(
+        f'<circle cx="{x}" cy="{y}" r="4" fill="#b3541e"/><text x="{x + 8}" y="{y - 6}">{row.mean_reward:+.3f}</text>'
+        f'<text x="{x}" y="{HEIGHT - 12}" text-anchor="middle">{escape(row.cycle[-8:])}</text>'
+        for (x, y), row in zip(points, rows, strict=True)
+    )
+    return _svg(f'<polyline points="{line}" fill="none" stroke="#b3541e" stroke-width="2"/>{marks}', "Mean reward by cycle")
+
+
+def _svg(marks: str, label: str) -> str:
+    axis = f'<line x1="{MARGIN}" x2="{WIDTH - MARGIN}" y1="{HEIGHT - MARGIN}" y2="{HEIGHT - MARGIN}" stroke="#9aa5b1"/>'
+    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" role="img" aria-label="{label}">{axis}{marks}</svg>'
+
+
+def _example(example: Example) -> str:
+    def completion(name: str, text: str, accepted: bool) -> str:
+        said = "accepted" if accepted else "not accepted"
+        shown = escape(text) if text.strip() else "(nothing shown)"
+        return f'{name}, {said}<pre class="{"yes" if accepted else "no"}">{shown}</pre>'
+
+    return (
+        f"<p><pre>{escape(example.prefix)}▮</pre>really written<pre>{escape(example.truth)}</pre>"
+        + completion("base", example.base, example.base_accepted)
+        + completion("champion", example.champion, example.champion_accepted)
+        + "</p><hr>"
+    )

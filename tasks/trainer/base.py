@@ -1,0 +1,130 @@
+"""The small base model, from sources that every installation has: tokenizer, data, training, export.
+
+python -m tasks.trainer.base --tokens 16000000 --out infra/base_model
+"""
+
+import argparse
+import json
+import shutil
+import time
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+
+from evals.heldout import read_source, training_files
+from infra.fim import END, MIDDLE, PAD, SPECIAL_TOKENS, Renderer
+from tasks.trainer import corpus
+from tasks.trainer.engine import Engine, Optimization, Parallel, start, stop
+from tasks.trainer.pretrain import Schedule, train, weights_of
+
+VOCABULARY, LENGTH = 4096, 384
+TOKENIZER_FILES = 4000
+BATCH, MICRO_BATCH = 16, 4
+MIDDLE_WEIGHT = 2.0
+SNAPSHOT_SECONDS = 300.0
+
+
+def architecture() -> dict[str, object]:
+    """config.json of the base model."""
+    return {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "vocab_size": VOCABULARY,
+        "hidden_size": 256,
+        "intermediate_size": 640,
+        "num_hidden_layers": 5,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 1024,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "hidden_act": "silu",
+        "tie_word_embeddings": True,
+        "use_sliding_window": False,
+        "initializer_range": 0.02,
+        "attention_dropout": 0.0,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        "pad_token_id": 4,
+    }
+
+
+def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
+    """Write the tokenizer as transformers and vLLM load it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": END,
+        "pad_token": PAD,
+        "additional_special_tokens": [token for token in SPECIAL_TOKENS if token not in (END, PAD)],
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": 1024,
+    }
+    (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=2))
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": 0, "pad_token_id": 4}, indent=2))
+
+
+def main() -> None:
+    """Train the base model and write it to --out."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tokens", type=int, default=16_000_000, help="tokens to train on")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="end the schedule by then, with what was seen so far")
+    parser.add_argument("--learning-rate", type=float, default=3e-3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--work", type=Path, default=Path("var/base"), help="folder for rows and the tokenizer")
+    parser.add_argument("--out", type=Path, default=Path("infra/base_model"))
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    began = time.monotonic()
+
+    files = corpus.capped(training_files(), arguments.seed)
+    print(f"{len(files)} files, {sum(file.stat().st_size for file in files) / 1e6:.0f} MB", flush=True)
+    tokenizer = corpus.train_tokenizer((read_source(file) or "" for file in files[:TOKENIZER_FILES]), VOCABULARY)
+    shutil.rmtree(arguments.work, ignore_errors=True)
+    save_tokenizer(tokenizer, arguments.work / "tokenizer")
+    renderer = Renderer(tokenizer, "spm", max_prefix_tokens=300, max_suffix_tokens=90)
+    count = arguments.tokens // LENGTH + BATCH
+    rows = corpus.write_rows(files, renderer, LENGTH, count, arguments.seed, arguments.work / "rows.npy")
+    print(f"{rows.size / 1e6:.1f} M tokens prepared, {time.monotonic() - began:.0f} s", flush=True)
+
+    start(Parallel(), arguments.seed)
+    engine = Engine(architecture(), Parallel(), Optimization(arguments.learning_rate, weight_decay=0.1, bf16=True))
+    engine.make_optimizer()
+    print(f"{sum(p.numel() for p in engine.model.parameters()) / 1e6:.2f} M parameters", flush=True)
+    middle, end = tokenizer.token_to_id(MIDDLE), tokenizer.token_to_id(END)
+    state = {"step": 0, "saved": time.monotonic(), "loss": 0.0}
+    training = time.monotonic()
+
+    def report(seen: int, loss: float, norm: float, progress: float) -> None:
+        state["step"] += 1
+        state["loss"] = loss if state["step"] == 1 else 0.97 * state["loss"] + 0.03 * loss
+        if state["step"] % 20 == 0:
+            speed = seen / (time.monotonic() - training)
+            print(
+                f"{seen / 1e6:7.2f} M tokens  loss {state['loss']:.3f}  gradient {norm:.2f}  {speed:,.0f} tokens/s  {progress:.1%}",
+                flush=True,
+            )
+        if time.monotonic() - state["saved"] > SNAPSHOT_SECONDS:
+            engine.save(arguments.out, torch.bfloat16, extras=arguments.work / "tokenizer")
+            state["saved"] = time.monotonic()
+
+    seen = train(
+        engine,
+        rows,
+        Schedule(arguments.learning_rate, arguments.tokens, arguments.minutes),
+        BATCH,
+        MICRO_BATCH,
+        lambda tokens: weights_of(tokens, middle, end, MIDDLE_WEIGHT),
+        report,
+    )
+    engine.save(arguments.out, torch.bfloat16, extras=arguments.work / "tokenizer")
+    print(f"done: {seen} tokens, loss {state['loss']:.3f}, {time.monotonic() - began:.0f} s; wrote {arguments.out}", flush=True)
+    stop()
+
+
+if __name__ == "__main__":
+    main()

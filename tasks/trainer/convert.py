@@ -1,0 +1,126 @@
+"""Weights between Hugging Face's Qwen2 layout and Megatron's, under tensor and pipeline parallelism.
+
+Megatron fuses q, k and v per key-value group ([q..., k, v] a group, groups split over tensor-parallel ranks) and gate with up (each rank:
+its gate rows, then its up rows). The tied output matrix has a copy on the last pipeline stage.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
+from megatron.core.utils import unwrap_model
+
+Entry = tuple[list[str], str, int | None]
+"""Hugging Face names, how they are merged, and the axis split over tensor-parallel ranks."""
+
+_ATTENTION, _MLP = "self_attn", "mlp"
+_LAYER: dict[str, Entry] = {
+    "input_layernorm.weight": (["input_layernorm.weight"], "copy", None),
+    "self_attention.linear_qkv.layer_norm_weight": (["input_layernorm.weight"], "copy", None),
+    "self_attention.linear_qkv.weight": ([f"{_ATTENTION}.{p}_proj.weight" for p in "qkv"], "qkv", 0),
+    "self_attention.linear_qkv.bias": ([f"{_ATTENTION}.{p}_proj.bias" for p in "qkv"], "qkv", 0),
+    "self_attention.linear_proj.weight": ([f"{_ATTENTION}.o_proj.weight"], "copy", 1),
+    "pre_mlp_layernorm.weight": (["post_attention_layernorm.weight"], "copy", None),
+    "mlp.linear_fc1.layer_norm_weight": (["post_attention_layernorm.weight"], "copy", None),
+    "mlp.linear_fc1.weight": ([f"{_MLP}.gate_proj.weight", f"{_MLP}.up_proj.weight"], "glu", 0),
+    "mlp.linear_fc2.weight": ([f"{_MLP}.down_proj.weight"], "copy", 1),
+}
+_TOP: dict[str, Entry] = {
+    "embedding.word_embeddings.weight": (["model.embed_tokens.weight"], "copy", 0),
+    "decoder.final_layernorm.weight": (["model.norm.weight"], "copy", None),
+    "output_layer.weight": (["lm_head.weight"], "copy", 0),
+}
+
+
+@torch.no_grad()
+def load_weights(model: Any, weights: Mapping[str, torch.Tensor]) -> None:
+    """Copy this rank's shard of full Hugging Face tensors into the model. Call it before the optimizer is made.
+
+    Raises:
+        KeyError: a tensor is missing.
+        ValueError: a tensor has another shape than the model's.
+    """
+    core, offset, tied = _core(model)
+    size, rank = parallel_state.get_tensor_model_parallel_world_size(), parallel_state.get_tensor_model_parallel_rank()
+    for name, parameter in core.named_parameters():
+        names, kind, axis = _entry(name, offset, tied)
+        tensor = _merge([weights[n] for n in names], kind, core.config.num_query_groups, size, rank)
+        if kind == "copy" and axis is not None:
+            tensor = tensor.chunk(size, axis)[rank]
+        if tensor.shape != parameter.shape:
+            raise ValueError(f"{names}: shape {tuple(tensor.shape)} after the split, the model has {tuple(parameter.shape)}")
+        parameter.copy_(tensor)
+
+
+@torch.no_grad()
+def full_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every Hugging Face tensor, whole, on every rank: gathered over tensor-parallel ranks, broadcast over pipeline stages."""
+    stages, group = parallel_state.get_pipeline_model_parallel_world_size(), parallel_state.get_pipeline_model_parallel_group()
+    if stages == 1:
+        yield from _own_weights(model)
+        return
+    for stage in range(stages):
+        source = dist.get_global_rank(group, stage)
+        own = list(_own_weights(model)) if parallel_state.get_pipeline_model_parallel_rank() == stage else None
+        described: list[Any] = [own and [(name, tensor.shape, tensor.dtype) for name, tensor in own]]
+        dist.broadcast_object_list(described, src=source, group=group)
+        device = next(model.parameters()).device
+        for index, (name, shape, dtype) in enumerate(described[0]):
+            tensor = own[index][1].contiguous() if own else torch.empty(shape, dtype=dtype, device=device)
+            dist.broadcast(tensor, src=source, group=group)
+            yield name, tensor
+
+
+def _own_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    core, offset, tied = _core(model)
+    size, group = parallel_state.get_tensor_model_parallel_world_size(), parallel_state.get_tensor_model_parallel_group()
+    queries = core.config.num_attention_heads // core.config.num_query_groups
+    for name, parameter in core.named_parameters():
+        if name == "output_layer.weight" and tied:
+            continue
+        names, kind, axis = _entry(name, offset, tied)
+        tensor = parameter.detach()
+        shards = [tensor]
+        if axis is not None and size > 1:
+            shards = [torch.empty_like(tensor) for _ in range(size)]
+            dist.all_gather(shards, tensor.contiguous(), group=group)
+        if kind == "copy":
+            yield names[0], (shards[0] if axis is None else torch.cat(shards, axis)).clone()
+        else:
+            yield from zip(names, _split(shards, kind, queries, core.config.kv_channels), strict=True)
+
+
+def _core(model: Any) -> tuple[Any, int, bool]:
+    core = unwrap_model(model)
+    return core, get_transformer_layer_offset(core.config), core.share_embeddings_and_output_weights
+
+
+def _entry(name: str, offset: int, tied: bool) -> Entry:
+    if found := re.match(r"decoder\.layers\.(\d+)\.(.+)$", name):
+        names, kind, axis = _LAYER[found[2]]
+        return [f"model.layers.{int(found[1]) + offset}.{n}" for n in names], kind, axis
+    names, kind, axis = _TOP[name]
+    return (["model.embed_tokens.weight"] if name == "output_layer.weight" and tied else names), kind, axis
+
+
+def _merge(tensors: list[torch.Tensor], kind: str, groups: int, size: int, rank: int) -> torch.Tensor:
+    tail = tensors[0].shape[1:]
+    if kind == "qkv":
+        fused = torch.cat([t.reshape(groups, -1, *tail) for t in tensors], dim=1)
+        return fused.chunk(size, 0)[rank].reshape(-1, *tail)
+    if kind == "glu":
+        return torch.cat([t.chunk(size, 0)[rank] for t in tensors], 0)
+    return tensors[0]
+
+
+def _split(shards: list[torch.Tensor], kind: str, queries: int, head: int) -> list[torch.Tensor]:
+    tail = shards[0].shape[1:]
+    if kind == "qkv":
+        fused = torch.cat([s.reshape(-1, (queries + 2) * head, *tail) for s in shards], 0)
+        return [part.reshape(-1, *tail).contiguous() for part in fused.split([queries * head, head, head], 1)]
+    halves = [s.chunk(2, 0) for s in shards]
+    return [torch.cat([h[i] for h in halves], 0) for i in (0, 1)]

@@ -1,0 +1,234 @@
+"""One Megatron model with its optimizer: built from a Hugging Face Qwen2 configuration, stepped over micro-batches, saved whole."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tasks.trainer import shim
+
+shim.install()
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from megatron.core import parallel_state, tensor_parallel  # noqa: E402
+from megatron.core.distributed import (  # noqa: E402
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec  # noqa: E402
+from megatron.core.models.gpt.gpt_model import GPTModel  # noqa: E402
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer  # noqa: E402
+from megatron.core.pipeline_parallel import get_forward_backward_func  # noqa: E402
+from megatron.core.transformer.module import Float16Module  # noqa: E402
+from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
+
+from tasks.trainer.attention import SDPACoreAttention  # noqa: E402
+from tasks.trainer.convert import full_weights, load_weights  # noqa: E402
+
+WEIGHTS = "model.safetensors"
+ForwardStep = Callable[[Iterator[Any], Any], tuple[torch.Tensor, Callable[..., Any]]]
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """How the processes are laid out; what is left over is data-parallel."""
+
+    tensor: int = 1
+    pipeline: int = 1
+
+
+@dataclass(frozen=True)
+class Optimization:
+    """AdamW and its precision."""
+
+    learning_rate: float
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    beta1: float = 0.9
+    beta2: float = 0.95
+    bf16: bool = False
+
+
+def start(parallel: Parallel, seed: int) -> None:
+    """Join the process group that torchrun describes (one process by itself where it does not)."""
+    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1"}.items():
+        os.environ.setdefault(name, value)
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    if not dist.is_initialized():
+        backend = "nccl" if torch.cuda.is_available() else "gloo"
+        alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1} if os.environ["WORLD_SIZE"] == "1" else {}
+        dist.init_process_group(backend, **alone)
+    parallel_state.initialize_model_parallel(parallel.tensor, parallel.pipeline)
+    torch.manual_seed(seed)
+    tensor_parallel.model_parallel_cuda_manual_seed(seed)
+
+
+def stop() -> None:
+    """Leave the process group."""
+    parallel_state.destroy_model_parallel()
+    dist.destroy_process_group()
+
+
+class Engine:
+    """A model that computes losses over micro-batches and takes optimizer steps."""
+
+    def __init__(self, config: dict[str, Any], parallel: Parallel, optimization: Optimization) -> None:
+        """Build the model with random weights.
+
+        Args:
+            config: Hugging Face's config.json of a Qwen2 model.
+        """
+        self.hf_config = config
+        self.config = _transformer_config(config, parallel, optimization.bf16)
+        model: Any = _model(config, self.config)
+        if torch.cuda.is_available():
+            model = model.cuda()
+        wrapped = Float16Module(self.config, model) if optimization.bf16 else model
+        ddp = DistributedDataParallelConfig(grad_reduce_in_fp32=True, check_for_nan_in_grad=True)
+        self.model = DistributedDataParallel(self.config, ddp, wrapped)
+        self.config.finalize_model_grads_func = finalize_model_grads
+        self._optimization = optimization
+        self.optimizer: Any = None
+
+    def load(self, directory: Path) -> None:
+        """Load weights in Hugging Face layout (one safetensors file or several)."""
+        weights: dict[str, torch.Tensor] = {}
+        for file in sorted(directory.glob("*.safetensors")):
+            weights |= load_file(file)
+        if not weights:
+            raise ValueError(f"{directory}: no *.safetensors; expected a checkpoint in Hugging Face layout")
+        load_weights(self.model, weights)
+
+    def make_optimizer(self) -> None:
+        """Make the optimizer over the weights as they are now (its float32 masters are copies of them)."""
+        self.model.broadcast_params()
+        settings = self._optimization
+        config = OptimizerConfig(
+            optimizer="adam",
+            lr=settings.learning_rate,
+            min_lr=0.0,
+            weight_decay=settings.weight_decay,
+            adam_beta1=settings.beta1,
+            adam_beta2=settings.beta2,
+            adam_eps=1e-8,
+            clip_grad=settings.max_grad_norm,
+            bf16=settings.bf16,
+            params_dtype=self.config.params_dtype,
+        )
+        self.optimizer = get_megatron_optimizer(config, [self.model])
+        self.config.grad_scale_func = self.optimizer.scale_loss
+
+    def run(self, forward_step: ForwardStep, batches: Sequence[Any], shape: tuple[int, int], *, forward_only: bool) -> list[Any]:
+        """One pass over micro-batches; gives back what the loss function reports, on the last pipeline stage.
+
+        Args:
+            shape: (samples, tokens) of the largest micro-batch.
+        """
+        return get_forward_backward_func()(
+            forward_step_func=forward_step,
+            data_iterator=iter(batches),
+            model=self.model,
+            num_microbatches=len(batches),
+            micro_batch_size=shape[0],
+            seq_length=shape[1],
+            forward_only=forward_only,
+            collect_non_loss_data=forward_only,
+        )
+
+    def step(
+        self, forward_step: ForwardStep, batches: Sequence[Any], shape: tuple[int, int], lr: float
+    ) -> tuple[list[Any], float]:
+        """One optimizer step over micro-batches; gives back the loss reports and the gradient's norm before clipping.
+
+        The loss function returns (sum of the loss, number of tokens, report): gradients are divided by the tokens of all
+        micro-batches and data-parallel ranks.
+        """
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.model.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        reports = self.run(forward_step, batches, shape, forward_only=False)
+        stepped, norm, _ = self.optimizer.step()
+        if not stepped:
+            raise FloatingPointError("optimizer: the gradient is not finite, the step was not taken; lower the learning rate")
+        return reports, float(norm)
+
+    def save(self, directory: Path, dtype: torch.dtype, extras: Path | None = None) -> None:
+        """Write the checkpoint in Hugging Face layout, whole or not at all; `extras` gives the tokenizer's files."""
+        weights = {name: tensor.to(dtype).cpu().contiguous() for name, tensor in full_weights(self.model)}
+        if dist.get_rank() != 0:
+            return
+        partial = directory.with_name(directory.name + ".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        save_file(weights, partial / WEIGHTS, metadata={"format": "pt"})
+        config = self.hf_config | {"dtype": str(dtype).removeprefix("torch."), "torch_dtype": str(dtype).removeprefix("torch.")}
+        (partial / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True))
+        for file in sorted(extras.iterdir()) if extras else []:
+            if file.is_file() and file.suffix == ".json" and not (partial / file.name).exists():
+                shutil.copy(file, partial / file.name)
+        shutil.rmtree(directory, ignore_errors=True)
+        partial.rename(directory)
+
+
+def _transformer_config(config: dict[str, Any], parallel: Parallel, bf16: bool) -> TransformerConfig:
+    dtype = torch.bfloat16 if bf16 else torch.float32
+    return TransformerConfig(
+        num_layers=config["num_hidden_layers"],
+        hidden_size=config["hidden_size"],
+        ffn_hidden_size=config["intermediate_size"],
+        num_attention_heads=config["num_attention_heads"],
+        num_query_groups=config["num_key_value_heads"],
+        normalization="RMSNorm",
+        layernorm_epsilon=config["rms_norm_eps"],
+        gated_linear_unit=True,
+        activation_func=torch.nn.functional.silu,
+        add_bias_linear=False,
+        add_qkv_bias=True,
+        attention_dropout=0.0,
+        hidden_dropout=0.0,
+        init_method_std=config.get("initializer_range", 0.02),
+        tensor_model_parallel_size=parallel.tensor,
+        pipeline_model_parallel_size=parallel.pipeline,
+        bf16=bf16,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        autocast_dtype=dtype,
+        calculate_per_token_loss=True,
+        variable_seq_lengths=parallel.pipeline > 1,
+        moe_token_dispatcher_type="alltoall",  # asked for by variable lengths over a pipeline, in dense models too
+        batch_p2p_comm=True,
+        deallocate_pipeline_outputs=parallel.pipeline > 1,
+        use_cpu_initialization=not torch.cuda.is_available(),
+        gradient_accumulation_fusion=False,
+        masked_softmax_fusion=False,
+        persist_layer_norm=False,
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        apply_rope_fusion=False,
+    )
+
+
+def _model(config: dict[str, Any], transformer: TransformerConfig) -> GPTModel:
+    spec = get_gpt_layer_local_spec(normalization="RMSNorm")
+    spec.submodules.self_attention.submodules.core_attention = SDPACoreAttention
+    rope = config.get("rope_parameters", config)
+    return GPTModel(
+        config=transformer,
+        transformer_layer_spec=spec,
+        vocab_size=config["vocab_size"],
+        max_sequence_length=config["max_position_embeddings"],
+        pre_process=parallel_state.is_pipeline_first_stage(),
+        post_process=parallel_state.is_pipeline_last_stage(),
+        parallel_output=True,
+        share_embeddings_and_output_weights=config["tie_word_embeddings"],
+        position_embedding_type="rope",
+        rotary_base=int(rope["rope_theta"]),
+    )

@@ -1,0 +1,140 @@
+"""Megatron-core on CPU: redirects its hard-wired CUDA calls to CPU ones, and mends its optimizer where neither TE nor Apex is there.
+
+`install()` does nothing where CUDA is usable, so the production path is untouched. It is process-global: call it first thing in a trainer
+process, and never in one that runs vLLM.
+"""
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+CPU = torch.device("cpu")
+FACTORIES = ("tensor", "zeros", "ones", "empty", "full", "arange")
+
+
+def install() -> bool:
+    """Make the unmodified GPU code path of megatron-core 0.16 run on CPU; gives back whether anything was changed."""
+    mend_distributed_optimizer()
+    if torch.cuda.is_available():
+        return False
+    # jit_fuser would compile tiny helpers with the C++ compiler, once per shape.
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+    torch._dynamo.config.disable = True
+    _redirect_devices()
+    _redirect_random_state()
+    _redirect_streams()
+    return True
+
+
+def _redirect_devices() -> None:
+    torch.cuda.current_device = lambda: CPU
+    torch.cuda.set_device = torch.cuda.empty_cache = lambda *_, **__: None
+    for name in FACTORIES:
+        setattr(torch, name, _on_cpu(getattr(torch, name)))
+    torch.Tensor.cuda = lambda self, *_, **__: self
+    original = torch.Tensor.type
+
+    def tensor_type(self: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
+        answer = original(self, *([] if dtype is None else [dtype]), *args, **kwargs)
+        caller = sys._getframe(1).f_globals.get("__name__", "")
+        # Megatron's optimizer asserts on 'torch.cuda.FloatTensor'.
+        if dtype is None and caller.startswith("megatron.core.optimizer"):
+            return answer.replace("torch.", "torch.cuda.", 1)
+        return answer
+
+    torch.Tensor.type = tensor_type
+
+
+def _on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    @functools.wraps(factory)
+    def made(*args: Any, **kwargs: Any) -> torch.Tensor:
+        device = kwargs.get("device")
+        if device is not None and not isinstance(device, int) and str(device).startswith("cuda"):
+            kwargs["device"] = CPU
+            kwargs.pop("pin_memory", None)
+        return factory(*args, **kwargs)
+
+    return made
+
+
+def _redirect_random_state() -> None:
+    def get(*_: Any, **__: Any) -> torch.Tensor:
+        return torch.get_rng_state()
+
+    def put(state: torch.Tensor, *_: Any, **__: Any) -> None:
+        torch.set_rng_state(state)
+
+    torch.cuda.get_rng_state = torch.cuda.random.get_rng_state = get
+    torch.cuda.set_rng_state = torch.cuda.random.set_rng_state = put
+    torch.cuda.manual_seed = torch.cuda.random.manual_seed = torch.default_generator.manual_seed
+    import megatron.core.tensor_parallel.random as tracker
+
+    tracker._set_cuda_rng_state = put
+
+
+class _NoStream:
+    """Stands for a CUDA stream where there is none to order."""
+
+    def __enter__(self) -> "_NoStream":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        return None
+
+    def __getattr__(self, _: str) -> Callable[..., None]:
+        return lambda *_, **__: None
+
+
+def _redirect_streams() -> None:
+    torch.cuda.synchronize = lambda *_, **__: None
+    torch.cuda.current_stream = torch.cuda.default_stream = lambda *_, **__: _NoStream()
+    torch.cuda.nvtx.range_push = torch.cuda.nvtx.range_pop = lambda *_, **__: None
+
+
+def mend_distributed_optimizer() -> None:
+    """Mend three defects of megatron-core 0.16.1's DistributedOptimizer over torch's AdamW, on any device.
+
+    (a) state_dict() asserts before the first step; (b) loading 'fully_reshardable' raises KeyError 'step'; (c) after a load all parameters
+    share one step tensor, which AdamW then counts once per parameter, so that the bias correction is silently wrong.
+    """
+    import megatron.core.optimizer.distrib_optimizer as module
+
+    if module.HAVE_APEX_OR_TE or hasattr(module.DistributedOptimizer, "_mended"):
+        return
+    optimizer: Any = module.DistributedOptimizer
+    state_dict, load_state_dict, set_states = (
+        optimizer.state_dict,
+        optimizer.load_state_dict,
+        optimizer._set_main_param_and_optimizer_states,
+    )
+
+    def with_zero_state(self: Any) -> Any:
+        if self.optimizer is not None and not self.optimizer.state:
+            for group in self.optimizer.param_groups:
+                for parameter in group["params"]:
+                    self.optimizer.state[parameter] = {
+                        "step": torch.tensor(0.0),
+                        "exp_avg": torch.zeros_like(parameter),
+                        "exp_avg_sq": torch.zeros_like(parameter),
+                    }
+        return state_dict(self)
+
+    def with_kept_step(self: Any, parameter: Any, tensors: dict[str, Any]) -> Any:
+        group, order = self.model_param_group_index_map[parameter]
+        state = self.optimizer.state[self.optimizer.param_groups[group]["params"][order]]
+        return set_states(self, parameter, {**tensors, "step": state["step"]} if "step" in state else tensors)
+
+    def with_own_steps(self: Any, loaded: Any) -> None:
+        load_state_dict(self, loaded)
+        for state in self.optimizer.state.values():
+            if "step" in state:
+                state["step"] = state["step"].clone()
+
+    optimizer.state_dict = with_zero_state
+    optimizer._set_main_param_and_optimizer_states = with_kept_step
+    optimizer.load_state_dict = with_own_steps
+    optimizer._mended = True
