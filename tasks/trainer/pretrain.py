@@ -1,113 +1,91 @@
-"""Pretraining on packed rows of tokens, data-parallel: warmup, stable, decay (WSD), resumable.
+"""Pretraining: next-token loss over packed rows, warm-up, a constant learning rate, then a linear decay to zero.
 
-    python -m torch.distributed.run --standalone --nproc_per_node 2 -m tasks.trainer.pretrain --work var/base --tokens 16e6
-
-The learning rate stays at its peak until the last part of the run, so that a run may be stopped and resumed with other `--tokens`: it
-decays from where it is. WSD: Hu et al. 2024, "MiniCPM". Legend: B rows of a micro-batch, T tokens of a row, V vocabulary.
+Legend: B rows of a micro-batch, T tokens of a row.
 """
 
-import argparse
-import json
 import time
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch.distributed as dist
+import torch
+from torch.nn.functional import cross_entropy
 
-from tasks.trainer.engine import Engine, Optimization, Parallel, start, stop, torch
-
-MIDDLE_WEIGHT = 3
-"""Weight of the loss on tokens that fill in the middle, against 1 elsewhere: they are few, and all that is served."""
+from tasks.trainer.engine import Engine
 
 
-def learning_rate(step: int, steps: int, peak: float, warmup: int, decay: float) -> float:
-    """WSD schedule: linear warmup, a plateau, and a linear decay to zero over the last `decay` share of the steps."""
-    remaining = (steps - step) / max(1.0, decay * steps)
-    return peak * min(1.0, (step + 1) / warmup, remaining)
+@dataclass(frozen=True)
+class Schedule:
+    """Warm-up, stable, decay (Hu et al. 2024, "MiniCPM", section 4), by tokens or by time, whichever is further."""
+
+    learning_rate: float
+    tokens: int
+    minutes: float = float("inf")
+    warmup: float = 0.02
+    decay_from: float = 0.7
+
+    def progress(self, tokens: int, seconds: float) -> float:
+        """Share of the run that is done."""
+        return max(tokens / self.tokens, seconds / 60 / self.minutes)
+
+    def rate(self, progress: float) -> float:
+        """Learning rate at this progress."""
+        if progress < self.warmup:
+            return self.learning_rate * (progress + 1e-3) / self.warmup
+        return self.learning_rate * min(1.0, max(0.0, (1 - progress) / (1 - self.decay_from)))
 
 
-def loss_weights(rows: torch.Tensor, middle: int, end: int) -> torch.Tensor:
-    """Weight of the prediction made at each position, [B, T] int: the last position predicts nothing in its row."""
-    inside = (rows == middle).cumsum(1) > (rows == end).cumsum(1).clamp(max=(rows == middle).cumsum(1))
-    weights = 1 + (MIDDLE_WEIGHT - 1) * inside.int()
-    weights[:, -1] = 0
-    return weights
+def weights_of(rows: torch.Tensor, middle: int, end: int, weight: float) -> torch.Tensor:
+    """Loss weight of each token as a target, [B, T]: `weight` from behind the middle marker up to and with the end token, else 1."""
+    opened = (rows == middle).cumsum(1) - (rows == middle).long()
+    closed = (rows == end).cumsum(1) - (rows == end).long()
+    # A row may start inside an example: its first tokens up to an end count as context or middle, whichever the count says.
+    inside = (opened - closed) > (opened - closed).amin(1, keepdim=True).clamp(min=-1)
+    return torch.where(inside & (rows != middle), weight, 1.0)
 
 
-def forward_step(batches: Iterator[tuple[torch.Tensor, torch.Tensor]], model: Any) -> tuple[torch.Tensor, Any]:
-    """Weighted next-token loss of one micro-batch: rows [B, T] and weights [B, T]."""
-    rows, weights = next(batches)
-    positions = torch.arange(rows.shape[1], device=rows.device).expand_as(rows)
-    logits = model(input_ids=rows, position_ids=positions, attention_mask=None)
+def train(
+    engine: Engine,
+    rows: np.ndarray,
+    schedule: Schedule,
+    batch: int,
+    micro_batch: int,
+    weigh: Callable[[torch.Tensor], torch.Tensor],
+    report: Callable[[int, float, float, float], None],
+) -> int:
+    """Train over rows [N, T] in order, `batch` rows a step, until the schedule ends; gives back the tokens seen.
 
-    def loss(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        each = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), rows.roll(-1, 1).flatten(), reduction="none")
-        total = (each * weights.flatten()).sum()
-        return total, weights.sum().int(), torch.stack([total.detach(), weights.sum()])
-
-    return logits, loss
-
-
-def main() -> None:
-    """Train from var/base (config.json, rows.npy, tokenizer.json) and leave `weights/` there."""
-    options = _options()
-    start(Parallel(), options.seed)
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    config = json.loads((options.work / "config.json").read_text())
-    engine = Engine(config, Parallel(), Optimization(options.lr, weight_decay=0.1, bf16=options.bf16))
-    engine.make_optimizer()
-    rows = np.load(options.work / "rows.npy", mmap_mode="r")
-    per_step = options.batch * rows.shape[1]
-    steps = int(options.tokens) // per_step
-    if steps * options.batch > len(rows):
-        raise ValueError(
-            f"--tokens {options.tokens:.0f}: rows.npy holds {rows.size} tokens; prepare more of them or train on fewer"
-        )
-    state = options.work / "state.pt"
-    first = engine.load_state(state) if state.exists() else 0
-    saved = began = time.monotonic()
-    for step in range(first, steps):
-        mine = rows[step * options.batch : (step + 1) * options.batch][rank::ranks]
-        batch = torch.from_numpy(mine.astype(np.int64)).to(torch.cuda.current_device())
-        weights = loss_weights(batch, options.middle, options.end)
-        micro = list(zip(batch.split(options.micro), weights.split(options.micro), strict=True))
-        rate = learning_rate(step, steps, options.lr, options.warmup, options.decay)
-        reports, norm = engine.step(forward_step, micro, (options.micro, rows.shape[1]), rate)
-        if step % 10 == 0:
-            total, weight = torch.stack(reports).sum(0).tolist()
-            speed = (step + 1 - first) * per_step / (time.monotonic() - began)
-            if rank == 0:
-                print(
-                    f"step {step}/{steps} loss {total / weight:.3f} norm {norm:.2f} lr {rate:.1e} {speed:.0f} tokens/s",
-                    flush=True,
-                )
-        due = torch.tensor(int(time.monotonic() - saved > options.save_seconds or step + 1 == steps))
-        dist.broadcast(due, 0)
-        if due:
-            engine.save_state(state, step + 1)
-            engine.save(options.work / "weights", torch.bfloat16, extras=options.work / "tokenizer")
-            saved = time.monotonic()
-    stop()
+    Args:
+        weigh: loss weight of each token as a target, [B, T] -> [B, T].
+        report: called after each step with tokens seen, mean loss, gradient norm, progress.
+    """
+    started, seen, at = time.monotonic(), 0, 0
+    length = rows.shape[1]
+    while (progress := schedule.progress(seen, time.monotonic() - started)) < 1.0 and at + batch <= len(rows):
+        chosen = torch.from_numpy(rows[at : at + batch].astype(np.int64))
+        micro_batches = list(chosen.split(micro_batch))
+        reports, norm = engine.step(_step_of(weigh), micro_batches, (micro_batch, length), schedule.rate(progress))
+        at += batch
+        seen += chosen.numel()
+        total, count = torch.stack(reports).sum(0).tolist()
+        report(seen, total / count, norm, progress)
+    return seen
 
 
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--work", type=Path, required=True, help="directory of config.json, rows.npy and tokenizer/")
-    parser.add_argument("--tokens", type=float, required=True, help="tokens of the whole run, also when it is resumed")
-    parser.add_argument("--batch", type=int, default=16, help="rows of one step")
-    parser.add_argument("--micro", type=int, default=4, help="rows of one micro-batch")
-    parser.add_argument("--lr", type=float, default=4e-3, help="peak learning rate")
-    parser.add_argument("--warmup", type=int, default=100, help="steps of warmup")
-    parser.add_argument("--decay", type=float, default=0.3, help="share of the steps in which the rate decays to zero")
-    parser.add_argument("--bf16", action="store_true", help="compute in bfloat16 with float32 master weights")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--save-seconds", type=float, default=180.0)
-    parser.add_argument("--middle", type=int, default=2, help="id of the token that begins the middle")
-    parser.add_argument("--end", type=int, default=0, help="id of the token that ends it")
-    return parser.parse_args()
+def _step_of(weigh: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., Any]:
+    def forward_step(batches: Iterator[torch.Tensor], model: Any) -> Any:
+        tokens = next(batches)
+        positions = torch.arange(tokens.shape[1]).expand_as(tokens)
+        logits = model(input_ids=tokens, position_ids=positions, attention_mask=None)
 
+        def loss(logits: torch.Tensor) -> Any:
+            """Logits [B, T, V]; the loss is summed, Megatron divides by the weights."""
+            weight = weigh(tokens)[:, 1:]
+            each = cross_entropy(logits[:, :-1].float().flatten(0, 1), tokens[:, 1:].flatten(), reduction="none").view_as(weight)
+            total, count = (each * weight).sum(), weight.sum()
+            return total, count.round().int(), torch.stack([total.detach(), count])
 
-if __name__ == "__main__":
-    main()
+        return logits, loss
+
+    return forward_step

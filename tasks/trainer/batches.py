@@ -1,0 +1,127 @@
+"""Samples as padded micro-batches.
+
+Legend: B samples of a micro-batch, T tokens of the longest of them (prompt and completion), K sampled tokens in the micro-batch.
+"""
+
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import torch
+
+from infra.records import Sample
+
+PAD = 0
+"""Any token does: causality keeps padding on the right out of sight, and the mask out of the loss."""
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Samples side by side; `at` points at the position that predicts each sampled token."""
+
+    tokens: torch.Tensor
+    """[B, T] int64, right-padded."""
+    at: torch.Tensor
+    """[K] int64: index into the flattened [T, B] positions whose hidden state predicts the sampled token."""
+    targets: torch.Tensor
+    """[K] int64, sampled tokens."""
+    temperature: torch.Tensor
+    """[K] float32."""
+    behaviour: torch.Tensor
+    """[K] float32, log-probabilities as recorded by the server."""
+    proximal: torch.Tensor
+    """[K] float32, log-probabilities under the policy that the clip holds near; the behaviour's own where not given."""
+    advantage: torch.Tensor
+    """[K] float32, the sample's advantage on each of its tokens."""
+    samples: tuple[int, ...]
+    """Index of each row among the job's samples."""
+
+
+def read(path: Path, vocabulary: int, positions: int) -> list[Sample]:
+    """Read samples and refuse bad ones.
+
+    Raises:
+        ValueError: names the sample, the field, the value and what was expected.
+    """
+    samples = [Sample.model_validate(row) for row in pq.read_table(path).to_pylist()]
+    if not samples:
+        raise ValueError(f"{path}: no samples; a cycle needs collect.min_samples of them")
+    for sample in samples:
+        _check(sample, vocabulary, positions)
+    return samples
+
+
+def _check(sample: Sample, vocabulary: int, positions: int) -> None:
+    def refuse(field: str, value: object, expected: str) -> None:
+        raise ValueError(f"sample {sample.completion_id}: {field} = {value!r}, expected {expected}")
+
+    if not sample.token_ids or not sample.prompt_token_ids:
+        refuse("token_ids" if sample.prompt_token_ids else "prompt_token_ids", (), "at least one token")
+    if len(sample.token_ids) != len(sample.logprobs):
+        refuse("logprobs", f"{len(sample.logprobs)} values", f"one for each of {len(sample.token_ids)} token_ids")
+    length = len(sample.prompt_token_ids) + len(sample.token_ids)
+    if length > positions:
+        refuse("token_ids", f"{length} tokens with the prompt", f"at most {positions}, the model's positions")
+    for field in ("prompt_token_ids", "token_ids"):
+        for token in getattr(sample, field):
+            if not 0 <= token < vocabulary:
+                refuse(field, token, f"a token id below {vocabulary}")
+    for value in sample.logprobs:
+        if not (math.isfinite(value) and value <= 1e-3):
+            refuse("logprobs", value, "a finite log-probability")
+    if not math.isfinite(sample.advantage):
+        refuse("advantage", sample.advantage, "a finite number")
+    if not sample.temperature > 0:
+        refuse("temperature", sample.temperature, "above 0: greedy sampling is not a policy that can be trained")
+
+
+def minibatches(count: int, size: int, epochs: int, seed: int) -> Iterator[list[int]]:
+    """Indices of the samples of each optimizer step: every epoch in an order of its own, the rest spread evenly."""
+    steps = max(1, round(count / size))
+    for epoch in range(epochs):
+        order = list(range(count))
+        random.Random(f"{seed}/{epoch}").shuffle(order)
+        yield from (order[step::steps] for step in range(steps))
+
+
+Proximal = Mapping[int, Sequence[float]]
+"""Log-probabilities of a sample's tokens under the proximal policy, by the sample's index."""
+
+
+def micro_batches(samples: Sequence[Sample], chosen: Sequence[int], budget: int, proximal: Proximal) -> list[MicroBatch]:
+    """Chosen samples sorted by length into micro-batches of at most `budget` tokens, padding included."""
+    length = {i: len(samples[i].prompt_token_ids) + len(samples[i].token_ids) for i in chosen}
+    groups: list[list[int]] = []
+    for i in sorted(chosen, key=lambda i: (length[i], i)):
+        # Sorted, so the newest is the longest: the group's padded size is its length times its rows.
+        if groups and length[i] * (len(groups[-1]) + 1) <= budget:
+            groups[-1].append(i)
+        else:
+            groups.append([i])
+    return [_micro_batch(samples, group, proximal) for group in groups]
+
+
+def _micro_batch(samples: Sequence[Sample], group: list[int], proximal: Proximal) -> MicroBatch:
+    rows = [samples[i] for i in group]
+    width = max(len(r.prompt_token_ids) + len(r.token_ids) for r in rows)
+    tokens = torch.full((len(rows), width), PAD, dtype=torch.long)
+    at: list[int] = []
+    near = [value for i, row in zip(group, rows, strict=True) for value in proximal.get(i, row.logprobs)]
+    for b, row in enumerate(rows):
+        ids = (*row.prompt_token_ids, *row.token_ids)
+        tokens[b, : len(ids)] = torch.tensor(ids)
+        first = len(row.prompt_token_ids) - 1
+        at += [t * len(rows) + b for t in range(first, first + len(row.token_ids))]
+    return MicroBatch(
+        tokens=tokens,
+        at=torch.tensor(at),
+        targets=torch.tensor([token for row in rows for token in row.token_ids]),
+        temperature=torch.tensor([row.temperature for row in rows for _ in row.token_ids], dtype=torch.float32),
+        behaviour=torch.tensor([value for row in rows for value in row.logprobs], dtype=torch.float32),
+        proximal=torch.tensor(near, dtype=torch.float32),
+        advantage=torch.tensor([row.advantage for row in rows for _ in row.token_ids], dtype=torch.float32),
+        samples=tuple(group),
+    )

@@ -1,0 +1,95 @@
+"""What a training job is given: the contract between the flow and the trainer's processes. Importing it imports no torch."""
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+JOB_NAME, METRICS_NAME, CHECKPOINT_NAME = "job.json", "metrics.json", "checkpoint"
+
+
+class Job(BaseModel):
+    """One PPO update, resolved: written beside its output."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    checkpoint: Path
+    """Policy to train further, in Hugging Face layout."""
+    samples: Path
+    """Parquet of infra.records.Sample rows."""
+    output: Path
+    """Folder that gets checkpoint/ and metrics.json."""
+    current_version: str
+    """Version of `checkpoint`: log-probability agreement is measured on the samples it made."""
+    tensor_parallel: int = 1
+    """Megatron tensor-parallel size."""
+    pipeline_parallel: int = 1
+    """Megatron pipeline-parallel size."""
+    bf16: bool = False
+    """Compute in bfloat16 with float32 masters."""
+    learning_rate: Annotated[float, Field(gt=0)]
+    """Learning rate after the warm-up."""
+    warmup_steps: int = 2
+    """Steps of linear warm-up."""
+    epochs: Annotated[int, Field(ge=1)] = 2
+    """Passes over the samples."""
+    minibatch: Annotated[int, Field(ge=1)] = 256
+    """Samples of one optimizer step, over all data-parallel ranks."""
+    micro_batch_tokens: Annotated[int, Field(ge=64)] = 8192
+    """Token budget of a micro-batch, padding included."""
+    clip_low: float = 0.2
+    """The ratio is clipped below 1 - clip_low."""
+    clip_high: float = 0.2
+    """The ratio is clipped above 1 + clip_high."""
+    importance_bound: float = 2.0
+    """Bound of the importance weight from the behaviour policy to the proximal one."""
+    max_grad_norm: float = 1.0
+    """Gradient clipping."""
+    seed: int = 0
+    """Seed of the order of samples."""
+    threads: int = 0
+    """CPU threads of a process; 0: torch's own choice."""
+
+
+class StepMetrics(BaseModel):
+    """One optimizer step."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    loss: float
+    """Mean clipped surrogate per token, negated."""
+    clip_fraction: float
+    """Share of tokens whose ratio was clipped."""
+    kl: float
+    """Estimate of KL(start || policy) per token, (r - 1) - ln r (Schulman 2020, "Approximating KL divergence", k3)."""
+    gradient_norm: float
+    """Before clipping."""
+    learning_rate: float
+    """At this step."""
+    tokens: int
+    """Completion tokens."""
+
+
+class Metrics(BaseModel):
+    """metrics.json: what the update did."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    samples: int
+    """Samples trained on."""
+    tokens: int
+    """Completion tokens in them."""
+    mean_reward: float
+    """Mean reward of the samples."""
+    entropy: float
+    """Mean of -log-probability of the sampled tokens under the starting policy, in nats."""
+    importance_clipped: float
+    """Share of tokens whose importance weight met its bound."""
+    logprob_difference_mean: float | None
+    """Mean absolute difference of the trainer's and the server's log-probability, tokens of the current version; none without any."""
+    logprob_difference_max: float | None
+    """Largest such difference."""
+    steps: tuple[StepMetrics, ...]
+    """In order."""
+    seconds: dict[str, float]
+    """Wall-clock seconds by phase."""

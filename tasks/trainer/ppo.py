@@ -1,0 +1,224 @@
+"""One critic-free PPO update over served completions.
+
+torchrun --standalone --nproc_per_node 1 -m tasks.trainer.ppo --job job.json
+
+The clip holds the policy near the proximal one. For samples of the current version that is the behaviour policy itself, whose
+log-probabilities the server recorded (agreement is measured on the first step, before any update); for older samples the
+starting weights' log-probabilities are computed, and a truncated importance weight corrects for the rest.
+"""
+
+import argparse
+import json
+import logging
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
+
+from infra.records import Sample
+from tasks.trainer.batches import MicroBatch, micro_batches, minibatches, read
+from tasks.trainer.engine import Engine, Optimization, Parallel, start, stop
+from tasks.trainer.job import CHECKPOINT_NAME, METRICS_NAME, Job, Metrics, StepMetrics
+from tasks.trainer.losses import clipped_surrogate, importance_weights
+
+log = logging.getLogger("trainer")
+
+
+def logprobs(logits: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
+    """Log-probability of each sampled token under its sampling distribution, [K]; logits [1, K, V / TP]."""
+    scaled = logits[0].float() / batch.temperature.to(logits.device)[:, None]
+    # The function works in place on its float32 argument, which is a tensor of our own here.
+    return -vocab_parallel_cross_entropy(scaled[:, None], batch.targets.to(logits.device)[:, None])[:, 0]
+
+
+def forward(model: Any, batch: MicroBatch) -> torch.Tensor:
+    """Logits at the positions that predict sampled tokens, [1, K, V / TP], on the last pipeline stage."""
+    device = next(model.parameters()).device
+    tokens = batch.tokens.to(device)
+    positions = torch.arange(tokens.shape[1], device=device).expand_as(tokens)
+    with selected(model, batch.at.to(device)):
+        return model(input_ids=tokens, position_ids=positions, attention_mask=None)
+
+
+class selected:
+    """Within it the output layer sees only the hidden states at `at`: most positions are prompt, and need no logits."""
+
+    def __init__(self, model: Any, at: torch.Tensor) -> None:
+        core = model
+        while hasattr(core, "module"):
+            core = core.module
+        self._layer, self._at = getattr(core, "output_layer", None), at
+
+    def __enter__(self) -> None:
+        if self._layer is not None:
+            self._hook = self._layer.register_forward_pre_hook(self._select)
+
+    def __exit__(self, *_: object) -> None:
+        if self._layer is not None:
+            self._hook.remove()
+
+    def _select(self, _: Any, arguments: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        hidden, *rest = arguments
+        return (hidden.flatten(0, 1)[self._at][:, None], *rest)
+
+
+def starting_logprobs(engine: Engine, samples: Sequence[Sample], chosen: Sequence[int], budget: int) -> dict[int, list[float]]:
+    """Log-probabilities of the chosen samples' tokens under the weights as they are, by sample, on every rank."""
+    batches = micro_batches(samples, chosen, budget, {})
+    if not batches:
+        return {}
+
+    def forward_step(queue: Iterator[MicroBatch], model: Any) -> Any:
+        batch = next(queue)
+        return forward(model, batch), lambda logits, non_loss_data=True: logprobs(logits, batch)
+
+    with torch.no_grad():
+        answers = engine.run(forward_step, batches, _shape(batches), forward_only=True)
+    found: dict[int, list[float]] = {}
+    for batch, answer in zip(batches, answers, strict=False):
+        lengths = [len(samples[i].token_ids) for i in batch.samples]
+        found |= dict(zip(batch.samples, (part.tolist() for part in answer.cpu().split(lengths)), strict=True))
+    # Pipeline stages before the last have no answers of their own.
+    shared: list[Any] = [found]
+    group = parallel_state.get_pipeline_model_parallel_group()
+    dist.broadcast_object_list(shared, src=parallel_state.get_pipeline_model_parallel_last_rank(), group=group)
+    return shared[0]
+
+
+def objective(job: Job) -> Callable[..., Any]:
+    """The forward step of the PPO objective; reports [loss, clipped, kl, importance clipped, tokens], summed."""
+
+    def forward_step(queue: Iterator[MicroBatch], model: Any) -> Any:
+        batch = next(queue)
+
+        def loss(logits: torch.Tensor) -> Any:
+            policy = logprobs(logits, batch)
+            near, behaviour, advantage = (t.to(policy.device) for t in (batch.proximal, batch.behaviour, batch.advantage))
+            weights = importance_weights(near, behaviour, job.importance_bound)
+            mask = torch.ones_like(policy)
+            found = clipped_surrogate(policy, near, weights, advantage, mask, job.clip_low, job.clip_high)
+            bounded = (weights >= job.importance_bound).float().sum()
+            report = torch.stack([found.loss.detach(), found.clipped, found.kl, bounded, mask.sum()])
+            return found.loss, mask.sum().int(), report
+
+        return forward(model, batch), loss
+
+    return forward_step
+
+
+def update(
+    engine: Engine, samples: Sequence[Sample], job: Job, proximal: dict[int, list[float]]
+) -> list[tuple[StepMetrics, float]]:
+    """Take the job's optimizer steps; gives back each step's metrics and its tokens whose importance weight met the bound."""
+    ranks, rank = parallel_state.get_data_parallel_world_size(), parallel_state.get_data_parallel_rank()
+    done = []
+    for number, chosen in enumerate(minibatches(len(samples), job.minibatch, job.epochs, job.seed)):
+        own = chosen[rank::ranks]
+        batches = micro_batches(samples, own, job.micro_batch_tokens, proximal)
+        rate = job.learning_rate * min(1.0, (number + 1) / max(1, job.warmup_steps))
+        reports, norm = engine.step(objective(job), batches, _shape(batches), rate)
+        sums = _summed(reports)
+        tokens = sums[4]
+        metrics = StepMetrics(
+            loss=sums[0] / tokens,
+            clip_fraction=sums[1] / tokens,
+            kl=sums[2] / tokens,
+            gradient_norm=norm,
+            learning_rate=rate,
+            tokens=int(tokens),
+        )
+        log.info("step %d: %s", number + 1, metrics.model_dump_json())
+        done.append((metrics, sums[3]))
+    return done
+
+
+def _summed(reports: list[torch.Tensor]) -> list[float]:
+    """Reports summed over micro-batches and data-parallel ranks, on every rank."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    total = torch.stack(reports).sum(0) if reports else torch.zeros(5, device=device)
+    dist.all_reduce(total, group=parallel_state.get_data_parallel_group())
+    group = parallel_state.get_pipeline_model_parallel_group()
+    dist.broadcast(total, src=parallel_state.get_pipeline_model_parallel_last_rank(), group=group)
+    return total.tolist()
+
+
+def _shape(batches: Sequence[MicroBatch]) -> tuple[int, int]:
+    return max(b.tokens.shape[0] for b in batches), max(b.tokens.shape[1] for b in batches)
+
+
+def differences(samples: Sequence[Sample], starting: dict[int, list[float]]) -> list[float]:
+    """Absolute differences of the trainer's and the server's log-probabilities, token by token."""
+    return [abs(a - b) for i, values in starting.items() for a, b in zip(values, samples[i].logprobs, strict=True)]
+
+
+AGREEMENT_SAMPLES = 64
+"""Samples of the current version on which log-probability agreement is measured."""
+
+
+def run(job: Job) -> Metrics:
+    """Train as the job says and write its checkpoint; every rank calls it, rank 0 gets the metrics written."""
+    clock = [("load", time.monotonic())]
+    config = json.loads((job.checkpoint / "config.json").read_text())
+    samples = read(job.samples, config["vocab_size"], config["max_position_embeddings"])
+    engine = Engine(
+        config,
+        Parallel(job.tensor_parallel, job.pipeline_parallel),
+        Optimization(job.learning_rate, max_grad_norm=job.max_grad_norm, bf16=job.bf16),
+    )
+    engine.load(job.checkpoint)
+    engine.make_optimizer()
+
+    clock.append(("starting log-probabilities", time.monotonic()))
+    current = [i for i, s in enumerate(samples) if s.policy_version == job.current_version]
+    older = [i for i, s in enumerate(samples) if s.policy_version != job.current_version]
+    gaps = differences(samples, starting_logprobs(engine, samples, current[:AGREEMENT_SAMPLES], job.micro_batch_tokens))
+    proximal = starting_logprobs(engine, samples, older, job.micro_batch_tokens)
+
+    clock.append(("update", time.monotonic()))
+    steps = update(engine, samples, job, proximal)
+
+    clock.append(("save", time.monotonic()))
+    dtype = torch.bfloat16 if job.bf16 else torch.float32
+    engine.save(job.output / CHECKPOINT_NAME, dtype, extras=job.checkpoint)
+    clock.append(("end", time.monotonic()))
+
+    tokens = sum(len(s.token_ids) for s in samples)
+    metrics = Metrics(
+        samples=len(samples),
+        tokens=tokens,
+        mean_reward=sum(s.reward for s in samples) / len(samples),
+        entropy=-sum(sum(s.logprobs) for s in samples) / tokens,
+        importance_clipped=sum(bounded for _, bounded in steps) / sum(step.tokens for step, _ in steps),
+        logprob_difference_mean=sum(gaps) / len(gaps) if gaps else None,
+        logprob_difference_max=max(gaps) if gaps else None,
+        steps=tuple(step for step, _ in steps),
+        seconds={name: end - begin for (name, begin), (_, end) in zip(clock, clock[1:], strict=False)},
+    )
+    if dist.get_rank() == 0:
+        (job.output / METRICS_NAME).write_text(metrics.model_dump_json(indent=2))
+    return metrics
+
+
+def main() -> None:
+    """Run the job file named on the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--job", type=Path, required=True, help="job.json (tasks/trainer/job.py)")
+    job = Job.model_validate_json(parser.parse_args().job.read_text())
+    warnings.filterwarnings("ignore", module="megatron")
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    if job.threads:
+        torch.set_num_threads(job.threads)
+    start(Parallel(job.tensor_parallel, job.pipeline_parallel), job.seed)
+    job.output.mkdir(parents=True, exist_ok=True)
+    run(job)
+    stop()
+
+
+if __name__ == "__main__":
+    main()
