@@ -11,8 +11,21 @@ from pydantic import BaseModel, ConfigDict, model_validator
 Arm = Literal["champion", "challenger"]
 FinishReason = Literal["stop", "length", "disconnected", "error"]
 Outcome = Literal["shown", "accepted", "partially_accepted", "rejected"]
-Bucket = Literal["trained", "waiting", "unlabelled", "cache_hit", "stale", "duplicate", "quarantined", "opted_out", "over_share"]
-"""Every request ends in exactly one of these, and they add up to the requests served."""
+Bucket = Literal[
+    "trained",
+    "waiting",
+    "unlabelled",
+    "cache_hit",
+    "stale",
+    "duplicate",
+    "quarantined",
+    "opted_out",
+    "withheld",
+    "pinned",
+    "over_share",
+    "surplus",
+]
+"""Every request ends in exactly one of these, and they add up to the requests served (see tasks/README.md)."""
 VerdictName = Literal["promote", "reject", "undecided"]
 
 
@@ -170,6 +183,10 @@ class Manifest(Record):
     """When it was written."""
     champion: str
     """Policy version that is trained further."""
+    since: float
+    """Requests up to here were seen by the champion's own cycle, save those in objects that came late."""
+    until: float
+    """Requests after this may still get a label: they wait, and the next cycle's window starts here."""
     completions: tuple[ObjectReference, ...]
     """Completion objects that were read."""
     feedback: tuple[ObjectReference, ...]
@@ -180,6 +197,8 @@ class Manifest(Record):
     """Requests in each bucket; they add up to `requests`."""
     requests: int
     """Requests served in the window."""
+    quarantined: dict[str, int] = {}
+    """Quarantined requests by reason."""
     settings_sha256: str
     """Checksum of the resolved settings kept beside the manifest."""
 

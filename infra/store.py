@@ -3,7 +3,7 @@
 Bucket layout (see infra/README.md):
     events/completions/date=YYYY-MM-DD/hour=HH/SEGMENT.parquet
     events/feedback/date=YYYY-MM-DD/hour=HH/SEGMENT.parquet
-    cycles/CYCLE/{manifest,settings,validation,evaluation}.json, cycles/CYCLE/samples.parquet
+    cycles/CYCLE/{manifest,settings,validation,evaluation,outcome}.json, cycles/CYCLE/samples-SHA256.parquet
     checkpoints/NAME/... and checkpoints/NAME/checksums.json, written last
     experiments/ID.json, decisions/ID.json
 """

@@ -97,14 +97,18 @@ class Collect(Section):
     """A completion younger than this may still get a label, and waits."""
     join_seconds: float = Field(600.0, gt=0)
     """Longest time between a completion and its feedback."""
+    window_seconds: float = Field(7 * 86_400.0, gt=0)
+    """Requests older than this are not looked at any more."""
     max_staleness: int = Field(2, ge=0)
-    """Most versions between the policy that sampled a completion and the champion that is trained."""
+    """Most updates between the policy that sampled a completion and the champion that is trained, counted along parents."""
     min_samples: int = Field(256, ge=1)
     """Fewest samples that are worth a cycle."""
     max_samples: int = Field(4096, ge=1)
     """Most samples of a cycle, newest first."""
     max_user_share: float = Field(0.2, gt=0, le=1)
-    """Largest share of a cycle's samples from one user."""
+    """Largest share of a cycle's samples from one user; with fewer users than that allows, all get the same share."""
+    max_quarantined: float = Field(0.2, ge=0, le=1)
+    """Largest share of labelled samples that may fail validation before the whole cycle stops."""
 
 
 class Reward(Section):
