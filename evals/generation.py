@@ -1,0 +1,87 @@
+"""Completions of many positions at once by a Hugging Face checkpoint, on CPU or GPU.
+
+Shapes: B rows of a batch, T padded prompt length, V vocabulary. Each row draws from a stream of its own, seeded by the row's number,
+so that a completion does not depend on its batch and two checkpoints meet the same draws at the same position.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM
+
+from infra.fim import SPECIAL_TOKENS, Renderer
+from infra.settings.schema import Model
+
+
+class Generator:
+    """A checkpoint that completes FIM contexts."""
+
+    def __init__(self, checkpoint: Path, model: Model, device: str | None = None) -> None:
+        self._device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        tokenizer = checkpoint / "tokenizer.json"
+        if not tokenizer.exists():
+            raise ValueError(f"checkpoint {checkpoint}: no tokenizer.json; a Hugging Face layout is needed (`make base` makes one)")
+        self._tokenizer = Tokenizer.from_file(str(tokenizer))
+        self._renderer = Renderer(self._tokenizer, model.fim_order, model.max_prefix_tokens, model.max_suffix_tokens)
+        self._model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).to(self._device).eval()
+        ends = [self._tokenizer.token_to_id(token) for token in SPECIAL_TOKENS]
+        self._ends = torch.tensor([end for end in ends if end is not None], device=self._device)
+        size = self._model.config.vocab_size
+        self._newlines = torch.tensor(["\n" in self._tokenizer.decode([i]) for i in range(size)], device=self._device)
+
+    def complete(
+        self, contexts: Sequence[tuple[str, str]], max_tokens: int, temperature: float, seed: int, batch: int = 64
+    ) -> list[str]:
+        """The text after each (prefix, suffix), up to a token with a newline in it; temperature 0 takes the likeliest token."""
+        prompts = [self._renderer.render(prefix, suffix) for prefix, suffix in contexts]
+        order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+        texts = [""] * len(prompts)
+        for start in range(0, len(order), batch):
+            rows = order[start : start + batch]
+            for row, tokens in zip(rows, self._batch([prompts[i] for i in rows], rows, max_tokens, temperature, seed), strict=True):
+                texts[row] = self._tokenizer.decode(tokens)
+        return texts
+
+    @torch.inference_mode()
+    def _batch(
+        self, prompts: list[list[int]], rows: list[int], max_tokens: int, temperature: float, seed: int
+    ) -> list[list[int]]:
+        longest = max(map(len, prompts))
+        ids = torch.zeros(len(prompts), longest, dtype=torch.long)  # B T, padded on the left
+        mask = torch.zeros(len(prompts), longest, dtype=torch.long)
+        for index, prompt in enumerate(prompts):
+            ids[index, longest - len(prompt) :] = torch.tensor(prompt)
+            mask[index, longest - len(prompt) :] = 1
+        ids, mask = ids.to(self._device), mask.to(self._device)
+        draws = np.stack([np.random.default_rng((seed, row)).random(max_tokens) for row in rows])
+        uniform = torch.tensor(draws, dtype=torch.float64, device=self._device)  # B max_tokens
+        places = (mask.cumsum(1) - 1).clamp(min=0)
+        done = torch.zeros(len(prompts), dtype=torch.bool, device=self._device)
+        written: list[torch.Tensor] = []
+        cache = None
+        for step in range(max_tokens):
+            out = self._model(
+                input_ids=ids, attention_mask=mask, position_ids=places, past_key_values=cache, use_cache=True, logits_to_keep=1
+            )
+            cache = out.past_key_values
+            token = pick(out.logits[:, -1], temperature, uniform[:, step])  # B
+            done = done | torch.isin(token, self._ends)
+            written.append(torch.where(done, -1, token))
+            done = done | self._newlines[token]
+            if bool(done.all()):
+                break
+            ids, places = token[:, None], places[:, -1:] + 1
+            mask = torch.cat([mask, mask.new_ones(len(prompts), 1)], dim=1)
+        return [[token for token in row if token >= 0] for row in torch.stack(written, 1).tolist()]
+
+
+def pick(logits: torch.Tensor, temperature: float, uniform: torch.Tensor) -> torch.Tensor:
+    """One token a row from logits (B V) by inverting the cumulative distribution at `uniform` (B); the likeliest at temperature 0."""
+    if temperature == 0:
+        return logits.argmax(-1)
+    cumulative = torch.softmax(logits.double() / temperature, -1).cumsum(-1)
+    drawn = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:]).squeeze(-1)
+    return drawn.clamp(max=logits.shape[-1] - 1)
