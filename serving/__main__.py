@@ -1,0 +1,120 @@
+"""Start the serving app: `python -m serving`; completions and feedback on their ports, one process, one event loop."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+from collections.abc import Iterator
+
+import uvicorn
+import uvloop
+from fastapi import FastAPI
+
+from infra import settings as settings_
+from infra.fim import Renderer
+from infra.registry import Registry
+from infra.settings import Settings
+from infra.store import ObjectStore
+from serving import completions, engines, feedback
+from serving.access import Access
+from serving.arms import Arms, Slot
+from serving.follower import Follower
+from serving.generation import Policy
+from serving.metrics import Metrics
+from serving.recording import Recorder
+from serving.shipping import Shipper
+from serving.spool import Spool
+from serving.text import load_tokenizer, stop_token_ids
+from serving.versions import Versions
+
+log = logging.getLogger("serving")
+LAST_SHIPPING_SECONDS = 10.0
+
+
+class _Server(uvicorn.Server):
+    """Signals are handled once for both servers."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def policy(settings: Settings) -> Policy:
+    """How prompts are rendered and sampled."""
+    model = settings.model
+    room = settings.serving.engine_arguments.get("max_model_len")
+    need = model.max_prefix_tokens + model.max_suffix_tokens + 3 + settings.serving.sampling.max_tokens
+    if room is not None and room < need:
+        raise SystemExit(
+            f"serving.engine_arguments.max_model_len = {room}: prompts and completions need {need} (model.max_*_tokens)"
+        )
+    tokenizer = load_tokenizer(settings_.path(model.base))
+    renderer = Renderer(tokenizer, model.fim_order, model.max_prefix_tokens, model.max_suffix_tokens)  # type: ignore[arg-type]
+    return Policy(tokenizer, renderer, settings.serving.sampling, stop_token_ids(tokenizer))
+
+
+async def serve(settings: Settings) -> None:
+    """Serve until SIGTERM or SIGINT; what was acknowledged is on disk, what can be shipped is."""
+    serving = settings.serving
+    metrics = Metrics()
+    spool = Spool(settings_.path(serving.spool), serving.spool_bytes)
+    store = ObjectStore.connect(settings.store)
+    shipper = Shipper(spool, store, serving.ship_seconds)
+    recorder = Recorder(spool, metrics)
+    access = Access(serving)
+    token = serving.token.get_secret_value() if serving.token else None
+    async with engines.session() as http:
+        first, second = (Slot(index, engines.EngineClient(http, url, token)) for index, url in enumerate(serving.engines))
+        arms = Arms((first, second))
+        versions = Versions(settings_.path(serving.state))
+        follower = Follower(arms, Registry.connect(settings.registry), store, versions, metrics, serving.follow_seconds)
+        app = completions.create_app(
+            completions.Serving(settings.model.name, access, arms, policy(settings), recorder, metrics, shipper)
+        )
+        judge = feedback.create_app(feedback.Judging(access, recorder, metrics))
+        background = [asyncio.create_task(follower.run()), asyncio.create_task(shipper.run())]
+        try:
+            await _serve_both(_server(app, serving.host, serving.port), _server(judge, serving.host, serving.feedback_port))
+        finally:
+            for task in background:
+                task.cancel()
+            await asyncio.gather(*background, return_exceptions=True)
+            await recorder.settle()
+            await spool.close()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(shipper.ship(), LAST_SHIPPING_SECONDS)
+
+
+async def _serve_both(*servers: _Server) -> None:
+    def stop() -> None:
+        for server in servers:
+            server.should_exit = True
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+
+    async def run(server: _Server) -> None:
+        try:
+            await server.serve()
+        finally:
+            stop()  # one port alone is no service
+
+    await asyncio.gather(*(run(server) for server in servers))
+
+
+def _server(app: FastAPI, host: str, port: int) -> _Server:
+    config = uvicorn.Config(app, host=host, port=port, log_level="warning", access_log=False, timeout_graceful_shutdown=5)
+    return _Server(config)
+
+
+def main() -> int:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    uvloop.run(serve(settings_.load()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

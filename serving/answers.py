@@ -1,0 +1,139 @@
+"""How a generation is sent to the client, and stopped when the client leaves."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Callable
+from contextlib import aclosing
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from serving.generation import Generation, Unavailable
+from serving.recording import Recorder
+
+RETRY_SECONDS = 2
+FINISHES = {"stop": "stop", "length": "length"}
+
+
+def error_body(message: str, kind: str = "invalid_request_error", parameter: str | None = None) -> dict[str, Any]:
+    """OpenAI's shape of an error."""
+    return {"error": {"message": message, "type": kind, "param": parameter, "code": None}}
+
+
+class Answer(Response):
+    """Runs a generation while it watches the connection: it ends with the client, at whatever point that is."""
+
+    def __init__(self, generation: Generation, recorder: Recorder) -> None:
+        super().__init__()
+        self.generation = generation
+        self._recorder = recorder
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        work = asyncio.create_task(self._work(send))
+        left = asyncio.create_task(_disconnected(receive))
+        try:
+            await asyncio.wait((work, left), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            left.cancel()
+            if not work.done():
+                work.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await work
+
+    async def _work(self, send: Send) -> None:
+        try:
+            try:
+                await self.generate(send)
+            except Unavailable as error:
+                await _unavailable(send, str(error))
+                return
+        except asyncio.CancelledError:
+            self.generation.finish = "disconnected"
+            await self.keep()
+            raise
+        await self.end(send)
+
+    async def keep(self) -> None:
+        """Make the record durable."""
+        if row := self.generation.record():
+            await self._recorder.completion(row)
+
+    async def generate(self, send: Send) -> None:
+        """Sample, sending what can be sent already."""
+        raise NotImplementedError
+
+    async def end(self, send: Send) -> None:
+        """Record, then send what is left."""
+        raise NotImplementedError
+
+
+class Whole(Answer):
+    """One JSON body at the end."""
+
+    def __init__(self, generation: Generation, recorder: Recorder, body: Callable[[Generation], dict[str, Any]]) -> None:
+        super().__init__(generation, recorder)
+        self._body = body
+
+    async def generate(self, send: Send) -> None:
+        async with aclosing(self.generation.texts()) as texts:
+            async for _ in texts:
+                pass
+
+    async def end(self, send: Send) -> None:
+        await self.keep()
+        await _send_json(send, 200, self._body(self.generation))
+
+
+class Stream(Answer):
+    """Server-sent events, token by token; the connection is closed at the end, since Continue does not stop at [DONE]."""
+
+    def __init__(self, generation: Generation, recorder: Recorder, model: str) -> None:
+        super().__init__(generation, recorder)
+        self._started = False
+        self._frame = {"id": generation.id, "object": "text_completion", "created": int(generation.arrived), "model": model}
+
+    async def generate(self, send: Send) -> None:
+        async with aclosing(self.generation.texts()) as texts:
+            async for text in texts:
+                await self._start(send)
+                await send({"type": "http.response.body", "body": self._event(text, None), "more_body": True})
+
+    async def end(self, send: Send) -> None:
+        await self._start(send)
+        await self.keep()
+        last = self._event("", FINISHES.get(self.generation.finish, "error")) + b"data: [DONE]\n\n"
+        await send({"type": "http.response.body", "body": last})
+
+    async def _start(self, send: Send) -> None:
+        if not self._started:
+            self._started = True
+            headers = [
+                (b"content-type", b"text/event-stream; charset=utf-8"),
+                (b"cache-control", b"no-cache"),
+                (b"connection", b"close"),
+            ]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    def _event(self, text: str, finish: str | None) -> bytes:
+        choice = {"text": text, "index": 0, "logprobs": None, "finish_reason": finish}
+        return b"data: " + json.dumps({**self._frame, "choices": [choice]}, separators=(",", ":")).encode() + b"\n\n"
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _unavailable(send: Send, message: str) -> None:
+    retry = (b"retry-after", str(RETRY_SECONDS).encode())
+    await _send_json(send, 503, error_body(f"{message}; try again", "server_error"), retry)
+
+
+async def _send_json(send: Send, status: int, body: dict[str, Any], *headers: tuple[bytes, bytes]) -> None:
+    content = json.dumps(body).encode()
+    length = (b"content-length", str(len(content)).encode())
+    start = [(b"content-type", b"application/json"), length, *headers]
+    await send({"type": "http.response.start", "status": status, "headers": start})
+    await send({"type": "http.response.body", "body": content})

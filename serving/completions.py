@@ -1,0 +1,208 @@
+"""The app on the completions port: completions in each client's dialect, and how it is doing."""
+
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+
+from serving import dialects
+from serving.access import Access, Denied, client_name
+from serving.answers import Stream, Whole, error_body
+from serving.arms import Arms, NotHeld, Route
+from serving.dialects import BadRequest
+from serving.generation import Asked, Generation, Policy
+from serving.metrics import Metrics
+from serving.recording import Recorder
+from serving.shipping import Shipper
+
+
+@dataclass(frozen=True)
+class Serving:
+    """All that the apps stand on."""
+
+    model: str
+    access: Access
+    arms: Arms
+    policy: Policy
+    recorder: Recorder
+    metrics: Metrics
+    shipper: Shipper
+    clock: Callable[[], float] = time.time
+
+
+def create_app(serving: Serving) -> FastAPI:
+    """Completions, models, health, readiness, metrics, status."""
+    app = FastAPI(title="tabloop completions", docs_url=None, redoc_url=None)
+    add_errors(app, serving.metrics)
+    _add_completions(app, serving)
+    _add_state(app, serving)
+    return app
+
+
+def add_errors(app: FastAPI, metrics: Metrics) -> None:
+    """Every error in OpenAI's shape, and counted."""
+
+    def answer(status: int, message: str, kind: str, parameter: str | None = None, **headers: str) -> JSONResponse:
+        metrics.refused.labels(status).inc()
+        return JSONResponse(error_body(message, kind, parameter), status, headers=headers)
+
+    @app.exception_handler(BadRequest)
+    async def bad_request(request: Request, error: BadRequest) -> Response:
+        return answer(error.status, str(error), "invalid_request_error", error.parameter)
+
+    @app.exception_handler(Denied)
+    async def denied(request: Request, error: Denied) -> Response:
+        return answer(error.status, str(error), "authentication_error")
+
+    @app.exception_handler(NotHeld)
+    async def not_held(request: Request, error: NotHeld) -> Response:
+        return answer(409, str(error), "invalid_request_error")
+
+    @app.exception_handler(404)
+    async def unknown(request: Request, error: Exception) -> Response:
+        return answer(404, f"{request.method} {request.url.path}: no such route", "invalid_request_error")
+
+    @app.exception_handler(405)
+    async def wrong_method(request: Request, error: Exception) -> Response:
+        return answer(405, f"{request.url.path}: {request.method} is not how it is asked", "invalid_request_error")
+
+
+def _add_completions(app: FastAPI, serving: Serving) -> None:
+    def generation(request: Request, body: dict[str, Any], asked: Asked) -> Generation:
+        user = body.get("user")
+        client = client_name(request.headers, dialects.client_guess(body, request.headers))
+        caller = serving.access.caller(request.headers, user if isinstance(user, str) else None, client)
+        routes = _routes(request, serving, caller.user)
+        return Generation(f"cmpl-{uuid.uuid4()}", asked, caller, routes, serving.policy, serving.clock())
+
+    @app.post("/v1/completions")
+    async def completions(request: Request) -> Response:
+        body = await _authorized_json(request, serving)
+        if "segments" in body:
+            return Whole(generation(request, body, dialects.tabby(body)), serving.recorder, _tabby_body)
+        asked = generation(request, body, dialects.openai(body))
+        if body.get("stream") is True:
+            return Stream(asked, serving.recorder, serving.model)
+        return Whole(asked, serving.recorder, lambda done: _openai_body(done, serving.model))
+
+    @app.post("/infill")
+    async def infill(request: Request) -> Response:
+        body = await _authorized_json(request, serving)
+        asked = dialects.infill({**body, "n_predict": body.get("n_predict") or 1})
+        if body.get("n_predict") == 0:  # a warm-up: nothing is sampled
+            return JSONResponse({"content": "", "timings": {}})
+        return Whole(generation(request, body, asked), serving.recorder, _infill_body)
+
+    @app.post("/v1/chat/completions")
+    async def chat(request: Request) -> Response:
+        raise BadRequest(
+            "only /v1/completions is served: give the model a name with 'qwen' and 'coder' in it, as /v1/models says"
+        )
+
+
+async def _authorized_json(request: Request, serving: Serving) -> dict[str, Any]:
+    serving.access.caller(request.headers, None, "")  # before a stranger's body is read
+    return await dialects.read_json(request)
+
+
+def _routes(request: Request, serving: Serving, user: str) -> list[Route]:
+    arm, version = request.headers.get("x-tabloop-arm", ""), request.headers.get("x-tabloop-version", "")
+    if not arm and not version:
+        return serving.arms.route(user)
+    serving.access.administrator(request.headers)
+    try:
+        return [serving.arms.pinned(arm, version)]
+    except ValueError as error:
+        raise BadRequest(str(error), "X-Tabloop-Arm") from None
+
+
+def _openai_body(done: Generation, model: str) -> dict[str, Any]:
+    sampled, prompt = done.sampled, len(done.request.prompt_token_ids)
+    finish = done.finish if done.finish in ("stop", "length") else "error"
+    return {
+        "id": done.id,
+        "object": "text_completion",
+        "created": int(done.arrived),
+        "model": model,
+        "choices": [{"text": done.text, "index": 0, "logprobs": None, "finish_reason": finish}],
+        "usage": {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled},
+    }
+
+
+def _tabby_body(done: Generation) -> dict[str, Any]:
+    return {"id": done.id, "choices": [{"index": 0, "text": done.text}], "mode": "standard"}
+
+
+def _infill_body(done: Generation) -> dict[str, Any]:
+    return {"content": done.text, "tokens_predicted": done.sampled, "stop": True, "timings": {}}
+
+
+def _add_state(app: FastAPI, serving: Serving) -> None:
+    @app.get("/v1/models")
+    async def models(request: Request) -> Any:
+        serving.access.caller(request.headers, None, "")
+        return {"object": "list", "data": [{"id": serving.model, "object": "model", "created": 0, "owned_by": "tabloop"}]}
+
+    @app.get("/health")
+    async def health() -> Any:
+        return {"status": "ok"}
+
+    @app.get("/v1/health")
+    async def tabby_health(request: Request) -> Any:
+        version = {"build_date": "", "build_timestamp": "", "git_sha": "", "git_describe": "tabloop"}
+        return {
+            "model": serving.model,
+            "device": "cpu",
+            "arch": "",
+            "cpu_info": "",
+            "cpu_count": 0,
+            "cuda_devices": [],
+            "version": version,
+        }
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        up = serving.arms.ready
+        return JSONResponse({"ready": up, "slots": [slot.state for slot in serving.arms.slots]}, 200 if up else 503)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return PlainTextResponse(serving.metrics.text(serving.arms, serving.recorder.spool))
+
+    @app.get("/admin/status")
+    async def status(request: Request) -> Any:
+        serving.access.administrator(request.headers)
+        return _status(serving)
+
+
+def _status(serving: Serving) -> dict[str, Any]:
+    arms, spool = serving.arms, serving.recorder.spool
+    roles = {arms.champion: "champion", arms.challenger: "challenger"}
+    slots = [
+        {
+            "slot": slot.index,
+            "url": slot.engine.url,
+            "role": roles.get(slot.index, "idle"),
+            "version": slot.version,
+            "up": slot.up,
+            "state": slot.state,
+            "in_flight": slot.in_flight,
+        }
+        for slot in arms.slots
+    ]
+    held = {role: arms.slots[index].version for index, role in roles.items() if index is not None}
+    return {
+        "ready": arms.ready,
+        "champion": held.get("champion"),
+        "challenger": held.get("challenger"),
+        "experiment": arms.experiment.model_dump() if arms.experiment else None,
+        "slots": slots,
+        "problems": arms.problems,
+        "spool": {"bytes": spool.bytes, "segments": spool.segments, "oldest_seconds": spool.oldest},
+        "shipped": serving.shipper.shipped,
+        "store_error": serving.shipper.error,
+    }

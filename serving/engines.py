@@ -1,0 +1,99 @@
+"""Client of an engine process (serving/engine)."""
+
+import json
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import aiohttp
+
+from serving.protocol import Delta, Health, Request, Swapped
+
+SWAP_SECONDS = 120.0
+
+
+class EngineDown(ConnectionError):
+    """The engine does not answer, or ended in the middle."""
+
+
+class WrongVersion(RuntimeError):
+    """The engine holds another version than it was asked for."""
+
+
+class SwapRefused(ValueError):
+    """The checkpoint does not fit the engine, which goes on as it was."""
+
+
+class EngineClient:
+    """One engine, over a shared HTTP session."""
+
+    def __init__(self, http: aiohttp.ClientSession, url: str, token: str | None) -> None:
+        self._http = http
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self.url = url.rstrip("/")
+
+    async def generate(self, request: Request) -> AsyncGenerator[Delta]:
+        """Sample a completion; closing this, or cancelling the task that waits for it, stops the engine's work.
+
+        Raises:
+            WrongVersion: it holds another version.
+            EngineDown: it does not answer, or the last delta never came.
+        """
+        try:
+            answer = await self._http.post(f"{self.url}/generate", data=request.encode(), headers=self._headers)
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise EngineDown(f"{self.url}: {error}") from error
+        try:
+            if answer.status == 409:
+                raise WrongVersion(await _error(answer))
+            if answer.status != 200:
+                raise EngineDown(f"{self.url}: HTTP {answer.status}: {await _error(answer)}")
+            finished = False
+            async for line in answer.content:
+                delta = Delta.decode(line)
+                finished = delta.finish is not None
+                yield delta
+            if not finished:
+                raise EngineDown(f"{self.url}: ended in the middle of a completion")
+            answer.release()
+        except (aiohttp.ClientError, OSError, TimeoutError, json.JSONDecodeError) as error:
+            raise EngineDown(f"{self.url}: {error}") from error
+        finally:
+            answer.close()
+
+    async def health(self) -> Health:
+        """Raises EngineDown."""
+        return Health(**await self._call("GET", "/health", timeout=5.0))
+
+    async def swap(self, path: str, version: str) -> Swapped:
+        """Exchange the weights.
+
+        Raises:
+            SwapRefused: they do not fit.
+            EngineDown: anything else.
+        """
+        return Swapped(**await self._call("POST", "/swap", timeout=SWAP_SECONDS, json={"path": path, "version": version}))
+
+    async def _call(self, method: str, path: str, *, timeout: float, **body: Any) -> dict[str, Any]:
+        limit = aiohttp.ClientTimeout(total=timeout)
+        try:
+            async with self._http.request(method, self.url + path, headers=self._headers, timeout=limit, **body) as answer:
+                if answer.status == 409:
+                    raise SwapRefused(await _error(answer))
+                if answer.status != 200:
+                    raise EngineDown(f"{self.url}{path}: HTTP {answer.status}: {await _error(answer)}")
+                return await answer.json()
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise EngineDown(f"{self.url}{path}: {type(error).__name__}: {error}") from error
+
+
+def session() -> aiohttp.ClientSession:
+    """Connections to engines: as many as there are requests, idle ones closed before the engine closes them."""
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0)
+    return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=60.0, sock_connect=2.0))
+
+
+async def _error(answer: aiohttp.ClientResponse) -> str:
+    try:
+        return str((await answer.json())["error"])
+    except (aiohttp.ClientError, json.JSONDecodeError, KeyError):
+        return "no explanation"

@@ -1,0 +1,237 @@
+"""The app on the feedback port: what developers did with completions, durable before it is acknowledged."""
+
+import logging
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated, Any, Literal, TypeVar
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from infra import fim
+from infra.records import Feedback, Outcome
+from serving.access import Access, Caller, client_name
+from serving.answers import RETRY_SECONDS, error_body
+from serving.completions import add_errors
+from serving.dialects import BadRequest, read_json
+from serving.metrics import Metrics
+from serving.recording import Recorder
+from serving.spool import SpoolFull
+
+log = logging.getLogger(__name__)
+MOST_REMEMBERED = 20_000
+Identifier = Annotated[str, Field(max_length=200)]
+B = TypeVar("B", bound=BaseModel)
+
+
+class Body(BaseModel):
+    """Of a client's body only what is used; editors add fields as they like."""
+
+    model_config = ConfigDict(extra="ignore", strict=False)
+
+
+class Autocomplete(Body):
+    """The data of Continue's autocomplete event, schemas 0.1.0 and 0.2.0, and RLinf's flat body."""
+
+    completionId: Identifier = Field(min_length=1)
+    accepted: bool | None = None
+    timestamp: str | float | None = None
+    time: float | None = Field(None, ge=0, allow_inf_nan=False)
+    prefix: str = ""
+    suffix: str = ""
+    prompt: str = ""
+    completion: str = ""
+    cacheHit: bool = False
+
+
+class ContinueEvent(Body):
+    """The frame around it."""
+
+    name: str
+    data: dict[str, Any] = {}
+
+
+class Own(Body):
+    """`POST /v1/feedback`, for editors that know the server's completion id."""
+
+    completion_id: Identifier = Field(min_length=1)
+    outcome: Outcome
+    accepted_characters: int | None = Field(None, ge=0)
+    shown: str = ""
+    elapsed_ms: float | None = Field(None, ge=0, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _partial_counts(self) -> "Own":
+        if self.outcome == "partially_accepted" and self.accepted_characters is None:
+            raise ValueError("accepted_characters: needed with outcome partially_accepted")
+        return self
+
+
+class TabbyEvent(Body):
+    """Tabby's view, select and dismiss."""
+
+    type: Literal["view", "select", "dismiss"]
+    completion_id: Identifier = Field(min_length=1)
+    view_id: Identifier = ""
+    elapsed: float | None = Field(None, ge=0, allow_inf_nan=False)
+
+
+@dataclass(frozen=True)
+class Judging:
+    """What the feedback app stands on."""
+
+    access: Access
+    recorder: Recorder
+    metrics: Metrics
+    clock: Callable[[], float] = time.time
+
+
+class Remembered:
+    """The last things that were seen; bounded."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._seen: OrderedDict[tuple[str, ...], None] = OrderedDict()
+
+    def __contains__(self, key: tuple[str, ...]) -> bool:
+        return key in self._seen
+
+    def add(self, key: tuple[str, ...]) -> None:
+        self._seen[key] = None
+        if len(self._seen) > self._most:
+            self._seen.popitem(last=False)
+
+
+def create_app(judging: Judging) -> FastAPI:
+    """Continue's events, RLinf's submit, Tabby's events, our own."""
+    app = FastAPI(title="tabloop feedback", docs_url=None, redoc_url=None)
+    add_errors(app, judging.metrics)
+    submitted = Remembered(MOST_REMEMBERED)
+
+    @app.exception_handler(SpoolFull)
+    @app.exception_handler(OSError)
+    async def refused(request: Request, error: Exception) -> Response:
+        log.error("feedback refused: %s", error)
+        judging.metrics.refused.labels(503).inc()
+        headers = {"Retry-After": str(RETRY_SECONDS)}
+        return JSONResponse(error_body("feedback cannot be kept now; try again", "server_error"), 503, headers=headers)
+
+    async def asked(request: Request, guess: str) -> tuple[Caller, dict[str, Any]]:
+        caller = judging.access.caller(request.headers, None, client_name({}, guess) if guess else client_name(request.headers))
+        return caller, await read_json(request)
+
+    @app.post("/v1/continue/events")
+    async def continue_events(request: Request) -> Any:
+        caller, body = await asked(request, "continue")
+        event = _read(ContinueEvent, body)
+        if event.name != "autocomplete":
+            return {"status": "ignored"}
+        await judging.recorder.feedback(_autocomplete(_read(Autocomplete, event.data, "data."), caller, judging.clock()))
+        return {"status": "recorded"}
+
+    @app.post("/api/training/submit")
+    async def rlinf_submit(request: Request) -> Any:
+        caller, body = await asked(request, "rlinf")
+        event = _read(Autocomplete, body)
+        key = (caller.project, caller.user, event.completionId, str(event.accepted))
+        if key not in submitted:
+            await judging.recorder.feedback(_autocomplete(event, caller, judging.clock()))
+            submitted.add(key)
+        waiting = judging.recorder.spool.segments
+        return {"status": "submitted", "message": "Training data submitted successfully", "queue_position": waiting}
+
+    @app.post("/v1/feedback")
+    async def own(request: Request) -> Any:
+        caller, body = await asked(request, "")
+        event = _read(Own, body)
+        row = _row(caller, judging.clock(), event.completion_id, event.outcome, event.completion_id)
+        update = {"shown": event.shown, "accepted_characters": event.accepted_characters, "elapsed_ms": event.elapsed_ms}
+        await judging.recorder.feedback(_untraced(row.model_copy(update=update), caller))
+        return {"status": "recorded", "id": row.id}
+
+    @app.post("/v1/events")
+    async def tabby_events(request: Request) -> Any:
+        caller, body = await asked(request, "tabby")
+        event = _read(TabbyEvent, body, status=400)
+        line = request.query_params.get("select_kind") == "line"
+        outcomes: dict[str, Outcome] = {
+            "view": "shown",
+            "select": "partially_accepted" if line else "accepted",
+            "dismiss": "rejected",
+        }
+        row = _row(caller, judging.clock(), event.view_id or event.completion_id, outcomes[event.type], event.completion_id)
+        await judging.recorder.feedback(row.model_copy(update={"elapsed_ms": event.elapsed}))
+        return {}
+
+    @app.get("/health")
+    async def health() -> Any:
+        return {"status": "ok"}
+
+    return app
+
+
+def _autocomplete(event: Autocomplete, caller: Caller, now: float) -> Feedback:
+    outcome: Outcome = "shown" if event.accepted is None else "accepted" if event.accepted else "rejected"
+    prefix, suffix = event.prefix, event.suffix
+    if fim.PREFIX in event.prompt:
+        # The prompt is what was asked; prefix and suffix may hold more of the file than was sent.
+        try:
+            context = fim.take_apart(event.prompt)
+            prefix, suffix = context.prefix, context.suffix
+        except ValueError:
+            pass
+    row = _row(caller, now, event.completionId, outcome)
+    update = {
+        "made_at": _seconds(event.timestamp),
+        "prefix": prefix,
+        "suffix": suffix,
+        "shown": event.completion,
+        "elapsed_ms": event.time,
+        "cache_hit": event.cacheHit,
+    }
+    return _untraced(row.model_copy(update=update), caller)
+
+
+def _row(caller: Caller, now: float, client_id: str, outcome: Outcome, completion_id: str = "") -> Feedback:
+    return Feedback(
+        id=f"fb-{uuid.uuid4()}",
+        time=now,
+        made_at=None,
+        project=caller.project,
+        user=caller.user,
+        client=caller.client,
+        client_id=client_id,
+        completion_id=completion_id,
+        outcome=outcome,
+        prefix="",
+        suffix="",
+        shown="",
+    )
+
+
+def _untraced(row: Feedback, caller: Caller) -> Feedback:
+    return row.model_copy(update={"prefix": "", "suffix": "", "shown": ""}) if caller.opted_out else row
+
+
+def _seconds(timestamp: str | float | None) -> float | None:
+    """An ISO time, or milliseconds since 1970 as JavaScript counts; none where it is neither."""
+    try:
+        if isinstance(timestamp, str):
+            return datetime.fromisoformat(timestamp).timestamp()
+        return None if timestamp is None else datetime.fromtimestamp(timestamp / 1e3).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def _read(model: type[B], body: dict[str, Any], where: str = "", status: int = 422) -> B:
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = where + ".".join(map(str, first["loc"]))
+        raise BadRequest(f"{name}: {first['msg']}", name or None, status) from None

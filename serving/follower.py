@@ -1,0 +1,205 @@
+"""Follows the registry: what its aliases say is downloaded, loaded beside what serves, tried, and only then takes traffic.
+
+A slot that takes traffic is never loaded into, so that no request meets a swap and none waits for one: the champion's pointer
+moves to the other slot when the new champion is proven there. On a promotion that slot holds it already: only the pointer moves.
+"""
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from infra.registry import Aliases, Registry
+from infra.store import ObjectStore
+from serving.arms import Arms, Slot
+from serving.engines import EngineDown, SwapRefused, WrongVersion
+from serving.metrics import Metrics
+from serving.protocol import BASE_VERSION, Request
+from serving.versions import Versions
+
+log = logging.getLogger(__name__)
+DRAIN_SECONDS = 10.0
+RETRY_SECONDS = 5.0
+REFUSED_SECONDS = 300.0
+SMOKE = Request(prompt_token_ids=[1, 2, 3, 4, 5, 6, 7, 8], max_tokens=4, temperature=1.0, top_p=1.0, stop_token_ids=[])
+
+
+class NotProven(RuntimeError):
+    """A version that was loaded did not answer the smoke prompt as it should."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """What to load next."""
+
+    slot: int
+    version: str
+    role: Literal["champion", "challenger"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Where the pointers belong now, and one version to load to get closer to what the registry says."""
+
+    champion: int | None
+    challenger: int | None
+    load: Load | None
+
+
+def plan(wanted: Aliases, held: Sequence[str | None], answers: Sequence[bool], champion: int | None) -> Plan:
+    """What to do, from what is wanted, the versions that the slots hold and have proven, and which one is the champion's.
+
+    Pointers only ever go to slots that are up. With no champion wanted (an empty registry) any slot that is up serves.
+    """
+    up = [index for index in (0, 1) if held[index] is not None]
+    current = champion if champion in up else next(iter(up), None)
+    if wanted.champion is None:
+        return Plan(current, None, None)
+    having = [index for index in up if held[index] == wanted.champion]
+    if not having:
+        # The champion's slot goes on with the old version until the other holds the new one.
+        free = [index for index in (0, 1) if answers[index] and index != current]
+        if not free and current is not None and held[current] == BASE_VERSION:
+            free = [current]
+        return Plan(current, None, Load(free[0], wanted.champion, "champion") if free else None)
+    current = current if current in having else having[0]
+    other = 1 - current
+    if wanted.challenger is None or wanted.challenger == wanted.champion or not answers[other]:
+        return Plan(current, None, None)
+    if held[other] == wanted.challenger:
+        return Plan(current, other, None)
+    return Plan(current, None, Load(other, wanted.challenger, "challenger"))
+
+
+class Follower:
+    """Keeps the arms as the registry says, as far as engines, store and registry allow."""
+
+    def __init__(
+        self,
+        arms: Arms,
+        registry: Registry,
+        store: ObjectStore,
+        versions: Versions,
+        metrics: Metrics,
+        seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._arms = arms
+        self._registry = registry
+        self._store = store
+        self._versions = versions
+        self._metrics = metrics
+        self._seconds = seconds
+        self._clock = clock
+        self._wanted = versions.aliases() or Aliases(None, None, None, None)
+        self._not_before: dict[str, float] = {}
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+        while True:
+            try:
+                busy = await self.step()
+            except Exception as error:  # a surprise must not end the following; it is logged and tried again
+                log.exception("follower")
+                self._arms.problems["follower"] = f"{type(error).__name__}: {error}"
+                busy = False
+            await asyncio.sleep(0 if busy else self._seconds)
+
+    async def step(self) -> bool:
+        """Look once and do one thing; whether there may be more to do at once."""
+        await asyncio.gather(self._read_registry(), *(self._look(slot) for slot in self._arms.slots))
+        slots = self._arms.slots
+        held = [slot.version if slot.up else None for slot in slots]
+        todo = plan(self._wanted, held, [slot.version is not None for slot in slots], self._arms.champion)
+        self._point(todo)
+        if todo.load is None or self._clock() < self._not_before.get(todo.load.version, 0.0):
+            return False
+        return await self._load(todo.load)
+
+    async def _read_registry(self) -> None:
+        try:
+            aliases = await asyncio.to_thread(self._registry.aliases)
+        except Exception as error:  # serving goes on with what it has, whatever ails the registry
+            if self._arms.problems.get("registry") is None:
+                log.warning("registry: %s; serving goes on", error)
+            self._arms.problems["registry"] = str(error)
+            return
+        self._arms.problems.pop("registry", None)
+        if aliases != self._wanted:
+            log.info("registry: champion %s, challenger %s", aliases.champion, aliases.challenger)
+            self._wanted = aliases
+            self._versions.remember_aliases(aliases)
+
+    async def _look(self, slot: Slot) -> None:
+        """Ask an engine what it holds; a process or version that is new to us is tried first."""
+        try:
+            health = await slot.engine.health()
+        except EngineDown as error:
+            slot.version, slot.state = None, f"down: {error}"
+            return
+        slot.version, slot.pid = health.version, health.pid
+        if not slot.up:
+            try:
+                await self._prove(slot, health.version)
+            except (EngineDown, WrongVersion, NotProven) as error:
+                slot.state = f"not proven: {error}"
+                return
+        slot.state = f"version {slot.version}"
+
+    def _point(self, todo: Plan) -> None:
+        arms = self._arms
+        if todo.champion != arms.champion:
+            log.info("champion: slot %s", todo.champion)
+        arms.champion, arms.challenger, arms.experiment = todo.champion, todo.challenger, self._wanted.experiment
+
+    async def _load(self, load: Load) -> bool:
+        slot = self._arms.slots[load.slot]
+        try:
+            path = await asyncio.to_thread(self._fetch, load.version)
+            slot.state = f"loading version {load.version}"
+            slot.proven = (None, None)  # takes no more traffic
+            await self._drained(slot)
+            swapped = await slot.engine.swap(str(path), load.version)
+            slot.version = load.version
+            await self._prove(slot, load.version)
+        except Exception as error:  # of any part: the slot stays out of traffic, the reason is shown, it is tried again
+            log.warning("version %s into slot %d: %s", load.version, load.slot, error)
+            self._arms.problems[load.role] = f"version {load.version}: {error}"
+            refused = isinstance(error, SwapRefused | ValueError)
+            self._not_before[load.version] = self._clock() + (REFUSED_SECONDS if refused else RETRY_SECONDS)
+            return False
+        self._arms.problems.pop(load.role, None)
+        self._metrics.swaps.labels(load.slot).inc()
+        await asyncio.to_thread(self._keep, load)
+        log.info("slot %d: version %s (%.0f ms standing still)", load.slot, load.version, swapped.pause_ms + swapped.commit_ms)
+        return True
+
+    async def _drained(self, slot: Slot) -> None:
+        """What the slot still runs may end first; what is left after that is recorded as mixed."""
+        deadline = self._clock() + DRAIN_SECONDS
+        while slot.in_flight and self._clock() < deadline:
+            await asyncio.sleep(0.02)
+
+    async def _prove(self, slot: Slot, version: str) -> None:
+        """Try the smoke prompt; from then on the slot may take traffic."""
+        logprobs: list[float] = []
+        async with aclosing(slot.engine.generate(replace(SMOKE, version=version))) as deltas:
+            async for delta in deltas:
+                logprobs += delta.logprobs
+        if not logprobs or not all(math.isfinite(p) and p <= 0 for p in logprobs):
+            raise NotProven(f"version {version}: log-probabilities {logprobs} of the smoke prompt")
+        slot.proven = (slot.pid, version)
+
+    def _fetch(self, version: str) -> str:
+        if path := self._versions.path(version):
+            return str(path)
+        return str(self._versions.download(version, self._registry.version(version).source, self._store))
+
+    def _keep(self, load: Load) -> None:
+        self._versions.remember_slot(load.slot, load.version)
+        in_use = {slot.version or "" for slot in self._arms.slots} | {self._wanted.champion or "", self._wanted.challenger or ""}
+        self._versions.prune(in_use)

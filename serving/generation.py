@@ -1,0 +1,191 @@
+"""One completion from prompt to record."""
+
+import logging
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from tokenizers import Tokenizer
+
+from infra.fim import Renderer
+from infra.records import Completion, FinishReason
+from infra.settings.schema import Sampling
+from serving.access import Caller
+from serving.arms import Route
+from serving.engines import EngineDown, WrongVersion
+from serving.protocol import Delta, Request, Span
+from serving.text import Reader
+
+log = logging.getLogger(__name__)
+LONGEST_TOKEN = 16
+"""Characters a kept token is taken to have at most; text farther from the cursor is not even tokenised."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a client wants, in any dialect."""
+
+    prefix: str
+    suffix: str
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+
+
+class Unavailable(RuntimeError):
+    """No engine can serve this now."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How everything is sampled, whatever the client says."""
+
+    tokenizer: Tokenizer
+    renderer: Renderer
+    sampling: Sampling
+    stop_token_ids: Sequence[int]
+
+    def request(self, asked: Asked) -> Request:
+        """The prompt in the model's own order, and the server's own sampling."""
+        prefix = asked.prefix[-self.renderer.max_prefix_tokens * LONGEST_TOKEN :]
+        suffix = asked.suffix[: self.renderer.max_suffix_tokens * LONGEST_TOKEN]
+        wanted = self.sampling.max_tokens if asked.max_tokens is None else min(asked.max_tokens, self.sampling.max_tokens)
+        return Request(
+            prompt_token_ids=self.renderer.render(prefix, suffix),
+            max_tokens=wanted,
+            temperature=self.sampling.temperature,
+            top_p=self.sampling.top_p,
+            stop_token_ids=list(self.stop_token_ids),
+        )
+
+
+@dataclass
+class Generation:
+    """Samples one completion and keeps what its record needs."""
+
+    id: str
+    asked: Asked
+    caller: Caller
+    routes: Sequence[Route]
+    policy: Policy
+    arrived: float
+    """Unix seconds."""
+    started: float = field(default_factory=time.perf_counter)
+    finish: FinishReason = "disconnected"
+    """What the record says unless the end is reached."""
+
+    def __post_init__(self) -> None:
+        self.request = self.policy.request(self.asked)
+        self._reader = Reader(self.policy.tokenizer, self.asked.stop)
+        self._route: Route | None = None
+        self._token_ids: list[int] = []
+        self._logprobs: list[float] = []
+        self._seen: list[str] = []
+        self._spans: tuple[Span, ...] = ()
+        self._first: float | None = None
+
+    @property
+    def text(self) -> str:
+        """What was given out."""
+        return self._reader.text
+
+    @property
+    def sampled(self) -> int:
+        """Tokens so far."""
+        return len(self._token_ids)
+
+    async def texts(self) -> AsyncGenerator[str]:
+        """Text as it is sampled. An engine that fails before its first token is replaced by the next route.
+
+        Raises:
+            Unavailable: no engine could start.
+        """
+        for route in self.routes:
+            self._route = route
+            self._seen = [route.version]
+            try:
+                async for text in self._sample(route):
+                    yield text
+            except (EngineDown, WrongVersion) as error:
+                log.warning("slot %d: %s", route.slot.index, error)
+                route.slot.proven = (None, None)  # no traffic until the follower has looked
+                if self._token_ids:
+                    self.finish = "error"
+                    yield self._reader.flush()
+                    return
+            else:
+                return
+        self._route = None
+        raise Unavailable("no engine is ready")
+
+    def record(self) -> Completion | None:
+        """The event; none where no engine took the request."""
+        if self._route is None:
+            return None
+        ended = time.perf_counter()
+        version, mixed = self._versions()
+        counted = version == self._route.version and not mixed
+        return Completion(
+            id=self.id,
+            time=self.arrived,
+            project=self.caller.project,
+            user=self.caller.user,
+            client=self.caller.client,
+            opted_out=self.caller.opted_out,
+            prefix=self.asked.prefix,
+            suffix=self.asked.suffix,
+            prompt_token_ids=tuple(self.request.prompt_token_ids),
+            token_ids=tuple(self._token_ids),
+            logprobs=tuple(self._logprobs),
+            token_ends=tuple(self._reader.ends),
+            text=self._reader.text,
+            finish_reason=self.finish,
+            policy_version=version,
+            mixed=mixed,
+            pinned=self._route.pinned,
+            arm=self._route.arm,
+            experiment=self._route.experiment if counted else "",
+            temperature=self.request.temperature,
+            top_p=self.request.top_p,
+            max_tokens=self.request.max_tokens,
+            ttft_ms=None if self._first is None else (self._first - self.started) * 1e3,
+            total_ms=(ended - self.started) * 1e3,
+        )
+
+    async def _sample(self, route: Route) -> AsyncGenerator[str]:
+        request = Request(**{**self.request.__dict__, "version": route.version})
+        route.slot.in_flight += 1
+        try:
+            async with aclosing(route.slot.engine.generate(request)) as deltas:
+                async for delta in deltas:
+                    text = self._take(delta)
+                    if text:
+                        yield text
+                    if self._reader.stopped:
+                        self.finish = "stop"
+                        return
+            if rest := self._reader.flush():
+                yield rest
+        finally:
+            route.slot.in_flight -= 1
+
+    def _take(self, delta: Delta) -> str:
+        if self._first is None:
+            self._first = time.perf_counter()
+        self._token_ids += delta.token_ids
+        self._logprobs += delta.logprobs
+        if delta.version not in self._seen:
+            self._seen.append(delta.version)
+        if delta.finish:
+            self.finish = "error" if delta.finish == "abort" else delta.finish
+            self._spans = delta.spans
+        return self._reader.feed(delta.token_ids)
+
+    def _versions(self) -> tuple[str, bool]:
+        """Version that sampled the tokens, and whether there was more than one.
+
+        The spans of a finished completion are exact. One cut short has only the labels of its deltas, which may run ahead of
+        the tokens by one: it is pure when they all agree with the version it was sent to.
+        """
+        versions = [version for version, start, end in self._spans if end > start] or self._seen
+        return versions[-1], len(set(versions)) > 1
