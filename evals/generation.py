@@ -1,7 +1,7 @@
 """Completions of many positions at once by a Hugging Face checkpoint, on CPU or GPU.
 
-Shapes: B rows of a batch, T padded prompt length, V vocabulary. Each row draws from a stream of its own, seeded by the row's number,
-so that a completion does not depend on its batch and two checkpoints meet the same draws at the same position.
+Shapes: B rows of a batch, T padded prompt length, V vocabulary. Each row draws from a stream of its own, seeded by the row's
+number, so that a completion does not depend on its batch and two checkpoints meet the same draws at the same position.
 """
 
 from collections.abc import Sequence
@@ -19,11 +19,13 @@ from infra.settings.schema import Model
 class Generator:
     """A checkpoint that completes FIM contexts."""
 
-    def __init__(self, checkpoint: Path, model: Model, device: str | None = None) -> None:
+    def __init__(self, checkpoint: Path, model: Model, device: str | None = None, threads: int = 1) -> None:
+        # On cores that others use as well, two threads wait for each other: measured 4 times the CPU time of one.
+        torch.set_num_threads(threads)
         self._device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         tokenizer = checkpoint / "tokenizer.json"
         if not tokenizer.exists():
-            raise ValueError(f"checkpoint {checkpoint}: no tokenizer.json; a Hugging Face layout is needed (`make base` makes one)")
+            raise ValueError(f"checkpoint {checkpoint}: no tokenizer.json; give a Hugging Face layout (`make base` makes one)")
         self._tokenizer = Tokenizer.from_file(str(tokenizer))
         self._renderer = Renderer(self._tokenizer, model.fim_order, model.max_prefix_tokens, model.max_suffix_tokens)
         self._model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).to(self._device).eval()
@@ -41,7 +43,8 @@ class Generator:
         texts = [""] * len(prompts)
         for start in range(0, len(order), batch):
             rows = order[start : start + batch]
-            for row, tokens in zip(rows, self._batch([prompts[i] for i in rows], rows, max_tokens, temperature, seed), strict=True):
+            written = self._batch([prompts[i] for i in rows], rows, max_tokens, temperature, seed)
+            for row, tokens in zip(rows, written, strict=True):
                 texts[row] = self._tokenizer.decode(tokens)
         return texts
 
@@ -79,7 +82,7 @@ class Generator:
 
 
 def pick(logits: torch.Tensor, temperature: float, uniform: torch.Tensor) -> torch.Tensor:
-    """One token a row from logits (B V) by inverting the cumulative distribution at `uniform` (B); the likeliest at temperature 0."""
+    """One token a row from logits (B V): the cumulative distribution inverted at `uniform` (B), or the likeliest at temperature 0."""
     if temperature == 0:
         return logits.argmax(-1)
     cumulative = torch.softmax(logits.double() / temperature, -1).cumsum(-1)
