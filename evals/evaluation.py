@@ -1,6 +1,6 @@
 """Held-out evaluation: how well a checkpoint writes the rest of a line in code that it never saw.
 
-    python -m evals.evaluation infra/base_model --samples 400 --temperature 0
+python -m evals.evaluation infra/base_model --samples 400 --temperature 0
 """
 
 import argparse

@@ -44,10 +44,10 @@ def load(file: Path | None = None, environment: Mapping[str, str] = os.environ) 
         raise SettingsError(f"{file}: no such settings file; set {FILE_VARIABLE} to one, e.g. {LOCAL}") from None
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(f"{file}: not TOML: {error}") from None
-    _fill_secrets(values)
     for name, value in environment.items():
         if name.startswith(PREFIX) and name != FILE_VARIABLE:
             _lay(values, name.removeprefix(PREFIX).lower().split("__"), value)
+    _fill_secrets(values)
     try:
         return Settings.model_validate(values)
     except ValidationError as error:

@@ -155,6 +155,8 @@ class Train(Section):
     """Seed of the order of samples."""
     environment: dict[str, str] = {}
     """Environment variables of the trainer's processes."""
+    folder: Path = Path("var/cycles")
+    """Directory of the working files of cycles: samples, logs, checkpoints until they are registered."""
 
 
 class Judge(Section):
@@ -177,6 +179,12 @@ class Evaluate(Section):
     """Seed of the choice of positions."""
     max_drop: float = Field(0.05, ge=0)
     """Largest drop of the judge's mean score (0 to 1 of its scale) against the champion before a candidate is refused."""
+    min_length: float = Field(0.5, ge=0)
+    """Least mean length of a candidate's completions, as a multiple of the champion's."""
+    max_empty_rise: float = Field(0.15, ge=0)
+    """Largest rise of the share of positions with nothing to show, against the champion."""
+    max_judge_failures: float = Field(0.1, ge=0, le=1)
+    """Largest share of positions that the judge may fail on before the evaluation counts as broken."""
     judge: Judge = Judge()
     """Who scores."""
 

@@ -1,0 +1,75 @@
+"""The local stack: python -m infra.stack up [PART...] | down | status | restart PART"""
+
+import argparse
+import sys
+
+from infra import settings as settings_
+from infra.registry import RegistryError
+from infra.settings import Settings, SettingsError
+from infra.stack import control
+from infra.stack.orchestration import DeployError
+from infra.stack.seed import NoBaseModel
+
+USERS_ERRORS = (control.StackError, SettingsError, NoBaseModel, DeployError, RegistryError)
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m infra.stack", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    start = commands.add_parser("up", help="start every part that does not run, and wait until all answer")
+    start.add_argument("parts", nargs="*", help="only these")
+    commands.add_parser("down", help="stop everything")
+    commands.add_parser("status", help="how every part is; exit code 3 where one is not ready")
+    commands.add_parser("restart", help="stop and start one part").add_argument("part")
+    given = parser.parse_args(arguments)
+    try:
+        if given.command == "up":
+            addresses(control.up(given.parts))
+        elif given.command == "down":
+            control.down()
+        elif given.command == "restart":
+            control.restart(given.part)
+        else:
+            return status()
+    except USERS_ERRORS as error:
+        print(f"\nstack: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nstack: interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+def status() -> int:
+    rows = control.status()
+    print(f"{'part':<10} {'state':<9} {'ready':<6} {'pid':>7} {'up':>8}  address / log")
+    for row in rows:
+        ready = "yes" if row.ready else "no"
+        print(f"{row.part:<10} {row.state:<9} {ready:<6} {row.pid or '-':>7} {row.seconds:>7.0f}s  {row.address}  {row.log}")
+    if all(row.ready for row in rows):
+        addresses(settings_.load())
+        return 0
+    waiting = [row for row in rows if not row.ready]
+    if len(waiting) == len(rows):
+        print("\nstack: down; `make up` starts it")
+    else:
+        print(f"\nstack: not ready: {', '.join(row.part for row in waiting)}; read its log, then `make up`")
+    return 3
+
+
+def addresses(settings: Settings) -> None:
+    """Where everything is reached."""
+    secrets = settings_.path(settings.stack.state) / settings_.SECRETS_NAME
+    serving = settings.serving
+    print(
+        f"\n  completions  http://{serving.host}:{serving.port}/v1\n"
+        f"  feedback     http://{serving.host}:{serving.feedback_port}\n"
+        f"  Prefect      {settings.orchestration.api.removesuffix('/api')}\n"
+        f"  MLflow       {settings.registry.uri}\n"
+        f"  S3           {settings.store.endpoint or 'AWS'}  (bucket {settings.store.bucket})\n"
+        f"  bearer token in {secrets}, under [serving] token"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

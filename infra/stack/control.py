@@ -1,0 +1,297 @@
+"""up, down, status and restart: the parts in their order, each checked until it answers."""
+
+import http.client
+import importlib.util
+import json
+import os
+import socket
+import threading
+import time
+import xmlrpc.client
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from infra import settings as settings_
+from infra.settings import Settings
+from infra.stack import orchestration, processes, secrets, seed
+from infra.stack.parts import BIN, Part, environment, parts
+from infra.stack.supervision import Supervisor, sweep, tail
+
+# Stopped in two waves: serving ships its spool to the store while it stops.
+LAST = ("s3", "mlflow", "prefect")
+STARTED_WITH = "settings.json"
+
+
+class StackError(RuntimeError):
+    """A part that cannot come up; the message names it, its log and the next command."""
+
+
+@dataclass
+class Progress:
+    """Prints what is done, with the seconds since the start."""
+
+    say: Callable[[str], None] = print
+    began: float = field(default_factory=time.monotonic)
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """A piece of work that is told of when it is done."""
+        began = time.monotonic()
+        yield
+        now = time.monotonic()
+        self.say(f"  {now - self.began:6.1f} s  {name:<12} ready (took {now - began:.1f} s)")
+
+
+def up(only: Collection[str] = (), say: Callable[[str], None] = print) -> Settings:
+    """Start what does not run yet, and wait until everything answers; gives back the settings with the secrets in them.
+
+    Args:
+        only: parts to start; none for all of them.
+
+    Raises:
+        StackError: a part cannot come up; what this call started is stopped again.
+    """
+    state = settings_.path(settings_.load().stack.state)
+    secrets.ensure(state)
+    settings = settings_.load()
+    supervisor = Supervisor(state)
+    everything = parts(settings)
+    if unknown := set(only) - set(everything):
+        raise StackError(f"{', '.join(sorted(unknown))}: no such part; the parts are {', '.join(everything)}")
+    found = {name: part for name, part in everything.items() if not only or name in only}
+    with _alone(state):
+        _check_settings(settings, supervisor)
+        _check_packages(settings, found)
+        was_up = supervisor.running()
+        if not was_up and (ended := sweep(state)):
+            say(f"ended {ended} process(es) left by an earlier run")
+        before = {name for name, s in supervisor.states().items() if s.state in ("RUNNING", "STARTING", "BACKOFF")}
+        _check_ports([part for name, part in found.items() if name not in before])
+        say(f"stack: {', '.join(found)}; logs in {state / 'logs'}")
+        try:
+            supervisor.start(everything.values(), environment(settings, dict(os.environ)))
+            (state / STARTED_WITH).write_text(settings_.dump(settings))
+            _bring_up(settings, supervisor, found, Progress(say))
+        except BaseException:
+            say("stopping what was started")
+            if was_up:
+                supervisor.stop_together(set(found) - before)
+            else:
+                _stop(supervisor)
+            raise
+    return settings
+
+
+def down(say: Callable[[str], None] = print) -> None:
+    """Stop everything, whatever an earlier run left included."""
+    supervisor = Supervisor(settings_.path(settings_.load().stack.state))
+    began = time.monotonic()
+    left = _stop(supervisor)
+    say(f"stack: down in {time.monotonic() - began:.1f} s" + (f"; ended {left} process(es) that were left" if left else ""))
+
+
+def restart(name: str, say: Callable[[str], None] = print) -> None:
+    """Stop one part, start it again and wait until it answers."""
+    settings = settings_.load()
+    supervisor, found = Supervisor(settings_.path(settings.stack.state)), parts(settings)
+    if name not in found:
+        raise StackError(f"{name}: no such part; the parts are {', '.join(found)}")
+    if not supervisor.running():
+        raise StackError("the stack is not up; start it with `make up`")
+    if supervisor.states()[name].state in ("RUNNING", "STARTING", "BACKOFF"):
+        supervisor.stop_part(name)
+    with Progress(say).step(name):
+        _start(supervisor, found[name], settings.stack.ready_seconds)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the status table."""
+
+    part: str
+    state: str
+    ready: bool
+    pid: int
+    seconds: float
+    address: str
+    log: Path
+
+
+def status() -> list[Row]:
+    """How every part is, asked now."""
+    settings = settings_.load()
+    supervisor, found = Supervisor(settings_.path(settings.stack.state)), parts(settings)
+    states = supervisor.states()
+
+    def row(part: Part) -> Row:
+        state = states.get(part.name)
+        ready = bool(state and state.pid and _answers(part, state.started))
+        seconds = time.time() - state.started if state and state.pid else 0.0
+        return Row(
+            part.name,
+            state.state.lower() if state else "stopped",
+            ready,
+            state.pid if state else 0,
+            seconds,
+            part.address,
+            supervisor.log(part.name),
+        )
+
+    with ThreadPoolExecutor(8) as pool:
+        return list(pool.map(row, found.values()))
+
+
+def _bring_up(settings: Settings, supervisor: Supervisor, found: dict[str, Part], progress: Progress) -> None:
+    """Run the plan: each step in a thread that waits for those it comes after."""
+    seconds, failed = settings.stack.ready_seconds, threading.Event()
+    plan = _plan(settings, supervisor, found, seconds, failed)
+    futures: dict[str, Future[None]] = {}
+
+    def run(name: str, after: tuple[str, ...], work: Callable[[], object]) -> None:
+        for other in after:
+            if other in futures:
+                futures[other].result()
+        with progress.step(name):
+            work()
+
+    with ThreadPoolExecutor(len(plan)) as pool:
+        for name, (after, work) in plan.items():
+            futures[name] = pool.submit(run, name, after, work)
+        error = None
+        pending = set(futures.values())
+        while pending and not error:
+            done = {future for future in pending if future.done()}
+            pending -= done
+            error = next((e for f in done if (e := f.exception())), None)
+            time.sleep(0.05)
+        if error:
+            failed.set()
+            raise error
+
+
+Plan = dict[str, tuple[tuple[str, ...], Callable[[], object]]]
+
+
+def _plan(settings: Settings, supervisor: Supervisor, found: dict[str, Part], seconds: float, failed: threading.Event) -> Plan:
+    """Each step of a start, what it comes after, and its work. Imports are most of a start, so what can overlaps."""
+    after = {"worker": ("work pool",), "serving": ("base model",)}
+    plan: Plan = {name: (after.get(name, ()), partial(_start, supervisor, part, seconds, failed)) for name, part in found.items()}
+    if "s3" in found or "serving" in found:
+        plan["bucket"] = ("s3",), lambda: seed.bucket(settings)
+    if "worker" in found:
+        plan["work pool"] = ("prefect",), lambda: orchestration.ensure_pool(settings)
+        plan["deployments"] = ("work pool",), lambda: orchestration.deploy(settings, environment(settings, dict(os.environ)))
+    if "mlflow" in found or "serving" in found:
+        plan["base model"] = ("bucket", "mlflow"), lambda: seed.base_model(settings)
+    order = ("s3", "bucket", "mlflow", "base model", "prefect", "work pool", "worker", "deployments")
+    return {name: plan[name] for name in (*order, *plan) if name in plan}
+
+
+def _start(supervisor: Supervisor, part: Part, seconds: float, failed: threading.Event | None = None) -> None:
+    """Start a part where it does not run, and wait until it answers.
+
+    Raises:
+        StackError: it ends while it starts, or does not answer in time.
+    """
+    if supervisor.states()[part.name].state not in ("RUNNING", "STARTING", "BACKOFF"):
+        try:
+            supervisor.start_part(part.name)
+        except xmlrpc.client.Fault as fault:
+            raise _broken(supervisor, part, f"supervisord cannot start it: {fault.faultString}") from fault
+    first, deadline = 0, time.monotonic() + seconds
+    while not (failed and failed.is_set()):
+        state = supervisor.states().get(part.name)
+        if state is None:
+            raise _broken(supervisor, part, "supervisord is gone")
+        first = first or state.pid
+        if state.state in ("BACKOFF", "EXITED", "FATAL") or (first and state.pid != first):
+            raise _broken(supervisor, part, "it ended while it was starting")
+        if state.pid and _answers(part, state.started):
+            return
+        if time.monotonic() > deadline:
+            raise _broken(supervisor, part, f"it did not answer within {seconds:.0f} s (stack.ready_seconds)")
+        time.sleep(0.2)
+    raise StackError(f"{part.name}: given up, since another part failed")
+
+
+def _broken(supervisor: Supervisor, part: Part, why: str) -> StackError:
+    log = supervisor.log(part.name)
+    return StackError(
+        f"{part.name}: {why}\n  last lines of {log}:\n{tail(log)}\n"
+        f"  next: read the log (less {log}), mend what it says, then `make up`"
+    )
+
+
+def _answers(part: Part, since: float) -> bool:
+    try:
+        return part.ready(since)
+    except (OSError, http.client.HTTPException, KeyError, ValueError):
+        return False
+
+
+def _stop(supervisor: Supervisor) -> int:
+    states = set(supervisor.states())
+    if states:
+        supervisor.stop_together(states - set(LAST))
+        supervisor.stop_together(states & set(LAST))
+    supervisor.shut_down()
+    return sweep(supervisor.directory)
+
+
+@contextmanager
+def _alone(state: Path) -> Iterator[None]:
+    """One `up` at a time."""
+    import fcntl
+
+    with (state / "up.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StackError(f"another `make up` is at work on {state}; wait for it, then `make status`") from None
+        yield
+
+
+def _check_settings(settings: Settings, supervisor: Supervisor) -> None:
+    """Refuse to join a stack that was started with other settings: half of it would run with the old ones."""
+    file = supervisor.directory / STARTED_WITH
+    if not (supervisor.running() and file.exists()):
+        return
+    old, new = json.loads(file.read_text()), json.loads(settings_.dump(settings))
+    if changed := [key for key in new if old.get(key) != new[key]]:
+        raise StackError(f"the stack runs with other settings (changed: {', '.join(changed)}); `make down`, then `make up`")
+
+
+def _check_packages(settings: Settings, found: dict[str, Part]) -> None:
+    for part in found.values():
+        missing = not (BIN / "rclone").exists() if part.name == "s3" else importlib.util.find_spec(part.module) is None
+        if missing:
+            raise StackError(f"{part.name}: package {part.module} is not installed; `make setup`")
+    seed.check_base(settings)
+
+
+def _check_ports(to_start: list[Part]) -> None:
+    for part in to_start:
+        for port in part.ports:
+            with socket.socket() as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    probe.bind(("127.0.0.1", port))
+                except OSError:
+                    raise StackError(
+                        f"{part.name}: port {port} is taken by {processes.owner(port)}; end it, or choose another port "
+                        f"in the settings ({_setting(part)}), then `make up`"
+                    ) from None
+
+
+def _setting(part: Part) -> str:
+    names = {
+        "s3": "store.endpoint",
+        "mlflow": "registry.uri",
+        "prefect": "orchestration.api",
+        "serving": "serving.port, serving.feedback_port",
+    }
+    return names.get(part.name, "serving.engines")

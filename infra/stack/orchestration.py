@@ -1,0 +1,56 @@
+"""Prefect's work pool and the deployments of prefect.yaml."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+
+from infra.settings import ROOT, Settings
+
+DECLARATION = ROOT / "prefect.yaml"
+
+
+class DeployError(RuntimeError):
+    """prefect.yaml could not be deployed; the message holds Prefect's own words."""
+
+
+def ensure_pool(settings: Settings) -> None:
+    """Make the work pool where it is missing; over HTTP, since Prefect's command takes 4 s to import."""
+    pool = settings.orchestration.work_pool
+    if httpx.get(f"{settings.orchestration.api}/work_pools/{pool}", timeout=30).is_success:
+        return
+    body = {"name": pool, "type": "process", "base_job_template": _process_template()}
+    answer = httpx.post(f"{settings.orchestration.api}/work_pools/", json=body, timeout=30)
+    if answer.status_code != httpx.codes.CONFLICT:
+        answer.raise_for_status()
+
+
+def deploy(settings: Settings, environment: dict[str, str]) -> None:
+    """Deploy prefect.yaml; deploying again changes nothing.
+
+    Raises:
+        DeployError: Prefect refused it.
+    """
+    if not DECLARATION.exists():
+        print(f"  deployments: {DECLARATION.name} is missing, nothing deployed")
+        return
+    command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=settings.stack.ready_seconds
+    )
+    if done.returncode != 0:
+        words = "\n".join((done.stdout + done.stderr).splitlines()[-25:])
+        raise DeployError(
+            f"deployments: `prefect deploy --all` failed ({DECLARATION}):\n{words}\n  next: mend it, then `make up`"
+        )
+
+
+def _process_template() -> dict[str, object]:
+    """Prefect's own template of a process pool, read from the package without importing it."""
+    spec = importlib.util.find_spec("prefect")
+    assert spec and spec.origin
+    file = Path(spec.origin).parent / "server/api/collections_data/views/aggregate-worker-metadata.json"
+    return json.loads(file.read_text())["prefect"]["process"]["default_base_job_configuration"]
