@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
 
 class Section(BaseModel):
@@ -16,13 +16,18 @@ class Store(Section):
     bucket: str = "tabloop"
     """Bucket that holds events, cycles, checkpoints and decisions."""
     endpoint: str | None = "http://127.0.0.1:9000"
-    """S3 endpoint; none for AWS itself."""
+    """S3 endpoint; none for AWS itself (in TOML, which has no null: "")."""
     region: str = "us-east-1"
     """Region given to the S3 client."""
     access_key: SecretStr | None = None
     """Access key; none to use boto3's own chain (environment, profile, instance role)."""
     secret_key: SecretStr | None = None
     """Secret key, together with the access key."""
+
+    @field_validator("endpoint", mode="before")
+    @classmethod
+    def _empty_is_none(cls, value: str | None) -> str | None:
+        return value or None
 
 
 class Registry(Section):
@@ -195,7 +200,11 @@ class Experiment(Section):
     alpha: float = Field(0.05, gt=0, lt=0.5)
     """Error level of the always-valid confidence sequence."""
     min_requests: int = Field(500, ge=1)
-    """Fewest requests an arm before a verdict."""
+    """Fewest requests an arm before a verdict; the test is tuned for twice as many."""
+    min_users: int = Field(10, ge=2)
+    """Fewest users an arm before a verdict: they are the unit of the test."""
+    baseline_seconds: float = Field(86_400.0, ge=0)
+    """How long before the experiment a user's own acceptance is looked up, to take the differences between users out."""
     max_seconds: float = Field(86_400.0, gt=0)
     """An experiment without a verdict by then ends in a rejection of the challenger."""
     srm_alpha: float = Field(0.001, gt=0, lt=1)

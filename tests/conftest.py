@@ -1,0 +1,28 @@
+"""Fixtures shared by all tests: the real stack, whole or just its storage, started when first asked for."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from infra.store import ObjectStore
+from tests import stack as stack_
+from tests.stack import Stack
+
+
+@pytest.fixture(scope="session")
+def storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """The session's stack with at least its S3 server and MLflow up, the base model registered as champion."""
+    with stack_.running(tmp_path_factory.mktemp("tabloop"), "s3", "mlflow") as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def stack(storage: Stack) -> Stack:
+    """The session's stack with every part up."""
+    return stack_.started()
+
+
+@pytest.fixture
+def store(storage: Stack) -> ObjectStore:
+    """The session's object store."""
+    return ObjectStore.connect(storage.settings.store)

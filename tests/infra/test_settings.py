@@ -1,0 +1,126 @@
+"""Settings: every shipped file parses, every field is described, and what is wrong is named."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from pydantic import BaseModel
+
+from infra import settings as settings_
+from infra.settings import LOCAL, PRODUCTION, ROOT, Settings, SettingsError, load
+
+SHIPPED = sorted((ROOT / "infra/settings").glob("*.toml"))
+
+
+def sections(model: type[BaseModel], at: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
+    yield at, model
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from sections(field.annotation, f"{at}.{name}".lstrip("."))
+
+
+@pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.name)
+def test_every_shipped_file_parses(file: Path) -> None:
+    assert isinstance(load(file, {}), Settings)
+
+
+def test_both_files_are_shipped() -> None:
+    assert {LOCAL, PRODUCTION} <= set(SHIPPED)
+
+
+def test_prefect_yaml_parses_and_its_entry_points_exist() -> None:
+    file = ROOT / "prefect.yaml"
+    if not file.exists():
+        pytest.skip("no prefect.yaml yet")
+    deployments = yaml.safe_load(file.read_text())["deployments"]
+    assert len({d["name"] for d in deployments}) == len(deployments)
+    for deployment in deployments:
+        path, function = deployment["entrypoint"].split(":")
+        assert f"def {function}(" in (ROOT / path).read_text()
+
+
+def test_production_is_aws_without_keys_and_judged_by_a_model() -> None:
+    settings = load(PRODUCTION, {})
+    assert settings.store.endpoint is None
+    assert settings.store.access_key is None and settings.serving.token is None
+    assert settings.evaluate.judge.kind == "openai"
+    assert settings.train.processes % (settings.train.tensor_parallel * settings.train.pipeline_parallel) == 0
+
+
+@pytest.mark.parametrize(("at", "model"), list(sections(Settings)), ids=lambda value: value if isinstance(value, str) else "")
+def test_every_field_is_described(at: str, model: type[BaseModel]) -> None:
+    assert [f"{at}.{name}" for name, field in model.model_fields.items() if not field.description] == []
+
+
+@pytest.mark.parametrize(("at", "model"), list(sections(Settings)), ids=lambda value: value if isinstance(value, str) else "")
+def test_every_section_is_frozen_and_refuses_unknown_keys(at: str, model: type[BaseModel]) -> None:
+    assert model.model_config.get("frozen") and model.model_config.get("extra") == "forbid"
+
+
+@pytest.mark.parametrize(
+    ("text", "environment", "words"),
+    [
+        ("[serving]\nprot = 1", {}, ["serving.prot", "1", "Extra inputs are not permitted"]),
+        ("[serving]\nport = 'x'", {}, ["serving.port", "'x'", "valid integer"]),
+        ("", {"TABLOOP_SERVING__PROT": "1"}, ["serving.prot", "'1'", "Extra inputs"]),
+        ("", {"TABLOOP_SERVING__SAMPLING__TEMPERATURE": "0"}, ["serving.sampling.temperature", "'0'", "greater than 0"]),
+        ("", {"TABLOOP_NOTHING": "1"}, ["nothing", "Extra inputs"]),
+        ("[serving", {}, ["not TOML"]),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, text: str, environment: dict[str, str], words: list[str]) -> None:
+    file = tmp_path / "some.toml"
+    file.write_text(text)
+    with pytest.raises(SettingsError) as error:
+        load(file, environment)
+    assert [word for word in [str(file), *words] if word not in str(error.value)] == []
+
+
+def test_a_missing_file_is_named_with_the_variable(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="TABLOOP_SETTINGS"):
+        load(None, {"TABLOOP_SETTINGS": str(tmp_path / "no.toml")})
+
+
+def test_a_wrong_secret_is_not_shown() -> None:
+    with pytest.raises(SettingsError) as error:
+        load(LOCAL, {"TABLOOP_SERVING__TOKEN": '["s3cr3t"]'})
+    assert "serving.token" in str(error.value) and "s3cr3t" not in str(error.value)
+
+
+def test_environment_is_laid_over_the_file_and_secrets_under_it(tmp_path: Path) -> None:
+    file = tmp_path / "some.toml"
+    file.write_text('[serving]\nport = 1\ntoken = "of the file"\n')
+    (tmp_path / "secrets.toml").write_text('[serving]\ntoken = "generated"\nuser_secret = "generated"\n')
+    found = load(file, {"TABLOOP_STACK__STATE": str(tmp_path), "TABLOOP_SERVING__PORT": "2", "PATH": "/bin"})
+    assert found.serving.port == 2
+    assert found.serving.token and found.serving.token.get_secret_value() == "of the file"
+    assert found.serving.user_secret and found.serving.user_secret.get_secret_value() == "generated"
+
+
+def test_lists_and_null_are_written_as_json() -> None:
+    engines = '["http://127.0.0.1:1", "http://127.0.0.1:2"]'
+    found = load(LOCAL, {"TABLOOP_SERVING__ENGINES": engines, "TABLOOP_STORE__ENDPOINT": "null"})
+    assert found.serving.engines == ("http://127.0.0.1:1", "http://127.0.0.1:2")
+    assert found.store.endpoint is None
+
+
+def test_dump_masks_secrets_and_holds_all_the_rest() -> None:
+    secret = {"TABLOOP_STORE__SECRET_KEY": "s3cr3t", "TABLOOP_EVALUATE__JUDGE__API_KEY": "s3cr3t"}
+    text = settings_.dump(load(LOCAL, secret))
+    assert "s3cr3t" not in text
+    assert set(json.loads(text)) == set(Settings.model_fields)
+
+
+def test_settings_cannot_be_changed() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        load(LOCAL, {}).serving.port = 1  # type: ignore[misc]
+
+
+def test_importing_settings_imports_nothing_heavy() -> None:
+    code = "import sys, infra.settings; print([m for m in ('torch', 'vllm', 'megatron', 'mlflow', 'prefect', 'boto3') if m in sys.modules])"
+    shown = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert shown.strip() == "[]"

@@ -1,0 +1,86 @@
+"""The real stack for tests: one a session, on free ports, all of its state in a directory of its own."""
+
+import json
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from infra import settings as settings_
+from infra.settings import Settings
+from infra.stack import control
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A stack that is up."""
+
+    settings: Settings
+    """Its settings, secrets included; settings.load() gives the same during the session."""
+    state: Path
+    """Its state directory."""
+
+
+@contextmanager
+def environment_of(directory: Path) -> Iterator[dict[str, str]]:
+    """Point the settings at free ports and at a directory, for this process and those it starts."""
+    found = _overrides(directory)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in found.items():
+            patch.setenv(name, value)
+        yield found
+
+
+@contextmanager
+def running(directory: Path, *parts: str) -> Iterator[Stack]:
+    """A stack of some parts (none named: all), stopped at the end."""
+    with ExitStack() as exits:
+        exits.enter_context(environment_of(directory))
+        exits.callback(control.down, say=_quiet)
+        yield started(*parts)
+
+
+def started(*parts: str) -> Stack:
+    """Start parts of the stack that the environment points at; those that run already are left."""
+    settings = control.up(parts)
+    return Stack(settings, settings_.path(settings.stack.state))
+
+
+def _overrides(directory: Path) -> dict[str, str]:
+    s3, mlflow, prefect, completions, feedback, *engines = _free_ports(7)
+    return {
+        "TABLOOP_STACK__STATE": str(directory / "stack"),
+        "TABLOOP_STACK__READY_SECONDS": os.environ.get("TABLOOP_STACK__READY_SECONDS", "600"),
+        "TABLOOP_STORE__ENDPOINT": f"http://127.0.0.1:{s3}",
+        "TABLOOP_REGISTRY__URI": f"http://127.0.0.1:{mlflow}",
+        "TABLOOP_ORCHESTRATION__API": f"http://127.0.0.1:{prefect}/api",
+        "TABLOOP_SERVING__PORT": str(completions),
+        "TABLOOP_SERVING__FEEDBACK_PORT": str(feedback),
+        "TABLOOP_SERVING__SPOOL": str(directory / "spool"),
+        "TABLOOP_SERVING__STATE": str(directory / "serving"),
+        "TABLOOP_SERVING__ENGINES": json.dumps([f"http://127.0.0.1:{port}" for port in engines]),
+    }
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that are free now, outside the range that the system gives to outgoing connections."""
+    low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    found: list[int] = []
+    candidates = iter(range(low - 1 - os.getpid() % 8000, 10_000, -1))
+    while len(found) < count:
+        port = next(candidates)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            found.append(port)
+    return found
+
+
+def _quiet(_: str) -> None:
+    pass
