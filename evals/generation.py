@@ -28,7 +28,8 @@ class Generator:
             raise ValueError(f"checkpoint {checkpoint}: no tokenizer.json; give a Hugging Face layout (`make base` makes one)")
         self._tokenizer = Tokenizer.from_file(str(tokenizer))
         self._renderer = Renderer(self._tokenizer, model.fim_order, model.max_prefix_tokens, model.max_suffix_tokens)
-        self._model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).to(self._device).eval()
+        self._model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+        self._model.to(device=self._device)
         ends = [self._tokenizer.token_to_id(token) for token in SPECIAL_TOKENS]
         self._ends = torch.tensor([end for end in ends if end is not None], device=self._device)
         size = self._model.config.vocab_size
@@ -82,7 +83,7 @@ class Generator:
 
 
 def pick(logits: torch.Tensor, temperature: float, uniform: torch.Tensor) -> torch.Tensor:
-    """One token a row from logits (B V): the cumulative distribution inverted at `uniform` (B), or the likeliest at temperature 0."""
+    """One token a row from logits (B V): the cumulative distribution inverted at `uniform` (B), or the likeliest."""
     if temperature == 0:
         return logits.argmax(-1)
     cumulative = torch.softmax(logits.double() / temperature, -1).cumsum(-1)

@@ -1,0 +1,114 @@
+"""Simulated developers against any URL: `python -m evals.developers --help`."""
+
+import argparse
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+
+from evals.developers import Address, Decision, Run, Tally, code_from, run
+from infra import settings as configuration
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    settings = configuration.load()
+    serving = settings.serving
+    token = serving.token.get_secret_value() if serving.token else ""
+    result = argparse.ArgumentParser(
+        prog="python -m evals.developers",
+        description="Simulated developers: they type through real code, ask for completions and send feedback as Continue does.",
+    )
+    add = result.add_argument
+    add("--url", default=f"http://{serving.host}:{serving.port}/v1", help="Continue's apiBase (default %(default)s)")
+    add(
+        "--feedback-url",
+        default=f"http://{serving.host}:{serving.feedback_port}/v1/continue/events",
+        help="destination of Continue's data block (default %(default)s)",
+    )
+    add("--token", default=token, help="bearer token (default: the settings', which the local stack generates)")
+    add("--users", type=int, default=120, help="developers (default %(default)s)")
+    add("--seed", type=int, default=0, help="of their tastes, places and moods (default %(default)s)")
+    add("--code", type=Path, nargs="+", default=[], metavar="DIR", help="type through these (default: the held-out packages)")
+    add("--requests", type=int, help="end after so many requests (default 500 where --seconds is not given)")
+    add("--seconds", type=float, help="end after so long")
+    add("--speed", type=float, default=20.0, help="how many times faster than people (default %(default)s)")
+    add("--rate", type=float, default=0.0, help="most requests a second (default: what the concurrency lets through)")
+    add("--concurrency", type=int, default=16, help="developers who type at the same time (default %(default)s)")
+    add("--first-visit", type=int, default=0, help="go on where an earlier run of this seed stopped")
+    add("--version", default="", metavar="PIN", help="ask for this policy version (X-Tabloop-Version); an administrator's token")
+    add("--report", type=Path, help="write counts by user and version and some examples to this JSON file")
+    add("--decisions", type=Path, help="write every decision, with what they really wrote, to this JSON-lines file")
+    return result
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run and tell. Exit code 1 when no request was answered."""
+    options = parser().parse_args(arguments)
+    if options.requests is None and options.seconds is None:
+        options.requests = 500
+    model = configuration.load().model.name
+    settings = Run(
+        address=Address(options.url.rstrip("/"), options.feedback_url, options.token, options.version, model),
+        users=options.users,
+        seed=options.seed,
+        requests=options.requests,
+        seconds=options.seconds,
+        speed=options.speed,
+        rate=options.rate,
+        concurrency=options.concurrency,
+        first_visit=options.first_visit,
+    )
+    failures: list[str] = []
+    with ExitStack() as files:
+        write = _writer(files, options.decisions)
+
+        def decided(decision: Decision) -> None:
+            if decision.outcome == "error" and len(failures) < 3:
+                failures.append(decision.reason)
+            write(decision)
+
+        tally = asyncio.run(_run(settings, options.code, decided))
+    if options.report:
+        options.report.parent.mkdir(parents=True, exist_ok=True)
+        options.report.write_text(json.dumps(tally.as_json(), indent=1) + "\n")
+    print(summary(tally))
+    for failure in failures:
+        print(f"error: {failure}", file=sys.stderr)
+    if failures and not tally.total.answered:
+        print(f"no request was answered: is a server at {options.url}? `make status` tells", file=sys.stderr)
+    return 0 if tally.total.answered else 1
+
+
+async def _run(settings: Run, directories: Sequence[Path], decided: Callable[[Decision], None]) -> Tally:
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)
+    progress = (lambda tally: print(summary(tally), file=sys.stderr)) if sys.stderr.isatty() else None
+    return await run(settings, code_from(directories), stop=stop, progress=progress, decided=decided)
+
+
+def _writer(files: ExitStack, path: Path | None) -> Callable[[Decision], None]:
+    if path is None:
+        return lambda decision: None
+    path.parent.mkdir(parents=True, exist_ok=True)
+    out = files.enter_context(path.open("w"))
+    return lambda decision: print(json.dumps(asdict(decision)), file=out)
+
+
+def summary(tally: Tally) -> str:
+    """One line."""
+    total = tally.total
+    acceptance = f"{total.acceptance:.1%}" if total.answered else "-"
+    return (
+        f"{tally.seconds:6.1f} s  {total.requests} requests, {total.errors} errors, {total.cancelled} typed over, "
+        f"{total.nothing} with nothing to show, {total.accepted} accepted, {total.rejected} rejected: "
+        f"{acceptance} of the answered, {total.lost_events} events lost"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

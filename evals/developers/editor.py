@@ -1,0 +1,92 @@
+"""What Continue does with text: the context it sends, and what of a completion it shows.
+
+Follows core/autocomplete of continuedev/continue (filtering/streamTransforms, postprocessing, templating), applied to whole text
+where Continue works on the stream. Left out: the cut at 300 to 375 ms, since it makes what is shown depend on the machine's load.
+"""
+
+from evals.metrics import distance
+
+PREFIX_CHARACTERS = 1_075
+"""maxPromptTokens 1024 x prefixPercentage 0.3, at 3.5 characters a token."""
+SUFFIX_CHARACTERS = 715
+"""maxPromptTokens 1024 x maxSuffixPercentage 0.2."""
+SUFFIX_WINDOW = 20
+REPEATS = 3
+
+
+def window(prefix: str, suffix: str) -> tuple[str, str]:
+    """The context that is sent: whole lines, the farthest dropped first; an empty suffix is sent as a newline."""
+    if len(prefix) > PREFIX_CHARACTERS:
+        cut = prefix.find("\n", len(prefix) - PREFIX_CHARACTERS)
+        prefix = prefix[cut + 1 :] if cut >= 0 else prefix[-PREFIX_CHARACTERS:]
+    if len(suffix) > SUFFIX_CHARACTERS:
+        cut = suffix.rfind("\n", 0, SUFFIX_CHARACTERS)
+        suffix = suffix[:cut] if cut > 0 else suffix[:SUFFIX_CHARACTERS]
+    return prefix, suffix or "\n"
+
+
+def multiline(prefix: str, suffix: str) -> bool:
+    """Whether several lines may be shown: not in the middle of a line and not in a comment (multilineCompletions "auto")."""
+    return suffix.startswith("\n") and not prefix.rsplit("\n", 1)[-1].lstrip().startswith("#")
+
+
+def shown(generated: str, prefix: str, suffix: str) -> str:
+    """What the editor shows of a completion; empty when it shows nothing."""
+    text = generated if multiline(prefix, suffix) else generated.split("\n", 1)[0]
+    text = "\n".join(_lines(_until_suffix(text, suffix), _line_below(suffix)))
+    if not text.strip() or _rewrites_line_above(text, prefix):
+        return ""
+    if prefix.endswith(" ") and text.startswith(" ") and prefix.rsplit("\n", 1)[-1].strip():
+        text = text[1:]
+    return text.removeprefix(" ")  # once more for a model named qwen, whatever the prefix ends with
+
+
+def lost_space(generated: str, text: str) -> bool:
+    """Whether the editor took leading spaces off."""
+    return generated.startswith(" ") and not generated.startswith(text)
+
+
+def _until_suffix(text: str, suffix: str) -> str:
+    if len(suffix) < SUFFIX_WINDOW:
+        return text
+    target = suffix.lstrip()[: SUFFIX_WINDOW * 3 // 2]
+    for start in range(len(text) - SUFFIX_WINDOW + 1):
+        if text[start : start + SUFFIX_WINDOW] in target:
+            return text[:start]
+    return text
+
+
+def _lines(text: str, below: str) -> list[str]:
+    lines: list[str] = []
+    for number, line in enumerate(text.split("\n")):
+        if not line.strip() and number > 0:  # the double newline
+            break
+        if below.strip() and (line == below or _similar_to_below(line, below.strip())):
+            break
+        if lines[-(REPEATS - 1) :] == [line] * (REPEATS - 1):
+            break
+        if line.strip() != "#":
+            lines.append(line)
+    return lines
+
+
+def _similar_to_below(line: str, below: str) -> bool:
+    closes = any(character in ")]};" for character in below)
+    return not (closes and line.strip() == below) and _repeated(line, below)
+
+
+def _repeated(a: str, b: str) -> bool:
+    if len(a) <= 4 or len(b) <= 4:
+        return False
+    a, b = a.strip(), b.strip()
+    return bool(b) and abs(len(a) - len(b)) < 0.1 * len(b) and distance(a, b) < 0.1 * len(b)
+
+
+def _line_below(suffix: str) -> str:
+    return next((line for line in suffix.split("\n")[1:] if line.strip()), "")
+
+
+def _rewrites_line_above(text: str, prefix: str) -> bool:
+    above = next((line for line in reversed(prefix.split("\n")) if line.strip()), "")
+    first = next((line for line in text.split("\n") if line.strip()), "")
+    return _repeated(above, first)
