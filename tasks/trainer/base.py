@@ -20,7 +20,7 @@ from tasks.trainer.pretrain import Schedule, train, weights_of
 
 VOCABULARY, LENGTH = 4096, 384
 TOKENIZER_FILES = 4000
-BATCH, MICRO_BATCH = 16, 4
+BATCH = MICRO_BATCH = 4
 MIDDLE_WEIGHT = 2.0
 SNAPSHOT_SECONDS = 300.0
 
@@ -72,7 +72,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, default=16_000_000, help="tokens to train on")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="end the schedule by then, with what was seen so far")
-    parser.add_argument("--learning-rate", type=float, default=3e-3)
+    parser.add_argument("--learning-rate", type=float, default=2e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--work", type=Path, default=Path("var/base"), help="folder for rows and the tokenizer")
@@ -95,17 +95,18 @@ def main() -> None:
     engine = Engine(architecture(), Parallel(), Optimization(arguments.learning_rate, weight_decay=0.1, bf16=True))
     engine.make_optimizer()
     print(f"{sum(p.numel() for p in engine.model.parameters()) / 1e6:.2f} M parameters", flush=True)
-    middle, end = tokenizer.token_to_id(MIDDLE), tokenizer.token_to_id(END)
+    middle, end = SPECIAL_TOKENS.index(MIDDLE), SPECIAL_TOKENS.index(END)
     state = {"step": 0, "saved": time.monotonic(), "loss": 0.0}
     training = time.monotonic()
 
     def report(seen: int, loss: float, norm: float, progress: float) -> None:
         state["step"] += 1
         state["loss"] = loss if state["step"] == 1 else 0.97 * state["loss"] + 0.03 * loss
-        if state["step"] % 20 == 0:
+        if state["step"] % 100 == 0:
             speed = seen / (time.monotonic() - training)
             print(
-                f"{seen / 1e6:7.2f} M tokens  loss {state['loss']:.3f}  gradient {norm:.2f}  {speed:,.0f} tokens/s  {progress:.1%}",
+                f"{seen / 1e6:7.2f} M tokens  loss {state['loss']:.3f}  gradient {norm:.2f}  "
+                f"{speed:,.0f} tokens/s  {progress:.1%}",
                 flush=True,
             )
         if time.monotonic() - state["saved"] > SNAPSHOT_SECONDS:

@@ -1,7 +1,9 @@
 """Weights between Hugging Face's Qwen2 layout and Megatron's, under tensor and pipeline parallelism.
 
-Megatron fuses q, k and v per key-value group ([q..., k, v] a group, groups split over tensor-parallel ranks) and gate with up (each rank:
-its gate rows, then its up rows). The tied output matrix has a copy on the last pipeline stage.
+Megatron fuses q, k and v per key-value group ([q..., k, v] a group, groups split over tensor-parallel ranks) and gate with up
+(each rank: its gate rows, then its up rows). The tied output matrix has a copy on the last pipeline stage. A bfloat16 parameter
+has a float32 master once the optimizer is made (`main_param`); where there is one, it is what is loaded and saved, since a small
+step is lost in bfloat16.
 """
 
 import re
@@ -38,7 +40,7 @@ _TOP: dict[str, Entry] = {
 
 @torch.no_grad()
 def load_weights(model: Any, weights: Mapping[str, torch.Tensor]) -> None:
-    """Copy this rank's shard of full Hugging Face tensors into the model. Call it before the optimizer is made.
+    """Copy this rank's shard of full Hugging Face tensors into the model and, once there is an optimizer, its masters.
 
     Raises:
         KeyError: a tensor is missing.
@@ -54,6 +56,8 @@ def load_weights(model: Any, weights: Mapping[str, torch.Tensor]) -> None:
         if tensor.shape != parameter.shape:
             raise ValueError(f"{names}: shape {tuple(tensor.shape)} after the split, the model has {tuple(parameter.shape)}")
         parameter.copy_(tensor)
+        if (master := getattr(parameter, "main_param", None)) is not None:
+            master.copy_(tensor)
 
 
 @torch.no_grad()
@@ -83,7 +87,7 @@ def _own_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
         if name == "output_layer.weight" and tied:
             continue
         names, kind, axis = _entry(name, offset, tied)
-        tensor = parameter.detach()
+        tensor = getattr(parameter, "main_param", parameter).detach()
         shards = [tensor]
         if axis is not None and size > 1:
             shards = [torch.empty_like(tensor) for _ in range(size)]

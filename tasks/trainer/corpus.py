@@ -1,7 +1,7 @@
 """Training text of the base model: a tokenizer, and fill-in-the-middle examples packed into rows of token ids.
 
-Examples are rendered as they are served (infra/fim.py): the text around the cursor is cut at characters, each piece is tokenised by
-itself. Legend: N rows, T tokens of a row.
+Examples are rendered as they are served (infra/fim.py): the text around the cursor is cut at characters, each piece is tokenised
+by itself. Legend: N rows, T tokens of a row.
 """
 
 import random
@@ -110,7 +110,7 @@ def _line_end(text: str, at: int) -> int:
 
 
 def rows(files: list[Path], renderer: Renderer, length: int, seed: int) -> Iterator[np.ndarray]:
-    """Rows of `length` token ids [T], uint16: examples end to end, cut where a row is full; starts over with new cursors at the end."""
+    """Rows of `length` token ids [T], uint16: examples end to end, cut where a row is full; then again with other cursors."""
     end = renderer.encoder.token_to_id(END)
     assert end is not None
     held: list[int] = []

@@ -1,4 +1,4 @@
-"""One Megatron model with its optimizer: built from a Hugging Face Qwen2 configuration, stepped over micro-batches, saved whole."""
+"""One Megatron model with its optimizer: built from a Hugging Face Qwen2 configuration, stepped over micro-batches, saved."""
 
 import json
 import os
@@ -63,7 +63,7 @@ def start(parallel: Parallel, seed: int) -> None:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     if not dist.is_initialized():
         backend = "nccl" if torch.cuda.is_available() else "gloo"
-        alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1} if os.environ["WORLD_SIZE"] == "1" else {}
+        alone: dict[str, Any] = {"store": dist.HashStore(), "rank": 0, "world_size": 1} if os.environ["WORLD_SIZE"] == "1" else {}
         dist.init_process_group(backend, **alone)
     parallel_state.initialize_model_parallel(parallel.tensor, parallel.pipeline)
     torch.manual_seed(seed)
@@ -98,7 +98,7 @@ class Engine:
         self.optimizer: Any = None
 
     def load(self, directory: Path) -> None:
-        """Load weights in Hugging Face layout (one safetensors file or several)."""
+        """Load weights in Hugging Face layout (one safetensors file or several), into the float32 masters too."""
         weights: dict[str, torch.Tensor] = {}
         for file in sorted(directory.glob("*.safetensors")):
             weights |= load_file(file)
@@ -107,7 +107,7 @@ class Engine:
         load_weights(self.model, weights)
 
     def make_optimizer(self) -> None:
-        """Make the optimizer over the weights as they are now (its float32 masters are copies of them)."""
+        """Make the optimizer. Load weights after it: its float32 masters start as copies of the model's own, rounded, weights."""
         self.model.broadcast_params()
         settings = self._optimization
         config = OptimizerConfig(
@@ -161,7 +161,7 @@ class Engine:
         return reports, float(norm)
 
     def save(self, directory: Path, dtype: torch.dtype, extras: Path | None = None) -> None:
-        """Write the checkpoint in Hugging Face layout, whole or not at all; `extras` gives the tokenizer's files."""
+        """Write the checkpoint (the masters, where there are any), whole or not at all; `extras` gives the tokenizer's files."""
         weights = {name: tensor.to(dtype).cpu().contiguous() for name, tensor in full_weights(self.model)}
         if dist.get_rank() != 0:
             return

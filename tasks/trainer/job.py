@@ -86,7 +86,7 @@ class Metrics(BaseModel):
     importance_clipped: float
     """Share of tokens whose importance weight met its bound."""
     logprob_difference_mean: float | None
-    """Mean absolute difference of the trainer's and the server's log-probability, tokens of the current version; none without any."""
+    """Mean absolute difference of the trainer's and the server's log-probability; none without samples of the current version."""
     logprob_difference_max: float | None
     """Largest such difference."""
     steps: tuple[StepMetrics, ...]

@@ -13,6 +13,7 @@ import logging
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,12 @@ def update(
 ) -> list[tuple[StepMetrics, float]]:
     """Take the job's optimizer steps; gives back each step's metrics and its tokens whose importance weight met the bound."""
     ranks, rank = parallel_state.get_data_parallel_world_size(), parallel_state.get_data_parallel_rank()
+    smallest = min(map(len, minibatches(len(samples), job.minibatch, 1, job.seed)))
+    if smallest < ranks:
+        raise ValueError(
+            f"minibatch = {job.minibatch}: {len(samples)} samples make a minibatch of {smallest}, expected one for each of "
+            f"{ranks} data-parallel ranks; raise minibatch or train with fewer processes"
+        )
     done = []
     for number, chosen in enumerate(minibatches(len(samples), job.minibatch, job.epochs, job.seed)):
         own = chosen[rank::ranks]
@@ -171,8 +178,8 @@ def run(job: Job) -> Metrics:
         Parallel(job.tensor_parallel, job.pipeline_parallel),
         Optimization(job.learning_rate, max_grad_norm=job.max_grad_norm, bf16=job.bf16),
     )
-    engine.load(job.checkpoint)
     engine.make_optimizer()
+    engine.load(job.checkpoint)
 
     clock.append(("starting log-probabilities", time.monotonic()))
     current = [i for i, s in enumerate(samples) if s.policy_version == job.current_version]
@@ -184,8 +191,7 @@ def run(job: Job) -> Metrics:
     steps = update(engine, samples, job, proximal)
 
     clock.append(("save", time.monotonic()))
-    dtype = torch.bfloat16 if job.bf16 else torch.float32
-    engine.save(job.output / CHECKPOINT_NAME, dtype, extras=job.checkpoint)
+    engine.save(job.output / CHECKPOINT_NAME, torch.float32, extras=job.checkpoint)
     clock.append(("end", time.monotonic()))
 
     tokens = sum(len(s.token_ids) for s in samples)
@@ -198,7 +204,7 @@ def run(job: Job) -> Metrics:
         logprob_difference_mean=sum(gaps) / len(gaps) if gaps else None,
         logprob_difference_max=max(gaps) if gaps else None,
         steps=tuple(step for step, _ in steps),
-        seconds={name: end - begin for (name, begin), (_, end) in zip(clock, clock[1:], strict=False)},
+        seconds={name: end - begin for (name, begin), (_, end) in pairwise(clock)},
     )
     if dist.get_rank() == 0:
         (job.output / METRICS_NAME).write_text(metrics.model_dump_json(indent=2))

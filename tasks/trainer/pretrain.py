@@ -37,7 +37,7 @@ class Schedule:
 
 
 def weights_of(rows: torch.Tensor, middle: int, end: int, weight: float) -> torch.Tensor:
-    """Loss weight of each token as a target, [B, T]: `weight` from behind the middle marker up to and with the end token, else 1."""
+    """Loss weight of each token as a target, [B, T]: `weight` from behind the middle marker to the end token, else 1."""
     opened = (rows == middle).cumsum(1) - (rows == middle).long()
     closed = (rows == end).cumsum(1) - (rows == end).long()
     # A row may start inside an example: its first tokens up to an end count as context or middle, whichever the count says.

@@ -1,8 +1,10 @@
-"""Megatron-core on CPU: redirects its hard-wired CUDA calls to CPU ones, and mends its optimizer where neither TE nor Apex is there.
+"""Megatron-core on CPU: its hard-wired CUDA calls are redirected, and its optimizer is mended where neither TE nor Apex is there.
 
-`install()` does nothing where CUDA is usable, so the production path is untouched. It is process-global: call it first thing in a trainer
-process, and never in one that runs vLLM.
+`install()` redirects nothing where CUDA is usable, so the production path is untouched. It is process-global: call it first thing
+in a trainer process, and never in one that runs vLLM.
 """
+
+# mypy: disable-error-code="assignment,return-value"
 
 import functools
 import os
@@ -98,8 +100,8 @@ def _redirect_streams() -> None:
 def mend_distributed_optimizer() -> None:
     """Mend three defects of megatron-core 0.16.1's DistributedOptimizer over torch's AdamW, on any device.
 
-    (a) state_dict() asserts before the first step; (b) loading 'fully_reshardable' raises KeyError 'step'; (c) after a load all parameters
-    share one step tensor, which AdamW then counts once per parameter, so that the bias correction is silently wrong.
+    (a) state_dict() asserts before the first step; (b) loading 'fully_reshardable' raises KeyError 'step'; (c) after a load all
+    parameters share one step tensor, which AdamW then counts once per parameter: the bias correction is silently wrong.
     """
     import megatron.core.optimizer.distrib_optimizer as module
 

@@ -1,0 +1,215 @@
+"""What runs inside trainer processes; the tests start it with torchrun and judge the numbers it writes.
+
+The trainer's CPU shim is process-global, so the tests' own process never imports Megatron.
+"""
+
+import argparse
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+import torch.distributed as dist
+from models import CURRENT, OLDER, logprobs, reference_loss, samples, tiny
+from safetensors.torch import load_file
+from transformers import Qwen2ForCausalLM
+
+from infra.records import Sample
+from tasks.trainer import ppo
+from tasks.trainer.batches import micro_batches
+from tasks.trainer.convert import full_weights
+from tasks.trainer.engine import Engine, Optimization, Parallel, parallel_state, start, stop
+from tasks.trainer.job import Job
+
+JOB = Job(
+    checkpoint=Path(),
+    samples=Path(),
+    output=Path(),
+    current_version=CURRENT,
+    learning_rate=1e-3,
+    micro_batch_tokens=128,
+    clip_low=0.2,
+    clip_high=0.3,
+    importance_bound=1.2,
+)
+
+
+def engine_of(directory: Path, parallel: Parallel, bf16: bool = False, **config: object) -> Engine:
+    """The trainer's engine over a saved model, with some of its configuration changed."""
+    described = json.loads((directory / "config.json").read_text()) | config
+    engine = Engine(described, parallel, Optimization(JOB.learning_rate, bf16=bf16))
+    engine.make_optimizer()
+    engine.load(directory)
+    return engine
+
+
+def largest_gap(engine: Engine, model: Qwen2ForCausalLM, made: list[Sample]) -> float:
+    """Largest difference of a token's log-probability between the trainer and transformers."""
+    found = ppo.starting_logprobs(engine, made, range(len(made)), 128)
+    with torch.no_grad():
+        return max((logprobs(model, s) - torch.tensor(found[i])).abs().max().item() for i, s in enumerate(made))
+
+
+def check_logprobs(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel) -> dict[str, float]:
+    """Agreement with transformers, and what three wrong conversions would show."""
+    made = samples(model, drift=0.0)
+    answers = {"exact": largest_gap(engine_of(directory, parallel), model, made)}
+    if dist.get_world_size() == 1:
+        rope = {"rope_type": "default", "rope_theta": 100.0}
+        answers["wrong_rope"] = largest_gap(engine_of(directory, parallel, rope_parameters=rope), model, made)
+        answers["bf16"] = largest_gap(engine_of(directory, parallel, bf16=True), model, made)
+        hot = [s.model_copy(update={"temperature": s.temperature * 1.5}) for s in made]
+        found = ppo.starting_logprobs(engine_of(directory, parallel), hot, range(len(made)), 128)
+        with torch.no_grad():
+            answers["wrong_temperature"] = max(abs(found[i][0] - logprobs(model, s)[0].item()) for i, s in enumerate(made))
+    return answers
+
+
+def check_round_trip(directory: Path, parallel: Parallel) -> dict[str, float]:
+    """Tensors that differ, in any bit, after load and save; with bfloat16 compute too."""
+    answers = {}
+    for bf16 in (False, True):
+        engine_of(directory, parallel, bf16).save(directory.with_name("again"), torch.float32)
+        dist.barrier()
+        before, after = load_file(directory / "model.safetensors"), load_file(directory.with_name("again") / "model.safetensors")
+        same = sum(torch.equal(before[name], after[name]) for name in before)
+        answers["bf16" if bf16 else "fp32"] = len(before) + len(after) - 2 * same
+    return answers
+
+
+def check_gradients(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel) -> dict[str, float]:
+    """The PPO gradient against autograd over transformers: largest relative error of a tensor, norms, clipped tokens."""
+    made = samples(model, drift=0.4)
+    loss, clipped = reference_loss(model, made, JOB.clip_low, JOB.clip_high, JOB.importance_bound)
+    model.zero_grad()
+    loss.backward()
+    wanted = {name: parameter.grad for name, parameter in model.named_parameters()}
+
+    engine = engine_of(directory, parallel)
+    older = [i for i, s in enumerate(made) if s.policy_version == OLDER]
+    proximal = ppo.starting_logprobs(engine, made, older, 128)
+    own = range(parallel_state.get_data_parallel_rank(), len(made), parallel_state.get_data_parallel_world_size())
+    batches = micro_batches(made, own, 128, proximal)
+    engine.model.zero_grad_buffer()
+    reports = engine.run(ppo.objective(JOB), batches, (12, 64), forward_only=False)
+    for parameter in engine.model.parameters():
+        parameter.data = parameter.main_grad
+    got = dict(full_weights(engine.model))
+    error = max(((got[n] - wanted[n]).norm() / wanted[n].norm().clamp(min=1e-9)).item() for n in wanted)
+    sums = ppo._summed(reports)
+    return {
+        "relative_error": error,
+        "tensors": len(got),
+        "missing": len(wanted.keys() ^ got.keys()),
+        "loss": sums[0] / sums[4],
+        "wanted_loss": loss.item(),
+        "clipped": sums[1] / sums[4],
+        "wanted_clipped": clipped,
+        "micro_batches": len(batches),
+    }
+
+
+def write_job(work: Path, model: Qwen2ForCausalLM) -> Job:
+    """A job over samples of the model's own, written as job.json for the command line; its output goes beside it."""
+    made = samples(model, drift=0.0)
+    pq.write_table(pa.Table.from_pylist([s.model_dump() for s in made]), work / "samples.parquet")
+    job = JOB.model_copy(
+        update={
+            "checkpoint": work / "model",
+            "samples": work / "samples.parquet",
+            "output": work / "command",
+            "minibatch": 4,
+            "threads": 1,
+        }
+    )
+    (work / "job.json").write_text(job.model_dump_json())
+    return job.model_copy(update={"output": work / "direct"})
+
+
+def check_bandit(directory: Path, parallel: Parallel) -> dict[str, float]:
+    """Reward 1 for repeating the prompt's last token, 0 otherwise: mean reward of the first and last rounds."""
+    config = {"vocab_size": 16, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
+    described = json.loads((directory / "config.json").read_text()) | config
+    engine = Engine(described, parallel, Optimization(JOB.learning_rate))
+    engine.make_optimizer()
+    job = JOB.model_copy(update={"learning_rate": 5e-3, "micro_batch_tokens": 4096, "minibatch": 64, "warmup_steps": 0})
+    generator, rewards = torch.Generator().manual_seed(0), []
+    for number in range(30):
+        prompts = torch.randint(16, (128, 4), generator=generator).tolist()
+        asked = [_bandit_sample(prompt, 0, 0.0, 0.0) for prompt in prompts]
+        distribution = _next_token_logprobs(engine, asked)
+        chosen = torch.multinomial(distribution.exp(), 1, generator=generator)
+        told = distribution.gather(1, chosen)[:, 0].tolist()
+        reward = [float(token == prompt[-1]) for token, prompt in zip(chosen[:, 0].tolist(), prompts, strict=True)]
+        rewards.append(math.fsum(reward) / len(reward))
+        made = [
+            _bandit_sample(prompt, token, score, value - rewards[-1])
+            for prompt, token, score, value in zip(prompts, chosen[:, 0].tolist(), told, reward, strict=True)
+        ]
+        ppo.update(engine, made, job.model_copy(update={"seed": number}), {})
+    return {"first": sum(rewards[:3]) / 3, "last": sum(rewards[-3:]) / 3}
+
+
+def _bandit_sample(prompt: list[int], token: int, score: float, advantage: float) -> Sample:
+    return Sample(
+        completion_id="c",
+        user="u",
+        policy_version=CURRENT,
+        prompt_token_ids=tuple(prompt),
+        token_ids=(token,),
+        logprobs=(score,),
+        temperature=1.0,
+        outcome="accepted",
+        shown_characters=1,
+        accepted_characters=1,
+        advantage=advantage,
+    )
+
+
+def _next_token_logprobs(engine: Engine, asked: list[Sample]) -> torch.Tensor:
+    (batch,) = micro_batches(asked, range(len(asked)), 10_000, {})
+
+    def forward_step(queue: Iterator[object], model: object) -> object:
+        return ppo.forward(model, next(queue)), lambda logits, non_loss_data=True: logits[0].float().log_softmax(-1)
+
+    with torch.no_grad():
+        (answer,) = engine.run(forward_step, [batch], tuple(batch.tokens.shape), forward_only=True)
+    return answer
+
+
+def main() -> None:
+    """Run every check that fits the number of processes, in every layout of them, and write the numbers to answers.json."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--work", type=Path, required=True)
+    options = parser.parse_args()
+    start(Parallel(), 0)
+    directory = options.work / "model"
+    # Not from_pretrained: under the trainer's CPU shim transformers 5.19 loads a model whose rotary embedding does nothing.
+    model = tiny()
+    if dist.get_rank() == 0:
+        model.save_pretrained(directory)
+    dist.barrier()
+    alone = {"one": Parallel()}
+    pairs = {"data": Parallel(), "tensor": Parallel(tensor=2), "pipeline": Parallel(pipeline=2)}
+    answers = {}
+    for name, parallel in (alone if dist.get_world_size() == 1 else pairs).items():
+        parallel_state.destroy_model_parallel()
+        start(parallel, 0)
+        answers[name] = {
+            "logprobs": check_logprobs(directory, model, parallel),
+            "round_trip": check_round_trip(directory, parallel),
+            "gradients": check_gradients(directory, model, parallel),
+        }
+    if dist.get_world_size() == 1:
+        answers["bandit"] = check_bandit(directory, parallel)
+        ppo.run(write_job(options.work, model))
+    if dist.get_rank() == 0:
+        (options.work / "answers.json").write_text(json.dumps(answers, indent=1))
+    stop()
+
+
+if __name__ == "__main__":
+    main()

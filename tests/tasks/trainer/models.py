@@ -1,0 +1,95 @@
+"""A tiny Qwen2 and samples for it, and the plain reference that the trainer is held against. Imports no Megatron."""
+
+import random
+
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from infra.records import Sample
+
+VOCABULARY = 96
+CURRENT, OLDER = "7", "6"
+
+
+def tiny(seed: int = 3) -> Qwen2ForCausalLM:
+    """A random float32 model with biases and norms that matter."""
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=160,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        rms_norm_eps=1e-6,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        tie_word_embeddings=True,
+    )
+    model = Qwen2ForCausalLM(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(0, 0.3)
+            elif "norm" in name:
+                parameter.uniform_(0.5, 1.5)
+            else:
+                parameter.mul_(4)
+    return model
+
+
+def logprobs(model: Qwen2ForCausalLM, sample: Sample) -> torch.Tensor:
+    """Log-probability of each sampled token under the sampling distribution, one sample at a time; [tokens of the completion]."""
+    ids = torch.tensor([[*sample.prompt_token_ids, *sample.token_ids]])
+    scores = (model(ids).logits[0, len(sample.prompt_token_ids) - 1 : -1] / sample.temperature).log_softmax(-1)
+    return scores.gather(-1, torch.tensor(sample.token_ids)[:, None])[:, 0]
+
+
+def samples(model: Qwen2ForCausalLM, drift: float, count: int = 12) -> list[Sample]:
+    """Ragged samples at several temperatures, by turns of an older version and the current one.
+
+    Args:
+        drift: standard deviation of what is added to the model's own log-probabilities, in nats.
+    """
+    draw, noise = random.Random(5), torch.Generator().manual_seed(5)
+    made = []
+    for number in range(count):
+        sample = Sample(
+            completion_id=f"cmpl-{number}",
+            user="u",
+            policy_version=CURRENT if number % 2 else OLDER,
+            prompt_token_ids=tuple(draw.randrange(VOCABULARY) for _ in range(draw.randrange(3, 40))),
+            token_ids=tuple(draw.randrange(VOCABULARY) for _ in range(draw.randrange(1, 12))),
+            logprobs=(),
+            temperature=draw.choice([0.7, 1.0, 1.3]),
+            outcome="accepted",
+            shown_characters=1,
+            accepted_characters=1,
+            advantage=draw.gauss(0, 1),
+        )
+        with torch.no_grad():
+            exact = logprobs(model, sample)
+        recorded = (exact + drift * torch.randn(exact.shape, generator=noise)).clamp(max=0)
+        made.append(sample.model_copy(update={"logprobs": tuple(recorded.tolist())}))
+    return made
+
+
+def reference_loss(
+    model: Qwen2ForCausalLM, made: list[Sample], low: float, high: float, bound: float
+) -> tuple[torch.Tensor, float]:
+    """The PPO objective token by token in plain Python, with autograd; gives back the loss and the share of clipped tokens.
+
+    The proximal policy is the model's own weights now for samples of the older version, and what the server recorded otherwise.
+    """
+    terms, clipped = [], 0
+    for sample in made:
+        policy = logprobs(model, sample)
+        for now, recorded in zip(policy, sample.logprobs, strict=True):
+            near = now.item() if sample.policy_version == OLDER else recorded
+            weight = min(torch.tensor(near - recorded).exp().item(), bound)
+            ratio = (now - near).exp()
+            kept = min(max(ratio.item(), 1 - low), 1 + high)
+            inside = kept == ratio.item() or kept * sample.advantage >= ratio.item() * sample.advantage
+            clipped += not inside
+            terms.append(-weight * (ratio if inside else torch.tensor(kept)) * sample.advantage)
+    return torch.stack(terms).mean(), clipped / len(terms)

@@ -1,0 +1,120 @@
+"""Samples are refused by name, and micro-batches lose, repeat or mix up nothing."""
+
+import math
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from infra.records import Sample
+from tasks.trainer.batches import micro_batches, minibatches, read
+
+GOOD = Sample(
+    completion_id="cmpl-1",
+    user="u",
+    policy_version="1",
+    prompt_token_ids=(1, 2, 3),
+    token_ids=(4, 5),
+    logprobs=(-0.5, -1.0),
+    temperature=0.8,
+    outcome="accepted",
+    shown_characters=3,
+    accepted_characters=3,
+    advantage=0.5,
+)
+
+
+def written(folder, *samples):
+    pq.write_table(pa.Table.from_pylist([s.model_dump() for s in samples]), folder / "samples.parquet")
+    return folder / "samples.parquet"
+
+
+def test_good_samples_come_back_as_written(tmp_path):
+    other = GOOD.model_copy(update={"completion_id": "cmpl-2", "token_ids": (9,), "logprobs": (0.0,)})
+    assert read(written(tmp_path, GOOD, other), 10, 5) == [GOOD, other]
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "value"),
+    [
+        ({"logprobs": (-0.5,)}, "logprobs", "1 values"),
+        ({"logprobs": (-0.5, math.nan)}, "logprobs", "nan"),
+        ({"logprobs": (-0.5, -math.inf)}, "logprobs", "-inf"),
+        ({"logprobs": (-0.5, 0.3)}, "logprobs", "0.3"),
+        ({"token_ids": (), "logprobs": ()}, "token_ids", "()"),
+        ({"prompt_token_ids": ()}, "prompt_token_ids", "()"),
+        ({"token_ids": (4, 10)}, "token_ids", "10"),
+        ({"prompt_token_ids": (-1, 2)}, "prompt_token_ids", "-1"),
+        ({"prompt_token_ids": (1, 2, 3, 4)}, "token_ids", "6 tokens"),
+        ({"advantage": math.nan}, "advantage", "nan"),
+        ({"temperature": 0.0}, "temperature", "0.0"),
+        ({"temperature": math.nan}, "temperature", "nan"),
+    ],
+)
+def test_bad_samples_are_refused_by_name(tmp_path, change, field, value):
+    bad = GOOD.model_copy(update={"completion_id": "cmpl-bad", **change})
+    with pytest.raises(ValueError) as error:
+        read(written(tmp_path, GOOD, bad), 10, 5)
+    for part in ("cmpl-bad", field, value, "expected"):
+        assert part in str(error.value)
+
+
+def test_no_samples_are_refused(tmp_path):
+    empty = pa.Table.from_pylist([GOOD.model_dump()]).slice(0, 0)
+    pq.write_table(empty, tmp_path / "samples.parquet")
+    with pytest.raises(ValueError, match="no samples"):
+        read(tmp_path / "samples.parquet", 10, 5)
+
+
+LENGTHS = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 12)), min_size=1, max_size=30)
+
+
+@given(LENGTHS, st.integers(64, 200))
+def test_micro_batches_hold_every_token_once_at_its_place(lengths, budget):
+    samples = [
+        GOOD.model_copy(
+            update={
+                "prompt_token_ids": tuple(range(i, i + prompt)),
+                "token_ids": tuple(range(500 + i, 500 + i + tokens)),
+                "logprobs": tuple(-0.01 * (i + 1) for _ in range(tokens)),
+                "advantage": float(i),
+                "temperature": 1.0 + i,
+            }
+        )
+        for i, (prompt, tokens) in enumerate(lengths)
+    ]
+    proximal = {0: [-9.0] * lengths[0][1]}
+    batches = micro_batches(samples, range(len(samples)), budget, proximal)
+    assert sorted(i for batch in batches for i in batch.samples) == list(range(len(samples)))
+    for batch in batches:
+        assert batch.tokens.numel() <= budget or len(batch.samples) == 1
+        # [T, B] order, as Megatron's hidden states lie.
+        flat = batch.tokens.t().flatten()
+        rows = batch.tokens.shape[0]
+        taken = 0
+        for row, i in enumerate(batch.samples):
+            sample = samples[i]
+            own = slice(taken, taken + len(sample.token_ids))
+            taken += len(sample.token_ids)
+            at = batch.at[own]
+            assert (at % rows == row).all()
+            assert flat[at[0]] == sample.prompt_token_ids[-1]
+            assert flat[at + rows].tolist() == list(sample.token_ids) == batch.targets[own].tolist()
+            assert batch.advantage[own].tolist() == [float(i)] * len(sample.token_ids)
+            assert batch.temperature[own].tolist() == [1.0 + i] * len(sample.token_ids)
+            assert batch.behaviour[own].tolist() == pytest.approx(list(sample.logprobs))
+            assert batch.proximal[own].tolist() == pytest.approx(proximal.get(i, list(sample.logprobs)))
+        assert taken == len(batch.targets)
+
+
+@given(st.integers(1, 500), st.integers(1, 300), st.integers(1, 3), st.integers(0, 5))
+def test_an_epoch_holds_every_sample_once_in_even_minibatches(count, size, epochs, seed):
+    found = list(minibatches(count, size, epochs, seed))
+    steps = len(found) // epochs
+    for epoch in range(epochs):
+        own = found[epoch * steps : (epoch + 1) * steps]
+        assert sorted(i for chosen in own for i in chosen) == list(range(count))
+        assert max(map(len, own)) - min(map(len, own)) <= 1
+    assert found == list(minibatches(count, size, epochs, seed))

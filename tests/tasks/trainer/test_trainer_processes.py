@@ -1,0 +1,92 @@
+"""The trainer in its own processes, against transformers: log-probabilities, conversion, gradients, learning, the command."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from tasks.trainer.job import Metrics
+
+ROOT = Path(__file__).parents[3]
+
+
+def launch(processes: int, *arguments: str) -> None:
+    """Run trainer processes as the flow does; their output is shown when they fail."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}", *arguments]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory) -> Path:
+    """Folder of the checks with one process: answers, a model, a job."""
+    folder = tmp_path_factory.mktemp("one")
+    launch(1, str(Path(__file__).with_name("checks.py")), "--work", str(folder))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def answers(work, tmp_path_factory) -> dict:
+    """Numbers of all layouts: one process, then two in every layout of two."""
+    folder = tmp_path_factory.mktemp("two")
+    launch(2, str(Path(__file__).with_name("checks.py")), "--work", str(folder))
+    return json.loads((work / "answers.json").read_text()) | json.loads((folder / "answers.json").read_text())
+
+
+LAYOUTS = pytest.mark.parametrize("layout", ["one", "data", "tensor", "pipeline"])
+
+
+@LAYOUTS
+def test_logprobs_agree_with_transformers(answers, layout):
+    assert answers[layout]["logprobs"]["exact"] < 1e-5
+
+
+def test_wrong_conversions_would_be_seen(answers):
+    found = answers["one"]["logprobs"]
+    assert found["wrong_rope"] > 0.05
+    assert found["wrong_temperature"] > 0.05
+    assert found["exact"] < found["bf16"] < 0.1
+
+
+@LAYOUTS
+def test_load_and_save_keep_every_bit(answers, layout):
+    assert answers[layout]["round_trip"] == {"fp32": 0, "bf16": 0}
+
+
+@LAYOUTS
+def test_gradients_are_those_of_the_plain_objective(answers, layout):
+    found = answers[layout]["gradients"]
+    assert found["missing"] == 0 and found["tensors"] == 26
+    assert found["relative_error"] < 1e-4
+    assert found["loss"] == pytest.approx(found["wanted_loss"], abs=1e-5)
+    # The clip and the token-budget micro-batches are at work, or this proves little.
+    assert found["clipped"] == pytest.approx(found["wanted_clipped"], abs=1e-6)
+    assert found["clipped"] > 0.05
+    assert found["micro_batches"] > 1
+
+
+def test_reward_rises_on_a_bandit(answers):
+    assert answers["bandit"]["first"] < 0.3
+    assert answers["bandit"]["last"] > 0.8
+
+
+def test_the_command_writes_a_checkpoint_that_transformers_reads(work):
+    launch(1, "-m", "tasks.trainer.ppo", "--job", str(work / "job.json"))
+    metrics = Metrics.model_validate_json((work / "command" / "metrics.json").read_text())
+    assert (metrics.samples, len(metrics.steps)) == (12, 6)
+    assert metrics.logprob_difference_max is not None and metrics.logprob_difference_max < 1e-5
+    assert all(step.gradient_norm > 0 for step in metrics.steps)
+    trained = AutoModelForCausalLM.from_pretrained(work / "command" / "checkpoint").state_dict()
+    before = load_file(work / "model" / "model.safetensors")
+    assert all((trained[name] != before[name]).any() for name in before)
+    assert not list((work / "command").glob("*.partial"))
+
+    # A cycle that is killed and run again must end in the same candidate.
+    again = load_file(work / "direct" / "checkpoint" / "model.safetensors")
+    assert all((trained[name] == again[name]).all() for name in before)
