@@ -161,15 +161,17 @@ def _bring_up(settings: Settings, supervisor: Supervisor, found: dict[str, Part]
     with ThreadPoolExecutor(len(plan)) as pool:
         for name, (after, work) in plan.items():
             futures[name] = pool.submit(run, name, after, work)
-        error = None
-        pending = set(futures.values())
-        while pending and not error:
-            done = {future for future in pending if future.done()}
-            pending -= done
-            error = next((e for f in done if (e := f.exception())), None)
-            time.sleep(0.05)
+        try:
+            error, pending = None, set(futures.values())
+            while pending and not error:
+                done = {future for future in pending if future.done()}
+                pending -= done
+                error = next((e for f in done if (e := f.exception())), None)
+                time.sleep(0.05)
+        finally:  # an interrupt, too, ends the waiting of the other threads
+            if pending:
+                failed.set()
         if error:
-            failed.set()
             raise error
 
 
@@ -177,8 +179,11 @@ Plan = dict[str, tuple[tuple[str, ...], Callable[[], object]]]
 
 
 def _plan(settings: Settings, supervisor: Supervisor, found: dict[str, Part], seconds: float, failed: threading.Event) -> Plan:
-    """Each step of a start, what it comes after, and its work. Imports are most of a start, so what can overlaps."""
-    after = {"worker": ("work pool",), "serving": ("base model",)}
+    """Each step of a start, what it comes after, and its work. Imports are most of a start, so what can overlaps.
+
+    The second engine comes after the first, whose caches then spare it a quarter of its work.
+    """
+    after = {"worker": ("work pool",), "serving": ("base model",), "engine-1": ("engine-0",)}
     plan: Plan = {name: (after.get(name, ()), partial(_start, supervisor, part, seconds, failed)) for name, part in found.items()}
     if "s3" in found or "serving" in found:
         plan["bucket"] = ("s3",), lambda: seed.bucket(settings)

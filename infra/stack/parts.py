@@ -116,9 +116,8 @@ def _s3(settings: Settings, state: Path) -> Part:
 def _mlflow(settings: Settings, state: Path) -> Part:
     address = urlsplit(settings.registry.uri)
     command = (
-        *(sys.executable, "-m", "mlflow", "server", "--host", str(address.hostname), "--port", str(address.port)),
-        *("--backend-store-uri", f"sqlite:///{state}/mlflow.db", "--serve-artifacts", "--workers", "1"),
-        *("--artifacts-destination", f"s3://{settings.store.bucket}/mlflow"),
+        *(sys.executable, "-m", "infra.stack.mlflow_server", str(address.hostname), str(address.port)),
+        *(f"sqlite:///{state}/mlflow.db", f"s3://{settings.store.bucket}/mlflow"),
     )
     uri = settings.registry.uri
     return Part("mlflow", command, "mlflow", lambda _: ask(f"{uri}/health")[0] == OK, uri, _ports(uri))

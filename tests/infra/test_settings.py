@@ -121,6 +121,7 @@ def test_settings_cannot_be_changed() -> None:
 
 
 def test_importing_settings_imports_nothing_heavy() -> None:
-    code = "import sys, infra.settings; print([m for m in ('torch', 'vllm', 'megatron', 'mlflow', 'prefect', 'boto3') if m in sys.modules])"
+    heavy = ("torch", "vllm", "megatron", "mlflow", "prefect", "boto3")
+    code = f"import sys, infra.settings; print([m for m in {heavy} if m in sys.modules])"
     shown = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert shown.strip() == "[]"

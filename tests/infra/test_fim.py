@@ -1,0 +1,105 @@
+"""FIM prompts: taking apart undoes framing, code cannot break the frame, cuts keep what is next to the cursor."""
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from infra.fim import END, MIDDLE, PREFIX, SPECIAL_TOKENS, SUFFIX, Context, Order, Renderer, take_apart
+
+plain = st.text(max_size=40)
+code = st.lists(plain | st.sampled_from(SPECIAL_TOKENS), max_size=6).map("".join)
+
+
+def tokenizer() -> Tokenizer:
+    """A byte-level tokenizer without merges: a token a byte, and Qwen's special tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    found = Tokenizer(models.BPE(vocab={letter: n for n, letter in enumerate(alphabet)}, merges=[]))
+    found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    found.decoder = decoders.ByteLevel()
+    found.add_special_tokens(list(SPECIAL_TOKENS))
+    return found
+
+
+TOKENIZER = tokenizer()
+BEGIN, AFTER, HERE = (TOKENIZER.token_to_id(token) for token in (PREFIX, SUFFIX, MIDDLE))
+SPECIAL_IDS = {TOKENIZER.token_to_id(token) for token in SPECIAL_TOKENS}
+
+
+def framed(prefix: str, suffix: str, preamble: str = "") -> str:
+    """As Continue does."""
+    return f"{preamble}{PREFIX}{prefix}{SUFFIX}{suffix}{MIDDLE}"
+
+
+def pieces(ids: list[int], order: Order) -> tuple[list[int], list[int]]:
+    """Prefix and suffix tokens of a rendered prompt."""
+    if order == "psm":
+        assert ids[0] == BEGIN and ids[-1] == HERE
+        cut = ids.index(AFTER)
+        return ids[1:cut], ids[cut + 1 : -1]
+    assert ids[0] == AFTER and ids[-1] == HERE
+    cut = ids.index(BEGIN)
+    return ids[cut + 1 : -1], ids[1:cut]
+
+
+def renderer(order: Order, prefix: int = 10_000, suffix: int = 10_000) -> Renderer:
+    return Renderer(TOKENIZER, order, prefix, suffix)  # type: ignore[arg-type]
+
+
+@given(code, plain, st.text(alphabet="ab\n", max_size=10))
+def test_taking_apart_undoes_framing(prefix: str, suffix: str, preamble: str) -> None:
+    assert take_apart(framed(prefix, suffix, preamble)) == Context(prefix, suffix, preamble)
+
+
+@given(plain)
+def test_text_without_markers_is_a_plain_prefix(text: str) -> None:
+    assume(not any(token in text for token in SPECIAL_TOKENS))
+    assert take_apart(text) == Context(text, "")
+
+
+def test_the_outermost_markers_are_the_frame() -> None:
+    assert take_apart(framed(f"a{PREFIX}b{MIDDLE}", f"c{MIDDLE}d")) == Context(f"a{PREFIX}b{MIDDLE}", f"c{MIDDLE}d")
+
+
+@pytest.mark.parametrize("prompt", [f"{PREFIX}a", f"{SUFFIX}a{MIDDLE}", f"a{SUFFIX}b", f"{PREFIX}a{MIDDLE}", f"a{MIDDLE}"])
+def test_markers_in_another_order_are_refused_with_what_to_do(prompt: str) -> None:
+    with pytest.raises(ValueError, match="Qwen template"):
+        take_apart(prompt)
+
+
+@given(prefix=plain, suffix=plain, order=st.sampled_from(["psm", "spm"]))
+def test_render_keeps_the_text_and_takes_the_models_order(prefix: str, suffix: str, order: Order) -> None:
+    assume(not any(token in prefix + suffix for token in SPECIAL_TOKENS))
+    before, after = pieces(renderer(order).render(prefix, suffix), order)
+    assert TOKENIZER.decode(before) == prefix and TOKENIZER.decode(after) == suffix
+
+
+@given(prefix=code, suffix=code, order=st.sampled_from(["psm", "spm"]))
+def test_marker_text_in_code_cannot_break_the_frame(prefix: str, suffix: str, order: Order) -> None:
+    ids = renderer(order).render(prefix, suffix)
+    assert [i for i in ids if i in SPECIAL_IDS] == ([BEGIN, AFTER, HERE] if order == "psm" else [AFTER, BEGIN, HERE])
+
+
+@given(code, plain, st.sampled_from(["psm", "spm"]))
+def test_an_editors_prompt_is_rendered_as_the_same_code(prefix: str, suffix: str, order: Order) -> None:
+    context = take_apart(framed(prefix, suffix))
+    assert renderer(order).render(context.prefix, context.suffix) == renderer(order).render(prefix, suffix)
+
+
+@given(plain, plain, st.integers(1, 12), st.integers(0, 12), st.sampled_from(["psm", "spm"]))
+def test_cuts_keep_what_is_next_to_the_cursor(prefix: str, suffix: str, most: int, most_after: int, order: Order) -> None:
+    assume(not any(token in prefix + suffix for token in SPECIAL_TOKENS))
+    before, after = pieces(renderer(order, most, most_after).render(prefix, suffix), order)
+    whole_before, whole_after = pieces(renderer(order).render(prefix, suffix), order)
+    assert len(before) == min(most, len(whole_before)) and len(after) == min(most_after, len(whole_after))
+    assert whole_before[len(whole_before) - len(before) :] == before
+    assert whole_after[: len(after)] == after
+
+
+def test_a_tokenizer_without_the_markers_is_refused() -> None:
+    with pytest.raises(ValueError, match="fim_prefix"):
+        Renderer(Tokenizer(models.BPE()), "psm", 1, 1).render("", "")  # type: ignore[arg-type]
+
+
+def test_the_end_token_is_one_of_qwens() -> None:
+    assert END in SPECIAL_TOKENS

@@ -1,0 +1,82 @@
+"""The registry, against the stack's own MLflow; each test has a registered model of its own."""
+
+import httpx
+import pytest
+
+from infra.records import ExperimentRecord
+from infra.registry import CHALLENGER, CHAMPION, PREVIOUS_TAG, Aliases, Registry, RegistryError
+from infra.settings.schema import Registry as RegistrySettings
+from tests.stack import Stack
+
+EXPERIMENT = ExperimentRecord(id="e1", champion="1", challenger="2", share=0.5, started=1.5)
+
+
+@pytest.fixture
+def registry(storage: Stack, request: pytest.FixtureRequest) -> Registry:
+    registry = Registry.connect(storage.settings.registry.model_copy(update={"model": request.node.name}))
+    registry.ensure_model()
+    return registry
+
+
+def test_a_new_model_serves_nothing(registry: Registry) -> None:
+    registry.ensure_model()
+    assert registry.aliases() == Aliases(None, None, None, None)
+    assert registry.versions() == []
+
+
+def test_versions_come_back_with_source_and_tags_oldest_first(registry: Registry) -> None:
+    made = [registry.create_version(f"s3://b/checkpoints/{n}", {"parent": n, "cycle": ""}, "*why*") for n in ("a", "b")]
+    assert [v.version for v in made] == ["1", "2"]
+    assert registry.versions() == made == [registry.version("1"), registry.version("2")]
+    assert made[1].source == "s3://b/checkpoints/b" and made[1].tags == {"parent": "b", "cycle": ""}
+
+
+def test_more_than_nine_versions_are_in_order(registry: Registry) -> None:
+    for number in range(11):
+        registry.create_version(f"s3://b/{number}", {})
+    assert [v.version for v in registry.versions()] == [str(number + 1) for number in range(11)]
+
+
+def test_aliases_experiment_and_previous_are_read_together(registry: Registry) -> None:
+    for name in ("a", "b"):
+        registry.create_version(f"s3://b/{name}", {})
+    registry.set_alias(CHAMPION, "1")
+    registry.set_alias(CHALLENGER, "2")
+    registry.set_experiment(EXPERIMENT)
+    registry.set_tag(PREVIOUS_TAG, "1")
+    assert registry.aliases() == Aliases("1", "2", EXPERIMENT, "1")
+    registry.set_alias(CHAMPION, "2")
+    registry.delete_alias(CHALLENGER)
+    registry.delete_alias(CHALLENGER)
+    registry.set_experiment(None)
+    assert registry.aliases() == Aliases("2", None, None, "1")
+
+
+def test_a_tag_of_a_version_is_kept(registry: Registry) -> None:
+    registry.create_version("s3://b/a", {})
+    registry.set_version_tag("1", "judge", "0.5")
+    assert registry.version("1").tags == {"judge": "0.5"}
+
+
+def test_an_unknown_version_is_an_error_that_says_so(registry: Registry) -> None:
+    with pytest.raises(RegistryError, match="404"):
+        registry.version("7")
+
+
+def test_the_base_model_is_the_first_champion(storage: Stack) -> None:
+    registry = Registry.connect(storage.settings.registry)
+    champion = registry.aliases().champion
+    assert champion == "1"
+    base = registry.version(champion)
+    assert base.source == f"s3://{storage.settings.store.bucket}/checkpoints/base" and base.tags["parent"] == ""
+
+
+def test_a_registry_that_is_down_says_what_to_do() -> None:
+    with pytest.raises(RegistryError, match="make status"):
+        Registry.connect(RegistrySettings(uri="http://127.0.0.1:9")).aliases()
+
+
+def test_an_answer_that_is_no_success_is_shown() -> None:
+    http = httpx.Client(base_url="http://m", transport=httpx.MockTransport(lambda _: httpx.Response(500, text="broken")))
+    with pytest.raises(RegistryError, match="HTTP 500: broken"):
+        Registry(http, "m").aliases()

@@ -1,0 +1,162 @@
+"""The local stack: secrets, clear errors, and parts that come back. The whole of it is started once a session (conftest)."""
+
+import os
+import signal
+import socket
+import stat
+import time
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from infra import settings as settings_
+from infra.settings import LOCAL, PRODUCTION, load
+from infra.stack import control, processes, secrets, try_it
+from infra.stack.parts import environment, parts
+from infra.stack.seed import NoBaseModel
+from infra.stack.supervision import Supervisor
+from tests import stack as stack_
+from tests.stack import Stack
+
+
+def test_secrets_are_made_once_and_for_their_owner_alone(tmp_path: Path) -> None:
+    first = secrets.ensure(tmp_path)
+    made = first.read_text()
+    assert secrets.ensure(tmp_path).read_text() == made
+    assert stat.S_IMODE(first.stat().st_mode) == 0o600
+    assert set(tomllib.loads(made)) == {"store", "serving"}
+
+
+def test_every_cache_profile_and_database_lies_below_the_state(tmp_path: Path) -> None:
+    secrets.ensure(tmp_path)
+    settings = load(LOCAL, {"TABLOOP_STACK__STATE": str(tmp_path)})
+    found = environment(settings, {"HOME": "/home/someone", "PATH": "/bin", "PREFECT_HOME": "/home/someone/.prefect"})
+    assert not [name for name, value in found.items() if "/home/someone" in value]
+    assert found["PREFECT_HOME"].startswith(str(tmp_path)) and found["HOME"].startswith(str(tmp_path))
+
+
+def test_no_secret_is_on_a_command_line(tmp_path: Path) -> None:
+    secrets.ensure(tmp_path)
+    settings = load(LOCAL, {"TABLOOP_STACK__STATE": str(tmp_path)})
+    words = " ".join(word for part in parts(settings).values() for word in part.command)
+    values = [value for section in tomllib.loads((tmp_path / "secrets.toml").read_text()).values() for value in section.values()]
+    assert len(values) == 4 and not [value for value in values if value in words]
+
+
+def test_only_parts_with_a_loopback_address_belong_on_this_machine() -> None:
+    assert list(parts(load(LOCAL, {}))) == ["s3", "mlflow", "prefect", "worker", "engine-0", "engine-1", "serving"]
+    assert not {"s3", "mlflow", "prefect", "worker"} & set(parts(load(PRODUCTION, {})))
+
+
+def test_a_missing_base_model_is_told_with_the_command_that_makes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with stack_.environment_of(tmp_path):
+        monkeypatch.setenv("TABLOOP_MODEL__BASE", str(tmp_path / "none"))
+        with pytest.raises(NoBaseModel, match="make base"):
+            control.up(["s3"])
+
+
+def test_an_unknown_part_is_told_with_those_there_are(tmp_path: Path) -> None:
+    with stack_.environment_of(tmp_path), pytest.raises(control.StackError, match="no such part; the parts are s3, mlflow"):
+        control.up(["s4"])
+
+
+def test_a_taken_port_names_the_part_the_owner_and_the_setting(tmp_path: Path) -> None:
+    with stack_.environment_of(tmp_path), socket.socket() as taken:
+        port = int((load().store.endpoint or "").rsplit(":")[-1])
+        taken.bind(("127.0.0.1", port))
+        taken.listen()
+        with pytest.raises(
+            control.StackError, match=rf"s3: port {port} is taken by process {os.getpid()} .*store\.endpoint.*make up"
+        ):
+            control.up(["s3"])
+
+
+def test_a_part_that_ends_names_its_log_and_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with stack_.environment_of(tmp_path):
+        monkeypatch.setenv("TABLOOP_STORE__ACCESS_KEY", "x")  # the local server refuses very short keys
+        monkeypatch.setenv("TABLOOP_STORE__SECRET_KEY", "")
+        said: list[str] = []
+        state = settings_.path(load().stack.state)
+        (state / "s3").parent.mkdir(parents=True)
+        (state / "s3").write_text("a file where the data directory should be")
+        with pytest.raises(control.StackError, match=r"s3: (?s:.*)logs/s3\.log(?s:.*)next: "):
+            control.up(["s3"], said.append)
+        assert "stopping what was started" in said
+        assert processes.of_stack(state) == []
+
+
+def test_a_long_state_path_still_gets_a_socket(tmp_path: Path) -> None:
+    assert len(str(Supervisor(tmp_path / ("x" * 120)).socket)) < 108
+
+
+def test_down_ends_orphans_whose_supervisor_was_killed(tmp_path: Path) -> None:
+    with stack_.running(tmp_path, "s3") as stack:
+        supervisor = int((stack.state / "supervisord.pid").read_text())
+        os.kill(supervisor, signal.SIGKILL)
+        _until(lambda: not Supervisor(stack.state).running(), 10)
+        assert processes.of_stack(stack.state) != []
+        said: list[str] = []
+        control.down(said.append)
+        assert "that were left" in said[0] and processes.of_stack(stack.state) == []
+
+
+@pytest.mark.stack
+def test_up_again_changes_nothing(stack: Stack) -> None:
+    before = _pids()
+    control.up(say=lambda _: None)
+    assert _pids() == before
+
+
+@pytest.mark.stack
+def test_other_settings_do_not_join_a_running_stack(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TABLOOP_SERVING__SAMPLING__TEMPERATURE", "0.5")
+    with pytest.raises(control.StackError, match=r"changed: serving\); `make down`"):
+        control.up()
+
+
+@pytest.mark.stack
+def test_try_it_goes_through(stack: Stack) -> None:
+    said: list[str] = []
+    assert try_it.main(stack.settings, said.append) == 0, "\n".join(said)
+    assert sum(line.startswith("  ok") for line in said) == 4
+
+
+@pytest.mark.stack
+def test_try_it_says_what_to_do_about_a_refused_token(stack: Stack) -> None:
+    serving = stack.settings.serving.model_copy(update={"token": None})
+    said: list[str] = []
+    assert try_it.main(stack.settings.model_copy(update={"serving": serving}), said.append) == 1
+    assert "the token was refused" in said[-1] and "make up" in said[-1]
+
+
+@pytest.mark.stack
+@pytest.mark.parametrize("name", ["s3", "mlflow", "prefect", "worker", "engine-1", "serving"])
+def test_a_killed_part_comes_back_by_itself(stack: Stack, name: str) -> None:
+    before = _pids()[name]
+    os.kill(before, signal.SIGKILL)
+
+    def back() -> bool:
+        row = next(row for row in control.status() if row.part == name)
+        return row.ready and row.pid != before
+
+    _until(back, stack.settings.stack.ready_seconds)
+
+
+def test_try_it_says_what_to_do_where_nothing_listens(tmp_path: Path) -> None:
+    with stack_.environment_of(tmp_path):
+        said: list[str] = []
+        assert try_it.main(load(), said.append) == 1
+        assert "nothing listens" in said[-1] and "make up" in said[-1]
+
+
+def _pids() -> dict[str, int]:
+    return {row.part: row.pid for row in control.status()}
+
+
+def _until(true: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, f"not within {seconds} s"
+        time.sleep(0.3)

@@ -1,0 +1,141 @@
+"""The object store: round trips against the stack's own server, conditional puts against one that keeps to them."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import boto3
+import pytest
+from botocore.config import Config
+from moto.server import ThreadedMotoServer
+
+from infra.records import Verdict
+from infra.store import CHECKSUMS, AlreadyExists, Corrupt, ObjectStore, from_parquet, sha256, to_parquet
+
+ROWS = [
+    Verdict(verdict="promote", reason="é 试", estimate=0.5, requests={"champion": 3, "challenger": 4}),
+    Verdict(verdict="reject", reason=""),
+]
+
+
+@pytest.fixture(scope="module")
+def strict() -> Iterator[ObjectStore]:
+    """A store whose server answers 412 to a conditional put on a taken key, as AWS does."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        keys = {"aws_access_key_id": "k", "aws_secret_access_key": "s", "region_name": "us-east-1"}
+        client = boto3.client("s3", endpoint_url=f"http://{host}:{port}", config=Config(max_pool_connections=20), **keys)
+        store = ObjectStore(client, "strict")
+        store.ensure_bucket()
+        yield store
+    finally:
+        server.stop()
+
+
+@pytest.fixture(params=["local server", "strict server"])
+def any_store(request: pytest.FixtureRequest) -> ObjectStore:
+    return request.getfixturevalue("store" if request.param == "local server" else "strict")
+
+
+def test_bytes_come_back_with_their_checksum(any_store: ObjectStore) -> None:
+    assert any_store.put("t/bytes", b"\x00abc") == sha256([b"\x00a", b"bc"])
+    assert any_store.get("t/bytes") == b"\x00abc"
+
+
+def test_writing_the_same_again_is_fine(any_store: ObjectStore) -> None:
+    assert any_store.put("t/again", b"x") == any_store.put("t/again", b"x")
+
+
+def test_a_missing_object_is_a_key_error_that_names_it(any_store: ObjectStore) -> None:
+    assert not any_store.exists("t/none")
+    with pytest.raises(KeyError, match="t/none"):
+        any_store.get("t/none")
+
+
+def test_keys_are_those_under_the_prefix_sorted(any_store: ObjectStore) -> None:
+    for key in ("t/list/b", "t/list/a/1", "t/lists"):
+        any_store.put(key, b"")
+    assert list(any_store.keys("t/list/")) == ["t/list/a/1", "t/list/b"]
+    assert list(any_store.keys("t/nothing/")) == []
+
+
+def test_rows_come_back_equal(any_store: ObjectStore) -> None:
+    any_store.put_rows("t/rows.parquet", ROWS)
+    assert any_store.get_rows("t/rows.parquet", Verdict) == ROWS
+
+
+def test_parquet_of_the_same_rows_is_the_same_bytes() -> None:
+    assert to_parquet(ROWS) == to_parquet(ROWS)
+    assert from_parquet(to_parquet(ROWS), Verdict) == ROWS
+
+
+def test_json_comes_back_equal(any_store: ObjectStore) -> None:
+    any_store.put_json("t/record.json", ROWS[0])
+    assert Verdict.model_validate(any_store.get_json("t/record.json")) == ROWS[0]
+
+
+def test_put_new_writes_once(any_store: ObjectStore) -> None:
+    any_store._client.delete_object(Bucket=any_store.bucket, Key="t/new")
+    any_store.put_new("t/new", b"first")
+    with pytest.raises(AlreadyExists, match="t/new"):
+        any_store.put_new("t/new", b"second")
+    assert any_store.get("t/new") == b"first"
+
+
+def test_the_server_itself_refuses_a_second_writer_that_saw_nothing(strict: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    strict.put("t/race", b"first")
+    # The moment between another writer's look-up and its write.
+    monkeypatch.setattr(strict, "exists", lambda key: False)
+    with pytest.raises(AlreadyExists):
+        strict.put_new("t/race", b"second")
+    assert strict.get("t/race") == b"first"
+
+
+def test_of_many_writers_at_once_one_wins(strict: ObjectStore) -> None:
+    won: list[int] = []
+
+    def write(number: int) -> None:
+        try:
+            strict.put_new("t/many", str(number).encode())
+        except AlreadyExists:
+            return
+        won.append(number)
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [str(number).encode() for number in won] == [strict.get("t/many")]
+
+
+def test_a_directory_comes_back_whole(any_store: ObjectStore, tmp_path: Path) -> None:
+    (tmp_path / "in/sub").mkdir(parents=True)
+    (tmp_path / "in/config.json").write_text("{}")
+    (tmp_path / "in/sub/weights").write_bytes(b"\x01" * 1000)
+    any_store.put_directory("t/model", tmp_path / "in")
+    any_store.get_directory("t/model", tmp_path / "out")
+    assert (tmp_path / "out/config.json").read_text() == "{}"
+    assert (tmp_path / "out/sub/weights").read_bytes() == b"\x01" * 1000
+
+
+def test_a_directory_without_checksums_is_not_there_yet(any_store: ObjectStore, tmp_path: Path) -> None:
+    any_store.put("t/half/config.json", b"{}")
+    with pytest.raises(KeyError, match=CHECKSUMS):
+        any_store.get_directory("t/half", tmp_path)
+
+
+def test_a_changed_file_is_corrupt(any_store: ObjectStore, tmp_path: Path) -> None:
+    (tmp_path / "weights").write_bytes(b"right")
+    any_store.put_directory("t/changed", tmp_path)
+    any_store.put("t/changed/weights", b"wrong")
+    with pytest.raises(Corrupt, match="t/changed/weights"):
+        any_store.get_directory("t/changed", tmp_path / "out")
+
+
+def test_ensure_bucket_can_be_repeated(any_store: ObjectStore) -> None:
+    any_store.put("t/kept", b"1")
+    any_store.ensure_bucket()
+    assert any_store.get("t/kept") == b"1"
