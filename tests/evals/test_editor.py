@@ -1,0 +1,58 @@
+"""What Continue sends and shows, by hand-made examples."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evals.developers import editor
+
+SUFFIX = "\n    return total\n\n\ndef second_function(items):\n    pass\n"
+
+
+@pytest.mark.parametrize(
+    ("generated", "prefix", "suffix", "shown"),
+    [
+        ("items)", "x = sum(", "\n", "items)"),
+        ("", "x = ", "\n", ""),
+        ("  \n ", "x = ", "\n", ""),
+        ("a\nb", "x = ", " + 1\n", "a"),  # in the middle of a line
+        ("a\nb", "x = ", "\n", "a\nb"),
+        ("a\nb", "    # note: ", "\n", "a"),  # in a comment
+        ("a\n\nb", "x = ", "\n", "a"),  # the double newline
+        ("a\n  \nb", "x = ", "\n", "a"),
+        ("sum(items)\n    return total\nx", "    total = ", SUFFIX, "sum(items)"),  # the line below
+        ("1\ndef second_function(items)", "x = ", "\n" + "def second_function(items):\n    pass", "1"),  # start of the suffix
+        ("1\nx\nx\nx\nx", "x = ", "\n", "1\nx\nx"),  # the third repeat stops it
+        ("a\n#\nb", "x = ", "\n", "a\nb"),  # empty comments
+        ("total = compute(1)", "total = compute(1)\n", "\n", ""),  # the line above once more
+        (" 1", "x = ", "\n", "1"),
+        (" 1", "x =", "\n", "1"),  # a model named qwen loses its first space
+        ("  1", "x = ", "\n", "1"),
+    ],
+)
+def test_what_is_shown(generated, prefix, suffix, shown):
+    assert editor.shown(generated, prefix, suffix) == shown
+
+
+@given(st.text(alphabet="ab #\n)", max_size=40), st.text(alphabet="ab \n", max_size=20), st.text(alphabet="ab \n", max_size=60))
+def test_never_more_than_was_generated(generated, prefix, suffix):
+    text = editor.shown(generated, prefix, suffix)
+    lines = text.split("\n")
+    assert len(text) <= len(generated) and all(line in generated for line in lines)
+    assert text == "" or text.strip()
+
+
+def test_a_lost_space_is_known():
+    assert editor.lost_space(" = 1", "= 1") and not editor.lost_space("= 1", "= 1")
+    assert not editor.lost_space("a b", "a")
+
+
+def test_the_window_is_whole_lines_next_to_the_cursor():
+    prefix = "".join(f"line {i} = {'x' * 50}\n" for i in range(60)) + "    last ="
+    suffix = "\n" + "".join(f"after {i} = {'y' * 50}\n" for i in range(60))
+    before, after = editor.window(prefix, suffix)
+    assert prefix.endswith(before) and suffix.startswith(after)
+    assert before.startswith("line ") and after.endswith("y")
+    assert editor.PREFIX_CHARACTERS - 70 < len(before) <= editor.PREFIX_CHARACTERS
+    assert editor.SUFFIX_CHARACTERS - 70 < len(after) <= editor.SUFFIX_CHARACTERS
+    assert editor.window("a", "") == ("a", "\n")

@@ -1,0 +1,65 @@
+"""Metrics, by hand and against a slow, obvious reference."""
+
+import functools
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evals import metrics
+from evals.evaluation import PositionScore, mean, summarise
+from evals.judge.reference import similarity
+
+texts = st.text(alphabet="ab( ", max_size=7)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "edits"), [("", "", 0), ("abc", "", 3), ("kitten", "sitting", 3), ("flaw", "lawn", 2), ("ab", "ba", 2)]
+)
+def test_distance_by_hand(a, b, edits):
+    assert metrics.distance(a, b) == edits
+
+
+@given(texts, texts)
+def test_distance_is_the_recursive_definition(a, b):
+    @functools.cache
+    def slow(i, j):
+        if i == 0 or j == 0:
+            return i + j
+        return min(slow(i - 1, j) + 1, slow(i, j - 1) + 1, slow(i - 1, j - 1) + (a[i - 1] != b[j - 1]))
+
+    assert metrics.distance(a, b) == slow(len(a), len(b)) == metrics.distance(b, a)
+
+
+def test_similarities_by_hand():
+    assert metrics.edit_similarity("kitten ", " sitting") == pytest.approx(1 - 3 / 7)
+    assert metrics.edit_similarity(" ", "") == 1.0
+    assert metrics.matching_prefix("self.name", "self.nope") == 6
+    assert metrics.matching_prefix("abc", "ab") == 2
+    assert metrics.exact(" x)\n", "x)") and not metrics.exact("x", "x)")
+    assert metrics.first_line("a = 1 \n b") == "a = 1"
+
+
+def test_reference_judge_by_hand():
+    assert similarity("name)", "name)") == 1.0
+    assert similarity("", "name)") == 0.0
+    # 4 of 5 characters lead, one edit of 5.
+    assert similarity("name]", "name)") == pytest.approx(0.5 * 4 / 5 + 0.5 * 4 / 5)
+    # The same similarity counts half where the start is wrong.
+    assert similarity("xame)", "name)") == pytest.approx(0.5 * 0 + 0.5 * 4 / 5)
+
+
+def test_mean_has_the_standard_error_of_the_mean():
+    value = mean([1.0, 2.0, 3.0, 6.0])
+    assert (value.value, value.n) == (3.0, 4)
+    assert value.error == pytest.approx(math.sqrt(14 / 3 / 4))
+    assert math.isnan(mean([]).value) and math.isnan(mean([1.0]).error)
+
+
+def test_a_failed_judgement_is_no_score():
+    def score(judged):
+        return PositionScore("f", 0, "a", "a", True, 1.0, 1, judged)
+
+    scores = summarise((score(4.0), score(None), score(8.0), score(None)), "j", 0.0)
+    assert (scores.judged.value, scores.judged.n, scores.judge_failures) == (6.0, 2, 0.5)
