@@ -122,9 +122,8 @@ def send_feedback(client: httpx.Client, url: str, shown: str, say: Callable[[str
 def wait_for_event(settings: Settings, event: str, say: Callable[[str], None]) -> None:
     """Look for the event in the object store until it is there."""
     seconds = 30 + 3 * settings.serving.ship_seconds
-    say(
-        f"4. is it in the object store?  s3://{settings.store.bucket}/events/feedback/ (shipped every {settings.serving.ship_seconds:g} s)"
-    )
+    where, every = f"s3://{settings.store.bucket}/events/feedback/", settings.serving.ship_seconds
+    say(f"4. is it in the object store?  {where} (shipped every {every:g} s)")
     store = ObjectStore.connect(settings.store)
     deadline, read = time.monotonic() + seconds, set[str]()
     while time.monotonic() < deadline:
