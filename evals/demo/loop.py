@@ -1,0 +1,148 @@
+"""The loop in motion: developers type, and the deployments run whenever there is something for them to do.
+
+Schedules are paused meanwhile, since a run that finds nothing to do still costs seconds of a small machine's time; the same
+deployments are started through Prefect's API as soon as their turn has come.
+"""
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+from rich.console import Console
+
+from evals.demo import history
+from evals.demo.orchestration import FlowRun, Orchestration
+from evals.developers import Counts, Tally
+from infra.registry import Registry, RegistryError
+from infra.store import ObjectStore
+
+CYCLE, WATCH = "cycle", "experiment"
+POLL_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How far the demo goes."""
+
+    cycles: int
+    """Cycles to have been run, earlier demos counted in."""
+    labels: int
+    """Labels by the champion that a cycle waits for."""
+    verdict_requests: int
+    """Answered requests an arm between two looks at an experiment."""
+    deadline: float
+    """time.monotonic() after which nothing new is begun."""
+
+
+class Traffic:
+    """The developers' latest sums."""
+
+    def __init__(self) -> None:
+        self.tally = Tally({}, (), 0.0)
+
+    def __call__(self, tally: Tally) -> None:
+        """Take the newest sums (evals.developers.run's progress hook)."""
+        self.tally = tally
+
+    def of(self, version: str) -> Counts:
+        """Sums of a version."""
+        return self.tally.by_version().get(version, Counts())
+
+
+class Loop:
+    """Drives cycles and experiments until the plan is fulfilled."""
+
+    def __init__(
+        self, plan: Plan, store: ObjectStore, registry: Registry, prefect: Orchestration, traffic: Traffic, console: Console
+    ) -> None:
+        self._plan, self._store, self._registry, self._prefect = plan, store, registry, prefect
+        self._traffic, self._console = traffic, console
+        self._began = time.monotonic()
+
+    async def run(self) -> history.World:
+        """Run cycles and experiments; gives back the world at the end."""
+        world = await self._world()
+        last_champion_labels = 0
+        while True:
+            if world.aliases.experiment:
+                world = await self._experiment(world)
+            enough = len(world.ended) >= self._plan.cycles and world.promotions > 0
+            if enough or self._late:
+                return world
+            champion = world.aliases.champion or ""
+            await self._until_labelled(champion, last_champion_labels + self._plan.labels)
+            world = await self._cycle(world)
+            # What a rejected candidate was trained on may be used again, together with what came since.
+            last_champion_labels = self._traffic.of(champion).answered if world.aliases.champion == champion else 0
+
+    @property
+    def _late(self) -> bool:
+        return time.monotonic() > self._plan.deadline
+
+    async def _world(self) -> history.World:
+        for _ in range(30):
+            try:
+                return await asyncio.to_thread(history.look, self._store, self._registry)
+            except (RegistryError, OSError) as error:
+                self.say(f"waiting for the registry: {error}")
+                await asyncio.sleep(POLL_SECONDS)
+        raise RuntimeError("the registry did not answer for a minute; `make status` tells which part is down, and its log")
+
+    async def _until_labelled(self, version: str, labels: int) -> None:
+        told = 0.0
+        while not self._late and (count := self._traffic.of(version).answered) < labels:
+            if time.monotonic() - told > 15:
+                self.say(f"developers at work with version {version}: {count} of {labels} labels; {self._accepted(version)}")
+                told = time.monotonic()
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def _cycle(self, before: history.World) -> history.World:
+        self.say("cycle: collect, validate, reward, train, evaluate, register")
+        run = await self._deployment(CYCLE)
+        world = await self._world()
+        for cycle in world.ended.keys() - before.ended.keys():
+            outcome = world.ended[cycle]
+            self.say(f"{cycle}: {outcome['result']}: {outcome['reason']}")
+        if world.ended.keys() == before.ended.keys():
+            self.say(f"cycle: {run.state}: {run.message}")
+            await asyncio.sleep(POLL_SECONDS)
+        return world
+
+    async def _experiment(self, world: history.World) -> history.World:
+        experiment = world.aliases.experiment
+        assert experiment is not None
+        self.say(f"A/B test: version {experiment.challenger} against {experiment.champion}, {experiment.share:.0%} of developers")
+        seen = 0
+        while world.aliases.experiment and not self._late:
+            count = self._traffic.of(experiment.challenger).answered
+            if count < seen + self._plan.verdict_requests:
+                await asyncio.sleep(POLL_SECONDS)
+                continue
+            seen = count
+            run = await self._deployment(WATCH)
+            self.say(
+                f"A/B test: {run.state}: {run.message[:220]} (challenger {self._accepted(experiment.challenger)}, "
+                f"champion {self._accepted(experiment.champion)})"
+            )
+            world = await self._world()
+        return await self._world()
+
+    async def _deployment(self, name: str) -> FlowRun:
+        """Start a deployment and wait for its end, telling where it is."""
+        run = await self._prefect.start(name)
+        told, found = time.monotonic(), await self._prefect.run(run)
+        while not found.ended:
+            await asyncio.sleep(1.0)
+            found = await self._prefect.run(run)
+            if time.monotonic() - told > 15:
+                self.say(f"{name}: {found.state.lower()}{await self._prefect.step(run)}")
+                told = time.monotonic()
+        return found
+
+    def _accepted(self, version: str) -> str:
+        counts = self._traffic.of(version)
+        return f"{counts.accepted} of {counts.answered} accepted" + (f" ({counts.acceptance:.1%})" if counts.answered else "")
+
+    def say(self, text: str) -> None:
+        """A line with the seconds since the loop began."""
+        self._console.print(f"[{time.monotonic() - self._began:5.0f} s] {text}", markup=False, highlight=False)

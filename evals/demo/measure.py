@@ -1,0 +1,108 @@
+"""Rates and differences with intervals clustered by user.
+
+A rate is a ratio of sums over users, sum(y_u) / sum(n_u); its variance comes from the users' influences
+(y_u - rate n_u) / sum(n), the delta method for ratios under clustering (Deng, Knoblich & Lu 2018, "Applying the Delta Method
+in Metric Analytics", section 3). The difference of two versions measured on the same users takes the differences of their influences, so that what is common to
+a user cancels. Intervals use Student's t with users - 1 degrees of freedom.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from scipy.stats import t as student
+
+from evals.demo.record import Comparison, Difference, Example, Rate, VersionRow
+from evals.developers import Paired, PairedOutcome, Tally
+
+LEVEL = 0.95
+EXAMPLES = 8
+
+
+def rate(numerators: Sequence[float], denominators: Sequence[float]) -> Rate:
+    """A ratio of sums over users with its interval; each user gives a numerator and a denominator."""
+    value, influence = _ratio(np.asarray(numerators, float), np.asarray(denominators, float))
+    margin = _margin(influence)
+    return Rate(rate=value, low=value - margin, high=value + margin, n=round(sum(denominators)))
+
+
+def compare(base: tuple[Sequence[float], Sequence[float]], champion: tuple[Sequence[float], Sequence[float]]) -> Comparison:
+    """Two versions' ratios on the same users in the same order, and their difference."""
+    (first, before), (second, after) = (_ratio(np.asarray(n, float), np.asarray(d, float)) for n, d in (base, champion))
+    estimate, margin = second - first, _margin(after - before)
+    return Comparison(
+        base=rate(*base),
+        champion=rate(*champion),
+        difference=Difference(estimate=estimate, low=estimate - margin, high=estimate + margin),
+    )
+
+
+def _ratio(numerators: np.ndarray, denominators: np.ndarray) -> tuple[float, np.ndarray]:
+    total = denominators.sum()
+    if total == 0:
+        raise ValueError("no requests were answered; nothing can be compared. `make status` tells whether serving is up")
+    value = numerators.sum() / total
+    return float(value), (numerators - value * denominators) / total
+
+
+def _margin(influence: np.ndarray) -> float:
+    users = len(influence)
+    if users < 2:
+        raise ValueError(f"an interval needs at least two users, got {users}; raise --users")
+    error = np.sqrt(users / (users - 1) * np.square(influence).sum())
+    return float(student.ppf((1 + LEVEL) / 2, users - 1) * error)
+
+
+def comparisons(paired: Paired) -> dict[str, Comparison]:
+    """The report's four comparisons of the two pins of a paired run, base first."""
+    places = paired.by_user(lambda outcome: 1.0)
+
+    def sums(value: Callable[[PairedOutcome], float]) -> tuple[list[float], list[float]]:
+        by_user = paired.by_user(value)
+        return [by_user[user][1][0] for user in places], [by_user[user][1][1] for user in places]
+
+    requests = [float(count) for count, _ in places.values()]
+    accepted, shown = sums(lambda o: o.accepted), sums(lambda o: bool(o.shown))
+    characters = sums(lambda o: o.accepted_characters)
+    return {
+        "acceptance": compare((accepted[0], requests), (accepted[1], requests)),
+        "acceptance_of_shown": compare((accepted[0], shown[0]), (accepted[1], shown[1])),
+        "accepted_characters_per_request": compare((characters[0], requests), (characters[1], requests)),
+        "shown": compare((shown[0], requests), (shown[1], requests)),
+    }
+
+
+def live_rows(tally: Tally) -> list[VersionRow]:
+    """Live traffic by policy version, oldest first; versions with too few users for an interval are left out."""
+    rows = []
+    for version in sorted((v for v in tally.by_version() if v.isdigit()), key=int):
+        cells = [counts for (_, v), counts in tally.cells.items() if v == version and counts.answered]
+        if len(cells) < 2:
+            continue
+        total = tally.by_version()[version]
+        rows.append(
+            VersionRow(
+                version=version,
+                acceptance=rate([c.accepted for c in cells], [c.answered for c in cells]),
+                characters=total.accepted_characters / total.answered,
+                shown=total.judged / total.answered,
+            )
+        )
+    return rows
+
+
+def examples(paired: Paired) -> list[Example]:
+    """Places where the two versions' suggestions differ, those that either had accepted first."""
+    by_pin = [{(e.user, e.file, e.before, e.truth): e for e in tally.examples} for tally in paired.tallies]
+    both = [(by_pin[0][key], by_pin[1][key]) for key in by_pin[0] if key in by_pin[1]]
+    differing = [(a, b) for a, b in both if a.shown != b.shown]
+    # Gains and losses alternate: a page of gains alone would flatter the champion.
+    gains = [pair for pair in differing if pair[1].accepted and not pair[0].accepted]
+    losses = [pair for pair in differing if pair[0].accepted and not pair[1].accepted]
+    rest = [pair for pair in differing if pair[0].accepted == pair[1].accepted]
+    chosen = [*gains[: EXAMPLES // 2], *losses[: EXAMPLES // 4], *rest][:EXAMPLES]
+    return [
+        Example(
+            prefix=a.before, truth=a.truth, base=a.shown, base_accepted=a.accepted, champion=b.shown, champion_accepted=b.accepted
+        )
+        for a, b in chosen
+    ]
