@@ -1,9 +1,9 @@
 """Rates and differences with intervals clustered by user.
 
 A rate is a ratio of sums over users, sum(y_u) / sum(n_u); its variance comes from the users' influences
-(y_u - rate n_u) / sum(n), the delta method for ratios under clustering (Deng, Knoblich & Lu 2018, "Applying the Delta Method
-in Metric Analytics", section 3). The difference of two versions measured on the same users takes the differences of their influences, so that what is common to
-a user cancels. Intervals use Student's t with users - 1 degrees of freedom.
+(y_u - rate n_u) / sum(n), the delta method for ratios under clustering (Deng, Knoblich & Lu 2018, "Applying the Delta
+Method in Metric Analytics", section 3). The difference of two versions measured on the same users takes the differences
+of their influences, so that what is common to a user cancels. Intervals use Student's t with users - 1 degrees of freedom.
 """
 
 from collections.abc import Callable, Sequence
