@@ -172,6 +172,8 @@ class ObjectReference(Record):
     """Checksum of the object's bytes."""
     rows: int
     """Rows in it."""
+    last: float = 0.0
+    """Time of its last event; 0 where that was not looked at."""
 
 
 class Manifest(Record):

@@ -1,0 +1,181 @@
+"""Comparing two arms of users while everybody watches: sufficient statistics, then tests over them, then typed results.
+
+The unit is the user, since assignment is by user and a user's requests share a taste. A user's totals are all that is kept, and
+totals of one user from several places add up.
+
+    u           a user; T_u = 1 on the challenger's arm, else 0
+    n_u, y_u    requests during the experiment, and what was counted in them (accepts, accepted characters)
+    x_u         the same rate before the experiment, shrunk to the mean: the covariate (CUPED)
+
+The estimate is the difference of y per request between the arms, by least squares of y_u / n_u on (1, T_u, x_u) weighted by n_u:
+without the covariate that is sum(y) / sum(n) on each arm, the ratio metric of Deng et al. 2018. Its error is clustered by user,
+by the sandwich with jackknifed residuals (MacKinnon and White 1985, "HC3", which for one row a user is the cluster jackknife) and
+errs on the wide side. The covariate is older than the assignment, so that it takes variance and adds no bias (Deng et al. 2013,
+"Improving the sensitivity of online controlled experiments by utilizing pre-experiment data", section 3; Lin 2013).
+
+The interval may be looked at after every request: an asymptotic confidence sequence (Waudby-Smith, Arbour, Sinha, Kennedy and
+Ramdas, "Time-uniform central limit theory and asymptotic confidence sequences", theorem 2.2, eq. 7), whose width is
+
+    sigma * sqrt(2 (t rho^2 + 1) / (t^2 rho^2) * log(sqrt(t rho^2 + 1) / alpha))
+        = standard error * sqrt(2 (1 + 1 / (t rho^2)) * log(sqrt(t rho^2 + 1) / alpha))
+
+The clock t is the number of requests. The part of the error that lies between users does not shrink with it: it is there from the
+start and stays, which a peeker gains less from than from the random walk that the boundary is made for. So the width is right for
+users that are alike and too wide for others. test_statistics.py measures both.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from infra.records import Arm
+
+PRIOR_REQUESTS = 20.0
+"""Requests that the mean counts for when a user's earlier rate is shrunk to it."""
+
+
+@dataclass(frozen=True)
+class Totals:
+    """A user's requests, and what came of them."""
+
+    requests: int = 0
+    accepted: int = 0
+    characters: int = 0
+    """Accepted characters."""
+    shown: int = 0
+    """Requests with something to show."""
+
+    def __add__(self, other: "Totals") -> "Totals":
+        return Totals(
+            self.requests + other.requests,
+            self.accepted + other.accepted,
+            self.characters + other.characters,
+            self.shown + other.shown,
+        )
+
+
+@dataclass(frozen=True)
+class User:
+    """One user of an experiment."""
+
+    arm: Arm
+    during: Totals
+    before: Totals = Totals()
+    """Before the experiment began."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Challenger minus champion, per request, with its always-valid interval."""
+
+    estimate: float
+    low: float
+    high: float
+    error: float
+    """Standard error, clustered by user."""
+
+
+@dataclass(frozen=True)
+class NoDifference:
+    """There is nothing to compare, which is not the same as no difference."""
+
+    reason: str
+
+
+def merge(parts: Iterable[Mapping[str, Totals]]) -> dict[str, Totals]:
+    """Totals by user from several places."""
+    merged: dict[str, Totals] = {}
+    for part in parts:
+        for user, totals in part.items():
+            merged[user] = merged.get(user, Totals()) + totals
+    return merged
+
+
+def sample_ratio_p(challenger: int, champion: int, share: float) -> float:
+    """p-value of a split of users at least this far from the share: Pearson's chi-square with one degree of freedom."""
+    expected = share * (challenger + champion)
+    other = (1 - share) * (challenger + champion)
+    if not expected or not other:
+        return 0.0 if challenger + champion else 1.0
+    statistic = (challenger - expected) ** 2 / expected + (champion - other) ** 2 / other
+    return math.erfc(math.sqrt(statistic / 2))
+
+
+def difference(users: Sequence[User], measure: str, alpha: float, expected_requests: float) -> Difference | NoDifference:
+    """The difference of a measure of Totals per request between the arms.
+
+    expected_requests is when the interval is narrowest for its age: about as many requests as the experiment is planned for.
+    """
+    users = [user for user in users if user.during.requests]
+    treated = np.array([user.arm == "challenger" for user in users], dtype=float)
+    if len(users) < 5 or min(treated.sum(), len(users) - treated.sum()) < 2:
+        return NoDifference(
+            f"{len(users)} users with requests, {treated.sum():.0f} of them on the challenger's arm: too few to compare"
+        )
+    requests = np.array([user.during.requests for user in users], dtype=float)
+    rate = np.array([getattr(user.during, measure) for user in users]) / requests
+    covariate = earlier_rates([user.before for user in users], measure)
+    columns = [np.ones_like(rate), treated]
+    if np.ptp(covariate) > 1e-12:
+        columns.append(covariate - np.average(covariate, weights=requests))
+    found = weighted_fit(np.column_stack(columns), rate, requests)
+    if found is None:
+        return NoDifference(f"{measure} per request does not vary between users: its error cannot be told")
+    estimate, error = found
+    freedom = len(users) - len(columns)
+    half = error * widen(boundary(float(requests.sum()), alpha, expected_requests), freedom)
+    return Difference(estimate, estimate - half, estimate + half, error)
+
+
+def earlier_rates(before: Sequence[Totals], measure: str) -> np.ndarray:
+    """Each user's rate before the experiment, shrunk to the mean by PRIOR_REQUESTS; the mean where there is no history."""
+    requests = np.array([totals.requests for totals in before], dtype=float)
+    counted = np.array([getattr(totals, measure) for totals in before], dtype=float)
+    mean = counted.sum() / requests.sum() if requests.sum() else 0.0
+    return (counted + PRIOR_REQUESTS * mean) / (requests + PRIOR_REQUESTS)
+
+
+def weighted_fit(design: np.ndarray, outcome: np.ndarray, weights: np.ndarray) -> tuple[float, float] | None:
+    """Weighted least squares: coefficient of the second column and its HC3 error; none where there is no error to tell.
+
+    design [U, K], outcome [U], weights [U].
+    """
+    weighted = design * weights[:, None]
+    normal = design.T @ weighted
+    if np.linalg.matrix_rank(normal) < normal.shape[0]:
+        return None
+    inverse = np.linalg.inv(normal)
+    coefficients = inverse @ weighted.T @ outcome
+    leverage = np.einsum("uk,kl,ul->u", weighted, inverse, design)
+    if np.any(leverage > 1 - 1e-9):  # a user who alone decides a coefficient
+        return None
+    scores = weighted * ((outcome - design @ coefficients) / (1 - leverage))[:, None]
+    variance = (inverse @ (scores.T @ scores) @ inverse)[1, 1]
+    error = math.sqrt(max(float(variance), 0.0))
+    return (float(coefficients[1]), error) if error > 1e-12 else None
+
+
+def boundary(t: float, alpha: float, expected: float) -> float:
+    """Half width of the confidence sequence in standard errors, at time t (see the top of this file).
+
+    rho is where the width at t = expected is least, to a good approximation (the paper's appendix on tuning, eq. 79):
+    rho^2 = (-2 log(alpha) + log(-2 log(alpha)) + 1) / expected. The width is flat around it: a quarter or four times the
+    expected requests cost less than a tenth.
+    """
+    aim = -2 * math.log(alpha)
+    age = t * (aim + math.log(aim) + 1) / expected
+    return math.sqrt(2 * (1 + 1 / age) * math.log(math.sqrt(age + 1) / alpha))
+
+
+def widen(errors: float, freedom: int) -> float:
+    """The multiple of an estimated standard error that leaves the tail that `errors` leaves of a known one (Student's t)."""
+    from scipy import stats
+
+    return float(stats.t.isf(stats.norm.sf(errors), freedom))
+
+
+def power(effect: float, error: float, errors: float) -> float:
+    """Chance that an estimate with this standard error lies above zero by `errors` of it, for planning."""
+    return 0.5 * math.erfc((errors - effect / error) / math.sqrt(2))

@@ -1,0 +1,27 @@
+"""The experiment watch: a verdict on the running A/B test, and what follows from it."""
+
+from prefect import flow
+from prefect.states import Completed, State
+
+from infra import settings as settings_
+from infra.records import Verdict
+from tasks import steps
+
+
+@flow(name="experiment", persist_result=False)
+def experiment() -> State:
+    """Promote, reject, or wait."""
+    settings = settings_.load()
+    running = steps.running_experiment(settings)
+    if running is None:
+        return Completed(name="NoExperiment", message="no experiment runs")
+    found = steps.verdict(settings, running)
+    if isinstance(found, Verdict):
+        return Completed(name="Undecided", message=found.reason)
+    decision = steps.conclude(settings, found)
+    name = "Promoted" if decision.verdict.verdict == "promote" else "Rejected"
+    return Completed(name=name, message=decision.verdict.reason)
+
+
+if __name__ == "__main__":
+    experiment()

@@ -1,0 +1,18 @@
+"""Promote by hand: the challenger, or the version given."""
+
+from prefect import flow
+from prefect.states import Completed, State
+
+from infra import settings as settings_
+from tasks import steps
+
+
+@flow(name="promote", persist_result=False)
+def promote(version: str = "", by: str = "operator", reason: str = "") -> State:
+    """Make a version the champion; the running experiment ends."""
+    decision = steps.promote(settings_.load(), version, by, reason)
+    return Completed(name="Promoted", message=f"version {decision.experiment.challenger}, was {decision.experiment.champion}")
+
+
+if __name__ == "__main__":
+    promote()

@@ -1,0 +1,41 @@
+"""Checkpoints on this machine's disk: downloaded once, verified, and there as a whole or not at all."""
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from infra.registry import Registry
+from infra.store import ObjectStore
+
+
+def prefix_of(source: str, bucket: str) -> str:
+    """The key prefix in a version's source URI.
+
+    Raises:
+        ValueError: the source is not in this store's bucket.
+    """
+    parts = urlsplit(source)
+    if parts.scheme != "s3" or parts.netloc != bucket:
+        raise ValueError(f"model version's source {source!r}: expected s3://{bucket}/checkpoints/NAME, which store.bucket names")
+    return parts.path.strip("/")
+
+
+def fetch(store: ObjectStore, registry: Registry, version: str, folder: Path) -> Path:
+    """The directory of a version's checkpoint, downloaded where it is not there yet."""
+    target = folder / f"version-{version}"
+    if target.is_dir():
+        return target
+    folder.mkdir(parents=True, exist_ok=True)
+    prefix = prefix_of(registry.version(version).source, store.bucket)
+    partial = Path(tempfile.mkdtemp(prefix=f"version-{version}-", dir=folder))
+    try:
+        store.get_directory(prefix, partial)
+        os.replace(partial, target)
+    except OSError:
+        if not target.is_dir():  # else another run was quicker
+            raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return target

@@ -1,0 +1,96 @@
+"""The first step: the champion's window of events, each request in its bucket."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from infra.records import Manifest, ObjectReference, Sample
+from infra.registry import Registry
+from infra.settings import Settings
+from infra.store import ObjectStore
+from tasks.buckets import Accounts, account
+from tasks.cycles import manifest_of
+from tasks.join import join
+from tasks.lineage import Lineage, lineage
+from tasks.window import Window, read_completions, read_feedback, window
+
+
+class NoChampion(RuntimeError):
+    """The registry names no champion."""
+
+
+@dataclass(frozen=True)
+class Collected:
+    """A champion's window, accounted for."""
+
+    champion: str
+    window: Window
+    accounts: Accounts
+    orphans: int
+    """Showings that match no completion of the window."""
+    completions: tuple[ObjectReference, ...]
+    feedback: tuple[ObjectReference, ...]
+
+    def quarantine(self, reasons: Mapping[str, str]) -> "Collected":
+        """Move samples that failed validation out."""
+        return replace(self, accounts=self.accounts.quarantine(reasons))
+
+    def manifest_fields(self, now: float) -> dict[str, Any]:
+        """What the cycle's manifest tells of its window."""
+        return {
+            "created": now,
+            "champion": self.champion,
+            "since": self.window.since,
+            "until": self.window.until,
+            "completions": self.completions,
+            "feedback": self.feedback,
+            "buckets": self.accounts.buckets,
+            "quarantined": self.accounts.quarantined,
+            "requests": self.accounts.requests,
+        }
+
+
+def collect(store: ObjectStore, registry: Registry, settings: Settings, now: float) -> Collected:
+    """Read the window after the champion's own cycle and account for its requests.
+
+    Raises:
+        NoChampion: nothing is served yet.
+    """
+    champion = registry.aliases().champion
+    if champion is None:
+        raise NoChampion(f"registry: model {registry.model!r} has no alias champion; `make up` registers the base model")
+    versions = lineage(registry.versions())
+    manifests = ancestry(store, versions, champion, now - settings.collect.window_seconds)
+    found = window(manifests, now, settings.collect.settle_seconds, settings.collect.window_seconds)
+    completions = read_completions(store, found, now)
+    late = [c.time for _, c in completions.rows if c.time <= found.since]
+    feedback = read_feedback(store, found, min([found.since, *late]), now)
+    joined = join([c for _, c in completions.rows], [f for _, f in feedback.rows], settings.collect.join_seconds)
+    accounts = account(
+        joined,
+        champion=champion,
+        lineage=versions,
+        until=found.until,
+        settings=settings.collect,
+        # Only an object that came late can hold what was trained already, under another key.
+        seen=trained(store, manifests) if late else frozenset(),
+        malformed=completions.malformed,
+    )
+    return Collected(champion, found, accounts, joined.orphans, completions.objects, feedback.objects)
+
+
+def ancestry(store: ObjectStore, versions: Lineage, champion: str, oldest: float) -> list[Manifest]:
+    """Manifests of the cycles that made the champion and its ancestors, newest first, as far as they reach into the window."""
+    found: list[Manifest] = []
+    for version in versions.ancestry(champion):
+        if cycle := versions.cycles.get(version):
+            manifest = manifest_of(store, cycle)
+            found.append(manifest)
+            if manifest.until < oldest:
+                break
+    return found
+
+
+def trained(store: ObjectStore, manifests: list[Manifest]) -> Collection[str]:
+    """Ids of the completions that these cycles trained on."""
+    return frozenset(s.completion_id for m in manifests for s in store.get_rows(m.samples.key, Sample))

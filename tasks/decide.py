@@ -1,0 +1,157 @@
+"""The gate of the A/B test: totals by user and arm from events, then promote, reject or undecided, with its reason.
+
+Every request of the experiment counts, one where nothing was shown too: a model cannot win by showing less. Requests younger than
+the settling time, of users who opted out, and pinned ones do not count, on either arm.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from evals.statistics import Difference, NoDifference, Totals, User, difference, merge, sample_ratio_p
+from infra.records import Arm, Completion, ExperimentRecord, ObjectReference, Verdict, VerdictName
+from infra.settings.schema import Collect, Experiment
+from infra.store import ObjectStore
+from tasks.join import Joined, join
+from tasks.window import Window, read_completions, read_feedback
+
+ARMS: tuple[Arm, Arm] = ("champion", "challenger")
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a verdict is computed from."""
+
+    users: Mapping[Arm, Mapping[str, Totals]]
+    """By arm, the totals of each user since the experiment began."""
+    before: Mapping[str, Totals]
+    """Totals of each user before it."""
+    inputs: tuple[ObjectReference, ...] = ()
+    """The event objects that were read."""
+
+
+def gather(store: ObjectStore, experiment: ExperimentRecord, collect: Collect, settings: Experiment, now: float) -> Evidence:
+    """Read the events since some time before the experiment, and total them."""
+    begin = experiment.started - settings.baseline_seconds
+    window = Window(since=begin, until=now - collect.settle_seconds, oldest=begin, known={})
+    completions = read_completions(store, window, now, tokens=False)
+    feedback = read_feedback(store, window, begin, now)
+    found = join([c for _, c in completions.rows], [f for _, f in feedback.rows], collect.join_seconds)
+    users, before = total(found.joined, experiment, window.until)
+    return Evidence(users, before, (*completions.objects, *feedback.objects))
+
+
+def total(
+    joined: Sequence[Joined], experiment: ExperimentRecord, until: float
+) -> tuple[dict[Arm, dict[str, Totals]], dict[str, Totals]]:
+    """Totals by arm and user during the experiment, and by user before it."""
+    during: dict[Arm, list[dict[str, Totals]]] = {arm: [] for arm in ARMS}
+    before: list[dict[str, Totals]] = []
+    for found in joined:
+        served = found.completion
+        if served.opted_out or served.pinned or served.time > until:
+            continue
+        if served.experiment == experiment.id:
+            during[served.arm].append({served.user: totals_of(found)})
+        elif served.time < experiment.started:
+            before.append({served.user: totals_of(found)})
+    return {arm: merge(parts) for arm, parts in during.items()}, merge(before)
+
+
+def totals_of(found: Joined) -> Totals:
+    """One request. A partial accept counts by the share that was kept, rounded, and by its characters."""
+    label = found.label
+    if label is None:
+        return Totals(requests=1, shown=int(showable(found.completion)))
+    kept = label.accepted_characters / max(label.shown_characters, 1)
+    return Totals(requests=1, accepted=int(kept >= 0.5), characters=label.accepted_characters, shown=1)
+
+
+def showable(served: Completion) -> bool:
+    """Whether there was anything to show."""
+    return not served.withheld and bool(served.text.strip())
+
+
+def decide(experiment: ExperimentRecord, evidence: Evidence, settings: Experiment, now: float) -> Verdict:
+    """The verdict on the evidence so far. What is missing or broken never promotes."""
+    champion, challenger = (evidence.users.get(arm, {}) for arm in ARMS)
+    requests: dict[Arm, int] = {"champion": _requests(champion), "challenger": _requests(challenger)}
+    users: dict[Arm, int] = {"champion": len(champion), "challenger": len(challenger)}
+    name, reason, found = _judge(evidence, champion, challenger, requests, users, experiment, settings)
+    if name == "undecided" and now - experiment.started >= settings.max_seconds:
+        name, reason = "reject", f"no win in {settings.max_seconds:.0f} s (experiment.max_seconds): {reason}"
+    return Verdict(
+        verdict=name,
+        reason=reason,
+        estimate=found.estimate if found else None,
+        low=found.low if found else None,
+        high=found.high if found else None,
+        requests=requests,
+        users=users,
+    )
+
+
+def _judge(
+    evidence: Evidence,
+    champion: Mapping[str, Totals],
+    challenger: Mapping[str, Totals],
+    requests: Mapping[Arm, int],
+    users: Mapping[Arm, int],
+    experiment: ExperimentRecord,
+    settings: Experiment,
+) -> tuple[VerdictName, str, Difference | None]:
+    if both := champion.keys() & challenger.keys():
+        return "undecided", f"assignment is broken: {len(both)} users were served by both arms", None
+    if min(users.values()) < settings.min_users:
+        return "undecided", f"{users['challenger']} and {users['champion']} users, {settings.min_users} an arm are asked", None
+    p = sample_ratio_p(users["challenger"], users["champion"], experiment.share)
+    if p < settings.srm_alpha:
+        split = f"{users['challenger']} to {users['champion']} users at a share of {experiment.share:.0%}"
+        return "undecided", f"assignment is broken: {split} (sample-ratio mismatch, p = {p:.2g})", None
+    if min(requests.values()) < settings.min_requests:
+        return (
+            "undecided",
+            f"{requests['challenger']} and {requests['champion']} requests, {settings.min_requests} an arm are asked",
+            None,
+        )
+    sample = [
+        User(arm, totals, evidence.before.get(user, Totals()))
+        for arm, of_arm in zip(ARMS, (champion, challenger), strict=True)
+        for user, totals in sorted(of_arm.items())
+    ]
+    planned = 4.0 * settings.min_requests
+    accepted = difference(sample, "accepted", settings.alpha, planned)
+    characters = difference(sample, "characters", settings.alpha, planned)
+    for found in (accepted, characters):
+        if isinstance(found, NoDifference):
+            return "undecided", found.reason, None
+    assert isinstance(accepted, Difference) and isinstance(characters, Difference)
+    return (*_weigh(accepted, characters, shown_shares(champion, challenger)), accepted)
+
+
+def _weigh(accepted: Difference, characters: Difference, shown: str) -> tuple[VerdictName, str]:
+    numbers = (
+        f"acceptance per request {accepted.estimate:+.4f} [{accepted.low:+.4f}, {accepted.high:+.4f}], "
+        f"accepted characters per request {characters.estimate:+.3f} [{characters.low:+.3f}, {characters.high:+.3f}], {shown}"
+    )
+    if not all(map(math.isfinite, (accepted.low, accepted.high, characters.low, characters.high))):
+        return "undecided", f"the interval is not finite: {numbers}"
+    if accepted.high < 0:
+        return "reject", f"accepted less: {numbers}"
+    if characters.high < 0:
+        return "reject", f"fewer accepted characters: {numbers}"
+    if accepted.low > 0 and characters.estimate < 0:
+        return "undecided", f"accepted more often, but fewer characters so far: {numbers}"
+    if accepted.low > 0:
+        return "promote", f"accepted more: {numbers}"
+    return "undecided", f"no difference is sure yet: {numbers}"
+
+
+def shown_shares(champion: Mapping[str, Totals], challenger: Mapping[str, Totals]) -> str:
+    """The share of requests with something shown on each arm, in words."""
+    shares = [sum(t.shown for t in arm.values()) / max(_requests(arm), 1) for arm in (challenger, champion)]
+    return f"something shown on {shares[0]:.1%} against {shares[1]:.1%}"
+
+
+def _requests(users: Mapping[str, Totals]) -> int:
+    return sum(totals.requests for totals in users.values())

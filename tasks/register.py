@@ -1,0 +1,123 @@
+"""The candidate becomes a version: checkpoint in the object store, run in MLflow, version with its lineage in the registry.
+
+Every step may be repeated: the checkpoint's key and the version are found again by the cycle's id. MLflow's client takes seconds
+to import, so it is imported inside the function.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from infra.records import Manifest
+from infra.registry import Registry
+from infra.settings import Settings
+from infra.store import CHECKSUMS, ObjectStore, sha256
+from tasks.evaluate import Evaluation
+from tasks.lineage import CYCLE_TAG, PARENT_TAG
+from tasks.train import Trained
+
+CYCLE_RUN_TAG = "tabloop.cycle"
+SECRET = "**********"
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A candidate in the registry."""
+
+    version: str
+    run: str
+    """MLflow run id."""
+
+
+def register(
+    store: ObjectStore, registry: Registry, settings: Settings, manifest: Manifest, trained: Trained, evaluation: Evaluation
+) -> Registered:
+    """Upload, log and register the candidate of a cycle."""
+    existing = [v for v in registry.versions() if v.tags.get(CYCLE_TAG) == manifest.cycle]
+    if existing:
+        return Registered(existing[0].version, existing[0].tags.get("run", ""))
+    prefix = f"checkpoints/{manifest.cycle}"
+    if not store.exists(f"{prefix}/{CHECKSUMS}"):
+        store.put_directory(prefix, trained.checkpoint)
+    run = log_run(settings, manifest, trained, evaluation)
+    tags = {
+        PARENT_TAG: manifest.champion,
+        CYCLE_TAG: manifest.cycle,
+        "run": run,
+        "manifest": f"s3://{store.bucket}/cycles/{manifest.cycle}/manifest.json",
+        "manifest_sha256": manifest_sha256(manifest),
+        "judge": f"{evaluation.candidate['judged']:.3f}",
+        "samples": str(manifest.samples.rows),
+    }
+    source = f"s3://{store.bucket}/{prefix}"
+    return Registered(registry.create_version(source, tags, describe(manifest, trained, evaluation), run).version, run)
+
+
+def manifest_sha256(manifest: Manifest) -> str:
+    """Checksum of the manifest's object: the id of the cycle's data set."""
+    return sha256([manifest.model_dump_json(indent=2).encode()])
+
+
+def log_run(settings: Settings, manifest: Manifest, trained: Trained, evaluation: Evaluation) -> str:
+    """One MLflow run a cycle, found again by its tag: settings, metrics by step, and the data set; gives back its id."""
+    from mlflow import MlflowClient
+    from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
+
+    client = MlflowClient(tracking_uri=settings.registry.uri)
+    found = client.get_experiment_by_name(settings.registry.model)
+    experiment = found.experiment_id if found else client.create_experiment(settings.registry.model)
+    runs = client.search_runs([experiment], f"tags.`{CYCLE_RUN_TAG}` = '{manifest.cycle}'", max_results=1)
+    run = runs[0] if runs else client.create_run(experiment, run_name=manifest.cycle, tags={CYCLE_RUN_TAG: manifest.cycle})
+    now = int(manifest.created * 1000)
+    metrics = [Metric(k, v, now, 0) for k, v in flat_metrics(manifest, trained, evaluation).items() if math.isfinite(v)]
+    for number, step in enumerate(trained.metrics.steps):
+        metrics += [Metric(f"step.{k}", float(v), now, number) for k, v in step.model_dump().items()]
+    params = [Param(k, v[:500]) for k, v in flat_params(settings).items()]
+    tags = [RunTag(PARENT_TAG, manifest.champion), RunTag("judge", evaluation.judge)]
+    for start in range(0, max(len(params), 1), 90):
+        client.log_batch(run.info.run_id, metrics=metrics if start == 0 else [], params=params[start : start + 90], tags=tags)
+    data = Dataset(
+        name=manifest.cycle,
+        digest=manifest_sha256(manifest)[:32],
+        source_type="s3",
+        source=f'{{"uri": "{manifest.samples.key}"}}',
+    )
+    client.log_inputs(run.info.run_id, [DatasetInput(data, [InputTag("mlflow.data.context", "training")])])
+    client.set_terminated(run.info.run_id)
+    return run.info.run_id
+
+
+def flat_metrics(manifest: Manifest, trained: Trained, evaluation: Evaluation) -> dict[str, float]:
+    """A cycle's figures by name."""
+    found: dict[str, float] = {f"bucket.{name}": float(count) for name, count in manifest.buckets.items()}
+    found["requests"] = float(manifest.requests)
+    found |= {f"candidate.{name}": value for name, value in evaluation.candidate.items()}
+    found |= {f"champion.{name}": value for name, value in evaluation.champion.items()}
+    figures = trained.metrics.model_dump(exclude={"steps", "seconds"})
+    found |= {f"train.{name}": float(value) for name, value in figures.items() if value is not None}
+    return found | {f"train.seconds.{name}": value for name, value in trained.metrics.seconds.items()}
+
+
+def flat_params(settings: Settings) -> dict[str, str]:
+    """The resolved settings by dotted name, without secrets and what is local to a machine."""
+
+    def walk(prefix: str, value: Any) -> dict[str, str]:
+        if isinstance(value, dict) and value:
+            return {k: v for name, inner in value.items() for k, v in walk(f"{prefix}.{name}" if prefix else name, inner).items()}
+        return {} if value == SECRET else {prefix: str(value)}
+
+    return walk("", settings.model_dump(mode="json", exclude={"stack", "store", "orchestration"}))
+
+
+def describe(manifest: Manifest, trained: Trained, evaluation: Evaluation) -> str:
+    """The version's description, in Markdown."""
+    last = trained.metrics.steps[-1] if trained.metrics.steps else None
+    rows = [
+        ("trained from", f"version {manifest.champion}"),
+        ("samples", f"{manifest.samples.rows} of {manifest.requests} requests"),
+        ("mean reward", f"{trained.metrics.mean_reward:.4f}"),
+        ("KL, last step", f"{last.kl:.5f}" if last else ""),
+        ("clipped, last step", f"{last.clip_fraction:.2%}" if last else ""),
+        ("held-out", evaluation.reason),
+    ]
+    return f"Candidate of {manifest.cycle}.\n\n| | |\n| --- | --- |\n" + "\n".join(f"| {k} | {v} |" for k, v in rows)

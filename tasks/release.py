@@ -1,0 +1,142 @@
+"""Experiments opened and ended, champions promoted and rolled back. Every step may be killed anywhere and run again.
+
+The decision record is written first, once, with a conditional put; then the registry is made to agree with it. Whoever finds a
+decision for the running experiment carries it out, so that of two deciders the first one's record stands.
+"""
+
+from infra.records import Decision, ExperimentRecord, ObjectReference, Verdict
+from infra.registry import CHALLENGER, CHAMPION, PREVIOUS_TAG, Registry
+from infra.settings.schema import Experiment
+from infra.store import AlreadyExists, ObjectStore
+
+GATE = "gate"
+
+
+class NothingToDo(ValueError):
+    """A manual promotion or rollback that names nothing to move to."""
+
+
+def experiment_id(cycle: str, version: str) -> str:
+    """Id of the experiment of a cycle's candidate."""
+    return f"{cycle}-version-{version}"
+
+
+def open_experiment(
+    store: ObjectStore, registry: Registry, settings: Experiment, cycle: str, version: str, champion: str, now: float
+) -> ExperimentRecord | None:
+    """Put the candidate on the challenger's arm; none where it cannot be any more: it was decided, or another test runs."""
+    wanted = ExperimentRecord(
+        id=experiment_id(cycle, version), champion=champion, challenger=version, share=settings.share, started=now
+    )
+    aliases = registry.aliases()
+    if aliases.experiment and aliases.experiment.id != wanted.id:
+        return None
+    if aliases.champion != champion or decision_of(store, wanted.id):
+        return None
+    record = write_once(store, wanted)
+    registry.set_alias(CHALLENGER, version)
+    registry.set_experiment(record)
+    return record
+
+
+def write_once(store: ObjectStore, experiment: ExperimentRecord) -> ExperimentRecord:
+    """Write an experiment's record; the one that stands."""
+    key = f"experiments/{experiment.id}.json"
+    try:
+        store.put_json(key, experiment, new=True)
+    except AlreadyExists:
+        return ExperimentRecord.model_validate(store.get_json(key))
+    return experiment
+
+
+def decision_of(store: ObjectStore, experiment: str) -> Decision | None:
+    """The decision that ended an experiment."""
+    try:
+        return Decision.model_validate(store.get_json(f"decisions/{experiment}.json"))
+    except KeyError:
+        return None
+
+
+def conclude(
+    store: ObjectStore,
+    registry: Registry,
+    experiment: ExperimentRecord,
+    verdict: Verdict,
+    now: float,
+    by: str = GATE,
+    inputs: tuple[ObjectReference, ...] = (),
+) -> Decision:
+    """Record a verdict that ends an experiment and carry it out; the decision that stands."""
+    assert verdict.verdict != "undecided", "an undecided experiment goes on"
+    decision = Decision(experiment=experiment, verdict=verdict, decided=now, by=by, inputs=inputs)
+    try:
+        store.put_json(f"decisions/{experiment.id}.json", decision, new=True)
+    except AlreadyExists:
+        decision = Decision.model_validate(store.get_json(f"decisions/{experiment.id}.json"))
+    carry_out(registry, decision)
+    return decision
+
+
+def carry_out(registry: Registry, decision: Decision) -> None:
+    """Make the registry agree with a decision; does nothing where it does already.
+
+    A champion that was moved by hand in the meantime stays: the experiment compared with another one.
+    """
+    experiment, aliases = decision.experiment, registry.aliases()
+    if decision.verdict.verdict == "promote" and aliases.champion == experiment.champion:
+        registry.set_tag(PREVIOUS_TAG, experiment.champion)
+        registry.set_alias(CHAMPION, experiment.challenger)
+    if aliases.experiment and aliases.experiment.id == experiment.id:
+        if aliases.challenger == experiment.challenger:
+            registry.delete_alias(CHALLENGER)
+        registry.set_experiment(None)
+
+
+def void(experiment: ExperimentRecord, champion: str | None) -> Verdict | None:
+    """The verdict on an experiment whose champion was moved by hand; none where it was not."""
+    if champion == experiment.champion:
+        return None
+    return Verdict(verdict="reject", reason=f"void: the champion is {champion} now, the test was against {experiment.champion}")
+
+
+def promote(store: ObjectStore, registry: Registry, version: str, by: str, reason: str, now: float) -> Decision:
+    """Make a version the champion by hand: the challenger where none is named.
+
+    Raises:
+        NothingToDo: there is no challenger, or the version is the champion.
+    """
+    aliases = registry.aliases()
+    running = aliases.experiment
+    version = version or aliases.challenger or ""
+    if not version or version == aliases.champion:
+        raise NothingToDo(
+            f"promote: version {version or '(none given)'}, the champion is {aliases.champion}, there is "
+            f"{'no challenger' if not aliases.challenger else f'challenger {aliases.challenger}'}; give version=N"
+        )
+    registry.version(version)  # an unknown one is an error here, before anything is written
+    verdict = Verdict(verdict="promote", reason=reason or "by hand")
+    if running and running.challenger == version and running.champion == aliases.champion:
+        return conclude(store, registry, running, verdict, now, by)
+    if running:
+        conclude(
+            store, registry, running, Verdict(verdict="reject", reason=f"stopped: version {version} promoted by hand"), now, by
+        )
+    return conclude(store, registry, by_hand(aliases.champion or "", version, now), verdict, now, by)
+
+
+def rollback(store: ObjectStore, registry: Registry, version: str, by: str, reason: str, now: float) -> Decision:
+    """Make an earlier version the champion again: the previous champion where none is named.
+
+    Raises:
+        NothingToDo: no previous champion is known.
+    """
+    aliases = registry.aliases()
+    version = version or aliases.previous_champion or ""
+    if not version:
+        raise NothingToDo("rollback: the registry knows no previous champion; give version=N")
+    return promote(store, registry, version, by, reason or "rolled back", now)
+
+
+def by_hand(champion: str, version: str, now: float) -> ExperimentRecord:
+    """A record for a move that no experiment stands behind."""
+    return ExperimentRecord(id=f"manual-{now:.3f}-version-{version}", champion=champion, challenger=version, share=1, started=now)

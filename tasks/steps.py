@@ -1,0 +1,245 @@
+"""The steps of the flows: thin Prefect tasks over the plain functions of this room.
+
+Retries stand only where there is I/O. Inputs are never hashed: a step that is done is known by what it left in the object store.
+"""
+
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from prefect import Task, task
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.logging import get_run_logger
+
+from infra import settings as settings_
+from infra.records import Decision, ExperimentRecord, Manifest, Verdict
+from infra.registry import Registry
+from infra.settings import Settings
+from infra.store import ObjectStore
+from tasks import checkpoints, cycles, release, report
+from tasks import collect as collecting
+from tasks import decide as deciding
+from tasks import evaluate as evaluating
+from tasks import register as registering
+from tasks import train as training
+from tasks import validate as validating
+from tasks.collect import Collected
+from tasks.cycles import Outcome
+from tasks.evaluate import Evaluation
+from tasks.register import Registered
+from tasks.reward import rewarded
+from tasks.train import Trained
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def step(name: str, *, retries: int = 0) -> Callable[[Callable[P, R]], Task[P, R]]:
+    """A task that keeps no result."""
+    return task(name=name, retries=retries, retry_delay_seconds=2, cache_policy=NO_CACHE, persist_result=False)
+
+
+IO_RETRIES = 2
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What a cycle finds when it starts."""
+
+    running: ExperimentRecord | None
+    """The experiment that keeps a new cycle from beginning."""
+    unfinished: str | None
+    """A cycle that was begun and has not ended."""
+
+
+def store_of(settings: Settings) -> ObjectStore:
+    return ObjectStore.connect(settings.store)
+
+
+def registry_of(settings: Settings) -> Registry:
+    return Registry.connect(settings.registry)
+
+
+def folder_of(settings: Settings, cycle: str) -> Path:
+    return settings_.path(settings.train.folder) / cycle
+
+
+@step("look", retries=IO_RETRIES)
+def look(settings: Settings) -> Situation:
+    """Whether an experiment runs, and whether an earlier cycle was killed."""
+    unfinished = cycles.unfinished(cycles.index(store_of(settings)))
+    return Situation(registry_of(settings).aliases().experiment, unfinished)
+
+
+@step("collect", retries=IO_RETRIES)
+def collect(settings: Settings) -> Collected:
+    """The champion's window of events, every request in its bucket."""
+    found = collecting.collect(store_of(settings), registry_of(settings), settings, time.time())
+    accounts = found.accounts
+    get_run_logger().info(
+        "%d requests, %d to train on; %s",
+        accounts.requests,
+        len(accounts.samples),
+        {k: n for k, n in accounts.buckets.items() if n},
+    )
+    return found
+
+
+@step("validate")
+def validate(settings: Settings, collected: Collected) -> Collected:
+    """Quarantine the rows that fail the suite; a batch that fails stops the cycle."""
+    found = validating.validate(collected.accounts.samples)
+    found.check(settings.collect.max_quarantined)
+    get_run_logger().info("%d rows, %d quarantined", found.rows, len(found.quarantined))
+    return collected.quarantine(found.quarantined)
+
+
+@step("reward", retries=IO_RETRIES)
+def reward(settings: Settings, collected: Collected) -> Manifest:
+    """Reward the samples and seal the cycle: from here on it is completed by whoever comes next."""
+    store = store_of(settings)
+    samples = rewarded(collected.accounts.samples, settings.reward)
+    cycle = cycles.next_name(cycles.index(store))
+    store.put_json(f"cycles/{cycle}/validation.json", {"quarantined": collected.accounts.reasons, "orphans": collected.orphans})
+    return cycles.seal(store, cycle, collected.manifest_fields(time.time()), samples, settings)
+
+
+@step("resume", retries=IO_RETRIES)
+def resume(settings: Settings, cycle: str, run: str) -> Manifest | Outcome:
+    """The manifest of a cycle that is to be completed; its end, where it failed too often or its parent was replaced."""
+    store = store_of(settings)
+    manifest = cycles.manifest_of(store, cycle)
+    champion = registry_of(settings).aliases().champion
+    if champion != manifest.champion:
+        reason = f"trained from version {manifest.champion}, but the champion is {champion} now"
+        return cycles.finish(store, Outcome(cycle=cycle, result="abandoned", reason=reason))
+    if cycles.attempt(store, cycle, run) > cycles.MAX_ATTEMPTS:
+        return cycles.finish(store, Outcome(cycle=cycle, result="abandoned", reason=f"failed {cycles.MAX_ATTEMPTS} times"))
+    return manifest
+
+
+@step("train")
+def train(settings: Settings, manifest: Manifest) -> Trained:
+    """One PPO update from the champion's checkpoint, in the trainer's own processes."""
+    store = store_of(settings)
+    begun = cycles.settings_of(store, manifest.cycle, settings)
+    parent = parent_of(settings, manifest)
+    logger = get_run_logger()
+    result = training.train(store, manifest, parent, begun.train, folder_of(settings, manifest.cycle), logger.info)
+    store.put_json(f"cycles/{manifest.cycle}/training.json", result.metrics.model_dump(mode="json"))
+    logger.info("trained on %d samples in %.1f s", result.metrics.samples, result.seconds)
+    return result
+
+
+@step("evaluate")
+def evaluate(settings: Settings, manifest: Manifest, trained: Trained) -> Evaluation:
+    """Candidate and champion on held-out code."""
+    store = store_of(settings)
+    found = evaluating.evaluate(
+        store, settings, trained.checkpoint, parent_of(settings, manifest), manifest.champion, manifest.cycle
+    )
+    get_run_logger().info("%s: %s", "passed" if found.passed else "refused", found.reason)
+    return found
+
+
+@step("register", retries=IO_RETRIES)
+def register(settings: Settings, manifest: Manifest, trained: Trained, evaluation: Evaluation) -> Registered:
+    """Checkpoint, MLflow run and model version."""
+    begun = cycles.settings_of(store_of(settings), manifest.cycle, settings)
+    return registering.register(store_of(settings), registry_of(settings), begun, manifest, trained, evaluation)
+
+
+@step("open experiment", retries=IO_RETRIES)
+def open_experiment(settings: Settings, manifest: Manifest, registered: Registered) -> Outcome:
+    """The candidate takes its share of developers, and the cycle is over."""
+    store = store_of(settings)
+    opened = release.open_experiment(
+        store, registry_of(settings), settings.experiment, manifest.cycle, registered.version, manifest.champion, time.time()
+    )
+    reason = f"version {registered.version} is the challenger" if opened else f"version {registered.version} could not be tested"
+    shutil.rmtree(folder_of(settings, manifest.cycle), ignore_errors=True)
+    return cycles.finish(
+        store,
+        Outcome(
+            cycle=manifest.cycle,
+            result="registered",
+            reason=reason,
+            version=registered.version,
+            experiment=opened.id if opened else "",
+        ),
+    )
+
+
+@step("refuse", retries=IO_RETRIES)
+def refuse(settings: Settings, manifest: Manifest, evaluation: Evaluation) -> Outcome:
+    """The cycle ends without a version."""
+    shutil.rmtree(folder_of(settings, manifest.cycle), ignore_errors=True)
+    return cycles.finish(store_of(settings), Outcome(cycle=manifest.cycle, result="refused", reason=evaluation.reason))
+
+
+@step("show")
+def show(manifest: Manifest, trained: Trained, evaluation: Evaluation, outcome: Outcome) -> None:
+    """Artifacts in Prefect: a failure to show stops nothing."""
+    try:
+        create_table_artifact(report.bucket_rows(manifest), key="buckets", description=f"{manifest.cycle}: every request once")
+        create_markdown_artifact(report.cycle_page(manifest, trained, evaluation, outcome), key="cycle")
+    except Exception as error:
+        get_run_logger().warning("artifacts: %s", error)
+
+
+@step("running experiment", retries=IO_RETRIES)
+def running_experiment(settings: Settings) -> ExperimentRecord | None:
+    """The experiment that the registry names."""
+    return registry_of(settings).aliases().experiment
+
+
+@step("verdict", retries=IO_RETRIES)
+def verdict(settings: Settings, experiment: ExperimentRecord) -> Decision | Verdict:
+    """The decision that stands already, or the gate's word on the events so far."""
+    store, now = store_of(settings), time.time()
+    if decided := release.decision_of(store, experiment.id):
+        return decided
+    if void := release.void(experiment, registry_of(settings).aliases().champion):
+        return Decision(experiment=experiment, verdict=void, decided=now, by=release.GATE)
+    evidence = deciding.gather(store, experiment, settings.collect, settings.experiment, now)
+    found = deciding.decide(experiment, evidence, settings.experiment, now)
+    get_run_logger().info("%s: %s: %s", experiment.id, found.verdict, found.reason)
+    if found.verdict == "undecided":
+        return found
+    return Decision(experiment=experiment, verdict=found, decided=now, by=release.GATE, inputs=evidence.inputs)
+
+
+@step("conclude", retries=IO_RETRIES)
+def conclude(settings: Settings, decision: Decision) -> Decision:
+    """Write the decision once, then move the aliases."""
+    return release.conclude(
+        store_of(settings),
+        registry_of(settings),
+        decision.experiment,
+        decision.verdict,
+        decision.decided,
+        decision.by,
+        decision.inputs,
+    )
+
+
+@step("promote")
+def promote(settings: Settings, version: str, by: str, reason: str) -> Decision:
+    """Make a version the champion by hand."""
+    return release.promote(store_of(settings), registry_of(settings), version, by, reason, time.time())
+
+
+@step("roll back")
+def rollback(settings: Settings, version: str, by: str, reason: str) -> Decision:
+    """Make the previous champion, or another version, the champion again."""
+    return release.rollback(store_of(settings), registry_of(settings), version, by, reason, time.time())
+
+
+def parent_of(settings: Settings, manifest: Manifest) -> Path:
+    """The champion's checkpoint on this machine."""
+    folder = settings_.path(settings.train.folder) / "versions"
+    return checkpoints.fetch(store_of(settings), registry_of(settings), manifest.champion, folder)

@@ -1,0 +1,124 @@
+"""The training step: hands the samples to the trainer's processes and follows them.
+
+The trainer runs under torchrun in a process group of its own, so that a flow that is stopped takes all of it along.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra.records import Manifest
+from infra.settings import ROOT
+from infra.settings.schema import Train
+from infra.store import Corrupt, ObjectStore, sha256
+from tasks.trainer.job import CHECKPOINT_NAME, JOB_NAME, METRICS_NAME, Job, Metrics
+
+LOG_NAME = "trainer.log"
+TAIL_LINES = 40
+STOP_SECONDS = 10.0
+
+
+class TrainingFailed(RuntimeError):
+    """The trainer ended without a checkpoint."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A candidate on this machine's disk."""
+
+    checkpoint: Path
+    """Hugging Face layout."""
+    metrics: Metrics
+    seconds: float
+
+
+def train(
+    store: ObjectStore, manifest: Manifest, parent: Path, settings: Train, folder: Path, say: Callable[[str], None] = print
+) -> Trained:
+    """Train the cycle's candidate from its parent's checkpoint.
+
+    Raises:
+        Corrupt: the samples are not those of the manifest.
+        TrainingFailed: with the end of the trainer's log.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    samples = folder / "samples.parquet"
+    body = store.get(manifest.samples.key)
+    if (found := sha256([body])) != manifest.samples.sha256:
+        raise Corrupt(f"s3://{store.bucket}/{manifest.samples.key}: SHA-256 {found}, the manifest says {manifest.samples.sha256}")
+    samples.write_bytes(body)
+    job = write_job(folder, parent, samples, manifest.champion, settings)
+    command = (
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(settings.processes)),
+        *("-m", "tasks.trainer.ppo", "--job", str(job)),
+    )
+    follow(command, folder / LOG_NAME, settings.environment, say)
+    checkpoint, metrics = folder / CHECKPOINT_NAME, folder / METRICS_NAME
+    if not metrics.exists() or not checkpoint.is_dir():
+        raise TrainingFailed(
+            f"trainer: ended well but left no {metrics.name} or {checkpoint.name} in {folder}; its log: {folder / LOG_NAME}"
+        )
+    result = Metrics.model_validate_json(metrics.read_text())
+    return Trained(checkpoint, result, sum(result.seconds.values()))
+
+
+def write_job(folder: Path, parent: Path, samples: Path, version: str, settings: Train) -> Path:
+    """The job's file: the training settings that the trainer knows, resolved."""
+    shared = {name: value for name, value in settings.model_dump().items() if name in Job.model_fields}
+    job = Job(checkpoint=parent, samples=samples, output=folder, current_version=version, **shared)
+    path = folder / JOB_NAME
+    path.write_text(job.model_dump_json(indent=2))
+    return path
+
+
+def follow(command: tuple[str, ...], log: Path, environment: dict[str, str], say: Callable[[str], None]) -> None:
+    """Run a command in its own process group, copy its output to a log, and end all of the group with it.
+
+    Raises:
+        TrainingFailed: it did not end with 0.
+    """
+    tail: deque[str] = deque(maxlen=TAIL_LINES)
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **environment}
+    with log.open("w") as copy:
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=variables,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                copy.write(line)
+                copy.flush()
+                tail.append(line)
+                say(line.rstrip("\n"))
+            code = process.wait()
+        finally:
+            end_group(process)
+    if code:
+        again = " ".join(command)
+        raise TrainingFailed(f"trainer: exit status {code}; the end of {log}:\n{''.join(tail)}\nto run it alone: {again}")
+
+
+def end_group(process: "subprocess.Popen[str]") -> None:
+    """Stop what is left of a process group: politely, then not."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    if process.poll() is None:
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
