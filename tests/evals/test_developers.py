@@ -1,0 +1,339 @@
+"""Simulated developers against a server that behaves like serving: streams, notices who leaves, keeps every event."""
+
+import asyncio
+import json
+import random
+import threading
+import time
+from collections import Counter, defaultdict
+from contextlib import asynccontextmanager
+from dataclasses import fields, replace
+
+import pytest
+from aiohttp import web
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evals.developers import Address, Counts, Decision, Quirks, Run, code_from, measure, run
+from evals.developers.__main__ import main
+from evals.developers.protocol import OPTIONS, STOPS, Shown, event, prompt
+from evals.positions import Code, Source
+from infra import fim
+
+MARK = "zq{}qz"
+"""Woven into every line: what a developer is yet to write is found by it wherever it would leak."""
+CODE = Code(
+    [
+        Source(
+            f"package/module_{f}.py",
+            "".join(
+                f"def name_{MARK.format(f'{f}x{i}')}(first, second):\n    return first.{MARK.format(f'{f}y{i}')}(second + {i})\n"
+                for i in range(40)
+            ),
+        )
+        for f in range(3)
+    ]
+)
+
+
+class Server:
+    """Serves a text for each prompt, by a seeded rule, and keeps what it was sent."""
+
+    def __init__(self, delay: float = 0.0, broken: float = 0.0) -> None:
+        self.requests: list[tuple[dict, dict]] = []
+        self.events: list[tuple[dict, dict]] = []
+        self.left = 0
+        self._delay, self._broken = delay, broken
+
+    def text(self, sent_prompt: str, version: str) -> str:
+        rng = random.Random(version + sent_prompt)
+        context = fim.take_apart(sent_prompt)
+        whole = next(s.text for s in CODE.sources if context.prefix in s.text)
+        at = whole.index(context.prefix) + len(context.prefix)
+        truth = whole[at:].split("\n", 1)[0]
+        guesses = (truth, truth[: len(truth) // 2], truth[:4] + "nonsense", "other", "", truth + "\n    more(", " " + truth)
+        return rng.choices(guesses, (5, 2, 2, 3, 1, 1, 1) if version != "2" else (9, 1, 1, 1, 1, 1, 1))[0]
+
+    async def complete(self, request: web.Request) -> web.StreamResponse:
+        body, headers = await request.json(), dict(request.headers)
+        self.requests.append((headers, body))
+        version = headers.get("X-Tabloop-Version", "1")
+        if random.Random(body["prompt"]).random() < self._broken:
+            return web.json_response({"error": {"message": "no engine"}}, status=503)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "X-Tabloop-Version": version})
+        await response.prepare(request)
+        text = self.text(body["prompt"], version)
+        try:
+            for start in range(0, len(text), 3):
+                choice = {"text": text[start : start + 3], "index": 0, "finish_reason": None}
+                await response.write(b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n")
+                await asyncio.sleep(self._delay)
+            await response.write(b'data: {"choices": [{"text": "", "index": 0, "finish_reason": "stop"}]}\n\ndata: [DONE]\n\n')
+        except ConnectionResetError:
+            self.left += 1
+        return response
+
+    async def feedback(self, request: web.Request) -> web.Response:
+        self.events.append((dict(request.headers), await request.json()))
+        return web.json_response({"status": "submitted"})
+
+    @asynccontextmanager
+    async def running(self):
+        app = web.Application()
+        app.router.add_post("/v1/completions", self.complete)
+        app.router.add_post("/v1/continue/events", self.feedback)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+        yield Address(url, f"{url}/continue/events", token="secret", timeout_seconds=10)
+        await runner.cleanup()
+
+
+MANY_QUIRKS = Quirks(late_accepts=0.2, superseded=0.1, cache_hits=0.2, duplicates=0.2)
+
+
+async def typed(server: Server, **changes):
+    decisions: list[Decision] = []
+    async with server.running() as address:
+        wanted = Run(address=address, users=20, seed=5, requests=300, speed=500, concurrency=8, run_id="r", **changes)
+        tally = await run(wanted, CODE, decided=decisions.append)
+    return tally, decisions
+
+
+async def test_counts_add_up_and_agree_with_the_server():
+    server = Server()
+    tally, decisions = await typed(server, quirks=MANY_QUIRKS)
+    total = tally.total
+    assert total.requests == len(server.requests) == len(decisions) and 250 <= total.requests <= 300
+    assert total.requests == total.cancelled + total.errors + total.nothing + total.shown
+    assert total.shown == total.judged + total.unreported
+    assert total.judged == total.accepted + total.rejected
+    assert total.errors == total.lost_events == 0
+    assert min(total.cancelled, total.nothing, total.accepted, total.rejected, total.unreported, total.reused) > 0
+    assert min(total.late, total.cache_hits, total.duplicates) > 0
+    # Every decision has its event, late accepts one more, cache hits and duplicates theirs.
+    bodies = [body["data"] for _, body in server.events]
+    fresh = {d["completionId"]: d["accepted"] for d in bodies if not d["cacheHit"]}  # the last one counts
+    assert Counter(fresh.values()) == {True: total.accepted, False: total.rejected}
+    assert len(bodies) == total.judged + total.late + total.cache_hits + total.duplicates
+    assert sum(d["cacheHit"] for d in bodies) >= total.cache_hits
+    assert sum(len(d["completion"]) for d in bodies if d["accepted"]) >= total.accepted_characters
+    assert 0 < total.kept_characters <= total.accepted_characters
+    assert sum(tally.by_user().values(), Counts()) == total == sum(tally.by_version().values(), Counts())
+    assert set(tally.by_version()) == {"1"}
+
+
+async def test_the_same_served_text_meets_the_same_decisions():
+    def by_place(decisions):
+        return {(d.user, d.visit, d.stop): replace(d, elapsed_ms=0) for d in decisions}
+
+    first = by_place((await typed(Server(), quirks=MANY_QUIRKS))[1])
+    slower = by_place((await typed(Server(delay=0.002), quirks=MANY_QUIRKS))[1])
+    both = first.keys() & slower.keys()  # where a run ends depends on timing, what happens at a place does not
+    assert len(both) > 200
+    assert {key: first[key] for key in both} == {key: slower[key] for key in both}
+
+
+async def test_what_is_yet_to_be_written_is_never_sent():
+    server = Server()
+    _, decisions = await typed(server, quirks=MANY_QUIRKS)
+    truths = {mark for d in decisions for mark in _marks(d.truth)}
+    assert len(truths) > 50
+    served = {server.text(body["prompt"], "1") for _, body in server.requests}
+    for headers, body in server.requests:
+        sent = fim.take_apart(body["prompt"])
+        source = next(s.text for s in CODE.sources if sent.prefix in s.text)
+        end = source.index(sent.prefix) + len(sent.prefix)
+        gap = source[end : source.index(sent.suffix, end)] if sent.suffix.strip() else source[end:]
+        assert gap.strip(), "the cursor stands before something that is missing"
+        for mark in _marks(gap):
+            assert mark not in json.dumps([headers, {**body, "prompt": ""}])
+            assert mark not in body["prompt"]
+    for headers, body in server.events:
+        data = body["data"]
+        rest = {k: v for k, v in data.items() if k not in ("prompt", "prefix", "suffix", "completion")}
+        assert not _marks(json.dumps([headers, {**body, "data": rest}]))
+        assert any(data["completion"] in text for text in served)  # only what was served comes back
+        assert data["prompt"] == prompt(data["prefix"], data["suffix"])
+
+
+def _marks(text: str) -> set[str]:
+    return {f"zq{part.split('qz')[0]}qz" for part in text.split("zq")[1:] if "qz" in part}
+
+
+async def test_requests_are_continues():
+    server = Server()
+    await typed(server)
+    for headers, body in server.requests:
+        assert set(body) == {"model", "max_tokens", "temperature", "stream", "stop", "prompt"}
+        assert (body["stream"], body["temperature"], body["max_tokens"]) == (True, 0.01, 4096)
+        assert "qwen" in body["model"] and "coder" in body["model"] and body["stop"] == list(STOPS)
+        assert body["prompt"].startswith("<|fim_prefix|>") and body["prompt"].endswith("<|fim_middle|>")
+        assert headers["Authorization"] == "Bearer secret" and headers["api-key"] == "secret"
+        assert headers["X-User-ID"].startswith("developer-") and headers["Content-Type"] == "application/json"
+        assert "X-Tabloop-Version" not in headers
+    assert len({headers["X-User-ID"] for headers, _ in server.requests}) > 10
+
+
+async def test_events_hold_the_join():
+    """Each fresh event is of a request of that user: its place, or typed text further; the shown text is of that stream."""
+    server = Server()
+    tally, _ = await typed(server, quirks=MANY_QUIRKS)
+    requests = defaultdict(list)
+    for headers, body in server.requests:
+        requests[headers["X-User-ID"]].append((fim.take_apart(body["prompt"]), server.text(body["prompt"], "1")))
+    reused = 0
+    for headers, body in server.events:
+        data, found = body["data"], False
+        for context, text in requests[headers["X-User-ID"]]:
+            typed_on = data["prefix"].removeprefix(context.prefix)
+            if context.suffix == data["suffix"] and data["prefix"] == context.prefix + typed_on:
+                rest = text.removeprefix(typed_on)
+                found |= text.startswith(typed_on) and any(rest.startswith(" " * n + data["completion"]) for n in range(3))
+                reused += bool(typed_on and found)
+        assert found
+    assert reused and tally.total.reused
+
+
+async def test_late_accepts_keep_their_id():
+    server = Server()
+    tally, _ = await typed(server, quirks=Quirks(late_accepts=1.0, duplicates=0, cache_hits=0))
+    by_id = defaultdict(list)
+    for _, body in server.events:
+        by_id[body["data"]["completionId"]].append(body["data"]["accepted"])
+    assert [False, True] in by_id.values() and [True] not in by_id.values()
+    assert sum(v == [False, True] for v in by_id.values()) == tally.total.accepted == tally.total.late
+
+
+async def test_who_types_over_closes_the_connection():
+    server = Server(delay=0.02)
+    async with server.running() as address:
+        await run(Run(address=address, users=20, seed=5, requests=120, speed=500, concurrency=12), CODE)
+        await asyncio.sleep(0.1)
+    assert server.left > 0
+
+
+async def test_errors_and_lost_events_are_counted_and_not_fatal():
+    tally, decisions = await typed(Server(broken=0.5))
+    assert 50 < tally.total.errors < tally.total.requests
+    assert any(d.reason.startswith("503: ") for d in decisions if d.outcome == "error")
+    async with Server().running() as address:
+        nowhere = replace(address, feedback_url="http://127.0.0.1:9/none")
+        tally = await run(Run(address=nowhere, requests=60, speed=500, quirks=Quirks(duplicates=0, cache_hits=0)), CODE)
+    assert tally.total.lost_events == tally.total.judged + tally.total.late > 0
+    tally = await run(Run(address=Address("http://127.0.0.1:9/v1", "http://127.0.0.1:9"), requests=5, speed=500), CODE)
+    assert tally.total.errors == tally.total.requests == 5
+
+
+async def test_a_run_can_be_stopped_and_paced():
+    async with Server().running() as address:
+        stop, seen = asyncio.Event(), []
+
+        def progress(tally):
+            seen.append(tally.total.requests)
+            stop.set()
+
+        tally = await asyncio.wait_for(
+            run(Run(address=address, speed=500, rate=50, concurrency=4), CODE, stop=stop, progress=progress), 10
+        )
+        assert seen and 25 <= tally.total.requests <= 100
+        began = time.monotonic()
+        await run(Run(address=address, speed=500, seconds=0.5), CODE)
+        assert time.monotonic() - began < 3
+
+
+async def test_pairs_meet_the_same_developers_at_the_same_places():
+    server = Server()
+    async with server.running() as address:
+        wanted = Run(address=address, users=30, seed=3, concurrency=6)
+        paired = await measure(wanted, CODE, ["1", "2", "1"], 200)
+        again = await measure(wanted, CODE, ["1", "2", "1"], 200)
+    assert paired.pairs == again.pairs and len(paired.pairs) == 200 and paired.dropped == 0
+    assert all(pair.outcomes[0] == pair.outcomes[2] for pair in paired.pairs)  # the same version: the same draws
+    assert not server.events
+    asked = defaultdict(set)
+    for headers, body in server.requests:
+        asked[headers["X-Tabloop-Version"]].add((headers["X-User-ID"], body["prompt"]))
+    assert asked["1"] == asked["2"]
+    by_user = paired.by_user(lambda outcome: outcome.accepted)
+    assert sum(places for places, _ in by_user.values()) == 200
+    base, better, _ = (sum(sums[i] for _, sums in by_user.values()) for i in range(3))
+    assert better > base == paired.tallies[0].total.accepted
+    assert paired.tallies[1].total.requests == 200
+
+
+async def test_a_place_that_one_version_did_not_answer_is_dropped_for_all():
+    async with Server(broken=0.3).running() as address:
+        paired = await measure(Run(address=address, users=30), CODE, ["1", "2"], 100)
+    assert paired.dropped > 10 and paired.dropped + len(paired.pairs) == 100
+
+
+def test_an_event_is_the_protocols():
+    shown = Shown("8d6c", "u", "a/b.py", "x = ", "\n", "1", made=0.0, elapsed_ms=812.4, model="m")
+    body = event(shown, True)
+    assert (body["name"], body["schema"], body["level"], body["profileId"]) == ("autocomplete", "0.2.0", "all", "local")
+    data = body["data"]
+    expected = {*OPTIONS, "eventName", "schema", "timestamp", "userId", "userAgent", "selectedProfileId", "accepted", "time"}
+    expected |= {"prefix", "suffix", "prompt", "completion", "modelProvider", "modelName", "cacheHit", "filepath"}
+    assert set(data) == expected | {"completionId", "uniqueId"}
+    assert data["timestamp"] == "1970-01-01T00:00:00.000Z" and data["time"] == 812 and data["userId"] == ""
+    assert data["filepath"] == "file:///workspace/a/b.py" and data["accepted"] is True and data["cacheHit"] is False
+    json.dumps(body)
+
+
+@settings(max_examples=50)
+@given(st.lists(st.tuples(*[st.integers(0, 9)] * len(fields(Counts))), min_size=2, max_size=2))
+def test_counts_add(rows):
+    first, second = (Counts(*row) for row in rows)
+    assert all(getattr(first + second, f.name) == getattr(first, f.name) + getattr(second, f.name) for f in fields(Counts))
+
+
+def test_code_of_ones_own(tmp_path):
+    (tmp_path / "a.py").write_text("x = 1\n")
+    assert [source.name for source in code_from([tmp_path]).sources] == ["a.py"]
+    with pytest.raises(ValueError, match="no such directory"):
+        code_from([tmp_path / "none"])
+
+
+def test_the_command_line(tmp_path, capsys):
+    server, ready, done = Server(), threading.Event(), threading.Event()
+    address: list[Address] = []
+
+    async def serve():
+        async with server.running() as at:
+            address.append(at)
+            ready.set()
+            while not done.is_set():
+                await asyncio.sleep(0.01)
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    ready.wait(10)
+    code = tmp_path / "code"
+    for source in CODE.sources:
+        file = code / source.name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(source.text)
+    report, decisions = tmp_path / "out" / "report.json", tmp_path / "out" / "decisions.jsonl"
+    common = ["--code", str(code), "--requests", "40", "--speed", "500", "--token", "t"]
+    try:
+        assert (
+            main(
+                [
+                    *("--url", address[0].api_base, "--feedback-url", address[0].feedback_url, "--version", "7", *common),
+                    *("--report", str(report), "--decisions", str(decisions)),
+                ]
+            )
+            == 0
+        )
+    finally:
+        done.set()
+        thread.join()
+    written = json.loads(report.read_text())
+    assert set(written["by_version"]) == {"7"} and written["total"]["requests"] == 40
+    assert len(decisions.read_text().splitlines()) == 40
+    assert "of the answered" in capsys.readouterr().out
+    assert main(["--url", "http://127.0.0.1:9/v1", "--feedback-url", "http://127.0.0.1:9", *common]) == 1
+    assert "make status" in capsys.readouterr().err
