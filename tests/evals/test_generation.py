@@ -1,0 +1,96 @@
+"""Generation: batches equal one at a time, draws belong to the position, and text ends where it should."""
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from evals import judge
+from evals.evaluation import evaluate, held_out_positions, main
+from evals.generation import Generator, pick
+from infra.fim import END, SPECIAL_TOKENS, Renderer
+from infra.settings import schema
+
+MODEL = schema.Model(fim_order="spm", max_prefix_tokens=40, max_suffix_tokens=12)
+CONTEXTS = [(f"def name_{i}(" + "a, " * i, "\n    return 1\n" * (i % 3)) for i in range(9)]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """A random model that has all the mechanics of the real one."""
+    out = tmp_path_factory.mktemp("checkpoint")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=list(SPECIAL_TOKENS), initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    )
+    tokenizer.train_from_iterator(["def name(a, b):\n    return a + b\n"] * 4, trainer)
+    tokenizer.save(str(out / "tokenizer.json"))
+    torch.manual_seed(0)
+    shape = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
+    config = Qwen2Config(vocab_size=tokenizer.get_vocab_size(), max_position_embeddings=128, initializer_range=0.3, **shape)
+    Qwen2ForCausalLM(config).save_pretrained(out)
+    return out
+
+
+def slowly(checkpoint, prefix, suffix, max_tokens):
+    """Greedy, without cache, padding or batch."""
+    tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
+    model = Qwen2ForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    ids = Renderer(tokenizer, "spm", 40, 12).render(prefix, suffix)
+    written = []
+    for _ in range(max_tokens):
+        with torch.inference_mode():
+            token = int(model(torch.tensor([ids + written])).logits[0, -1].argmax())
+        if token in [tokenizer.token_to_id(special) for special in SPECIAL_TOKENS]:
+            break
+        written.append(token)
+        if "\n" in tokenizer.decode([token]):
+            break
+    return tokenizer.decode(written)
+
+
+def test_a_padded_batch_equals_one_at_a_time(checkpoint):
+    completions = Generator(checkpoint, MODEL).complete(CONTEXTS, 10, 0.0, seed=1, batch=4)
+    assert completions == [slowly(checkpoint, prefix, suffix, 10) for prefix, suffix in CONTEXTS]
+    assert len(set(completions)) > 3
+
+
+def test_sampling_is_seeded_and_does_not_depend_on_the_batch(checkpoint):
+    generator = Generator(checkpoint, MODEL)
+    first = generator.complete(CONTEXTS, 10, 1.0, seed=1, batch=4)
+    assert first == generator.complete(CONTEXTS, 10, 1.0, seed=1, batch=9)
+    assert first != generator.complete(CONTEXTS, 10, 1.0, seed=2, batch=9)
+
+
+def test_picking_follows_the_distribution():
+    logits = torch.log(torch.tensor([[0.5, 0.3, 0.2]])).expand(3, 3)
+    assert pick(logits, 1.0, torch.tensor([0.49, 0.79, 0.81], dtype=torch.float64)).tolist() == [0, 1, 2]
+    # At temperature 0.5 the probabilities are squared: 25, 9 and 4 of 38.
+    edges = torch.tensor([24.9, 25.1, 34.1], dtype=torch.float64) / 38
+    assert pick(logits, 0.5, edges).tolist() == [0, 1, 2]
+    assert pick(logits, 0.0, edges).tolist() == [0, 0, 0]
+    assert pick(logits, 1.0, torch.ones(3, dtype=torch.float64)).tolist() == [2, 2, 2]
+
+
+def test_a_checkpoint_without_tokenizer_is_told(tmp_path):
+    with pytest.raises(ValueError, match=r"no tokenizer\.json"):
+        Generator(tmp_path, MODEL)
+
+
+def test_evaluation_scores_every_position_and_is_repeatable(checkpoint):
+    held_out = held_out_positions(12, 1)
+    sampling = schema.Sampling(temperature=0.8, max_tokens=6)
+    scores = evaluate(checkpoint, held_out, MODEL, sampling, judge.ReferenceJudge(), seed=3)
+    again = evaluate(checkpoint, held_out, MODEL, sampling, judge.ReferenceJudge(), seed=3)
+    assert scores.by_position == again.by_position
+    assert [(s.file, s.offset) for s in scores.by_position] == [(p.file, p.offset) for p in held_out]
+    assert (scores.judge, scores.temperature, scores.judge_failures, scores.judged.n) == ("reference", 0.8, 0.0, 12)
+    assert all("\n" not in s.completion and END not in s.completion for s in scores.by_position)
+
+
+def test_the_command_line_prints_the_table(checkpoint, capsys):
+    assert main([str(checkpoint), "--samples", "10", "--examples", "2"]) == 0
+    printed = capsys.readouterr().out
+    assert "exact match" in printed and "reference" in printed and "10 positions" in printed

@@ -1,0 +1,167 @@
+"""Judges, the LLM one against a real HTTP server that behaves and misbehaves."""
+
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evals.judge import Failed, Item, ReferenceJudge, Scored, build
+from evals.judge.openai import OpenAIJudge, Policy, read_score
+from infra.settings import schema
+
+KEY = "sk-very-secret"
+QUICK = Policy(attempts=3, pause_seconds=0.01, open_after=4, concurrency=4)
+
+
+def item(completion="x", n=0):
+    return Item(prefix=f"a = {n}", suffix="\n", completion=completion, truth="x")
+
+
+def chat(score) -> bytes:
+    return json.dumps({"choices": [{"message": {"content": json.dumps({"score": score})}}]}).encode()
+
+
+class Endpoint:
+    """Answers by `rule(material, try number)`, with (status, body) or seconds to hang."""
+
+    def __init__(self, rule) -> None:
+        self.rule, self.tries, self.seen = rule, Counter(), []
+        self.at_once = self.most_at_once = 0
+        self.lock = threading.Lock()
+
+    @contextmanager
+    def running(self) -> Iterator[str]:
+        endpoint = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self):
+                raw = self.rfile.read(int(self.headers["Content-Length"]))
+                body = json.loads(raw)
+                material = json.loads(body["messages"][1]["content"])
+                with endpoint.lock:
+                    endpoint.tries[material["before"]] += 1
+                    number = endpoint.tries[material["before"]]
+                    endpoint.seen.append((self.path, dict(self.headers), body))
+                    endpoint.at_once += 1
+                    endpoint.most_at_once = max(endpoint.most_at_once, endpoint.at_once)
+                try:
+                    status, answer = endpoint.rule(material, number)
+                    self.send_response(status)
+                    self.end_headers()
+                    for piece in answer if isinstance(answer, list) else [answer]:
+                        self.wfile.write(piece)
+                        if isinstance(answer, list):
+                            time.sleep(0.1)
+                except (BrokenPipeError, ConnectionResetError):
+                    pass
+                finally:
+                    with endpoint.lock:
+                        endpoint.at_once -= 1
+
+            def log_message(self, *arguments):
+                pass
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/v1"
+        finally:
+            server.shutdown()
+            thread.join()
+            server.server_close()
+
+
+def judge_at(url, timeout=5.0, policy=QUICK):
+    return OpenAIJudge(schema.Judge(kind="openai", url=url, model="judge-1", api_key=KEY, timeout_seconds=timeout), policy)
+
+
+def test_scores_come_back_in_order():
+    endpoint = Endpoint(lambda material, _: (time.sleep(0.02), (200, chat(len(material["completion"]))))[1])
+    with endpoint.running() as url:
+        judge = judge_at(url)
+        assert judge.score([item("x" * n, n) for n in range(11)]) == [Scored(float(n)) for n in range(11)]
+        assert judge.name == "judge-1"
+    assert 1 < endpoint.most_at_once <= QUICK.concurrency
+    path, headers, body = endpoint.seen[0]
+    assert path == "/v1/chat/completions" and headers["Authorization"] == f"Bearer {KEY}"
+    wanted = body["response_format"]["json_schema"]
+    assert wanted["strict"] and wanted["schema"]["properties"]["score"] == {"type": "number", "minimum": 0, "maximum": 10}
+    assert body["temperature"] == 0 and body["model"] == "judge-1"
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind", "tries"),
+    [
+        (200, chat(11), "out_of_range", 3),
+        (200, chat(-0.1), "out_of_range", 3),
+        (200, chat(float("nan")), "out_of_range", 3),
+        (200, chat("ten"), "garbage", 3),
+        (200, chat(True), "garbage", 3),
+        (200, b"<html>", "garbage", 3),
+        (200, b'{"choices": []}', "garbage", 3),
+        (200, json.dumps({"choices": [{"message": {"content": None}}]}).encode(), "garbage", 3),
+        (500, b"", "unavailable", 3),
+        (429, b"", "unavailable", 3),
+        (401, b"", "refused", 1),
+        (400, b"", "refused", 1),
+    ],
+)
+def test_each_failure_has_its_kind(status, body, kind, tries):
+    endpoint = Endpoint(lambda *_: (status, body))
+    with endpoint.running() as url:
+        (judgement,) = judge_at(url).score([item()])
+    assert isinstance(judgement, Failed) and judgement.kind == kind
+    assert endpoint.tries.total() == tries
+
+
+def test_what_passes_is_tried_again():
+    endpoint = Endpoint(lambda _, number: (503, b"") if number == 1 else (200, b"?") if number == 2 else (200, chat(7)))
+    with endpoint.running() as url:
+        assert judge_at(url).score([item()]) == [Scored(7.0)]
+
+
+@pytest.mark.parametrize("slow", [lambda *_: (time.sleep(1.0), (200, chat(5)))[1], lambda *_: (200, [b" "] * 15)])
+def test_the_deadline_bounds_a_judgement_as_a_whole(slow):
+    with Endpoint(slow).running() as url:
+        began = time.monotonic()
+        (judgement,) = judge_at(url, timeout=0.3).score([item()])
+        assert time.monotonic() - began < 0.9
+    assert isinstance(judgement, Failed) and judgement.kind == "timeout"
+
+
+def test_an_endpoint_that_keeps_failing_is_left_alone():
+    endpoint = Endpoint(lambda *_: (401, b""))
+    with endpoint.running() as url:
+        judgements = judge_at(url).score([item(n=n) for n in range(60)])
+    kinds = Counter(judgement.kind for judgement in judgements)
+    assert set(kinds) == {"refused", "circuit_open"}
+    assert endpoint.tries.total() == kinds["refused"] < 4 + QUICK.concurrency
+
+
+def test_no_server_is_a_failure_and_the_key_is_nowhere():
+    (judgement,) = judge_at("http://127.0.0.1:9/v1").score([item()])
+    assert isinstance(judgement, Failed) and judgement.kind == "unavailable"
+    assert KEY not in repr(judgement)
+
+
+@given(st.one_of(st.text(), st.floats(), st.integers(), st.none(), st.lists(st.integers())))
+def test_reading_a_score_never_raises(score):
+    judgement = read_score(chat(score).decode())
+    good = isinstance(score, int | float) and 0 <= score <= 10
+    assert judgement == Scored(float(score)) if good else isinstance(judgement, Failed)
+
+
+def test_the_builder_picks_by_settings():
+    assert isinstance(build(schema.Judge()), ReferenceJudge) and build(schema.Judge()).name == "reference"
+    built = build(schema.Judge(kind="openai", url="http://127.0.0.1:9/v1", model="m"))
+    assert isinstance(built, OpenAIJudge)
+    with pytest.raises(ValueError, match="needs url and model"):
+        build(schema.Judge(kind="openai"))
