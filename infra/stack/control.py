@@ -30,11 +30,16 @@ class StackError(RuntimeError):
     """A part that cannot come up; the message names it, its log and the next command."""
 
 
+def say_now(line: str) -> None:
+    """Print at once, also where the output is a file."""
+    print(line, flush=True)
+
+
 @dataclass
 class Progress:
     """Prints what is done, with the seconds since the start."""
 
-    say: Callable[[str], None] = print
+    say: Callable[[str], None] = say_now
     began: float = field(default_factory=time.monotonic)
 
     @contextmanager
@@ -46,7 +51,7 @@ class Progress:
         self.say(f"  {now - self.began:6.1f} s  {name:<12} ready (took {now - began:.1f} s)")
 
 
-def up(only: Collection[str] = (), say: Callable[[str], None] = print) -> Settings:
+def up(only: Collection[str] = (), say: Callable[[str], None] = say_now) -> Settings:
     """Start what does not run yet, and wait until everything answers; gives back the settings with the secrets in them.
 
     Args:
@@ -86,7 +91,7 @@ def up(only: Collection[str] = (), say: Callable[[str], None] = print) -> Settin
     return settings
 
 
-def down(say: Callable[[str], None] = print) -> None:
+def down(say: Callable[[str], None] = say_now) -> None:
     """Stop everything, whatever an earlier run left included."""
     supervisor = Supervisor(settings_.path(settings_.load().stack.state))
     began = time.monotonic()
@@ -94,7 +99,7 @@ def down(say: Callable[[str], None] = print) -> None:
     say(f"stack: down in {time.monotonic() - began:.1f} s" + (f"; ended {left} process(es) that were left" if left else ""))
 
 
-def restart(name: str, say: Callable[[str], None] = print) -> None:
+def restart(name: str, say: Callable[[str], None] = say_now) -> None:
     """Stop one part, start it again and wait until it answers."""
     settings = settings_.load()
     supervisor, found = Supervisor(settings_.path(settings.stack.state)), parts(settings)
