@@ -9,9 +9,6 @@ from typing import Literal
 
 from evals.metrics import matching_prefix
 
-WORTH_A_TAB = 2
-"""Characters from which a suggestion that is right as a whole is taken; a single one is as quick to type."""
-
 Reason = Literal["whole", "start", "wrong", "short", "overruns", "half_word", "comment", "long"]
 
 
@@ -23,6 +20,8 @@ class Taste:
     """Least share of the shown characters that must be right."""
     least: int
     """Fewest right characters from the start that are worth a Tab."""
+    least_whole: int
+    """The same for a suggestion that is right as a whole: some take a single closing bracket, some type it."""
     longest: int
     """Characters from which a suggestion that is not right as a whole is too much to read."""
     dislikes_overrun: bool
@@ -52,8 +51,9 @@ class Opinion:
 def draw(rng: random.Random) -> Taste:
     """A developer's taste."""
     return Taste(
-        strictness=1.0 - 0.4 * rng.betavariate(1, 2),
+        strictness=rng.uniform(0.6, 1.0),
         least=rng.choice((1, 2, 3, 3, 4, 4, 5, 6, 8)),
+        least_whole=rng.choice((1, 2)),
         longest=rng.randint(30, 120),
         dislikes_overrun=rng.random() < 0.5,
         dislikes_half_words=rng.random() < 0.5,
@@ -68,7 +68,8 @@ def judge(taste: Taste, shown: str, truth: str) -> Opinion:
     """What they think of `shown` when they are about to write `truth`; decision noise is not in it."""
     right = matching_prefix(shown, truth)
     if shown.rstrip() == truth.rstrip():
-        return Opinion(right >= WORTH_A_TAB, "whole" if right >= WORTH_A_TAB else "short", right)
+        worth = right >= taste.least_whole
+        return Opinion(worth, "whole" if worth else "short", right)
     if right < taste.strictness * len(shown):
         return Opinion(False, "wrong", right)
     if right < taste.least:

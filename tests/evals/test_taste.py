@@ -12,6 +12,7 @@ from evals.developers.taste import Taste, judge
 PLAIN = Taste(
     strictness=0.8,
     least=3,
+    least_whole=2,
     longest=60,
     dislikes_overrun=False,
     dislikes_half_words=False,
@@ -30,6 +31,7 @@ TRUTH = "self.name = name"
         ({}, TRUTH + "  ", TRUTH, True, "whole"),
         ({"least": 8}, "):", "):", True, "whole"),
         ({}, ")", ")", False, "short"),
+        ({"least_whole": 1}, ")", ")", True, "whole"),
         ({}, "self.name", TRUTH, True, "start"),
         ({}, "se", TRUTH, False, "short"),
         ({"least": 2}, "se", TRUTH, True, "start"),
