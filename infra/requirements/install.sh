@@ -32,7 +32,7 @@ with_uv() {
     if [ -n "$index" ]; then UV_DEFAULT_INDEX=$index; export UV_DEFAULT_INDEX; fi
     if [ -n "$extra" ]; then UV_INDEX=$extra; export UV_INDEX; fi
     if [ -n "$certificate" ]; then SSL_CERT_FILE=$certificate; export SSL_CERT_FILE; fi
-    UV_INDEX_STRATEGY=unsafe-best-match UV_HTTP_TIMEOUT=180 UV_LINK_MODE=copy UV_CACHE_DIR=${UV_CACHE_DIR:-$venv/.uv-cache} \
+    UV_INDEX_STRATEGY=unsafe-best-match UV_HTTP_TIMEOUT=180 UV_CACHE_DIR=${UV_CACHE_DIR:-$venv/.uv-cache} \
         "$venv/bin/python" -m uv pip install --python "$venv/bin/python" --no-deps -r "$list"
 }
 
