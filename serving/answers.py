@@ -83,7 +83,7 @@ class Whole(Answer):
 
     async def end(self, send: Send) -> None:
         await self.keep()
-        await _send_json(send, 200, self._body(self.generation))
+        await _send_json(send, 200, self._body(self.generation), version_header(self.generation))
 
 
 class Stream(Answer):
@@ -113,12 +113,18 @@ class Stream(Answer):
                 (b"content-type", b"text/event-stream; charset=utf-8"),
                 (b"cache-control", b"no-cache"),
                 (b"connection", b"close"),
+                version_header(self.generation),
             ]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
 
     def _event(self, text: str, finish: str | None) -> bytes:
         choice = {"text": text, "index": 0, "logprobs": None, "finish_reason": finish}
         return b"data: " + json.dumps({**self._frame, "choices": [choice]}, separators=(",", ":")).encode() + b"\n\n"
+
+
+def version_header(generation: Generation) -> tuple[bytes, bytes]:
+    """Which version answers: what a report of a bad completion is to name."""
+    return b"x-tabloop-version", generation.version.encode()
 
 
 async def _disconnected(receive: Receive) -> None:

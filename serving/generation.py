@@ -90,6 +90,11 @@ class Generation:
         return self._reader.text
 
     @property
+    def version(self) -> str:
+        """Policy version that the request was sent to; empty before."""
+        return self._route.version if self._route else ""
+
+    @property
     def sampled(self) -> int:
         """Tokens so far."""
         return len(self._token_ids)
