@@ -62,12 +62,13 @@ class Reader:
         return shown
 
     def _find_stop(self, before: int) -> int | None:
-        starts = []
+        """Where the stop string begins that is complete first, whatever tokens it came in."""
+        found = []
         for stop in self._stop:
             at = self._generated.find(stop, max(0, before - len(stop) + 1))
             if at >= 0:
-                starts.append(at)
-        return min(starts, default=None)
+                found.append((at + len(stop), at))
+        return min(found)[1] if found else None
 
     def _possible_stop(self) -> int:
         """Characters at the end that may be the beginning of a stop string."""

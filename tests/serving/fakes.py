@@ -1,0 +1,261 @@
+"""Engines, a store and a registry that behave, without weights, S3 or MLflow."""
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import uvicorn
+from aiohttp import web
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from infra.fim import SPECIAL_TOKENS, Renderer
+from infra.records import Completion, ExperimentRecord, Feedback
+from infra.registry import EXPERIMENT_TAG, Registry
+from infra.settings.schema import Sampling
+from infra.settings.schema import Serving as ServingSettings
+from infra.store import ObjectStore
+from serving import completions, engines, feedback
+from serving.access import Access
+from serving.arms import Arms, Slot
+from serving.follower import Follower
+from serving.generation import Policy
+from serving.metrics import Metrics
+from serving.protocol import Delta, Request
+from serving.recording import Recorder
+from serving.shipping import Shipper, read_segment
+from serving.spool import KINDS, Spool
+from serving.text import stop_token_ids
+from serving.versions import Versions
+
+TOKEN, ADMIN = "token-of-the-team", "token-of-the-admin"
+HEADERS = {"Authorization": f"Bearer {TOKEN}", "X-User-ID": "ada", "X-Project-ID": "p1"}
+
+
+def tokenizer() -> Tokenizer:
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=600,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    made.train_from_iterator([Path(__file__).read_text()], trainer=trainer)
+    return made
+
+
+class FakeEngine:
+    """Speaks the protocol of serving/protocol.py and answers with the tokens it was given."""
+
+    def __init__(self, reply: list[int]) -> None:
+        self.reply = reply
+        self.version = "0"
+        self.pid = 1
+        self.delay = 0.0
+        self.dies_after: int | None = None
+        self.logprob = -0.5
+        self.refuses = ""
+        self.requests: list[Request] = []
+        self.swaps: list[str] = []
+        self.aborted = 0
+        self.up = True
+        self.url = ""
+
+    async def start(self) -> web.AppRunner:
+        app = web.Application()
+        app.add_routes([web.post("/generate", self._generate), web.post("/swap", self._swap), web.get("/health", self._health)])
+        runner = web.AppRunner(app, handler_cancellation=True)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        host, port = runner.addresses[0][:2]
+        self.url = f"http://{host}:{port}"
+        return runner
+
+    async def _generate(self, http: web.Request) -> web.StreamResponse:
+        if not self.up:
+            return web.json_response({"error": "dead"}, status=503)
+        request = Request.decode(await http.read())
+        if request.version not in (None, self.version):
+            return web.json_response({"error": f"holds {self.version}"}, status=409)
+        self.requests.append(request)
+        answer = web.StreamResponse()
+        await answer.prepare(http)
+        tokens = self.reply[: request.max_tokens]
+        try:
+            for index, token in enumerate(tokens):
+                if index == self.dies_after:
+                    http.transport.abort()
+                    return answer
+                last = index == len(tokens) - 1
+                spans = (("0" if self.version == "0" else self.version, 0, len(tokens)),) if last else ()
+                finish = None if not last else "stop" if token in request.stop_token_ids else "length"
+                await answer.write(Delta([token], [self.logprob], self.version, finish, spans).encode())
+                await asyncio.sleep(self.delay)
+        except (asyncio.CancelledError, ConnectionError):
+            self.aborted += 1
+            raise
+        return answer
+
+    async def _swap(self, http: web.Request) -> web.Response:
+        asked = await http.json()
+        if self.refuses == asked["version"]:
+            return web.json_response({"error": "does not fit"}, status=409)
+        self.swaps.append(asked["version"])
+        self.version = asked["version"]
+        return web.json_response({"version": self.version, "stage_ms": 1, "pause_ms": 1, "commit_ms": 1})
+
+    async def _health(self, http: web.Request) -> web.Response:
+        if not self.up:
+            return web.json_response({"error": "dead"}, status=503)
+        return web.json_response({"version": self.version, "pid": self.pid, "running": 0})
+
+
+class MemoryStore(ObjectStore):
+    """A bucket in memory that can be away."""
+
+    def __init__(self) -> None:
+        self.bucket = "bucket"
+        self.objects: dict[str, bytes] = {}
+        self.puts: list[str] = []
+        self.away = False
+
+    def put(self, key: str, body: bytes) -> str:
+        if self.away:
+            raise ConnectionError("the store is away")
+        self.puts.append(key)
+        assert self.objects.setdefault(key, body) == body, f"{key} was written with other bytes before"
+        return ""
+
+    def get(self, key: str) -> bytes:
+        if self.away:
+            raise ConnectionError("the store is away")
+        return self.objects[key]
+
+    def add_version(self, name: str) -> str:
+        import hashlib
+
+        self.objects[f"checkpoints/{name}/weights"] = name.encode()
+        checksums = {"weights": hashlib.sha256(name.encode()).hexdigest()}
+        self.objects[f"checkpoints/{name}/checksums.json"] = json.dumps(checksums).encode()
+        return f"s3://{self.bucket}/checkpoints/{name}"
+
+
+class FakeRegistry:
+    """MLflow's REST API, as far as it is read."""
+
+    def __init__(self) -> None:
+        self.sources: dict[str, str] = {}
+        self.aliases: dict[str, str] = {}
+        self.experiment: ExperimentRecord | None = None
+        self.away = False
+
+    def client(self) -> Registry:
+        return Registry(httpx.Client(transport=httpx.MockTransport(self._answer), base_url="http://registry"), "m")
+
+    def _answer(self, request: httpx.Request) -> httpx.Response:
+        if self.away:
+            raise httpx.ConnectError("away")
+        if request.url.path.endswith("registered-models/get"):
+            tags = [{"key": EXPERIMENT_TAG, "value": self.experiment.model_dump_json()}] if self.experiment else []
+            aliases = [{"alias": k, "version": v} for k, v in self.aliases.items()]
+            return httpx.Response(200, json={"registered_model": {"aliases": aliases, "tags": tags}})
+        version = request.url.params["version"]
+        return httpx.Response(200, json={"model_version": {"version": version, "source": self.sources[version]}})
+
+
+class House:
+    """The serving app on fakes; everything else is what runs in production."""
+
+    def __init__(self, directory: Path, made: Tokenizer, *, spool_bytes: int = 1 << 30) -> None:
+        self.directory = directory
+        self.tokenizer = made
+        self.engines = (FakeEngine(made.encode("return alpha + beta").ids), FakeEngine(made.encode("return gamma").ids))
+        self.store = MemoryStore()
+        self.registry = FakeRegistry()
+        self.metrics = Metrics()
+        self.spool_bytes = spool_bytes
+        self.exits = contextlib.AsyncExitStack()
+        self.urls: tuple[str, str] = ("", "")
+
+    async def __aenter__(self) -> "House":
+        for engine in self.engines:
+            self.exits.push_async_callback((await engine.start()).cleanup)
+        http = await self.exits.enter_async_context(engines.session())
+        one, two = (Slot(i, engines.EngineClient(http, engine.url, None)) for i, engine in enumerate(self.engines))
+        self.arms = Arms((one, two))
+        self.spool = Spool(self.directory / "spool", self.spool_bytes)
+        self.recorder = Recorder(self.spool, self.metrics)
+        self.shipper = Shipper(self.spool, self.store, 0.05)
+        self.versions = Versions(self.directory / "state")
+        self.follower = Follower(self.arms, self.registry.client(), self.store, self.versions, self.metrics, 0.01)
+        access = Access(ServingSettings(token=TOKEN, admin_token=ADMIN, user_secret="salt"))
+        renderer = Renderer(self.tokenizer, "spm", 40, 20)
+        policy = Policy(self.tokenizer, renderer, Sampling(temperature=0.8, max_tokens=24), stop_token_ids(self.tokenizer))
+        serving = completions.Serving("qwen-coder-x", access, self.arms, policy, self.recorder, self.metrics, self.shipper)
+        self.apps = (
+            completions.create_app(serving),
+            feedback.create_app(feedback.Judging(access, self.recorder, self.metrics)),
+        )
+        self.urls = tuple([await self.exits.enter_async_context(served(app)) for app in self.apps])
+        self.client = await self.exits.enter_async_context(httpx.AsyncClient(headers=HEADERS, timeout=20))
+        await self.follower.step()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.recorder.settle()
+        await self.exits.aclose()
+        await self.spool.close()
+
+    def add_version(self, version: str) -> None:
+        self.registry.sources[version] = self.store.add_version(f"v{version}")
+
+    async def follow(self) -> None:
+        """Until there is nothing left to do at once."""
+        while await self.follower.step():
+            pass
+        await self.follower.step()
+
+    async def complete(
+        self, url: str = "/v1/completions", headers: dict[str, str] | None = None, **body: object
+    ) -> httpx.Response:
+        return await self.client.post(self.urls[0] + url, json={"prompt": "def f(x):\n    ", **body}, headers=headers)
+
+    async def judge(self, url: str, body: object, headers: dict[str, str] | None = None) -> httpx.Response:
+        return await self.client.post(self.urls[1] + url, json=body, headers=headers)
+
+    def rows(self, kind: str) -> list[Completion | Feedback]:
+        """What is on disk."""
+        found: list[Completion | Feedback] = []
+        for path in sorted((self.spool.directory / kind).glob("*.jsonl")):
+            events, bad = read_segment(path, KINDS[kind])
+            assert not bad
+            found += events
+        return found
+
+
+@contextlib.asynccontextmanager
+async def served(app: object) -> AsyncIterator[str]:
+    """An app on a free port, in this loop."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2)
+        server = uvicorn.Server(config)
+        server.capture_signals = contextlib.nullcontext
+        task = asyncio.create_task(server.serve(sockets=[listening]))
+        while not server.started:
+            await asyncio.sleep(0.005)
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        server.should_exit = True
+        await task
+
+
+def experiment(champion: str = "1", challenger: str = "2", share: float = 0.5) -> ExperimentRecord:
+    return ExperimentRecord(id="e1", champion=champion, challenger=challenger, share=share, started=0.0)
+
+
+__all__ = ["ADMIN", "HEADERS", "TOKEN", "FakeEngine", "House", "MemoryStore", "experiment", "served", "tokenizer"]

@@ -1,0 +1,317 @@
+"""What an editor gets, and what is recorded of it."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from tests.serving.fakes import ADMIN, TOKEN, House, experiment
+
+TEXT = "return alpha + beta"
+ADMINISTRATOR = {"Authorization": f"Bearer {ADMIN}"}
+CONTINUE = {
+    "model": "qwen-coder",
+    "max_tokens": 4096,
+    "temperature": 0.01,
+    "stream": True,
+    "stop": ["<|endoftext|>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "/src/", "#- coding: utf-8", "```"],
+    "prompt": "<|fim_prefix|>def f(x):\n    <|fim_suffix|>\n\nprint(1)\n<|fim_middle|>",
+}
+
+
+def events(body: str) -> list[str]:
+    lines = body.split("\n\n")
+    assert lines.pop() == "" and all(line.startswith("data: ") for line in lines)
+    return [line.removeprefix("data: ") for line in lines]
+
+
+async def test_continue_gets_its_stream_and_what_it_got_is_recorded(house: House) -> None:
+    async with house.client.stream("POST", house.urls[0] + "/v1/completions", json=CONTINUE) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        assert answer.headers["connection"] == "close"
+        found = events((await answer.aread()).decode())
+    assert found.pop() == "[DONE]"
+    chunks = [json.loads(event) for event in found]
+    texts = [chunk["choices"][0]["text"] for chunk in chunks]
+    assert "".join(texts) == TEXT and len(texts) > 3
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * (len(chunks) - 1) + ["length"]
+    (row,) = house.rows("completions")
+    assert {chunk["id"] for chunk in chunks} == {row.id}
+    assert (row.text, row.prefix, row.suffix) == (TEXT, "def f(x):\n    ", "\n\nprint(1)\n")
+    assert (row.client, row.project, row.arm, row.experiment) == ("continue", "p1", "champion", "")
+    assert row.token_ids == tuple(house.engines[0].reply) and set(row.logprobs) == {-0.5}
+    assert row.token_ends[-1] == len(TEXT) and list(row.token_ends) == sorted(row.token_ends)
+    assert (row.temperature, row.top_p, row.max_tokens) == (0.8, 1.0, 24)
+    assert row.ttft_ms is not None and 0 < row.ttft_ms <= row.total_ms
+
+
+async def test_the_record_is_on_disk_before_the_last_chunk(house: House) -> None:
+    async with house.client.stream("POST", house.urls[0] + "/v1/completions", json=CONTINUE) as answer:
+        async for line in answer.aiter_lines():
+            if '"finish_reason":"length"' in line:
+                assert len(house.rows("completions")) == 1
+                return
+    raise AssertionError("no last chunk")
+
+
+async def test_the_prompt_goes_to_the_engine_in_the_models_order(house: House, tokenizer: Tokenizer) -> None:
+    await house.complete(prompt="a<|fim_middle|>b", suffix="\n#end")  # the marker is the developer's text here
+    sent = house.engines[0].requests[-1].prompt_token_ids
+    frame = [tokenizer.token_to_id(t) for t in ("<|fim_suffix|>", "<|fim_prefix|>", "<|fim_middle|>")]
+    assert [t for t in sent if t in frame] == frame
+    assert (sent[0], sent[-1]) == (frame[0], frame[2])
+    assert tokenizer.decode(sent[1 : sent.index(frame[1])]) == "\n#end"
+
+
+async def test_a_long_file_keeps_what_is_next_to_the_cursor(house: House, tokenizer: Tokenizer) -> None:
+    lines = [f"value_{n} = {n}\n" for n in range(20_000)]
+    await house.complete(prompt="".join(lines), suffix="".join(lines))
+    sent = house.engines[0].requests[-1].prompt_token_ids
+    assert len(sent) == 40 + 20 + 3
+    assert tokenizer.decode(sent).endswith("value_19999 = 19999\n")
+    assert house.rows("completions")[0].prefix == "".join(lines)
+
+
+async def test_a_client_may_ask_for_fewer_tokens_and_not_for_more(house: House) -> None:
+    for asked, got in ((3, 3), (4096, len(house.engines[0].reply)), (None, len(house.engines[0].reply))):
+        answer = (await house.complete(max_tokens=asked)).json()
+        assert answer["usage"]["completion_tokens"] == got
+        assert answer["choices"][0]["finish_reason"] == "length"
+
+
+async def test_a_stop_string_cuts_the_text_and_not_the_record(house: House) -> None:
+    house.engines[0].delay = 0.02
+    answer = (await house.complete(stop=["a + b", "zzz"])).json()
+    assert answer["choices"][0] == {"text": "return alph", "index": 0, "logprobs": None, "finish_reason": "stop"}
+    (row,) = house.rows("completions")
+    assert row.text == "return alph" and house.tokenizer.decode(list(row.token_ids)).startswith("return alpha + b")
+    assert row.token_ends[-1] >= len("return alpha + b")
+    await _until(lambda: house.engines[0].aborted == 1 or len(row.token_ids) == len(house.engines[0].reply))
+
+
+async def test_the_end_token_ends_it_and_is_recorded(house: House) -> None:
+    house.engines[0].reply = [*house.engines[0].reply, 0]
+    answer = (await house.complete()).json()
+    assert answer["choices"][0]["text"] == TEXT and answer["choices"][0]["finish_reason"] == "stop"
+    assert house.rows("completions")[0].token_ids[-1] == 0
+
+
+async def test_a_client_that_leaves_stops_the_engine_and_is_recorded(house: House) -> None:
+    house.engines[0].delay = 0.05
+    for stream in (True, False):
+        request = house.client.build_request("POST", house.urls[0] + "/v1/completions", json={**CONTINUE, "stream": stream})
+        task = asyncio.create_task(house.client.send(request, stream=True))
+        await asyncio.sleep(0.15)
+        if stream:
+            await (await task).aclose()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await _until(lambda stream=stream: len(house.rows("completions")) == (1 if stream else 2))
+        row = house.rows("completions")[-1]
+        assert row.finish_reason == "disconnected" and 0 < len(row.token_ids) < len(house.engines[0].reply)
+        assert TEXT.startswith(row.text) and row.policy_version == "0" and not row.mixed
+    await _until(lambda: house.engines[0].aborted == 2)
+    assert all(slot.in_flight == 0 for slot in house.arms.slots)
+
+
+async def test_a_dead_engine_is_replaced_by_the_other(house: House) -> None:
+    house.engines[0].up = False
+    assert (await house.complete()).json()["choices"][0]["text"] == "return gamma"
+    assert (await house.complete()).status_code == 200
+    house.engines[1].up = False
+    for _ in range(2):
+        answer = await house.complete(stream=True)
+        assert answer.status_code == 503 and int(answer.headers["retry-after"]) > 0
+        assert answer.json()["error"]["type"] == "server_error"
+    assert (await house.client.get(house.urls[0] + "/ready")).status_code == 503
+    house.engines[0].up = True
+    await house.follow()
+    assert (await house.client.get(house.urls[0] + "/ready")).status_code == 200
+    assert (await house.complete()).json()["choices"][0]["text"] == TEXT
+
+
+async def test_an_engine_that_dies_in_the_middle_ends_the_completion(house: House) -> None:
+    house.engines[0].dies_after, house.engines[0].delay = 2, 0.02
+    answer = await house.complete(stream=True)
+    assert answer.status_code == 200 and events(answer.text)[-1] == "[DONE]"
+    (row,) = house.rows("completions")
+    assert row.finish_reason == "error" and len(row.token_ids) == 2
+
+
+async def test_an_engine_with_other_weights_than_it_should_have_is_not_used(house: House) -> None:
+    house.engines[0].version = "7"  # restarted, and nobody has looked yet
+    assert (await house.complete()).json()["choices"][0]["text"] == "return gamma"
+    assert house.rows("completions")[0].policy_version == "0"
+
+
+async def test_an_experiment_is_sticky_split_by_its_share_and_recorded(house: House) -> None:
+    await _experiment(house)
+    for user in range(40):
+        for _ in range(2):
+            await house.complete(headers={"X-User-ID": f"user{user}"})
+    arms: dict[str, set[tuple[str, str, str]]] = {}
+    for row in house.rows("completions"):
+        arms.setdefault(row.user, set()).add((row.arm, row.policy_version, row.experiment))
+    assert len(arms) == 40 and all(len(found) == 1 for found in arms.values())
+    challengers = sum(found == {("challenger", "2", "e1")} for found in arms.values())
+    assert 8 <= challengers <= 32
+    assert sum(found == {("champion", "1", "e1")} for found in arms.values()) == 40 - challengers
+    assert not any("user" in user for user in arms)
+
+
+async def test_an_experiment_counts_only_while_both_arms_serve(house: House) -> None:
+    await _experiment(house)
+    house.engines[house.arms.challenger].up = False
+    await house.follow()
+    for user in range(20):
+        assert (await house.complete(headers={"X-User-ID": f"user{user}"})).status_code == 200
+    assert {(r.arm, r.experiment, r.policy_version) for r in house.rows("completions")} == {("champion", "", "1")}
+
+
+async def test_pins_are_for_administrators_and_count_in_no_experiment(house: House) -> None:
+    await _experiment(house)
+    for pin, version in (
+        ({"X-Tabloop-Arm": "challenger"}, "2"),
+        ({"X-Tabloop-Arm": "champion"}, "1"),
+        ({"X-Tabloop-Version": "2"}, "2"),
+    ):
+        assert (await house.complete(headers=pin)).status_code == 403
+        assert (await house.complete(headers={**pin, **ADMINISTRATOR})).status_code == 200
+        row = house.rows("completions")[-1]
+        assert (row.policy_version, row.pinned, row.experiment) == (version, True, "")
+        assert row.arm == ("challenger" if version == "2" else "champion")
+    missing = await house.complete(headers={"X-Tabloop-Version": "9", **ADMINISTRATOR})
+    assert missing.status_code == 409 and "version 9" in missing.json()["error"]["message"]
+    assert (await house.complete(headers={"X-Tabloop-Arm": "loser", **ADMINISTRATOR})).status_code == 400
+
+
+async def test_who_opts_out_is_served_and_leaves_no_text(house: House) -> None:
+    assert (await house.complete(headers={"X-Tabloop-Opt-Out": "1"})).json()["choices"][0]["text"] == TEXT
+    (row,) = house.rows("completions")
+    assert row.opted_out and (row.prefix, row.suffix, row.text, row.token_ids, row.prompt_token_ids) == ("", "", "", (), ())
+
+
+async def test_the_user_is_the_header_then_the_body_then_the_token(house: House) -> None:
+    await house.complete(user="bob")
+    await house.complete(headers={"X-User-ID": ""}, user="ada")
+    await house.complete(headers={"X-User-ID": ""})
+    first, second, third = (row.user for row in house.rows("completions"))
+    assert first == second != third and len(third) == 32
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"prompt": 3}, "prompt"),
+        ({"prompt": ["a", "b"]}, "prompt"),
+        ({"prompt": "<|fim_middle|>x<|fim_prefix|>"}, "prompt"),
+        ({"n": 2}, "n"),
+        ({"echo": True}, "echo"),
+        ({"logprobs": 5}, "logprobs"),
+        ({"max_tokens": "many"}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"stop": {"a": 1}}, "stop"),
+        ({"stop": ["x"] * 100}, "stop"),
+        ({"suffix": 1}, "suffix"),
+        ({"segments": 1}, "segments"),
+        ({"segments": {"prefix": 1}}, "segments.prefix"),
+    ],
+)
+async def test_a_bad_body_gets_an_error_that_names_the_field(house: House, body: dict[str, object], field: str) -> None:
+    answer = await house.complete(**body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == field and field in answer.json()["error"]["message"]
+    assert house.rows("completions") == []
+
+
+async def test_what_is_not_there_is_said_in_openais_shape(house: House) -> None:
+    url = house.urls[0]
+    answers = [
+        (401, await house.complete(headers={"Authorization": ""})),
+        (401, await house.complete(headers={"Authorization": "Bearer undefined"})),
+        (400, await house.complete(headers={"X-Project-ID": "../x"})),
+        (413, await house.complete(prompt="x" * 2_000_000)),
+        (400, await house.client.post(url + "/v1/completions", content=b'{"prompt": "\\ud800"}')),
+        (400, await house.client.post(url + "/v1/completions", content=b"[" * 100_000)),
+        (400, await house.client.post(url + "/v1/chat/completions", json={})),
+        (404, await house.client.get(url + "/v2/completions")),
+        (405, await house.client.get(url + "/v1/completions")),
+        (403, await house.client.get(url + "/admin/status")),
+    ]
+    for status, answer in answers:
+        assert (answer.status_code, set(answer.json()["error"])) == (status, {"message", "type", "param", "code"})
+    assert (await house.complete(headers={"Authorization": "", "api-key": TOKEN})).status_code == 200
+
+
+async def test_tabby_and_llama_clients_are_served(house: House) -> None:
+    tabby = (await house.complete(segments={"prefix": "def f(", "suffix": "\n"}, language="python")).json()
+    assert tabby["choices"] == [{"index": 0, "text": TEXT}] and tabby["id"] == house.rows("completions")[0].id
+    llama = (await house.complete("/infill", input_prefix="import os\n", input_suffix="\n", prompt="x = ", n_predict=128)).json()
+    assert llama["content"] == TEXT
+    rows = house.rows("completions")
+    assert [row.client for row in rows] == ["tabby", "llama"] and rows[1].prefix == "import os\nx = "
+    assert (await house.complete("/infill", input_prefix="", input_suffix="", n_predict=0)).json()["content"] == ""
+    assert len(house.rows("completions")) == 2
+
+
+async def test_how_it_is_doing_can_be_read(house: House) -> None:
+    await house.complete()
+    get = house.client.get
+    assert (await get(house.urls[0] + "/v1/models")).json()["data"][0]["id"] == "qwen-coder-x"
+    status = (await get(house.urls[0] + "/admin/status", headers=ADMINISTRATOR)).json()
+    assert (status["champion"], status["challenger"], status["ready"]) == ("0", None, True)
+    text = (await get(house.urls[0] + "/metrics")).text
+    assert 'tabloop_completions_total{arm="champion",finish="length",version="0"} 1.0' in text
+    assert "tabloop_spool_bytes" in text and 'tabloop_slot_up{role="champion",slot="0",version="0"} 1.0' in text
+
+
+async def test_a_full_spool_does_not_stop_completions(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    async with House(tmp_path, tokenizer, spool_bytes=0) as house:
+        assert (await house.complete()).json()["choices"][0]["text"] == TEXT
+        answer = await house.judge("/v1/feedback", {"completion_id": "c", "outcome": "accepted"})
+        assert answer.status_code == 503 and int(answer.headers["retry-after"]) > 0
+        assert b"tabloop_unrecorded_total 1.0" in house.metrics.text(house.arms, house.spool)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=30),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+fields = st.sampled_from(
+    ["prompt", "suffix", "stop", "max_tokens", "stream", "user", "n", "segments", "input_prefix", "n_predict"]
+)
+
+
+async def test_nothing_that_is_sent_ends_in_a_server_error(house: House) -> None:
+    loop = asyncio.get_running_loop()
+
+    @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(st.sampled_from(["/v1/completions", "/infill"]), st.dictionaries(fields, json_values, max_size=6) | json_values)
+    def check(path: str, body: object) -> None:
+        content = json.dumps(body).encode()
+        sent = asyncio.run_coroutine_threadsafe(house.client.post(house.urls[0] + path, content=content), loop)
+        assert sent.result(20).status_code < 500
+
+    await asyncio.to_thread(check)
+    answered = [row for row in house.rows("completions") if row.finish_reason == "error"]
+    assert answered == [] and house.arms.ready
+
+
+async def _experiment(house: House) -> None:
+    for version in ("1", "2"):
+        house.add_version(version)
+    house.registry.aliases = {"champion": "1", "challenger": "2"}
+    house.registry.experiment = experiment()
+    await house.follow()
+    assert {slot.version for slot in house.arms.slots} == {"1", "2"}
+
+
+async def _until(reached: object, seconds: float = 5.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not reached():
+            await asyncio.sleep(0.01)

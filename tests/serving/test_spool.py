@@ -1,0 +1,166 @@
+"""No event that was acknowledged is lost, and none arrives twice."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from infra.records import Feedback
+from infra.store import from_parquet
+from serving.shipping import Shipper, key, read_segment, ship_segment
+from serving.spool import Spool, SpoolFull
+from tests.serving.fakes import MemoryStore
+
+
+def feedback(name: str, text: str = "") -> Feedback:
+    common = {"project": "p", "user": "u", "client": "c", "client_id": "i", "prefix": text, "suffix": "", "shown": text}
+    return Feedback(id=name, time=1.0, made_at=None, outcome="accepted", **common)
+
+
+def shipped(store: MemoryStore) -> list[str]:
+    return [row.id for body in store.objects.values() for row in from_parquet(body, Feedback)]
+
+
+async def test_many_at_once_share_few_commits_and_all_are_there(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, 1 << 30)
+    await asyncio.gather(*(spool.append(feedback(str(n))) for n in range(500)))
+    (segment,) = (tmp_path / "feedback").glob("*")
+    rows, bad = read_segment(segment, Feedback)
+    assert ({row.id for row in rows}, len(rows), bad) == ({str(n) for n in range(500)}, 500, 0)
+    await spool.close()
+
+
+async def test_a_store_that_is_away_delays_and_loses_nothing(tmp_path: Path) -> None:
+    spool, store = Spool(tmp_path, 1 << 30), MemoryStore()
+    shipper = Shipper(spool, store, 0.02)
+    store.away = True
+    running = asyncio.create_task(shipper.run())
+    for n in range(20):
+        await spool.append(feedback(str(n)))
+        await asyncio.sleep(0.01)
+    while "away" not in shipper.error:
+        await asyncio.sleep(0.01)
+    assert store.objects == {} and spool.bytes > 0
+    store.away = False
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await spool.close()
+    assert await shipper.ship()
+    assert sorted(shipped(store), key=int) == [str(n) for n in range(20)]
+    assert list((tmp_path / "feedback").glob("*")) == [] and shipper.error == "" and spool.bytes == 0
+
+
+async def test_a_crash_between_upload_and_deletion_writes_the_same_object_again(tmp_path: Path) -> None:
+    spool, store = Spool(tmp_path, 1 << 30), MemoryStore()
+    await spool.append(feedback("a"))
+    await spool.close()
+    (segment,) = (tmp_path / "feedback").glob("*")
+    body = segment.read_bytes()
+    for _ in range(2):
+        segment.write_bytes(body)
+        assert ship_segment(segment, "feedback", store, tmp_path / "bad") == 1
+    assert store.puts == [key("feedback", segment.stem)] * 2 and shipped(store) == ["a"]
+
+
+async def test_what_a_crash_cut_off_is_dropped_and_what_is_garbage_is_kept_aside(tmp_path: Path) -> None:
+    spool, store = Spool(tmp_path, 1 << 30), MemoryStore()
+    await spool.append(feedback("a"))
+    await spool.close()
+    (segment,) = (tmp_path / "feedback").glob("*")
+    segment.write_bytes(b"\0\0garbage\n" + segment.read_bytes() + b'{"id":"tor')
+    assert await Shipper(Spool(tmp_path, 1 << 30), store, 1.0).ship()
+    assert shipped(store) == ["a"] and len(list((tmp_path / "bad").glob("*"))) == 1
+
+
+async def test_a_full_spool_says_so_until_it_was_shipped(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, 10)
+    await spool.append(feedback("a"))
+    spool.measure()
+    with pytest.raises(SpoolFull):
+        await spool.append(feedback("b"))
+    await spool.journals["feedback"].rotate(0)
+    assert await Shipper(spool, MemoryStore(), 1.0).ship()
+    await spool.append(feedback("c"))
+    await spool.close()
+
+
+async def test_a_disk_that_refuses_is_an_error_and_not_a_hole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spool = Spool(tmp_path, 1 << 30)
+    await spool.append(feedback("a"))
+    real = os.fsync
+
+    def broken(descriptor: int) -> None:
+        raise OSError(28, "no space left on device")
+
+    monkeypatch.setattr(os, "fsync", broken)
+    with pytest.raises(OSError, match="no space"):
+        await spool.append(feedback("b"))
+    monkeypatch.setattr(os, "fsync", real)
+    await spool.append(feedback("c"))
+    await spool.close()
+    store = MemoryStore()
+    assert await Shipper(spool, store, 1.0).ship()
+    assert sorted(shipped(store)) == ["a", "c"]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), min_size=1, max_size=20))
+def test_any_text_comes_back_from_spool_and_parquet(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
+    rows = [feedback(str(n), text) for n, text in enumerate(texts)]
+    store = MemoryStore()
+
+    async def through() -> None:
+        spool = Spool(tmp_path_factory.mktemp("spool"), 1 << 30)
+        for row in rows:
+            await spool.append(row)
+        await spool.close()
+        assert await Shipper(spool, store, 1.0).ship()
+
+    asyncio.run(through())
+    assert from_parquet(next(iter(store.objects.values())), Feedback) == rows
+
+
+WRITER = """
+    import asyncio, pathlib, sys
+    from infra.records import Feedback
+    from serving.spool import Spool
+
+    ROW = Feedback.model_validate_json(sys.argv[3])
+
+    async def main():
+        spool = Spool(pathlib.Path(sys.argv[1]), 1 << 30)
+        async def one(worker):
+            for n in range(100_000):
+                name = f"{sys.argv[2]}-{worker}-{n}"
+                await spool.append(ROW.model_copy(update={"id": name}))
+                sys.stdout.write(name + "\\n"); sys.stdout.flush()
+                if n % 7 == 0:
+                    await spool.journals["feedback"].rotate(0)
+        await asyncio.gather(*(one(w) for w in range(8)))
+
+    asyncio.run(main())
+"""
+
+
+def test_kill_9_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    acknowledged: list[str] = []
+    for life in range(4):
+        command = [sys.executable, "-c", textwrap.dedent(WRITER), str(tmp_path), str(life), feedback("").model_dump_json()]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+            assert writer.stdout is not None
+            acknowledged.append(writer.stdout.readline().strip())
+            time.sleep(0.05 * (life + 1))
+            writer.send_signal(signal.SIGKILL)
+            acknowledged += writer.stdout.read().split("\n")[:-1]
+    store = MemoryStore()
+    assert asyncio.run(Shipper(Spool(tmp_path, 1 << 30), store, 1.0).ship())
+    found = shipped(store)
+    assert len(found) == len(set(found)) and set(acknowledged) <= set(found) and len(acknowledged) > 50
