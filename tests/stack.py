@@ -55,6 +55,9 @@ def _overrides(directory: Path) -> dict[str, str]:
     return {
         "TABLOOP_STACK__STATE": str(directory / "stack"),
         "TABLOOP_STACK__READY_SECONDS": os.environ.get("TABLOOP_STACK__READY_SECONDS", "600"),
+        # A cycle of the tests is small.
+        "TABLOOP_COLLECT__MIN_SAMPLES": "48",
+        "TABLOOP_EVALUATE__SAMPLES": "24",
         "TABLOOP_STORE__ENDPOINT": f"http://127.0.0.1:{s3}",
         "TABLOOP_REGISTRY__URI": f"http://127.0.0.1:{mlflow}",
         "TABLOOP_ORCHESTRATION__API": f"http://127.0.0.1:{prefect}/api",
