@@ -1,7 +1,7 @@
 """The loop's benchmarks: python -m evals.bench
 
-Needs the stack (`make up`). Developers type, one cycle runs through its deployment, and var/bench/loop.json says how long each step
-took and how long it was from the last label to the first completion by the new version. Each figure: name, value, unit, target, met.
+Needs the stack (`make up`). Developers type, one cycle runs through its deployment, and var/bench/loop.json says how long
+each step took, and how long it was from the last label to the first completion by the new version.
 """
 
 import argparse
