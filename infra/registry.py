@@ -103,7 +103,8 @@ class Registry:
 
     def delete_alias(self, alias: str) -> None:
         """Remove an alias; nothing happens where there is none."""
-        self._call("DELETE", "registered-models/alias", params={"name": self.model, "alias": alias}, absent_is_fine=True)
+        # MLflow reads the body of a DELETE, not its query.
+        self._call("DELETE", "registered-models/alias", json={"name": self.model, "alias": alias}, absent_is_fine=True)
 
     def set_experiment(self, experiment: ExperimentRecord | None) -> None:
         """Say which experiment runs; none ends it."""
