@@ -41,4 +41,4 @@ if ! with_uv; then
     "$venv/bin/python" -m pip install --no-deps -r "$list" || fail "pip could not install $list; its own words are above. Try again: make setup"
 fi
 rm -rf "$venv/.uv-cache"
-"$venv/bin/python" -c 'import prefect, torch, vllm' 2>/dev/null || "$venv/bin/python" -c 'import prefect, torch, vllm'
+"$venv/bin/python" -c 'import torch' || fail "the packages are installed, but torch cannot be imported (see above)"

@@ -9,13 +9,10 @@ import pytest
 from botocore.config import Config
 from moto.server import ThreadedMotoServer
 
-from infra.records import Verdict
+from infra.records import ObjectReference
 from infra.store import CHECKSUMS, AlreadyExists, Corrupt, ObjectStore, from_parquet, sha256, to_parquet
 
-ROWS = [
-    Verdict(verdict="promote", reason="é 试", estimate=0.5, requests={"champion": 3, "challenger": 4}),
-    Verdict(verdict="reject", reason=""),
-]
+ROWS = [ObjectReference(key="é 试", sha256="0", rows=3, last=0.5), ObjectReference(key="", sha256="", rows=0)]
 
 
 @pytest.fixture(scope="module")
@@ -63,17 +60,17 @@ def test_keys_are_those_under_the_prefix_sorted(any_store: ObjectStore) -> None:
 
 def test_rows_come_back_equal(any_store: ObjectStore) -> None:
     any_store.put_rows("t/rows.parquet", ROWS)
-    assert any_store.get_rows("t/rows.parquet", Verdict) == ROWS
+    assert any_store.get_rows("t/rows.parquet", ObjectReference) == ROWS
 
 
 def test_parquet_of_the_same_rows_is_the_same_bytes() -> None:
     assert to_parquet(ROWS) == to_parquet(ROWS)
-    assert from_parquet(to_parquet(ROWS), Verdict) == ROWS
+    assert from_parquet(to_parquet(ROWS), ObjectReference) == ROWS
 
 
 def test_json_comes_back_equal(any_store: ObjectStore) -> None:
     any_store.put_json("t/record.json", ROWS[0])
-    assert Verdict.model_validate(any_store.get_json("t/record.json")) == ROWS[0]
+    assert ObjectReference.model_validate(any_store.get_json("t/record.json")) == ROWS[0]
 
 
 def test_put_new_writes_once(any_store: ObjectStore) -> None:
