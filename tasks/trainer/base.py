@@ -75,6 +75,9 @@ def main() -> None:
     parser.add_argument("--learning-rate", type=float, default=2e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--start", type=Path, help="go on from this checkpoint and its tokenizer; give another --seed for other rows"
+    )
     parser.add_argument("--work", type=Path, default=Path("var/base"), help="folder for rows and the tokenizer")
     parser.add_argument("--out", type=Path, default=Path("infra/base_model"))
     arguments = parser.parse_args()
@@ -83,7 +86,10 @@ def main() -> None:
 
     files = corpus.capped(training_files(), arguments.seed)
     print(f"{len(files)} files, {sum(file.stat().st_size for file in files) / 1e6:.0f} MB", flush=True)
-    tokenizer = corpus.train_tokenizer((read_source(file) or "" for file in files[:TOKENIZER_FILES]), VOCABULARY)
+    if arguments.start:
+        tokenizer = Tokenizer.from_file(str(arguments.start / "tokenizer.json"))
+    else:
+        tokenizer = corpus.train_tokenizer((read_source(file) or "" for file in files[:TOKENIZER_FILES]), VOCABULARY)
     shutil.rmtree(arguments.work, ignore_errors=True)
     save_tokenizer(tokenizer, arguments.work / "tokenizer")
     renderer = Renderer(tokenizer, "spm", max_prefix_tokens=300, max_suffix_tokens=90)
@@ -93,6 +99,8 @@ def main() -> None:
 
     start(Parallel(), arguments.seed)
     engine = Engine(architecture(), Parallel(), Optimization(arguments.learning_rate, weight_decay=0.1, bf16=True))
+    if arguments.start:
+        engine.load(arguments.start)
     engine.make_optimizer()
     print(f"{sum(p.numel() for p in engine.model.parameters()) / 1e6:.2f} M parameters", flush=True)
     middle, end = SPECIAL_TOKENS.index(MIDDLE), SPECIAL_TOKENS.index(END)
