@@ -1,0 +1,32 @@
+"""Developers against the real serving app, and what the join makes of its records: their own count of their decisions."""
+
+from collections import Counter
+
+from evals.developers import Address, Quirks, Run, measure, run
+from evals.positions import Code, Source
+from tasks.join import join
+from tests.serving import fakes
+from tests.serving.fakes import House
+
+CODE = Code([Source("a.py", "".join(f"def name_{i}(alpha, beta):\n    return alpha + beta * {i}\n\n" for i in range(300)))])
+
+
+async def test_labels_joined_from_serving_are_the_developers_own(tmp_path):
+    async with House(tmp_path, fakes.tokenizer()) as house:
+        house.engines[0].delay = 0.001
+        house.engines[0].reply = house.tokenizer.encode("alpha").ids
+        address = Address(f"{house.urls[0]}/v1", f"{house.urls[1]}/v1/continue/events", fakes.ADMIN)
+        quirks = Quirks(late_accepts=0.3, cache_hits=0.1, duplicates=0.1, several_lines=0)
+        tally = await run(Run(address=address, users=30, seed=1, requests=300, speed=300, quirks=quirks), CODE)
+        await house.recorder.settle()
+        completions, feedback = house.rows("completions"), house.rows("feedback")
+        paired = await measure(Run(address=address, users=30, seed=1), CODE, ["0"], 20)
+    total = tally.total
+    assert (total.requests, total.errors, total.lost_events) == (len(completions), 0, 0)
+    assert set(tally.by_version()) == {"0"} and len(paired.pairs) == 20
+    assert {completion.client for completion in completions} == {"continue"}
+    assert len({completion.user for completion in completions}) == len(tally.by_user())
+    joined = join(completions, feedback, 600)
+    labels = Counter(found.label.outcome for found in joined.joined if found.label)
+    assert labels == {"accepted": total.accepted, "rejected": total.rejected} and joined.orphans == 0
+    assert total.accepted > 3 and total.late > 0 and total.cache_hits > 0
