@@ -1,0 +1,108 @@
+"""The demo's numbers and its report."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from evals.demo import measure, report
+from evals.demo.record import Comparison, CycleRow, Difference, Example, Rate, Report
+from evals.developers import Counts, Pair, Paired, PairedOutcome, Tally
+
+
+def _paired(outcomes: list[tuple[str, bool, bool]]) -> Paired:
+    def outcome(accepted: bool) -> PairedOutcome:
+        return PairedOutcome(accepted, "x = 1", 5 * accepted, 5 * accepted)
+
+    pairs = tuple(Pair(user, i, (outcome(a), outcome(b))) for i, (user, a, b) in enumerate(outcomes))
+    return Paired(("1", "2"), pairs, (Tally({}, (), 0.0), Tally({}, (), 0.0)), 0)
+
+
+def test_a_rate_by_hand() -> None:
+    # Two users, 1 of 2 and 1 of 4: rate 1/3, influences (1 - 2/3)/6 and (1 - 4/3)/6, error sqrt(2 * 2 / 18^2), t(1) = 12.706.
+    found = measure.rate([1, 1], [2, 4])
+    assert found.rate == pytest.approx(1 / 3)
+    assert found.high - found.rate == pytest.approx(12.7062 * math.sqrt(2 * 2 / 18**2), rel=1e-4)
+    assert found.n == 6
+
+
+def test_what_is_common_to_a_user_cancels_in_the_difference() -> None:
+    # Users differ wildly, but each gains exactly a tenth: the difference has no variance, the rates have.
+    before, requests = np.array([0.0, 40.0, 80.0]), np.array([100.0, 100.0, 100.0])
+    found = measure.compare((before, requests), (before + 10, requests))
+    assert found.difference.estimate == pytest.approx(0.1)
+    assert found.difference.high - found.difference.low == pytest.approx(0, abs=1e-12)
+    assert found.base.high - found.base.low > 0.5
+
+
+def test_intervals_of_paired_differences_cover_the_truth() -> None:
+    rng = np.random.default_rng(0)
+    covered = 0
+    for _ in range(400):
+        level = rng.beta(2, 8, size=60)[:, None]
+        base, champion = rng.random((60, 20)) < level, rng.random((60, 20)) < level + 0.05
+        n = np.full(60, 20.0)
+        found = measure.compare((base.sum(1), n), (champion.sum(1), n)).difference
+        covered += found.low <= 0.05 <= found.high
+    assert 0.92 <= covered / 400 <= 0.98
+
+
+def test_comparisons_count_requests_with_nothing_accepted() -> None:
+    found = measure.comparisons(_paired([("a", False, True), ("a", False, False), ("b", True, True), ("b", False, False)]))
+    acceptance = found["acceptance"]
+    assert (acceptance.base.rate, acceptance.champion.rate, acceptance.base.n) == (0.25, 0.5, 4)
+    assert found["accepted_characters_per_request"].champion.rate == 2.5
+    assert found["shown"].difference.estimate == 0
+
+
+def test_nothing_to_compare_is_an_error_and_not_a_zero() -> None:
+    with pytest.raises(ValueError, match="no requests were answered"):
+        measure.rate([0, 0], [0, 0])
+    with pytest.raises(ValueError, match="at least two users"):
+        measure.rate([1], [2])
+
+
+def test_live_rows_are_by_version_in_order() -> None:
+    one = Counts(requests=10, judged=8, accepted=2, rejected=6, shown=8, nothing=2, accepted_characters=12)
+    tally = Tally({("a", "10"): one, ("b", "10"): one, ("a", "9"): one, ("b", "9"): one, ("a", ""): one}, (), 1.0)
+    rows = measure.live_rows(tally)
+    assert [row.version for row in rows] == ["9", "10"]
+    assert rows[0].acceptance.rate == pytest.approx(0.2)
+    assert rows[0].shown == pytest.approx(0.8)
+
+
+def _report(low: float, characters: float) -> Report:
+    rate = Rate(rate=0.2, low=0.1, high=0.3, n=100)
+    same = Comparison(base=rate, champion=rate, difference=Difference(estimate=0.02, low=low, high=0.05))
+    changed = same.model_copy(update={"champion": rate.model_copy(update={"rate": characters})})
+    row = CycleRow(
+        cycle="cycle-000001", parent="1", version="2", samples=10, mean_reward=0.1, clip_fraction=0.0, kl=0.0,
+        logprob_difference=1e-6, judge=5.0, verdict="promote", reason="won", estimate=0.02, low=low, high=0.05,
+    )  # fmt: skip
+    example = Example(prefix="<script>", truth="'&'", base="<b>", base_accepted=False, champion="", champion_accepted=False)
+    return Report(
+        seed=0, seconds=1.0, base_version="1", champion_version="2", cycles=1, promotions=1, rejections=0, judge="reference",
+        acceptance=same, acceptance_of_shown=same, accepted_characters_per_request=changed, shown=same, versions=[],
+        history=[row], examples=[example], addresses={"MLflow": "http://127.0.0.1:5000"},
+    )  # fmt: skip
+
+
+def test_improvement_needs_the_whole_interval_and_no_fewer_characters() -> None:
+    assert _report(0.01, 0.2).improved
+    assert not _report(-0.01, 0.2).improved
+    assert not _report(0.01, 0.19).improved
+
+
+def test_the_report_holds_what_its_readers_count_on(tmp_path: Path) -> None:
+    report.write(_report(0.01, 0.2), tmp_path)
+    found = json.loads((tmp_path / "report.json").read_text())
+    assert {"cycles", "promotions", "rejections", "seed", "seconds"} <= found.keys()
+    for measured in ("acceptance", "accepted_characters_per_request", "shown"):
+        assert found[measured]["base"].keys() == {"rate", "low", "high", "n"}
+        assert found[measured]["difference"].keys() == {"estimate", "low", "high"}
+    page = (tmp_path / "report.html").read_text()
+    assert "<script>" not in page
+    assert "&lt;script&gt;" in page
+    assert "(nothing shown)" in page
