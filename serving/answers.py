@@ -92,7 +92,8 @@ class Stream(Answer):
     def __init__(self, generation: Generation, recorder: Recorder, model: str) -> None:
         super().__init__(generation, recorder)
         self._started = False
-        self._frame = {"id": generation.id, "object": "text_completion", "created": int(generation.arrived), "model": model}
+        frame = {"id": generation.id, "object": "text_completion", "created": int(generation.arrived), "model": model}
+        self._head = f'data: {json.dumps(frame)[:-1]}, "choices": [{{"text": '
 
     async def generate(self, send: Send) -> None:
         async with aclosing(self.generation.texts()) as texts:
@@ -118,8 +119,8 @@ class Stream(Answer):
             await send({"type": "http.response.start", "status": 200, "headers": headers})
 
     def _event(self, text: str, finish: str | None) -> bytes:
-        choice = {"text": text, "index": 0, "logprobs": None, "finish_reason": finish}
-        return b"data: " + json.dumps({**self._frame, "choices": [choice]}, separators=(",", ":")).encode() + b"\n\n"
+        tail = f', "index": 0, "logprobs": null, "finish_reason": {json.dumps(finish)}}}]}}\n\n'
+        return (self._head + json.dumps(text) + tail).encode()
 
 
 def version_header(generation: Generation) -> tuple[bytes, bytes]:

@@ -52,7 +52,7 @@ async def test_continue_gets_its_stream_and_what_it_got_is_recorded(house: House
 async def test_the_record_is_on_disk_before_the_last_chunk(house: House) -> None:
     async with house.client.stream("POST", house.urls[0] + "/v1/completions", json=CONTINUE) as answer:
         async for line in answer.aiter_lines():
-            if '"finish_reason":"length"' in line:
+            if '"finish_reason": "length"' in line:
                 assert len(house.rows("completions")) == 1
                 return
     raise AssertionError("no last chunk")

@@ -1,0 +1,239 @@
+"""A real vLLM engine with a random model: exact log-probabilities through swaps, and each known defect of vLLM 0.32 kept out."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from aiohttp import ClientSession
+from safetensors.torch import load_file, save_file
+
+from serving.engines import EngineClient, EngineDown, SwapRefused, WrongVersion, session
+from serving.protocol import Delta, Request
+from tests.serving import tiny
+
+TEMPERATURE = 0.8
+PROMPT = [3, *range(20, 60), 1, *range(100, 160), 2]
+ARGUMENTS = {
+    "dtype": "float32",
+    "max_model_len": 1024,
+    "max_num_seqs": 16,
+    "max_num_batched_tokens": 256,
+    "block_size": 32,
+    "kv_cache_memory_bytes": 1 << 26,
+    "enforce_eager": True,
+}
+
+
+@dataclass
+class Running:
+    """The engine of this module."""
+
+    url: str
+    process: subprocess.Popen[bytes]
+    models: dict[str, Path]
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    directory = tmp_path_factory.mktemp("engine")
+    models = {version: tiny.make(directory / version, int(version)) for version in ("1", "2")}
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    environment = {
+        **os.environ,
+        "TABLOOP_SERVING__ENGINES": json.dumps([url, url]),
+        "TABLOOP_SERVING__ENGINE_ARGUMENTS": json.dumps(ARGUMENTS),
+        "TABLOOP_SERVING__TOKEN": "secret",
+        "TABLOOP_STACK__STATE": str(directory / "stack"),
+    }
+    command = [sys.executable, "-m", "serving.engine", "--slot", "0", "--model", str(models["1"]), "--version", "1"]
+    log = (directory / "log").open("wb")
+    process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+    try:
+        _wait_for(url, process, directory / "log")
+        yield Running(url, process, models)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        log.close()
+
+
+@pytest.fixture
+async def client(engine: Running) -> AsyncIterator[EngineClient]:
+    async with session() as http:
+        found = EngineClient(http, engine.url, "secret")
+        if (await found.health()).version != "1":
+            await found.swap(str(engine.models["1"]), "1")
+        yield found
+
+
+async def sample(client: EngineClient, prompt: list[int] = PROMPT, tokens: int = 24, version: str | None = None) -> list[Delta]:
+    request = Request(prompt, tokens, TEMPERATURE, 1.0, [], version)
+    return [delta async for delta in client.generate(request)]
+
+
+def worst(engine: Running, prompt: list[int], deltas: list[Delta]) -> float:
+    """Largest difference to transformers, each span under its own version."""
+    tokens = [token for delta in deltas for token in delta.token_ids]
+    found = [p for delta in deltas for p in delta.logprobs]
+    assert deltas[-1].spans[0][1] == 0 and deltas[-1].spans[-1][2] == len(tokens) == len(found)
+    errors = [0.0]
+    for version, start, end in deltas[-1].spans:
+        exact = tiny.logprobs(engine.models[version], prompt, tokens, TEMPERATURE)[start:end]
+        errors += [abs(a - b) for a, b in zip(exact, found[start:end], strict=True)]
+    return max(errors)
+
+
+async def test_logprobs_are_those_of_the_sampled_distribution(engine: Running, client: EngineClient) -> None:
+    deltas = await sample(client)
+    assert deltas[-1].finish == "length" and deltas[-1].spans == (("1", 0, 24),)
+    assert worst(engine, PROMPT, deltas) < 1e-4
+
+
+async def test_a_swap_is_exact_head_and_cache_included(engine: Running, client: EngineClient) -> None:
+    await sample(client)  # the prompt is in the prefix cache now, under the old weights
+    await client.swap(str(engine.models["2"]), "2")
+    deltas = await sample(client, version="2")
+    assert deltas[-1].spans == (("2", 0, 24),)
+    # A stale tied head is off by 0.3, a stale cache by 0.2.
+    assert worst(engine, PROMPT, deltas) < 1e-4
+    with pytest.raises(WrongVersion, match="holds version 2"):
+        await sample(client, version="1")
+
+
+async def test_requests_go_on_through_a_swap_and_say_which_tokens_are_whose(engine: Running, client: EngineClient) -> None:
+    running = [asyncio.create_task(sample(client, [*PROMPT, n], 300)) for n in range(30, 36)]
+    await asyncio.sleep(0.4)
+    await client.swap(str(engine.models["2"]), "2")
+    done = await asyncio.gather(*running)
+    assert all(sum(len(d.token_ids) for d in deltas) == 300 for deltas in done)
+    assert any(len(deltas[-1].spans) == 2 for deltas in done)
+    for n, deltas in enumerate(done):
+        assert worst(engine, [*PROMPT, 30 + n], deltas) < 1e-4
+
+
+def _nan(weights: dict[str, torch.Tensor]) -> None:
+    weights["model.norm.weight"][0] = float("nan")
+
+
+def _missing(weights: dict[str, torch.Tensor]) -> None:
+    del weights["model.norm.weight"]
+
+
+def _unknown(weights: dict[str, torch.Tensor]) -> None:
+    weights["model.extra.weight"] = torch.zeros(2)
+
+
+def _shape(weights: dict[str, torch.Tensor]) -> None:
+    weights["model.norm.weight"] = torch.zeros(3)
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"), [(_nan, "not finite"), (_missing, "is missing"), (_unknown, "model.extra.weight"), (_shape, r"\(3,\)")]
+)
+async def test_a_checkpoint_that_does_not_fit_is_refused_and_harms_nothing(
+    engine: Running, client: EngineClient, tmp_path: Path, damage, reason: str
+) -> None:
+    for file in engine.models["2"].glob("*.json"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    weights = load_file(engine.models["2"] / "model.safetensors")
+    damage(weights)
+    save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(SwapRefused, match=reason):
+        await client.swap(str(tmp_path), "2")
+    deltas = await sample(client, version="1")
+    assert worst(engine, PROMPT, deltas) < 1e-4
+
+
+async def test_other_architectures_tokenizers_and_nothing_at_all_are_refused(
+    engine: Running, client: EngineClient, tmp_path: Path
+) -> None:
+    wide = tiny.make(tmp_path / "wide", 3, hidden=64)
+    with pytest.raises(SwapRefused, match=r"config.json differs.*hidden_size"):
+        await client.swap(str(wide), "3")
+    (tmp_path / "words").mkdir()
+    for file in engine.models["2"].iterdir():
+        (tmp_path / "words" / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "words" / "tokenizer.json").write_text('{"model": {}}')
+    with pytest.raises(SwapRefused, match=r"tokenizer.json differs"):
+        await client.swap(str(tmp_path / "words"), "3")
+    with pytest.raises(SwapRefused, match=r"no config.json"):
+        await client.swap(str(tmp_path / "nowhere"), "3")
+    assert (await client.health()).version == "1"
+
+
+async def test_a_seed_cannot_reach_the_engine(engine: Running, client: EngineClient) -> None:
+    body = {"prompt_token_ids": [9] * 900, "max_tokens": 4, "temperature": 1.0, "top_p": 1.0, "stop_token_ids": [], "seed": 1}
+    async with ClientSession(headers={"Authorization": "Bearer secret"}) as http:
+        async with http.post(engine.url + "/generate", json=body) as answer:
+            assert answer.status == 400 and "seed" in await answer.text()
+        async with http.post(engine.url + "/generate", json={**body, "prompt_token_ids": [9] * 2000}) as answer:
+            assert answer.status == 400
+    prompt = [5 + n % 500 for n in range(900)]  # a prefill in chunks, which a seed would end the engine with
+    assert worst(engine, prompt, await sample(client, prompt, 8)) < 1e-4
+
+
+async def test_strangers_are_refused(engine: Running) -> None:
+    async with session() as http:
+        with pytest.raises(EngineDown, match="401"):
+            await sample(EngineClient(http, engine.url, "guess"))
+        with pytest.raises(EngineDown, match="401"):
+            await EngineClient(http, engine.url, None).swap(str(engine.models["2"]), "2")
+
+
+async def test_a_prompt_that_is_too_long_is_the_callers_mistake(client: EngineClient) -> None:
+    with pytest.raises(EngineDown, match="400"):
+        await sample(client, [9] * 2000)
+    assert (await sample(client))[-1].finish == "length"
+
+
+async def test_closing_a_generation_stops_it_in_the_engine(client: EngineClient) -> None:
+    async with aclosing(client.generate(Request(PROMPT, 800, 1.0, 1.0, []))) as deltas:
+        async for _ in deltas:
+            break
+    deadline = time.monotonic() + 5
+    while (await client.health()).running:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+
+
+def test_nothing_is_left_when_the_process_is_killed(engine: Running) -> None:
+    children = Path(f"/proc/{engine.process.pid}/task/{engine.process.pid}/children").read_text().split()
+    assert children, "vLLM's engine is a process of its own"
+    engine.process.kill()
+    engine.process.wait()
+    deadline = time.monotonic() + 10
+    while any(_alive(int(pid)) for pid in children):
+        assert time.monotonic() < deadline, "vLLM's engine process was orphaned"
+        time.sleep(0.05)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def _wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    host, port = url.removeprefix("http://").split(":")
+    deadline = time.monotonic() + 500
+    while time.monotonic() < deadline and process.poll() is None:
+        with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=1):
+            return
+        time.sleep(0.2)
+    raise AssertionError(f"the engine did not come up: {log.read_text()[-3000:]}")

@@ -1,0 +1,37 @@
+"""Random Qwen2 models of a size that starts in no time, and their exact log-probabilities by transformers."""
+
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from tests.serving import fakes
+
+
+def make(path: Path, seed: int, hidden: int = 128) -> Path:
+    tokenizer = fakes.tokenizer()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>").save_pretrained(path)
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        vocab_size=tokenizer.get_vocab_size(),
+        hidden_size=hidden,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        bos_token_id=0,
+        eos_token_id=0,
+        initializer_range=0.1,
+    )
+    Qwen2ForCausalLM(config).float().save_pretrained(path)
+    return path
+
+
+def logprobs(path: Path, prompt: list[int], tokens: list[int], temperature: float) -> list[float]:
+    """Of each token after the prompt and the tokens before it."""
+    model = Qwen2ForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
+    return torch.log_softmax(logits / temperature, -1).gather(1, torch.tensor(tokens)[:, None])[:, 0].tolist()
