@@ -48,25 +48,43 @@ def forward(model: Any, batch: MicroBatch) -> torch.Tensor:
 
 
 class selected:
-    """Within it the output layer sees only the hidden states at `at`: most positions are prompt, and need no logits."""
+    """Within it the last layer's MLP and the output layer see only the hidden states at `at`: most positions are prompt.
+
+    Nothing later reads the other positions, so log-probabilities and gradients are unchanged; a tenth of the work goes away.
+    """
 
     def __init__(self, model: Any, at: torch.Tensor) -> None:
         core = model
         while hasattr(core, "module"):
             core = core.module
-        self._layer, self._at = getattr(core, "output_layer", None), at
+        self._core, self._at = core, at
+        self._hooks: list[Any] = []
 
     def __enter__(self) -> None:
-        if self._layer is not None:
-            self._hook = self._layer.register_forward_pre_hook(self._select)
+        if not self._core.post_process:
+            return
+        mlp = self._core.decoder.layers[-1].mlp
+        self._hooks = [
+            mlp.register_forward_pre_hook(self._select),
+            mlp.register_forward_hook(self._spread),
+            self._core.output_layer.register_forward_pre_hook(self._select),
+        ]
 
     def __exit__(self, *_: object) -> None:
-        if self._layer is not None:
-            self._hook.remove()
+        for hook in self._hooks:
+            hook.remove()
 
     def _select(self, _: Any, arguments: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        """[T, B, H] to [K, 1, H]."""
         hidden, *rest = arguments
+        self._shape = hidden.shape
         return (hidden.flatten(0, 1)[self._at][:, None], *rest)
+
+    def _spread(self, _: Any, __: Any, answer: tuple[torch.Tensor, Any]) -> tuple[torch.Tensor, Any]:
+        """[K, 1, H] back to its places in [T, B, H], zero elsewhere."""
+        hidden, bias = answer
+        spread = hidden.new_zeros(self._shape[0] * self._shape[1], self._shape[2])
+        return spread.index_copy(0, self._at, hidden[:, 0]).view(self._shape), bias
 
 
 def starting_logprobs(engine: Engine, samples: Sequence[Sample], chosen: Sequence[int], budget: int) -> dict[int, list[float]]:
