@@ -51,7 +51,7 @@ def started(*parts: str) -> Stack:
 
 
 def _overrides(directory: Path) -> dict[str, str]:
-    s3, mlflow, prefect, completions, feedback, *engines = _free_ports(7)
+    s3, mlflow, prefect, completions, feedback, *engines = free_ports(7)
     return {
         "TABLOOP_STACK__STATE": str(directory / "stack"),
         "TABLOOP_STACK__READY_SECONDS": os.environ.get("TABLOOP_STACK__READY_SECONDS", "600"),
@@ -69,7 +69,7 @@ def _overrides(directory: Path) -> dict[str, str]:
     }
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Ports that are free now, outside the range that the system gives to outgoing connections."""
     low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     found: list[int] = []

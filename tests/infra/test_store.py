@@ -1,5 +1,7 @@
 """The object store: round trips against the stack's own server, conditional puts against one that keeps to them."""
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,10 +9,10 @@ from pathlib import Path
 import boto3
 import pytest
 from botocore.config import Config
-from moto.server import ThreadedMotoServer
 
 from infra.records import ObjectReference
 from infra.store import CHECKSUMS, AlreadyExists, Corrupt, ObjectStore, from_parquet, sha256, to_parquet
+from tests.stack import free_ports
 
 ROWS = [ObjectReference(key="é 试", sha256="0", rows=3, last=0.5), ObjectReference(key="", sha256="", rows=0)]
 
@@ -18,17 +20,20 @@ ROWS = [ObjectReference(key="é 试", sha256="0", rows=3, last=0.5), ObjectRefer
 @pytest.fixture(scope="module")
 def strict() -> Iterator[ObjectStore]:
     """A store whose server answers 412 to a conditional put on a taken key, as AWS does."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
+    port = free_ports(1)[0]
+    # A process of its own: imported here, it would slow down every other client of boto3.
+    server = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], stderr=subprocess.DEVNULL
+    )
     try:
-        host, port = server.get_host_and_port()
         keys = {"aws_access_key_id": "k", "aws_secret_access_key": "s", "region_name": "us-east-1"}
-        client = boto3.client("s3", endpoint_url=f"http://{host}:{port}", config=Config(max_pool_connections=20), **keys)
-        store = ObjectStore(client, "strict")
+        retries = Config(max_pool_connections=20, retries={"mode": "standard", "max_attempts": 12})
+        store = ObjectStore(boto3.client("s3", endpoint_url=f"http://127.0.0.1:{port}", config=retries, **keys), "strict")
         store.ensure_bucket()
         yield store
     finally:
-        server.stop()
+        server.kill()
+        server.wait()
 
 
 @pytest.fixture(params=["local server", "strict server"])
