@@ -60,6 +60,10 @@ class Joined:
     """Judged only in showings from the editor's own cache, which count for nothing."""
 
 
+TRIMMED_SPACES = ("", " ", "  ")
+"""What Continue removes in front of a Qwen model's completion: one space, and one more where the prefix ends in a space."""
+
+
 @dataclass(frozen=True)
 class Join:
     """All completions, each once, and what was left over."""
@@ -159,8 +163,11 @@ def seen(served: Completion, showing: Showing) -> int | None:
     """Characters of the served text that the developer saw or typed over; none where the showing is not of it."""
     if not showing.shown or _suffix(served.suffix) != _suffix(showing.suffix) or not showing.prefix.startswith(served.prefix):
         return None
-    text = showing.prefix[len(served.prefix) :] + showing.shown
-    return len(text) if served.text.startswith(text) else None
+    typed = showing.prefix[len(served.prefix) :]
+    for trimmed in TRIMMED_SPACES:
+        if served.text.startswith(text := typed + trimmed + showing.shown):
+            return len(text)
+    return None
 
 
 def _suffix(suffix: str) -> str:
