@@ -32,7 +32,7 @@ def events(body: str) -> list[str]:
 async def test_continue_gets_its_stream_and_what_it_got_is_recorded(house: House) -> None:
     async with house.client.stream("POST", house.urls[0] + "/v1/completions", json=CONTINUE) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
-        assert answer.headers["connection"] == "close"
+        assert answer.headers["connection"] == "close" and answer.headers["x-tabloop-version"] == "0"
         found = events((await answer.aread()).decode())
     assert found.pop() == "[DONE]"
     chunks = [json.loads(event) for event in found]
@@ -180,7 +180,8 @@ async def test_pins_are_for_administrators_and_count_in_no_experiment(house: Hou
         ({"X-Tabloop-Version": "2"}, "2"),
     ):
         assert (await house.complete(headers=pin)).status_code == 403
-        assert (await house.complete(headers={**pin, **ADMINISTRATOR})).status_code == 200
+        answer = await house.complete(headers={**pin, **ADMINISTRATOR})
+        assert (answer.status_code, answer.headers["x-tabloop-version"]) == (200, version)
         row = house.rows("completions")[-1]
         assert (row.policy_version, row.pinned, row.experiment) == (version, True, "")
         assert row.arm == ("challenger" if version == "2" else "champion")

@@ -187,6 +187,13 @@ async def test_a_seed_cannot_reach_the_engine(engine: Running, client: EngineCli
     assert worst(engine, prompt, await sample(client, prompt, 8)) < 1e-4
 
 
+async def test_a_stop_token_ends_it_and_is_among_the_tokens(client: EngineClient) -> None:
+    deltas = [delta async for delta in client.generate(Request(PROMPT, 24, 1.0, 1.0, list(range(400))))]
+    tokens = [token for delta in deltas for token in delta.token_ids]
+    assert deltas[-1].finish == "stop" and tokens[-1] < 400 and all(token >= 400 for token in tokens[:-1])
+    assert sum(len(delta.logprobs) for delta in deltas) == len(tokens)
+
+
 async def test_strangers_are_refused(engine: Running) -> None:
     async with session() as http:
         with pytest.raises(EngineDown, match="401"):

@@ -21,8 +21,8 @@ def make(path: Path, seed: int, hidden: int = 128) -> Path:
         num_key_value_heads=2,
         max_position_embeddings=1024,
         tie_word_embeddings=True,
-        bos_token_id=0,
-        eos_token_id=0,
+        bos_token_id=None,
+        eos_token_id=None,  # a random model would end at random
         initializer_range=0.1,
     )
     Qwen2ForCausalLM(config).float().save_pretrained(path)
