@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from evals.heldout import read_source, training_files
 from infra.fim import END, MIDDLE, PAD, SPECIAL_TOKENS, Renderer
-from tasks.trainer import corpus
+from tasks.trainer import corpus, sources
 from tasks.trainer.engine import Engine, Optimization, Parallel, start, stop
 from tasks.trainer.pretrain import Schedule, train, weights_of
 
@@ -131,6 +131,7 @@ def main() -> None:
         report,
     )
     engine.save(arguments.out, torch.bfloat16, extras=arguments.work / "tokenizer")
+    (arguments.out / "SOURCES.md").write_text(sources.document(files))
     print(f"done: {seen} tokens, loss {state['loss']:.3f}, {time.monotonic() - began:.0f} s; wrote {arguments.out}", flush=True)
     stop()
 
