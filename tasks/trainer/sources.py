@@ -17,11 +17,11 @@ STANDARD_LIBRARY = "the standard library"
 
 def licence(described: PackageMetadata) -> str:
     """The licence as the distribution states it: SPDX expression, else classifier, else the first line of its text."""
-    if stated := described.get("License-Expression"):
-        return stated
+    if "License-Expression" in described:
+        return described["License-Expression"]
     classifiers = [c.split(" :: ")[-1] for c in described.get_all("Classifier") or [] if c.startswith("License :: OSI")]
-    stated = " / ".join(classifiers) or (described.get("License") or "").strip().split("\n")[0][:60]
-    return stated or "stated in its files only"
+    text = described["License"] if "License" in described else ""
+    return " / ".join(classifiers) or text.strip().split("\n")[0][:60] or "stated in its files only"
 
 
 def packages(files: Iterable[Path]) -> dict[str, int]:
