@@ -20,7 +20,7 @@ def licence(described: PackageMetadata) -> str:
     if "License-Expression" in described:
         return described["License-Expression"]
     classifiers = [c.split(" :: ")[-1] for c in described.get_all("Classifier") or [] if c.startswith("License :: OSI")]
-    text = described["License"] if "License" in described else ""
+    text = (described.get_all("License") or [""])[0]
     return " / ".join(classifiers) or text.strip().split("\n")[0][:60] or "stated in its files only"
 
 
