@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
@@ -22,6 +23,7 @@ LOCAL = Path(__file__).with_name("local.toml")
 PRODUCTION = Path(__file__).with_name("production.toml")
 PREFIX = "TABLOOP_"
 SECRETS_NAME = "secrets.toml"
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 FILE_VARIABLE = "TABLOOP_SETTINGS"
 
 __all__ = ["FILE_VARIABLE", "LOCAL", "PRODUCTION", "ROOT", "Settings", "SettingsError", "dump", "load", "path"]
@@ -60,7 +62,10 @@ def _fill_secrets(values: dict[str, Any]) -> None:
     state = Path(values.get("stack", {}).get("state", Settings().stack.state))
     secrets = path(state) / SECRETS_NAME
     if secrets.exists():
+        endpoint = values.get("store", {}).get("endpoint", Settings().store.endpoint) or ""
         for section, entries in tomllib.loads(secrets.read_text()).items():
+            if section == "store" and urlsplit(endpoint).hostname not in LOOPBACK:
+                continue  # keys of the local server are nobody's on another
             values[section] = {**entries, **values.get(section, {})}
 
 

@@ -15,7 +15,6 @@ from infra import settings as settings_
 from infra.settings import Settings
 from infra.stack.processes import MARK
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 BIN = Path(sys.executable).parent
 WORKER = "local"
 
@@ -50,7 +49,7 @@ def parts(settings: Settings) -> dict[str, Part]:
         *(_engine(settings, slot) for slot in (0, 1)),
         _serving(settings),
     ]
-    return {part.name: part for part in found if urlsplit(part.address).hostname in LOOPBACK}
+    return {part.name: part for part in found if urlsplit(part.address).hostname in settings_.LOOPBACK}
 
 
 def environment(settings: Settings, given: dict[str, str]) -> dict[str, str]:

@@ -44,7 +44,7 @@ def test_prefect_yaml_parses_and_its_entry_points_exist() -> None:
 
 
 def test_production_is_aws_without_keys_and_judged_by_a_model() -> None:
-    settings = load(PRODUCTION, {})
+    settings = load(PRODUCTION, {"TABLOOP_STACK__STATE": "/nowhere"})
     assert settings.store.endpoint is None
     assert settings.store.access_key is None and settings.serving.token is None
     assert settings.evaluate.judge.kind == "openai"
@@ -99,6 +99,14 @@ def test_environment_is_laid_over_the_file_and_secrets_under_it(tmp_path: Path) 
     assert found.serving.port == 2
     assert found.serving.token and found.serving.token.get_secret_value() == "of the file"
     assert found.serving.user_secret and found.serving.user_secret.get_secret_value() == "generated"
+
+
+def test_the_local_servers_keys_go_to_no_other_server(tmp_path: Path) -> None:
+    (tmp_path / "secrets.toml").write_text('[store]\naccess_key = "local"\nsecret_key = "local"\n[serving]\ntoken = "t"\n')
+    local = load(LOCAL, {"TABLOOP_STACK__STATE": str(tmp_path)})
+    production = load(PRODUCTION, {"TABLOOP_STACK__STATE": str(tmp_path)})
+    assert local.store.access_key and production.store.access_key is None
+    assert production.serving.token
 
 
 def test_lists_and_null_are_written_as_json() -> None:
