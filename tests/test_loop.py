@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import httpx
 import pytest
+from pydantic import SecretStr
 
 from evals import developers
 from evals.demo import history
@@ -114,17 +115,18 @@ async def _until(holds: Callable[[], bool], what: str) -> None:
         await asyncio.sleep(1)
 
 
-def _complete(settings: Settings, headers: dict[str, str], secret: object) -> httpx.Response:
+def _complete(settings: Settings, headers: dict[str, str], secret: SecretStr | None) -> httpx.Response:
+    assert secret
     return httpx.post(
         f"http://127.0.0.1:{settings.serving.port}/v1/completions",
         json={"model": settings.model.name, "prompt": "import os\n\ndef main(", "max_tokens": 4},
-        headers={"Authorization": f"Bearer {secret.get_secret_value()}", "X-User-ID": "someone", **headers},  # type: ignore[attr-defined]
+        headers={"Authorization": f"Bearer {secret.get_secret_value()}", "X-User-ID": "someone", **headers},
         timeout=60,
     )
 
 
 def _served(settings: Settings, version: str) -> bool:
-    answer = _complete(settings, {"X-Tabloop-Version": version}, settings.serving.admin_token)
+    answer = _complete(settings, {"X-Tabloop-Version": version}, settings.serving.admin_token or settings.serving.token)
     return answer.status_code == 200 and answer.headers["x-tabloop-version"] == version
 
 

@@ -157,7 +157,7 @@ def _developers(
     options: argparse.Namespace, settings: Settings, *, first_visit: int = 0, pinning: bool = False
 ) -> developers.Run:
     serving = settings.serving
-    secret = serving.admin_token if pinning else serving.token
+    secret = (serving.admin_token if pinning else None) or serving.token
     token = secret.get_secret_value() if secret else ""
     return developers.Run(
         address=developers.Address(
