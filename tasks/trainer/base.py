@@ -99,9 +99,9 @@ def main() -> None:
 
     start(Parallel(), arguments.seed)
     engine = Engine(architecture(), Parallel(), Optimization(arguments.learning_rate, weight_decay=0.1, bf16=True))
+    engine.make_optimizer()
     if arguments.start:
         engine.load(arguments.start)
-    engine.make_optimizer()
     print(f"{sum(p.numel() for p in engine.model.parameters()) / 1e6:.2f} M parameters", flush=True)
     middle, end = SPECIAL_TOKENS.index(MIDDLE), SPECIAL_TOKENS.index(END)
     state = {"step": 0, "saved": time.monotonic(), "loss": 0.0}
