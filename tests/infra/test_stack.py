@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
 from infra import settings as settings_
 from infra.settings import LOCAL, PRODUCTION, load
@@ -123,7 +124,7 @@ def test_try_it_goes_through(stack: Stack) -> None:
 
 @pytest.mark.stack
 def test_try_it_says_what_to_do_about_a_refused_token(stack: Stack) -> None:
-    serving = stack.settings.serving.model_copy(update={"token": None})
+    serving = stack.settings.serving.model_copy(update={"token": SecretStr("another")})
     said: list[str] = []
     assert try_it.main(stack.settings.model_copy(update={"serving": serving}), said.append) == 1
     assert "the token was refused" in said[-1] and "make up" in said[-1]
