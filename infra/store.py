@@ -147,6 +147,10 @@ class ObjectStore:
         self.put_json(f"{prefix}/{CHECKSUMS}", checksums)
         return checksums
 
+    def directory_sha256(self, prefix: str) -> str:
+        """Checksum of a directory's checksums: the same only for the same files. Raises KeyError where it is not complete."""
+        return sha256([self.get(f"{prefix}/{CHECKSUMS}")])
+
     def get_directory(self, prefix: str, directory: Path) -> None:
         """Download what put_directory wrote, each file checked.
 

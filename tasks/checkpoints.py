@@ -23,12 +23,15 @@ def prefix_of(source: str, bucket: str) -> str:
 
 
 def fetch(store: ObjectStore, registry: Registry, version: str, folder: Path) -> Path:
-    """The directory of a version's checkpoint, downloaded where it is not there yet."""
-    target = folder / f"version-{version}"
+    """The directory of a version's checkpoint, downloaded where it is not there yet.
+
+    It is kept under its checksum: another registry's version of the same number is another checkpoint.
+    """
+    prefix = prefix_of(registry.version(version).source, store.bucket)
+    target = folder / f"version-{version}-{store.directory_sha256(prefix)[:16]}"
     if target.is_dir():
         return target
     folder.mkdir(parents=True, exist_ok=True)
-    prefix = prefix_of(registry.version(version).source, store.bucket)
     partial = Path(tempfile.mkdtemp(prefix=f"version-{version}-", dir=folder))
     try:
         store.get_directory(prefix, partial)
