@@ -10,6 +10,8 @@ from infra.settings.schema import Experiment
 from infra.store import AlreadyExists, ObjectStore
 
 GATE = "gate"
+MANUAL = "manual-"
+"""Ids of records of moves by hand begin so."""
 
 
 class NothingToDo(ValueError):
@@ -78,15 +80,18 @@ def conclude(
 
 
 def carry_out(registry: Registry, decision: Decision) -> None:
-    """Make the registry agree with a decision; does nothing where it does already.
+    """Make the registry agree with a decision; does nothing where the experiment has ended already.
 
     A champion that was moved by hand in the meantime stays: the experiment compared with another one.
     """
     experiment, aliases = decision.experiment, registry.aliases()
-    if decision.verdict.verdict == "promote" and aliases.champion == experiment.champion:
-        registry.set_tag(PREVIOUS_TAG, experiment.champion)
+    running = aliases.experiment is not None and aliases.experiment.id == experiment.id
+    if not running and not experiment.id.startswith(MANUAL):
+        return
+    if decision.verdict.verdict == "promote" and aliases.champion in (experiment.champion or None, experiment.challenger):
         registry.set_alias(CHAMPION, experiment.challenger)
-    if aliases.experiment and aliases.experiment.id == experiment.id:
+        registry.set_tag(PREVIOUS_TAG, experiment.champion)
+    if running:
         if aliases.challenger == experiment.challenger:
             registry.delete_alias(CHALLENGER)
         registry.set_experiment(None)
@@ -139,4 +144,6 @@ def rollback(store: ObjectStore, registry: Registry, version: str, by: str, reas
 
 def by_hand(champion: str, version: str, now: float) -> ExperimentRecord:
     """A record for a move that no experiment stands behind."""
-    return ExperimentRecord(id=f"manual-{now:.3f}-version-{version}", champion=champion, challenger=version, share=1, started=now)
+    return ExperimentRecord(
+        id=f"{MANUAL}{now:.3f}-version-{version}", champion=champion, challenger=version, share=1, started=now
+    )

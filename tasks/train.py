@@ -3,7 +3,9 @@
 The trainer runs under torchrun in a process group of its own, so that a flow that is stopped takes all of it along.
 """
 
+import ctypes
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,7 +23,10 @@ from tasks.trainer.job import CHECKPOINT_NAME, JOB_NAME, METRICS_NAME, Job, Metr
 
 LOG_NAME = "trainer.log"
 TAIL_LINES = 40
+WORTH_SAYING = re.compile(r"^(step|trainer:|.*Error)")
+"""Lines of the trainer's that the flow repeats; the log has all of them."""
 STOP_SECONDS = 10.0
+LIBC = ctypes.CDLL(None)  # loaded here: between fork and exec nothing may be imported
 
 
 class TrainingFailed(RuntimeError):
@@ -95,6 +100,7 @@ def follow(command: tuple[str, ...], log: Path, environment: dict[str, str], say
             text=True,
             errors="replace",
             start_new_session=True,
+            preexec_fn=end_with_parent if sys.platform == "linux" else None,
         )
         assert process.stdout is not None
         try:
@@ -102,13 +108,19 @@ def follow(command: tuple[str, ...], log: Path, environment: dict[str, str], say
                 copy.write(line)
                 copy.flush()
                 tail.append(line)
-                say(line.rstrip("\n"))
+                if WORTH_SAYING.search(line):
+                    say(line.rstrip("\n"))
             code = process.wait()
         finally:
             end_group(process)
     if code:
         again = " ".join(command)
         raise TrainingFailed(f"trainer: exit status {code}; the end of {log}:\n{''.join(tail)}\nto run it alone: {again}")
+
+
+def end_with_parent() -> None:
+    """In the child: get SIGTERM when the flow is killed, so that no trainer is left behind (prctl's PR_SET_PDEATHSIG)."""
+    LIBC.prctl(1, signal.SIGTERM)
 
 
 def end_group(process: "subprocess.Popen[str]") -> None:
@@ -119,6 +131,7 @@ def end_group(process: "subprocess.Popen[str]") -> None:
         try:
             process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            process.kill()
             process.wait()
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)

@@ -1,0 +1,82 @@
+"""Prefect's own server for the flows' tests, and a small world in memory for their steps."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+from prefect.testing.utilities import prefect_test_harness
+
+from infra.settings import Settings
+from infra.settings.schema import Collect, Experiment
+from tasks import evaluate, register, steps, train, validate
+from tasks.trainer.job import Metrics
+from tests.tasks.made import NOW, MemoryRegistry, MemoryStore, completion, feedback
+from tests.tasks.test_evaluate import scores
+
+
+@pytest.fixture(scope="session")
+def prefect() -> Iterator[None]:
+    with prefect_test_harness(server_startup_timeout=300), temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
+        yield
+
+
+@dataclass
+class World:
+    """Store and registry in memory; training, held-out scores and MLflow's runs are played."""
+
+    store: MemoryStore = field(default_factory=MemoryStore)
+    registry: MemoryRegistry = field(default_factory=lambda: MemoryRegistry(v1={}))
+    trained_on: list[str] = field(default_factory=list)
+    """Checksums of the samples that each training was given."""
+    training: BaseException | None = None
+    """What training raises."""
+    judged: float = 6.0
+    """The judge's score of candidates; the champion's is 6."""
+
+
+@pytest.fixture
+def world(prefect: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> World:
+    made = World()
+    made.registry.aliases["champion"] = "1"
+    monkeypatch.setattr(steps, "store_of", lambda settings: made.store)
+    monkeypatch.setattr(steps, "registry_of", lambda settings: made.registry.client)
+    monkeypatch.setattr(steps.time, "time", lambda: NOW + 100)
+    settings = Settings(
+        collect=Collect(settle_seconds=10, min_samples=4, max_user_share=1),
+        train=Settings().train.model_copy(update={"folder": tmp_path}),
+        experiment=Experiment(min_requests=50, min_users=5),
+    )
+    monkeypatch.setattr("infra.settings.load", lambda: settings)
+
+    def trainer(store, manifest, parent, wanted, folder, say):
+        made.trained_on.append(manifest.samples.sha256)
+        if made.training:
+            raise made.training
+        folder.mkdir(parents=True, exist_ok=True)
+        checkpoint = folder / "checkpoint"
+        checkpoint.mkdir(exist_ok=True)
+        (checkpoint / "model").write_text("weights")
+        metrics = Metrics(
+            samples=4, tokens=8, mean_reward=0.1, entropy=1.0, importance_clipped=0.0, logprob_difference_mean=None,
+            logprob_difference_max=None, steps=(), seconds={"train": 1.0},
+        )  # fmt: skip
+        return train.Trained(checkpoint, metrics, 1.0)
+
+    monkeypatch.setattr(train, "train", trainer)
+    monkeypatch.setattr(steps, "parent_of", lambda settings, manifest: tmp_path / "parent")
+    monkeypatch.setattr(evaluate, "score", lambda settings, path: scores(judged=6.0 if path.name == "parent" else made.judged))
+    monkeypatch.setattr(validate, "validate", lambda samples: validate.Validation(len(samples), 0, {}, ()))
+    monkeypatch.setattr(register, "log_run", lambda *given: "run")
+    return made
+
+
+@pytest.fixture
+def labelled(world: World) -> World:
+    """Six requests, all judged."""
+    served = [completion(str(i), prefix=f"{i} = ") for i in range(6)]
+    told = [feedback(str(i), prefix=f"{i} = ", outcome="accepted" if i % 2 else "rejected") for i in range(6)]
+    world.store.put_rows("events/completions/date=2027-01-15/hour=08/a.parquet", served)
+    world.store.put_rows("events/feedback/date=2027-01-15/hour=08/a.parquet", told)
+    return world

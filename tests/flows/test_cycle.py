@@ -1,0 +1,95 @@
+"""The cycle as Prefect runs it: its order, its early ends, and how it goes on after a kill."""
+
+import pytest
+
+from flows.cycle import cycle
+from infra.records import ExperimentRecord, Sample
+from tasks.cycles import MAX_ATTEMPTS, Outcome
+from tests.flows.conftest import World
+from tests.tasks.made import NOW, Killed
+
+
+def outcome(world: World, name: str = "cycle-000001") -> Outcome:
+    return Outcome.model_validate(world.store.get_json(f"cycles/{name}/outcome.json"))
+
+
+def test_labels_become_a_challenger(labelled: World) -> None:
+    ended = cycle()
+    assert ended == outcome(labelled)
+    assert (ended.result, ended.version) == ("registered", "2")
+    found = labelled.registry.client.aliases()
+    assert (found.champion, found.challenger) == ("1", "2")
+    assert found.experiment
+    assert found.experiment.id == ended.experiment
+    assert labelled.registry.versions["2"]["parent"] == "1"
+    assert labelled.store.exists("checkpoints/cycle-000001/checksums.json")
+    manifest = labelled.store.get_json("cycles/cycle-000001/manifest.json")
+    assert manifest["buckets"]["trained"] == manifest["requests"] == 6
+    assert sum(s.advantage for s in labelled.store.get_rows(manifest["samples"]["key"], Sample)) == pytest.approx(0)
+
+
+def test_a_candidate_that_regresses_is_refused(labelled: World) -> None:
+    labelled.judged = 3.0
+    assert cycle().result == "refused"
+    assert labelled.registry.aliases == {"champion": "1"}
+    assert "1" in labelled.registry.versions
+    assert len(labelled.registry.versions) == 1
+
+
+def test_too_few_samples_begin_nothing(world: World) -> None:
+    state = cycle(return_state=True)
+    assert state.name == "TooFewSamples"
+    assert not world.store.objects
+
+
+def test_no_cycle_while_an_experiment_runs(labelled: World) -> None:
+    running = ExperimentRecord(id="e", champion="1", challenger="1", share=0.5, started=NOW)
+    labelled.registry.client.set_experiment(running)
+    assert cycle(return_state=True).name == "ExperimentRunning"
+    assert not labelled.trained_on
+
+
+def test_a_killed_cycle_is_completed_with_the_same_samples(labelled: World) -> None:
+    labelled.training = Killed()
+    with pytest.raises(Killed):
+        cycle()
+    labelled.training = None
+    labelled.store.objects.pop("events/feedback/date=2027-01-15/hour=08/a.parquet")
+    ended = cycle()
+    assert (ended.cycle, ended.result) == ("cycle-000001", "registered")
+    assert len(labelled.trained_on) == 2
+    assert len(set(labelled.trained_on)) == 1
+
+
+@pytest.mark.parametrize("writes", range(4))
+def test_killed_between_the_writes_of_its_end_there_is_one_version_and_one_experiment(labelled: World, writes: int) -> None:
+    labelled.registry.writes_left = writes
+    try:
+        cycle()
+    except Killed:
+        labelled.registry.writes_left = 99
+        cycle()
+    found = labelled.registry.client.aliases()
+    assert list(labelled.registry.versions) == ["1", "2"]
+    assert found.challenger == "2"
+    assert found.experiment
+    assert outcome(labelled).experiment == found.experiment.id
+
+
+def test_a_killed_cycle_whose_champion_was_replaced_is_abandoned(labelled: World) -> None:
+    labelled.training = Killed()
+    with pytest.raises(Killed):
+        cycle()
+    labelled.registry.versions["2"] = {"parent": "1"}
+    labelled.registry.aliases["champion"] = "2"
+    assert cycle().result == "abandoned"
+
+
+def test_a_cycle_that_fails_again_and_again_is_given_up(labelled: World) -> None:
+    labelled.training = ValueError("broken")
+    for _ in range(MAX_ATTEMPTS + 1):
+        with pytest.raises(ValueError, match="broken"):
+            cycle()
+    assert cycle().result == "abandoned"
+    labelled.training = None
+    assert cycle().cycle == "cycle-000002", "its labels come back"

@@ -1,0 +1,62 @@
+"""The watch and the flows by hand."""
+
+import random
+
+from flows.experiment import experiment
+from flows.promote import promote
+from flows.rollback import rollback
+from infra.settings.schema import Experiment
+from tasks import release
+from tests.flows.conftest import World
+from tests.tasks.made import NOW, completion, feedback
+
+
+def run(world: World, champion: float, challenger: float) -> None:
+    """An experiment of 40 users, 30 requests each, accepted at these rates."""
+    world.registry.versions["2"] = {"parent": "1"}
+    opened = release.open_experiment(world.store, world.registry.client, Experiment(), "cycle-000001", "2", "1", NOW - 1)
+    assert opened
+    draw = random.Random(0)
+    served, told = [], []
+    for user in range(40):
+        arm, rate = ("challenger", challenger) if user % 2 else ("champion", champion)
+        for i in range(30):
+            name = f"{user}-{i}"
+            served.append(completion(name, user=f"u{user}", prefix=name, arm=arm, experiment=opened.id))
+            told.append(feedback(name, user=f"u{user}", prefix=name, outcome="accepted" if draw.random() < rate else "rejected"))
+    world.store.put_rows("events/completions/date=2027-01-15/hour=08/a.parquet", served)
+    world.store.put_rows("events/feedback/date=2027-01-15/hour=08/a.parquet", told)
+
+
+def test_nothing_runs(world: World) -> None:
+    assert experiment(return_state=True).name == "NoExperiment"
+
+
+def test_a_better_challenger_is_promoted_once(world: World) -> None:
+    run(world, 0.1, 0.5)
+    state = experiment(return_state=True)
+    assert (state.name, world.registry.aliases) == ("Promoted", {"champion": "2"})
+    decision = release.decision_of(world.store, "cycle-000001-version-2")
+    assert decision
+    assert decision.by == "gate"
+    assert len(decision.inputs) == 2
+    assert experiment(return_state=True).name == "NoExperiment"
+
+
+def test_a_worse_challenger_is_rejected(world: World) -> None:
+    run(world, 0.5, 0.1)
+    assert experiment(return_state=True).name == "Rejected"
+    assert world.registry.aliases == {"champion": "1"}
+
+
+def test_an_equal_one_waits(world: World) -> None:
+    run(world, 0.3, 0.3)
+    assert experiment(return_state=True).name == "Undecided"
+    assert world.registry.aliases == {"champion": "1", "challenger": "2"}
+
+
+def test_by_hand_and_back(world: World) -> None:
+    run(world, 0.3, 0.3)
+    assert promote("2", "ada", "because", return_state=True).name == "Promoted"
+    assert rollback(by="ada", return_state=True).name == "RolledBack"
+    assert world.registry.aliases == {"champion": "1"}

@@ -1,0 +1,161 @@
+"""Events for tests, and a store and a registry in memory that behave like the real ones."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+
+from infra.records import Completion, Feedback, Sample
+from infra.registry import Registry
+from infra.store import AlreadyExists, ObjectStore, sha256
+
+NOW = 1_800_000_000.0
+
+
+def completion(id: str = "c", **fields: Any) -> Completion:
+    """A completion whose tokens are its characters, with an end token where it stopped by itself."""
+    given = {"text": "foo(bar)", "finish_reason": "stop", **fields}
+    text = given["text"]
+    ends = [*range(1, len(text) + 1), *([len(text)] if given["finish_reason"] == "stop" else [])]
+    return Completion.model_validate(
+        {
+            "id": id,
+            "time": NOW,
+            "project": "p",
+            "user": "u",
+            "client": "continue",
+            "prefix": "x = ",
+            "suffix": "\n",
+            "prompt_token_ids": [1, 2, 3],
+            "token_ids": range(10, 10 + len(ends)),
+            "logprobs": [-0.5] * len(ends),
+            "token_ends": ends,
+            "policy_version": "1",
+            "arm": "champion",
+            "temperature": 0.8,
+            "top_p": 1.0,
+            "max_tokens": 24,
+            "ttft_ms": 5.0,
+            "total_ms": 9.0,
+            **given,
+        }
+    )
+
+
+def feedback(id: str = "f", **fields: Any) -> Feedback:
+    """A showing of the completion above, accepted."""
+    return Feedback.model_validate(
+        {
+            "id": id,
+            "time": NOW + 1,
+            "made_at": None,
+            "project": "p",
+            "user": "u",
+            "client": "continue",
+            "client_id": f"client {id}",
+            "outcome": "accepted",
+            "prefix": "x = ",
+            "suffix": "\n",
+            "shown": "foo(bar)",
+            **fields,
+        }
+    )
+
+
+def sample(id: str = "c", **fields: Any) -> Sample:
+    """A sample that was accepted."""
+    return Sample.model_validate(
+        {
+            "completion_id": id,
+            "user": "u",
+            "policy_version": "1",
+            "prompt_token_ids": [1, 2, 3],
+            "token_ids": [4, 5],
+            "logprobs": [-0.5, -0.1],
+            "temperature": 0.8,
+            "outcome": "accepted",
+            "shown_characters": 8,
+            "accepted_characters": 8,
+            **fields,
+        }
+    )
+
+
+class MemoryStore(ObjectStore):
+    """A bucket in a dictionary, with true conditional puts."""
+
+    def __init__(self) -> None:
+        self.bucket = "tabloop"
+        self.objects: dict[str, bytes] = {}
+
+    def put(self, key: str, body: bytes) -> str:
+        self.objects[key] = body
+        return sha256([body])
+
+    def put_new(self, key: str, body: bytes) -> str:
+        if key in self.objects:
+            raise AlreadyExists(key)
+        return self.put(key, body)
+
+    def get(self, key: str) -> bytes:
+        return self.objects[key]
+
+    def exists(self, key: str) -> bool:
+        return key in self.objects
+
+    def keys(self, prefix: str) -> Iterator[str]:
+        yield from sorted(key for key in self.objects if key.startswith(prefix))
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+class MemoryRegistry:
+    """MLflow's registry as far as infra.registry asks for it; may be killed before its nth write."""
+
+    def __init__(self, **versions: dict[str, str]) -> None:
+        """Versions by "v1", "v2", ... with their tags."""
+        self.versions = {name[1:]: tags for name, tags in versions.items()}
+        self.aliases: dict[str, str] = {}
+        self.tags: dict[str, str] = {}
+        self.writes_left = 10**9
+        self.client = Registry(httpx.Client(transport=httpx.MockTransport(self._answer), base_url="http://registry"), "tabloop")
+
+    def _answer(self, request: httpx.Request) -> httpx.Response:
+        path = request.url.path.removeprefix("/api/2.0/mlflow/")
+        asked = json.loads(request.content) if request.content else dict(request.url.params)
+        if request.method != "GET":
+            if not self.writes_left:
+                raise Killed
+            self.writes_left -= 1
+        match request.method, path:
+            case "GET", "registered-models/get":
+                aliases = [{"alias": k, "version": v} for k, v in self.aliases.items()]
+                tags = [{"key": k, "value": v} for k, v in self.tags.items()]
+                return httpx.Response(200, json={"registered_model": {"aliases": aliases, "tags": tags}})
+            case "GET", "model-versions/search":
+                return httpx.Response(200, json={"model_versions": [self._version(v) for v in self.versions]})
+            case "GET", "model-versions/get":
+                known = asked["version"] in self.versions
+                return (
+                    httpx.Response(200, json={"model_version": self._version(asked["version"])}) if known else httpx.Response(404)
+                )
+            case "POST", "model-versions/create":
+                version = str(len(self.versions) + 1)
+                self.versions[version] = {t["key"]: t["value"] for t in asked["tags"]}
+                return httpx.Response(200, json={"model_version": self._version(version)})
+            case "POST", "registered-models/alias":
+                self.aliases[asked["alias"]] = asked["version"]
+            case "DELETE", "registered-models/alias":
+                self.aliases.pop(asked["alias"], None)
+            case "POST", "registered-models/set-tag":
+                self.tags[asked["key"]] = asked["value"]
+            case _:
+                return httpx.Response(501, text=f"{request.method} {path}")
+        return httpx.Response(200, json={})
+
+    def _version(self, version: str) -> dict[str, Any]:
+        tags = [{"key": k, "value": v} for k, v in self.versions[version].items()]
+        return {"version": version, "source": f"s3://tabloop/checkpoints/{version}", "tags": tags}

@@ -1,0 +1,108 @@
+"""The gate: what counts, what is missing, and what it says."""
+
+import numpy as np
+import pytest
+
+from evals.statistics import Totals
+from infra.records import ExperimentRecord
+from infra.settings.schema import Collect, Experiment
+from tasks.decide import Evidence, decide, gather, total
+from tasks.join import join
+from tests.tasks.made import NOW, MemoryStore, completion, feedback
+
+TEST = ExperimentRecord(id="e", champion="1", challenger="2", share=0.5, started=NOW)
+SETTINGS = Experiment(min_requests=200, max_seconds=1000, min_users=5)
+
+
+def arm(users: int, rate: float, seed: int, characters: float = 8.0, name: str = "") -> dict[str, Totals]:
+    random = np.random.default_rng(seed)
+    found = {}
+    for i in range(users):
+        accepted = int(random.binomial(50, rate))
+        found[f"{name}{seed}-{i}"] = Totals(50, accepted, int(accepted * characters), 45)
+    return found
+
+
+def verdict(champion, challenger, after: float = 10, settings=SETTINGS):
+    return decide(TEST, Evidence({"champion": champion, "challenger": challenger}, {}), settings, NOW + after)
+
+
+def test_clearly_better_is_promoted() -> None:
+    found = verdict(arm(40, 0.15, 1), arm(40, 0.35, 2))
+    assert found.verdict == "promote"
+    assert found.low is not None
+    assert found.low > 0
+    assert (found.requests, found.users) == ({"champion": 2000, "challenger": 2000}, {"champion": 40, "challenger": 40})
+
+
+def test_clearly_worse_is_rejected() -> None:
+    assert verdict(arm(40, 0.35, 1), arm(40, 0.15, 2)).verdict == "reject"
+
+
+def test_more_accepts_of_much_less_are_rejected() -> None:
+    found = verdict(arm(40, 0.2, 1, characters=20), arm(40, 0.35, 2, characters=2))
+    assert found.verdict == "reject"
+    assert "fewer accepted characters" in found.reason
+
+
+def test_more_accepts_but_not_more_characters_wait() -> None:
+    found = verdict(arm(40, 0.2, 1, characters=9), arm(40, 0.35, 2, characters=5))
+    assert found.verdict == "undecided"
+    assert "fewer characters so far" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("champion", "challenger", "reason"),
+    [
+        ({}, {}, "0 and 0 users"),
+        (arm(40, 0.2, 1), {}, "0 and 40 users"),
+        (arm(5, 0.2, 1), arm(3, 0.2, 2), "3 and 5 users"),
+        (arm(5, 0.2, 1), arm(100, 0.9, 2), "sample-ratio"),
+        (arm(10, 0.2, 1), arm(10, 0.9, 1), "both arms"),
+        ({f"u{i}": Totals(1, 1, 8, 1) for i in range(20)}, {f"v{i}": Totals(1) for i in range(20)}, "requests"),
+        (arm(20, 0.0, 1), arm(20, 0.0, 2), "does not vary"),
+        (arm(40, 0.2, 1), arm(40, 0.2, 2), "no difference is sure"),
+    ],
+)
+def test_what_is_missing_or_broken_never_promotes(champion, challenger, reason: str) -> None:
+    early = verdict(champion, challenger)
+    assert early.verdict == "undecided"
+    assert reason in early.reason
+    late = verdict(champion, challenger, after=1000)
+    assert late.verdict == "reject"
+    assert late.reason.startswith("no win in 1000 s")
+
+
+def test_what_counts() -> None:
+    fields = {"experiment": "e", "time": NOW + 1}
+    served = [
+        completion("accepted", prefix="a", **fields),
+        completion("rejected", prefix="b", **fields),
+        completion("unlabelled", prefix="c", **fields),
+        completion("empty", prefix="d", text="", **fields),
+        completion("pinned", prefix="e", pinned=True, **fields),
+        completion("opted out", prefix="f", opted_out=True, **fields),
+        completion("young", prefix="g", experiment="e", time=NOW + 50),
+        completion("other test", prefix="h", experiment="another", time=NOW + 1),
+        completion("challenger", prefix="i", user="v", arm="challenger", **fields),
+        completion("before", prefix="j", time=NOW - 5),
+    ]
+    told = [
+        feedback("1", prefix="a", time=NOW + 2),
+        feedback("2", prefix="b", outcome="rejected", time=NOW + 2),
+        feedback("3", prefix="i", user="v", time=NOW + 2),
+        feedback("4", prefix="j", time=NOW - 4),
+    ]
+    users, before = total(join(served, told, 60).joined, TEST, until=NOW + 20)
+    assert users["champion"] == {"u": Totals(requests=4, accepted=1, characters=8, shown=3)}
+    assert users["challenger"] == {"v": Totals(1, 1, 8, 1)}
+    assert before == {"u": Totals(1, 1, 8, 1)}
+
+
+def test_evidence_names_the_objects_it_was_read_from() -> None:
+    store = MemoryStore()
+    store.put_rows("events/completions/date=2027-01-15/hour=08/a.parquet", [completion(experiment="e", time=NOW + 1)])
+    store.put_rows("events/feedback/date=2027-01-15/hour=08/a.parquet", [feedback(time=NOW + 2)])
+    found = gather(store, TEST, Collect(settle_seconds=5), SETTINGS, NOW + 60)
+    assert found.users["champion"] == {"u": Totals(1, 1, 8, 1)}
+    assert {r.key.split("/")[1] for r in found.inputs} == {"completions", "feedback"}

@@ -1,0 +1,106 @@
+"""Promotion and rollback: the record first, once; killed before any write and run again, it ends the same."""
+
+import pytest
+
+from infra.records import ExperimentRecord, Verdict
+from infra.settings.schema import Experiment
+from tasks import release
+from tests.tasks.made import NOW, Killed, MemoryRegistry, MemoryStore
+
+YES = Verdict(verdict="promote", reason="better")
+NO = Verdict(verdict="reject", reason="worse")
+
+
+def world() -> tuple[MemoryStore, MemoryRegistry, ExperimentRecord]:
+    store, registry = MemoryStore(), MemoryRegistry(v1={}, v2={"parent": "1"}, v3={"parent": "2"})
+    registry.aliases["champion"] = "1"
+    opened = release.open_experiment(store, registry.client, Experiment(), "cycle-000001", "2", "1", NOW)
+    assert opened
+    return store, registry, opened
+
+
+def test_an_experiment_is_opened_once() -> None:
+    store, registry, opened = world()
+    again = release.open_experiment(store, registry.client, Experiment(), "cycle-000001", "2", "1", NOW + 99)
+    assert again == opened, "it started when it started"
+    found = registry.client.aliases()
+    assert (found.challenger, found.experiment) == ("2", opened)
+    assert release.open_experiment(store, registry.client, Experiment(), "cycle-000002", "3", "1", NOW) is None
+
+
+def test_a_decided_experiment_is_not_opened_again() -> None:
+    store, registry, opened = world()
+    release.conclude(store, registry.client, opened, NO, NOW + 1)
+    assert release.open_experiment(store, registry.client, Experiment(), "cycle-000001", "2", "1", NOW + 2) is None
+    assert registry.aliases == {"champion": "1"}
+
+
+@pytest.mark.parametrize("verdict", [YES, NO], ids=["promote", "reject"])
+@pytest.mark.parametrize("writes", range(5))
+def test_killed_before_any_write_and_run_again(verdict: Verdict, writes: int) -> None:
+    store, registry, opened = world()
+    registry.writes_left = writes
+    try:
+        release.conclude(store, registry.client, opened, verdict, NOW + 1)
+    except Killed:
+        pass
+    registry.writes_left = 99
+    # Another evaluation, later, may come to another verdict: the first record stands.
+    other = NO if verdict is YES else YES
+    decision = release.conclude(store, registry.client, opened, other, NOW + 2)
+    assert (decision.verdict, decision.decided) == (verdict, NOW + 1)
+    found = registry.client.aliases()
+    assert found.champion == ("2" if verdict is YES else "1")
+    assert found.previous_champion == ("1" if verdict is YES else None)
+    assert (found.challenger, found.experiment) == (None, None)
+
+
+def test_an_experiment_whose_champion_was_moved_is_void_and_moves_nothing() -> None:
+    store, registry, opened = world()
+    registry.aliases["champion"] = "3"
+    assert release.void(opened, "1") is None
+    found = release.void(opened, "3")
+    assert found
+    assert found.verdict == "reject"
+    release.conclude(store, registry.client, opened, YES, NOW)
+    assert registry.aliases == {"champion": "3"}
+
+
+def test_promoted_and_rolled_back_by_hand() -> None:
+    store, registry, opened = world()
+    decision = release.promote(store, registry.client, "", "ada", "", NOW + 1)
+    assert (decision.experiment, decision.by) == (opened, "ada")
+    assert registry.client.aliases().champion == "2"
+
+    release.rollback(store, registry.client, "", "ada", "", NOW + 2)
+    found = registry.client.aliases()
+    assert (found.champion, found.previous_champion) == ("1", "2")
+    assert len(list(store.keys("decisions/"))) == 2
+
+
+def test_another_version_promoted_by_hand_ends_the_experiment() -> None:
+    store, registry, opened = world()
+    release.promote(store, registry.client, "3", "ada", "", NOW + 1)
+    assert registry.aliases == {"champion": "3"}
+    ended = release.decision_of(store, opened.id)
+    assert ended
+    assert ended.verdict.verdict == "reject"
+    assert registry.client.aliases().experiment is None
+
+
+def test_nothing_to_move_to() -> None:
+    store, registry = MemoryStore(), MemoryRegistry(v1={})
+    registry.aliases["champion"] = "1"
+    with pytest.raises(release.NothingToDo, match="version=N"):
+        release.promote(store, registry.client, "", "ada", "", NOW)
+    with pytest.raises(release.NothingToDo, match="no previous champion"):
+        release.rollback(store, registry.client, "", "ada", "", NOW)
+    assert not store.objects
+
+
+def test_a_watch_that_comes_too_late_does_not_undo_a_rollback() -> None:
+    store, registry, opened = world()
+    release.conclude(store, registry.client, opened, YES, NOW + 1)
+    release.rollback(store, registry.client, "", "ada", "", NOW + 2)
+    release.conclude(store, registry.client, opened, YES, NOW + 3)
+    assert registry.aliases == {"champion": "1"}

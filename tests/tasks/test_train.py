@@ -1,0 +1,76 @@
+"""The trainer's processes: followed, and ended with all that they started."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from infra.records import Manifest, ObjectReference
+from infra.settings.schema import Train
+from infra.store import Corrupt
+from tasks.train import TrainingFailed, follow, train, write_job
+from tasks.trainer.job import Job
+from tests.tasks.made import MemoryStore
+
+
+def test_the_job_holds_the_settings_that_the_trainer_knows(tmp_path: Path) -> None:
+    settings = Train(learning_rate=0.5, clip_low=0.3, epochs=7, seed=3, processes=2)
+    job = Job.model_validate_json(write_job(tmp_path, Path("parent"), Path("samples"), "4", settings).read_text())
+    assert (job.learning_rate, job.clip_low, job.epochs, job.seed, job.current_version) == (0.5, 0.3, 7, 3, "4")
+    shared = Job.model_fields.keys() & Train.model_fields.keys()
+    assert {name: getattr(job, name) for name in shared} == {name: getattr(settings, name) for name in shared}
+
+
+def test_what_the_trainer_says_is_kept_and_its_steps_are_repeated(tmp_path: Path) -> None:
+    said: list[str] = []
+    program = "import os; print('noise'); print('step 1:', os.environ['WITH'])"
+    follow((sys.executable, "-c", program), tmp_path / "log", {"WITH": "this"}, said.append)
+    assert said == ["step 1: this"]
+    assert (tmp_path / "log").read_text() == "noise\nstep 1: this\n"
+
+
+def test_a_failure_shows_the_end_of_the_log_and_the_command(tmp_path: Path) -> None:
+    program = "print('before'); raise SystemExit(3)"
+    with pytest.raises(TrainingFailed, match=r"(?s)exit status 3.*before.*to run it alone: .*-c"):
+        follow((sys.executable, "-c", program), tmp_path / "log", {}, print)
+
+
+def test_nothing_is_left_of_a_trainer_whose_flow_is_stopped(tmp_path: Path) -> None:
+    child = tmp_path / "child"
+    program = (
+        "import subprocess, sys, time; "
+        "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); "
+        f"open({str(child)!r}, 'w').write(str(p.pid)); print('step 1', flush=True); time.sleep(60)"
+    )
+
+    def stop(line: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        follow((sys.executable, "-c", program), tmp_path / "log", {}, stop)
+    assert gone(int(child.read_text()))
+
+
+def gone(pid: int) -> bool:
+    for _ in range(100):
+        try:
+            os.kill(pid, 0)
+            if Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z":
+                return True
+        except (ProcessLookupError, FileNotFoundError):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_other_samples_than_the_manifests_are_refused(tmp_path: Path) -> None:
+    store = MemoryStore()
+    store.put("samples", b"changed")
+    manifest = Manifest(
+        cycle="c", created=0, champion="1", since=0, until=0, completions=(), feedback=(), buckets={}, requests=0,
+        samples=ObjectReference(key="samples", sha256="0" * 64, rows=1), settings_sha256="",
+    )  # fmt: skip
+    with pytest.raises(Corrupt, match="the manifest says"):
+        train(store, manifest, tmp_path, Train(), tmp_path)

@@ -1,0 +1,98 @@
+"""The window of a cycle: nothing twice, nothing lost, whatever was promoted, rolled back, or came late."""
+
+from infra.records import Completion, Manifest, ObjectReference
+from infra.settings import Settings
+from infra.settings.schema import Collect
+from tasks.collect import collect
+from tasks.cycles import seal
+from tasks.window import Window, read_completions, window
+from tests.tasks.made import NOW, MemoryRegistry, MemoryStore, completion, feedback
+
+SETTINGS = Settings(collect=Collect(settle_seconds=10, join_seconds=60, max_user_share=1.0))
+
+
+def put(store: MemoryStore, name: str, ids: list[str], time: float) -> None:
+    """An object of completions, each accepted at once."""
+    served = [completion(i, time=time, prefix=f"{i} = ") for i in ids]
+    told = [feedback(i, time=time + 1, prefix=f"{i} = ") for i in ids]
+    store.put_rows(f"events/completions/date=2027-01-15/hour=08/{name}.parquet", served)
+    store.put_rows(f"events/feedback/date=2027-01-15/hour=08/{name}.parquet", told)
+
+
+def cycle(store: MemoryStore, registry: MemoryRegistry, name: str, now: float) -> tuple[list[str], Manifest]:
+    """Collect and seal; the ids that are trained."""
+    found = collect(store, registry.client, SETTINGS, now)
+    samples = found.accounts.samples
+    return [s.completion_id for s in samples], seal(store, name, found.manifest_fields(now), samples, SETTINGS)
+
+
+def test_the_next_window_begins_where_the_champions_own_ended() -> None:
+    store, registry = MemoryStore(), MemoryRegistry(v1={})
+    registry.aliases["champion"] = "1"
+    put(store, "a", ["1", "2"], NOW)
+    put(store, "b", ["3"], NOW + 95)
+    first, manifest = cycle(store, registry, "cycle-000001", NOW + 100)
+    assert first == ["1", "2"]
+    assert (manifest.buckets["waiting"], manifest.requests) == (1, 3)
+
+    # The candidate was rejected: the champion has seen nothing of it.
+    assert cycle(store, registry, "cycle-000002", NOW + 200)[0] == ["1", "2", "3"]
+
+    # The candidate of the first cycle was promoted.
+    registry.versions["2"] = {"parent": "1", "cycle": "cycle-000001"}
+    registry.aliases["champion"] = "2"
+    put(store, "c", ["4"], NOW + 150)
+    again, manifest = cycle(store, registry, "cycle-000003", NOW + 200)
+    assert again == ["3", "4"]
+    assert manifest.since == NOW + 90
+
+    # And rolled back.
+    registry.aliases["champion"] = "1"
+    assert cycle(store, registry, "cycle-000004", NOW + 200)[0] == ["1", "2", "3", "4"]
+
+
+def test_an_object_that_came_late_is_in_the_next_window_and_nothing_is_trained_twice() -> None:
+    store, registry = MemoryStore(), MemoryRegistry(v1={}, v2={"parent": "1", "cycle": "cycle-000001"})
+    registry.aliases["champion"] = "1"
+    put(store, "a", ["1", "2"], NOW)
+    cycle(store, registry, "cycle-000001", NOW + 100)
+    registry.aliases["champion"] = "2"
+    put(store, "late", ["2", "9"], NOW + 1)
+    found = collect(store, registry.client, SETTINGS, NOW + 200)
+    assert [s.completion_id for s in found.accounts.samples] == ["9"]
+    assert found.accounts.buckets["duplicate"] == 1
+    assert found.accounts.requests == 2
+
+
+def test_rows_that_are_no_events_are_counted() -> None:
+    store = MemoryStore()
+    put(store, "a", ["1"], NOW)
+    key = next(store.keys("events/completions/"))
+    torn = completion("2").model_copy(update={"logprobs": (-0.5,)})
+    store.put_rows(key, [completion("1"), torn])
+    found = read_completions(store, Window(NOW - 1, NOW + 99, NOW - 99, {}), NOW + 100)
+    assert [c.id for _, c in found.rows] == ["1"]
+    assert found.malformed == 1
+
+
+def test_objects_read_to_the_end_are_not_read_again() -> None:
+    store = MemoryStore()
+    put(store, "a", ["1"], NOW)
+    put(store, "b", ["2"], NOW + 50)
+    every = read_completions(store, Window(NOW - 1, NOW + 99, NOW - 99, {}), NOW + 100)
+    manifest = Manifest(
+        cycle="c", created=NOW, champion="1", since=0, until=NOW + 20, completions=every.objects, feedback=(),
+        samples=ObjectReference(key="", sha256="", rows=0), buckets={}, requests=0, settings_sha256="",
+    )  # fmt: skip
+    after = window([manifest], NOW + 100, 10, 1000)
+    read = read_completions(store, after, NOW + 100)
+    assert [r.key[-9:] for r in read.objects] == ["b.parquet"]
+    assert [c.id for _, c in read.rows] == ["2"]
+
+
+def test_who_only_counts_reads_no_tokens() -> None:
+    store = MemoryStore()
+    put(store, "a", ["1"], NOW)
+    ((_, found),) = read_completions(store, Window(NOW - 1, NOW + 99, NOW - 99, {}), NOW + 100, tokens=False).rows
+    assert isinstance(found, Completion)
+    assert (found.token_ids, found.text) == ((), "foo(bar)")
