@@ -1,5 +1,7 @@
 """Promotion and rollback: the record first, once; killed before any write and run again, it ends the same."""
 
+from contextlib import suppress
+
 import pytest
 
 from infra.records import ExperimentRecord, Verdict
@@ -40,10 +42,8 @@ def test_a_decided_experiment_is_not_opened_again() -> None:
 def test_killed_before_any_write_and_run_again(verdict: Verdict, writes: int) -> None:
     store, registry, opened = world()
     registry.writes_left = writes
-    try:
+    with suppress(Killed):
         release.conclude(store, registry.client, opened, verdict, NOW + 1)
-    except Killed:
-        pass
     registry.writes_left = 99
     # Another evaluation, later, may come to another verdict: the first record stands.
     other = NO if verdict is YES else YES
