@@ -27,7 +27,7 @@ down: $(STAMP) ## stop the stack, whatever an earlier run left included
 status: $(STAMP) ## how every part is, with addresses and logs
 	@$(PY) -m infra.stack status
 
-demo: $(STAMP) ## watch a model get better from simulated developers (about 15 minutes)
+demo: $(STAMP) ## watch a model get better from simulated developers
 	$(PY) -m evals.demo $(ARGS)
 
 try: $(STAMP) ## one completion and one feedback event through the real endpoints, step by step
