@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any
@@ -22,7 +23,7 @@ def error_body(message: str, kind: str = "invalid_request_error", parameter: str
     return {"error": {"message": message, "type": kind, "param": parameter, "code": None}}
 
 
-class Answer(Response):
+class Answer(Response, ABC):
     """Runs a generation while it watches the connection: it ends with the client, at whatever point that is."""
 
     def __init__(self, generation: Generation, recorder: Recorder) -> None:
@@ -60,13 +61,13 @@ class Answer(Response):
         if row := self.generation.record():
             await self._recorder.completion(row)
 
+    @abstractmethod
     async def generate(self, send: Send) -> None:
         """Sample, sending what can be sent already."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def end(self, send: Send) -> None:
         """Record, then send what is left."""
-        raise NotImplementedError
 
 
 class Whole(Answer):

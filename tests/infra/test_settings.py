@@ -33,10 +33,7 @@ def test_both_files_are_shipped() -> None:
 
 
 def test_prefect_yaml_parses_and_its_entry_points_exist() -> None:
-    file = ROOT / "prefect.yaml"
-    if not file.exists():
-        pytest.skip("no prefect.yaml yet")
-    deployments = yaml.safe_load(file.read_text())["deployments"]
+    deployments = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
     assert len({d["name"] for d in deployments}) == len(deployments)
     for deployment in deployments:
         path, function = deployment["entrypoint"].split(":")

@@ -97,7 +97,7 @@ async def test_a_version_that_is_refused_or_corrupt_takes_no_traffic(house: Hous
     for engine in house.engines:
         engine.refuses = "2"
     house.store.objects["checkpoints/v3/weights"] = b"other bytes"
-    house.registry.sources["4"] = "file:///tmp/4"
+    house.registry.sources["4"] = "file:///elsewhere/4"
     for version, reason in (("2", "does not fit"), ("3", "SHA-256"), ("4", "not in s3://")):
         house.registry.aliases = {"champion": version}
         await house.follow()
