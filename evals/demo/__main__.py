@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 async def demo(options: argparse.Namespace, settings: Settings, code: Code, console: Console, began: float) -> Report:
     """Run the loop, then measure."""
     store, registry = ObjectStore.connect(settings.store), Registry.connect(settings.registry)
-    traffic, stop = Traffic(), asyncio.Event()
+    traffic, stop = Traffic(options.rate), asyncio.Event()
     plan = Plan(options.cycles, options.labels, settings.experiment.min_requests, began + 60 * options.minutes)
     async with Orchestration(settings.orchestration.api) as prefect:
         before = await asyncio.to_thread(history.look, store, registry)
@@ -85,7 +85,7 @@ async def demo(options: argparse.Namespace, settings: Settings, code: Code, cons
         loop = Loop(plan, store, registry, prefect, traffic, console)
         await _pause(prefect, True)
         run = _developers(options, settings, first_visit=VISITS_APART * len(before.ended))
-        typing = asyncio.create_task(developers.run(run, code, stop=stop, progress=traffic))
+        typing = asyncio.create_task(developers.run(run, code, stop=stop, progress=traffic, rate=traffic.rate))
         try:
             world = await loop.run()
             stop.set()

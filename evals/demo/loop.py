@@ -1,7 +1,7 @@
 """The loop in motion: developers type, and the deployments run whenever there is something for them to do.
 
 Schedules are paused meanwhile, since a run that finds nothing to do still costs seconds of a small machine's time; the same
-deployments are started through Prefect's API as soon as their turn has come.
+deployments are started through Prefect's API as soon as their turn has come. While a cycle computes, developers type slowly.
 """
 
 import asyncio
@@ -18,6 +18,8 @@ from infra.store import ObjectStore
 
 CYCLE, WATCH = "cycle", "experiment"
 POLL_SECONDS = 2.0
+QUIET_RATE = 2.0
+"""Requests a second while a cycle computes: two cores serve a busy team or train, and would do both at a third of the speed."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +37,15 @@ class Plan:
 
 
 class Traffic:
-    """The developers' latest sums."""
+    """The developers' latest sums, and how fast they may type."""
 
-    def __init__(self) -> None:
+    def __init__(self, rate: float) -> None:
         self.tally = Tally({}, (), 0.0)
+        self._rate, self.quiet = rate, False
+
+    def rate(self) -> float:
+        """Most requests a second; 0: no bound (evals.developers.run's rate hook)."""
+        return min(self._rate or QUIET_RATE, QUIET_RATE) if self.quiet else self._rate
 
     def __call__(self, tally: Tally) -> None:
         """Take the newest sums (evals.developers.run's progress hook)."""
@@ -98,7 +105,11 @@ class Loop:
 
     async def _cycle(self, before: history.World) -> history.World:
         self.say("cycle: collect, validate, reward, train, evaluate, register")
-        run = await self._deployment(CYCLE)
+        self._traffic.quiet = True
+        try:
+            run = await self._deployment(CYCLE)
+        finally:
+            self._traffic.quiet = False
         world = await self._world()
         for cycle in world.ended.keys() - before.ended.keys():
             outcome = world.ended[cycle]

@@ -106,14 +106,15 @@ class Schedule:
 
 
 class Pacer:
-    """Hands out turns: at most `rate` a second, at most `requests`, none after `seconds` or once stopped."""
+    """Hands out turns: at most `rate()` a second, at most `requests`, none after `seconds` or once stopped."""
 
-    def __init__(self, requests: int | None, seconds: float | None, rate: float, stop: asyncio.Event | None) -> None:
+    def __init__(
+        self, requests: int | None, seconds: float | None, rate: Callable[[], float], stop: asyncio.Event | None
+    ) -> None:
         self._left = requests
         self._began = self._next = time.monotonic()
         self._end = None if seconds is None else self._began + seconds
-        self._gap = 1 / rate if rate > 0 else 0.0
-        self._stop = stop
+        self._rate, self._stop = rate, stop
 
     async def __call__(self) -> bool:
         """Wait for a turn; false when there are no more."""
@@ -122,7 +123,8 @@ class Pacer:
         if self._left is not None:
             self._left -= 1
         now = time.monotonic()
-        self._next = max(self._next, now - 1.0) + self._gap
+        rate = self._rate()
+        self._next = max(self._next, now - 1.0) + (1 / rate if rate > 0 else 0.0)
         if self._next > now:
             await asyncio.sleep(self._next - now)
         return not self._stopped
@@ -163,14 +165,16 @@ async def run(
     stop: asyncio.Event | None = None,
     progress: Callable[[Tally], None] | None = None,
     decided: Callable[[Decision], None] | None = None,
+    rate: Callable[[], float] | None = None,
 ) -> Tally:
     """Let developers type until the run is over; every event due is sent before it returns.
 
-    `stop` ends it early, `progress` gets the sums about once a second, `decided` every decision with its truth.
+    `stop` ends it early, `progress` gets the sums about once a second, `decided` every decision with its truth; `rate` gives
+    the most requests a second from moment to moment, in place of the settings' own.
     """
     began = time.monotonic()
     ledger, background = Ledger(settings.examples), Background()
-    pacer = Pacer(settings.requests, settings.seconds, settings.rate, stop)
+    pacer = Pacer(settings.requests, settings.seconds, rate or (lambda: settings.rate), stop)
     schedule = Schedule(settings.users, settings.seed, code, settings.quirks.several_lines, "live")
     visits = iter(range(settings.first_visit, 2**62))
     async with connect(settings.concurrency) as session:
@@ -213,7 +217,7 @@ async def measure(
     """
     began = time.monotonic()
     ledgers = [Ledger(settings.examples) for _ in pins]
-    pacer = Pacer(None, settings.seconds, settings.rate, stop)
+    pacer = Pacer(None, settings.seconds, lambda: settings.rate, stop)
     schedule = Schedule(settings.users, settings.seed, code, settings.quirks.several_lines, "paired")
     numbers = iter(range(settings.first_visit, settings.first_visit + visits))
     pairs: list[Pair] = []

@@ -18,10 +18,10 @@ from tasks.trainer import corpus, sources
 from tasks.trainer.engine import Engine, Optimization, Parallel, start, stop
 from tasks.trainer.pretrain import Schedule, train, weights_of
 
-VOCABULARY, LENGTH = 4096, 384
+VOCABULARY, LENGTH = 4096, 256
 TOKENIZER_FILES = 4000
-BATCH = MICRO_BATCH = 4
-MIDDLE_WEIGHT = 2.0
+BATCH, MICRO_BATCH = 12, 6
+MIDDLE_WEIGHT = 3.0
 SNAPSHOT_SECONDS = 300.0
 
 
@@ -72,7 +72,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, default=16_000_000, help="tokens to train on")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="end the schedule by then, with what was seen so far")
-    parser.add_argument("--learning-rate", type=float, default=2e-3)
+    parser.add_argument("--learning-rate", type=float, default=4e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(
@@ -92,13 +92,15 @@ def main() -> None:
         tokenizer = corpus.train_tokenizer((read_source(file) or "" for file in files[:TOKENIZER_FILES]), VOCABULARY)
     shutil.rmtree(arguments.work, ignore_errors=True)
     save_tokenizer(tokenizer, arguments.work / "tokenizer")
-    renderer = Renderer(tokenizer, "spm", max_prefix_tokens=300, max_suffix_tokens=90)
+    renderer = Renderer(tokenizer, "spm", max_prefix_tokens=160, max_suffix_tokens=48)
     count = arguments.tokens // LENGTH + BATCH
     rows = corpus.write_rows(files, renderer, LENGTH, count, arguments.seed, arguments.work / "rows.npy")
     print(f"{rows.size / 1e6:.1f} M tokens prepared, {time.monotonic() - began:.0f} s", flush=True)
 
     start(Parallel(), arguments.seed)
-    engine = Engine(architecture(), Parallel(), Optimization(arguments.learning_rate, weight_decay=0.1, bf16=True))
+    engine = Engine(
+        architecture(), Parallel(), Optimization(arguments.learning_rate, optimizer="muon", weight_decay=0.1, bf16=True)
+    )
     engine.make_optimizer()
     if arguments.start:
         engine.load(arguments.start)

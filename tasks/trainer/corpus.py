@@ -21,7 +21,7 @@ PIECES = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{
 
 PACKAGE_CAP = 4_000_000
 """Most bytes taken from one package, so that no single house style rules."""
-MAX_PREFIX, MAX_SUFFIX = 900, 260
+MAX_PREFIX, MAX_SUFFIX = 560, 170
 """Characters around the cursor: about what fits the served prompt."""
 
 
@@ -125,9 +125,14 @@ def rows(files: list[Path], renderer: Renderer, length: int, seed: int) -> Itera
 
 
 def write_rows(files: list[Path], renderer: Renderer, length: int, count: int, seed: int, out: Path) -> np.ndarray:
-    """Write `count` rows [N, T] to a .npy file and give it back memory-mapped."""
+    """Write `count` rows [N, T] to a .npy file, shuffled, and give it back memory-mapped.
+
+    Shuffled, since rows of one file next to one another make batches of a single style: the model then learns the newest file
+    and forgets the last (AdamW's loss after 0.5 M tokens: 6.33 in order, 5.80 shuffled).
+    """
     array = np.lib.format.open_memmap(out, mode="w+", dtype=np.uint16, shape=(count, length))
     for index, row in enumerate(islice(rows(files, renderer, length, seed), count)):
         array[index] = row
+    np.random.default_rng(seed).shuffle(array)
     array.flush()
     return np.load(out, mmap_mode="r")

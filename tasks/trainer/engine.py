@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tasks.trainer import shim
 
@@ -30,6 +30,7 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 
 from tasks.trainer.attention import SDPACoreAttention  # noqa: E402
 from tasks.trainer.convert import full_weights, load_weights  # noqa: E402
+from tasks.trainer.muon import MuonWithAdamW  # noqa: E402
 
 WEIGHTS = "model.safetensors"
 ForwardStep = Callable[[Iterator[Any], Any], tuple[torch.Tensor, Callable[..., Any]]]
@@ -45,9 +46,10 @@ class Parallel:
 
 @dataclass(frozen=True)
 class Optimization:
-    """AdamW and its precision."""
+    """The optimizer and its precision."""
 
     learning_rate: float
+    optimizer: Literal["adam", "muon"] = "adam"
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
     beta1: float = 0.9
@@ -110,6 +112,9 @@ class Engine:
         """Make the optimizer. Load weights after it: its float32 masters start as copies of the model's own, rounded, weights."""
         self.model.broadcast_params()
         settings = self._optimization
+        if settings.optimizer == "muon":
+            self.optimizer = MuonWithAdamW(self.model, settings)
+            return
         config = OptimizerConfig(
             optimizer="adam",
             lr=settings.learning_rate,

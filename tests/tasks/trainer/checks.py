@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
@@ -23,6 +24,7 @@ from tasks.trainer.batches import micro_batches
 from tasks.trainer.convert import full_weights
 from tasks.trainer.engine import Engine, Optimization, Parallel, parallel_state, start, stop
 from tasks.trainer.job import Job
+from tasks.trainer.pretrain import Schedule, train
 
 JOB = Job(
     checkpoint=Path(),
@@ -110,6 +112,44 @@ def check_gradients(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel
         "wanted_clipped": clipped,
         "micro_batches": len(batches),
     }
+
+
+def check_muon(directory: Path) -> dict[str, float]:
+    """Pretraining with Muon: loss before and after, bits of the saved weights that are not the masters', a split model refused."""
+    engine = pretrained(directory, Parallel())
+    rows = np.tile(np.arange(8, 40, dtype=np.uint16), (8 * 60, 1))
+    losses: list[float] = []
+    schedule = Schedule(5e-3, tokens=rows.size)
+    train(engine, rows, schedule, 8, 4, lambda tokens: torch.ones(tokens.shape), lambda _, loss, *__: losses.append(loss))
+    engine.save(directory.with_name("muon"), torch.float32)
+    saved = load_file(directory.with_name("muon") / "model.safetensors")
+    masters = dict(full_weights(engine.model))
+    model = dict(engine.model.named_parameters())
+    return {
+        "first": losses[0],
+        "last": losses[-1],
+        "not_masters": sum(not torch.equal(saved[name], masters[name]) for name in saved),
+        "rounded_model": max((p.float() - p.main_param).abs().max().item() for p in model.values()),
+        "float32": min((tensor != tensor.bfloat16().float()).float().mean().item() for tensor in saved.values()),
+    }
+
+
+def pretrained(directory: Path, parallel: Parallel) -> Engine:
+    """An engine with Muon over a saved model."""
+    described = json.loads((directory / "config.json").read_text())
+    engine = Engine(described, parallel, Optimization(5e-3, optimizer="muon", bf16=True))
+    engine.make_optimizer()
+    engine.load(directory)
+    return engine
+
+
+def refusal(directory: Path, parallel: Parallel) -> str:
+    """What Muon says to a model that is split over processes."""
+    try:
+        pretrained(directory, parallel)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def write_job(work: Path, model: Qwen2ForCausalLM) -> Job:
@@ -203,7 +243,10 @@ def main() -> None:
             "round_trip": check_round_trip(directory, parallel),
             "gradients": check_gradients(directory, model, parallel),
         }
+        if name in ("tensor", "pipeline"):
+            answers[name]["muon"] = refusal(directory, parallel)
     if dist.get_world_size() == 1:
+        answers["muon"] = check_muon(directory)
         answers["bandit"] = check_bandit(directory, parallel)
         ppo.run(write_job(options.work, model))
     if dist.get_rank() == 0:

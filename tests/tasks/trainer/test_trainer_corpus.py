@@ -44,9 +44,26 @@ def test_rows_are_framed_as_served(tokenizer, tmp_path):
     rows = corpus.write_rows([tmp_path / "a.py"], renderer, 64, 50, 0, tmp_path / "rows.npy")
     again = corpus.write_rows([tmp_path / "a.py"], renderer, 64, 50, 0, tmp_path / "again.npy")
     assert rows.shape == (50, 64) and np.array_equal(rows, again)
-    marks = [SPECIAL_TOKENS[t] for t in rows.flatten() if t < len(SPECIAL_TOKENS)]
     frame = [SUFFIX, PREFIX, MIDDLE, END]
-    assert marks == (frame * (len(marks) // 4 + 1))[: len(marks)] and len(marks) > 8
+    found = 0
+    for row in rows:
+        marks = [SPECIAL_TOKENS[t] for t in row if t < len(SPECIAL_TOKENS)]
+        first = frame.index(marks[0]) if marks else 0
+        assert marks == (frame * 20)[first : first + len(marks)]
+        found += len(marks)
+    assert found > 8
+
+
+def test_neighbouring_rows_come_from_different_files(tokenizer, tmp_path):
+    letters = "abcdefgh"
+    for letter in letters:
+        (tmp_path / f"{letter}.py").write_text(f"{letter} = {letter} + {letter}\n" * 200)
+    renderer = Renderer(tokenizer, "spm", 40, 12)
+    files = [tmp_path / f"{letter}.py" for letter in letters]
+    rows = corpus.write_rows(files, renderer, 64, 64, 0, tmp_path / "rows.npy")
+    written = [tokenizer.decode(row.tolist()) for row in rows]
+    most = [max(letters, key=text.count) for text in written]
+    assert sum(a == b for a, b in zip(most, most[1:], strict=False)) < 24, "unshuffled, 56 of 63 neighbours share their file"
 
 
 def test_held_out_code_is_never_trained_on():

@@ -76,6 +76,15 @@ def test_reward_rises_on_a_bandit(answers):
     assert answers["bandit"]["last"] > 0.8
 
 
+def test_muon_pretrains_float32_masters_of_whole_matrices(answers):
+    found = answers["muon"]
+    assert found["last"] < 0.2 * found["first"]
+    assert found["not_masters"] == 0
+    assert found["rounded_model"] < 0.02
+    assert found["float32"] > 0.5, "bits below bfloat16's are kept"
+    assert all("'muon'" in answers[layout]["muon"] for layout in ("tensor", "pipeline"))
+
+
 def test_the_command_writes_a_checkpoint_that_transformers_reads(work):
     launch(1, "-m", "tasks.trainer.ppo", "--job", str(work / "job.json"))
     metrics = Metrics.model_validate_json((work / "command" / "metrics.json").read_text())
