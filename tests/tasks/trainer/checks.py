@@ -115,7 +115,7 @@ def check_gradients(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel
 
 
 def check_muon(directory: Path) -> dict[str, float]:
-    """Pretraining with Muon: loss before and after, bits of the saved weights that are not the masters', a split model refused."""
+    """Pretraining with Muon: loss before and after, and whether the float32 masters are what is saved."""
     engine = pretrained(directory, Parallel())
     rows = np.tile(np.arange(8, 40, dtype=np.uint16), (8 * 60, 1))
     losses: list[float] = []
