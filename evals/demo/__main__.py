@@ -42,11 +42,11 @@ def parser() -> argparse.ArgumentParser:
     add("--users", type=int, default=120, help="developers (default %(default)s)")
     add("--code", type=Path, nargs="+", default=[], metavar="DIR", help="type through these (default: the held-out packages)")
     add("--cycles", type=int, default=3, help="cycles to have been run, earlier demos counted in (default %(default)s)")
-    add("--labels", type=int, default=1500, help="labels that a cycle waits for (default %(default)s)")
-    add("--minutes", type=float, default=11.0, help="begin nothing new after so long (default %(default)s)")
-    add("--visits", type=int, default=1500, help="places of the closing comparison (default %(default)s)")
+    add("--labels", type=int, default=3000, help="labels that a cycle waits for (default %(default)s)")
+    add("--minutes", type=float, default=13.0, help="begin nothing new after so long (default %(default)s)")
+    add("--visits", type=int, default=2000, help="places of the closing comparison (default %(default)s)")
     add("--rate", type=float, default=0.0, help="most requests a second (default: what the concurrency lets through)")
-    add("--concurrency", type=int, default=8, help="developers who type at the same time (default %(default)s)")
+    add("--concurrency", type=int, default=24, help="developers who type at the same time (default %(default)s)")
     return result
 
 
@@ -124,6 +124,7 @@ async def _compare(
     options: argparse.Namespace, settings: Settings, code: Code, registry: Registry, champion: str, loop: Loop
 ) -> developers.Paired:
     """Put the base into the idle slot, without an experiment, and let the developers meet both."""
+    challenger = (await asyncio.to_thread(registry.aliases)).challenger  # of a test that has no verdict yet
     if champion != BASE:
         await asyncio.to_thread(registry.set_alias, CHALLENGER, BASE)
     try:
@@ -139,7 +140,9 @@ async def _compare(
 
         return await developers.measure(run, code, (BASE, champion), options.visits, progress=progress)
     finally:
-        if champion != BASE:
+        if challenger is not None:
+            await asyncio.to_thread(registry.set_alias, CHALLENGER, challenger)
+        elif champion != BASE:
             await asyncio.to_thread(registry.delete_alias, CHALLENGER)
 
 

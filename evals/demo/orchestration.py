@@ -1,10 +1,15 @@
 """What the demo asks of Prefect's API: start a deployment, pause its schedule, say what runs."""
 
+import asyncio
+import uuid
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
 import httpx
+
+TIMEOUT_SECONDS, ATTEMPTS, RETRY_SECONDS = 90.0, 4, 3.0
+"""SQLite may keep the server's answer waiting for a minute, and a killed server is back within half of one."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +29,7 @@ class Orchestration:
     """A thin client of Prefect's REST API (its own takes seconds to import)."""
 
     def __init__(self, api: str) -> None:
-        self._http = httpx.AsyncClient(base_url=api.rstrip("/") + "/", timeout=20.0)
+        self._http = httpx.AsyncClient(base_url=api.rstrip("/") + "/", timeout=TIMEOUT_SECONDS)
         self._names: dict[str, str] = {}
 
     async def __aenter__(self) -> Self:
@@ -37,7 +42,8 @@ class Orchestration:
 
     async def start(self, deployment: str, parameters: dict[str, Any] | None = None) -> str:
         """Start a run of a deployment; gives back the run's id."""
-        body = {"parameters": parameters or {}}
+        # The key makes a repeated request start one run only.
+        body = {"parameters": parameters or {}, "idempotency_key": uuid.uuid4().hex}
         return (await self._post(f"deployments/{self._id(deployment)}/create_flow_run", body))["id"]
 
     async def pause(self, deployment: str, paused: bool) -> None:
@@ -46,9 +52,7 @@ class Orchestration:
 
     async def run(self, identifier: str) -> FlowRun:
         """One run."""
-        answer = await self._http.get(f"flow_runs/{identifier}")
-        answer.raise_for_status()
-        return self._run(answer.json())
+        return self._run(await self._ask("GET", f"flow_runs/{identifier}"))
 
     async def step(self, identifier: str) -> str:
         """The task that a run is at, as " (name)"; empty where it is at none."""
@@ -77,6 +81,18 @@ class Orchestration:
         raise LookupError(f"deployment {deployment}: Prefect knows {known}; run `make up` to deploy prefect.yaml")
 
     async def _post(self, path: str, body: dict[str, Any]) -> Any:
-        answer = await self._http.post(path, json=body)
-        answer.raise_for_status()
-        return answer.json() if answer.content else None
+        return await self._ask("POST", path, json=body)
+
+    async def _ask(self, method: str, path: str, **body: Any) -> Any:
+        """One request, again where the server was busy or just restarted."""
+        for left in reversed(range(ATTEMPTS)):
+            try:
+                answer = await self._http.request(method, path, **body)
+                answer.raise_for_status()
+                return answer.json() if answer.content else None
+            except httpx.HTTPError as error:
+                final = isinstance(error, httpx.HTTPStatusError) and error.response.status_code < 500
+                if final or not left:
+                    raise
+                await asyncio.sleep(RETRY_SECONDS)
+        raise AssertionError("unreachable")

@@ -17,6 +17,8 @@ from infra.stack.processes import MARK
 
 BIN = Path(sys.executable).parent
 WORKER = "local"
+UNUSED_SERVICES = ("TRIGGERS", "EVENT_PERSISTER", "FOREMAN", "LATE_RUNS", "PAUSE_EXPIRATIONS")
+"""Services of Prefect's server that the local stack does without."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,9 @@ def environment(settings: Settings, given: dict[str, str]) -> dict[str, str]:
         "PREFECT_UI_URL": f"{api.scheme}://{api.netloc}",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_SERVER_EPHEMERAL_ENABLED": "false",  # a missing server fails loudly
+        # SQLite has one writer, and Prefect's services write beside its API: once they held each other up for a minute. What
+        # is not used here (automations, the feed of events, worker and lateness watches) stays off.
+        **{f"PREFECT_SERVER_SERVICES_{service}_ENABLED": "false" for service in UNUSED_SERVICES},
         "PREFECT_CLI_PROMPT": "false",
         "MLFLOW_TRACKING_URI": settings.registry.uri,
         "MLFLOW_DISABLE_TELEMETRY": "true",
