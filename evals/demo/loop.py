@@ -17,7 +17,7 @@ from infra.registry import Registry, RegistryError
 from infra.store import ObjectStore
 
 CYCLE, WATCH = "cycle", "experiment"
-POLL_SECONDS = 2.0
+POLL_SECONDS, RETRY_SECONDS = 2.0, 15.0
 QUIET_RATE = 2.0
 """Requests a second while a cycle computes: two cores serve a busy team or train, and would do both at a third of the speed."""
 
@@ -78,7 +78,11 @@ class Loop:
                 return world
             champion = world.aliases.champion or ""
             await self._until_labelled(champion, last_champion_labels + self._plan.labels)
+            ended = len(world.ended)
             world = await self._cycle(world)
+            if len(world.ended) == ended:
+                await asyncio.sleep(RETRY_SECONDS)  # another run of it is under way, or it found too few samples
+                continue
             # What a rejected candidate was trained on may be used again, together with what came since.
             last_champion_labels = self._traffic.of(champion).answered if world.aliases.champion == champion else 0
 
@@ -116,7 +120,6 @@ class Loop:
             self.say(f"{cycle}: {outcome['result']}: {outcome['reason']}")
         if world.ended.keys() == before.ended.keys():
             self.say(f"cycle: {run.state}: {run.message}")
-            await asyncio.sleep(POLL_SECONDS)
         return world
 
     async def _experiment(self, world: history.World) -> history.World:

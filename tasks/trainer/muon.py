@@ -25,7 +25,9 @@ class MuonWithAdamW:
             raise ValueError("optimizer = 'muon': needs whole matrices; use data parallelism only, or optimizer = 'adam'")
         self._max_norm = settings.max_grad_norm
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        matrices, rest, vectors = [], [], []
+        matrices: list[torch.Tensor] = []
+        rest: list[torch.Tensor] = []
+        vectors: list[torch.Tensor] = []
         for name, parameter in model.named_parameters():
             parameter.main_param = torch.nn.Parameter(parameter.detach().float().clone())
             kind = vectors if parameter.ndim < 2 else rest if "embedding" in name or "output_layer" in name else matrices

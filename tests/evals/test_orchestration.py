@@ -1,0 +1,66 @@
+"""The demo's requests to Prefect outlive a busy or restarted server, and start one run each."""
+
+import asyncio
+import json
+
+import httpx
+import pytest
+
+from evals.demo import orchestration
+from evals.demo.orchestration import Orchestration
+
+
+class Unsteady:
+    """A server that fails before it answers: `statuses` in order, 0 for a connection cut without an answer."""
+
+    def __init__(self, *statuses: int) -> None:
+        self._statuses = list(statuses)
+        self.bodies: list[dict[str, object]] = []
+
+    async def __aenter__(self) -> str:
+        self._server = await asyncio.start_server(self._answer, "127.0.0.1", 0)
+        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/api"
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        length = int(head.partition("content-length:")[2].partition("\r\n")[0] or 0)
+        sent = json.loads(await reader.readexactly(length) or b"{}")
+        if "/filter" in head:
+            status, answer = 200, b'[{"id": "d1", "name": "cycle"}]'
+        else:
+            self.bodies.append(sent)
+            status, answer = self._statuses.pop(0), b'{"id": "r1"}'
+        if status:
+            writer.write(b"HTTP/1.1 %d x\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s" % (status, len(answer), answer))
+        writer.close()
+
+
+@pytest.fixture(autouse=True)
+def without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(orchestration, "RETRY_SECONDS", 0.0)
+
+
+async def test_a_busy_or_restarted_server_is_asked_again_for_the_same_run() -> None:
+    server = Unsteady(503, 0, 201)
+    async with server as address, Orchestration(address) as prefect:
+        assert await prefect.start("cycle") == "r1"
+    assert len(server.bodies) == 3
+    assert len({body["idempotency_key"] for body in server.bodies}) == 1
+
+
+async def test_what_the_server_refuses_is_not_asked_again() -> None:
+    server = Unsteady(422)
+    async with server as address, Orchestration(address) as prefect:
+        with pytest.raises(httpx.HTTPStatusError):
+            await prefect.start("cycle")
+    assert len(server.bodies) == 1
+
+
+async def test_a_server_that_stays_down_is_an_error() -> None:
+    server = Unsteady(*[503] * orchestration.ATTEMPTS)
+    async with server as address, Orchestration(address) as prefect:
+        with pytest.raises(httpx.HTTPStatusError):
+            await prefect.start("cycle")
