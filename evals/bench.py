@@ -24,6 +24,7 @@ from infra.settings import Settings
 OUT = Path("var/bench/loop.json")
 CYCLE_TARGET_SECONDS = 120.0
 FRESH_TARGET_SECONDS = 150.0
+SWAP_SECONDS = 60.0
 
 Figure = dict[str, object]
 
@@ -37,7 +38,7 @@ async def bench(settings: Settings, labels: int, users: int) -> list[Figure]:
     """Type until there are enough labels, run a cycle, wait for its version in live answers.
 
     Raises:
-        RuntimeError: the cycle made no version.
+        RuntimeError: the cycle made no version, or it was not served.
     """
     traffic: list[developers.Tally] = []
     stop = asyncio.Event()
@@ -67,7 +68,9 @@ async def bench(settings: Settings, labels: int, users: int) -> list[Figure]:
             steps = await prefect.tasks(identifier)
             if "register" not in {name for name, _ in steps}:
                 raise RuntimeError(f"the cycle made no version: {found.state}: {found.message}; see the run in Prefect")
-            while traffic[-1].by_version().keys() <= known and time.monotonic() < ended + 60:
+            while traffic[-1].by_version().keys() <= known:
+                if time.monotonic() > ended + SWAP_SECONDS:
+                    raise RuntimeError(f"serving: no answer by the new version within {SWAP_SECONDS:.0f} s; `make status`")
                 await asyncio.sleep(0.2)
             fresh = time.monotonic() - started
         finally:

@@ -1,6 +1,7 @@
 """One completion from prompt to record."""
 
 import logging
+import math
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -73,6 +74,8 @@ class Generation:
     started: float = field(default_factory=time.perf_counter)
     finish: FinishReason = "disconnected"
     """What the record says unless the end is reached."""
+    withheld: bool = False
+    """Sampled, and not given out: the model itself thought too little of it."""
 
     def __post_init__(self) -> None:
         self.request = self.policy.request(self.asked)
@@ -83,11 +86,12 @@ class Generation:
         self._seen: list[str] = []
         self._spans: tuple[Span, ...] = ()
         self._first: float | None = None
+        self._held = self.policy.sampling.withhold_below > 0
 
     @property
     def text(self) -> str:
         """What was given out."""
-        return self._reader.text
+        return "" if self._held else self._reader.text
 
     @property
     def version(self) -> str:
@@ -100,7 +104,9 @@ class Generation:
         return len(self._token_ids)
 
     async def texts(self) -> AsyncGenerator[str]:
-        """Text as it is sampled. An engine that fails before its first token is replaced by the next route.
+        """Text as it is sampled; where some is withheld, at its end and only if it is worth showing.
+
+        An engine that fails before its first token is replaced by the next route.
 
         Raises:
             Unavailable: no engine could start.
@@ -116,7 +122,8 @@ class Generation:
                 route.slot.proven = (None, None)  # no traffic until the follower has looked
                 if self._token_ids:
                     self.finish = "error"
-                    yield self._reader.flush()
+                    if not self._held:
+                        yield self._reader.flush()
                     return
             else:
                 return
@@ -143,10 +150,11 @@ class Generation:
             token_ids=tuple(self._token_ids),
             logprobs=tuple(self._logprobs),
             token_ends=tuple(self._reader.ends),
-            text=self._reader.text,
+            text=self.text,
             finish_reason=self.finish,
             policy_version=version,
             mixed=mixed,
+            withheld=self.withheld,
             pinned=self._route.pinned,
             arm=self._route.arm,
             experiment=self._route.experiment if counted else "",
@@ -159,17 +167,24 @@ class Generation:
 
     async def _sample(self, route: Route) -> AsyncGenerator[str]:
         request = Request(**{**self.request.__dict__, "version": route.version})
+        floor = self.policy.sampling.withhold_below
         route.slot.in_flight += 1
         try:
             async with aclosing(route.slot.engine.generate(request)) as deltas:
                 async for delta in deltas:
                     text = self._take(delta)
-                    if text:
+                    if self._held and math.exp(math.fsum(self._logprobs)) < floor:
+                        self.withheld, self.finish = True, "stop"  # more tokens only make it less likely
+                        return
+                    if text and not self._held:
                         yield text
                     if self._reader.stopped:
                         self.finish = "stop"
-                        return
-            if rest := self._reader.flush():
+                        break
+            rest = self._reader.flush()
+            if self._held:
+                self._held, rest = False, self._reader.text
+            if rest:
                 yield rest
         finally:
             route.slot.in_flight -= 1

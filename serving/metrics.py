@@ -18,6 +18,7 @@ class Metrics:
         self._completions = Counter("tabloop_completions", "Completions served", (*arm, "finish"), registry=registry)
         self._tokens = Counter("tabloop_tokens", "Tokens sampled", arm, registry=registry)
         self._mixed = Counter("tabloop_mixed", "Completions of more than one version", registry=registry)
+        self._withheld = Counter("tabloop_withheld", "Completions sampled and not shown", arm, registry=registry)
         self._first = Histogram(
             "tabloop_first_token_seconds", "From arrival to first token", arm, buckets=SECONDS, registry=registry
         )
@@ -40,6 +41,8 @@ class Metrics:
             self._first.labels(*labels).observe(row.ttft_ms / 1e3)
         if row.mixed:
             self._mixed.inc()
+        if row.withheld:
+            self._withheld.labels(*labels).inc()
 
     def judged(self, row: Feedback) -> None:
         self._feedback.labels(row.client, row.outcome).inc()

@@ -64,6 +64,9 @@ class Sampling(Section):
     """Nucleus mass; below 1 the recorded log-probabilities are those of the cut distribution, and training refuses them."""
     max_tokens: int = Field(32, ge=1)
     """Most tokens of a completion; a client may ask for fewer."""
+    withhold_below: float = Field(0.0, ge=0, lt=1)
+    """A completion that the model itself gives a lower probability than this is sampled and recorded but not shown; 0: all are
+    shown. Above 0 nothing is streamed before the last token is sampled."""
 
 
 class Serving(Section):
@@ -138,8 +141,8 @@ class Train(Section):
     """Megatron tensor-parallel size."""
     pipeline_parallel: int = Field(1, ge=1)
     """Megatron pipeline-parallel size."""
-    bf16: bool = False
-    """Compute in bfloat16 with float32 master weights."""
+    precision: Literal["float32", "bfloat16", "fastest"] = "float32"
+    """What the products are computed in, float32 masters beside it; fastest: bfloat16 on GPUs and on CPUs with AMX."""
     learning_rate: float = Field(2e-6, gt=0)
     """Peak learning rate."""
     epochs: int = Field(2, ge=1)

@@ -1,6 +1,6 @@
 """The small base model, from sources that every installation has: tokenizer, data, training, export.
 
-python -m tasks.trainer.base --tokens 16000000 --out infra/base_model
+torchrun --standalone --nproc_per_node 2 -m tasks.trainer.base --tokens 16000000 --threads 1 --out infra/base_model
 """
 
 import argparse
@@ -9,20 +9,24 @@ import shutil
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
+import torch.distributed as dist
 from tokenizers import Tokenizer
 
 from evals.heldout import read_source, training_files
 from infra.fim import END, MIDDLE, PAD, SPECIAL_TOKENS, Renderer
 from tasks.trainer import corpus, sources
-from tasks.trainer.engine import Engine, Optimization, Parallel, start, stop
+from tasks.trainer.engine import Engine, Optimization, Parallel, faster_in_bf16, start, stop
 from tasks.trainer.pretrain import Schedule, train, weights_of
 
 VOCABULARY, LENGTH = 4096, 256
 TOKENIZER_FILES = 4000
 BATCH, MICRO_BATCH = 12, 6
+MAX_PREFIX_TOKENS, MAX_SUFFIX_TOKENS = 100, 30
 MIDDLE_WEIGHT = 3.0
-SNAPSHOT_SECONDS = 300.0
+ROWS = "rows.npy"
+SNAPSHOT_EVERY = 0.1
 
 
 def architecture() -> dict[str, object]:
@@ -67,6 +71,19 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
     (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": 0, "pad_token_id": 4}, indent=2))
 
 
+def prepare(files: list[Path], arguments: argparse.Namespace) -> None:
+    """Write the tokenizer and the rows to the work folder."""
+    if arguments.parent:
+        tokenizer = Tokenizer.from_file(str(arguments.parent / "tokenizer.json"))
+    else:
+        tokenizer = corpus.train_tokenizer((read_source(file) or "" for file in files[:TOKENIZER_FILES]), VOCABULARY)
+    shutil.rmtree(arguments.work, ignore_errors=True)
+    save_tokenizer(tokenizer, arguments.work / "tokenizer")
+    renderer = Renderer(tokenizer, "spm", MAX_PREFIX_TOKENS, MAX_SUFFIX_TOKENS)
+    count = arguments.tokens // LENGTH + BATCH
+    corpus.write_rows(files, renderer, LENGTH, count, arguments.seed, arguments.work / ROWS)
+
+
 def main() -> None:
     """Train the base model and write it to --out."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -76,7 +93,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(
-        "--start", type=Path, help="go on from this checkpoint and its tokenizer; give another --seed for other rows"
+        "--parent", type=Path, help="go on from this checkpoint and its tokenizer; give another --seed for other rows"
     )
     parser.add_argument("--work", type=Path, default=Path("var/base"), help="folder for rows and the tokenizer")
     parser.add_argument("--out", type=Path, default=Path("infra/base_model"))
@@ -84,44 +101,42 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     began = time.monotonic()
 
-    files = corpus.capped(training_files(), arguments.seed)
-    print(f"{len(files)} files, {sum(file.stat().st_size for file in files) / 1e6:.0f} MB", flush=True)
-    if arguments.start:
-        tokenizer = Tokenizer.from_file(str(arguments.start / "tokenizer.json"))
-    else:
-        tokenizer = corpus.train_tokenizer((read_source(file) or "" for file in files[:TOKENIZER_FILES]), VOCABULARY)
-    shutil.rmtree(arguments.work, ignore_errors=True)
-    save_tokenizer(tokenizer, arguments.work / "tokenizer")
-    renderer = Renderer(tokenizer, "spm", max_prefix_tokens=160, max_suffix_tokens=48)
-    count = arguments.tokens // LENGTH + BATCH
-    rows = corpus.write_rows(files, renderer, LENGTH, count, arguments.seed, arguments.work / "rows.npy")
-    print(f"{rows.size / 1e6:.1f} M tokens prepared, {time.monotonic() - began:.0f} s", flush=True)
-
     start(Parallel(), arguments.seed)
-    engine = Engine(
-        architecture(), Parallel(), Optimization(arguments.learning_rate, optimizer="muon", weight_decay=0.1, bf16=True)
-    )
+    lead = dist.get_rank() == 0
+    files = corpus.capped(training_files(), arguments.seed)
+    if lead:
+        print(f"{len(files)} files, {sum(file.stat().st_size for file in files) / 1e6:.0f} MB", flush=True)
+        prepare(files, arguments)
+    dist.barrier()
+    rows = np.load(arguments.work / ROWS, mmap_mode="r")
+    precise = Optimization(arguments.learning_rate, optimizer="muon", weight_decay=0.1, bf16=faster_in_bf16())
+    engine = Engine(architecture(), Parallel(), precise)
     engine.make_optimizer()
-    if arguments.start:
-        engine.load(arguments.start)
-    print(f"{sum(p.numel() for p in engine.model.parameters()) / 1e6:.2f} M parameters", flush=True)
+    if arguments.parent:
+        engine.load(arguments.parent)
+    if lead:
+        parameters = sum(p.numel() for p in engine.model.parameters())
+        print(
+            f"{rows.size / 1e6:.1f} M tokens prepared, {parameters / 1e6:.2f} M parameters, {time.monotonic() - began:.0f} s",
+            flush=True,
+        )
     middle, end = SPECIAL_TOKENS.index(MIDDLE), SPECIAL_TOKENS.index(END)
-    state = {"step": 0, "saved": time.monotonic(), "loss": 0.0}
+    state = {"step": 0, "saved": 0.0, "loss": 0.0}
     training = time.monotonic()
 
     def report(seen: int, loss: float, norm: float, progress: float) -> None:
         state["step"] += 1
         state["loss"] = loss if state["step"] == 1 else 0.97 * state["loss"] + 0.03 * loss
-        if state["step"] % 100 == 0:
+        if lead and state["step"] % 100 == 0:
             speed = seen / (time.monotonic() - training)
             print(
                 f"{seen / 1e6:7.2f} M tokens  loss {state['loss']:.3f}  gradient {norm:.2f}  "
                 f"{speed:,.0f} tokens/s  {progress:.1%}",
                 flush=True,
             )
-        if time.monotonic() - state["saved"] > SNAPSHOT_SECONDS:
+        if progress - state["saved"] > SNAPSHOT_EVERY:
             engine.save(arguments.out, torch.bfloat16, extras=arguments.work / "tokenizer")
-            state["saved"] = time.monotonic()
+            state["saved"] = progress
 
     seen = train(
         engine,
@@ -133,8 +148,11 @@ def main() -> None:
         report,
     )
     engine.save(arguments.out, torch.bfloat16, extras=arguments.work / "tokenizer")
-    (arguments.out / "SOURCES.md").write_text(sources.document(files))
-    print(f"done: {seen} tokens, loss {state['loss']:.3f}, {time.monotonic() - began:.0f} s; wrote {arguments.out}", flush=True)
+    if lead:
+        (arguments.out / "SOURCES.md").write_text(sources.document(files))
+        print(
+            f"done: {seen} tokens, loss {state['loss']:.3f}, {time.monotonic() - began:.0f} s; wrote {arguments.out}", flush=True
+        )
     stop()
 
 

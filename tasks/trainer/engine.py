@@ -78,6 +78,14 @@ def stop() -> None:
     dist.destroy_process_group()
 
 
+def faster_in_bf16() -> bool:
+    """Whether this machine multiplies bfloat16 faster than float32.
+
+    GPUs do, and CPUs with AMX (200 against 100 GFLOP/s on two cores); one with AVX512-BF16 alone does not (79 against 149 on one).
+    """
+    return torch.cuda.is_available() or "amx_bf16" in Path("/proc/cpuinfo").read_text().split()
+
+
 class Engine:
     """A model that computes losses over micro-batches and takes optimizer steps."""
 

@@ -1,7 +1,7 @@
 """What a training job is given: the contract between the flow and the trainer's processes. Importing it imports no torch."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -25,8 +25,8 @@ class Job(BaseModel):
     """Megatron tensor-parallel size."""
     pipeline_parallel: int = 1
     """Megatron pipeline-parallel size."""
-    bf16: bool = False
-    """Compute in bfloat16 with float32 masters."""
+    precision: Literal["float32", "bfloat16", "fastest"] = "float32"
+    """What the products are computed in, float32 masters beside it; fastest: bfloat16 on GPUs and on CPUs with AMX."""
     learning_rate: Annotated[float, Field(gt=0)]
     """Learning rate after the warm-up."""
     warmup_steps: int = 2

@@ -24,7 +24,7 @@ from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
 
 from infra.records import Sample
 from tasks.trainer.batches import MicroBatch, micro_batches, minibatches, read
-from tasks.trainer.engine import Engine, Optimization, Parallel, start, stop
+from tasks.trainer.engine import Engine, Optimization, Parallel, faster_in_bf16, start, stop
 from tasks.trainer.job import CHECKPOINT_NAME, METRICS_NAME, Job, Metrics, StepMetrics
 from tasks.trainer.losses import clipped_surrogate, importance_weights
 
@@ -191,10 +191,11 @@ def run(job: Job) -> Metrics:
     clock = [("load", time.monotonic())]
     config = json.loads((job.checkpoint / "config.json").read_text())
     samples = read(job.samples, config["vocab_size"], config["max_position_embeddings"])
+    bf16 = faster_in_bf16() if job.precision == "fastest" else job.precision == "bfloat16"
     engine = Engine(
         config,
         Parallel(job.tensor_parallel, job.pipeline_parallel),
-        Optimization(job.learning_rate, max_grad_norm=job.max_grad_norm, bf16=job.bf16),
+        Optimization(job.learning_rate, max_grad_norm=job.max_grad_norm, bf16=bf16),
     )
     engine.make_optimizer()
     engine.load(job.checkpoint)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 
 from tasks.trainer.engine import Engine
@@ -56,21 +57,33 @@ def train(
 ) -> int:
     """Train over rows [N, T] in order, `batch` rows a step, until the schedule ends; gives back the tokens seen.
 
+    Data-parallel ranks share the rows of a step; rank 0's clock ends the schedule for all.
+
     Args:
         weigh: loss weight of each token as a target, [B, T] -> [B, T].
-        report: called after each step with tokens seen, mean loss, gradient norm, progress.
+        report: called after each step with tokens seen, this rank's mean loss, gradient norm, progress.
     """
     started, seen, at = time.monotonic(), 0, 0
     length = rows.shape[1]
-    while (progress := schedule.progress(seen, time.monotonic() - started)) < 1.0 and at + batch <= len(rows):
-        chosen = torch.from_numpy(rows[at : at + batch].astype(np.int64))
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    if batch % (ranks * micro_batch):
+        raise ValueError(f"batch {batch}: expected a multiple of {ranks} processes x {micro_batch} rows of a micro-batch")
+    while (progress := _agreed(schedule.progress(seen, time.monotonic() - started))) < 1.0 and at + batch <= len(rows):
+        chosen = torch.from_numpy(rows[at + rank : at + batch : ranks].astype(np.int64))
         micro_batches = list(chosen.split(micro_batch))
         reports, norm = engine.step(_step_of(weigh), micro_batches, (micro_batch, length), schedule.rate(progress))
         at += batch
-        seen += chosen.numel()
+        seen += batch * length
         total, count = torch.stack(reports).sum(0).tolist()
         report(seen, total / count, norm, progress)
     return seen
+
+
+def _agreed(progress: float) -> float:
+    """Rank 0's value, on every rank."""
+    shared = torch.tensor(progress, dtype=torch.float64)
+    dist.broadcast(shared, 0)
+    return float(shared)
 
 
 def _step_of(weigh: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., Any]:

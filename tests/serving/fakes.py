@@ -171,14 +171,14 @@ class FakeRegistry:
 class House:
     """The serving app on fakes; everything else is what runs in production."""
 
-    def __init__(self, directory: Path, made: Tokenizer, *, spool_bytes: int = 1 << 30) -> None:
+    def __init__(self, directory: Path, made: Tokenizer, *, spool_bytes: int = 1 << 30, withhold_below: float = 0.0) -> None:
         self.directory = directory
         self.tokenizer = made
         self.engines = (FakeEngine(made.encode("return alpha + beta").ids), FakeEngine(made.encode("return gamma").ids))
         self.store = MemoryStore()
         self.registry = FakeRegistry()
         self.metrics = Metrics()
-        self.spool_bytes = spool_bytes
+        self.spool_bytes, self.withhold_below = spool_bytes, withhold_below
         self.exits = contextlib.AsyncExitStack()
         self.urls: tuple[str, str] = ("", "")
 
@@ -195,7 +195,8 @@ class House:
         self.follower = Follower(self.arms, self.registry.client(), self.store, self.versions, self.metrics, 0.01)
         access = Access(ServingSettings(token=TOKEN, admin_token=ADMIN, user_secret="salt"))
         renderer = Renderer(self.tokenizer, "spm", 40, 20)
-        policy = Policy(self.tokenizer, renderer, Sampling(temperature=0.8, max_tokens=24), stop_token_ids(self.tokenizer))
+        sampling = Sampling(temperature=0.8, max_tokens=24, withhold_below=self.withhold_below)
+        policy = Policy(self.tokenizer, renderer, sampling, stop_token_ids(self.tokenizer))
         serving = completions.Serving("qwen-coder-x", access, self.arms, policy, self.recorder, self.metrics, self.shipper)
         self.apps = (
             completions.create_app(serving),

@@ -49,6 +49,28 @@ async def test_continue_gets_its_stream_and_what_it_got_is_recorded(house: House
     assert row.ttft_ms is not None and 0 < row.ttft_ms <= row.total_ms
 
 
+async def test_what_the_model_doubts_is_sampled_no_further_recorded_and_not_shown(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    async with House(tmp_path, tokenizer, withhold_below=0.3) as house:
+        house.engines[0].reply = tokenizer.encode(TEXT).ids * 3
+        house.engines[0].delay = 0.01
+        answer = await house.client.post(house.urls[0] + "/v1/completions", json=CONTINUE)
+        (chunk,) = [json.loads(event) for event in events(answer.text)[:-1]]
+        assert chunk["choices"][0] == {"text": "", "index": 0, "logprobs": None, "finish_reason": "stop"}
+        (row,) = house.rows("completions")
+        assert row.withheld and row.text == "" and row.policy_version == "0" and not row.mixed
+        assert len(row.token_ids) == 3  # e^-1.5 is the first below 0.3
+        assert 'tabloop_withheld_total{arm="champion",version="0"} 1.0' in house.metrics.text(house.arms, house.spool).decode()
+
+
+async def test_what_the_model_believes_is_shown_at_once_where_some_is_withheld(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    async with House(tmp_path, tokenizer, withhold_below=1e-9) as house:
+        answer = await house.client.post(house.urls[0] + "/v1/completions", json=CONTINUE)
+        texts = [json.loads(event)["choices"][0]["text"] for event in events(answer.text)[:-1]]
+        assert texts == [TEXT, ""]
+        (row,) = house.rows("completions")
+        assert not row.withheld and row.text == TEXT and len(row.token_ids) == len(house.engines[0].reply)
+
+
 async def test_the_record_is_on_disk_before_the_last_chunk(house: House) -> None:
     async with house.client.stream("POST", house.urls[0] + "/v1/completions", json=CONTINUE) as answer:
         async for line in answer.aiter_lines():
