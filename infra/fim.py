@@ -26,6 +26,8 @@ class Encoded(Protocol):
 
     @property
     def ids(self) -> list[int]: ...
+    @property
+    def offsets(self) -> list[tuple[int, int]]: ...
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,13 @@ def take_apart(prompt: str) -> Context:
     return Context(prompt[start + len(PREFIX) : middle], prompt[middle + len(SUFFIX) : end], prompt[:start])
 
 
+def _unmarked(text: str) -> str:
+    """A tokenizer would read marker text in code as the markers; a zero-width joint keeps it text."""
+    for marker in SPECIAL_TOKENS:
+        text = text.replace(marker, marker[:2] + "\u200b" + marker[2:])
+    return text
+
+
 @dataclass(frozen=True)
 class Renderer:
     """Renders a context as token ids in the model's own order."""
@@ -71,7 +80,7 @@ class Renderer:
 
     def render(self, prefix: str, suffix: str) -> list[int]:
         """Token ids of the prompt; what lies farthest from the cursor is cut first, and the frame stays whole."""
-        before = self.encode(prefix)[-self.max_prefix_tokens :]
+        before = self._nearest(prefix)
         after = self.encode(suffix)[: self.max_suffix_tokens]
         begin, end, middle = self._id(PREFIX), self._id(SUFFIX), self._id(MIDDLE)
         if self.order == "psm":
@@ -80,10 +89,21 @@ class Renderer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a piece of text; marker text in it stays text."""
-        # The tokenizer would read marker text in code as the markers; a zero-width joint keeps it text.
-        for marker in SPECIAL_TOKENS:
-            text = text.replace(marker, marker[:2] + "\u200b" + marker[2:])
-        return self.encoder.encode(text, add_special_tokens=False).ids
+        return self.encoder.encode(_unmarked(text), add_special_tokens=False).ids
+
+    def _nearest(self, prefix: str) -> list[int]:
+        """The end of the prefix, from the start of a line where one is near.
+
+        While a developer types, that start moves with every few tokens' worth of lines and not with every token: the prompt
+        begins as the one before it did, and the engine's prefix cache holds most of it.
+        """
+        text = _unmarked(prefix)
+        found = self.encoder.encode(text, add_special_tokens=False)
+        first = len(found.ids) - self.max_prefix_tokens
+        if first <= 0:
+            return found.ids
+        starts = range(first, first + self.max_prefix_tokens // 4)
+        return found.ids[next((i for i in starts if text[found.offsets[i][0] - 1] == "\n"), first) :]
 
     def _id(self, token: str) -> int:
         identifier = self.encoder.token_to_id(token)

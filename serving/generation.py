@@ -19,8 +19,8 @@ from serving.protocol import Delta, Request, Span
 from serving.text import Reader
 
 log = logging.getLogger(__name__)
-LONGEST_TOKEN = 16
-"""Characters a kept token is taken to have at most; text farther from the cursor is not even tokenised."""
+TOKEN_CHARACTERS = 8
+"""Characters that kept tokens have on average at most (code: 3 to 4); text farther from the cursor is not even tokenised."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class Policy:
 
     def request(self, asked: Asked) -> Request:
         """The prompt in the model's own order, and the server's own sampling."""
-        prefix = asked.prefix[-self.renderer.max_prefix_tokens * LONGEST_TOKEN :]
-        suffix = asked.suffix[: self.renderer.max_suffix_tokens * LONGEST_TOKEN]
+        prefix = asked.prefix[-self.renderer.max_prefix_tokens * TOKEN_CHARACTERS :]
+        suffix = asked.suffix[: self.renderer.max_suffix_tokens * TOKEN_CHARACTERS]
         wanted = self.sampling.max_tokens if asked.max_tokens is None else min(asked.max_tokens, self.sampling.max_tokens)
         return Request(
             prompt_token_ids=self.renderer.render(prefix, suffix),

@@ -81,7 +81,7 @@ def stop() -> None:
 def faster_in_bf16() -> bool:
     """Whether this machine multiplies bfloat16 faster than float32.
 
-    GPUs do, and CPUs with AMX (200 against 100 GFLOP/s on two cores); one with AVX512-BF16 alone does not (79 against 149 on one).
+    GPUs do, and CPUs with AMX (200 against 100 GFLOP/s on two cores); AVX512-BF16 alone does not (79 against 149 on one).
     """
     return torch.cuda.is_available() or "amx_bf16" in Path("/proc/cpuinfo").read_text().split()
 
