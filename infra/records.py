@@ -50,6 +50,8 @@ class Completion(Record):
     """Which client: "continue", "rlinf", ..., from the User-Agent or the shape of the request."""
     opted_out: bool = False
     """Served without a trace: all text and token fields are empty."""
+    redacted: bool = False
+    """A secret stood in it: taken out of the text, and all token fields are empty. Not trained on."""
     prefix: str
     """Text before the cursor, as sent (FIM tokens taken apart)."""
     suffix: str

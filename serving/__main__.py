@@ -23,6 +23,7 @@ from serving.follower import Follower
 from serving.generation import Policy
 from serving.metrics import Metrics
 from serving.recording import Recorder
+from serving.redaction import Redactor
 from serving.shipping import Shipper
 from serving.spool import Spool
 from serving.text import load_tokenizer, stop_token_ids
@@ -61,7 +62,7 @@ async def serve(settings: Settings) -> None:
     spool = Spool(settings_.path(serving.spool), serving.spool_bytes)
     store = ObjectStore.connect(settings.store)
     shipper = Shipper(spool, store, serving.ship_seconds)
-    recorder = Recorder(spool, metrics)
+    recorder = Recorder(spool, metrics, Redactor())
     access = Access(serving)
     token = serving.token.get_secret_value() if serving.token else None
     async with engines.session() as http:

@@ -25,6 +25,7 @@ class Metrics:
         self._total = Histogram("tabloop_completion_seconds", "From arrival to the end", arm, buckets=SECONDS, registry=registry)
         self._feedback = Counter("tabloop_feedback", "Feedback events", ("client", "outcome"), registry=registry)
         self.refused = Counter("tabloop_refused", "Requests answered with an error", ("status",), registry=registry)
+        self.redacted = Counter("tabloop_redacted", "Completions recorded without a secret that was in them", registry=registry)
         self.unrecorded = Counter("tabloop_unrecorded", "Completions served that could not be recorded", registry=registry)
         self.swaps = Counter("tabloop_swaps", "Versions loaded into a slot", ("slot",), registry=registry)
         self._spool_bytes = Gauge("tabloop_spool_bytes", "Bytes of events that wait for the object store", registry=registry)

@@ -2,21 +2,28 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
+from typing import TypeVar
 
 from infra.records import Completion, Feedback
 from serving.metrics import Metrics
+from serving.redaction import Redactor
 from serving.spool import Spool, SpoolFull
 
 log = logging.getLogger(__name__)
+E = TypeVar("E", Completion, Feedback)
+MUCH_TEXT = 20_000
+"""Characters that take longer to look through than other requests should wait."""
 TRACES = {"prefix": "", "suffix": "", "prompt_token_ids": (), "token_ids": (), "logprobs": (), "token_ends": (), "text": ""}
 
 
 class Recorder:
     """Writes events so that no cancelled request loses one."""
 
-    def __init__(self, spool: Spool, metrics: Metrics) -> None:
+    def __init__(self, spool: Spool, metrics: Metrics, redactor: Redactor) -> None:
         self.spool = spool
         self._metrics = metrics
+        self._redactor = redactor
         self._writing: set[asyncio.Task[None]] = set()
 
     async def completion(self, row: Completion) -> None:
@@ -25,15 +32,19 @@ class Recorder:
         A spool that refuses does not stop completions: the row is counted as lost, and said so.
         """
         self._metrics.completed(row)
-        task = asyncio.create_task(self._completion(row.model_copy(update=TRACES) if row.opted_out else row))
+        task = asyncio.create_task(self._completion(row))
         self._writing.add(task)
         task.add_done_callback(self._writing.discard)
         await asyncio.shield(task)
 
     async def feedback(self, row: Feedback) -> None:
         """Durable when this comes back. Raises SpoolFull or OSError."""
-        await self.spool.append(row)
+        await self.spool.append(await self._without_secrets(self._redactor.feedback, row))
         self._metrics.judged(row)
+
+    async def _without_secrets(self, redact: Callable[[E], E], row: E) -> E:
+        """The row as it may be kept; a whole file's worth of text is looked through in a thread."""
+        return await asyncio.to_thread(redact, row) if len(row.prefix) + len(row.suffix) > MUCH_TEXT else redact(row)
 
     async def settle(self) -> None:
         """Wait for what is being written."""
@@ -41,8 +52,10 @@ class Recorder:
             await asyncio.wait(self._writing)
 
     async def _completion(self, row: Completion) -> None:
+        kept = row.model_copy(update=TRACES) if row.opted_out else await self._without_secrets(self._redactor.completion, row)
+        self._metrics.redacted.inc(kept.redacted)
         try:
-            await self.spool.append(row)
+            await self.spool.append(kept)
         except (SpoolFull, OSError) as error:
             self._metrics.unrecorded.inc()
             log.error("completion %s is not recorded: %s", row.id, error)

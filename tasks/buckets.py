@@ -136,6 +136,8 @@ def place(joined: Joined, distances: Mapping[str, int | None], until: float, max
 
 def unfit(served: Completion, distance: int | None) -> str:
     """Why what was served cannot be trained on, or the empty text."""
+    if served.redacted:
+        return "secret"
     if served.mixed:
         return "mixed_weights"
     if served.top_p < 1:

@@ -29,7 +29,7 @@ class Plan:
     cycles: int
     """Cycles to have been run, earlier demos counted in."""
     labels: int
-    """Labels by the champion that a cycle waits for."""
+    """Answered requests since the last cycle began, an A/B test's included, that a cycle waits for."""
     verdict_requests: int
     """Answered requests an arm between two looks at an experiment."""
     deadline: float
@@ -69,22 +69,20 @@ class Loop:
     async def run(self) -> history.World:
         """Run cycles and experiments; gives back the world at the end."""
         world = await self._world()
-        last_champion_labels = 0
+        labelled = 0
         while True:
             if world.aliases.experiment:
                 world = await self._experiment(world)
             enough = len(world.ended) >= self._plan.cycles and world.promotions > 0
             if enough or self._late:
                 return world
-            champion = world.aliases.champion or ""
-            await self._until_labelled(champion, last_champion_labels + self._plan.labels)
-            ended = len(world.ended)
+            await self._until_labelled(labelled + self._plan.labels)
+            ended, answered = len(world.ended), self._traffic.tally.total.answered
             world = await self._cycle(world)
             if len(world.ended) == ended:
                 await asyncio.sleep(RETRY_SECONDS)  # another run of it is under way, or it found too few samples
                 continue
-            # What a rejected candidate was trained on may be used again, together with what came since.
-            last_champion_labels = self._traffic.of(champion).answered if world.aliases.champion == champion else 0
+            labelled = answered
 
     @property
     def _late(self) -> bool:
@@ -99,11 +97,11 @@ class Loop:
                 await asyncio.sleep(POLL_SECONDS)
         raise RuntimeError("the registry did not answer for a minute; `make status` tells which part is down, and its log")
 
-    async def _until_labelled(self, version: str, labels: int) -> None:
+    async def _until_labelled(self, labels: int) -> None:
         told = 0.0
-        while not self._late and (count := self._traffic.of(version).answered) < labels:
+        while not self._late and (total := self._traffic.tally.total).answered < labels:
             if time.monotonic() - told > 15:
-                self.say(f"developers at work with version {version}: {count} of {labels} labels; {self._accepted(version)}")
+                self.say(f"developers at work: {total.answered} of {labels} requests answered, {total.accepted} accepted")
                 told = time.monotonic()
             await asyncio.sleep(POLL_SECONDS)
 

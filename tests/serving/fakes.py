@@ -26,6 +26,7 @@ from serving.generation import Policy
 from serving.metrics import Metrics
 from serving.protocol import Delta, Request
 from serving.recording import Recorder
+from serving.redaction import Redactor
 from serving.shipping import Shipper, read_segment
 from serving.spool import KINDS, Spool
 from serving.text import stop_token_ids
@@ -189,7 +190,7 @@ class House:
         one, two = (Slot(i, engines.EngineClient(http, engine.url, None)) for i, engine in enumerate(self.engines))
         self.arms = Arms((one, two))
         self.spool = Spool(self.directory / "spool", self.spool_bytes)
-        self.recorder = Recorder(self.spool, self.metrics)
+        self.recorder = Recorder(self.spool, self.metrics, Redactor())
         self.shipper = Shipper(self.spool, self.store, 0.05)
         self.versions = Versions(self.directory / "state")
         self.follower = Follower(self.arms, self.registry.client(), self.store, self.versions, self.metrics, 0.01)

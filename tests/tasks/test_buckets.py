@@ -36,6 +36,7 @@ def test_distances_go_by_way_of_the_common_ancestor() -> None:
         ({"pinned": True}, "pinned", ""),
         ({"withheld": True}, "withheld", ""),
         ({"mixed": True}, "quarantined", "mixed_weights"),
+        ({"redacted": True}, "quarantined", "secret"),
         ({"top_p": 0.9}, "quarantined", "cut_distribution"),
         ({"finish_reason": "error"}, "quarantined", "engine_error"),
         ({"policy_version": "77"}, "quarantined", "unknown_policy_version"),

@@ -1,0 +1,97 @@
+"""Secrets in code do not reach the disk, and code without one is recorded as it is."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from detect_secrets.plugins.base import RegexBasedDetector
+from detect_secrets.settings import get_settings
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from serving.redaction import REDACTED, Redactor
+from tests.serving.fakes import House
+
+BODY = [f"{'Ab3/' * 16}"[:-1] + letter for letter in "abcdef"]
+KEY = ["-----BEGIN RSA PRIVATE KEY-----", *BODY, "-----END RSA PRIVATE KEY-----"]
+SECRETS = [
+    ('aws = "AKIA', "IOSFODNN7EXAMPLE", '"'),
+    ("# old key: ghp_", "a1b2c3d4e5f6a1b2c3d4e5f6a1b2c3d4e5f6", ""),
+    ('password = "', "correct horse battery", '"'),
+    ("engine = connect('", "postgresql://ada:l0velace@db.example/x", "')"),
+    ('salt = "', "7d9fb36e1c2a48500dcab6ff", '"'),
+    ('seed = "', "qZ8vX2mK5tR7wB3nJ6hD9cF4gL1pS0aYuTe", '"'),
+]
+"""Put together here, so that a scanner of this repository finds none."""
+
+
+@pytest.fixture(scope="module")
+def redactor() -> Redactor:
+    return Redactor()
+
+
+@pytest.mark.parametrize(("before", "secret", "after"), SECRETS)
+def test_a_secret_is_taken_out_and_the_rest_of_its_line_stays(redactor: Redactor, before: str, secret: str, after: str) -> None:
+    found = redactor.text(f"x = 1\n{before}{secret}{after}\ny = 2")
+    assert secret not in found and REDACTED in found
+    assert found.startswith("x = 1\n") and found.endswith(after + "\ny = 2")
+
+
+@given(begin=st.integers(0, 7), end=st.integers(0, 8))
+def test_of_a_private_key_nothing_stays_wherever_the_text_was_cut(begin: int, end: int) -> None:
+    found = REDACTOR.text("\n".join(["x = 1", *KEY[begin:end], "y = 2" if end == 8 else ""]))
+    assert not any(line in found for line in BODY)
+    assert "y = 2" in found or end < 8
+
+
+REDACTOR = Redactor()
+
+
+def sources() -> Iterator[str]:
+    for room in ("flows", "tasks", "serving", "evals", "infra"):
+        for file in Path(room).rglob("*.py"):
+            yield file.read_text()
+
+
+def test_code_without_secrets_stays_as_it_is(redactor: Redactor) -> None:
+    read = list(sources())
+    lines = [line for text in read for line in text.split("\n")]
+    changed = [line for line in lines if redactor.text(line) != line]
+    assert len(read) > 50 and len(changed) < len(lines) / 1000, changed
+
+
+def test_a_line_longer_than_any_person_writes_is_looked_at_too(redactor: Redactor) -> None:
+    assert redactor.text("x " * 2500) == "x " * 2500
+    assert redactor.text("x " * 1500 + ' password = "correct horse battery" ') == REDACTED
+
+
+@given(st.data())
+def test_all_that_a_detector_knows_is_found_in_a_line_of_code(data: st.DataObject) -> None:
+    """The quick look before the detectors must miss nothing."""
+    detector = data.draw(st.sampled_from([d for d in REDACTOR._detectors if isinstance(d, RegexBasedDetector)]))
+    pattern = data.draw(st.sampled_from(list(detector.denylist)))
+    secret = data.draw(st.from_regex(pattern, alphabet=st.characters(codec="ascii")))
+    assume("\n" not in secret and len(secret) < 1000 and list(detector.analyze_string(secret)))
+    assert REDACTED in REDACTOR.text(secret)
+
+
+def test_no_detector_asks_a_provider_whether_a_secret_is_real() -> None:
+    assert not any("verification" in name for name in get_settings().filters)
+
+
+async def test_the_client_is_served_and_the_spool_never_sees_the_secret(house: House) -> None:
+    before, secret, after = SECRETS[2]
+    prompt = f"<|fim_prefix|>{before}{secret}{after}\nx = <|fim_suffix|>\n<|fim_middle|>"
+    answer = await house.client.post(house.urls[0] + "/v1/completions", json={"prompt": prompt, "stop": []})
+    text = answer.json()["choices"][0]["text"]
+    assert text
+    data = {"completionId": "c1", "accepted": True, "prompt": prompt, "completion": text}
+    assert (await house.judge("/v1/continue/events", {"name": "autocomplete", "data": data})).status_code == 200
+    (row,) = house.rows("completions")
+    assert row.redacted and row.prefix == f"{before}{REDACTED}{after}\nx = " and row.text == text
+    assert row.prompt_token_ids == row.token_ids == row.logprobs == row.token_ends == ()
+    (told,) = house.rows("feedback")
+    assert told.prefix == row.prefix
+    spooled = [file.read_text() for file in (house.directory / "spool").rglob("*.jsonl")]
+    assert spooled and not any(secret in line for line in spooled)
+    assert "tabloop_redacted_total 1.0" in house.metrics.text(house.arms, house.spool).decode()
