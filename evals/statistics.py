@@ -22,11 +22,15 @@ Ramdas, "Time-uniform central limit theory and asymptotic confidence sequences",
 The clock t is the number of requests. The part of the error that lies between users does not shrink with it: it is there from the
 start and stays, which a peeker gains less from than from the random walk that the boundary is made for. So the width is right for
 users that are alike and too wide for others. test_statistics.py measures both.
+
+A test of a planned size pays for looking early with a small share of its error level and keeps the rest for one look at its end,
+with the interval of a fixed sample (Haybittle 1971; Peto et al. 1976): the two add up to the level, however often one looks.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 
@@ -103,10 +107,13 @@ def sample_ratio_p(challenger: int, champion: int, share: float) -> float:
     return math.erfc(math.sqrt(statistic / 2))
 
 
-def difference(users: Sequence[User], measure: str, alpha: float, expected_requests: float) -> Difference | NoDifference:
+def difference(
+    users: Sequence[User], measure: str, alpha: float, expected_requests: float, *, last_look: bool = False
+) -> Difference | NoDifference:
     """The difference of a measure of Totals per request between the arms.
 
     expected_requests is when the interval is narrowest for its age: about as many requests as the experiment is planned for.
+    `last_look`: the interval of a fixed sample, for one look at a time that was set before.
     """
     users = [user for user in users if user.during.requests]
     treated = np.array([user.arm == "challenger" for user in users], dtype=float)
@@ -125,7 +132,8 @@ def difference(users: Sequence[User], measure: str, alpha: float, expected_reque
         return NoDifference(f"{measure} per request does not vary between users: its error cannot be told")
     estimate, error = found
     freedom = len(users) - len(columns)
-    half = error * widen(boundary(float(requests.sum()), alpha, expected_requests), freedom)
+    errors = normal_quantile(alpha / 2) if last_look else boundary(float(requests.sum()), alpha, expected_requests)
+    half = error * widen(errors, freedom)
     return Difference(estimate, estimate - half, estimate + half, error)
 
 
@@ -167,6 +175,11 @@ def boundary(t: float, alpha: float, expected: float) -> float:
     aim = -2 * math.log(alpha)
     age = t * (aim + math.log(aim) + 1) / expected
     return math.sqrt(2 * (1 + 1 / age) * math.log(math.sqrt(age + 1) / alpha))
+
+
+def normal_quantile(tail: float) -> float:
+    """Standard errors that leave this tail of a normal distribution."""
+    return NormalDist().inv_cdf(1 - tail)
 
 
 def widen(errors: float, freedom: int) -> float:

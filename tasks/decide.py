@@ -15,6 +15,8 @@ from infra.store import ObjectStore
 from tasks.join import Joined, join
 from tasks.window import Window, read_completions, read_feedback
 
+EARLY = 0.1
+"""Share of the error level that is spent on looks before the planned size."""
 ARMS: tuple[Arm, Arm] = ("champion", "challenger")
 
 
@@ -119,14 +121,19 @@ def _judge(
         for arm, of_arm in zip(ARMS, (champion, challenger), strict=True)
         for user, totals in sorted(of_arm.items())
     ]
-    planned = 4.0 * settings.min_requests
-    accepted = difference(sample, "accepted", settings.alpha, planned)
-    characters = difference(sample, "characters", settings.alpha, planned)
+    last_look = min(requests.values()) >= settings.planned_requests
+    alpha = settings.alpha * (1 - EARLY if last_look else EARLY)
+    planned = 2.0 * settings.planned_requests
+    accepted = difference(sample, "accepted", alpha, planned, last_look=last_look)
+    characters = difference(sample, "characters", alpha, planned, last_look=last_look)
     for found in (accepted, characters):
         if isinstance(found, NoDifference):
             return "undecided", found.reason, None
     assert isinstance(accepted, Difference) and isinstance(characters, Difference)
-    return (*_weigh(accepted, characters, shown_shares(champion, challenger)), accepted)
+    name, reason = _weigh(accepted, characters, shown_shares(champion, challenger))
+    if last_look and name == "undecided":
+        name, reason = "reject", f"no win in {settings.planned_requests} requests an arm (experiment.planned_requests): {reason}"
+    return name, reason, accepted
 
 
 def _weigh(accepted: Difference, characters: Difference, shown: str) -> tuple[VerdictName, str]:

@@ -42,11 +42,11 @@ def parser() -> argparse.ArgumentParser:
     add("--users", type=int, default=120, help="developers (default %(default)s)")
     add("--code", type=Path, nargs="+", default=[], metavar="DIR", help="type through these (default: the held-out packages)")
     add("--cycles", type=int, default=3, help="cycles to have been run, earlier demos counted in (default %(default)s)")
-    add("--labels", type=int, default=5000, help="labels that a cycle waits for (default %(default)s)")
+    add("--labels", type=int, default=8000, help="labels that a cycle waits for (default %(default)s)")
     add("--minutes", type=float, default=13.0, help="begin nothing new after so long (default %(default)s)")
     add("--visits", type=int, default=2000, help="places of the closing comparison (default %(default)s)")
     add("--rate", type=float, default=0.0, help="most requests a second (default: what the concurrency lets through)")
-    add("--concurrency", type=int, default=24, help="developers who type at the same time (default %(default)s)")
+    add("--concurrency", type=int, default=48, help="developers who type at the same time (default %(default)s)")
     return result
 
 
@@ -76,7 +76,7 @@ async def demo(options: argparse.Namespace, settings: Settings, code: Code, cons
     """Run the loop, then measure."""
     store, registry = ObjectStore.connect(settings.store), Registry.connect(settings.registry)
     traffic, stop = Traffic(options.rate), asyncio.Event()
-    plan = Plan(options.cycles, options.labels, settings.experiment.min_requests, began + 60 * options.minutes)
+    plan = Plan(options.cycles, options.labels, settings.experiment.planned_requests, began + 60 * options.minutes)
     async with Orchestration(settings.orchestration.api) as prefect:
         before = await asyncio.to_thread(history.look, store, registry)
         if before.ended:

@@ -13,11 +13,13 @@ from rich.console import Console
 from evals.demo import history
 from evals.demo.orchestration import FlowRun, Orchestration
 from evals.developers import Counts, Tally
+from infra.records import ExperimentRecord
 from infra.registry import Registry, RegistryError
 from infra.store import ObjectStore
 
 CYCLE, WATCH = "cycle", "experiment"
 POLL_SECONDS, RETRY_SECONDS = 2.0, 15.0
+SETTLING = 1.08
 QUIET_RATE = 2.0
 """Requests a second while a cycle computes: two cores serve a busy team or train, and would do both at a third of the speed."""
 
@@ -31,7 +33,7 @@ class Plan:
     labels: int
     """Answered requests since the last cycle began, an A/B test's included, that a cycle waits for."""
     verdict_requests: int
-    """Answered requests an arm between two looks at an experiment."""
+    """Answered requests an arm after which an experiment is looked at."""
     deadline: float
     """time.monotonic() after which nothing new is begun."""
 
@@ -124,18 +126,20 @@ class Loop:
         experiment = world.aliases.experiment
         assert experiment is not None
         self.say(f"A/B test: version {experiment.challenger} against {experiment.champion}, {experiment.share:.0%} of developers")
-        seen = 0
+        before = self._traffic.of(experiment.champion).answered
+        # The gate leaves out what is too young to be labelled: so much more must be there for its size to be met.
+        wanted, told = SETTLING * self._plan.verdict_requests, time.monotonic()
         while world.aliases.experiment and not self._late:
-            count = self._traffic.of(experiment.challenger).answered
-            if count < seen + self._plan.verdict_requests:
+            count = min(self._traffic.of(experiment.challenger).answered, self._traffic.of(experiment.champion).answered - before)
+            if count < wanted:
+                if time.monotonic() - told > 15:
+                    self.say(f"A/B test: {self._arms(experiment)}")
+                    told = time.monotonic()
                 await asyncio.sleep(POLL_SECONDS)
                 continue
-            seen = count
+            wanted = count + (SETTLING - 1) * self._plan.verdict_requests
             run = await self._deployment(WATCH)
-            self.say(
-                f"A/B test: {run.state}: {run.message[:220]} (challenger {self._accepted(experiment.challenger)}, "
-                f"champion {self._accepted(experiment.champion)})"
-            )
+            self.say(f"A/B test: {run.state}: {run.message[:220]} ({self._arms(experiment)})")
             world = await self._world()
         return await self._world()
 
@@ -150,6 +154,9 @@ class Loop:
                 self.say(f"{name}: {found.state.lower()}{await self._prefect.step(run)}")
                 told = time.monotonic()
         return found
+
+    def _arms(self, experiment: ExperimentRecord) -> str:
+        return f"challenger {self._accepted(experiment.challenger)}, champion {self._accepted(experiment.champion)}"
 
     def _accepted(self, version: str) -> str:
         counts = self._traffic.of(version)

@@ -157,6 +157,10 @@ class Train(Section):
     """PPO clips the ratio above 1 + clip_high."""
     importance_bound: float = Field(2.0, gt=1)
     """Bound of the importance weight from the behaviour policy to the start of training."""
+    context_weight: float = Field(0.0, ge=0)
+    """Weight of the language-model loss of a prompt token, beside 1 for the surrogate of a sampled one; 0: none."""
+    context_tokens: int = Field(32, ge=1)
+    """Prompt tokens of each sample that the language-model loss is taken on."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Gradient clipping."""
     seed: int = 0
@@ -201,9 +205,12 @@ class Experiment(Section):
     share: float = Field(0.5, gt=0, lt=1)
     """Share of users that get the challenger."""
     alpha: float = Field(0.05, gt=0, lt=0.5)
-    """Error level of the always-valid confidence sequence."""
+    """Error level of the test, looks before its end included (two-sided; a promotion is wrong half as often)."""
     min_requests: int = Field(500, ge=1)
-    """Fewest requests an arm before a verdict; the test is tuned for twice as many."""
+    """Fewest requests an arm before a verdict."""
+    planned_requests: int = Field(20_000, ge=1)
+    """Requests an arm at which the test ends: the challenger is promoted or rejected. Before that only a large difference is
+    acted on. For a true difference d of acceptance per request near p, 14 p (1 - p) / d^2 find it in three cases of four."""
     min_users: int = Field(10, ge=2)
     """Fewest users an arm before a verdict: they are the unit of the test."""
     baseline_seconds: float = Field(86_400.0, ge=0)

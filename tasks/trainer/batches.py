@@ -1,6 +1,7 @@
 """Samples as padded micro-batches.
 
-Legend: B samples of a micro-batch, T tokens of the longest of them (prompt and completion), K sampled tokens in the micro-batch.
+Legend: B samples of a micro-batch, T tokens of the longest of them (prompt and completion), K sampled tokens in the micro-batch,
+C prompt tokens on which the language-model loss is taken.
 """
 
 import math
@@ -38,6 +39,10 @@ class MicroBatch:
     """[K] float32, the sample's advantage on each of its tokens."""
     samples: tuple[int, ...]
     """Index of each row among the job's samples."""
+    context_at: torch.Tensor
+    """[C] int64, as `at`: positions that predict a token of the prompt."""
+    context_targets: torch.Tensor
+    """[C] int64, those tokens."""
 
 
 def read(path: Path, vocabulary: int, positions: int) -> list[Sample]:
@@ -91,8 +96,13 @@ Proximal = Mapping[int, Sequence[float]]
 """Log-probabilities of a sample's tokens under the proximal policy, by the sample's index."""
 
 
-def micro_batches(samples: Sequence[Sample], chosen: Sequence[int], budget: int, proximal: Proximal) -> list[MicroBatch]:
-    """Chosen samples sorted by length into micro-batches of at most `budget` tokens, padding included."""
+def micro_batches(
+    samples: Sequence[Sample], chosen: Sequence[int], budget: int, proximal: Proximal, context: int = 0
+) -> list[MicroBatch]:
+    """Chosen samples sorted by length into micro-batches of at most `budget` tokens, padding included.
+
+    `context`: prompt tokens of each sample that the language-model loss is taken on.
+    """
     length = {i: len(samples[i].prompt_token_ids) + len(samples[i].token_ids) for i in chosen}
     groups: list[list[int]] = []
     for i in sorted(chosen, key=lambda i: (length[i], i)):
@@ -101,20 +111,28 @@ def micro_batches(samples: Sequence[Sample], chosen: Sequence[int], budget: int,
             groups[-1].append(i)
         else:
             groups.append([i])
-    return [_micro_batch(samples, group, proximal) for group in groups]
+    return [_micro_batch(samples, group, proximal, context) for group in groups]
 
 
-def _micro_batch(samples: Sequence[Sample], group: list[int], proximal: Proximal) -> MicroBatch:
+def context_positions(sample: Sample, count: int) -> list[int]:
+    """At most `count` positions of a prompt, the same for the same sample; the mark that ends the frame is not predicted."""
+    places = range(len(sample.prompt_token_ids) - 2)
+    return sorted(random.Random(sample.completion_id).sample(places, min(count, len(places))))
+
+
+def _micro_batch(samples: Sequence[Sample], group: list[int], proximal: Proximal, context: int) -> MicroBatch:
     rows = [samples[i] for i in group]
     width = max(len(r.prompt_token_ids) + len(r.token_ids) for r in rows)
     tokens = torch.full((len(rows), width), PAD, dtype=torch.long)
     at: list[int] = []
+    told: list[tuple[int, int]] = []
     near = [value for i, row in zip(group, rows, strict=True) for value in proximal.get(i, row.logprobs)]
     for b, row in enumerate(rows):
         ids = (*row.prompt_token_ids, *row.token_ids)
         tokens[b, : len(ids)] = torch.tensor(ids)
         first = len(row.prompt_token_ids) - 1
         at += [t * len(rows) + b for t in range(first, first + len(row.token_ids))]
+        told += [(t * len(rows) + b, row.prompt_token_ids[t + 1]) for t in context_positions(row, context)]
     return MicroBatch(
         tokens=tokens,
         at=torch.tensor(at),
@@ -124,4 +142,6 @@ def _micro_batch(samples: Sequence[Sample], group: list[int], proximal: Proximal
         proximal=torch.tensor(near, dtype=torch.float32),
         advantage=torch.tensor([row.advantage for row in rows for _ in row.token_ids], dtype=torch.float32),
         samples=tuple(group),
+        context_at=torch.tensor([place for place, _ in told], dtype=torch.long),
+        context_targets=torch.tensor([token for _, token in told], dtype=torch.long),
     )

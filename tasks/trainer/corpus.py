@@ -21,8 +21,8 @@ PIECES = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{
 
 PACKAGE_CAP = 4_000_000
 """Most bytes taken from one package, so that no single house style rules."""
-MAX_PREFIX, MAX_SUFFIX = 340, 100
-"""Characters around the cursor: about what fits the served prompt, so that more of the tokens are middles."""
+MAX_PREFIX, MAX_SUFFIX = 560, 170
+"""Characters around the cursor: about what fits the served prompt."""
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:

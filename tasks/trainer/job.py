@@ -43,6 +43,10 @@ class Job(BaseModel):
     """The ratio is clipped above 1 + clip_high."""
     importance_bound: float = 2.0
     """Bound of the importance weight from the behaviour policy to the proximal one."""
+    context_weight: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the language-model loss of a prompt token, beside 1 for the surrogate of a sampled one; 0: none."""
+    context_tokens: Annotated[int, Field(ge=1)] = 32
+    """Prompt tokens of each sample that the language-model loss is taken on."""
     max_grad_norm: float = 1.0
     """Gradient clipping."""
     seed: int = 0
@@ -60,6 +64,8 @@ class StepMetrics(BaseModel):
     """Mean clipped surrogate per token, negated."""
     clip_fraction: float
     """Share of tokens whose ratio was clipped."""
+    context_loss: float
+    """Mean language-model loss on tokens of the prompts, in nats; 0 where it has no weight."""
     kl: float
     """Estimate of KL(start || policy) per token, (r - 1) - ln r (Schulman 2020, "Approximating KL divergence", k3)."""
     gradient_norm: float

@@ -2,6 +2,10 @@
 
 torchrun --standalone --nproc_per_node 1 -m tasks.trainer.ppo --job job.json
 
+Beside the surrogate stands a language-model loss on the developers' own code, which every prompt is full of (PPO-ptx: Ouyang et
+al. 2022, "Training language models to follow instructions with human feedback", eq. 2): it teaches the names and the manner of a
+team's code, and holds the model to writing code while the reward pulls at it.
+
 The clip holds the policy near the proximal one. For samples of the current version that is the behaviour policy itself, whose
 log-probabilities the server recorded (agreement is measured on the first step, before any update); for older samples the
 starting weights' log-probabilities are computed, and a truncated importance weight corrects for the rest.
@@ -38,12 +42,18 @@ def logprobs(logits: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
     return -vocab_parallel_cross_entropy(scaled[:, None], batch.targets.to(logits.device)[:, None])[:, 0]
 
 
+def context_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Negative log-probability of prompt tokens [C] at temperature 1, summed; logits [1, C, V / TP]."""
+    # The function works in place on its float32 argument.
+    return vocab_parallel_cross_entropy(logits[0].float().clone()[:, None], targets.to(logits.device)[:, None]).sum()
+
+
 def forward(model: Any, batch: MicroBatch) -> torch.Tensor:
-    """Logits at the positions that predict sampled tokens, [1, K, V / TP], on the last pipeline stage."""
+    """Logits at the positions that predict sampled tokens, then prompt tokens, [1, K + C, V / TP], on the last pipeline stage."""
     device = next(model.parameters()).device
     tokens = batch.tokens.to(device)
     positions = torch.arange(tokens.shape[1], device=device).expand_as(tokens)
-    with selected(model, batch.at.to(device)):
+    with selected(model, torch.cat([batch.at, batch.context_at]).to(device)):
         return model(input_ids=tokens, position_ids=positions, attention_mask=None)
 
 
@@ -111,20 +121,23 @@ def starting_logprobs(engine: Engine, samples: Sequence[Sample], chosen: Sequenc
 
 
 def objective(job: Job) -> Callable[..., Any]:
-    """The forward step of the PPO objective; reports [loss, clipped, kl, importance clipped, tokens], summed."""
+    """The forward step of the objective; reports sums: loss, clipped, kl, importance clipped, context, C, tokens."""
 
     def forward_step(queue: Iterator[MicroBatch], model: Any) -> Any:
         batch = next(queue)
 
         def loss(logits: torch.Tensor) -> Any:
-            policy = logprobs(logits, batch)
+            sampled = batch.targets.numel()
+            policy = logprobs(logits[:, :sampled], batch)
+            context = context_loss(logits[:, sampled:], batch.context_targets)
             near, behaviour, advantage = (t.to(policy.device) for t in (batch.proximal, batch.behaviour, batch.advantage))
             weights = importance_weights(near, behaviour, job.importance_bound)
             mask = torch.ones_like(policy)
             found = clipped_surrogate(policy, near, weights, advantage, mask, job.clip_low, job.clip_high)
             bounded = (weights >= job.importance_bound).float().sum()
-            report = torch.stack([found.loss.detach(), found.clipped, found.kl, bounded, mask.sum()])
-            return found.loss, mask.sum().int(), report
+            prompted = mask.new_tensor(batch.context_targets.numel())
+            report = torch.stack([found.loss.detach(), found.clipped, found.kl, bounded, context.detach(), prompted, mask.sum()])
+            return found.loss + job.context_weight * context, mask.sum().int(), report
 
         return forward(model, batch), loss
 
@@ -145,15 +158,17 @@ def update(
     done = []
     for number, chosen in enumerate(minibatches(len(samples), job.minibatch, job.epochs, job.seed)):
         own = chosen[rank::ranks]
-        batches = micro_batches(samples, own, job.micro_batch_tokens, proximal)
+        context = job.context_tokens if job.context_weight else 0
+        batches = micro_batches(samples, own, job.micro_batch_tokens, proximal, context)
         rate = job.learning_rate * min(1.0, (number + 1) / max(1, job.warmup_steps))
         reports, norm = engine.step(objective(job), batches, _shape(batches), rate)
         sums = _summed(reports)
-        tokens = sums[4]
+        tokens = sums[6]
         metrics = StepMetrics(
             loss=sums[0] / tokens,
             clip_fraction=sums[1] / tokens,
             kl=sums[2] / tokens,
+            context_loss=sums[4] / max(sums[5], 1),
             gradient_norm=norm,
             learning_rate=rate,
             tokens=int(tokens),
@@ -166,7 +181,7 @@ def update(
 def _summed(reports: list[torch.Tensor]) -> list[float]:
     """Reports summed over micro-batches and data-parallel ranks, on every rank."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    total = torch.stack(reports).sum(0) if reports else torch.zeros(5, device=device)
+    total = torch.stack(reports).sum(0) if reports else torch.zeros(7, device=device)
     dist.all_reduce(total, group=parallel_state.get_data_parallel_group())
     group = parallel_state.get_pipeline_model_parallel_group()
     dist.broadcast(total, src=parallel_state.get_pipeline_model_parallel_last_rank(), group=group)

@@ -20,7 +20,7 @@ from transformers import Qwen2ForCausalLM
 
 from infra.records import Sample
 from tasks.trainer import ppo
-from tasks.trainer.batches import micro_batches
+from tasks.trainer.batches import context_positions, micro_batches
 from tasks.trainer.convert import full_weights
 from tasks.trainer.engine import Engine, Optimization, Parallel, parallel_state, start, stop
 from tasks.trainer.job import Job
@@ -36,6 +36,8 @@ JOB = Job(
     clip_low=0.2,
     clip_high=0.3,
     importance_bound=1.2,
+    context_weight=0.1,
+    context_tokens=5,
 )
 
 
@@ -85,7 +87,8 @@ def check_round_trip(directory: Path, parallel: Parallel) -> dict[str, float]:
 def check_gradients(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel) -> dict[str, float]:
     """The PPO gradient against autograd over transformers: largest relative error of a tensor, norms, clipped tokens."""
     made = samples(model, drift=0.4)
-    loss, clipped = reference_loss(model, made, JOB.clip_low, JOB.clip_high, JOB.importance_bound)
+    prompted = [context_positions(sample, JOB.context_tokens) for sample in made]
+    loss, clipped = reference_loss(model, made, JOB, prompted)
     model.zero_grad()
     loss.backward()
     wanted = {name: parameter.grad for name, parameter in model.named_parameters()}
@@ -94,7 +97,7 @@ def check_gradients(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel
     older = [i for i, s in enumerate(made) if s.policy_version == OLDER]
     proximal = ppo.starting_logprobs(engine, made, older, 128)
     own = range(parallel_state.get_data_parallel_rank(), len(made), parallel_state.get_data_parallel_world_size())
-    batches = micro_batches(made, own, 128, proximal)
+    batches = micro_batches(made, own, 128, proximal, JOB.context_tokens)
     engine.model.zero_grad_buffer()
     reports = engine.run(ppo.objective(JOB), batches, (12, 64), forward_only=False)
     for parameter in engine.model.parameters():
@@ -106,9 +109,9 @@ def check_gradients(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel
         "relative_error": error,
         "tensors": len(got),
         "missing": len(wanted.keys() ^ got.keys()),
-        "loss": sums[0] / sums[4],
+        "loss": (sums[0] + JOB.context_weight * sums[4]) / sums[6],
         "wanted_loss": loss.item(),
-        "clipped": sums[1] / sums[4],
+        "clipped": sums[1] / sums[6],
         "wanted_clipped": clipped,
         "micro_batches": len(batches),
     }

@@ -6,6 +6,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from infra.records import Sample
+from tasks.trainer.job import Job
 
 VOCABULARY = 96
 CURRENT, OLDER = "7", "6"
@@ -75,9 +76,11 @@ def samples(model: Qwen2ForCausalLM, drift: float, count: int = 12) -> list[Samp
 
 
 def reference_loss(
-    model: Qwen2ForCausalLM, made: list[Sample], low: float, high: float, bound: float
+    model: Qwen2ForCausalLM, made: list[Sample], job: Job, prompted: list[list[int]]
 ) -> tuple[torch.Tensor, float]:
-    """The PPO objective token by token in plain Python, with autograd; gives back the loss and the share of clipped tokens.
+    """The objective token by token in plain Python, with autograd; gives back the loss and the share of clipped tokens.
+
+    `prompted`: for each sample, the positions of its prompt that predict a token of the language-model loss.
 
     The proximal policy is the model's own weights now for samples of the older version, and what the server recorded otherwise.
     """
@@ -86,10 +89,15 @@ def reference_loss(
         policy = logprobs(model, sample)
         for now, recorded in zip(policy, sample.logprobs, strict=True):
             near = now.item() if sample.policy_version == OLDER else recorded
-            weight = min(torch.tensor(near - recorded).exp().item(), bound)
+            weight = min(torch.tensor(near - recorded).exp().item(), job.importance_bound)
             ratio = (now - near).exp()
-            kept = min(max(ratio.item(), 1 - low), 1 + high)
+            kept = min(max(ratio.item(), 1 - job.clip_low), 1 + job.clip_high)
             inside = kept == ratio.item() or kept * sample.advantage >= ratio.item() * sample.advantage
             clipped += not inside
             terms.append(-weight * (ratio if inside else torch.tensor(kept)) * sample.advantage)
-    return torch.stack(terms).mean(), clipped / len(terms)
+    language = torch.zeros(())
+    for sample, places in zip(made, prompted, strict=True):
+        logits = model(torch.tensor([sample.prompt_token_ids])).logits[0]
+        for place in places:
+            language = language - logits[place].log_softmax(-1)[sample.prompt_token_ids[place + 1]]
+    return torch.stack(terms).mean() + job.context_weight * language / len(terms), clipped / len(terms)

@@ -87,7 +87,7 @@ def test_micro_batches_hold_every_token_once_at_its_place(lengths, budget):
         for i, (prompt, tokens) in enumerate(lengths)
     ]
     proximal = {0: [-9.0] * lengths[0][1]}
-    batches = micro_batches(samples, range(len(samples)), budget, proximal)
+    batches = micro_batches(samples, range(len(samples)), budget, proximal, context=4)
     assert sorted(i for batch in batches for i in batch.samples) == list(range(len(samples)))
     for batch in batches:
         assert batch.tokens.numel() <= budget or len(batch.samples) == 1
@@ -108,6 +108,11 @@ def test_micro_batches_hold_every_token_once_at_its_place(lengths, budget):
             assert batch.behaviour[own].tolist() == pytest.approx(list(sample.logprobs))
             assert batch.proximal[own].tolist() == pytest.approx(proximal.get(i, list(sample.logprobs)))
         assert taken == len(batch.targets)
+        assert flat[batch.context_at + rows].tolist() == batch.context_targets.tolist()
+        # The token that ends the frame is not predicted, nor is any that was sampled.
+        lengths_of = [len(samples[i].prompt_token_ids) for i in batch.samples]
+        assert all(0 <= at // rows < lengths_of[at % rows] - 2 for at in batch.context_at.tolist())
+        assert len(batch.context_at) == sum(min(4, max(length - 2, 0)) for length in lengths_of)
 
 
 @settings(deadline=None)  # other work on the machine would fail it
