@@ -1,7 +1,7 @@
 """The loop in motion: developers type, and the deployments run whenever there is something for them to do.
 
 Schedules are paused meanwhile, since a run that finds nothing to do still costs seconds of a small machine's time; the same
-deployments are started through Prefect's API as soon as their turn has come. While a cycle computes, developers type slowly.
+deployments are started through Prefect's API as soon as their turn has come. While one of them computes, developers type slowly.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ CYCLE, WATCH = "cycle", "experiment"
 POLL_SECONDS, RETRY_SECONDS = 2.0, 15.0
 SETTLING = 1.08
 QUIET_RATE = 2.0
-"""Requests a second while a cycle computes: two cores serve a busy team or train, and would do both at a third of the speed."""
+"""Requests a second while a flow computes: two cores serve a busy team or train, and would do both at a third of the speed."""
 
 
 @dataclass(frozen=True)
@@ -109,11 +109,7 @@ class Loop:
 
     async def _cycle(self, before: history.World) -> history.World:
         self.say("cycle: collect, validate, reward, train, evaluate, register")
-        self._traffic.quiet = True
-        try:
-            run = await self._deployment(CYCLE)
-        finally:
-            self._traffic.quiet = False
+        run = await self._deployment(CYCLE)
         world = await self._world()
         for cycle in world.ended.keys() - before.ended.keys():
             outcome = world.ended[cycle]
@@ -144,15 +140,19 @@ class Loop:
         return await self._world()
 
     async def _deployment(self, name: str) -> FlowRun:
-        """Start a deployment and wait for its end, telling where it is."""
-        run = await self._prefect.start(name)
-        told, found = time.monotonic(), await self._prefect.run(run)
-        while not found.ended:
-            await asyncio.sleep(1.0)
-            found = await self._prefect.run(run)
-            if time.monotonic() - told > 15:
-                self.say(f"{name}: {found.state.lower()}{await self._prefect.step(run)}")
-                told = time.monotonic()
+        """Start a deployment and wait for its end, telling where it is; developers leave it the machine meanwhile."""
+        self._traffic.quiet = True
+        try:
+            run = await self._prefect.start(name)
+            told, found = time.monotonic(), await self._prefect.run(run)
+            while not found.ended:
+                await asyncio.sleep(1.0)
+                found = await self._prefect.run(run)
+                if time.monotonic() - told > 15:
+                    self.say(f"{name}: {found.state.lower()}{await self._prefect.step(run)}")
+                    told = time.monotonic()
+        finally:
+            self._traffic.quiet = False
         return found
 
     def _arms(self, experiment: ExperimentRecord) -> str:

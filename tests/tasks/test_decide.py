@@ -51,6 +51,38 @@ def test_more_accepts_but_not_more_characters_wait() -> None:
     assert "fewer characters so far" in found.reason
 
 
+def test_a_moderate_win_waits_for_the_planned_size_and_is_promoted_there() -> None:
+    champion, challenger = arm(120, 0.20, 1), arm(120, 0.225, 2)
+    early = verdict(champion, challenger, settings=SETTINGS.model_copy(update={"planned_requests": 6001}))
+    assert early.verdict == "undecided" and early.low is not None and early.low < 0
+    last = verdict(champion, challenger, settings=SETTINGS.model_copy(update={"planned_requests": 6000}))
+    assert last.verdict == "promote" and last.low is not None and last.low > 0
+
+
+def test_no_win_at_the_planned_size_is_a_rejection_that_says_so() -> None:
+    found = verdict(arm(120, 0.2, 1), arm(120, 0.2, 2), settings=SETTINGS.model_copy(update={"planned_requests": 6000}))
+    assert found.verdict == "reject"
+    assert found.reason.startswith("no win in 6000 requests an arm (experiment.planned_requests): no difference is sure")
+
+
+def test_equal_arms_looked_at_often_are_told_apart_as_rarely_as_alpha_says() -> None:
+    settings = Experiment(min_requests=500, planned_requests=3000, min_users=5, max_seconds=1e9)
+    promoted, tests = 0, 300
+    for number in range(tests):
+        random = np.random.default_rng(number)
+        arms: list[dict[str, Totals]] = [{f"{side}{i}": Totals() for i in range(60)} for side in "ab"]
+        for _ in range(6):
+            for users in arms:
+                for user in users:
+                    users[user] += Totals(10, accepted := int(random.binomial(10, 0.1)), 8 * accepted, 9)
+            if (found := verdict(*arms, settings=settings).verdict) != "undecided":
+                break
+        promoted += found == "promote"
+        assert found != "undecided"
+    # A promotion is one of the two sides; three standard errors above its level.
+    assert promoted / tests < settings.alpha / 2 + 3 * (settings.alpha / 2 / tests) ** 0.5
+
+
 @pytest.mark.parametrize(
     ("champion", "challenger", "reason"),
     [
