@@ -132,7 +132,7 @@ def difference(
         return NoDifference(f"{measure} per request does not vary between users: its error cannot be told")
     estimate, error = found
     freedom = len(users) - len(columns)
-    errors = normal_quantile(alpha / 2) if last_look else boundary(float(requests.sum()), alpha, expected_requests)
+    errors = NormalDist().inv_cdf(1 - alpha / 2) if last_look else boundary(float(requests.sum()), alpha, expected_requests)
     half = error * widen(errors, freedom)
     return Difference(estimate, estimate - half, estimate + half, error)
 
@@ -175,11 +175,6 @@ def boundary(t: float, alpha: float, expected: float) -> float:
     aim = -2 * math.log(alpha)
     age = t * (aim + math.log(aim) + 1) / expected
     return math.sqrt(2 * (1 + 1 / age) * math.log(math.sqrt(age + 1) / alpha))
-
-
-def normal_quantile(tail: float) -> float:
-    """Standard errors that leave this tail of a normal distribution."""
-    return NormalDist().inv_cdf(1 - tail)
 
 
 def widen(errors: float, freedom: int) -> float:

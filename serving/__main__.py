@@ -51,7 +51,7 @@ def policy(settings: Settings) -> Policy:
             f"serving.engine_arguments.max_model_len = {room}: prompts and completions need {need} (model.max_*_tokens)"
         )
     tokenizer = load_tokenizer(settings_.path(model.base))
-    renderer = Renderer(tokenizer, model.fim_order, model.max_prefix_tokens, model.max_suffix_tokens)  # type: ignore[arg-type]
+    renderer = Renderer(tokenizer, model.fim_order, model.max_prefix_tokens, model.max_suffix_tokens)
     return Policy(tokenizer, renderer, settings.serving.sampling, stop_token_ids(tokenizer))
 
 

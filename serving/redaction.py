@@ -71,7 +71,8 @@ class Redactor:
             return line
         if KEY_LINE.fullmatch(line):
             return REDACTED
-        parts = [line[at : at + LONGEST_LINE] for at in range(0, len(line), LONGEST_LINE)]
+        half = LONGEST_LINE // 2  # parts overlap by as much, so that a secret lies whole in one of them
+        parts = [line[at : at + LONGEST_LINE] for at in range(0, max(len(line) - half, 1), half)]
         secrets = {
             secret.secret_value
             for part in parts

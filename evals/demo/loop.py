@@ -20,6 +20,7 @@ from infra.store import ObjectStore
 CYCLE, WATCH = "cycle", "experiment"
 POLL_SECONDS, RETRY_SECONDS = 2.0, 15.0
 SETTLING = 1.08
+"""Requests of a test at which it is looked at, for each that the gate counts: the youngest may still get a label."""
 QUIET_RATE = 2.0
 """Requests a second while a flow computes: two cores serve a busy team or train, and would do both at a third of the speed."""
 
@@ -123,7 +124,6 @@ class Loop:
         assert experiment is not None
         self.say(f"A/B test: version {experiment.challenger} against {experiment.champion}, {experiment.share:.0%} of developers")
         before = self._traffic.of(experiment.champion).answered
-        # The gate leaves out what is too young to be labelled: so much more must be there for its size to be met.
         wanted, told = SETTLING * self._plan.verdict_requests, time.monotonic()
         while world.aliases.experiment and not self._late:
             count = min(self._traffic.of(experiment.challenger).answered, self._traffic.of(experiment.champion).answered - before)

@@ -66,10 +66,11 @@ def train(
     started, seen, at = time.monotonic(), 0, 0
     length = rows.shape[1]
     ranks, rank = dist.get_world_size(), dist.get_rank()
+    device = next(engine.model.parameters()).device
     if batch % (ranks * micro_batch):
         raise ValueError(f"batch {batch}: expected a multiple of {ranks} processes x {micro_batch} rows of a micro-batch")
-    while (progress := _agreed(schedule.progress(seen, time.monotonic() - started))) < 1.0 and at + batch <= len(rows):
-        chosen = torch.from_numpy(rows[at + rank : at + batch : ranks].astype(np.int64))
+    while (progress := _agreed(schedule.progress(seen, time.monotonic() - started), device)) < 1.0 and at + batch <= len(rows):
+        chosen = torch.from_numpy(rows[at + rank : at + batch : ranks].astype(np.int64)).to(device)
         micro_batches = list(chosen.split(micro_batch))
         reports, norm = engine.step(_step_of(weigh), micro_batches, (micro_batch, length), schedule.rate(progress))
         at += batch
@@ -79,9 +80,9 @@ def train(
     return seen
 
 
-def _agreed(progress: float) -> float:
-    """Rank 0's value, on every rank."""
-    shared = torch.tensor(progress, dtype=torch.float64)
+def _agreed(progress: float, device: torch.device) -> float:
+    """Rank 0's value, on every rank; NCCL sends only what lies on a GPU."""
+    shared = torch.tensor(progress, dtype=torch.float64, device=device)
     dist.broadcast(shared, 0)
     return float(shared)
 
@@ -89,7 +90,7 @@ def _agreed(progress: float) -> float:
 def _step_of(weigh: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., Any]:
     def forward_step(batches: Iterator[torch.Tensor], model: Any) -> Any:
         tokens = next(batches)
-        positions = torch.arange(tokens.shape[1]).expand_as(tokens)
+        positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         logits = model(input_ids=tokens, position_ids=positions, attention_mask=None)
 
         def loss(logits: torch.Tensor) -> Any:

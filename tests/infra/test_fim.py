@@ -43,7 +43,7 @@ def pieces(ids: list[int], order: Order) -> tuple[list[int], list[int]]:
 
 
 def renderer(order: Order, prefix: int = 10_000, suffix: int = 10_000) -> Renderer:
-    return Renderer(TOKENIZER, order, prefix, suffix)  # type: ignore[arg-type]
+    return Renderer(TOKENIZER, order, prefix, suffix)
 
 
 @given(code, plain, st.text(alphabet="ab\n", max_size=10))
@@ -110,7 +110,7 @@ def test_a_cut_stays_at_its_line_while_there_is_room(prefix: str, typed: str) ->
 
 def test_a_tokenizer_without_the_markers_is_refused() -> None:
     with pytest.raises(ValueError, match="fim_prefix"):
-        Renderer(Tokenizer(models.BPE()), "psm", 1, 1).render("", "")  # type: ignore[arg-type]
+        Renderer(Tokenizer(models.BPE()), "psm", 1, 1).render("", "")
 
 
 def test_the_end_token_is_one_of_qwens() -> None:

@@ -8,13 +8,15 @@ import time
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 from pydantic import SecretStr
 
 from infra import settings as settings_
 from infra.settings import LOCAL, PRODUCTION, load
-from infra.stack import control, processes, secrets, try_it
+from infra.stack import control, orchestration, processes, secrets, try_it
 from infra.stack.parts import environment, parts
 from infra.stack.seed import NoBaseModel
 from infra.stack.supervision import Supervisor
@@ -99,6 +101,40 @@ def test_down_ends_orphans_whose_supervisor_was_killed(tmp_path: Path) -> None:
         said: list[str] = []
         control.down(said.append)
         assert "that were left" in said[0] and processes.of_stack(stack.state) == []
+
+
+@pytest.mark.stack
+def test_a_run_that_went_down_with_the_stack_frees_its_deployments_slot(tmp_path: Path) -> None:
+    with stack_.running(tmp_path, "prefect") as stack:
+        orchestration.ensure_pool(stack.settings)
+        with httpx.Client(base_url=stack.settings.orchestration.api, timeout=60) as api:
+
+            def post(path: str, body: dict[str, Any]) -> Any:
+                return api.post(path, json=body).raise_for_status().json()
+
+            pool, one = stack.settings.orchestration.work_pool, {"collision_strategy": "CANCEL_NEW"}
+            flow = post("/flows/", {"name": "made-up"})["id"]
+            declared = {
+                "name": "once",
+                "flow_id": flow,
+                "work_pool_name": pool,
+                "concurrency_limit": 1,
+                "concurrency_options": one,
+            }
+            deployment = post("/deployments/", declared)["id"]
+
+            def begun() -> tuple[str, str]:
+                run = post(f"/deployments/{deployment}/create_flow_run", {})["id"]
+                answer = post(f"/flow_runs/{run}/set_state", {"state": {"type": "PENDING"}})["status"]
+                if answer == "ACCEPT":
+                    post(f"/flow_runs/{run}/set_state", {"state": {"type": "RUNNING"}})
+                return run, answer
+
+            first, answer = begun()
+            assert answer == "ACCEPT" and begun()[1] == "REJECT"
+            assert orchestration.end_left_runs(stack.settings) == 1
+            assert api.get(f"/flow_runs/{first}").json()["state"]["type"] == "CRASHED"
+            assert begun()[1] == "ACCEPT"
 
 
 @pytest.mark.stack
