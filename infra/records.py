@@ -186,9 +186,11 @@ class Manifest(Record):
     created: float
     """When it was written."""
     champion: str
-    """Policy version that is trained further."""
+    """Version that the candidate is to beat."""
+    parent: str
+    """Version that is trained further: the champion, or a promising candidate trained from it (tasks/release.py)."""
     since: float
-    """Requests up to here were seen by the champion's own cycle, save those in objects that came late."""
+    """Requests up to here were seen by the parent's own cycle, save those in objects that came late."""
     until: float
     """Requests after this may still get a label: they wait, and the next cycle's window starts here."""
     completions: tuple[ObjectReference, ...]
@@ -239,6 +241,8 @@ class Verdict(Record):
     """Requests in each arm."""
     users: dict[Arm, int] = {}
     """Users in each arm."""
+    promising: bool = False
+    """Rejected for want of proof only, having been accepted no less so far: training goes on from it."""
 
 
 class Decision(Record):

@@ -88,16 +88,16 @@ class Accounts:
 def account(
     found: Join,
     *,
-    champion: str,
+    parent: str,
     lineage: Lineage,
     until: float,
     settings: Collect,
     seen: Collection[str] = frozenset(),
     malformed: int = 0,
 ) -> Accounts:
-    """Put every request in its bucket; `seen` are the ids that the champion's ancestry was trained on."""
+    """Put every request in its bucket; `seen` are the ids that the parent's ancestry was trained on."""
     distances = {
-        version: lineage.distance(version, champion) for version in {joined.completion.policy_version for joined in found.joined}
+        version: lineage.distance(version, parent) for version in {joined.completion.policy_version for joined in found.joined}
     }
     placed = [place(joined, distances, until, settings.max_staleness, seen) for joined in found.joined]
     placed = cap_users(placed, settings.max_user_share)

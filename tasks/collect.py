@@ -1,4 +1,4 @@
-"""The first step: the champion's window of events, each request in its bucket."""
+"""The first step: the window of events since the version to train was made, each request in its bucket."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -11,6 +11,7 @@ from tasks.buckets import Accounts, account
 from tasks.cycles import manifest_of
 from tasks.join import join
 from tasks.lineage import Lineage, lineage
+from tasks.release import to_train
 from tasks.window import Window, read_completions, read_feedback, window
 
 
@@ -19,16 +20,17 @@ class NoChampion(RuntimeError):
 
 
 class Collected:
-    """A champion's window, accounted for; never changed.
+    """A window, accounted for; never changed.
 
     Not a dataclass: Prefect walks through those that a task is given, which took 7 s for 4,000 samples.
     """
 
-    __slots__ = ("accounts", "champion", "completions", "feedback", "orphans", "window")
+    __slots__ = ("accounts", "champion", "completions", "feedback", "orphans", "parent", "window")
 
     def __init__(
         self,
         champion: str,
+        parent: str,
         window: Window,
         accounts: Accounts,
         orphans: int,
@@ -36,6 +38,8 @@ class Collected:
         feedback: tuple[ObjectReference, ...],
     ) -> None:
         self.champion = champion
+        self.parent = parent
+        """Version to train further; the window is what it has not seen."""
         self.window = window
         self.accounts = accounts
         self.orphans = orphans
@@ -46,13 +50,14 @@ class Collected:
     def quarantine(self, reasons: Mapping[str, str]) -> "Collected":
         """Move samples that failed validation out."""
         moved = self.accounts.quarantine(reasons)
-        return Collected(self.champion, self.window, moved, self.orphans, self.completions, self.feedback)
+        return Collected(self.champion, self.parent, self.window, moved, self.orphans, self.completions, self.feedback)
 
     def manifest_fields(self, now: float) -> dict[str, Any]:
         """What the cycle's manifest tells of its window."""
         return {
             "created": now,
             "champion": self.champion,
+            "parent": self.parent,
             "since": self.window.since,
             "until": self.window.until,
             "completions": self.completions,
@@ -64,16 +69,18 @@ class Collected:
 
 
 def collect(store: ObjectStore, registry: Registry, settings: Settings, now: float) -> Collected:
-    """Read the window after the champion's own cycle and account for its requests.
+    """Read the window after the parent's own cycle and account for its requests.
 
     Raises:
         NoChampion: nothing is served yet.
     """
-    champion = registry.aliases().champion
+    aliases = registry.aliases()
+    champion = aliases.champion
     if champion is None:
         raise NoChampion(f"registry: model {registry.model!r} has no alias champion; `make up` registers the base model")
     versions = lineage(registry.versions())
-    manifests = ancestry(store, versions, champion, now - settings.collect.window_seconds)
+    parent = to_train(store, versions, champion, aliases.previous_champion)
+    manifests = ancestry(store, versions, parent, now - settings.collect.window_seconds)
     found = window(manifests, now, settings.collect.settle_seconds, settings.collect.window_seconds)
     completions = read_completions(store, found, now)
     late = [c.time for _, c in completions.rows if c.time <= found.since]
@@ -81,7 +88,7 @@ def collect(store: ObjectStore, registry: Registry, settings: Settings, now: flo
     joined = join([c for _, c in completions.rows], [f for _, f in feedback.rows], settings.collect.join_seconds)
     accounts = account(
         joined,
-        champion=champion,
+        parent=parent,
         lineage=versions,
         until=found.until,
         settings=settings.collect,
@@ -89,13 +96,13 @@ def collect(store: ObjectStore, registry: Registry, settings: Settings, now: flo
         seen=trained(store, manifests) if late else frozenset(),
         malformed=completions.malformed,
     )
-    return Collected(champion, found, accounts, joined.orphans, completions.objects, feedback.objects)
+    return Collected(champion, parent, found, accounts, joined.orphans, completions.objects, feedback.objects)
 
 
-def ancestry(store: ObjectStore, versions: Lineage, champion: str, oldest: float) -> list[Manifest]:
-    """Manifests of the cycles that made the champion and its ancestors, newest first, as far as they reach into the window."""
+def ancestry(store: ObjectStore, versions: Lineage, parent: str, oldest: float) -> list[Manifest]:
+    """Manifests of the cycles that made a version and its ancestors, newest first, as far as they reach into the window."""
     found: list[Manifest] = []
-    for version in versions.ancestry(champion):
+    for version in versions.ancestry(parent):
         if cycle := versions.cycles.get(version):
             manifest = manifest_of(store, cycle)
             found.append(manifest)

@@ -80,6 +80,9 @@ def decide(experiment: ExperimentRecord, evidence: Evidence, settings: Experimen
     requests: dict[Arm, int] = {"champion": _requests(champion), "challenger": _requests(challenger)}
     users: dict[Arm, int] = {"champion": len(champion), "challenger": len(challenger)}
     name, reason, found = _judge(evidence, champion, challenger, requests, users, experiment, settings)
+    promising = name == "undecided" and found is not None and found.estimate >= 0
+    if name == "undecided" and min(requests.values()) >= settings.planned_requests and found:
+        name, reason = "reject", f"no win in {settings.planned_requests} requests an arm (experiment.planned_requests): {reason}"
     if name == "undecided" and now - experiment.started >= settings.max_seconds:
         name, reason = "reject", f"no win in {settings.max_seconds:.0f} s (experiment.max_seconds): {reason}"
     return Verdict(
@@ -90,6 +93,7 @@ def decide(experiment: ExperimentRecord, evidence: Evidence, settings: Experimen
         high=found.high if found else None,
         requests=requests,
         users=users,
+        promising=promising and name == "reject",
     )
 
 
@@ -130,10 +134,7 @@ def _judge(
         if isinstance(found, NoDifference):
             return "undecided", found.reason, None
     assert isinstance(accepted, Difference) and isinstance(characters, Difference)
-    name, reason = _weigh(accepted, characters, shown_shares(champion, challenger))
-    if last_look and name == "undecided":
-        name, reason = "reject", f"no win in {settings.planned_requests} requests an arm (experiment.planned_requests): {reason}"
-    return name, reason, accepted
+    return *_weigh(accepted, characters, shown_shares(champion, challenger)), accepted
 
 
 def _weigh(accepted: Difference, characters: Difference, shown: str) -> tuple[VerdictName, str]:

@@ -41,25 +41,25 @@ class Evaluation:
     """In words, with the numbers."""
 
 
-def evaluate(store: ObjectStore, settings: Settings, candidate: Path, champion: Path, version: str, cycle: str) -> Evaluation:
-    """Score the candidate, and the champion where it was not scored with these settings before.
+def evaluate(store: ObjectStore, settings: Settings, candidate: Path, champion: Path, cycle: str) -> Evaluation:
+    """Score the candidate, and the champion where it was not scored with these settings before, be it as a candidate.
 
     Raises:
         EvaluationBroken: the judge failed too often.
     """
     key = f"cycles/{cycle}/evaluation.json"
-    scores = score(settings, candidate)
-    baseline = champion_scores(store, settings, champion, version)
+    scores = scores_of(store, settings, candidate)
+    baseline = scores_of(store, settings, champion)
     result = gate(scores, baseline, settings.evaluate)
     store.put_json(key, {**asdict(result), "positions": [asdict(p) for p in scores.by_position]})
     return result
 
 
-def champion_scores(store: ObjectStore, settings: Settings, checkpoint: Path, version: str) -> "Scores":
-    """The champion's scores, kept in the store by version and by what they depend on."""
+def scores_of(store: ObjectStore, settings: Settings, checkpoint: Path) -> "Scores":
+    """A checkpoint's scores, kept in the store by the checksum of its weights and by what else they depend on."""
     from evals.evaluation import Scores
 
-    key = f"evaluations/version-{version}-{fingerprint(settings)}.json"
+    key = f"evaluations/{weights_sha256(checkpoint)[:16]}-{fingerprint(settings)}.json"
     adapter = TypeAdapter(Scores)
     try:
         return adapter.validate_python(store.get_json(key))
@@ -84,6 +84,17 @@ def score(settings: Settings, checkpoint: Path) -> "Scores":
         judge.build(wanted.judge),
         seed=wanted.seed,
     )
+
+
+def weights_sha256(checkpoint: Path) -> str:
+    """Checksum of a checkpoint's weights."""
+    digest, files = hashlib.sha256(), sorted(checkpoint.glob("*.safetensors"))
+    if not files:
+        raise EvaluationBroken(f"held-out evaluation: {checkpoint} holds no *.safetensors")
+    for file in files:
+        with file.open("rb") as body:
+            digest.update(hashlib.file_digest(body, "sha256").digest())
+    return digest.hexdigest()
 
 
 def fingerprint(settings: Settings) -> str:

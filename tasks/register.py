@@ -41,7 +41,7 @@ def register(
         store.put_directory(prefix, trained.checkpoint)
     run = log_run(settings, manifest, trained, evaluation)
     tags = {
-        PARENT_TAG: manifest.champion,
+        PARENT_TAG: manifest.parent,
         CYCLE_TAG: manifest.cycle,
         "run": run,
         "manifest": f"s3://{store.bucket}/cycles/{manifest.cycle}/manifest.json",
@@ -73,7 +73,7 @@ def log_run(settings: Settings, manifest: Manifest, trained: Trained, evaluation
     for number, step in enumerate(trained.metrics.steps):
         metrics += [Metric(f"step.{k}", float(v), now, number) for k, v in step.model_dump().items()]
     params = [Param(k, v[:500]) for k, v in flat_params(settings).items()]
-    tags = [RunTag(PARENT_TAG, manifest.champion), RunTag("judge", evaluation.judge)]
+    tags = [RunTag(PARENT_TAG, manifest.parent), RunTag("judge", evaluation.judge)]
     for start in range(0, max(len(params), 1), 90):
         client.log_batch(run.info.run_id, metrics=metrics if start == 0 else [], params=params[start : start + 90], tags=tags)
     data = Dataset(
@@ -113,7 +113,7 @@ def describe(manifest: Manifest, trained: Trained, evaluation: Evaluation) -> st
     """The version's description, in Markdown."""
     last = trained.metrics.steps[-1] if trained.metrics.steps else None
     rows = [
-        ("trained from", f"version {manifest.champion}"),
+        ("trained from", f"version {manifest.parent}"),
         ("samples", f"{manifest.samples.rows} of {manifest.requests} requests"),
         ("mean reward", f"{trained.metrics.mean_reward:.4f}"),
         ("KL, last step", f"{last.kl:.5f}" if last else ""),

@@ -8,6 +8,7 @@ from infra.records import Decision, ExperimentRecord, ObjectReference, Verdict
 from infra.registry import CHALLENGER, CHAMPION, PREVIOUS_TAG, Registry
 from infra.settings.schema import Experiment
 from infra.store import AlreadyExists, ObjectStore
+from tasks.lineage import Lineage
 
 GATE = "gate"
 MANUAL = "manual-"
@@ -57,6 +58,23 @@ def decision_of(store: ObjectStore, experiment: str) -> Decision | None:
         return Decision.model_validate(store.get_json(f"decisions/{experiment}.json"))
     except KeyError:
         return None
+
+
+def to_train(store: ObjectStore, versions: Lineage, champion: str, previous: str | None) -> str:
+    """The version to train further: the newest promising candidate trained from the champion, else the champion itself.
+
+    One cycle's labels improve a model by less than one test can prove. Thrown away each time, they would never add up; so
+    training goes on from a candidate that did no worse, while the champion serves until one has won. Not where the previous
+    champion is such a candidate: it was rolled back.
+    """
+    for version in sorted(versions.cycles, key=int, reverse=True):
+        line = versions.ancestry(version)
+        if champion not in line[1:] or previous in line[: line.index(champion)]:
+            continue
+        decision = decision_of(store, experiment_id(versions.cycles[version], version))
+        if decision and decision.verdict.promising and decision.experiment.champion == champion:
+            return version
+    return champion
 
 
 def conclude(

@@ -27,7 +27,7 @@ def cycle_page(manifest: Manifest, trained: Trained, evaluation: Evaluation, out
     lines = [
         f"# {manifest.cycle}: {outcome.result}",
         outcome.reason,
-        f"\nTrained from version {manifest.champion} on {metrics.samples} samples "
+        f"\nTrained from version {manifest.parent} on {metrics.samples} samples "
         f"({metrics.tokens} tokens) in {trained.seconds:.1f} s.",
         "\n| step | loss | clipped | KL | gradient norm |",
         "| --- | --- | --- | --- | --- |",

@@ -77,11 +77,12 @@ def look(settings: Settings) -> Situation:
 
 @step("collect", retries=IO_RETRIES)
 def collect(settings: Settings) -> Collected:
-    """The champion's window of events, every request in its bucket."""
+    """The window of events since the version to train was made, every request in its bucket."""
     found = collecting.collect(store_of(settings), registry_of(settings), settings, time.time())
     accounts = found.accounts
     get_run_logger().info(
-        "%d requests, %d to train on; %s",
+        "training goes on from version %s; %d requests, %d to train on; %s",
+        found.parent,
         accounts.requests,
         len(accounts.samples),
         {k: n for k, n in accounts.buckets.items() if n},
@@ -110,12 +111,12 @@ def reward(settings: Settings, collected: Collected) -> Manifest:
 
 @step("resume", retries=IO_RETRIES)
 def resume(settings: Settings, cycle: str, run: str) -> Manifest | Outcome:
-    """The manifest of a cycle that is to be completed; its end, where it failed too often or its parent was replaced."""
+    """The manifest of a cycle that is to be completed; its end, where it failed too often or the champion was replaced."""
     store = store_of(settings)
     manifest = cycles.manifest_of(store, cycle)
     champion = registry_of(settings).aliases().champion
     if champion != manifest.champion:
-        reason = f"trained from version {manifest.champion}, but the champion is {champion} now"
+        reason = f"to be tested against version {manifest.champion}, but the champion is {champion} now"
         return cycles.finish(store, Outcome(cycle=cycle, result="abandoned", reason=reason))
     if cycles.attempt(store, cycle, run) > cycles.MAX_ATTEMPTS:
         return cycles.finish(store, Outcome(cycle=cycle, result="abandoned", reason=f"failed {cycles.MAX_ATTEMPTS} times"))
@@ -124,10 +125,10 @@ def resume(settings: Settings, cycle: str, run: str) -> Manifest | Outcome:
 
 @step("train")
 def train(settings: Settings, manifest: Manifest) -> Trained:
-    """One PPO update from the champion's checkpoint, in the trainer's own processes."""
+    """One PPO update from the parent's checkpoint, in the trainer's own processes."""
     store = store_of(settings)
     begun = cycles.settings_of(store, manifest.cycle, settings)
-    parent = parent_of(settings, manifest)
+    parent = checkpoint_of(settings, manifest.parent)
     logger = get_run_logger()
     result = training.train(store, manifest, parent, begun.train, folder_of(settings, manifest.cycle), logger.info)
     store.put_json(f"cycles/{manifest.cycle}/training.json", result.metrics.model_dump(mode="json"))
@@ -138,10 +139,8 @@ def train(settings: Settings, manifest: Manifest) -> Trained:
 @step("evaluate")
 def evaluate(settings: Settings, manifest: Manifest, trained: Trained) -> Evaluation:
     """Candidate and champion on held-out code."""
-    store = store_of(settings)
-    found = evaluating.evaluate(
-        store, settings, trained.checkpoint, parent_of(settings, manifest), manifest.champion, manifest.cycle
-    )
+    champion = checkpoint_of(settings, manifest.champion)
+    found = evaluating.evaluate(store_of(settings), settings, trained.checkpoint, champion, manifest.cycle)
     get_run_logger().info("%s: %s", "passed" if found.passed else "refused", found.reason)
     return found
 
@@ -239,7 +238,7 @@ def rollback(settings: Settings, version: str, by: str, reason: str) -> Decision
     return release.rollback(store_of(settings), registry_of(settings), version, by, reason, time.time())
 
 
-def parent_of(settings: Settings, manifest: Manifest) -> Path:
-    """The champion's checkpoint on this machine."""
+def checkpoint_of(settings: Settings, version: str) -> Path:
+    """A version's checkpoint on this machine."""
     folder = settings_.path(settings.train.folder) / "versions"
-    return checkpoints.fetch(store_of(settings), registry_of(settings), manifest.champion, folder)
+    return checkpoints.fetch(store_of(settings), registry_of(settings), version, folder)

@@ -58,7 +58,7 @@ def train(
     if (found := sha256([body])) != manifest.samples.sha256:
         raise Corrupt(f"s3://{store.bucket}/{manifest.samples.key}: SHA-256 {found}, the manifest says {manifest.samples.sha256}")
     samples.write_bytes(body)
-    job = write_job(folder, parent, samples, manifest.champion, settings)
+    job = write_job(folder, parent, samples, manifest.parent, settings)
     command = (
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(settings.processes)),
         *("-m", "tasks.trainer.ppo", "--job", str(job)),

@@ -1,8 +1,8 @@
 """A cycle's window: which requests it has to account for, and the objects they lie in.
 
-A champion has seen the requests up to the `until` of the cycle that made it, and no later one: those are the window. Requests of
-candidates that were refused or rejected come back, as the champion has never seen them; after a rollback so does what only the
-version that was rolled back had seen. An object that no cycle of the ancestry has read came late: its requests are in the window
+The version to train has seen the requests up to the `until` of the cycle that made it, and no later one: those are the window.
+What only a candidate had seen from which training does not go on comes back; after a rollback so does what only the version that
+was rolled back had seen. An object that no cycle of the ancestry has read came late: its requests are in the window
 as well.
 """
 
@@ -35,7 +35,7 @@ class Window:
     oldest: float
     """Requests before this are not looked at any more."""
     known: Mapping[str, float]
-    """Objects that the champion's ancestry has read, with the time of their last row."""
+    """Objects that the version's ancestry has read, with the time of their last row."""
 
     def holds(self, key: str, time: float) -> bool:
         """Whether a request is the window's."""
@@ -58,7 +58,7 @@ class Events(Generic[E]):
 
 
 def window(manifests: Sequence[Manifest], now: float, settle_seconds: float, window_seconds: float) -> Window:
-    """The window after a champion's ancestry, given the manifests of its cycles."""
+    """The window after a version's ancestry, given the manifests of its cycles."""
     references = [r for m in manifests for r in (*m.completions, *m.feedback)]
     oldest = now - window_seconds
     return Window(

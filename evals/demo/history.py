@@ -59,7 +59,7 @@ def _row(store: ObjectStore, world: World, cycle: str, outcome: dict[str, Any]) 
     last = training["steps"][-1] if training.get("steps") else {}
     return CycleRow(
         cycle=cycle,
-        parent=manifest.champion,
+        parent=manifest.parent,
         version=outcome["version"],
         samples=manifest.samples.rows,
         mean_reward=sum(rewards) / len(rewards),

@@ -30,6 +30,8 @@ class World:
     registry: MemoryRegistry = field(default_factory=lambda: MemoryRegistry(v1={}))
     trained_on: list[str] = field(default_factory=list)
     """Checksums of the samples that each training was given."""
+    trained_from: list[str] = field(default_factory=list)
+    """Names of the folders that each training began with."""
     training: BaseException | None = None
     """What training raises."""
     judged: float = 6.0
@@ -52,12 +54,13 @@ def world(prefect: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Wor
 
     def trainer(store, manifest, parent, wanted, folder, say):
         made.trained_on.append(manifest.samples.sha256)
+        made.trained_from.append(parent.name)
         if made.training:
             raise made.training
         folder.mkdir(parents=True, exist_ok=True)
         checkpoint = folder / "checkpoint"
         checkpoint.mkdir(exist_ok=True)
-        (checkpoint / "model").write_text("weights")
+        (checkpoint / "model.safetensors").write_text(f"weights {len(made.trained_on)}")
         metrics = Metrics(
             samples=4, tokens=8, mean_reward=0.1, entropy=1.0, importance_clipped=0.0, logprob_difference_mean=None,
             logprob_difference_max=None, steps=(), seconds={"train": 1.0},
@@ -65,8 +68,15 @@ def world(prefect: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Wor
         return train.Trained(checkpoint, metrics, 1.0)
 
     monkeypatch.setattr(train, "train", trainer)
-    monkeypatch.setattr(steps, "parent_of", lambda settings, manifest: tmp_path / "parent")
-    monkeypatch.setattr(evaluate, "score", lambda settings, path: scores(judged=6.0 if path.name == "parent" else made.judged))
+
+    def served(settings, version):
+        folder = tmp_path / f"version-{version}"
+        folder.mkdir(exist_ok=True)
+        (folder / "model.safetensors").write_text(f"version {version}")
+        return folder
+
+    monkeypatch.setattr(steps, "checkpoint_of", served)
+    monkeypatch.setattr(evaluate, "score", lambda settings, path: scores(made.judged if path.name == "checkpoint" else 6.0))
     monkeypatch.setattr(validate, "validate", lambda samples: validate.Validation(len(samples), 0, {}, ()))
     monkeypatch.setattr(register, "log_run", lambda *given: "run")
     return made

@@ -3,10 +3,12 @@
 import pytest
 
 from flows.cycle import cycle
-from infra.records import ExperimentRecord, Sample
+from infra import settings as settings_
+from infra.records import ExperimentRecord, Manifest, Sample, Verdict
+from tasks import release, steps
 from tasks.cycles import MAX_ATTEMPTS, Outcome
 from tests.flows.conftest import World
-from tests.tasks.made import NOW, Killed
+from tests.tasks.made import NOW, Killed, completion, feedback
 
 
 def outcome(world: World, name: str = "cycle-000001") -> Outcome:
@@ -34,6 +36,35 @@ def test_a_candidate_that_regresses_is_refused(labelled: World) -> None:
     assert labelled.registry.aliases == {"champion": "1"}
     assert "1" in labelled.registry.versions
     assert len(labelled.registry.versions) == 1
+
+
+@pytest.mark.parametrize(("promising", "parent", "samples"), [(True, "2", 3), (False, "1", 9)])
+def test_training_goes_on_from_a_promising_candidate_with_the_labels_it_has_not_seen(
+    labelled: World, monkeypatch: pytest.MonkeyPatch, promising: bool, parent: str, samples: int
+) -> None:
+    cycle()
+    opened = labelled.registry.client.aliases().experiment
+    assert opened
+    verdict = Verdict(verdict="reject", reason="no win", promising=promising)
+    release.conclude(labelled.store, labelled.registry.client, opened, verdict, NOW + 200)
+    later = [completion(f"later {i}", prefix=f"later {i}", time=NOW + 150 + i) for i in range(3)]
+    told = [feedback(f"later {i}", prefix=f"later {i}", time=NOW + 151 + i) for i in range(3)]
+    labelled.store.put_rows("events/completions/date=2027-01-15/hour=08/b.parquet", later)
+    labelled.store.put_rows("events/feedback/date=2027-01-15/hour=08/b.parquet", told)
+    monkeypatch.setattr(steps.time, "time", lambda: NOW + 300)
+    settings = settings_.load()
+    monkeypatch.setattr(
+        "infra.settings.load",
+        lambda: settings.model_copy(update={"collect": settings.collect.model_copy(update={"min_samples": 3})}),
+    )
+    assert cycle().version == "3"
+    assert labelled.trained_from[1] == f"version-{parent}"
+    assert labelled.registry.versions["3"]["parent"] == parent
+    manifest = Manifest.model_validate(labelled.store.get_json("cycles/cycle-000002/manifest.json"))
+    assert (manifest.champion, manifest.parent, manifest.samples.rows) == ("1", parent, samples)
+    opened = labelled.registry.client.aliases().experiment
+    assert opened
+    assert (opened.champion, opened.challenger) == ("1", "3"), "whatever it was trained from, it has to beat the champion"
 
 
 def test_too_few_samples_begin_nothing(world: World) -> None:

@@ -17,8 +17,8 @@ LINEAGE = Lineage(parents={"1": "", "2": "1", "3": "2", "4": "2", "5": "4"}, cyc
 LIMITS = Collect(max_staleness=1, max_user_share=1.0)
 
 
-def accounted(completions, told=(), *, limits=LIMITS, champion="1", until=NOW + 100, **fields):
-    return account(join(completions, told, 60), champion=champion, lineage=LINEAGE, until=until, settings=limits, **fields)
+def accounted(completions, told=(), *, limits=LIMITS, parent="1", until=NOW + 100, **fields):
+    return account(join(completions, told, 60), parent=parent, lineage=LINEAGE, until=until, settings=limits, **fields)
 
 
 def test_distances_go_by_way_of_the_common_ancestor() -> None:

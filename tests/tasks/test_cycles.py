@@ -12,6 +12,7 @@ from tests.tasks.made import NOW, MemoryStore, sample
 FIELDS = {
     "created": NOW,
     "champion": "1",
+    "parent": "1",
     "since": 0.0,
     "until": NOW,
     "completions": (),

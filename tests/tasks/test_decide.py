@@ -63,6 +63,23 @@ def test_no_win_at_the_planned_size_is_a_rejection_that_says_so() -> None:
     found = verdict(arm(120, 0.2, 1), arm(120, 0.2, 2), settings=SETTINGS.model_copy(update={"planned_requests": 6000}))
     assert found.verdict == "reject"
     assert found.reason.startswith("no win in 6000 requests an arm (experiment.planned_requests): no difference is sure")
+    assert found.estimate is not None
+    assert found.promising == (found.estimate >= 0)
+
+
+@pytest.mark.parametrize(("more", "promising"), [(1, True), (-1, False), (-4, False)])
+def test_training_goes_on_from_what_did_no_worse(more: int, promising: bool) -> None:
+    """One user in ten accepts so many more of 50."""
+
+    def users(name: str, more: int) -> dict[str, Totals]:
+        accepted = [8 + i % 5 + (more if i % 10 == 0 else 0) for i in range(120)]
+        return {f"{name}{i}": Totals(50, count, 8 * count, 45) for i, count in enumerate(accepted)}
+
+    settings = SETTINGS.model_copy(update={"planned_requests": 6000})
+    found = verdict(users("a", 0), users("b", more), settings=settings)
+    assert (found.verdict, found.promising) == ("reject", promising)
+    early = verdict(users("a", 0), users("b", more))
+    assert (early.verdict, early.promising) == ("undecided", False)
 
 
 def test_equal_arms_looked_at_often_are_told_apart_as_rarely_as_alpha_says() -> None:

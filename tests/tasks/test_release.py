@@ -7,6 +7,7 @@ import pytest
 from infra.records import ExperimentRecord, Verdict
 from infra.settings.schema import Experiment
 from tasks import release
+from tasks.lineage import Lineage
 from tests.tasks.made import NOW, Killed, MemoryRegistry, MemoryStore
 
 YES = Verdict(verdict="promote", reason="better")
@@ -86,6 +87,35 @@ def test_another_version_promoted_by_hand_ends_the_experiment() -> None:
     assert ended
     assert ended.verdict.verdict == "reject"
     assert registry.client.aliases().experiment is None
+
+
+PROMISING = Verdict(verdict="reject", reason="no win", promising=True)
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "champion", "previous", "parent"),
+    [
+        ({}, "1", None, "1"),
+        ({"2": PROMISING}, "1", None, "2"),
+        ({"2": NO}, "1", None, "1"),
+        ({"2": PROMISING, "3": PROMISING}, "1", None, "3"),
+        ({"2": PROMISING, "3": NO}, "1", None, "2"),
+        ({"2": PROMISING, "3": YES}, "3", "1", "3"),
+        ({"2": PROMISING, "3": YES}, "1", "3", "2"),  # 3 was rolled back, what it came from was not
+        ({"2": YES}, "1", "2", "1"),
+        ({"2": PROMISING}, "1", "2", "1"),  # promoted by hand afterwards, and rolled back
+        ({"2": PROMISING}, "3", "1", "3"),  # the champion was moved by hand past it
+    ],
+)
+def test_what_is_trained_further(verdicts: dict[str, Verdict], champion: str, previous: str | None, parent: str) -> None:
+    store = MemoryStore()
+    versions = Lineage({"1": "", "2": "1", "3": "2"}, {"2": "cycle-000001", "3": "cycle-000002"})
+    registry = MemoryRegistry(v1={}, v2={}, v3={})
+    for version, verdict in verdicts.items():
+        test = release.experiment_id(versions.cycles[version], version)
+        record = ExperimentRecord(id=test, champion="1", challenger=version, share=0.5, started=NOW)
+        release.conclude(store, registry.client, record, verdict, NOW)
+    assert release.to_train(store, versions, champion, previous) == parent
 
 
 def test_nothing_to_move_to() -> None:

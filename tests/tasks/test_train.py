@@ -69,7 +69,7 @@ def test_other_samples_than_the_manifests_are_refused(tmp_path: Path) -> None:
     store = MemoryStore()
     store.put("samples", b"changed")
     manifest = Manifest(
-        cycle="c", created=0, champion="1", since=0, until=0, completions=(), feedback=(), buckets={}, requests=0,
+        cycle="c", created=0, champion="1", parent="1", since=0, until=0, completions=(), feedback=(), buckets={}, requests=0,
         samples=ObjectReference(key="samples", sha256="0" * 64, rows=1), settings_sha256="",
     )  # fmt: skip
     with pytest.raises(Corrupt, match="the manifest says"):

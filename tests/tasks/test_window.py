@@ -81,7 +81,7 @@ def test_objects_read_to_the_end_are_not_read_again() -> None:
     put(store, "b", ["2"], NOW + 50)
     every = read_completions(store, Window(NOW - 1, NOW + 99, NOW - 99, {}), NOW + 100)
     manifest = Manifest(
-        cycle="c", created=NOW, champion="1", since=0, until=NOW + 20, completions=every.objects, feedback=(),
+        cycle="c", created=NOW, champion="1", parent="1", since=0, until=NOW + 20, completions=every.objects, feedback=(),
         samples=ObjectReference(key="", sha256="", rows=0), buckets={}, requests=0, settings_sha256="",
     )  # fmt: skip
     after = window([manifest], NOW + 100, 10, 1000)
