@@ -16,6 +16,8 @@ from infra.settings.schema import Registry as RegistrySettings
 CHAMPION, CHALLENGER = "champion", "challenger"
 EXPERIMENT_TAG = "tabloop.experiment"
 PREVIOUS_TAG = "tabloop.previous_champion"
+PAGE = 200
+"""Versions that are asked for at a time."""
 
 
 @dataclass(frozen=True)
@@ -81,9 +83,14 @@ class Registry:
 
     def versions(self) -> list[ModelVersion]:
         """All versions, oldest first."""
-        params = {"filter": f"name='{self.model}'", "max_results": 200}
-        found = self._call("GET", "model-versions/search", params=params).get("model_versions", [])
-        return sorted(map(_version, found), key=lambda v: int(v.version))
+        params: dict[str, Any] = {"filter": f"name='{self.model}'", "max_results": PAGE}
+        found: list[dict[str, Any]] = []
+        while True:
+            page = self._call("GET", "model-versions/search", params=params)
+            found += page.get("model_versions", [])
+            if not (token := page.get("next_page_token")):
+                return sorted(map(_version, found), key=lambda v: int(v.version))
+            params["page_token"] = token
 
     def create_version(self, source: str, tags: dict[str, str], description: str = "", run_id: str | None = None) -> ModelVersion:
         """Register a checkpoint that lies in the object store."""

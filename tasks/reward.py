@@ -7,11 +7,16 @@ batch's mean (REINFORCE with baseline, eq. 13.11):
     A_i = R_i - mean(R)              normalise off
     A_i = (R_i - mean(R)) / std(R)   normalise on; std of the population, zero where all rewards are equal
 
+Two settings keep long completions, whose accepts are rare, from drowning the rest. A share of the mean may be taken among
+completions of like length: what is then learnt is to be right rather than to be short. And a completion's advantage may fall with
+a power of its length, so that in a sum over tokens each completion has its part.
+
 A rejection is worth less than nothing, so that showing pays only above a certain chance of an accept (Cursor, "Improving Cursor
 Tab with online RL", 2025: +0.75 accepted, -0.25 rejected, 0 nothing shown: above 25 %).
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 
 from infra.records import Sample
@@ -35,20 +40,34 @@ def reward(sample: Sample, settings: Reward) -> float:
             raise AssertionError(f"sample {sample.completion_id}: shown but not judged, which collect never trains on")
 
 
-def advantages(rewards: Sequence[float], normalise: bool) -> list[float]:
-    """Returns minus their mean, and over their standard deviation where asked for."""
+def advantages(rewards: Sequence[float], lengths: Sequence[int], settings: Reward) -> list[float]:
+    """Returns minus their baseline, over their standard deviation where asked for, each times its completion's weight."""
     if not rewards:
         return []
-    mean = math.fsum(rewards) / len(rewards)
-    centred = [r - mean for r in rewards]
-    deviation = math.sqrt(math.fsum(c * c for c in centred) / len(rewards))
-    if not normalise or deviation < 1e-8:
-        return centred
-    return [c / deviation for c in centred]
+    mean = _mean(rewards)
+    share, alike = settings.baseline_by_length, means_by_length(rewards, lengths)
+    centred = [r - (1 - share) * mean - share * alike[length.bit_length()] for r, length in zip(rewards, lengths, strict=True)]
+    deviation = math.sqrt(_mean([(r - mean) ** 2 for r in rewards]))
+    scale = 1 / deviation if settings.normalise and deviation >= 1e-8 else 1.0
+    typical = max(_mean(lengths), 1.0)
+    weights = [(typical / max(length, 1)) ** settings.length_exponent for length in lengths]
+    return [scale * weight * c for weight, c in zip(weights, centred, strict=True)]
+
+
+def means_by_length(rewards: Sequence[float], lengths: Sequence[int]) -> dict[int, float]:
+    """Mean reward of completions of like length, by the number of bits of their tokens: 1, 2 to 3, 4 to 7, ..."""
+    groups: dict[int, list[float]] = defaultdict(list)
+    for r, length in zip(rewards, lengths, strict=True):
+        groups[length.bit_length()].append(r)
+    return {bits: _mean(group) for bits, group in groups.items()}
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
 
 
 def rewarded(samples: Sequence[Sample], settings: Reward) -> list[Sample]:
     """The samples with their rewards and advantages."""
     rewards = [reward(sample, settings) for sample in samples]
-    worth = zip(samples, rewards, advantages(rewards, settings.normalise), strict=True)
+    worth = zip(samples, rewards, advantages(rewards, [len(s.token_ids) for s in samples], settings), strict=True)
     return [sample.model_copy(update={"reward": r, "advantage": a}) for sample, r, a in worth]

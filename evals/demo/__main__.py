@@ -39,12 +39,12 @@ def parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(prog="python -m evals.demo", description=__doc__.split("\n")[0])
     add = result.add_argument
     add("--seed", type=int, default=0, help="of the simulated developers (default %(default)s)")
-    add("--users", type=int, default=120, help="developers (default %(default)s)")
+    add("--users", type=int, default=1000, help="developers (default %(default)s)")
     add("--code", type=Path, nargs="+", default=[], metavar="DIR", help="type through these (default: the held-out packages)")
     add("--cycles", type=int, default=3, help="cycles to have been run, earlier demos counted in (default %(default)s)")
-    add("--labels", type=int, default=5000, help="labels that a cycle waits for (default %(default)s)")
+    add("--labels", type=int, default=4500, help="labels that a cycle waits for (default %(default)s)")
     add("--minutes", type=float, default=13.0, help="begin nothing new after so long (default %(default)s)")
-    add("--visits", type=int, default=2000, help="places of the closing comparison (default %(default)s)")
+    add("--visits", type=int, default=3000, help="places of the closing comparison (default %(default)s)")
     add("--rate", type=float, default=0.0, help="most requests a second (default: what the concurrency lets through)")
     add("--concurrency", type=int, default=48, help="developers who type at the same time (default %(default)s)")
     return result

@@ -105,6 +105,10 @@ class Schedule:
         return developer, (*key, developer.name), self._code.draw(rng, self._several_lines)
 
 
+STEP_SECONDS = 0.2
+"""How soon somebody who waits for a turn notices that the rate has changed."""
+
+
 class Pacer:
     """Hands out turns: at most `rate()` a second, at most `requests`, none after `seconds` or once stopped."""
 
@@ -112,9 +116,10 @@ class Pacer:
         self, requests: int | None, seconds: float | None, rate: Callable[[], float], stop: asyncio.Event | None
     ) -> None:
         self._left = requests
-        self._began = self._next = time.monotonic()
-        self._end = None if seconds is None else self._began + seconds
+        self._last = time.monotonic()
+        self._end = None if seconds is None else self._last + seconds
         self._rate, self._stop = rate, stop
+        self._line = asyncio.Lock()
 
     async def __call__(self) -> bool:
         """Wait for a turn; false when there are no more."""
@@ -122,12 +127,17 @@ class Pacer:
             return False
         if self._left is not None:
             self._left -= 1
-        now = time.monotonic()
-        rate = self._rate()
-        self._next = max(self._next, now - 1.0) + (1 / rate if rate > 0 else 0.0)
-        if self._next > now:
-            await asyncio.sleep(self._next - now)
+        async with self._line:
+            # In small steps, since the rate changes: who waits for a slow turn would sleep on into a fast time.
+            while (turn := self._last + self._apart) > time.monotonic() and not self._stopped:
+                await asyncio.sleep(min(turn - time.monotonic(), STEP_SECONDS))
+            self._last = max(turn, time.monotonic() - 1.0)
         return not self._stopped
+
+    @property
+    def _apart(self) -> float:
+        rate = self._rate()
+        return 1 / rate if rate > 0 else 0.0
 
     @property
     def over(self) -> bool:

@@ -108,7 +108,7 @@ class Collect(Section):
     window_seconds: float = Field(7 * 86_400.0, gt=0)
     """Requests older than this are not looked at any more."""
     max_staleness: int = Field(2, ge=0)
-    """Most updates between the policy that sampled a completion and the champion that is trained, counted along parents."""
+    """Most updates between the policy that sampled a completion and the version that is trained, counted along parents."""
     min_samples: int = Field(256, ge=1)
     """Fewest samples that are worth a cycle."""
     max_samples: int = Field(4096, ge=1)
@@ -132,6 +132,12 @@ class Reward(Section):
     """Reward of a completion with nothing to show."""
     normalise: bool = True
     """Subtract the batch's mean and divide by its standard deviation."""
+    baseline_by_length: float = Field(0.0, ge=0, le=1)
+    """Share of the baseline that is the mean of completions of like length (tokens, in powers of two), the rest being the mean of
+    all. Short completions are accepted more often: at 0 a model may win by showing less, at 1 it learns nothing about how much to
+    show."""
+    length_exponent: float = Field(0.0, ge=0, le=1)
+    """A completion's weight falls with this power of its tokens: at 0 every token counts the same, at 1 every completion."""
 
 
 class Train(Section):
@@ -161,6 +167,10 @@ class Train(Section):
     """Weight of the language-model loss of a prompt token, beside 1 for the surrogate of a sampled one; 0: none."""
     context_tokens: int = Field(32, ge=1)
     """Prompt tokens of each sample that the language-model loss is taken on."""
+    logit_scale_rate: float = Field(0.0, ge=0)
+    """Learning rate of the logarithm of the logits' scale, which says how sure the model is, in plain gradient steps; 0: none."""
+    frozen_layers: int = Field(0, ge=0)
+    """Lowest layers that an update leaves as they are, the embeddings with them; 0: everything is trained."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Gradient clipping."""
     seed: int = 0

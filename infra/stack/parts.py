@@ -90,6 +90,7 @@ def environment(settings: Settings, given: dict[str, str]) -> dict[str, str]:
         # SQLite has one writer, and Prefect's services write beside its API: once they held each other up for a minute. What
         # is not used here (automations, the feed of events, worker and lateness watches) stays off.
         **{f"PREFECT_SERVER_SERVICES_{service}_ENABLED": "false" for service in UNUSED_SERVICES},
+        "PREFECT_WORKER_QUERY_SECONDS": "2",  # of 10: a run on this machine begins when it is asked for
         "PREFECT_CLI_PROMPT": "false",
         "MLFLOW_TRACKING_URI": settings.registry.uri,
         "MLFLOW_DISABLE_TELEMETRY": "true",

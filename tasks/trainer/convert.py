@@ -60,6 +60,28 @@ def load_weights(model: Any, weights: Mapping[str, torch.Tensor]) -> None:
             master.copy_(tensor)
 
 
+def freeze(model: Any, layers: int) -> None:
+    """Leave the embeddings and so many of the lowest layers out of training; 0 leaves out nothing.
+
+    Raises:
+        ValueError: a pipeline stage has nothing left to train.
+    """
+    if not layers:
+        return
+    core, offset, tied = _core(model)
+    for name, parameter in core.named_parameters():
+        found = re.match(r"decoder\.layers\.(\d+)\.", name)
+        fixed = (
+            int(found[1]) + offset < layers if found else name.startswith("embedding.") or (tied and name.startswith("output"))
+        )
+        parameter.requires_grad_(not fixed)
+    if not any(parameter.requires_grad for parameter in core.parameters()):
+        raise ValueError(
+            f"frozen_layers = {layers}: nothing is left to train on pipeline stage "
+            f"{parallel_state.get_pipeline_model_parallel_rank()}, whose first layer is {offset}; freeze fewer layers"
+        )
+
+
 @torch.no_grad()
 def full_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """Every Hugging Face tensor, whole, on every rank: gathered over tensor-parallel ranks, broadcast over pipeline stages."""

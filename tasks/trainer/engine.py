@@ -29,10 +29,11 @@ from megatron.core.transformer.transformer_config import TransformerConfig  # no
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 from tasks.trainer.attention import SDPACoreAttention  # noqa: E402
-from tasks.trainer.convert import full_weights, load_weights  # noqa: E402
+from tasks.trainer.convert import freeze, full_weights, load_weights  # noqa: E402
 from tasks.trainer.muon import MuonWithAdamW  # noqa: E402
 
 WEIGHTS = "model.safetensors"
+LAST_NORM = "model.norm.weight"
 ForwardStep = Callable[[Iterator[Any], Any], tuple[torch.Tensor, Callable[..., Any]]]
 
 
@@ -55,6 +56,8 @@ class Optimization:
     beta1: float = 0.9
     beta2: float = 0.95
     bf16: bool = False
+    frozen_layers: int = 0
+    """Lowest layers, and the embeddings with them, that stay as they are; 0: everything is trained."""
 
 
 def start(parallel: Parallel, seed: int) -> None:
@@ -94,10 +97,14 @@ class Engine:
 
         Args:
             config: Hugging Face's config.json of a Qwen2 model.
+
+        Raises:
+            ValueError: a pipeline stage has nothing left to train.
         """
         self.hf_config = config
         self.config = _transformer_config(config, parallel, optimization.bf16)
         model: Any = _model(config, self.config)
+        freeze(model, optimization.frozen_layers)
         if torch.cuda.is_available():
             model = model.cuda()
         wrapped = Float16Module(self.config, model) if optimization.bf16 else model
@@ -120,6 +127,9 @@ class Engine:
         """Make the optimizer. Load weights after it: its float32 masters start as copies of the model's own, rounded, weights."""
         self.model.broadcast_params()
         settings = self._optimization
+        for parameter in self.model.parameters():
+            if settings.bf16 and not parameter.requires_grad:
+                parameter.main_param = parameter.detach().float()  # what is not trained is saved unrounded too
         if settings.optimizer == "muon":
             self.optimizer = MuonWithAdamW(self.model, settings)
             return
@@ -173,11 +183,17 @@ class Engine:
             raise FloatingPointError("optimizer: the gradient is not finite, the step was not taken; lower the learning rate")
         return reports, float(norm)
 
-    def save(self, directory: Path, dtype: torch.dtype, extras: Path | None = None) -> None:
-        """Write the checkpoint (the masters, where there are any), whole or not at all; `extras` gives the tokenizer's files."""
+    def save(self, directory: Path, dtype: torch.dtype, extras: Path | None = None, logit_scale: float = 1.0) -> None:
+        """Write the checkpoint (the masters, where there are any), whole or not at all.
+
+        Args:
+            extras: folder that the tokenizer's files are copied from.
+            logit_scale: what all logits are to be multiplied by; goes into the weights of the last norm.
+        """
         weights = {name: tensor.to(dtype).cpu().contiguous() for name, tensor in full_weights(self.model)}
         if dist.get_rank() != 0:
             return
+        weights[LAST_NORM] *= logit_scale
         partial = directory.with_name(directory.name + ".partial")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)

@@ -47,6 +47,10 @@ class Job(BaseModel):
     """Weight of the language-model loss of a prompt token, beside 1 for the surrogate of a sampled one; 0: none."""
     context_tokens: Annotated[int, Field(ge=1)] = 32
     """Prompt tokens of each sample that the language-model loss is taken on."""
+    logit_scale_rate: Annotated[float, Field(ge=0)] = 0.0
+    """Learning rate of the logarithm of the logits' scale, in plain gradient steps; 0: it stays."""
+    frozen_layers: Annotated[int, Field(ge=0)] = 0
+    """Lowest layers that stay as they are, the embeddings with them; 0: everything is trained."""
     max_grad_norm: float = 1.0
     """Gradient clipping."""
     seed: int = 0
@@ -70,6 +74,8 @@ class StepMetrics(BaseModel):
     """Estimate of KL(start || policy) per token, (r - 1) - ln r (Schulman 2020, "Approximating KL divergence", k3)."""
     gradient_norm: float
     """Before clipping."""
+    logit_scale: float
+    """What the logits are multiplied by after this step."""
     learning_rate: float
     """At this step."""
     tokens: int

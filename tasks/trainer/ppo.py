@@ -35,6 +35,31 @@ from tasks.trainer.losses import clipped_surrogate, importance_weights
 log = logging.getLogger("trainer")
 
 
+class LogitScale:
+    """The sharpness of the policy as a parameter of its own: logits are multiplied by e^s, s = 0 at the start.
+
+    Adam moves every weight about equally far, so that a few steps hardly change how sure the model is, although the labels tell
+    this one number with more certainty than any other. It takes plain gradient steps, and ends in the weights of the last norm.
+    """
+
+    def __init__(self, rate: float) -> None:
+        self._rate = rate
+        self.log = torch.zeros((), device="cuda" if torch.cuda.is_available() else "cpu", requires_grad=True)
+
+    def step(self, tokens: float) -> None:
+        """One step along the gradient of the summed loss over `tokens`, collected on all ranks since the last one."""
+        gradient = torch.zeros_like(self.log) if self.log.grad is None else self.log.grad
+        dist.all_reduce(gradient)  # each data-parallel rank has its samples' part, each tensor-parallel rank its logits' part
+        with torch.no_grad():
+            self.log -= self._rate * gradient / tokens
+        self.log.grad = None
+
+    @property
+    def factor(self) -> float:
+        """e^s."""
+        return float(self.log.detach().exp())
+
+
 def logprobs(logits: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
     """Log-probability of each sampled token under its sampling distribution, [K]; logits [1, K, V / TP]."""
     scaled = logits[0].float() / batch.temperature.to(logits.device)[:, None]
@@ -120,7 +145,7 @@ def starting_logprobs(engine: Engine, samples: Sequence[Sample], chosen: Sequenc
     return shared[0]
 
 
-def objective(job: Job) -> Callable[..., Any]:
+def objective(job: Job, scale: LogitScale) -> Callable[..., Any]:
     """The forward step of the objective; reports sums: loss, clipped, kl, importance clipped, context, C, tokens."""
 
     def forward_step(queue: Iterator[MicroBatch], model: Any) -> Any:
@@ -128,8 +153,8 @@ def objective(job: Job) -> Callable[..., Any]:
 
         def loss(logits: torch.Tensor) -> Any:
             sampled = batch.targets.numel()
-            policy = logprobs(logits[:, :sampled], batch)
-            context = context_loss(logits[:, sampled:], batch.context_targets)
+            policy = logprobs(logits[:, :sampled] * scale.log.exp(), batch)
+            context = context_loss(logits[:, sampled:] * scale.factor, batch.context_targets)
             near, behaviour, advantage = (t.to(policy.device) for t in (batch.proximal, batch.behaviour, batch.advantage))
             weights = importance_weights(near, behaviour, job.importance_bound)
             mask = torch.ones_like(policy)
@@ -145,7 +170,7 @@ def objective(job: Job) -> Callable[..., Any]:
 
 
 def update(
-    engine: Engine, samples: Sequence[Sample], job: Job, proximal: dict[int, list[float]]
+    engine: Engine, samples: Sequence[Sample], job: Job, proximal: dict[int, list[float]], scale: LogitScale
 ) -> list[tuple[StepMetrics, float]]:
     """Take the job's optimizer steps; gives back each step's metrics and its tokens whose importance weight met the bound."""
     ranks, rank = parallel_state.get_data_parallel_world_size(), parallel_state.get_data_parallel_rank()
@@ -161,15 +186,17 @@ def update(
         context = job.context_tokens if job.context_weight else 0
         batches = micro_batches(samples, own, job.micro_batch_tokens, proximal, context)
         rate = job.learning_rate * min(1.0, (number + 1) / max(1, job.warmup_steps))
-        reports, norm = engine.step(objective(job), batches, _shape(batches), rate)
+        reports, norm = engine.step(objective(job, scale), batches, _shape(batches), rate)
         sums = _summed(reports)
         tokens = sums[6]
+        scale.step(tokens)
         metrics = StepMetrics(
             loss=sums[0] / tokens,
             clip_fraction=sums[1] / tokens,
             kl=sums[2] / tokens,
             context_loss=sums[4] / max(sums[5], 1),
             gradient_norm=norm,
+            logit_scale=scale.factor,
             learning_rate=rate,
             tokens=int(tokens),
         )
@@ -210,7 +237,7 @@ def run(job: Job) -> Metrics:
     engine = Engine(
         config,
         Parallel(job.tensor_parallel, job.pipeline_parallel),
-        Optimization(job.learning_rate, max_grad_norm=job.max_grad_norm, bf16=bf16),
+        Optimization(job.learning_rate, max_grad_norm=job.max_grad_norm, bf16=bf16, frozen_layers=job.frozen_layers),
     )
     engine.make_optimizer()
     engine.load(job.checkpoint)
@@ -222,10 +249,11 @@ def run(job: Job) -> Metrics:
     proximal = starting_logprobs(engine, samples, older, job.micro_batch_tokens)
 
     clock.append(("update", time.monotonic()))
-    steps = update(engine, samples, job, proximal)
+    scale = LogitScale(job.logit_scale_rate)
+    steps = update(engine, samples, job, proximal, scale)
 
     clock.append(("save", time.monotonic()))
-    engine.save(job.output / CHECKPOINT_NAME, torch.float32, extras=job.checkpoint)
+    engine.save(job.output / CHECKPOINT_NAME, torch.float32, extras=job.checkpoint, logit_scale=scale.factor)
     clock.append(("end", time.monotonic()))
 
     tokens = sum(len(s.token_ids) for s in samples)

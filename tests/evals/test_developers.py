@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from evals.developers import Address, Counts, Decision, Quirks, Run, code_from, measure, run
 from evals.developers.__main__ import main
 from evals.developers.protocol import OPTIONS, STOPS, Shown, event, prompt
+from evals.developers.running import Pacer
 from evals.positions import Code, Source
 from infra import fim
 
@@ -337,3 +338,20 @@ def test_the_command_line(tmp_path, capsys):
     assert "of the answered" in capsys.readouterr().out
     assert main(["--url", "http://127.0.0.1:9/v1", "--feedback-url", "http://127.0.0.1:9", *common]) == 1
     assert "make status" in capsys.readouterr().err
+
+
+async def test_who_waits_for_a_slow_turn_goes_on_when_there_is_no_bound_any_more() -> None:
+    rate = 0.1
+    pace = Pacer(None, None, lambda: rate, None)
+    waiting = [asyncio.create_task(pace()) for _ in range(20)]
+    await asyncio.sleep(0.05)
+    assert not any(turn.done() for turn in waiting)
+    rate = 0.0
+    assert await asyncio.wait_for(asyncio.gather(*waiting), 5) == [True] * 20
+    assert await asyncio.wait_for(pace(), 1)
+
+
+async def test_turns_keep_their_distance() -> None:
+    pace, began = Pacer(None, None, lambda: 50.0, None), time.monotonic()
+    await asyncio.gather(*(pace() for _ in range(20)))
+    assert time.monotonic() - began >= 20 / 50

@@ -31,7 +31,8 @@ def test_versions_come_back_with_source_and_tags_oldest_first(registry: Registry
     assert made[1].source == "s3://b/checkpoints/b" and made[1].tags == {"parent": "b", "cycle": ""}
 
 
-def test_more_than_nine_versions_are_in_order(registry: Registry) -> None:
+def test_more_versions_than_a_page_holds_are_in_order(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("infra.registry.PAGE", 4)
     for number in range(11):
         registry.create_version(f"s3://b/{number}", {})
     assert [v.version for v in registry.versions()] == [str(number + 1) for number in range(11)]

@@ -32,22 +32,48 @@ def test_what_nobody_judged_is_never_rewarded() -> None:
         reward(sample(outcome="shown"), SETTINGS)
 
 
+RAW = Reward(normalise=False)
+
+
 def test_advantages_by_hand() -> None:
-    assert advantages([1.0, 0.0, 0.0, -1.0], normalise=False) == [1.0, 0.0, 0.0, -1.0]
-    assert advantages([3.0, 1.0], normalise=False) == [1.0, -1.0]
-    assert advantages([3.0, 1.0, 1.0, 3.0], normalise=True) == [1.0, -1.0, -1.0, 1.0]
-    assert advantages([0.5, 0.5], normalise=True) == [0.0, 0.0]
-    assert advantages([], normalise=True) == []
+    assert advantages([1.0, 0.0, 0.0, -1.0], [5] * 4, RAW) == [1.0, 0.0, 0.0, -1.0]
+    assert advantages([3.0, 1.0], [5] * 2, RAW) == [1.0, -1.0]
+    assert advantages([3.0, 1.0, 1.0, 3.0], [5] * 4, Reward()) == [1.0, -1.0, -1.0, 1.0]
+    assert advantages([0.5, 0.5], [5] * 2, Reward()) == [0.0, 0.0]
+    assert advantages([], [], Reward()) == []
 
 
-@given(st.lists(st.floats(-2, 2), min_size=2, max_size=50))
-def test_advantages_are_centred_keep_the_order_and_have_unit_spread(rewards: list[float]) -> None:
-    found = advantages(rewards, normalise=True)
+def test_a_baseline_by_length_pays_for_being_right_and_not_for_being_short() -> None:
+    rewards, lengths = [1.0, 1.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0], [2, 3, 2, 3, 8, 9, 12, 15]
+    by_length = RAW.model_copy(update={"baseline_by_length": 1.0})
+    found = advantages(rewards, lengths, by_length)
+    assert found == [0.25, 0.25, 0.25, -0.75, 0.75, -0.25, -0.25, -0.25]
+    assert sum(found[:4]) == sum(found[4:]) == 0
+    plain = advantages(rewards, lengths, RAW)
+    assert sum(plain[:4]) == 1.0
+    half = advantages(rewards, lengths, RAW.model_copy(update={"baseline_by_length": 0.5}))
+    assert half == [(a + b) / 2 for a, b in zip(found, plain, strict=True)]
+
+
+def test_a_completion_s_weight_falls_with_its_length() -> None:
+    equal = RAW.model_copy(update={"length_exponent": 1.0})
+    assert advantages([1.0, -1.0], [2, 8], equal) == [2.5, -0.625]  # times its tokens: 5 and -5
+    assert advantages([1.0, -1.0], [0, 10], equal) == [5.0, -0.5]
+
+
+@given(st.lists(st.tuples(st.floats(-2, 2), st.integers(0, 40)), min_size=2, max_size=50))
+def test_advantages_are_centred_keep_the_order_and_have_unit_spread(judged: list[tuple[float, int]]) -> None:
+    rewards, lengths = map(list, zip(*judged, strict=True))
+    found = advantages(rewards, lengths, Reward())
     assert math.fsum(found) == pytest.approx(0, abs=1e-6)
     spread = math.sqrt(math.fsum(a * a for a in found) / len(found))
     assert spread == pytest.approx(1, abs=1e-6) or spread < 1e-8
     in_order = [advantage for _, advantage in sorted(zip(rewards, found, strict=True))]
     assert in_order == sorted(in_order)
+    by_length = advantages(rewards, lengths, RAW.model_copy(update={"baseline_by_length": 1.0}))
+    for bits in {length.bit_length() for length in lengths}:
+        alike = [a for a, length in zip(by_length, lengths, strict=True) if length.bit_length() == bits]
+        assert math.fsum(alike) == pytest.approx(0, abs=1e-6)
 
 
 def test_samples_carry_both() -> None:

@@ -22,7 +22,7 @@ from infra.records import Sample
 from tasks.trainer import ppo
 from tasks.trainer.batches import context_positions, micro_batches
 from tasks.trainer.convert import full_weights
-from tasks.trainer.engine import Engine, Optimization, Parallel, parallel_state, start, stop
+from tasks.trainer.engine import LAST_NORM, Engine, Optimization, Parallel, parallel_state, start, stop
 from tasks.trainer.job import Job
 from tasks.trainer.pretrain import Schedule, train
 
@@ -81,6 +81,10 @@ def check_round_trip(directory: Path, parallel: Parallel) -> dict[str, float]:
         before, after = load_file(directory / "model.safetensors"), load_file(directory.with_name("again") / "model.safetensors")
         same = sum(torch.equal(before[name], after[name]) for name in before)
         answers["bf16" if bf16 else "fp32"] = len(before) + len(after) - 2 * same
+    engine_of(directory, parallel).save(directory.with_name("sharper"), torch.float32, logit_scale=2.0)
+    dist.barrier()
+    after = load_file(directory.with_name("sharper") / "model.safetensors")
+    answers["scaled"] = sum(not torch.equal(after[name], before[name] * (2 if name == LAST_NORM else 1)) for name in before)
     return answers
 
 
@@ -88,7 +92,8 @@ def check_gradients(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel
     """The PPO gradient against autograd over transformers: largest relative error of a tensor, norms, clipped tokens."""
     made = samples(model, drift=0.4)
     prompted = [context_positions(sample, JOB.context_tokens) for sample in made]
-    loss, clipped = reference_loss(model, made, JOB, prompted)
+    plain_scale = torch.zeros((), requires_grad=True)
+    loss, clipped = reference_loss(model, made, JOB, prompted, plain_scale)
     model.zero_grad()
     loss.backward()
     wanted = {name: parameter.grad for name, parameter in model.named_parameters()}
@@ -99,12 +104,15 @@ def check_gradients(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel
     own = range(parallel_state.get_data_parallel_rank(), len(made), parallel_state.get_data_parallel_world_size())
     batches = micro_batches(made, own, 128, proximal, JOB.context_tokens)
     engine.model.zero_grad_buffer()
-    reports = engine.run(ppo.objective(JOB), batches, (12, 64), forward_only=False)
+    scale = ppo.LogitScale(rate=1.0)
+    reports = engine.run(ppo.objective(JOB, scale), batches, (12, 64), forward_only=False)
     for parameter in engine.model.parameters():
         parameter.data = parameter.main_grad
     got = dict(full_weights(engine.model))
     error = max(((got[n] - wanted[n]).norm() / wanted[n].norm().clamp(min=1e-9)).item() for n in wanted)
     sums = ppo._summed(reports)
+    scale.step(sums[6])
+    assert plain_scale.grad is not None
     return {
         "relative_error": error,
         "tensors": len(got),
@@ -114,6 +122,25 @@ def check_gradients(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel
         "clipped": sums[1] / sums[6],
         "wanted_clipped": clipped,
         "micro_batches": len(batches),
+        "logit_scale": math.log(scale.factor),
+        "wanted_logit_scale": -plain_scale.grad.item(),
+    }
+
+
+def check_frozen(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel, bf16: bool) -> dict[str, float]:
+    """One update with the lowest of four layers left as it is: tensors that moved against that, or stayed although free."""
+    described = json.loads((directory / "config.json").read_text()) | {"num_hidden_layers": 4}
+    engine = Engine(described, parallel, Optimization(JOB.learning_rate, bf16=bf16, frozen_layers=1))
+    engine.make_optimizer()
+    before = {name: tensor.clone() for name, tensor in full_weights(engine.model)}
+    ppo.update(engine, samples(model, drift=0.0), JOB.model_copy(update={"minibatch": 6}), {}, ppo.LogitScale(0.0))
+    moved = {name for name, tensor in full_weights(engine.model) if not torch.equal(tensor, before[name])}
+    kept = {name for name in before if name == "model.embed_tokens.weight" or name.startswith("model.layers.0.")}
+    return {
+        "moved": len(moved & kept),
+        "stayed": len(before.keys() - kept - moved),
+        "frozen": len(kept),
+        "saved_in_float32": sum(t.dtype == torch.float32 for _, t in full_weights(engine.model)) / len(before),
     }
 
 
@@ -150,6 +177,15 @@ def refusal(directory: Path, parallel: Parallel) -> str:
     """What Muon says to a model that is split over processes."""
     try:
         pretrained(directory, parallel)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def nothing_left(directory: Path, parallel: Parallel) -> str:
+    """What a pipeline says whose first stage would have nothing to train."""
+    try:
+        Engine(json.loads((directory / "config.json").read_text()), parallel, Optimization(1e-3, frozen_layers=1))
     except ValueError as error:
         return str(error)
     return ""
@@ -192,7 +228,7 @@ def check_bandit(directory: Path, parallel: Parallel) -> dict[str, float]:
             _bandit_sample(prompt, token, score, value - rewards[-1])
             for prompt, token, score, value in zip(prompts, chosen[:, 0].tolist(), told, reward, strict=True)
         ]
-        ppo.update(engine, made, job.model_copy(update={"seed": number}), {})
+        ppo.update(engine, made, job.model_copy(update={"seed": number}), {}, ppo.LogitScale(0.0))
     return {"first": sum(rewards[:3]) / 3, "last": sum(rewards[-3:]) / 3}
 
 
@@ -245,7 +281,10 @@ def main() -> None:
             "logprobs": check_logprobs(directory, model, parallel),
             "round_trip": check_round_trip(directory, parallel),
             "gradients": check_gradients(directory, model, parallel),
+            "frozen": [check_frozen(directory, model, parallel, bf16) for bf16 in (False, True)],
         }
+        if name == "pipeline":
+            answers[name]["nothing_left"] = nothing_left(directory, parallel)
         if name in ("tensor", "pipeline"):
             answers[name]["muon"] = refusal(directory, parallel)
     if dist.get_world_size() == 1:

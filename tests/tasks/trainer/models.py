@@ -39,10 +39,18 @@ def tiny(seed: int = 3) -> Qwen2ForCausalLM:
     return model
 
 
-def logprobs(model: Qwen2ForCausalLM, sample: Sample) -> torch.Tensor:
-    """Log-probability of each sampled token under the sampling distribution, one sample at a time; [tokens of the completion]."""
+NEUTRAL = torch.zeros(())
+
+
+def logprobs(model: Qwen2ForCausalLM, sample: Sample, scale: torch.Tensor = NEUTRAL) -> torch.Tensor:
+    """Log-probability of each sampled token under the sampling distribution, one sample at a time; [tokens of the completion].
+
+    Args:
+        scale: logarithm of what the logits are multiplied by.
+    """
     ids = torch.tensor([[*sample.prompt_token_ids, *sample.token_ids]])
-    scores = (model(ids).logits[0, len(sample.prompt_token_ids) - 1 : -1] / sample.temperature).log_softmax(-1)
+    logits = model(ids).logits[0, len(sample.prompt_token_ids) - 1 : -1] * scale.exp()
+    scores = (logits / sample.temperature).log_softmax(-1)
     return scores.gather(-1, torch.tensor(sample.token_ids)[:, None])[:, 0]
 
 
@@ -76,7 +84,7 @@ def samples(model: Qwen2ForCausalLM, drift: float, count: int = 12) -> list[Samp
 
 
 def reference_loss(
-    model: Qwen2ForCausalLM, made: list[Sample], job: Job, prompted: list[list[int]]
+    model: Qwen2ForCausalLM, made: list[Sample], job: Job, prompted: list[list[int]], scale: torch.Tensor = NEUTRAL
 ) -> tuple[torch.Tensor, float]:
     """The objective token by token in plain Python, with autograd; gives back the loss and the share of clipped tokens.
 
@@ -86,7 +94,7 @@ def reference_loss(
     """
     terms, clipped = [], 0
     for sample in made:
-        policy = logprobs(model, sample)
+        policy = logprobs(model, sample, scale)
         for now, recorded in zip(policy, sample.logprobs, strict=True):
             near = now.item() if sample.policy_version == OLDER else recorded
             weight = min(torch.tensor(near - recorded).exp().item(), job.importance_bound)

@@ -56,7 +56,7 @@ def test_wrong_conversions_would_be_seen(answers):
 
 @LAYOUTS
 def test_load_and_save_keep_every_bit(answers, layout):
-    assert answers[layout]["round_trip"] == {"fp32": 0, "bf16": 0}
+    assert answers[layout]["round_trip"] == {"fp32": 0, "bf16": 0, "scaled": 0}
 
 
 @LAYOUTS
@@ -65,10 +65,23 @@ def test_gradients_are_those_of_the_plain_objective(answers, layout):
     assert found["missing"] == 0 and found["tensors"] == 26
     assert found["relative_error"] < 1e-4
     assert found["loss"] == pytest.approx(found["wanted_loss"], abs=1e-5)
+    assert found["logit_scale"] == pytest.approx(found["wanted_logit_scale"], rel=1e-4)
+    assert abs(found["logit_scale"]) > 1e-3
     # The clip and the token-budget micro-batches are at work, or this proves little.
     assert found["clipped"] == pytest.approx(found["wanted_clipped"], abs=1e-6)
     assert found["clipped"] > 0.05
     assert found["micro_batches"] > 1
+
+
+@LAYOUTS
+def test_frozen_layers_stay_and_the_others_do_not(answers, layout):
+    for found in answers[layout]["frozen"]:
+        assert found == {"moved": 0, "stayed": 0, "frozen": 13, "saved_in_float32": 1}
+
+
+def test_a_stage_with_nothing_left_to_train_is_refused(answers):
+    # Each of two processes writes what it met; the first stage's is rank 0's.
+    assert answers["pipeline"]["nothing_left"].startswith("frozen_layers = 1: nothing is left to train on pipeline stage 0")
 
 
 def test_reward_rises_on_a_bandit(answers):
