@@ -39,14 +39,14 @@ def gather(store: ObjectStore, experiment: ExperimentRecord, collect: Collect, s
     completions = read_completions(store, window, now, tokens=False)
     feedback = read_feedback(store, window, begin, now)
     found = join([c for _, c in completions.rows], [f for _, f in feedback.rows], collect.join_seconds)
-    users, before = total(found.joined, experiment, window.until)
+    users, before = total(found.joined, experiment, window.until, settings.max_characters)
     return Evidence(users, before, (*completions.objects, *feedback.objects))
 
 
 def total(
-    joined: Sequence[Joined], experiment: ExperimentRecord, until: float
+    joined: Sequence[Joined], experiment: ExperimentRecord, until: float, most: int
 ) -> tuple[dict[Arm, dict[str, Totals]], dict[str, Totals]]:
-    """Totals by arm and user during the experiment, and by user before it."""
+    """Totals by arm and user during the experiment, and by user before it; of an accept, `most` characters count."""
     during: dict[Arm, list[dict[str, Totals]]] = {arm: [] for arm in ARMS}
     before: list[dict[str, Totals]] = []
     for found in joined:
@@ -54,19 +54,19 @@ def total(
         if served.opted_out or served.pinned or served.time > until:
             continue
         if served.experiment == experiment.id:
-            during[served.arm].append({served.user: totals_of(found)})
+            during[served.arm].append({served.user: totals_of(found, most)})
         elif served.time < experiment.started:
-            before.append({served.user: totals_of(found)})
+            before.append({served.user: totals_of(found, most)})
     return {arm: merge(parts) for arm, parts in during.items()}, merge(before)
 
 
-def totals_of(found: Joined) -> Totals:
+def totals_of(found: Joined, most: int) -> Totals:
     """One request. A partial accept counts by the share that was kept, rounded, and by its characters."""
     label = found.label
     if label is None:
         return Totals(requests=1, shown=int(showable(found.completion)))
     kept = label.accepted_characters / max(label.shown_characters, 1)
-    return Totals(requests=1, accepted=int(kept >= 0.5), characters=label.accepted_characters, shown=1)
+    return Totals(requests=1, accepted=int(kept >= 0.5), characters=min(label.accepted_characters, most), shown=1)
 
 
 def showable(served: Completion) -> bool:

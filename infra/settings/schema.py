@@ -221,6 +221,8 @@ class Experiment(Section):
     planned_requests: int = Field(20_000, ge=1)
     """Requests an arm at which the test ends: the challenger is promoted or rejected. Before that only a large difference is
     acted on. For a true difference d of acceptance per request near p, 14 p (1 - p) / d^2 find it in three cases of four."""
+    max_characters: int = Field(80, ge=1)
+    """Accepted characters of one completion beyond this do not count in the test: a few very long accepts would decide it."""
     min_users: int = Field(10, ge=2)
     """Fewest users an arm before a verdict: they are the unit of the test."""
     baseline_seconds: float = Field(86_400.0, ge=0)

@@ -142,10 +142,12 @@ def test_what_counts() -> None:
         feedback("3", prefix="i", user="v", time=NOW + 2),
         feedback("4", prefix="j", time=NOW - 4),
     ]
-    users, before = total(join(served, told, 60).joined, TEST, until=NOW + 20)
+    users, before = total(join(served, told, 60).joined, TEST, until=NOW + 20, most=80)
     assert users["champion"] == {"u": Totals(requests=4, accepted=1, characters=8, shown=3)}
     assert users["challenger"] == {"v": Totals(1, 1, 8, 1)}
     assert before == {"u": Totals(1, 1, 8, 1)}
+    users, _ = total(join(served, told, 60).joined, TEST, until=NOW + 20, most=5)
+    assert users["challenger"] == {"v": Totals(1, 1, 5, 1)}, "one long accept does not outweigh many"
 
 
 def test_evidence_names_the_objects_it_was_read_from() -> None:
