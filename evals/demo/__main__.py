@@ -44,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
     add("--cycles", type=int, default=3, help="cycles to have been run, earlier demos counted in (default %(default)s)")
     add("--labels", type=int, default=3600, help="labels that a cycle waits for (default %(default)s)")
     add("--minutes", type=float, default=13.0, help="begin nothing new after so long (default %(default)s)")
-    add("--visits", type=int, default=2500, help="places of the closing comparison (default %(default)s)")
+    add("--visits", type=int, default=2000, help="places of the closing comparison (default %(default)s)")
     add("--rate", type=float, default=0.0, help="most requests a second (default: what the concurrency lets through)")
     add("--concurrency", type=int, default=48, help="developers who type at the same time (default %(default)s)")
     return result
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console()
     began = time.monotonic()
     code = developers.code_from(options.code)
-    up = subprocess.run([sys.executable, "-m", "infra.stack", "up"], cwd=configuration.ROOT, check=False)
+    up = subprocess.run([sys.executable, "-m", "infra.stack", "up", "--paused"], cwd=configuration.ROOT, check=False)
     if up.returncode:
         return up.returncode
     settings = configuration.load()

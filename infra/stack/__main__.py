@@ -18,13 +18,14 @@ def main(arguments: list[str]) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     start = commands.add_parser("up", help="start every part that does not run, and wait until all answer")
     start.add_argument("parts", nargs="*", help="only these")
+    start.add_argument("--paused", action="store_true", help="leave the schedules of cycle and A/B test paused")
     commands.add_parser("down", help="stop everything")
     commands.add_parser("status", help="how every part is; exit code 3 where one is not ready")
     commands.add_parser("restart", help="stop and start one part").add_argument("part")
     given = parser.parse_args(arguments)
     try:
         if given.command == "up":
-            addresses(control.up(given.parts))
+            addresses(control.up(given.parts, paused=given.paused))
         elif given.command == "down":
             control.down()
         elif given.command == "restart":

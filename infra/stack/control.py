@@ -51,11 +51,12 @@ class Progress:
         self.say(f"  {now - self.began:6.1f} s  {name:<12} ready (took {now - began:.1f} s)")
 
 
-def up(only: Collection[str] = (), say: Callable[[str], None] = say_now) -> Settings:
+def up(only: Collection[str] = (), say: Callable[[str], None] = say_now, *, paused: bool = False) -> Settings:
     """Start what does not run yet, and wait until everything answers; gives back the settings with the secrets in them.
 
     Args:
         only: parts to start; none for all of them.
+        paused: leave the deployments' schedules paused.
 
     Raises:
         StackError: a part cannot come up; what this call started is stopped again.
@@ -80,7 +81,7 @@ def up(only: Collection[str] = (), say: Callable[[str], None] = say_now) -> Sett
         try:
             supervisor.start(everything.values(), environment(settings, dict(os.environ)))
             (state / STARTED_WITH).write_text(settings_.dump(settings))
-            _bring_up(settings, supervisor, found, Progress(say), fresh=not was_up)
+            _bring_up(settings, supervisor, found, Progress(say), fresh=not was_up, paused=paused)
         except BaseException:
             say("stopping what was started")
             if was_up:
@@ -150,10 +151,14 @@ def status() -> list[Row]:
         return list(pool.map(row, found.values()))
 
 
-def _bring_up(settings: Settings, supervisor: Supervisor, found: dict[str, Part], progress: Progress, *, fresh: bool) -> None:
+def _bring_up(
+    settings: Settings, supervisor: Supervisor, found: dict[str, Part], progress: Progress, *, fresh: bool, paused: bool
+) -> None:
     """Run the plan: each step in a thread that waits for those it comes after; `fresh`: nothing ran before."""
     seconds, failed = settings.stack.ready_seconds, threading.Event()
     plan = _plan(settings, supervisor, found, seconds, failed, fresh)
+    if paused and "deployments" in plan:
+        plan["paused"] = ("deployments",), partial(orchestration.pause_schedules, settings)
     futures: dict[str, Future[None]] = {}
 
     def run(name: str, after: tuple[str, ...], work: Callable[[], object]) -> None:

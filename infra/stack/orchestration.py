@@ -72,6 +72,15 @@ def deploy(settings: Settings, environment: dict[str, str]) -> None:
         )
 
 
+def pause_schedules(settings: Settings) -> None:
+    """Keep the deployments from starting runs by themselves, until somebody resumes them."""
+    api = settings.orchestration.api
+    deployments = httpx.post(f"{api}/deployments/filter", json={}, timeout=30).raise_for_status().json()
+    for deployment in deployments:
+        if deployment["schedules"]:
+            httpx.post(f"{api}/deployments/{deployment['id']}/pause_deployment", timeout=30).raise_for_status()
+
+
 def _digest() -> str:
     """Checksum of the declaration and of the flows it names."""
     return sha256(file.read_bytes() for file in (DECLARATION, *sorted((ROOT / "flows").glob("*.py"))))

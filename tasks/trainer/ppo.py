@@ -123,8 +123,18 @@ class selected:
 
 
 def starting_logprobs(engine: Engine, samples: Sequence[Sample], chosen: Sequence[int], budget: int) -> dict[int, list[float]]:
-    """Log-probabilities of the chosen samples' tokens under the weights as they are, by sample, on every rank."""
-    batches = micro_batches(samples, chosen, budget, {})
+    """Log-probabilities of the chosen samples' tokens under the weights as they are, by sample, on every rank.
+
+    Each data-parallel rank computes its share.
+    """
+    ranks, rank = parallel_state.get_data_parallel_world_size(), parallel_state.get_data_parallel_rank()
+    own = _computed_logprobs(engine, micro_batches(samples, chosen[rank::ranks], budget, {}), samples)
+    parts: list[Any] = [None] * ranks
+    dist.all_gather_object(parts, own, group=parallel_state.get_data_parallel_group())
+    return {i: values for part in parts for i, values in part.items()}
+
+
+def _computed_logprobs(engine: Engine, batches: Sequence[MicroBatch], samples: Sequence[Sample]) -> dict[int, list[float]]:
     if not batches:
         return {}
 

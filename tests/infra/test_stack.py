@@ -145,6 +145,17 @@ def test_up_again_changes_nothing(stack: Stack) -> None:
 
 
 @pytest.mark.stack
+def test_up_can_leave_the_schedules_paused(stack: Stack) -> None:
+    control.up(say=lambda _: None, paused=True)
+    with httpx.Client(base_url=stack.settings.orchestration.api) as api:
+        found = [d for d in api.post("/deployments/filter", json={}).json() if d["schedules"]]
+        assert {d["name"] for d in found} == {"cycle", "experiment"}
+        assert all(d["paused"] for d in found)
+        for deployment in found:
+            api.post(f"/deployments/{deployment['id']}/resume_deployment").raise_for_status()
+
+
+@pytest.mark.stack
 def test_other_settings_do_not_join_a_running_stack(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TABLOOP_SERVING__SAMPLING__TEMPERATURE", "0.5")
     with pytest.raises(control.StackError, match=r"changed: serving\); `make down`"):
