@@ -30,6 +30,16 @@ TRACES: dict[str, Any] = {"prompt_token_ids": (), "token_ids": (), "logprobs": (
 """Fields that hold the text once more."""
 
 
+def _secrets(detector: Any, line: str) -> Iterator[str]:
+    """What a detector finds in a line."""
+    for secret in detector.analyze_line(filename="code.py", line=line, line_number=1):
+        if secret.secret_value:
+            yield secret.secret_value
+            continue
+        # Of a pattern with a group it names the group alone, which may be empty.
+        yield from (match.group() for pattern in detector.denylist for match in pattern.finditer(line))
+
+
 class Redactor:
     """Takes secrets out of events."""
 
@@ -73,13 +83,7 @@ class Redactor:
             return REDACTED
         half = LONGEST_LINE // 2  # parts overlap by as much, so that a secret lies whole in one of them
         parts = [line[at : at + LONGEST_LINE] for at in range(0, max(len(line) - half, 1), half)]
-        secrets = {
-            secret.secret_value
-            for part in parts
-            for detector in self._detectors
-            for secret in detector.analyze_line(filename="code.py", line=part, line_number=1)
-            if secret.secret_value
-        }
+        secrets = {secret for part in parts for detector in self._detectors for secret in _secrets(detector, part)}
         if secrets and len(parts) > 1:
             return REDACTED
         for secret in sorted(secrets, key=len, reverse=True):

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -43,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
     add("--code", type=Path, nargs="+", default=[], metavar="DIR", help="type through these (default: the held-out packages)")
     add("--cycles", type=int, default=3, help="cycles to have been run, earlier demos counted in (default %(default)s)")
     add("--labels", type=int, default=3600, help="labels that a cycle waits for (default %(default)s)")
-    add("--minutes", type=float, default=13.0, help="begin nothing new after so long (default %(default)s)")
+    add("--minutes", type=float, default=11.0, help="begin no cycle after so long (default %(default)s)")
     add("--visits", type=int, default=2000, help="places of the closing comparison (default %(default)s)")
     add("--rate", type=float, default=0.0, help="most requests a second (default: what the concurrency lets through)")
     add("--concurrency", type=int, default=48, help="developers who type at the same time (default %(default)s)")
@@ -76,12 +77,13 @@ async def demo(options: argparse.Namespace, settings: Settings, code: Code, cons
     """Run the loop, then measure."""
     store, registry = ObjectStore.connect(settings.store), Registry.connect(settings.registry)
     traffic, stop = Traffic(options.rate), asyncio.Event()
-    plan = Plan(options.cycles, options.labels, settings.experiment.planned_requests, began + 60 * options.minutes)
+    test, deadline = settings.experiment, began + 60 * options.minutes
+    plan = Plan(options.cycles, options.labels, test.planned_requests, test.max_seconds, deadline)
     async with Orchestration(settings.orchestration.api) as prefect:
         before = await asyncio.to_thread(history.look, store, registry)
         if before.ended:
             # Something is to be seen in a second demo too: one more cycle than there was.
-            plan = Plan(max(options.cycles, len(before.ended) + 1), plan.labels, plan.verdict_requests, plan.deadline)
+            plan = replace(plan, cycles=max(options.cycles, len(before.ended) + 1))
         loop = Loop(plan, store, registry, prefect, traffic, console)
         await _pause(prefect, True)
         run = _developers(options, settings, first_visit=VISITS_APART * len(before.ended))

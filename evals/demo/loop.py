@@ -35,8 +35,10 @@ class Plan:
     """Answered requests since the last cycle began, an A/B test's included, that a cycle waits for."""
     verdict_requests: int
     """Answered requests an arm after which an experiment is looked at."""
+    verdict_seconds: float
+    """Age at which it is looked at in any case: there its gate ends it (experiment.max_seconds)."""
     deadline: float
-    """time.monotonic() after which nothing new is begun."""
+    """time.monotonic() after which no cycle is begun; one that was begun is followed to its verdict."""
 
 
 class Traffic:
@@ -80,6 +82,8 @@ class Loop:
             if enough or self._late:
                 return world
             await self._until_labelled(labelled + self._plan.labels)
+            if self._late:
+                continue
             ended, answered = len(world.ended), self._traffic.tally.total.answered
             world = await self._cycle(world)
             if len(world.ended) == ended:
@@ -125,9 +129,9 @@ class Loop:
         self.say(f"A/B test: version {experiment.challenger} against {experiment.champion}, {experiment.share:.0%} of developers")
         before = self._traffic.of(experiment.champion).answered
         wanted, told = SETTLING * self._plan.verdict_requests, time.monotonic()
-        while world.aliases.experiment and not self._late:
+        while world.aliases.experiment:
             count = min(self._traffic.of(experiment.challenger).answered, self._traffic.of(experiment.champion).answered - before)
-            if count < wanted:
+            if count < wanted and time.time() < experiment.started + self._plan.verdict_seconds:
                 if time.monotonic() - told > 15:
                     self.say(f"A/B test: {self._arms(experiment)}")
                     told = time.monotonic()
@@ -137,6 +141,8 @@ class Loop:
             run = await self._deployment(WATCH)
             self.say(f"A/B test: {run.state}: {run.message[:220]} ({self._arms(experiment)})")
             world = await self._world()
+            if world.aliases.experiment:
+                await asyncio.sleep(POLL_SECONDS)
         return await self._world()
 
     async def _deployment(self, name: str) -> FlowRun:

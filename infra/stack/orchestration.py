@@ -4,6 +4,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import httpx
@@ -13,6 +14,7 @@ from infra.settings import ROOT, Settings
 from infra.store import sha256
 
 DECLARATION = ROOT / "prefect.yaml"
+ATTEMPTS = 5
 
 
 class DeployError(RuntimeError):
@@ -72,13 +74,22 @@ def deploy(settings: Settings, environment: dict[str, str]) -> None:
         )
 
 
-def pause_schedules(settings: Settings) -> None:
-    """Keep the deployments from starting runs by themselves, until somebody resumes them."""
+def pause_schedules(settings: Settings, paused: bool = True) -> None:
+    """Keep the deployments from starting runs by themselves, or let them again."""
     api = settings.orchestration.api
-    deployments = httpx.post(f"{api}/deployments/filter", json={}, timeout=30).raise_for_status().json()
-    for deployment in deployments:
+    for deployment in _post(f"{api}/deployments/filter", {}).json():
         if deployment["schedules"]:
-            httpx.post(f"{api}/deployments/{deployment['id']}/pause_deployment", timeout=30).raise_for_status()
+            _post(f"{api}/deployments/{deployment['id']}/{'pause' if paused else 'resume'}_deployment", {})
+
+
+def _post(url: str, body: dict[str, object]) -> httpx.Response:
+    """Ask Prefect's server; again where its database was locked."""
+    for attempt in range(1, ATTEMPTS + 1):
+        answer = httpx.post(url, json=body, timeout=60)
+        if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE or attempt == ATTEMPTS:
+            break
+        time.sleep(attempt)
+    return answer.raise_for_status()
 
 
 def _digest() -> str:

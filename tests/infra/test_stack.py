@@ -151,8 +151,8 @@ def test_up_can_leave_the_schedules_paused(stack: Stack) -> None:
         found = [d for d in api.post("/deployments/filter", json={}).json() if d["schedules"]]
         assert {d["name"] for d in found} == {"cycle", "experiment"}
         assert all(d["paused"] for d in found)
-        for deployment in found:
-            api.post(f"/deployments/{deployment['id']}/resume_deployment").raise_for_status()
+        orchestration.pause_schedules(stack.settings, paused=False)
+        assert not any(d["paused"] for d in api.post("/deployments/filter", json={}).json())
 
 
 @pytest.mark.stack

@@ -66,6 +66,11 @@ def test_a_line_longer_than_any_person_writes_is_looked_at_too(redactor: Redacto
         assert redactor.text("x" + " " * before + 'password = "correct horse battery" ' + "x " * 900) == REDACTED
 
 
+def test_a_token_whose_pattern_has_an_empty_group_is_found() -> None:
+    token = "glcbt-" + "0" * 20
+    assert REDACTOR.text(f'token = "{token}"') == 'token = "[redacted]"'
+
+
 @given(st.data())
 def test_all_that_a_detector_knows_is_found_in_a_line_of_code(data: st.DataObject) -> None:
     """The quick look before the detectors must miss nothing."""
