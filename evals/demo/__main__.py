@@ -85,7 +85,6 @@ async def demo(options: argparse.Namespace, settings: Settings, code: Code, cons
             # Something is to be seen in a second demo too: one more cycle than there was.
             plan = replace(plan, cycles=max(options.cycles, len(before.ended) + 1))
         loop = Loop(plan, store, registry, prefect, traffic, console)
-        await _pause(prefect, True)
         run = _developers(options, settings, first_visit=VISITS_APART * len(before.ended))
         typing = asyncio.create_task(developers.run(run, code, stop=stop, progress=traffic, rate=traffic.rate))
         try:
@@ -100,7 +99,8 @@ async def demo(options: argparse.Namespace, settings: Settings, code: Code, cons
             typing.cancel()
             with suppress(asyncio.CancelledError):
                 await typing
-            await _pause(prefect, False)
+            for deployment in (CYCLE, WATCH):
+                await prefect.pause(deployment, False)
     return Report(
         seed=options.seed,
         seconds=time.monotonic() - began,
@@ -178,11 +178,6 @@ def _developers(
         first_visit=first_visit,
         examples=20_000,
     )
-
-
-async def _pause(prefect: Orchestration, paused: bool) -> None:
-    for deployment in (CYCLE, WATCH):
-        await prefect.pause(deployment, paused)
 
 
 if __name__ == "__main__":

@@ -158,7 +158,7 @@ def _bring_up(
     seconds, failed = settings.stack.ready_seconds, threading.Event()
     plan = _plan(settings, supervisor, found, seconds, failed, fresh)
     if paused and "deployments" in plan:
-        plan["paused"] = ("deployments",), partial(orchestration.pause_schedules, settings)
+        plan["paused"] = ("deployments",), partial(orchestration.set_schedules, settings, paused=True)
     futures: dict[str, Future[None]] = {}
 
     def run(name: str, after: tuple[str, ...], work: Callable[[], object]) -> None:

@@ -74,7 +74,7 @@ def deploy(settings: Settings, environment: dict[str, str]) -> None:
         )
 
 
-def pause_schedules(settings: Settings, paused: bool = True) -> None:
+def set_schedules(settings: Settings, *, paused: bool) -> None:
     """Keep the deployments from starting runs by themselves, or let them again."""
     api = settings.orchestration.api
     for deployment in _post(f"{api}/deployments/filter", {}).json():

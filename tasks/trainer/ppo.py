@@ -39,7 +39,7 @@ class LogitScale:
     """The sharpness of the policy as a parameter of its own: logits are multiplied by e^s, s = 0 at the start.
 
     Adam moves every weight about equally far, so that a few steps hardly change how sure the model is, although the labels tell
-    this one number with more certainty than any other. It takes plain gradient steps, and ends in the weights of the last norm.
+    this one number from chance (README.md). It takes plain gradient steps, and ends in the weights of the last norm.
     """
 
     def __init__(self, rate: float) -> None:
@@ -135,6 +135,7 @@ def starting_logprobs(engine: Engine, samples: Sequence[Sample], chosen: Sequenc
 
 
 def _computed_logprobs(engine: Engine, batches: Sequence[MicroBatch], samples: Sequence[Sample]) -> dict[int, list[float]]:
+    """Those of one data-parallel rank, on all of its pipeline stages."""
     if not batches:
         return {}
 

@@ -151,7 +151,7 @@ def test_up_can_leave_the_schedules_paused(stack: Stack) -> None:
         found = [d for d in api.post("/deployments/filter", json={}).json() if d["schedules"]]
         assert {d["name"] for d in found} == {"cycle", "experiment"}
         assert all(d["paused"] for d in found)
-        orchestration.pause_schedules(stack.settings, paused=False)
+        orchestration.set_schedules(stack.settings, paused=False)
         assert not any(d["paused"] for d in api.post("/deployments/filter", json={}).json())
 
 

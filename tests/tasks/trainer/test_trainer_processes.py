@@ -80,7 +80,7 @@ def test_frozen_layers_stay_and_the_others_do_not(answers, layout):
 
 
 def test_a_stage_with_nothing_left_to_train_is_refused(answers):
-    # Each of two processes writes what it met; the first stage's is rank 0's.
+    # Rank 0, which writes the answers, is the first stage.
     assert answers["pipeline"]["nothing_left"].startswith("frozen_layers = 1: nothing is left to train on pipeline stage 0")
 
 
