@@ -1,7 +1,8 @@
 """The loop's benchmarks: python -m evals.bench
 
-Needs the stack (`make up`). Developers type, one cycle runs through its deployment, and var/bench/loop.json says how long
-each step took, and how long it was from the last label to the first completion by the new version.
+Needs the stack (`make up`) and no A/B test under way. Developers type, one cycle runs through its deployment while they are slow,
+and var/bench/loop.json says how long each step took, and how long it was from the last label to the first completion by the new
+version.
 """
 
 import argparse
@@ -16,9 +17,10 @@ from rich.console import Console
 from rich.table import Table
 
 from evals import developers
-from evals.demo.loop import CYCLE, WATCH
+from evals.demo.loop import CYCLE, WATCH, Traffic
 from evals.demo.orchestration import Orchestration
 from infra import settings as configuration
+from infra.registry import Registry
 from infra.settings import Settings
 
 OUT = Path("var/bench/loop.json")
@@ -38,10 +40,9 @@ async def bench(settings: Settings, labels: int, users: int) -> list[Figure]:
     """Type until there are enough labels, run a cycle, wait for its version in live answers.
 
     Raises:
-        RuntimeError: the cycle made no version, or it was not served.
+        RuntimeError: an A/B test runs, the cycle made no version, or it was not served.
     """
-    traffic: list[developers.Tally] = []
-    stop = asyncio.Event()
+    traffic, stop = Traffic(0.0), asyncio.Event()
     address = developers.Address(
         api_base=f"http://{settings.serving.host}:{settings.serving.port}/v1",
         feedback_url=f"http://{settings.serving.host}:{settings.serving.feedback_port}/v1/continue/events",
@@ -53,22 +54,28 @@ async def bench(settings: Settings, labels: int, users: int) -> list[Figure]:
     async with Orchestration(settings.orchestration.api) as prefect:
         for deployment in (CYCLE, WATCH):
             await prefect.pause(deployment, True)
-        typing = asyncio.create_task(developers.run(run, code, stop=stop, progress=traffic.append))
+        while await prefect.busy():
+            await asyncio.sleep(1.0)
+        if test := Registry.connect(settings.registry).aliases().experiment:
+            for deployment in (CYCLE, WATCH):
+                await prefect.pause(deployment, False)
+            raise RuntimeError(f"A/B test {test.id} runs, so that no cycle would begin; wait for its verdict, then again")
+        typing = asyncio.create_task(developers.run(run, code, stop=stop, progress=traffic, rate=traffic.rate))
         try:
             began = time.monotonic()
-            while not traffic or traffic[-1].total.answered < labels:
+            while traffic.tally.total.answered < labels:
                 await asyncio.sleep(0.5)
-            served = traffic[-1].total.requests / (time.monotonic() - began)
-            known = set(traffic[-1].by_version())
-            started = time.monotonic()
+            served = traffic.tally.total.requests / (time.monotonic() - began)
+            known = set(traffic.tally.by_version())
+            started, traffic.quiet = time.monotonic(), True
             identifier = await prefect.start(CYCLE)
             while not (found := await prefect.run(identifier)).ended:
                 await asyncio.sleep(0.5)
-            ended = time.monotonic()
+            ended, traffic.quiet = time.monotonic(), False
             steps = await prefect.tasks(identifier)
             if "register" not in {name for name, _ in steps}:
                 raise RuntimeError(f"the cycle made no version: {found.state}: {found.message}; see the run in Prefect")
-            while traffic[-1].by_version().keys() <= known:
+            while traffic.tally.by_version().keys() <= known:
                 if time.monotonic() > ended + SWAP_SECONDS:
                     raise RuntimeError(f"serving: no answer by the new version within {SWAP_SECONDS:.0f} s; `make status`")
                 await asyncio.sleep(0.2)

@@ -1,7 +1,7 @@
 """The loop in motion: developers type, and the deployments run whenever there is something for them to do.
 
-Schedules are paused meanwhile (from the start of the stack on), since a run that finds nothing to do still costs seconds of a small
-machine's time; the same deployments are started through Prefect's API as soon as their turn has come. While one of them computes,
+Schedules are paused from the start of the stack on, since a run that finds nothing to do still costs seconds of a small machine's
+time; the same deployments are started through Prefect's API as soon as their turn has come. While one of them computes,
 developers type slowly.
 """
 

@@ -54,6 +54,11 @@ class Orchestration:
         """One run."""
         return self._run(await self._ask("GET", f"flow_runs/{identifier}"))
 
+    async def busy(self) -> list[str]:
+        """Names of the deployments that have a run under way."""
+        found = await self._post("flow_runs/filter", {"flow_runs": {"state": {"type": {"any_": ["RUNNING", "PENDING"]}}}})
+        return sorted(self._run(run).deployment for run in found)
+
     async def step(self, identifier: str) -> str:
         """The task that a run is at, as " (name)"; empty where it is at none."""
         running = {"flow_runs": {"id": {"any_": [identifier]}}, "task_runs": {"state": {"type": {"any_": ["RUNNING"]}}}}
