@@ -10,7 +10,8 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 Arm = Literal["champion", "challenger"]
 FinishReason = Literal["stop", "length", "disconnected", "error"]
-Outcome = Literal["shown", "accepted", "partially_accepted", "rejected"]
+LabelOutcome = Literal["accepted", "partially_accepted", "rejected"]
+Outcome = LabelOutcome | Literal["shown", "retained", "thumbs_down"]
 Bucket = Literal[
     "trained",
     "waiting",
@@ -130,6 +131,8 @@ class Feedback(Record):
     """Text that was shown, after the client's post-processing."""
     accepted_characters: int | None = None
     """For a partial accept, the characters kept."""
+    retained: str = ""
+    """For "retained", what stands in the place of an accepted completion some time later."""
     elapsed_ms: float | None = None
     """From the request to the judgement, as the client measured it."""
     cache_hit: bool = False
@@ -153,7 +156,7 @@ class Sample(Record):
     """Behaviour log-probability of each of token_ids."""
     temperature: float
     """Sampling temperature."""
-    outcome: Outcome | Literal["nothing"]
+    outcome: LabelOutcome | Literal["nothing"]
     """Label; "nothing": there was nothing to show."""
     shown_characters: int
     """Characters shown."""

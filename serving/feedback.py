@@ -21,10 +21,12 @@ from serving.completions import add_errors
 from serving.dialects import BadRequest, read_json
 from serving.metrics import Metrics
 from serving.recording import Recorder
+from serving.redaction import FEEDBACK_TEXTS
 from serving.spool import SpoolFull
 
 log = logging.getLogger(__name__)
 MOST_REMEMBERED = 20_000
+MOST_RETAINED = 10_000
 Identifier = Annotated[str, Field(max_length=200)]
 B = TypeVar("B", bound=BaseModel)
 
@@ -62,6 +64,7 @@ class Own(Body):
     completion_id: Identifier = Field(min_length=1)
     outcome: Outcome
     accepted_characters: int | None = Field(None, ge=0)
+    retained: str | None = Field(None, max_length=MOST_RETAINED)
     shown: str = ""
     elapsed_ms: float | None = Field(None, ge=0, allow_inf_nan=False)
 
@@ -69,6 +72,8 @@ class Own(Body):
     def _partial_counts(self) -> "Own":
         if self.outcome == "partially_accepted" and self.accepted_characters is None:
             raise ValueError("accepted_characters: needed with outcome partially_accepted")
+        if self.outcome == "retained" and self.retained is None:
+            raise ValueError("retained: needed with outcome retained: what stands in the completion's place now, maybe nothing")
         return self
 
 
@@ -122,8 +127,9 @@ def create_app(judging: Judging) -> FastAPI:
         return JSONResponse(error_body("feedback cannot be kept now; try again", "server_error"), 503, headers=headers)
 
     async def asked(request: Request, guess: str) -> tuple[Caller, dict[str, Any]]:
-        caller = judging.access.caller(request.headers, None, client_name({}, guess) if guess else client_name(request.headers))
-        return caller, await read_json(request)
+        known = judging.access.check(request.headers, "feedback")
+        client = client_name({}, guess) if guess else client_name(request.headers)
+        return judging.access.caller(request.headers, known, None, client), await read_json(request)
 
     @app.post("/v1/continue/events")
     async def continue_events(request: Request) -> Any:
@@ -150,7 +156,8 @@ def create_app(judging: Judging) -> FastAPI:
         caller, body = await asked(request, "")
         event = _read(Own, body)
         row = _row(caller, judging.clock(), event.completion_id, event.outcome, event.completion_id)
-        update = {"shown": event.shown, "accepted_characters": event.accepted_characters, "elapsed_ms": event.elapsed_ms}
+        told = event.model_dump(include={"shown", "accepted_characters", "elapsed_ms"})
+        update = {**told, "retained": event.retained or ""}
         await judging.recorder.feedback(_untraced(row.model_copy(update=update), caller))
         return {"status": "recorded", "id": row.id}
 
@@ -215,7 +222,7 @@ def _row(caller: Caller, now: float, client_id: str, outcome: Outcome, completio
 
 
 def _untraced(row: Feedback, caller: Caller) -> Feedback:
-    return row.model_copy(update={"prefix": "", "suffix": "", "shown": ""}) if caller.opted_out else row
+    return row.model_copy(update=dict.fromkeys(FEEDBACK_TEXTS, "")) if caller.opted_out else row
 
 
 def _seconds(timestamp: str | float | None) -> float | None:

@@ -28,6 +28,7 @@ KEY_LINE = re.compile(r"\s*[\"']?[A-Za-z0-9+/]{60,}={0,2}(\\n)?[\"']?\s*")
 """A line of nothing but base64: the middle of a key, whose first line may lie outside of what was sent."""
 TRACES: dict[str, Any] = {"prompt_token_ids": (), "token_ids": (), "logprobs": (), "token_ends": ()}
 """Fields that hold the text once more."""
+FEEDBACK_TEXTS = ("prefix", "suffix", "shown", "retained")
 
 
 def _secrets(detector: Any, line: str) -> Iterator[str]:
@@ -63,7 +64,7 @@ class Redactor:
 
     def feedback(self, row: Feedback) -> Feedback:
         """Without secrets."""
-        return row.model_copy(update={name: self.text(getattr(row, name)) for name in ("prefix", "suffix", "shown")})
+        return row.model_copy(update={name: self.text(getattr(row, name)) for name in FEEDBACK_TEXTS})
 
     def _lines(self, lines: list[str]) -> Iterator[str]:
         ends = [number for number, line in enumerate(lines) if KEY_END.search(line)]

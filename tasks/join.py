@@ -9,13 +9,22 @@ By the server's completion id where the client knows it, else by content (see RE
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from difflib import SequenceMatcher
 
-from infra.records import Completion, Feedback
+from infra.records import Completion, Feedback, LabelOutcome, Outcome
 
-LabelOutcome = Literal["accepted", "partially_accepted", "rejected"]
-RANK = {"shown": 0, "rejected": 1, "partially_accepted": 2, "accepted": 3}
-"""A later accept is the truth: Continue rejects after 10 s by itself, and a Tab after that still counts."""
+RANK: dict[Outcome, int] = {
+    "shown": 0,
+    "rejected": 1,
+    "partially_accepted": 2,
+    "accepted": 3,
+    "retained": 4,
+    "thumbs_down": 5,
+}
+"""A later accept is the truth: Continue rejects after 10 s by itself, and a Tab after that still counts. What is left of it
+after a while tells more, and what a developer says of it most."""
+LEAST_KEPT = 4
+"""Characters in a row that a completion and what stands in its place share by more than chance."""
 CLOCK_SLACK_SECONDS = 1.0
 """Replicas' clocks may differ by this much: feedback may seem to arrive before its completion by so much."""
 
@@ -30,11 +39,14 @@ class Showing:
     completion_id: str
     time: float
     """When its first event arrived."""
-    outcome: LabelOutcome | Literal["shown"]
+    outcome: Outcome
     prefix: str
     suffix: str
     shown: str
-    accepted_characters: int
+    """Empty where the client tells by id alone: then all that was served."""
+    accepted_characters: int | None
+    """Of a partial accept; none where the client does not say: the first line (Tabby's accept of a line)."""
+    retained: str
     cache_hit: bool
 
 
@@ -110,7 +122,7 @@ def merge(feedback: Iterable[Feedback]) -> list[Showing]:
 
 def _showing(events: Sequence[Feedback]) -> Showing:
     best = max(events, key=lambda e: (RANK[e.outcome], e.accepted_characters or 0, -e.time, e.id))
-    accepted = {"accepted": len(best.shown), "partially_accepted": min(best.accepted_characters or 0, len(best.shown))}
+    place = best if best.shown else max(events, key=lambda e: (bool(e.shown), RANK[e.outcome], -e.time, e.id))
     return Showing(
         project=best.project,
         user=best.user,
@@ -118,10 +130,11 @@ def _showing(events: Sequence[Feedback]) -> Showing:
         completion_id=next((e.completion_id for e in sorted(events, key=lambda e: (e.time, e.id)) if e.completion_id), ""),
         time=min(e.time for e in events),
         outcome=best.outcome,
-        prefix=best.prefix,
-        suffix=best.suffix,
-        shown=best.shown,
-        accepted_characters=accepted.get(best.outcome, 0),
+        prefix=place.prefix,
+        suffix=place.suffix,
+        shown=place.shown,
+        accepted_characters=best.accepted_characters,
+        retained=best.retained,
         cache_hit=any(e.cache_hit for e in events),
     )
 
@@ -182,8 +195,32 @@ def _joined(completion: Completion, showings: Sequence[tuple[Showing, int]]) -> 
         return Joined(completion, None, cache_hit=bool(judged))
     # Several showings of one stream: an accept is the truth, else what was seen of it in all.
     showing, extent = max(counted, key=lambda found: (RANK[found[0].outcome], found[1], found[0].time, found[0].client_id))
-    assert showing.outcome != "shown"
-    return Joined(completion, Label(showing.outcome, len(showing.shown), extent, showing.accepted_characters), cache_hit=False)
+    return Joined(completion, _label(completion, showing, extent), cache_hit=False)
+
+
+def _label(completion: Completion, showing: Showing, extent: int) -> Label:
+    shown = len(showing.shown) or extent
+    text = completion.text[extent - shown : extent]
+    match showing.outcome:
+        case "accepted":
+            return Label("accepted", shown, extent, shown)
+        case "partially_accepted":
+            counted = showing.accepted_characters
+            kept = len(text.split("\n")[0]) if counted is None else min(counted, shown)
+            return Label("partially_accepted", shown, extent, kept)
+        case "retained":
+            kept = kept_characters(text, showing.retained)
+            return Label("accepted" if kept == shown else "partially_accepted", shown, extent, kept)
+        case "rejected" | "thumbs_down":
+            return Label("rejected", shown, extent, 0)
+        case "shown":
+            raise AssertionError(f"completion {completion.id}: shown but not judged is no label")
+
+
+def kept_characters(shown: str, retained: str) -> int:
+    """How many of the characters shown are left in what stands there now, in runs of LEAST_KEPT and more."""
+    blocks = SequenceMatcher(None, shown, retained, autojunk=False).get_matching_blocks()
+    return len(shown) if shown in retained else sum(block.size for block in blocks if block.size >= LEAST_KEPT)
 
 
 def cut(completion: Completion, extent: int) -> int:

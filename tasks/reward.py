@@ -36,8 +36,6 @@ def reward(sample: Sample, settings: Reward) -> float:
             return settings.rejected
         case "nothing":
             return settings.nothing
-        case "shown":
-            raise AssertionError(f"sample {sample.completion_id}: shown but not judged, which collect never trains on")
 
 
 def advantages(rewards: Sequence[float], lengths: Sequence[int], settings: Reward) -> list[float]:

@@ -84,6 +84,17 @@ async def test_editors_that_know_the_servers_id_use_it(house: House) -> None:
     assert (row.completion_id, row.outcome, row.accepted_characters, row.elapsed_ms) == (served, "partially_accepted", 3, 5)
 
 
+async def test_editors_tell_what_is_left_and_what_a_developer_says(house: House) -> None:
+    key = "ghp_" + "a1B2c3D4e5F6g7H8i9J0k1L2m3N4o5P6q7R8"
+    for told in ({"outcome": "retained", "retained": f"x = 1\nlogin({key!r})"}, {"outcome": "thumbs_down"}):
+        assert (await house.judge("/v1/feedback", {"completion_id": "cmpl-1", **told})).status_code == 200
+    left, said = house.rows("feedback")
+    assert (left.outcome, said.outcome) == ("retained", "thumbs_down")
+    assert left.retained.startswith("x = 1\n") and key not in left.retained
+    await house.judge("/v1/feedback", {"completion_id": "c", "outcome": "retained", "retained": "a"}, {"X-Tabloop-Opt-Out": "1"})
+    assert house.rows("feedback")[-1].retained == ""
+
+
 async def test_tabbys_events_tell_views_from_dismissals(house: House) -> None:
     for kind in ("view", "select", "dismiss"):
         body = {"type": kind, "completion_id": "cmpl-1", "choice_index": 0, "view_id": "view-1", "elapsed": 12}
@@ -103,6 +114,8 @@ async def test_tabbys_events_tell_views_from_dismissals(house: House) -> None:
         ("/api/training/submit", {**RLINF, "completionId": "x" * 300}, 422, "completionId"),
         ("/v1/feedback", {"completion_id": "c", "outcome": "loved"}, 422, "outcome"),
         ("/v1/feedback", {"completion_id": "c", "outcome": "partially_accepted"}, 422, "accepted_characters"),
+        ("/v1/feedback", {"completion_id": "c", "outcome": "retained"}, 422, "retained"),
+        ("/v1/feedback", {"completion_id": "c", "outcome": "retained", "retained": "x" * 20_000}, 422, "retained"),
         ("/v1/feedback", [], 400, "object"),
     ],
 )

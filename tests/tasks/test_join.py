@@ -67,6 +67,36 @@ def test_a_partial_accept_keeps_its_share() -> None:
     assert label == Label("partially_accepted", 8, 8, 3)
 
 
+def test_who_tells_by_id_alone_means_all_that_was_served() -> None:
+    bare = {"completion_id": "c", "prefix": "", "suffix": "", "shown": ""}
+    assert only([completion()], [feedback(**bare)]).label == Label("accepted", 8, 8, 8)
+    assert only([completion()], [feedback(**bare, outcome="rejected")]).label == Label("rejected", 8, 8, 0)
+    line = feedback(**bare, outcome="partially_accepted")
+    assert only([completion(text="foo(bar)\n)")], [line]).label == Label("partially_accepted", 10, 10, 8)
+
+
+@pytest.mark.parametrize(
+    ("retained", "label"),
+    [
+        ("y = foo(bar)  # kept", Label("accepted", 8, 8, 8)),
+        ("foo(x, bar)", Label("accepted", 8, 8, 8)),
+        ("foo(baz)", Label("partially_accepted", 8, 8, 6)),
+        ("bar()", Label("partially_accepted", 8, 8, 0)),
+        ("", Label("partially_accepted", 8, 8, 0)),
+    ],
+)
+def test_of_an_accept_what_is_left_of_it_counts(retained: str, label: Label) -> None:
+    accept = feedback("1", client_id="k")
+    later = feedback("2", client_id="k", time=NOW + 30, outcome="retained", retained=retained, prefix="", suffix="", shown="")
+    for told in ([accept, later], [later, accept]):
+        assert only([completion()], told).label == label
+
+
+def test_a_thumb_down_is_a_rejection_whatever_was_done_before() -> None:
+    told = [feedback("1", client_id="k"), feedback("2", client_id="k", outcome="thumbs_down", shown="")]
+    assert only([completion()], told).label == Label("rejected", 8, 8, 0)
+
+
 def test_a_reused_stream_joins_to_its_first_request() -> None:
     found = only([completion()], [feedback(prefix="x = fo", shown="o(ba")])
     assert found.label == Label("accepted", shown_characters=4, extent=6, accepted_characters=4)
@@ -142,7 +172,8 @@ told = st.builds(
     user=st.sampled_from(["u", "v"]),
     client_id=st.sampled_from(["", "k", "l", "m"]),
     completion_id=st.sampled_from(["", "", "1", "2"]),
-    outcome=st.sampled_from(["shown", "accepted", "partially_accepted", "rejected"]),
+    outcome=st.sampled_from(list(RANK)),
+    retained=texts,
     prefix=texts,
     suffix=st.sampled_from(["", "\n", "s"]),
     shown=texts,
@@ -188,7 +219,9 @@ def obvious(completions: list[Completion], events: list[Feedback]) -> dict[str, 
     for group in showings.values():
         first = min(e.time for e in group)
         named = [e.completion_id for e in sorted(group, key=lambda e: (e.time, e.id)) if e.completion_id]
-        event = max(group, key=lambda e: (RANK[e.outcome], e.accepted_characters or 0, -e.time, e.id))
+        best = max(group, key=lambda e: (RANK[e.outcome], e.accepted_characters or 0, -e.time, e.id))
+        telling = [e for e in group if e.shown] or group
+        event = best if best.shown else max(telling, key=lambda e: (RANK[e.outcome], -e.time, e.id))
         candidates = []
         for c in completions:
             places = [
@@ -208,7 +241,11 @@ def obvious(completions: list[Completion], events: list[Feedback]) -> dict[str, 
         if candidates:
             chosen = max(candidates, key=lambda c: (c.prefix == event.prefix, c.time, c.id))
             cached = any(e.cache_hit for e in group)
-            judged[chosen.id].append((RANK[event.outcome], cached, event.outcome))
+            outcome: str = {"thumbs_down": "rejected"}.get(best.outcome, best.outcome)
+            if outcome == "retained":
+                # Texts are shorter than a run that counts: it is all there or nothing is.
+                outcome = "accepted" if (event.shown or chosen.text) in best.retained else "partially_accepted"
+            judged[chosen.id].append((RANK[best.outcome], cached, outcome))
     result: dict[str, tuple[str | None, bool]] = {}
     for name, found in judged.items():
         real = [f for f in found if f[0] > 0]
