@@ -45,14 +45,17 @@ def policy(settings: Settings) -> Policy:
     """How prompts are rendered and sampled."""
     model = settings.model
     room = settings.serving.engine_arguments.get("max_model_len")
-    need = model.max_prefix_tokens + model.max_suffix_tokens + 3 + settings.serving.sampling.max_tokens
+    champion = settings.serving.sampling
+    challenger = settings.serving.challenger_sampling or champion
+    most = max(champion.max_tokens, challenger.max_tokens)
+    need = model.max_prefix_tokens + model.max_suffix_tokens + 3 + most
     if room is not None and room < need:
         raise SystemExit(
             f"serving.engine_arguments.max_model_len = {room}: prompts and completions need {need} (model.max_*_tokens)"
         )
     tokenizer = load_tokenizer(settings_.path(model.base))
     renderer = Renderer(tokenizer, model.fim_order, model.max_prefix_tokens, model.max_suffix_tokens)
-    return Policy(tokenizer, renderer, settings.serving.sampling, stop_token_ids(tokenizer))
+    return Policy(tokenizer, renderer, {"champion": champion, "challenger": challenger}, stop_token_ids(tokenizer))
 
 
 async def serve(settings: Settings) -> None:

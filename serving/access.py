@@ -1,25 +1,37 @@
-"""Who asks: the bearer token, the project, and the user as a keyed hash."""
+"""Who asks, and on what terms: the bearer token, the project, and the user as a keyed hash.
 
+python -m serving.access token NAME [--project P] [--role R]   a new token, and the lines of settings that let it in
+python -m serving.access user NAME                             the keyed hash under which a user is stored
+"""
+
+import argparse
 import hashlib
 import hmac
 import re
-from collections.abc import Mapping
+import secrets
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 from pydantic import SecretStr
 
-from infra.settings.schema import Serving
+from infra import settings as settings_
+from infra.settings.schema import AccessToken, Role, Serving, Terms
 
 PROJECT = re.compile(r"[\w.-]{1,64}")
 UNSAFE = re.compile(r"[^\w.+-]")
+ROLES: tuple[Role, ...] = get_args(Role)
 
 
 class Denied(Exception):
     """The request may not do that."""
 
-    def __init__(self, status: int, message: str) -> None:
+    def __init__(self, status: int, message: str, retry_seconds: int | None = None) -> None:
         super().__init__(message)
         self.status = status
+        self.retry_seconds = retry_seconds
 
 
 @dataclass(frozen=True)
@@ -31,47 +43,100 @@ class Caller:
     """Keyed hash."""
     client: str
     opted_out: bool
+    experiments: bool = True
+    """Takes part in A/B tests."""
+    version: str = ""
+    """Version it is pinned to by the settings, or empty."""
+
+
+class Bucket:
+    """A token bucket: `rate` requests a second, a minute's worth at once."""
+
+    def __init__(self, per_minute: int, clock: Callable[[], float]) -> None:
+        self._rate, self._most = per_minute / 60, float(per_minute)
+        self._clock = clock
+        self._left, self._seen = self._most, clock()
+
+    def wait(self) -> float:
+        """Take one request's worth: 0, or the seconds until there is one."""
+        now = self._clock()
+        self._left = min(self._left + (now - self._seen) * self._rate, self._most)
+        self._seen = now
+        if self._left < 1:
+            return (1 - self._left) / self._rate
+        self._left -= 1
+        return 0.0
+
+
+@dataclass(frozen=True)
+class Known:
+    """A token that is let in."""
+
+    name: str
+    digest: bytes
+    projects: tuple[str, ...]
+    roles: frozenset[Role]
+    bucket: Bucket | None
 
 
 class Access:
     """Checks tokens and names callers."""
 
-    def __init__(self, settings: Serving) -> None:
-        self._token = _needed(settings.token, "token")
-        self._admin = settings.admin_token.get_secret_value().encode() if settings.admin_token else self._token
+    def __init__(self, settings: Serving, clock: Callable[[], float] = time.monotonic) -> None:
         self._secret = _needed(settings.user_secret, "user_secret")
+        self._settings = settings
+        self._known = [_known(name, token, clock) for name, token in settings.tokens.items()]
+        shared = _digest(_needed(settings.token, "token"))
+        if settings.admin_token:
+            self._known.append(Known("token", shared, (), frozenset({"complete", "feedback"}), None))
+            shared = _digest(settings.admin_token.get_secret_value().encode())
+        self._known.append(Known("admin", shared, (), frozenset(ROLES), None))
 
-    def caller(self, headers: Mapping[str, str], user: str | None, client: str) -> Caller:
-        """The sender of a request with a good token.
+    def check(self, headers: Mapping[str, str], role: Role) -> Known:
+        """The token of a request that may do this.
 
         Raises:
-            Denied: token missing or wrong, or a project that is none.
+            Denied: 401 token missing or wrong, 403 not in this role, 429 more requests than it may send.
         """
-        token = self._check(headers, self._token, self._admin)
-        project = headers.get("x-project-id", "default")
-        if not PROJECT.fullmatch(project):
-            raise Denied(400, "X-Project-ID: letters, digits, dot, dash and underscore, at most 64 of them")
-        identity = headers.get("x-user-id") or user or "token:" + hashlib.sha256(token).hexdigest()
-        return Caller(
-            project=project,
-            user=hmac.new(self._secret, identity.encode(), hashlib.sha256).hexdigest()[:32],
-            client=client,
-            opted_out=headers.get("x-tabloop-opt-out", "") not in ("", "0", "false"),
-        )
-
-    def administrator(self, headers: Mapping[str, str]) -> None:
-        """Raises Denied unless the request may administrate."""
-        self._check(headers, self._admin)
-
-    def _check(self, headers: Mapping[str, str], *good: bytes) -> bytes:
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         token = (bearer.strip() if scheme.lower() == "bearer" else headers.get("api-key", "")).encode()
         if not token:
             raise Denied(401, "missing token: send `Authorization: Bearer TOKEN` (in Continue: apiKey)")
-        if not any([hmac.compare_digest(token, known) for known in good]):
-            known_to_the_other = hmac.compare_digest(token, self._token)
-            raise Denied(403, "this token is not an administrator's") if known_to_the_other else Denied(401, "wrong token")
-        return token
+        # Every known one is compared, in constant time: how long it takes says nothing of any of them.
+        digest = _digest(token)
+        found = [known for known in self._known if hmac.compare_digest(digest, known.digest)]
+        if not found:
+            raise Denied(401, "wrong token")
+        known = found[-1]
+        if role not in known.roles:
+            raise Denied(403, f"token {known.name}: this needs the role {role}, it has {_listed(known.roles)}")
+        if known.bucket and (seconds := known.bucket.wait()):
+            raise Denied(429, f"token {known.name}: more requests than it may send; wait {seconds:.1f} s", int(seconds) + 1)
+        return known
+
+    def caller(self, headers: Mapping[str, str], known: Known, user: str | None, client: str) -> Caller:
+        """The sender of a request with that token.
+
+        Raises:
+            Denied: 400 a project that is none, 403 one that is not the token's.
+        """
+        project = headers.get("x-project-id", known.projects[0] if known.projects else "default")
+        if not PROJECT.fullmatch(project):
+            raise Denied(400, "X-Project-ID: letters, digits, dot, dash and underscore, at most 64 of them")
+        if known.projects and project not in known.projects:
+            raise Denied(403, f"X-Project-ID: token {known.name} is not for project {project} but for {_listed(known.projects)}")
+        hashed = self.user(headers.get("x-user-id") or user or "token:" + known.digest.hex())
+        terms = self._terms(project, hashed)
+        asked = headers.get("x-tabloop-opt-out", "") not in ("", "0", "false")
+        return Caller(project, hashed, client, asked or not terms.logged, terms.experiments, terms.version)
+
+    def user(self, identity: str) -> str:
+        """The keyed hash under which a user is stored."""
+        return hmac.new(self._secret, identity.encode(), hashlib.sha256).hexdigest()[:32]
+
+    def _terms(self, project: str, user: str) -> Terms:
+        settings = self._settings
+        return settings.users.get(user) or settings.projects.get(project) or settings.terms
 
 
 def client_name(headers: Mapping[str, str], guess: str = "") -> str:
@@ -82,9 +147,48 @@ def client_name(headers: Mapping[str, str], guess: str = "") -> str:
     return guess or UNSAFE.sub("", agent.split("/")[0])[:32] or "unknown"
 
 
+def _known(name: str, token: AccessToken, clock: Callable[[], float]) -> Known:
+    bucket = Bucket(token.requests_per_minute, clock)
+    return Known(name, bytes.fromhex(token.sha256), token.projects, frozenset(token.roles), bucket)
+
+
+def _digest(token: bytes) -> bytes:
+    """Tokens are long and random: a plain hash of one cannot be searched for."""
+    return hashlib.sha256(token).digest()
+
+
+def _listed(values: Sequence[str] | frozenset[Role]) -> str:
+    return ", ".join(sorted(values))
+
+
 def _needed(secret: SecretStr | None, name: str) -> bytes:
     if secret is None:
         raise SystemExit(
             f"serving.{name} is not set: `make up` generates one, or set TABLOOP_SERVING__{name.upper()}; there is no open door"
         )
     return secret.get_secret_value().encode()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m serving.access", description="Tokens and user hashes.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    token = commands.add_parser("token", help="make a token and the lines of settings that let it in")
+    token.add_argument("name", help="who or what it is for")
+    token.add_argument("--project", action="append", default=[], help="project it may name (default: any); may be repeated")
+    token.add_argument("--role", action="append", choices=ROLES, default=[], help="default: complete and feedback")
+    user = commands.add_parser("user", help="print the keyed hash under which a user is stored")
+    user.add_argument("name", help="the id as the editor sends it")
+    options = parser.parse_args(arguments)
+    if options.command == "user":
+        print(Access(settings_.load().serving).user(options.name))
+        return 0
+    made = secrets.token_urlsafe(24)
+    lines = [f'sha256 = "{_digest(made.encode()).hex()}"']
+    lines += [f"projects = {options.project}"] if options.project else []
+    lines += [f"roles = {options.role}"] if options.role else []
+    print(f"# give to {options.name}, kept nowhere: {made}\n[serving.tokens.{options.name}]", *lines, sep="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -60,15 +60,17 @@ class Arms:
     def ready(self) -> bool:
         return self._slot("champion") is not None
 
-    def route(self, user: str) -> list[Route]:
+    def route(self, user: str, *, experiments: bool = True, version: str = "") -> list[Route]:
         """Where a user's completion goes first, and where else when that engine fails.
 
+        A user pinned to a version gets it while a slot holds it; who takes no part in experiments gets the champion.
         An experiment counts only while both its arms serve the versions it compares: else a user of the arm that is away
         would be missing and one of the other arm would not.
         """
         champion, challenger = self._slot("champion"), self._slot("challenger")
-        routes = [self._route(s, "champion", "") for s in (champion,) if s]
-        running = self.experiment
+        up = [slot for slot in self.slots if slot.up]
+        wanted = [self._route(slot, self._role(slot), "", pinned=True) for slot in up if slot.version == version]
+        running = self.experiment if experiments and not version else None
         if (
             running
             and champion
@@ -76,14 +78,12 @@ class Arms:
             and (champion.version, challenger.version) == (running.champion, running.challenger)
         ):
             arm: Arm = "challenger" if in_challenger(running, user) else "champion"
-            first = self._route(challenger if arm == "challenger" else champion, arm, running.id)
-            routes = [first, *(r for r in routes if r.slot is not first.slot)]
-        taken = {r.slot.index for r in routes}
-        return routes + [
-            self._route(s, "challenger" if s is challenger else "champion", "")
-            for s in self.slots
-            if s.up and s.index not in taken
-        ]
+            wanted.append(self._route(challenger if arm == "challenger" else champion, arm, running.id))
+        wanted += [self._route(slot, self._role(slot), "") for slot in ([champion] if champion else []) + up]
+        first_of_slot: dict[int, Route] = {}
+        for route in wanted:
+            first_of_slot.setdefault(route.slot.index, route)
+        return list(first_of_slot.values())
 
     def pinned(self, arm: str = "", version: str = "") -> Route:
         """Where a pinned completion goes.
@@ -94,12 +94,14 @@ class Arms:
         if arm not in ("", "champion", "challenger"):
             raise ValueError(f"X-Tabloop-Arm: {arm!r} is neither champion nor challenger")
         for slot in self.slots:
-            role: Arm = "challenger" if slot.index == self.challenger else "champion"
             in_arm = not arm or slot is self._slot(arm)
             if slot.up and in_arm and version in ("", slot.version):
-                return self._route(slot, role, "", pinned=True)
+                return self._route(slot, self._role(slot), "", pinned=True)
         held = ", ".join(f"slot {s.index}: {s.version or 'down'}" for s in self.slots)
         raise NotHeld(f"no slot serves {f'arm {arm}' if arm else ''}{f' version {version}' if version else ''} ({held})")
+
+    def _role(self, slot: Slot) -> Arm:
+        return "challenger" if slot.index == self.challenger else "champion"
 
     def _slot(self, arm: str) -> Slot | None:
         index = self.champion if arm == "champion" else self.challenger

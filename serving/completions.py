@@ -10,7 +10,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from serving import dialects
-from serving.access import Access, Denied, client_name
+from serving.access import Access, Caller, Denied, Known, client_name
 from serving.answers import Stream, Whole, error_body
 from serving.arms import Arms, NotHeld, Route
 from serving.dialects import BadRequest
@@ -56,7 +56,8 @@ def add_errors(app: FastAPI, metrics: Metrics) -> None:
 
     @app.exception_handler(Denied)
     async def denied(request: Request, error: Denied) -> Response:
-        return answer(error.status, str(error), "authentication_error")
+        wait = {"Retry-After": str(error.retry_seconds)} if error.retry_seconds else {}
+        return answer(error.status, str(error), "rate_limit_error" if wait else "authentication_error", **wait)
 
     @app.exception_handler(NotHeld)
     async def not_held(request: Request, error: NotHeld) -> Response:
@@ -72,30 +73,32 @@ def add_errors(app: FastAPI, metrics: Metrics) -> None:
 
 
 def _add_completions(app: FastAPI, serving: Serving) -> None:
-    def generation(request: Request, body: dict[str, Any], asked: Asked) -> Generation:
+    def generation(request: Request, known: Known, body: dict[str, Any], asked: Asked) -> Generation:
         user = body.get("user")
         client = client_name(request.headers, dialects.client_guess(body, request.headers))
-        caller = serving.access.caller(request.headers, user if isinstance(user, str) else None, client)
-        routes = _routes(request, serving, caller.user)
+        caller = serving.access.caller(request.headers, known, user if isinstance(user, str) else None, client)
+        routes = _routes(request, serving, caller)
         return Generation(f"cmpl-{uuid.uuid4()}", asked, caller, routes, serving.policy, serving.clock())
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        body = await _authorized_json(request, serving)
+        known = serving.access.check(request.headers, "complete")  # before a stranger's body is read
+        body = await dialects.read_json(request)
         if "segments" in body:
-            return Whole(generation(request, body, dialects.tabby(body)), serving.recorder, _tabby_body)
-        asked = generation(request, body, dialects.openai(body))
+            return Whole(generation(request, known, body, dialects.tabby(body)), serving.recorder, _tabby_body)
+        asked = generation(request, known, body, dialects.openai(body))
         if body.get("stream") is True:
             return Stream(asked, serving.recorder, serving.model)
         return Whole(asked, serving.recorder, lambda done: _openai_body(done, serving.model))
 
     @app.post("/infill")
     async def infill(request: Request) -> Response:
-        body = await _authorized_json(request, serving)
+        known = serving.access.check(request.headers, "complete")
+        body = await dialects.read_json(request)
         asked = dialects.infill({**body, "n_predict": body.get("n_predict") or 1})
         if body.get("n_predict") == 0:  # a warm-up: nothing is sampled
             return JSONResponse({"content": "", "timings": {}})
-        return Whole(generation(request, body, asked), serving.recorder, _infill_body)
+        return Whole(generation(request, known, body, asked), serving.recorder, _infill_body)
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
@@ -104,16 +107,11 @@ def _add_completions(app: FastAPI, serving: Serving) -> None:
         )
 
 
-async def _authorized_json(request: Request, serving: Serving) -> dict[str, Any]:
-    serving.access.caller(request.headers, None, "")  # before a stranger's body is read
-    return await dialects.read_json(request)
-
-
-def _routes(request: Request, serving: Serving, user: str) -> list[Route]:
+def _routes(request: Request, serving: Serving, caller: Caller) -> list[Route]:
     arm, version = request.headers.get("x-tabloop-arm", ""), request.headers.get("x-tabloop-version", "")
     if not arm and not version:
-        return serving.arms.route(user)
-    serving.access.administrator(request.headers)
+        return serving.arms.route(caller.user, experiments=caller.experiments, version=caller.version)
+    serving.access.check(request.headers, "admin")
     try:
         return [serving.arms.pinned(arm, version)]
     except ValueError as error:
@@ -121,7 +119,7 @@ def _routes(request: Request, serving: Serving, user: str) -> list[Route]:
 
 
 def _openai_body(done: Generation, model: str) -> dict[str, Any]:
-    sampled, prompt = done.sampled, len(done.request.prompt_token_ids)
+    sampled, prompt = done.sampled, len(done.prompt)
     finish = done.finish if done.finish in ("stop", "length") else "error"
     return {
         "id": done.id,
@@ -144,7 +142,7 @@ def _infill_body(done: Generation) -> dict[str, Any]:
 def _add_state(app: FastAPI, serving: Serving) -> None:
     @app.get("/v1/models")
     async def models(request: Request) -> Any:
-        serving.access.caller(request.headers, None, "")
+        serving.access.check(request.headers, "complete")
         return {"object": "list", "data": [{"id": serving.model, "object": "model", "created": 0, "owned_by": "tabloop"}]}
 
     @app.get("/health")
@@ -175,7 +173,7 @@ def _add_state(app: FastAPI, serving: Serving) -> None:
 
     @app.get("/admin/status")
     async def status(request: Request) -> Any:
-        serving.access.administrator(request.headers)
+        serving.access.check(request.headers, "admin")
         return _status(serving)
 
 

@@ -3,14 +3,14 @@
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from tokenizers import Tokenizer
 
 from infra.fim import Renderer
-from infra.records import Completion, FinishReason
+from infra.records import Arm, Completion, FinishReason
 from infra.settings.schema import Sampling
 from serving.access import Caller
 from serving.arms import Route
@@ -43,20 +43,25 @@ class Policy:
 
     tokenizer: Tokenizer
     renderer: Renderer
-    sampling: Sampling
+    sampling: Mapping[Arm, Sampling]
     stop_token_ids: Sequence[int]
 
-    def request(self, asked: Asked) -> Request:
-        """The prompt in the model's own order, and the server's own sampling."""
+    def prompt(self, asked: Asked) -> list[int]:
+        """The prompt in the model's own order."""
         prefix = asked.prefix[-self.renderer.max_prefix_tokens * TOKEN_CHARACTERS :]
         suffix = asked.suffix[: self.renderer.max_suffix_tokens * TOKEN_CHARACTERS]
-        wanted = self.sampling.max_tokens if asked.max_tokens is None else min(asked.max_tokens, self.sampling.max_tokens)
+        return self.renderer.render(prefix, suffix)
+
+    def request(self, asked: Asked, prompt: list[int], route: Route) -> Request:
+        """What an engine is asked for: the server's own sampling, and of the client only to stop earlier."""
+        sampling = self.sampling[route.arm]
         return Request(
-            prompt_token_ids=self.renderer.render(prefix, suffix),
-            max_tokens=wanted,
-            temperature=self.sampling.temperature,
-            top_p=self.sampling.top_p,
+            prompt_token_ids=prompt,
+            max_tokens=sampling.max_tokens if asked.max_tokens is None else min(asked.max_tokens, sampling.max_tokens),
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
             stop_token_ids=list(self.stop_token_ids),
+            version=route.version,
         )
 
 
@@ -78,7 +83,7 @@ class Generation:
     """Sampled, and not given out: the model itself thought too little of it."""
 
     def __post_init__(self) -> None:
-        self.request = self.policy.request(self.asked)
+        self.prompt = self.policy.prompt(self.asked)
         self._reader = Reader(self.policy.tokenizer, self.asked.stop)
         self._route: Route | None = None
         self._token_ids: list[int] = []
@@ -86,7 +91,8 @@ class Generation:
         self._seen: list[str] = []
         self._spans: tuple[Span, ...] = ()
         self._first: float | None = None
-        self._held = self.policy.sampling.withhold_below > 0
+        self._request: Request | None = None
+        self._held = False
 
     @property
     def text(self) -> str:
@@ -132,7 +138,7 @@ class Generation:
 
     def record(self) -> Completion | None:
         """The event; none where no engine took the request."""
-        if self._route is None:
+        if self._route is None or self._request is None:
             return None
         ended = time.perf_counter()
         version, mixed = self._versions()
@@ -146,7 +152,7 @@ class Generation:
             opted_out=self.caller.opted_out,
             prefix=self.asked.prefix,
             suffix=self.asked.suffix,
-            prompt_token_ids=tuple(self.request.prompt_token_ids),
+            prompt_token_ids=tuple(self.prompt),
             token_ids=tuple(self._token_ids),
             logprobs=tuple(self._logprobs),
             token_ends=tuple(self._reader.ends),
@@ -158,16 +164,17 @@ class Generation:
             pinned=self._route.pinned,
             arm=self._route.arm,
             experiment=self._route.experiment if counted else "",
-            temperature=self.request.temperature,
-            top_p=self.request.top_p,
-            max_tokens=self.request.max_tokens,
+            temperature=self._request.temperature,
+            top_p=self._request.top_p,
+            max_tokens=self._request.max_tokens,
             ttft_ms=None if self._first is None else (self._first - self.started) * 1e3,
             total_ms=(ended - self.started) * 1e3,
         )
 
     async def _sample(self, route: Route) -> AsyncGenerator[str]:
-        request = Request(**{**self.request.__dict__, "version": route.version})
-        floor = self.policy.sampling.withhold_below
+        request = self._request = self.policy.request(self.asked, self.prompt, route)
+        floor = self.policy.sampling[route.arm].withhold_below
+        self._held = floor > 0
         route.slot.in_flight += 1
         try:
             async with aclosing(route.slot.engine.generate(request)) as deltas:

@@ -1,7 +1,7 @@
 """Every setting of tabloop: frozen, typed, documented; an unknown key is refused."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
@@ -69,6 +69,30 @@ class Sampling(Section):
     shown. Above 0 nothing is streamed before the last token is sampled."""
 
 
+Role = Literal["complete", "feedback", "admin"]
+ProjectName = Annotated[str, Field(pattern=r"^[\w.-]{1,64}$")]
+
+
+class AccessToken(Section):
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    """SHA-256 of the token, in hex; `python -m serving.access token NAME` makes a token and its lines here."""
+    projects: tuple[ProjectName, ...] = ()
+    """Projects that it may name, the first being meant where a request names none; empty: any."""
+    roles: tuple[Role, ...] = ("complete", "feedback")
+    """What it may do: ask for completions, send feedback, administrate."""
+    requests_per_minute: int = Field(600, ge=1)
+    """Requests that it may send, evened out over the minute; each replica of the app counts for itself."""
+
+
+class Terms(Section):
+    logged: bool = True
+    """Completions and feedback are kept; else they are served without a trace, as with X-Tabloop-Opt-Out."""
+    experiments: bool = True
+    """Takes part in A/B tests; else the champion serves."""
+    version: str = ""
+    """Policy version that serves, where a slot holds it (else the champion does); such completions count in no experiment."""
+
+
 class Serving(Section):
     host: str = "127.0.0.1"
     """Address to listen on."""
@@ -82,8 +106,18 @@ class Serving(Section):
     """Token for /admin and for pinning an arm; none: the token above is enough."""
     user_secret: SecretStr | None = None
     """Key of the keyed hash under which user ids are stored; none: generated like the token."""
+    tokens: dict[str, AccessToken] = {}
+    """More tokens, by name, each with its projects, roles and rate; the two above have every project and no limit."""
+    terms: Terms = Terms()
+    """How projects and users take part that are not named below."""
+    projects: dict[ProjectName, Terms] = {}
+    """How a project takes part."""
+    users: dict[str, Terms] = {}
+    """How a user takes part, by keyed hash (`python -m serving.access user NAME` prints it); goes before the project."""
     sampling: Sampling = Sampling()
     """How completions are sampled."""
+    challenger_sampling: Sampling | None = None
+    """How the challenger's arm samples; none: as the champion's. An A/B test then compares weights and sampling at once."""
     engines: tuple[str, str] = ("http://127.0.0.1:18100", "http://127.0.0.1:18101")
     """Addresses of the two engine slots."""
     engine_arguments: dict[str, Any] = {}

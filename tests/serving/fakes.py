@@ -172,14 +172,26 @@ class FakeRegistry:
 class House:
     """The serving app on fakes; everything else is what runs in production."""
 
-    def __init__(self, directory: Path, made: Tokenizer, *, spool_bytes: int = 1 << 30, withhold_below: float = 0.0) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        made: Tokenizer,
+        *,
+        spool_bytes: int = 1 << 30,
+        withhold_below: float = 0.0,
+        challenger: Sampling | None = None,
+        settings: dict[str, object] | None = None,
+    ) -> None:
         self.directory = directory
         self.tokenizer = made
         self.engines = (FakeEngine(made.encode("return alpha + beta").ids), FakeEngine(made.encode("return gamma").ids))
         self.store = MemoryStore()
         self.registry = FakeRegistry()
         self.metrics = Metrics()
-        self.spool_bytes, self.withhold_below = spool_bytes, withhold_below
+        self.spool_bytes = spool_bytes
+        champion = Sampling(temperature=0.8, max_tokens=24, withhold_below=withhold_below)
+        self.sampling = {"champion": champion, "challenger": challenger or champion}
+        self.settings = ServingSettings(token=TOKEN, admin_token=ADMIN, user_secret="salt", **(settings or {}))
         self.exits = contextlib.AsyncExitStack()
         self.urls: tuple[str, str] = ("", "")
 
@@ -194,10 +206,9 @@ class House:
         self.shipper = Shipper(self.spool, self.store, 0.05)
         self.versions = Versions(self.directory / "state")
         self.follower = Follower(self.arms, self.registry.client(), self.store, self.versions, self.metrics, 0.01)
-        access = Access(ServingSettings(token=TOKEN, admin_token=ADMIN, user_secret="salt"))
+        access = Access(self.settings)
         renderer = Renderer(self.tokenizer, "spm", 40, 20)
-        sampling = Sampling(temperature=0.8, max_tokens=24, withhold_below=self.withhold_below)
-        policy = Policy(self.tokenizer, renderer, sampling, stop_token_ids(self.tokenizer))
+        policy = Policy(self.tokenizer, renderer, self.sampling, stop_token_ids(self.tokenizer))
         serving = completions.Serving("qwen-coder-x", access, self.arms, policy, self.recorder, self.metrics, self.shipper)
         self.apps = (
             completions.create_app(serving),

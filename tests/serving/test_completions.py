@@ -1,6 +1,7 @@
 """What an editor gets, and what is recorded of it."""
 
 import asyncio
+import hashlib
 import json
 from pathlib import Path
 
@@ -9,6 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from infra.settings.schema import Sampling
+from infra.settings.schema import Serving as ServingSettings
+from serving.access import Access, Bucket
 from tests.serving.fakes import ADMIN, TOKEN, House, experiment
 
 TEXT = "return alpha + beta"
@@ -21,6 +25,8 @@ CONTINUE = {
     "stop": ["<|endoftext|>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "/src/", "#- coding: utf-8", "```"],
     "prompt": "<|fim_prefix|>def f(x):\n    <|fim_suffix|>\n\nprint(1)\n<|fim_middle|>",
 }
+
+INFILL = {"input_prefix": "import os\n", "input_suffix": "\n", "prompt": "x = ", "n_predict": 128}
 
 
 def events(body: str) -> list[str]:
@@ -213,6 +219,88 @@ async def test_pins_are_for_administrators_and_count_in_no_experiment(house: Hou
     assert (await house.complete(headers={"X-Tabloop-Arm": "loser", **ADMINISTRATOR})).status_code == 400
 
 
+async def test_each_arm_samples_in_its_own_way(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    async with House(tmp_path, tokenizer, challenger=Sampling(temperature=0.3, max_tokens=2)) as house:
+        await _experiment(house)
+        for arm, asked in (("champion", (0.8, 24)), ("challenger", (0.3, 2))):
+            await house.complete(headers={"X-Tabloop-Arm": arm, **ADMINISTRATOR})
+            row = house.rows("completions")[-1]
+            assert (row.arm, row.temperature, row.max_tokens) == (arm, *asked)
+            sent = house.engines[house.arms.champion if arm == "champion" else house.arms.challenger].requests[-1]
+            assert (sent.temperature, sent.max_tokens) == asked
+
+
+TERMS = {
+    "terms": {"experiments": False},
+    "projects": {"open": {}, "quiet": {"logged": False}, "slow": {"version": "1"}, "gone": {"version": "7"}},
+}
+
+
+async def test_projects_take_part_on_their_own_terms(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    async with House(tmp_path, tokenizer, settings=TERMS) as house:
+        await _experiment(house)
+        found: dict[str, set[tuple[str, str, bool, bool]]] = {}
+        for project in ("open", "other", "quiet", "slow", "gone"):
+            for user in range(12):
+                answer = await house.complete(headers={"X-Project-ID": project, "X-User-ID": f"user{user}"})
+                assert answer.json()["choices"][0]["text"]
+        for row in house.rows("completions"):
+            found.setdefault(row.project, set()).add((row.policy_version, row.experiment, row.pinned, row.opted_out))
+            assert (row.prefix == "") == row.opted_out
+        assert found == {
+            "open": {("1", "e1", False, False), ("2", "e1", False, False)},
+            "other": {("1", "", False, False)},
+            "quiet": {("1", "e1", False, True), ("2", "e1", False, True)},
+            "slow": {("1", "", True, False)},
+            "gone": {("1", "", False, False)},
+        }
+
+
+async def test_a_users_terms_go_before_the_projects(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    ada = Access(ServingSettings(token=TOKEN, user_secret="salt")).user("ada")
+    async with House(tmp_path, tokenizer, settings={"users": {ada: {"logged": False}}}) as house:
+        await house.complete()
+        await house.complete(headers={"X-User-ID": "bob"})
+        assert [row.opted_out for row in house.rows("completions")] == [True, False]
+        await house.judge("/v1/feedback", {"completion_id": "c", "outcome": "accepted", "shown": "x"})
+        assert house.rows("feedback")[0].shown == ""
+
+
+async def test_a_token_has_projects_roles_and_a_rate(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    digest = hashlib.sha256(b"of-the-editors").hexdigest()
+    editors = {"sha256": digest, "projects": ["p2", "p3"], "roles": ["complete"], "requests_per_minute": 4}
+    async with House(tmp_path, tokenizer, settings={"tokens": {"editors": editors}}) as house:
+        bearer = {"Authorization": "Bearer of-the-editors"}
+        named = [await house.complete(headers={**bearer, "X-Project-ID": name}) for name in ("p3", "p1")]
+        assert [answer.status_code for answer in named] == [200, 403]
+        assert "p2, p3" in named[1].json()["error"]["message"]
+        unnamed = await house.client.post(house.urls[0] + "/infill", json=INFILL, headers={**bearer, "X-Project-ID": "p2"})
+        assert unnamed.status_code == 200 and house.rows("completions")[-1].project == "p2"
+        refused = await house.judge("/v1/feedback", {"completion_id": "c", "outcome": "accepted"}, bearer)
+        assert refused.status_code == 403 and "feedback" in refused.json()["error"]["message"]
+        assert (await house.client.get(house.urls[0] + "/admin/status", headers=bearer)).status_code == 403
+        answers = [await house.complete(headers={**bearer, "X-Project-ID": "p2"}) for _ in range(2)]
+        assert [answer.status_code for answer in answers] == [200, 429]
+        assert int(answers[1].headers["retry-after"]) >= 1 and "editors" in answers[1].json()["error"]["message"]
+        assert (await house.complete()).status_code == 200  # another token's rate is its own
+
+
+@given(st.lists(st.floats(0, 30), max_size=80), st.integers(1, 100))
+def test_a_bucket_gives_a_minutes_worth_and_then_its_rate(pauses: list[float], per_minute: int) -> None:
+    now = 0.0
+    bucket = Bucket(per_minute, lambda: now)
+    given_at: list[float] = []
+    for pause in pauses:
+        now += pause
+        if not (wait := bucket.wait()):
+            given_at.append(now)
+        else:
+            assert 0 < wait <= 60 / per_minute
+    for first in range(len(given_at)):
+        for last in range(first, len(given_at)):
+            assert last - first + 1 <= per_minute + (given_at[last] - given_at[first]) * per_minute / 60 + 1e-6
+
+
 async def test_who_opts_out_is_served_and_leaves_no_text(house: House) -> None:
     assert (await house.complete(headers={"X-Tabloop-Opt-Out": "1"})).json()["choices"][0]["text"] == TEXT
     (row,) = house.rows("completions")
@@ -274,7 +362,7 @@ async def test_what_is_not_there_is_said_in_openais_shape(house: House) -> None:
 async def test_tabby_and_llama_clients_are_served(house: House) -> None:
     tabby = (await house.complete(segments={"prefix": "def f(", "suffix": "\n"}, language="python")).json()
     assert tabby["choices"] == [{"index": 0, "text": TEXT}] and tabby["id"] == house.rows("completions")[0].id
-    llama = (await house.complete("/infill", input_prefix="import os\n", input_suffix="\n", prompt="x = ", n_predict=128)).json()
+    llama = (await house.complete("/infill", **INFILL)).json()
     assert llama["content"] == TEXT
     rows = house.rows("completions")
     assert [row.client for row in rows] == ["tabby", "llama"] and rows[1].prefix == "import os\nx = "
