@@ -33,9 +33,11 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
+from scipy.stats import t as student
 
-from infra.records import Arm
+from infra.records import Arm, Rate
 
+LEVEL = 0.95
 PRIOR_REQUESTS = 20.0
 """Requests that the mean counts for when a user's earlier rate is shrunk to it."""
 
@@ -95,6 +97,36 @@ def merge(parts: Iterable[Mapping[str, Totals]]) -> dict[str, Totals]:
         for user, totals in part.items():
             merged[user] = merged.get(user, Totals()) + totals
     return merged
+
+
+def rate(numerators: Sequence[float], denominators: Sequence[float]) -> Rate:
+    """A ratio of sums over users with its interval; each user gives a numerator and a denominator.
+
+    Raises:
+        ValueError: fewer than two users, or nothing in the denominators.
+    """
+    value, influence = ratio(np.asarray(numerators, float), np.asarray(denominators, float))
+    width = margin(influence)
+    return Rate(rate=value, low=value - width, high=value + width, n=round(sum(denominators)))
+
+
+def ratio(numerators: np.ndarray, denominators: np.ndarray) -> tuple[float, np.ndarray]:
+    """sum(y_u) / sum(n_u) over users u, and the users' influences on it, (y_u - ratio n_u) / sum(n): the delta method for ratios
+    under clustering (Deng, Knoblich & Lu 2018, "Applying the Delta Method in Metric Analytics", section 3)."""
+    total = denominators.sum()
+    if total == 0:
+        raise ValueError("no requests were answered; nothing can be compared. `make status` tells whether serving is up")
+    value = numerators.sum() / total
+    return float(value), (numerators - value * denominators) / total
+
+
+def margin(influence: np.ndarray) -> float:
+    """Half of the interval at LEVEL, by Student's t with users - 1 degrees of freedom."""
+    users = len(influence)
+    if users < 2:
+        raise ValueError(f"an interval needs at least two users, got {users}")
+    error = np.sqrt(users / (users - 1) * np.square(influence).sum())
+    return float(student.ppf((1 + LEVEL) / 2, users - 1) * error)
 
 
 def sample_ratio_p(challenger: int, champion: int, share: float) -> float:

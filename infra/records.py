@@ -227,6 +227,19 @@ class ExperimentRecord(Record):
     """When assignment began."""
 
 
+class Rate(Record):
+    """A mean per request with its 95 % interval, clustered by user."""
+
+    rate: float
+    """The mean."""
+    low: float
+    """Lower end."""
+    high: float
+    """Upper end."""
+    n: int
+    """Requests."""
+
+
 class Verdict(Record):
     """What the gate said, and why."""
 
@@ -244,6 +257,8 @@ class Verdict(Record):
     """Requests in each arm."""
     users: dict[Arm, int] = {}
     """Users in each arm."""
+    acceptance: dict[Arm, Rate] = {}
+    """Acceptance per request of each arm by itself; an arm of less than two users has none."""
     promising: bool = False
     """Rejected for want of proof only, having been accepted no less so far: training goes on from it."""
 

@@ -10,12 +10,14 @@ from typing import Any
 
 import httpx
 
-from infra.records import ExperimentRecord
+from infra.records import Decision, ExperimentRecord
 from infra.settings.schema import Registry as RegistrySettings
 
 CHAMPION, CHALLENGER = "champion", "challenger"
 EXPERIMENT_TAG = "tabloop.experiment"
 PREVIOUS_TAG = "tabloop.previous_champion"
+LOOK_TAG = "tabloop.look"
+VERDICT_TAG = "verdict"
 PAGE = 200
 """Versions that are asked for at a time."""
 
@@ -75,6 +77,11 @@ class Registry:
             experiment=ExperimentRecord.model_validate_json(experiment) if experiment else None,
             previous_champion=tags.get(PREVIOUS_TAG) or None,
         )
+
+    def last_look(self) -> Decision | None:
+        """What the gate said when it last looked at a test, an undecided one too."""
+        tags = {t["key"]: t.get("value", "") for t in (self._find() or {}).get("tags", [])}
+        return Decision.model_validate_json(tags[LOOK_TAG]) if tags.get(LOOK_TAG) else None
 
     def version(self, version: str) -> ModelVersion:
         """One version. Raises RegistryError where there is none."""

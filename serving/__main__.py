@@ -26,6 +26,7 @@ from serving.recording import Recorder
 from serving.redaction import Redactor
 from serving.shipping import Shipper
 from serving.spool import Spool
+from serving.status import Board, Links
 from serving.text import load_tokenizer, stop_token_ids
 from serving.versions import Versions
 
@@ -72,9 +73,13 @@ async def serve(settings: Settings) -> None:
         first, second = (Slot(index, engines.EngineClient(http, url, token)) for index, url in enumerate(serving.engines))
         arms = Arms((first, second))
         versions = Versions(settings_.path(serving.state))
-        follower = Follower(arms, Registry.connect(settings.registry), store, versions, metrics, serving.follow_seconds)
+        registry = Registry.connect(settings.registry)
+        follower = Follower(arms, registry, store, versions, metrics, serving.follow_seconds)
+        links = Links(settings.registry.uri, settings.orchestration.api.removesuffix("/api"), settings.registry.model)
         app = completions.create_app(
-            completions.Serving(settings.model.name, access, arms, policy(settings), recorder, metrics, shipper)
+            completions.Serving(
+                settings.model.name, access, arms, policy(settings), recorder, metrics, shipper, Board(registry), links
+            )
         )
         judge = feedback.create_app(feedback.Judging(access, recorder, metrics))
         background = [asyncio.create_task(follower.run()), asyncio.create_task(shipper.run())]

@@ -5,6 +5,8 @@ python -m serving.access user NAME                             the keyed hash un
 """
 
 import argparse
+import base64
+import binascii
 import hashlib
 import hmac
 import re
@@ -12,6 +14,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import get_args
 
@@ -98,8 +101,7 @@ class Access:
         Raises:
             Denied: 401 token missing or wrong, 403 not in this role, 429 more requests than it may send.
         """
-        scheme, _, bearer = headers.get("authorization", "").partition(" ")
-        token = (bearer.strip() if scheme.lower() == "bearer" else headers.get("api-key", "")).encode()
+        token = _sent(headers)
         if not token:
             raise Denied(401, "missing token: send `Authorization: Bearer TOKEN` (in Continue: apiKey)")
         # Every known one is compared, in constant time: how long it takes says nothing of any of them.
@@ -145,6 +147,18 @@ def client_name(headers: Mapping[str, str], guess: str = "") -> str:
     if "continue" in agent.lower():
         return "continue"
     return guess or UNSAFE.sub("", agent.split("/")[0])[:32] or "unknown"
+
+
+def _sent(headers: Mapping[str, str]) -> bytes:
+    """The token, as a bearer's, as a browser's password, or as Continue's second header."""
+    scheme, _, credentials = headers.get("authorization", "").partition(" ")
+    match scheme.lower():
+        case "bearer":
+            return credentials.strip().encode()
+        case "basic":
+            with suppress(binascii.Error):
+                return base64.b64decode(credentials, validate=True).partition(b":")[2]
+    return headers.get("api-key", "").encode()
 
 
 def _known(name: str, token: AccessToken, clock: Callable[[], float]) -> Known:

@@ -1,4 +1,4 @@
-"""The app on the completions port: completions in each client's dialect, and how it is doing."""
+"""The app on the completions port: completions in each client's dialect."""
 
 import time
 import uuid
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from fastapi.responses import JSONResponse, Response
 
 from serving import dialects
 from serving.access import Access, Caller, Denied, Known, client_name
@@ -18,6 +18,7 @@ from serving.generation import Asked, Generation, Policy
 from serving.metrics import Metrics
 from serving.recording import Recorder
 from serving.shipping import Shipper
+from serving.status import Board, Links, add_state
 
 
 @dataclass(frozen=True)
@@ -31,15 +32,17 @@ class Serving:
     recorder: Recorder
     metrics: Metrics
     shipper: Shipper
+    board: Board
+    links: Links
     clock: Callable[[], float] = time.time
 
 
 def create_app(serving: Serving) -> FastAPI:
-    """Completions, models, health, readiness, metrics, status."""
+    """Completions, and how the app is doing (status.py)."""
     app = FastAPI(title="tabloop completions", docs_url=None, redoc_url=None)
     add_errors(app, serving.metrics)
     _add_completions(app, serving)
-    _add_state(app, serving)
+    add_state(app, serving)
     return app
 
 
@@ -137,70 +140,3 @@ def _tabby_body(done: Generation) -> dict[str, Any]:
 
 def _infill_body(done: Generation) -> dict[str, Any]:
     return {"content": done.text, "tokens_predicted": done.sampled, "stop": True, "timings": {}}
-
-
-def _add_state(app: FastAPI, serving: Serving) -> None:
-    @app.get("/v1/models")
-    async def models(request: Request) -> Any:
-        serving.access.check(request.headers, "complete")
-        return {"object": "list", "data": [{"id": serving.model, "object": "model", "created": 0, "owned_by": "tabloop"}]}
-
-    @app.get("/health")
-    async def health() -> Any:
-        return {"status": "ok"}
-
-    @app.get("/v1/health")
-    async def tabby_health(request: Request) -> Any:
-        version = {"build_date": "", "build_timestamp": "", "git_sha": "", "git_describe": "tabloop"}
-        return {
-            "model": serving.model,
-            "device": "cpu",
-            "arch": "",
-            "cpu_info": "",
-            "cpu_count": 0,
-            "cuda_devices": [],
-            "version": version,
-        }
-
-    @app.get("/ready")
-    async def ready() -> Response:
-        up = serving.arms.ready
-        return JSONResponse({"ready": up, "slots": [slot.state for slot in serving.arms.slots]}, 200 if up else 503)
-
-    @app.get("/metrics")
-    async def metrics() -> Response:
-        return PlainTextResponse(serving.metrics.text(serving.arms, serving.recorder.spool))
-
-    @app.get("/admin/status")
-    async def status(request: Request) -> Any:
-        serving.access.check(request.headers, "admin")
-        return _status(serving)
-
-
-def _status(serving: Serving) -> dict[str, Any]:
-    arms, spool = serving.arms, serving.recorder.spool
-    roles = {arms.champion: "champion", arms.challenger: "challenger"}
-    slots = [
-        {
-            "slot": slot.index,
-            "url": slot.engine.url,
-            "role": roles.get(slot.index, "idle"),
-            "version": slot.version,
-            "up": slot.up,
-            "state": slot.state,
-            "in_flight": slot.in_flight,
-        }
-        for slot in arms.slots
-    ]
-    held = {role: arms.slots[index].version for index, role in roles.items() if index is not None}
-    return {
-        "ready": arms.ready,
-        "champion": held.get("champion"),
-        "challenger": held.get("challenger"),
-        "experiment": arms.experiment.model_dump() if arms.experiment else None,
-        "slots": slots,
-        "problems": arms.problems,
-        "spool": {"bytes": spool.bytes, "segments": spool.segments, "oldest_seconds": spool.oldest},
-        "shipped": serving.shipper.shipped,
-        "store_error": serving.shipper.error,
-    }

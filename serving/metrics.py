@@ -1,5 +1,10 @@
 """What Prometheus reads. Every app has a registry of its own, so that two apps can live in one process."""
 
+from collections import Counter as Tally
+from collections import deque
+from dataclasses import dataclass
+from statistics import quantiles
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from infra.records import Completion, Feedback
@@ -7,6 +12,23 @@ from serving.arms import Arms
 from serving.spool import Spool
 
 SECONDS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+RECENT_SECONDS = 300.0
+MOST_RECENT = 20_000
+
+
+@dataclass(frozen=True)
+class Recent:
+    """Completions of one version on one arm in the last minutes, for the status page."""
+
+    arm: str
+    version: str
+    requests: int
+    shown: int
+    disconnected: int
+    first_ms: tuple[float, float] | None
+    """Time to first token, median and 95 % quantile; none of less than two."""
+    total_ms: tuple[float, float] | None
 
 
 class Metrics:
@@ -32,9 +54,14 @@ class Metrics:
         self._spool_segments = Gauge("tabloop_spool_segments", "Segments that wait", registry=registry)
         self._spool_age = Gauge("tabloop_spool_oldest_seconds", "Age of the oldest segment", registry=registry)
         self._slot = Gauge("tabloop_slot_up", "1 where a slot takes traffic", ("slot", "version", "role"), registry=registry)
+        self._latest: deque[tuple[float, str, str, bool, bool, float | None, float]] = deque(maxlen=MOST_RECENT)
+        self.judgements: Tally[tuple[str, str]] = Tally()
+        """Feedback events by client and outcome since the start."""
 
     def completed(self, row: Completion) -> None:
         labels = (row.arm, row.policy_version)
+        shown, left = bool(row.text.strip()), row.finish_reason == "disconnected"
+        self._latest.append((row.time, *labels, shown, left, row.ttft_ms, row.total_ms))
         self._completions.labels(*labels, row.finish_reason).inc()
         self._tokens.labels(*labels).inc(len(row.token_ids))
         self._total.labels(*labels).observe(row.total_ms / 1e3)
@@ -47,6 +74,27 @@ class Metrics:
 
     def judged(self, row: Feedback) -> None:
         self._feedback.labels(row.client, row.outcome).inc()
+        self.judgements[row.client, row.outcome] += 1
+
+    def recent(self, now: float) -> list[Recent]:
+        """The last minutes, by arm and version."""
+        rows = [row for row in self._latest if row[0] > now - RECENT_SECONDS]
+        found = []
+        for arm, version in sorted({(row[1], row[2]) for row in rows}):
+            of_arm = [row for row in rows if row[1:3] == (arm, version)]
+            firsts = [row[5] for row in of_arm if row[5] is not None]
+            found.append(
+                Recent(
+                    arm=arm,
+                    version=version,
+                    requests=len(of_arm),
+                    shown=sum(row[3] for row in of_arm),
+                    disconnected=sum(row[4] for row in of_arm),
+                    first_ms=_median_and_95(firsts),
+                    total_ms=_median_and_95([row[6] for row in of_arm]),
+                )
+            )
+        return found
 
     def text(self, arms: Arms, spool: Spool) -> bytes:
         """The exposition, gauges read now."""
@@ -58,3 +106,10 @@ class Metrics:
             role = {arms.champion: "champion", arms.challenger: "challenger"}.get(slot.index, "idle")
             self._slot.labels(slot.index, slot.version or "", role).set(float(slot.up))
         return generate_latest(self.registry)
+
+
+def _median_and_95(values: list[float]) -> tuple[float, float] | None:
+    if len(values) < 2:
+        return None
+    cuts = quantiles(values, n=20, method="inclusive")
+    return cuts[9], cuts[18]

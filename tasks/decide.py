@@ -8,8 +8,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from evals.statistics import Difference, NoDifference, Totals, User, difference, merge, sample_ratio_p
-from infra.records import Arm, Completion, ExperimentRecord, ObjectReference, Verdict, VerdictName
+from evals.statistics import Difference, NoDifference, Totals, User, difference, merge, rate, sample_ratio_p
+from infra.records import Arm, Completion, ExperimentRecord, ObjectReference, Rate, Verdict, VerdictName
 from infra.settings.schema import Collect, Experiment
 from infra.store import ObjectStore
 from tasks.join import Joined, join
@@ -93,6 +93,7 @@ def decide(experiment: ExperimentRecord, evidence: Evidence, settings: Experimen
         high=found.high if found else None,
         requests=requests,
         users=users,
+        acceptance={arm: acceptance(of_arm) for arm, of_arm in zip(ARMS, (champion, challenger), strict=True) if len(of_arm) > 1},
         promising=promising and name == "reject",
     )
 
@@ -159,6 +160,11 @@ def shown_shares(champion: Mapping[str, Totals], challenger: Mapping[str, Totals
     """The share of requests with something shown on each arm, in words."""
     shares = [sum(t.shown for t in arm.values()) / max(_requests(arm), 1) for arm in (challenger, champion)]
     return f"something shown on {shares[0]:.1%} against {shares[1]:.1%}"
+
+
+def acceptance(users: Mapping[str, Totals]) -> Rate:
+    """An arm's accepts per request."""
+    return rate([t.accepted for t in users.values()], [t.requests for t in users.values()])
 
 
 def _requests(users: Mapping[str, Totals]) -> int:

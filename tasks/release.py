@@ -5,7 +5,7 @@ decision for the running experiment carries it out, so that of two deciders the 
 """
 
 from infra.records import Decision, ExperimentRecord, ObjectReference, Verdict
-from infra.registry import CHALLENGER, CHAMPION, PREVIOUS_TAG, Registry
+from infra.registry import CHALLENGER, CHAMPION, LOOK_TAG, PREVIOUS_TAG, VERDICT_TAG, Registry
 from infra.settings.schema import Experiment
 from infra.store import AlreadyExists, ObjectStore
 from tasks.lineage import Lineage
@@ -13,6 +13,8 @@ from tasks.lineage import Lineage
 GATE = "gate"
 MANUAL = "manual-"
 """Ids of records of moves by hand begin so."""
+MOST_TAG = 1000
+"""Characters of a reason that a version's tag takes."""
 
 
 class NothingToDo(ValueError):
@@ -109,10 +111,18 @@ def carry_out(registry: Registry, decision: Decision) -> None:
     if decision.verdict.verdict == "promote" and aliases.champion in (experiment.champion or None, experiment.challenger):
         registry.set_alias(CHAMPION, experiment.challenger)
         registry.set_tag(PREVIOUS_TAG, experiment.champion)
+    registry.set_version_tag(experiment.challenger, VERDICT_TAG, f"{decision.verdict.verdict}, by {decision.by}")
+    registry.set_version_tag(experiment.challenger, f"{VERDICT_TAG}.reason", decision.verdict.reason[:MOST_TAG])
     if running:
         if aliases.challenger == experiment.challenger:
             registry.delete_alias(CHALLENGER)
         registry.set_experiment(None)
+
+
+def show_look(registry: Registry, experiment: ExperimentRecord, verdict: Verdict, now: float) -> None:
+    """Leave what the gate just saw where people look, on the registered model."""
+    look = Decision(experiment=experiment, verdict=verdict, decided=now, by=GATE)
+    registry.set_tag(LOOK_TAG, look.model_dump_json())
 
 
 def void(experiment: ExperimentRecord, champion: str | None) -> Verdict | None:

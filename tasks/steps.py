@@ -17,7 +17,7 @@ from prefect.logging import get_run_logger
 
 from infra import settings as settings_
 from infra.records import Decision, ExperimentRecord, Manifest, Verdict
-from infra.registry import Registry
+from infra.registry import Registry, RegistryError
 from infra.settings import Settings
 from infra.store import ObjectStore
 from tasks import checkpoints, cycles, release, report
@@ -207,6 +207,10 @@ def verdict(settings: Settings, experiment: ExperimentRecord) -> Decision | Verd
     evidence = deciding.gather(store, experiment, settings.collect, settings.experiment, now)
     found = deciding.decide(experiment, evidence, settings.experiment, now)
     get_run_logger().info("%s: %s: %s", experiment.id, found.verdict, found.reason)
+    try:
+        release.show_look(registry_of(settings), experiment, found, now)
+    except RegistryError as error:  # a look that is not shown stops no verdict
+        get_run_logger().warning("not shown: %s", error)
     if found.verdict == "undecided":
         return found
     return Decision(experiment=experiment, verdict=found, decided=now, by=release.GATE, inputs=evidence.inputs)

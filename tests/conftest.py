@@ -3,10 +3,14 @@
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from infra.store import ObjectStore
 from tests import stack as stack_
 from tests.stack import Stack
+
+settings.register_profile("tabloop", deadline=None)  # other work on the machine would fail it
+settings.load_profile("tabloop")
 
 
 @pytest.fixture(scope="session")

@@ -1,55 +1,29 @@
-"""Rates and differences with intervals clustered by user.
+"""Rates of two versions and their difference, with intervals clustered by user.
 
-A rate is a ratio of sums over users, sum(y_u) / sum(n_u); its variance comes from the users' influences
-(y_u - rate n_u) / sum(n), the delta method for ratios under clustering (Deng, Knoblich & Lu 2018, "Applying the Delta
-Method in Metric Analytics", section 3). The difference of two versions measured on the same users takes the differences
-of their influences, so that what is common to a user cancels. Intervals use Student's t with users - 1 degrees of freedom.
+The difference of two versions measured on the same users takes the differences of their influences (evals/statistics.py), so
+that what is common to a user cancels.
 """
 
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from scipy.stats import t as student
 
-from evals.demo.record import Comparison, Difference, Example, Rate, VersionRow
+from evals.demo.record import Comparison, Difference, Example, VersionRow
 from evals.developers import Paired, PairedOutcome, Tally
+from evals.statistics import margin, rate, ratio
 
-LEVEL = 0.95
 EXAMPLES = 8
-
-
-def rate(numerators: Sequence[float], denominators: Sequence[float]) -> Rate:
-    """A ratio of sums over users with its interval; each user gives a numerator and a denominator."""
-    value, influence = _ratio(np.asarray(numerators, float), np.asarray(denominators, float))
-    margin = _margin(influence)
-    return Rate(rate=value, low=value - margin, high=value + margin, n=round(sum(denominators)))
 
 
 def compare(base: tuple[Sequence[float], Sequence[float]], champion: tuple[Sequence[float], Sequence[float]]) -> Comparison:
     """Two versions' ratios on the same users in the same order, and their difference."""
-    (first, before), (second, after) = (_ratio(np.asarray(n, float), np.asarray(d, float)) for n, d in (base, champion))
-    estimate, margin = second - first, _margin(after - before)
+    (first, before), (second, after) = (ratio(np.asarray(n, float), np.asarray(d, float)) for n, d in (base, champion))
+    estimate, width = second - first, margin(after - before)
     return Comparison(
         base=rate(*base),
         champion=rate(*champion),
-        difference=Difference(estimate=estimate, low=estimate - margin, high=estimate + margin),
+        difference=Difference(estimate=estimate, low=estimate - width, high=estimate + width),
     )
-
-
-def _ratio(numerators: np.ndarray, denominators: np.ndarray) -> tuple[float, np.ndarray]:
-    total = denominators.sum()
-    if total == 0:
-        raise ValueError("no requests were answered; nothing can be compared. `make status` tells whether serving is up")
-    value = numerators.sum() / total
-    return float(value), (numerators - value * denominators) / total
-
-
-def _margin(influence: np.ndarray) -> float:
-    users = len(influence)
-    if users < 2:
-        raise ValueError(f"an interval needs at least two users, got {users}; raise --users")
-    error = np.sqrt(users / (users - 1) * np.square(influence).sum())
-    return float(student.ppf((1 + LEVEL) / 2, users - 1) * error)
 
 
 def comparisons(paired: Paired) -> dict[str, Comparison]:

@@ -4,21 +4,13 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from infra.records import Rate
+
 
 class Part(BaseModel):
     """A frozen part of the report."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-
-class Rate(Part):
-    """A mean per request with its 95 % interval, clustered by user."""
-
-    rate: float
-    low: float
-    high: float
-    n: int
-    """Requests."""
 
 
 class Difference(Part):

@@ -43,21 +43,21 @@ def completions(draw: st.DrawFn) -> Completion:
 feedback = st.builds(Feedback, id=text, time=number, made_at=st.none() | number, shown=text, prefix=text, suffix=text)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(completions(), min_size=1, max_size=4))
 def test_completions_are_the_same_through_parquet_and_json(rows: list[Completion]) -> None:
     assert from_parquet(to_parquet(rows), Completion) == rows
     assert [Completion.model_validate_json(row.model_dump_json()) for row in rows] == rows
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(feedback, min_size=1, max_size=4))
 def test_feedback_is_the_same_through_parquet(rows: list[Feedback]) -> None:
     assert from_parquet(to_parquet(rows), Feedback) == rows
 
 
 @given(completions(), st.sampled_from(["token_ids", "logprobs", "token_ends"]))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_tokens_and_their_logprobs_must_be_as_many(row: Completion, field: str) -> None:
     longer = {**row.model_dump(), field: (*getattr(row, field), 0)}
     with pytest.raises(ValidationError, match="as long as each other"):

@@ -13,8 +13,8 @@ from aiohttp import web
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from infra.fim import SPECIAL_TOKENS, Renderer
-from infra.records import Completion, ExperimentRecord, Feedback
-from infra.registry import EXPERIMENT_TAG, Registry
+from infra.records import Completion, Decision, ExperimentRecord, Feedback
+from infra.registry import EXPERIMENT_TAG, LOOK_TAG, Registry
 from infra.settings.schema import Sampling
 from infra.settings.schema import Serving as ServingSettings
 from infra.store import ObjectStore
@@ -29,6 +29,7 @@ from serving.recording import Recorder
 from serving.redaction import Redactor
 from serving.shipping import Shipper, read_segment
 from serving.spool import KINDS, Spool
+from serving.status import Board, Links
 from serving.text import stop_token_ids
 from serving.versions import Versions
 
@@ -153,6 +154,8 @@ class FakeRegistry:
         self.sources: dict[str, str] = {}
         self.aliases: dict[str, str] = {}
         self.experiment: ExperimentRecord | None = None
+        self.look: Decision | None = None
+        self.tags: dict[str, dict[str, str]] = {}
         self.away = False
 
     def client(self) -> Registry:
@@ -162,11 +165,17 @@ class FakeRegistry:
         if self.away:
             raise httpx.ConnectError("away")
         if request.url.path.endswith("registered-models/get"):
-            tags = [{"key": EXPERIMENT_TAG, "value": self.experiment.model_dump_json()}] if self.experiment else []
+            told = {EXPERIMENT_TAG: self.experiment, LOOK_TAG: self.look}
+            tags = [{"key": key, "value": record.model_dump_json()} for key, record in told.items() if record]
             aliases = [{"alias": k, "version": v} for k, v in self.aliases.items()]
             return httpx.Response(200, json={"registered_model": {"aliases": aliases, "tags": tags}})
-        version = request.url.params["version"]
-        return httpx.Response(200, json={"model_version": {"version": version, "source": self.sources[version]}})
+        if request.url.path.endswith("model-versions/search"):
+            return httpx.Response(200, json={"model_versions": [self._version(v) for v in self.sources]})
+        return httpx.Response(200, json={"model_version": self._version(request.url.params["version"])})
+
+    def _version(self, version: str) -> dict[str, object]:
+        tags = [{"key": key, "value": value} for key, value in self.tags.get(version, {}).items()]
+        return {"version": version, "source": self.sources[version], "tags": tags}
 
 
 class House:
@@ -209,7 +218,17 @@ class House:
         access = Access(self.settings)
         renderer = Renderer(self.tokenizer, "spm", 40, 20)
         policy = Policy(self.tokenizer, renderer, self.sampling, stop_token_ids(self.tokenizer))
-        serving = completions.Serving("qwen-coder-x", access, self.arms, policy, self.recorder, self.metrics, self.shipper)
+        serving = completions.Serving(
+            "qwen-coder-x",
+            access,
+            self.arms,
+            policy,
+            self.recorder,
+            self.metrics,
+            self.shipper,
+            Board(self.registry.client()),
+            Links("http://mlflow.test", "http://prefect.test", "m"),
+        )
         self.apps = (
             completions.create_app(serving),
             feedback.create_app(feedback.Judging(access, self.recorder, self.metrics)),

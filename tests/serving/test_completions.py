@@ -402,7 +402,7 @@ fields = st.sampled_from(
 async def test_nothing_that_is_sent_ends_in_a_server_error(house: House) -> None:
     loop = asyncio.get_running_loop()
 
-    @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(st.sampled_from(["/v1/completions", "/infill"]), st.dictionaries(fields, json_values, max_size=6) | json_values)
     def check(path: str, body: object) -> None:
         content = json.dumps(body).encode()

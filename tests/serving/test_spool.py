@@ -111,7 +111,7 @@ async def test_a_disk_that_refuses_is_an_error_and_not_a_hole(tmp_path: Path, mo
     assert sorted(shipped(store)) == ["a", "c"]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), min_size=1, max_size=20))
 def test_any_text_comes_back_from_spool_and_parquet(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
     rows = [feedback(str(n), text) for n, text in enumerate(texts)]

@@ -1,6 +1,6 @@
 """Reading tokens back: the text of any cut into tokens, and where a stop string ends it."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -20,7 +20,6 @@ def slow(text: str, stop: list[str]) -> str:
     return text
 
 
-@settings(deadline=None)
 @given(texts, stops, st.integers(1, 4), st.booleans())
 def test_text_is_cut_at_the_first_stop_string_however_it_arrives(text: str, stop: list[str], step: int, bytewise: bool) -> None:
     # Byte by byte is the worst case: characters and stop strings are spread over tokens.

@@ -152,6 +152,8 @@ class MemoryRegistry:
                 self.aliases.pop(asked["alias"], None)
             case "POST", "registered-models/set-tag":
                 self.tags[asked["key"]] = asked["value"]
+            case "POST", "model-versions/set-tag":
+                self.versions[asked["version"]][asked["key"]] = asked["value"]
             case _:
                 return httpx.Response(501, text=f"{request.method} {path}")
         return httpx.Response(200, json={})

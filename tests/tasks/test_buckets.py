@@ -107,7 +107,7 @@ def test_of_a_user_over_the_share_the_newest_stay() -> None:
     assert kept == ["4", "5", "6", "7"]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(histories, st.integers(0, 3), st.integers(1, 4), st.floats(0.1, 1), st.floats(NOW, NOW + 90))
 def test_the_buckets_always_add_up(history, again: int, most: int, share: float, until: float) -> None:
     completions, told = history

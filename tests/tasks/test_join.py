@@ -185,7 +185,7 @@ histories = st.tuples(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(histories, st.randoms(use_true_random=False), st.data())
 def test_order_and_repeated_delivery_change_nothing(history, random, data) -> None:
     completions, events = history
@@ -200,7 +200,7 @@ def test_order_and_repeated_delivery_change_nothing(history, random, data) -> No
     assert found.duplicates == len(again_c) - len(completions)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(histories)
 def test_agrees_with_the_obvious_way(history) -> None:
     completions, events = history

@@ -5,7 +5,7 @@ import math
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.records import Sample
@@ -71,7 +71,6 @@ def test_no_samples_are_refused(tmp_path):
 LENGTHS = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 12)), min_size=1, max_size=30)
 
 
-@settings(deadline=None)  # other work on the machine would fail it
 @given(LENGTHS, st.integers(64, 200))
 def test_micro_batches_hold_every_token_once_at_its_place(lengths, budget):
     samples = [
@@ -115,7 +114,6 @@ def test_micro_batches_hold_every_token_once_at_its_place(lengths, budget):
         assert len(batch.context_at) == sum(min(4, max(length - 2, 0)) for length in lengths_of)
 
 
-@settings(deadline=None)  # other work on the machine would fail it
 @given(st.integers(1, 500), st.integers(1, 300), st.integers(1, 3), st.integers(0, 5))
 def test_an_epoch_holds_every_sample_once_in_even_minibatches(count, size, epochs, seed):
     found = list(minibatches(count, size, epochs, seed))

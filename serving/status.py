@@ -1,0 +1,175 @@
+"""How the app is doing: for supervisors, for Prometheus, and a page at / for a person.
+
+The page shows what this replica served, and what the registry says of tests and versions: the gate leaves every look at a running
+test there, and every verdict on its version.
+"""
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from jinja2 import Environment, StrictUndefined
+
+from infra.records import Decision, Rate
+from infra.registry import ModelVersion, Registry
+from serving.access import Denied
+
+if TYPE_CHECKING:
+    from serving.completions import Serving
+
+PAGE = Path(__file__).with_name("status.html")
+BOARD_SECONDS = 5.0
+MOST_VERSIONS = 12
+
+
+@dataclass(frozen=True)
+class Links:
+    """Where the page points to."""
+
+    mlflow: str
+    prefect: str
+    model: str
+    """Name of the registered model."""
+
+
+@dataclass
+class Board:
+    """What the registry says of tests and versions, asked for at most every few seconds and kept when it is away."""
+
+    registry: Registry
+    look: Decision | None = None
+    versions: list[ModelVersion] = field(default_factory=list)
+    problem: str = ""
+    _asked: float = -BOARD_SECONDS
+
+    async def refresh(self) -> None:
+        """Read it again where it is old; what cannot be read is said."""
+        now = time.monotonic()
+        if now - self._asked < BOARD_SECONDS:
+            return
+        self._asked = now
+        try:
+            self.look = await asyncio.to_thread(self.registry.last_look)
+            self.versions = (await asyncio.to_thread(self.registry.versions))[::-1][:MOST_VERSIONS]
+            self.problem = ""
+        except Exception as error:  # whatever ails the registry, the page shows the rest
+            self.problem = f"{error}"
+
+
+def add_state(app: FastAPI, serving: "Serving") -> None:
+    """Models, health, readiness, metrics, status and the page."""
+    page = _template()
+
+    @app.get("/", response_class=HTMLResponse)
+    async def person(request: Request) -> Response:
+        try:
+            serving.access.check(request.headers, "admin")
+        except Denied as denied:
+            if denied.status != 401:
+                raise
+            # A browser then asks for a password: the token; the name does not matter.
+            return PlainTextResponse(
+                "the password is an administrator's token", 401, {"WWW-Authenticate": 'Basic realm="tabloop"'}
+            )
+        await serving.board.refresh()
+        return HTMLResponse(page.render(_person(serving)), headers={"Cache-Control": "no-store"})
+
+    @app.get("/v1/models")
+    async def models(request: Request) -> Any:
+        serving.access.check(request.headers, "complete")
+        return {"object": "list", "data": [{"id": serving.model, "object": "model", "created": 0, "owned_by": "tabloop"}]}
+
+    @app.get("/health")
+    async def health() -> Any:
+        return {"status": "ok"}
+
+    @app.get("/v1/health")
+    async def tabby_health(request: Request) -> Any:
+        version = {"build_date": "", "build_timestamp": "", "git_sha": "", "git_describe": "tabloop"}
+        return {
+            "model": serving.model,
+            "device": "cpu",
+            "arch": "",
+            "cpu_info": "",
+            "cpu_count": 0,
+            "cuda_devices": [],
+            "version": version,
+        }
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        up = serving.arms.ready
+        return JSONResponse({"ready": up, "slots": [slot.state for slot in serving.arms.slots]}, 200 if up else 503)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return PlainTextResponse(serving.metrics.text(serving.arms, serving.recorder.spool))
+
+    @app.get("/admin/status")
+    async def status(request: Request) -> Any:
+        serving.access.check(request.headers, "admin")
+        return _status(serving)
+
+
+def _status(serving: "Serving") -> dict[str, Any]:
+    arms, spool = serving.arms, serving.recorder.spool
+    roles = {arms.champion: "champion", arms.challenger: "challenger"}
+    slots = [
+        {
+            "slot": slot.index,
+            "url": slot.engine.url,
+            "role": roles.get(slot.index, "idle"),
+            "version": slot.version,
+            "up": slot.up,
+            "state": slot.state,
+            "in_flight": slot.in_flight,
+        }
+        for slot in arms.slots
+    ]
+    held = {role: arms.slots[index].version for index, role in roles.items() if index is not None}
+    return {
+        "ready": arms.ready,
+        "champion": held.get("champion"),
+        "challenger": held.get("challenger"),
+        "experiment": arms.experiment.model_dump() if arms.experiment else None,
+        "slots": slots,
+        "problems": arms.problems,
+        "spool": {"bytes": spool.bytes, "segments": spool.segments, "oldest_seconds": spool.oldest},
+        "shipped": serving.shipper.shipped,
+        "store_error": serving.shipper.error,
+    }
+
+
+def _person(serving: "Serving") -> dict[str, Any]:
+    status, board = _status(serving), serving.board
+    running = serving.arms.experiment
+    others = {"object store": serving.shipper.error, "page": board.problem}
+    # A look at an earlier test says nothing of the one that runs.
+    look = board.look if board.look and (running is None or board.look.experiment.id == running.id) else None
+    return {
+        **status,
+        "problems": [*status["problems"].items(), *((part, problem) for part, problem in others.items() if problem)],
+        "running": running is not None,
+        "look": look,
+        "recent": serving.metrics.recent(serving.clock()),
+        "judgements": sorted(serving.metrics.judgements.items()),
+        "versions": board.versions,
+        "links": serving.links,
+    }
+
+
+def _template() -> Any:
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    environment.filters["percent"] = _percent
+    environment.filters["span"] = lambda ms: f"{ms[0]:.0f} / {ms[1]:.0f} ms" if ms else ""
+    environment.filters["when"] = lambda seconds: datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return environment.from_string(PAGE.read_text())
+
+
+def _percent(rate: Rate) -> str:
+    return f"{100 * rate.rate:.1f} % [{100 * rate.low:.1f}, {100 * rate.high:.1f}]"
