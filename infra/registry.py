@@ -111,6 +111,10 @@ class Registry:
             body["run_id"] = run_id
         return _version(self._call("POST", "model-versions/create", json=body)["model_version"])
 
+    def delete_version(self, version: str) -> None:
+        """Remove a version that was registered to measure something; its checkpoint stays."""
+        self._call("DELETE", "model-versions/delete", json={"name": self.model, "version": version})
+
     def set_alias(self, alias: str, version: str) -> None:
         """Point an alias at a version."""
         self._call("POST", "registered-models/alias", json={"name": self.model, "alias": alias, "version": version})

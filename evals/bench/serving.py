@@ -1,0 +1,224 @@
+"""The app beside plain vLLM: what it adds to the time to first token, what it takes from throughput, what a swap costs.
+
+Both serve the base model on this machine with the same engine arguments. They get the same prompts, a block each in turn, so that
+what else the machine does meets both. Plain vLLM gets the token ids that the app would send its engine.
+"""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from statistics import quantiles
+from typing import Any
+
+import aiohttp
+from tokenizers import Tokenizer
+
+from evals import positions
+from evals.bench.figures import Figure, figure
+from evals.bench.streams import Shot, session, shoot, volley
+from evals.heldout import held_out_files, site_packages
+from infra import fim
+from infra import settings as configuration
+from infra.registry import CHAMPION, Registry
+from infra.settings import ROOT, Settings
+
+PLAIN = ("-m", "vllm.entrypoints.launchers.api_server.entry")
+PLAIN_SECONDS = 240.0
+BLOCKS = 6
+REQUESTS = {1: 50, 16: 160}
+"""Requests of a block, by streams at once."""
+ADDED_MS = (3.0, 10.0)
+"""What the app may add to the time to first token: median, 99 % quantile."""
+THROUGHPUT = 0.95
+SWAP_STREAMS, SWAP_BEFORE, SWAP_AFTER, SWAP_MOST = 8, 15.0, 4.0, 60.0
+SWAP_SLOWER = 1.5
+
+
+async def run(settings: Settings) -> list[Figure]:
+    """Beside plain vLLM, then a swap under load.
+
+    Raises:
+        RuntimeError: a server does not come up, or requests fail.
+    """
+    renderer, asked = prompts(settings, BLOCKS * sum(REQUESTS.values()))
+    token = settings.serving.token.get_secret_value() if settings.serving.token else ""
+    ours = f"http://{settings.serving.host}:{settings.serving.port}/v1/completions"
+    async with session(token) as http:
+        async with plain_vllm(settings, http) as plain:
+            found = await beside(http, settings, renderer, asked, ours, plain)
+        return found + await swap(http, settings, ours, [editor_body(settings, p) for p in asked])
+
+
+def prompts(settings: Settings, count: int) -> tuple[fim.Renderer, Sequence[positions.Position]]:
+    """Places in held-out code, each once."""
+    model = settings.model
+    tokenizer = Tokenizer.from_file(str(configuration.path(model.base) / "tokenizer.json"))
+    renderer = fim.Renderer(tokenizer, model.fim_order, model.max_prefix_tokens, model.max_suffix_tokens)
+    sources = positions.read(held_out_files(), [site_packages()])
+    return renderer, positions.sample(positions.for_scores(sources), count, seed=0)
+
+
+def editor_body(settings: Settings, place: positions.Position) -> dict[str, Any]:
+    """What Continue would send."""
+    prompt = f"{fim.PREFIX}{place.prefix[-2000:]}{fim.SUFFIX}{place.suffix[:1000]}{fim.MIDDLE}"
+    return {"model": settings.model.name, "prompt": prompt, "max_tokens": settings.serving.sampling.max_tokens, "stream": True}
+
+
+async def beside(
+    http: aiohttp.ClientSession,
+    settings: Settings,
+    renderer: fim.Renderer,
+    asked: Sequence[positions.Position],
+    ours: str,
+    plain: str,
+) -> list[Figure]:
+    """The same prompts to both, in blocks."""
+    sampling, waiting = settings.serving.sampling, iter(asked)
+    same = {"model": "plain", "max_tokens": sampling.max_tokens, "temperature": sampling.temperature, "stream": True}
+    figures = []
+    for at_once, requests in REQUESTS.items():
+        shots: dict[str, list[Shot]] = {ours: [], plain: []}
+        seconds = dict.fromkeys(shots, 0.0)
+        for block in range(BLOCKS):
+            places = [next(waiting) for _ in range(requests)]
+            bodies = {
+                ours: [editor_body(settings, p) for p in places],
+                plain: [same | {"prompt": renderer.render(p.prefix[-2000:], p.suffix[:1000])} for p in places],
+            }
+            for url in (ours, plain) if block % 2 else (plain, ours):
+                found, took = await volley(http, url, bodies[url], at_once)
+                if failed := [shot.error for shot in found if shot.error]:
+                    raise RuntimeError(f"{url}: {len(failed)} of {len(found)} requests failed: {failed[0]}; `make status`")
+                shots[url] += found
+                seconds[url] += took
+        (median, late), (plain_median, plain_late) = (percentiles(shots[url]) for url in (ours, plain))
+        name = f"{at_once}_at_once"
+        figures += [
+            figure(f"{name}.first_token.plain_median", plain_median, "ms"),
+            figure(f"{name}.first_token.plain_p99", plain_late, "ms"),
+            figure(f"{name}.first_token.added_median", median - plain_median, "ms", most=ADDED_MS[0]),
+            figure(f"{name}.first_token.added_p99", late - plain_late, "ms", most=ADDED_MS[1]),
+            figure(f"{name}.plain_requests_per_second", len(shots[plain]) / seconds[plain], "1/s"),
+            figure(f"{name}.throughput_of_plain", seconds[plain] / seconds[ours], "ratio", least=THROUGHPUT),
+        ]
+    return figures
+
+
+async def swap(http: aiohttp.ClientSession, settings: Settings, url: str, bodies: Sequence[dict[str, Any]]) -> list[Figure]:
+    """Make the champion's weights a new version and move the alias to it while developers stream; then put all back."""
+    registry = Registry.connect(settings.registry)
+    champion = registry.aliases().champion
+    if champion is None:
+        raise RuntimeError("registry: no version is champion, so that none can be exchanged; `make status`")
+    source = registry.version(champion).source
+    new = registry.create_version(source, {"bench": "swap"}, "The champion once more, to measure a swap.").version
+    shots: list[Shot] = []
+    stop = asyncio.Event()
+
+    async def stream(offset: int) -> None:
+        number = offset
+        while not stop.is_set():
+            shots.append(await shoot(http, url, bodies[number % len(bodies)]))
+            number += SWAP_STREAMS
+
+    streams = [asyncio.create_task(stream(n)) for n in range(SWAP_STREAMS)]
+    try:
+        await asyncio.sleep(SWAP_BEFORE)
+        moved = time.monotonic()
+        registry.set_alias(CHAMPION, new)
+        while not (fresh := [shot for shot in shots if shot.version == new]):
+            if time.monotonic() > moved + SWAP_MOST:
+                raise RuntimeError(
+                    f"serving: version {new} does not serve {SWAP_MOST:.0f} s after the alias moved; `make status`"
+                )
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(SWAP_AFTER)
+    finally:
+        stop.set()
+        await asyncio.gather(*streams)
+        registry.set_alias(CHAMPION, champion)
+    before = [shot for shot in shots if shot.at < moved]
+    during = [shot for shot in shots if shot.at >= moved]
+    await _serves(http, url, bodies[0], champion)
+    registry.delete_version(new)
+    first = min(shot.at + shot.first_ms / 1e3 for shot in fresh) - moved
+    return [
+        figure("swap.failed_requests", sum(bool(shot.error) for shot in shots), "", most=0),
+        figure("swap.first_token_p99_before", percentiles(before)[1], "ms"),
+        figure("swap.first_token_p99_ratio", percentiles(during)[1] / percentiles(before)[1], "ratio", most=SWAP_SLOWER),
+        figure("swap.alias_to_first_token", first, "s"),
+    ]
+
+
+async def _serves(http: aiohttp.ClientSession, url: str, body: dict[str, Any], version: str) -> None:
+    deadline = time.monotonic() + SWAP_MOST
+    while (await shoot(http, url, body)).version != version:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"serving: version {version} does not serve again; `make status`")
+        await asyncio.sleep(0.5)
+
+
+def percentiles(shots: Sequence[Shot]) -> tuple[float, float]:
+    """Median and 99 % quantile of the time to first token, milliseconds."""
+    cuts = quantiles([shot.first_ms for shot in shots], n=100, method="inclusive")
+    return cuts[49], cuts[98]
+
+
+@asynccontextmanager
+async def plain_vllm(settings: Settings, http: aiohttp.ClientSession) -> AsyncIterator[str]:
+    """vLLM's own server with the base model; the URL of its completions."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    flags = [f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}") for name, value in engine_arguments(settings)]
+    command = (sys.executable, *PLAIN, "--model", str(configuration.path(settings.model.base)), "--served-model-name", "plain")
+    log = Path(configuration.path(settings.stack.state)) / "logs" / "plain-vllm.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            (*command, "--host", "127.0.0.1", "--port", str(port), *flags),
+            cwd=ROOT,
+            env=os.environ | environment(settings),
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+        )
+    try:
+        deadline = time.monotonic() + PLAIN_SECONDS
+        while not await _answers(http, f"http://127.0.0.1:{port}/health"):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"plain vLLM does not come up; its log: {log}")
+            await asyncio.sleep(0.5)
+        url = f"http://127.0.0.1:{port}/v1/completions"
+        await shoot(http, url, {"model": "plain", "prompt": "x", "max_tokens": 4, "stream": True})
+        yield url
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def engine_arguments(settings: Settings) -> list[tuple[str, Any]]:
+    return [(name, value) for name, value in settings.serving.engine_arguments.items() if value is not False]
+
+
+def environment(settings: Settings) -> dict[str, str]:
+    """As our engines have it (serving/engine): one thread, the worker in the engine's process, no compiler where it is eager."""
+    cache = configuration.path(settings.stack.state).parent / "cache"
+    found = {"OMP_NUM_THREADS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    found |= {"VLLM_CACHE_ROOT": str(cache / "vllm"), "HF_HOME": str(cache / "huggingface")}
+    eager = settings.serving.engine_arguments.get("enforce_eager")
+    return found | ({"TORCHDYNAMO_DISABLE": "1"} if eager else {})
+
+
+async def _answers(http: aiohttp.ClientSession, url: str) -> bool:
+    try:
+        async with http.get(url) as answer:
+            return answer.status == 200
+    except (aiohttp.ClientError, OSError):
+        return False
