@@ -81,7 +81,9 @@ async def serve(settings: Settings) -> None:
                 settings.model.name, access, arms, policy(settings), recorder, metrics, shipper, Board(registry), links
             )
         )
-        judge = feedback.create_app(feedback.Judging(access, recorder, metrics))
+        judging = feedback.Judging(access, recorder, metrics)
+        feedback.add_feedback(app, judging)
+        judge = feedback.create_app(judging)
         background = [asyncio.create_task(follower.run()), asyncio.create_task(shipper.run())]
         try:
             await _serve_both(_server(app, serving.host, serving.port), _server(judge, serving.host, serving.feedback_port))

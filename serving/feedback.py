@@ -1,4 +1,4 @@
-"""The app on the feedback port: what developers did with completions, durable before it is acknowledged."""
+"""What developers did with completions, durable before it is acknowledged: on the feedback port, and beside completions."""
 
 import logging
 import time
@@ -113,9 +113,20 @@ class Remembered:
 
 
 def create_app(judging: Judging) -> FastAPI:
-    """Continue's events, RLinf's submit, Tabby's events, our own."""
+    """The app on the feedback port."""
     app = FastAPI(title="tabloop feedback", docs_url=None, redoc_url=None)
     add_errors(app, judging.metrics)
+    add_feedback(app, judging)
+
+    @app.get("/health")
+    async def health() -> Any:
+        return {"status": "ok"}
+
+    return app
+
+
+def add_feedback(app: FastAPI, judging: Judging) -> None:
+    """Continue's events, RLinf's submit, Tabby's events, our own; Tabby's agent knows one address for all it sends."""
     submitted = Remembered(MOST_REMEMBERED)
 
     @app.exception_handler(SpoolFull)
@@ -174,12 +185,6 @@ def create_app(judging: Judging) -> FastAPI:
         row = _row(caller, judging.clock(), event.view_id or event.completion_id, outcomes[event.type], event.completion_id)
         await judging.recorder.feedback(row.model_copy(update={"elapsed_ms": event.elapsed}))
         return {}
-
-    @app.get("/health")
-    async def health() -> Any:
-        return {"status": "ok"}
-
-    return app
 
 
 def _autocomplete(event: Autocomplete, caller: Caller, now: float) -> Feedback:

@@ -101,6 +101,11 @@ def add_state(app: FastAPI, serving: "Serving") -> None:
             "version": version,
         }
 
+    @app.get("/v1beta/server_setting")
+    async def tabby_setting(request: Request) -> Any:
+        serving.access.check(request.headers, "complete")
+        return {"disable_client_side_telemetry": True}  # what developers type is nobody else's
+
     @app.get("/ready")
     async def ready() -> Response:
         up = serving.arms.ready

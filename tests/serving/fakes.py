@@ -229,10 +229,9 @@ class House:
             Board(self.registry.client()),
             Links("http://mlflow.test", "http://prefect.test", "m"),
         )
-        self.apps = (
-            completions.create_app(serving),
-            feedback.create_app(feedback.Judging(access, self.recorder, self.metrics)),
-        )
+        judging = feedback.Judging(access, self.recorder, self.metrics)
+        self.apps = (completions.create_app(serving), feedback.create_app(judging))
+        feedback.add_feedback(self.apps[0], judging)
         self.urls = tuple([await self.exits.enter_async_context(served(app)) for app in self.apps])
         self.client = await self.exits.enter_async_context(httpx.AsyncClient(headers=HEADERS, timeout=20))
         await self.follower.step()
