@@ -13,7 +13,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from infra.registry import Aliases, Registry
+from infra.registry import Aliases, Registry, RegistryError
 from infra.store import ObjectStore
 from serving.arms import Arms, Slot
 from serving.engines import EngineDown, SwapRefused, WrongVersion
@@ -186,6 +186,7 @@ class Follower:
 
     async def _prove(self, slot: Slot, version: str) -> None:
         """Try the smoke prompt; from then on the slot may take traffic."""
+        await asyncio.to_thread(self._check_source, version)
         logprobs: list[float] = []
         async with aclosing(slot.engine.generate(replace(SMOKE, version=version))) as deltas:
             async for delta in deltas:
@@ -195,9 +196,29 @@ class Follower:
         slot.proven = (slot.pid, version)
 
     def _fetch(self, version: str) -> str:
-        if path := self._versions.path(version):
-            return str(path)
-        return str(self._versions.download(version, self._registry.version(version).source, self._store))
+        try:
+            source = self._registry.version(version).source
+        except RegistryError:
+            if path := self._versions.path(version):
+                return str(path)  # the registry is away: what lies here will do
+            raise
+        return str(self._versions.download(version, source, self._store))
+
+    def _check_source(self, version: str) -> None:
+        """A slot that was started with what it held last may hold a version of that number of another registry.
+
+        Raises:
+            NotProven: the registry says that the version came from elsewhere.
+        """
+        held = self._versions.source(version)
+        if held is None:
+            return
+        try:
+            source = self._registry.version(version).source
+        except RegistryError:
+            return
+        if held != source:
+            raise NotProven(f"version {version} here is {held}, in the registry it is {source}")
 
     def _keep(self, load: Load) -> None:
         self._versions.remember_slot(load.slot, load.version)

@@ -1,6 +1,6 @@
 """Versions on this machine's disk, and what was last known of who serves: all that a restart without registry needs.
 
-STATE/versions/VERSION/...   complete checkpoints (renamed into place when they are)
+STATE/versions/VERSION/...   complete checkpoints (renamed into place when they are), source.txt says where they came from
 STATE/slots.json             which version each slot held last
 STATE/aliases.json           what the registry said last
 """
@@ -18,6 +18,7 @@ from infra.records import ExperimentRecord
 from infra.registry import Aliases
 from infra.store import ObjectStore
 
+SOURCE = "source.txt"
 KEEP = 4
 """Versions kept beside those in use, so that a rollback needs no download."""
 
@@ -33,6 +34,13 @@ class Versions:
         path = self._state / "versions" / version
         return path if path.is_dir() else None
 
+    def source(self, version: str) -> str | None:
+        """Where a version that lies here came from; numbers alone mean another checkpoint in another registry."""
+        try:
+            return (self._state / "versions" / version / SOURCE).read_text()
+        except FileNotFoundError:
+            return None
+
     def download(self, version: str, source: str, store: ObjectStore) -> Path:
         """Fetch a version from the object store, every file checked against its checksum.
 
@@ -40,7 +48,7 @@ class Versions:
             ValueError: the source is not in this store, or a file is corrupt.
             KeyError: the checkpoint is not complete in the store.
         """
-        if path := self.path(version):
+        if (path := self.path(version)) and self.source(version) == source:
             return path
         address = urlsplit(source)
         if address.scheme != "s3" or address.netloc != store.bucket:
@@ -50,6 +58,8 @@ class Versions:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         store.get_directory(address.path.strip("/"), partial)
+        (partial / SOURCE).write_text(source)
+        shutil.rmtree(path, ignore_errors=True)
         os.replace(partial, path)
         return path
 

@@ -172,3 +172,19 @@ def test_old_versions_are_deleted_and_those_in_use_never(tmp_path: Path) -> None
 async def _served(house: House) -> str:
     assert (await house.complete()).status_code == 200
     return house.rows("completions")[-1].policy_version
+
+
+async def test_a_version_of_another_registry_is_not_taken_for_one_of_this(house: House) -> None:
+    house.add_version("1")
+    house.registry.aliases = {"champion": "1"}
+    await house.follow()
+    assert await _served(house) == "1"
+    # The registry was made anew, and its first version is another one; engines and downloads are those of before.
+    house.registry.sources["1"] = house.store.add_version("another")
+    for held in house.arms.slots:
+        held.proven = (None, None)
+    await house.follow()
+    assert await _served(house) == "1"
+    path = house.versions.path("1")
+    assert path is not None and (path / "weights").read_text() == "another"
+    assert sum(engine.swaps.count("1") for engine in house.engines) == 2
