@@ -6,6 +6,7 @@ Bucket layout (see infra/README.md):
     cycles/CYCLE/{manifest,settings,validation,evaluation,outcome}.json, cycles/CYCLE/samples-SHA256.parquet
     checkpoints/NAME/... and checkpoints/NAME/checksums.json, written last
     experiments/ID.json, decisions/ID.json
+    forgotten/KIND-DIGEST.json, offline/SHA256.parquet
 """
 
 import hashlib
@@ -42,7 +43,10 @@ class Corrupt(ValueError):
 
 
 class ObjectStore:
-    """One bucket. Objects are immutable: whole, under unique keys, never overwritten with other bytes."""
+    """One bucket. Objects are immutable: whole, under unique keys, never overwritten with other bytes.
+
+    Two things alone break that, each on purpose: forgetting somebody and retention (tasks/forget.py, tasks/retention.py).
+    """
 
     def __init__(self, client: "S3Client", bucket: str) -> None:
         self._client = client
@@ -108,6 +112,10 @@ class ObjectStore:
                 raise KeyError(f"s3://{self.bucket}/{key}") from error
             raise
 
+    def uri(self, key: str) -> str:
+        """Where an object lies, for people."""
+        return f"s3://{self.bucket}/{key}"
+
     def exists(self, key: str) -> bool:
         """Whether there is an object under the key."""
         try:
@@ -117,6 +125,10 @@ class ObjectStore:
                 return False
             raise
         return True
+
+    def delete(self, key: str) -> None:
+        """Remove an object; nothing happens where there is none."""
+        self._client.delete_object(Bucket=self.bucket, Key=key)
 
     def keys(self, prefix: str) -> Iterator[str]:
         """Keys under a prefix, sorted."""

@@ -117,6 +117,24 @@ class Collect(Section):
     """Largest share of a cycle's samples from one user; with fewer users than that allows, all get the same share."""
     max_quarantined: float = Field(0.2, ge=0, le=1)
     """Largest share of labelled samples that may fail validation before the whole cycle stops."""
+    max_project_share: float = Field(1.0, gt=0, le=1)
+    """Largest share of a cycle's samples from one project before the cycle stops; with fewer projects than that allows, an equal
+    share is no reason. 1: a team's only project is fine."""
+    max_user_weight: float = Field(0.2, gt=0, le=1)
+    """Largest share of a cycle's weight (the sum of the advantages' sizes) that one user's samples may have; what is above it is
+    scaled down. With fewer users than that allows, all may have the same."""
+    max_duplicates: float = Field(0.1, ge=0, le=1)
+    """Largest share of a window's requests that were delivered again before the cycle stops: something ships twice."""
+    max_unknown_versions: float = Field(0.05, ge=0, le=1)
+    """Largest share of a window's requests by versions that the registry does not know before the cycle stops; they are never
+    trained on."""
+    max_clock_skew_seconds: float = Field(60.0, ge=0)
+    """Most that an event's time may lie ahead of the collector's clock before the cycle stops: windows are cut by time."""
+    history_cycles: int = Field(10, ge=0)
+    """Cycles that a batch's acceptance rate and shown length are held against; 0: none."""
+    max_history_factor: float = Field(4.0, gt=1)
+    """Most times that the acceptance rate or the shown length may be above or below the earlier cycles' before the cycle stops,
+    where the difference is no chance (five standard errors)."""
 
 
 class Reward(Section):
@@ -233,6 +251,19 @@ class Experiment(Section):
     """Level of the sample-ratio-mismatch test; a broken split gives no verdict."""
 
 
+class Retention(Section):
+    events_days: float = Field(90.0, gt=0)
+    """Days that events are kept; more than collect.window_seconds, since cycles look back so far."""
+    cycles_days: float = Field(180.0, gt=0)
+    """Days that the rows of a finished cycle are kept: samples, quarantined rows, Data Docs. Its manifest and outcome stay."""
+    compact_after_seconds: float = Field(7200.0, ge=0)
+    """Age of an hour of events at which its small objects are put together."""
+    compact_least: int = Field(8, ge=2)
+    """Fewest objects of an hour that are worth it."""
+    compact_bytes: int = Field(64 << 20, ge=1)
+    """Most bytes that go into one object; an object with more than a quarter of it is not small and is left as it is."""
+
+
 class Stack(Section):
     state: Path = Path("var/stack")
     """Directory of the local stack: logs, databases, secrets, process manager."""
@@ -263,5 +294,7 @@ class Settings(Section):
     """Held-out evaluation."""
     experiment: Experiment = Experiment()
     """A/B tests."""
+    retention: Retention = Retention()
+    """How long data are kept, and how."""
     stack: Stack = Stack()
     """The local stack."""
