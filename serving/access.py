@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from pydantic import SecretStr
 
+from infra.identity import user_hash
 from infra.settings.schema import Serving
 
 PROJECT = re.compile(r"[\w.-]{1,64}")
@@ -54,7 +55,7 @@ class Access:
         identity = headers.get("x-user-id") or user or "token:" + hashlib.sha256(token).hexdigest()
         return Caller(
             project=project,
-            user=hmac.new(self._secret, identity.encode(), hashlib.sha256).hexdigest()[:32],
+            user=user_hash(self._secret, identity),
             client=client,
             opted_out=headers.get("x-tabloop-opt-out", "") not in ("", "0", "false"),
         )

@@ -104,6 +104,9 @@ class MemoryStore(ObjectStore):
     def exists(self, key: str) -> bool:
         return key in self.objects
 
+    def delete(self, key: str) -> None:
+        self.objects.pop(key, None)
+
     def keys(self, prefix: str) -> Iterator[str]:
         yield from sorted(key for key in self.objects if key.startswith(prefix))
 
