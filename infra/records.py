@@ -332,3 +332,28 @@ class Amendment(Record):
     """Rows removed, by the object's key."""
     trained: bool
     """Whether some of them were samples: the cycle's version was trained on them."""
+
+
+class OfflineExample(Record):
+    """A judged completion from an editor's own log: text and label, nothing of how it was sampled."""
+
+    id: str
+    """The editor's id of the completion."""
+    time: float
+    """When it was made; 0 where the log does not tell."""
+    project: str
+    """As in Completion."""
+    user: str
+    """As in Completion."""
+    model: str
+    """Name of the model that the editor asked."""
+    prefix: str
+    """Text before the cursor."""
+    suffix: str
+    """Text after the cursor."""
+    shown: str
+    """Text that was shown."""
+    accepted: bool
+    """Whether it was accepted in the end."""
+    behaviour_logprobs: Literal["unknown"] = "unknown"
+    """What the mark says: this is no Sample, and no off-policy correction can be made for it."""
