@@ -76,7 +76,9 @@ def folder_of(settings: Settings, cycle: str) -> Path:
 @step("look", retries=IO_RETRIES)
 def look(settings: Settings) -> Situation:
     """Whether an experiment runs, and whether an earlier cycle was killed."""
-    unfinished = cycles.unfinished(cycles.index(store_of(settings)))
+    store = store_of(settings)
+    store.check_conditional_puts()
+    unfinished = cycles.unfinished(cycles.index(store))
     return Situation(registry_of(settings).aliases().experiment, unfinished)
 
 

@@ -24,6 +24,10 @@ class Store(Section):
     secret_key: SecretStr | None = None
     """Secret key, together with the access key."""
 
+    lock: Path | None = None
+    """File that is locked around writes that must happen once, for a server on this machine that does not keep to conditional
+    puts (the local one does not). Where there is none, the server has to: that is tried at every start."""
+
     @field_validator("endpoint", mode="before")
     @classmethod
     def _empty_is_none(cls, value: str | None) -> str | None:

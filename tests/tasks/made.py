@@ -89,6 +89,9 @@ class MemoryStore(ObjectStore):
         self.bucket = "tabloop"
         self.objects: dict[str, bytes] = {}
 
+    def check_conditional_puts(self) -> None:
+        pass
+
     def put(self, key: str, body: bytes) -> str:
         self.objects[key] = body
         return sha256([body])
