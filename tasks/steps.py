@@ -97,7 +97,7 @@ def collect(settings: Settings) -> Collected:
     return found
 
 
-@step("validate", retries=IO_RETRIES)
+@step("validate")
 def validate(settings: Settings, collected: Collected) -> Collected:
     """Quarantine the rows that fail the suite; a batch that fails stops the cycle, its rows and Data Docs written before."""
     store, accounts, logger = store_of(settings), collected.accounts, get_run_logger()
