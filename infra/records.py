@@ -146,6 +146,8 @@ class Sample(Record):
     """Completion it was cut from."""
     user: str
     """Keyed hash, for shares and clustering."""
+    project: str = ""
+    """As in Completion; empty in samples older than this field."""
     policy_version: str
     """Version that sampled it."""
     prompt_token_ids: tuple[int, ...]
@@ -181,6 +183,38 @@ class ObjectReference(Record):
     """Time of its last event; 0 where that was not looked at."""
 
 
+class Quarantined(Record):
+    """A request that was kept from training, with what was wrong with it."""
+
+    completion_id: str
+    """Its completion; empty where the row could not be read that far."""
+    project: str
+    """As in Completion."""
+    user: str
+    """As in Completion."""
+    time: float
+    """When the request arrived; 0 where that is not known."""
+    reason: str
+    """The expectation that it fails, or why it was unfit before there was a sample of it."""
+    row: str
+    """The row as JSON, as it failed; empty where only the reason may be kept."""
+
+
+class Profile(Record):
+    """Sums over a cycle's samples that later cycles are held against; profiles add up."""
+
+    samples: int = 0
+    """Samples."""
+    judged: int = 0
+    """Samples with something shown."""
+    accepted: int = 0
+    """Judged samples that were accepted, in part or whole."""
+    shown_characters: int = 0
+    """Characters shown, in all."""
+    shown_characters_squared: int = 0
+    """Sum of the squares of each judged sample's characters."""
+
+
 class Manifest(Record):
     """What a cycle trains on, written with a conditional put before training starts; a cycle resumes from it."""
 
@@ -210,6 +244,14 @@ class Manifest(Record):
     """Quarantined requests by reason."""
     settings_sha256: str
     """Checksum of the resolved settings kept beside the manifest."""
+    quarantine: ObjectReference | None = None
+    """The quarantined rows, each with its reason; none where there are none."""
+    docs: tuple[str, ...] = ()
+    """Keys of the validation's Data Docs."""
+    profile: Profile = Profile()
+    """What later batches are held against."""
+    code: str = ""
+    """Version of the code that sealed it (infra/version.py)."""
 
 
 class ExperimentRecord(Record):
@@ -276,3 +318,60 @@ class Decision(Record):
     """"gate", or who did it by hand."""
     inputs: tuple[ObjectReference, ...] = ()
     """Event objects that the verdict was computed from."""
+    dataset: str = ""
+    """SHA-256 of the manifest that the challenger was trained from; empty for a version that no cycle made."""
+
+
+class Forgotten(Record):
+    """A user or a project that is to be forgotten: what is there of it is removed, and nothing of it is trained on any more."""
+
+    kind: Literal["user", "project"]
+    """What is forgotten."""
+    subject: str
+    """The user's keyed hash, or the project."""
+    time: float
+    """When that was asked."""
+    by: str
+    """Who asked."""
+    reason: str
+    """Why, in words."""
+
+
+class Amendment(Record):
+    """Kept in a cycle's folder: rows were removed from its objects after its manifest was written, whose checksums they had."""
+
+    cycle: str
+    """The cycle."""
+    forgotten: str
+    """Name of the record under forgotten/; it tells neither user nor project."""
+    time: float
+    """When."""
+    rows: dict[str, int]
+    """Rows removed, by the object's key."""
+    trained: bool
+    """Whether some of them were samples: the cycle's version was trained on them."""
+
+
+class OfflineExample(Record):
+    """A judged completion from an editor's own log: text and label, nothing of how it was sampled."""
+
+    id: str
+    """The editor's id of the completion."""
+    time: float
+    """When it was made; 0 where the log does not tell."""
+    project: str
+    """As in Completion."""
+    user: str
+    """As in Completion."""
+    model: str
+    """Name of the model that the editor asked."""
+    prefix: str
+    """Text before the cursor."""
+    suffix: str
+    """Text after the cursor."""
+    shown: str
+    """Text that was shown."""
+    accepted: bool
+    """Whether it was accepted in the end."""
+    behaviour_logprobs: Literal["unknown"] = "unknown"
+    """What the mark says: this is no Sample, and no off-policy correction can be made for it."""

@@ -6,21 +6,29 @@ Bucket layout (see infra/README.md):
     cycles/CYCLE/{manifest,settings,validation,evaluation,outcome}.json, cycles/CYCLE/samples-SHA256.parquet
     checkpoints/NAME/... and checkpoints/NAME/checksums.json, written last
     experiments/ID.json, decisions/ID.json
+    forgotten/KIND-DIGEST.json, offline/SHA256.parquet
 """
 
+import fcntl
 import hashlib
 import io
 import json
+import random
+import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
 
 import boto3
 import pyarrow as pa
 import pyarrow.parquet as pq
 from botocore.config import Config
-from botocore.exceptions import ClientError
+from botocore.exceptions import BotoCoreError, ClientError, IncompleteReadError, ReadTimeoutError, ResponseStreamingError
+from urllib3.exceptions import HTTPError
 
+from infra import settings as settings_
 from infra.records import Record
 from infra.settings.schema import Store as StoreSettings
 
@@ -30,6 +38,11 @@ else:
     S3Client = Any
 
 CHECKSUMS = "checksums.json"
+PROBE = "probes/conditional-put"
+ATTEMPTS = 4
+TAKEN = ("PreconditionFailed", "ConditionalRequestConflict")
+TORN = (IncompleteReadError, ResponseStreamingError, ReadTimeoutError, HTTPError, OSError)
+"""What a body that is cut off, or stands still, is told as."""
 R = TypeVar("R", bound=Record)
 
 
@@ -37,16 +50,35 @@ class AlreadyExists(ValueError):
     """A conditional put found an object under its key."""
 
 
+class Unreachable(RuntimeError):
+    """The object store did not answer, or not whole, however often it was asked."""
+
+
+class ConditionalPutsIgnored(RuntimeError):
+    """The server overwrites what may be written only once, and nothing else keeps writers apart."""
+
+
 class Corrupt(ValueError):
     """An object's bytes are not those its checksum was made of."""
 
 
 class ObjectStore:
-    """One bucket. Objects are immutable: whole, under unique keys, never overwritten with other bytes."""
+    """One bucket. Objects are immutable: whole, under unique keys, never overwritten with other bytes.
 
-    def __init__(self, client: "S3Client", bucket: str) -> None:
+    Two things alone break that, each on purpose: forgetting somebody and retention (tasks/forget.py, tasks/retention.py).
+    """
+
+    def __init__(self, client: "S3Client", bucket: str, *, lock: Path | None = None, pause: float = 0.5) -> None:
+        """A bucket.
+
+        Args:
+            lock: file that is locked around conditional puts, where the server does not keep to the condition.
+            pause: seconds before an answer that was cut off is asked for again; doubled each time.
+        """
         self._client = client
         self.bucket = bucket
+        self._lock = lock
+        self._pause = pause
 
     @classmethod
     def connect(cls, settings: StoreSettings) -> "ObjectStore":
@@ -59,7 +91,8 @@ class ObjectStore:
             aws_access_key_id=key.get_secret_value() if key else None,
             aws_secret_access_key=secret.get_secret_value() if secret else None,
             config=Config(
-                retries={"mode": "standard", "max_attempts": 4},
+                # Refused, torn before the answer, 500, 503 and timeouts are tried again, each time after longer.
+                retries={"mode": "standard", "max_attempts": ATTEMPTS},
                 connect_timeout=3,
                 read_timeout=30,
                 # The local server answers without the checksums that newer clients ask for.
@@ -67,61 +100,112 @@ class ObjectStore:
                 request_checksum_calculation="when_required",
             ),
         )
-        return cls(client, settings.bucket)
+        return cls(client, settings.bucket, lock=settings_.path(settings.lock) if settings.lock else None)
 
     def ensure_bucket(self) -> None:
         """Make the bucket where it is missing."""
+        with self._clearly("look for the bucket"):
+            try:
+                self._client.head_bucket(Bucket=self.bucket)
+            except ClientError:
+                self._client.create_bucket(Bucket=self.bucket)
+
+    def check_conditional_puts(self) -> None:
+        """Try whether the server keeps to conditional puts, which is what lets two flows run without undoing each other's work.
+
+        Raises:
+            ConditionalPutsIgnored: it does not, and no lock on this machine keeps writers apart.
+        """
+        self.put(PROBE, b"probe")
         try:
-            self._client.head_bucket(Bucket=self.bucket)
-        except ClientError:
-            self._client.create_bucket(Bucket=self.bucket)
+            with self._clearly("try a conditional put", PROBE):
+                self._client.put_object(Bucket=self.bucket, Key=PROBE, Body=b"probe", IfNoneMatch="*")
+        except ClientError as error:
+            if error.response["Error"]["Code"] in TAKEN:
+                return
+            if error.response["Error"]["Code"] != "NotImplemented":
+                raise
+        host = urlsplit(self._client.meta.endpoint_url).hostname
+        if self._lock is None or host not in settings_.LOOPBACK:
+            raise ConditionalPutsIgnored(
+                f"store.endpoint = {self._client.meta.endpoint_url!r}: a conditional put (If-None-Match: *) on "
+                f"{self.uri(PROBE)}, which was there, was accepted; expected HTTP 412, as AWS S3, Ceph and SeaweedFS answer. Two "
+                f"flows at once could undo each other's work. store.lock = {str(self._lock) if self._lock else None!r} keeps "
+                "writers apart on one machine alone: set TABLOOP_STORE__LOCK to a file where the server is on this machine, else "
+                "use another server"
+            )
 
     def put(self, key: str, body: bytes) -> str:
         """Write an object and give back its SHA-256; the same bytes may be written again."""
-        self._client.put_object(Bucket=self.bucket, Key=key, Body=body)
+        with self._clearly("write", key):
+            self._client.put_object(Bucket=self.bucket, Key=key, Body=body)
         return hashlib.sha256(body).hexdigest()
 
     def put_new(self, key: str, body: bytes) -> str:
         """Write an object only where there is none (a conditional put).
 
-        The local server ignores the condition, so the key is looked up first as well: enough for one writer at a time.
+        Where the server ignores the condition, a file on this machine is locked while the key is looked up and written.
 
         Raises:
             AlreadyExists: the key is taken.
         """
-        if self.exists(key):
-            raise AlreadyExists(f"s3://{self.bucket}/{key} exists and is never overwritten")
-        try:
-            self._client.put_object(Bucket=self.bucket, Key=key, Body=body, IfNoneMatch="*")
-        except ClientError as error:
-            if error.response["Error"]["Code"] in ("PreconditionFailed", "ConditionalRequestConflict"):
-                raise AlreadyExists(f"s3://{self.bucket}/{key} exists and is never overwritten") from error
-            raise
+        with self._alone():
+            if self.exists(key):
+                raise AlreadyExists(f"{self.uri(key)} exists and is never overwritten")
+            try:
+                with self._clearly("write once", key):
+                    self._client.put_object(Bucket=self.bucket, Key=key, Body=body, IfNoneMatch="*")
+            except ClientError as error:
+                if error.response["Error"]["Code"] not in TAKEN:
+                    raise
+                # An attempt whose answer was lost may have written it: what lies there is then ours.
+                repeated = error.response["ResponseMetadata"].get("RetryAttempts", 0) > 0
+                if not (repeated and self.get(key) == body):
+                    raise AlreadyExists(f"{self.uri(key)} exists and is never overwritten") from error
         return hashlib.sha256(body).hexdigest()
 
     def get(self, key: str) -> bytes:
-        """An object's bytes. Raises KeyError where there is none."""
-        try:
-            return self._client.get_object(Bucket=self.bucket, Key=key)["Body"].read()
-        except ClientError as error:
-            if error.response["Error"]["Code"] in ("NoSuchKey", "404"):
-                raise KeyError(f"s3://{self.bucket}/{key}") from error
-            raise
+        """An object's bytes, whole. Raises KeyError where there is none."""
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                with self._clearly("read", key):
+                    return self._client.get_object(Bucket=self.bucket, Key=key)["Body"].read()
+            except ClientError as error:
+                if error.response["Error"]["Code"] in ("NoSuchKey", "404"):
+                    raise KeyError(self.uri(key)) from error
+                raise
+            except Unreachable as error:
+                # boto3 asks again for an answer, not for the rest of one that was cut off.
+                if attempt == ATTEMPTS or not isinstance(error.__cause__, TORN):
+                    raise
+                time.sleep(self._pause * 2 ** (attempt - 1) * (0.5 + random.random() / 2))
+        raise AssertionError("the last attempt returns or raises")
+
+    def uri(self, key: str) -> str:
+        """Where an object lies, for people."""
+        return f"s3://{self.bucket}/{key}"
 
     def exists(self, key: str) -> bool:
         """Whether there is an object under the key."""
         try:
-            self._client.head_object(Bucket=self.bucket, Key=key)
+            with self._clearly("look for", key):
+                self._client.head_object(Bucket=self.bucket, Key=key)
         except ClientError as error:
             if error.response["Error"]["Code"] in ("NoSuchKey", "404", "NotFound"):
                 return False
             raise
         return True
 
+    def delete(self, key: str) -> None:
+        """Remove an object; nothing happens where there is none."""
+        with self._clearly("remove", key):
+            self._client.delete_object(Bucket=self.bucket, Key=key)
+
     def keys(self, prefix: str) -> Iterator[str]:
         """Keys under a prefix, sorted."""
-        for page in self._client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=prefix):
-            yield from (entry["Key"] for entry in page.get("Contents", []))
+        with self._clearly("list", prefix):
+            for page in self._client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=prefix):
+                yield from (entry["Key"] for entry in page.get("Contents", []))
 
     def put_rows(self, key: str, rows: Sequence[Record]) -> str:
         """Write records of one type as Parquet; gives back the SHA-256."""
@@ -164,6 +248,35 @@ class ObjectStore:
                 raise Corrupt(f"s3://{self.bucket}/{prefix}/{name}: SHA-256 {found}, expected {expected}")
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
             (directory / name).write_bytes(body)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Hold the lock file, where there is one."""
+        if self._lock is None:
+            yield
+            return
+        self._lock.parent.mkdir(parents=True, exist_ok=True)
+        with self._lock.open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    @contextmanager
+    def _clearly(self, what: str, key: str = "") -> Iterator[None]:
+        """Say what could not be done where the server did not answer; its own refusals pass."""
+        try:
+            yield
+        except ClientError as error:
+            if error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0) < 500:
+                raise
+            raise self._unreachable(what, key, error) from error
+        except (BotoCoreError, HTTPError, OSError) as error:
+            raise self._unreachable(what, key, error) from error
+
+    def _unreachable(self, what: str, key: str, error: Exception) -> Unreachable:
+        return Unreachable(
+            f"object store {self._client.meta.endpoint_url}: could not {what} {self.uri(key)}: {error}; tried up to {ATTEMPTS} "
+            "times. What was not written is written when it is tried again. Is it up (store.endpoint)? `make status`"
+        )
 
 
 def to_parquet(rows: Sequence[Record]) -> bytes:

@@ -13,6 +13,7 @@ from fastapi import FastAPI
 
 from infra import settings as settings_
 from infra.fim import Renderer
+from infra.redaction import Redactor
 from infra.registry import Registry
 from infra.settings import Settings
 from infra.store import ObjectStore
@@ -23,7 +24,6 @@ from serving.follower import Follower
 from serving.generation import Policy
 from serving.metrics import Metrics
 from serving.recording import Recorder
-from serving.redaction import Redactor
 from serving.shipping import Shipper
 from serving.spool import Spool
 from serving.status import Board, Links

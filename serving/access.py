@@ -20,7 +20,7 @@ from typing import get_args
 
 from pydantic import SecretStr
 
-from infra import settings as settings_
+from infra.identity import user_hash
 from infra.settings.schema import AccessToken, Role, Serving, Terms
 
 PROJECT = re.compile(r"[\w.-]{1,64}")
@@ -127,14 +127,10 @@ class Access:
             raise Denied(400, "X-Project-ID: letters, digits, dot, dash and underscore, at most 64 of them")
         if known.projects and project not in known.projects:
             raise Denied(403, f"X-Project-ID: token {known.name} is not for project {project} but for {_listed(known.projects)}")
-        hashed = self.user(headers.get("x-user-id") or user or "token:" + known.digest.hex())
+        hashed = user_hash(self._secret, headers.get("x-user-id") or user or "token:" + known.digest.hex())
         terms = self._terms(project, hashed)
         asked = headers.get("x-tabloop-opt-out", "") not in ("", "0", "false")
         return Caller(project, hashed, client, asked or not terms.logged, terms.experiments, terms.version)
-
-    def user(self, identity: str) -> str:
-        """The keyed hash under which a user is stored."""
-        return hmac.new(self._secret, identity.encode(), hashlib.sha256).hexdigest()[:32]
 
     def _terms(self, project: str, user: str) -> Terms:
         settings = self._settings
@@ -184,18 +180,11 @@ def _needed(secret: SecretStr | None, name: str) -> bytes:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m serving.access", description="Tokens and user hashes.")
-    commands = parser.add_subparsers(dest="command", required=True)
-    token = commands.add_parser("token", help="make a token and the lines of settings that let it in")
-    token.add_argument("name", help="who or what it is for")
-    token.add_argument("--project", action="append", default=[], help="project it may name (default: any); may be repeated")
-    token.add_argument("--role", action="append", choices=ROLES, default=[], help="default: complete and feedback")
-    user = commands.add_parser("user", help="print the keyed hash under which a user is stored")
-    user.add_argument("name", help="the id as the editor sends it")
+    parser = argparse.ArgumentParser(prog="python -m serving.access", description="Make a token and its lines of settings.")
+    parser.add_argument("name", help="who or what it is for")
+    parser.add_argument("--project", action="append", default=[], help="project it may name (default: any); may be repeated")
+    parser.add_argument("--role", action="append", choices=ROLES, default=[], help="default: complete and feedback")
     options = parser.parse_args(arguments)
-    if options.command == "user":
-        print(Access(settings_.load().serving).user(options.name))
-        return 0
     made = secrets.token_urlsafe(24)
     lines = [f'sha256 = "{_digest(made.encode()).hex()}"']
     lines += [f"projects = {options.project}"] if options.project else []

@@ -15,13 +15,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from infra import fim
 from infra.records import Feedback, Outcome
+from infra.redaction import FEEDBACK_TEXTS
 from serving.access import Access, Caller, client_name
 from serving.answers import RETRY_SECONDS, error_body
 from serving.completions import add_errors
 from serving.dialects import BadRequest, read_json
 from serving.metrics import Metrics
 from serving.recording import Recorder
-from serving.redaction import FEEDBACK_TEXTS
 from serving.spool import SpoolFull
 
 log = logging.getLogger(__name__)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from infra.records import Completion, Feedback
+from infra.redaction import Redactor
 from serving.metrics import Metrics
-from serving.redaction import Redactor
 from serving.spool import Spool, SpoolFull
 
 log = logging.getLogger(__name__)

@@ -9,10 +9,9 @@ from infra.records import Bucket, Completion, Sample
 from infra.settings.schema import Collect
 from tasks.join import Join, Joined, cut
 from tasks.lineage import Lineage
+from tasks.window import MALFORMED
 
 BUCKETS: tuple[Bucket, ...] = get_args(Bucket)
-MALFORMED = "malformed"
-"""Reason of a row that could not be read: its lists differ in length, or a field is missing."""
 
 
 class Unaccounted(AssertionError):
@@ -30,6 +29,7 @@ class Placed:
     reason: str = ""
     """Of a quarantined request."""
     sample: Sample | None = None
+    project: str = ""
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def place(joined: Joined, distances: Mapping[str, int | None], until: float, max
     served = joined.completion
 
     def into(bucket: Bucket, reason: str = "", sample: Sample | None = None) -> Placed:
-        return Placed(served.id, served.user, served.time, bucket, reason, sample)
+        return Placed(served.id, served.user, served.time, bucket, reason, sample, served.project)
 
     distance = distances[served.policy_version]
     if served.id in seen:
@@ -159,6 +159,7 @@ def to_sample(joined: Joined) -> Sample | None:
     return Sample(
         completion_id=served.id,
         user=served.user,
+        project=served.project,
         policy_version=served.policy_version,
         prompt_token_ids=served.prompt_token_ids,
         token_ids=served.token_ids[:kept],

@@ -3,14 +3,17 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from infra.records import Manifest, ObjectReference, Sample
+from infra.records import Manifest, ObjectReference, Quarantined, Sample
 from infra.registry import Registry
 from infra.settings import Settings
 from infra.store import ObjectStore
+from infra.version import code_version
 from tasks.buckets import Accounts, account
 from tasks.cycles import manifest_of
+from tasks.history import profile
 from tasks.join import join
 from tasks.lineage import Lineage, lineage
+from tasks.quarantine import Evidence
 from tasks.release import to_train
 from tasks.window import Window, read_completions, read_feedback, window
 
@@ -25,17 +28,21 @@ class Collected:
     Not a dataclass: Prefect walks through those that a task is given, which took 7 s for 4,000 samples.
     """
 
-    __slots__ = ("accounts", "champion", "completions", "feedback", "orphans", "parent", "window")
+    __slots__ = ("accounts", "broken", "champion", "completions", "evidence", "feedback", "orphans", "parent", "skew", "window")
 
     def __init__(
         self,
+        *,
         champion: str,
         parent: str,
         window: Window,
         accounts: Accounts,
         orphans: int,
+        broken: tuple[Quarantined, ...],
+        skew: float,
         completions: tuple[ObjectReference, ...],
         feedback: tuple[ObjectReference, ...],
+        evidence: Evidence | None = None,
     ) -> None:
         self.champion = champion
         self.parent = parent
@@ -44,13 +51,19 @@ class Collected:
         self.accounts = accounts
         self.orphans = orphans
         """Showings that match no completion of the window."""
+        self.broken = broken
+        """Rows of the window that are no completions."""
+        self.skew = skew
+        """Seconds by which the newest event is ahead of the collector's clock; negative where it is behind."""
         self.completions = completions
         self.feedback = feedback
+        self.evidence = evidence or Evidence()
+        """What validation left in the object store."""
 
-    def quarantine(self, reasons: Mapping[str, str]) -> "Collected":
-        """Move samples that failed validation out."""
-        moved = self.accounts.quarantine(reasons)
-        return Collected(self.champion, self.parent, self.window, moved, self.orphans, self.completions, self.feedback)
+    def validated(self, reasons: Mapping[str, str], evidence: Evidence) -> "Collected":
+        """With the samples that failed validation moved out, and what tells of it."""
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        return Collected(**fields | {"accounts": self.accounts.quarantine(reasons), "evidence": evidence})
 
     def manifest_fields(self, now: float) -> dict[str, Any]:
         """What the cycle's manifest tells of its window."""
@@ -65,6 +78,10 @@ class Collected:
             "buckets": self.accounts.buckets,
             "quarantined": self.accounts.quarantined,
             "requests": self.accounts.requests,
+            "quarantine": self.evidence.quarantine,
+            "docs": self.evidence.docs,
+            "profile": profile(self.accounts.samples),
+            "code": code_version(),
         }
 
 
@@ -93,10 +110,21 @@ def collect(store: ObjectStore, registry: Registry, settings: Settings, now: flo
         until=found.until,
         settings=settings.collect,
         # Only an object that came late can hold what was trained already, under another key.
-        seen=trained(store, manifests) if late else frozenset(),
+        seen=trained(store, [m for m in manifests if m.until >= found.oldest]) if late else frozenset(),
         malformed=completions.malformed,
     )
-    return Collected(champion, parent, found, accounts, joined.orphans, completions.objects, feedback.objects)
+    newest = max((r.last for r in (*completions.objects, *feedback.objects)), default=now)
+    return Collected(
+        champion=champion,
+        parent=parent,
+        window=found,
+        accounts=accounts,
+        orphans=joined.orphans,
+        broken=completions.broken,
+        skew=newest - now,
+        completions=completions.objects,
+        feedback=feedback.objects,
+    )
 
 
 def ancestry(store: ObjectStore, versions: Lineage, parent: str, oldest: float) -> list[Manifest]:

@@ -2,7 +2,8 @@
 
 samples-SHA256.parquet   named by their checksum, so that a second writer cannot change them
 settings.json            resolved, secrets masked
-validation.json          quarantined rows with their reasons
+docs/, quarantined-SHA256.parquet   what validation says (tasks/quarantine.py)
+validation.json          quarantined requests with their reasons
 manifest.json            conditional put: from here on the cycle is, and is completed by whoever comes next
 training.json            the trainer's metrics
 evaluation.json
@@ -16,7 +17,7 @@ from typing import Any, Literal
 
 from infra.records import Manifest, ObjectReference, Record, Sample
 from infra.settings import Settings, dump
-from infra.store import AlreadyExists, ObjectStore, to_parquet
+from infra.store import AlreadyExists, ObjectStore, sha256, to_parquet
 
 NAME = re.compile(r"^cycles/(cycle-(\d{6}))/(.+)$")
 MAX_ATTEMPTS = 3
@@ -86,6 +87,11 @@ def seal(store: ObjectStore, cycle: str, manifest: dict[str, Any], samples: Sequ
 def manifest_of(store: ObjectStore, cycle: str) -> Manifest:
     """A cycle's manifest."""
     return Manifest.model_validate(store.get_json(f"cycles/{cycle}/manifest.json"))
+
+
+def dataset_id(store: ObjectStore, cycle: str) -> str:
+    """Checksum of the manifest's bytes: the id of the cycle's data set in MLflow, in versions' tags and in decisions."""
+    return sha256([store.get(f"cycles/{cycle}/manifest.json")])
 
 
 def settings_of(store: ObjectStore, cycle: str, settings: Settings) -> Settings:

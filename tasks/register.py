@@ -4,6 +4,7 @@ Every step may be repeated: the checkpoint's key and the version are found again
 to import, so it is imported inside the function.
 """
 
+import logging
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -11,13 +12,18 @@ from typing import Any
 from infra.records import Manifest
 from infra.registry import Registry
 from infra.settings import Settings
-from infra.store import CHECKSUMS, ObjectStore, sha256
+from infra.store import CHECKSUMS, ObjectStore
+from tasks.cycles import dataset_id
 from tasks.evaluate import Evaluation
-from tasks.lineage import CYCLE_TAG, PARENT_TAG
+from tasks.lineage import CYCLE_TAG, DATASET_TAG, PARENT_TAG
+from tasks.report import account_page
 from tasks.train import Trained
 
+log = logging.getLogger(__name__)
 CYCLE_RUN_TAG = "tabloop.cycle"
 SECRET = "**********"
+MLFLOW_DIGEST = 32
+"""Characters of a data set's id that MLflow has room for; the whole of it is a tag of the run."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +45,14 @@ def register(
     prefix = f"checkpoints/{manifest.cycle}"
     if not store.exists(f"{prefix}/{CHECKSUMS}"):
         store.put_directory(prefix, trained.checkpoint)
-    run = log_run(settings, manifest, trained, evaluation)
+    dataset = dataset_id(store, manifest.cycle)
+    run = log_run(settings, store, manifest, dataset, trained, evaluation)
     tags = {
         PARENT_TAG: manifest.parent,
         CYCLE_TAG: manifest.cycle,
         "run": run,
         "manifest": f"s3://{store.bucket}/cycles/{manifest.cycle}/manifest.json",
-        "manifest_sha256": manifest_sha256(manifest),
+        DATASET_TAG: dataset,
         "judge": f"{evaluation.candidate['judged']:.3f}",
         "samples": str(manifest.samples.rows),
     }
@@ -53,13 +60,13 @@ def register(
     return Registered(registry.create_version(source, tags, describe(manifest, trained, evaluation), run).version, run)
 
 
-def manifest_sha256(manifest: Manifest) -> str:
-    """Checksum of the manifest's object: the id of the cycle's data set."""
-    return sha256([manifest.model_dump_json(indent=2).encode()])
+def log_run(
+    settings: Settings, store: ObjectStore, manifest: Manifest, dataset: str, trained: Trained, evaluation: Evaluation
+) -> str:
+    """One MLflow run a cycle, found again by its tag: settings, metrics by step, the data set, its accounts and its Data Docs.
 
-
-def log_run(settings: Settings, manifest: Manifest, trained: Trained, evaluation: Evaluation) -> str:
-    """One MLflow run a cycle, found again by its tag: settings, metrics by step, and the data set; gives back its id."""
+    Gives back the run's id.
+    """
     from mlflow import MlflowClient
     from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
 
@@ -73,18 +80,32 @@ def log_run(settings: Settings, manifest: Manifest, trained: Trained, evaluation
     for number, step in enumerate(trained.metrics.steps):
         metrics += [Metric(f"step.{k}", float(v), now, number) for k, v in step.model_dump().items()]
     params = [Param(k, v[:500]) for k, v in flat_params(settings).items()]
-    tags = [RunTag(PARENT_TAG, manifest.parent), RunTag("judge", evaluation.judge)]
+    tags = [
+        *(RunTag(PARENT_TAG, manifest.parent), RunTag("judge", evaluation.judge)),
+        *(RunTag(DATASET_TAG, dataset), RunTag("code", manifest.code)),
+    ]
     for start in range(0, max(len(params), 1), 90):
         client.log_batch(run.info.run_id, metrics=metrics if start == 0 else [], params=params[start : start + 90], tags=tags)
     data = Dataset(
         name=manifest.cycle,
-        digest=manifest_sha256(manifest)[:32],
+        digest=dataset[:MLFLOW_DIGEST],
         source_type="s3",
         source=f'{{"uri": "{manifest.samples.key}"}}',
     )
     client.log_inputs(run.info.run_id, [DatasetInput(data, [InputTag("mlflow.data.context", "training")])])
+    try:
+        for path, text in run_artifacts(store, manifest).items():
+            client.log_text(run.info.run_id, text, path)
+    except Exception as error:  # what is only looked at stops nothing
+        log.warning("MLflow: artifacts of %s: %s", manifest.cycle, error)
     client.set_terminated(run.info.run_id)
     return run.info.run_id
+
+
+def run_artifacts(store: ObjectStore, manifest: Manifest) -> dict[str, str]:
+    """What a person looks at in MLflow: the manifest, the table of its requests, and the validation's Data Docs; text by path."""
+    pages = {f"data_docs/{key.rsplit('/', 1)[-1]}": store.get(key).decode() for key in manifest.docs if store.exists(key)}
+    return {"manifest.json": manifest.model_dump_json(indent=2), "requests.md": account_page(manifest), **pages}
 
 
 def flat_metrics(manifest: Manifest, trained: Trained, evaluation: Evaluation) -> dict[str, float]:

@@ -8,7 +8,7 @@ from infra.records import Decision, ExperimentRecord, ObjectReference, Verdict
 from infra.registry import CHALLENGER, CHAMPION, LOOK_TAG, PREVIOUS_TAG, VERDICT_TAG, Registry
 from infra.settings.schema import Experiment
 from infra.store import AlreadyExists, ObjectStore
-from tasks.lineage import Lineage
+from tasks.lineage import DATASET_TAG, Lineage
 
 GATE = "gate"
 MANUAL = "manual-"
@@ -90,13 +90,19 @@ def conclude(
 ) -> Decision:
     """Record a verdict that ends an experiment and carry it out; the decision that stands."""
     assert verdict.verdict != "undecided", "an undecided experiment goes on"
-    decision = Decision(experiment=experiment, verdict=verdict, decided=now, by=by, inputs=inputs)
+    dataset = dataset_of(registry, experiment.challenger)
+    decision = Decision(experiment=experiment, verdict=verdict, decided=now, by=by, inputs=inputs, dataset=dataset)
     try:
         store.put_json(f"decisions/{experiment.id}.json", decision, new=True)
     except AlreadyExists:
         decision = Decision.model_validate(store.get_json(f"decisions/{experiment.id}.json"))
     carry_out(registry, decision)
     return decision
+
+
+def dataset_of(registry: Registry, version: str) -> str:
+    """Id of the data set that a version was trained on; empty where no cycle made it or the registry has lost it."""
+    return next((v.tags.get(DATASET_TAG, "") for v in registry.versions() if v.version == version), "")
 
 
 def carry_out(registry: Registry, decision: Decision) -> None:

@@ -20,19 +20,24 @@ from infra.records import Decision, ExperimentRecord, Manifest, Verdict
 from infra.registry import Registry, RegistryError
 from infra.settings import Settings
 from infra.store import ObjectStore
-from tasks import checkpoints, cycles, release, report
+from tasks import batch, checkpoints, compaction, cycles, forgotten, history, quarantine, release, report, retention
 from tasks import collect as collecting
 from tasks import decide as deciding
 from tasks import evaluate as evaluating
+from tasks import forget as forgetting
 from tasks import register as registering
 from tasks import train as training
 from tasks import validate as validating
 from tasks.collect import Collected
+from tasks.compaction import Compaction
 from tasks.cycles import Outcome
 from tasks.evaluate import Evaluation
+from tasks.forget import Forgetting
 from tasks.register import Registered
+from tasks.retention import Retained
 from tasks.reward import rewarded
 from tasks.train import Trained
+from tasks.weights import capped
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -71,7 +76,9 @@ def folder_of(settings: Settings, cycle: str) -> Path:
 @step("look", retries=IO_RETRIES)
 def look(settings: Settings) -> Situation:
     """Whether an experiment runs, and whether an earlier cycle was killed."""
-    unfinished = cycles.unfinished(cycles.index(store_of(settings)))
+    store = store_of(settings)
+    store.check_conditional_puts()
+    unfinished = cycles.unfinished(cycles.index(store))
     return Situation(registry_of(settings).aliases().experiment, unfinished)
 
 
@@ -92,19 +99,48 @@ def collect(settings: Settings) -> Collected:
 
 @step("validate")
 def validate(settings: Settings, collected: Collected) -> Collected:
-    """Quarantine the rows that fail the suite; a batch that fails stops the cycle."""
-    found = validating.validate(collected.accounts.samples)
-    found.check(settings.collect.max_quarantined)
-    get_run_logger().info("%d rows, %d quarantined", found.rows, len(found.quarantined))
-    return collected.quarantine(found.quarantined)
+    """Quarantine the rows that fail the suite; a batch that fails stops the cycle, its rows and Data Docs written before."""
+    store, accounts, logger = store_of(settings), collected.accounts, get_run_logger()
+    past = history.earlier(store, settings.collect.history_cycles)
+    measured, bounds = batch.batch(accounts, collected.skew), batch.bounds(accounts.samples, past, settings.collect)
+    found = validating.validate(accounts.samples, measured, bounds)
+    cycle = cycles.next_name(cycles.index(store))
+    kept = quarantine.write(store, cycle, quarantine.rows(accounts, found.quarantined, collected.broken))
+    evidence = quarantine.Evidence(kept, write_docs(store, cycle, found))
+    moved = collected.validated(found.quarantined, evidence)
+    show_validation(store, cycle, moved, found)
+    found.check(settings.collect.max_quarantined, [store.uri(key) for key in evidence.keys])
+    logger.info("%d rows, %d quarantined; %s", found.rows, len(found.quarantined), measured)
+    return moved
+
+
+def write_docs(store: ObjectStore, cycle: str, found: validating.Validation) -> tuple[str, ...]:
+    """The Data Docs of a validation; a page that cannot be made stops nothing."""
+    try:
+        return quarantine.write_docs(store, cycle, validating.docs(found.results))
+    except Exception as error:
+        get_run_logger().warning("Data Docs: %s", error)
+        return ()
+
+
+def show_validation(store: ObjectStore, cycle: str, collected: Collected, found: validating.Validation) -> None:
+    """Artifacts in Prefect before the batch is judged: what stops a cycle can be seen."""
+    try:
+        accounts = collected.accounts
+        rows = report.account_rows(accounts.buckets, accounts.quarantined, accounts.requests)
+        create_table_artifact(rows, key="buckets", description=f"{cycle}: every request once")
+        create_markdown_artifact(report.validation_page(store, cycle, collected.evidence, found), key="validation")
+    except Exception as error:
+        get_run_logger().warning("artifacts: %s", error)
 
 
 @step("reward", retries=IO_RETRIES)
 def reward(settings: Settings, collected: Collected) -> Manifest:
     """Reward the samples and seal the cycle: from here on it is completed by whoever comes next."""
     store = store_of(settings)
-    samples = rewarded(collected.accounts.samples, settings.reward)
+    samples = capped(rewarded(collected.accounts.samples, settings.reward), settings.collect.max_user_weight)
     cycle = cycles.next_name(cycles.index(store))
+    forgotten.check(store, [(p.user, p.project) for p in collected.accounts.placed])
     store.put_json(f"cycles/{cycle}/validation.json", {"quarantined": collected.accounts.reasons, "orphans": collected.orphans})
     return cycles.seal(store, cycle, collected.manifest_fields(time.time()), samples, settings)
 
@@ -184,7 +220,6 @@ def refuse(settings: Settings, manifest: Manifest, evaluation: Evaluation) -> Ou
 def show(manifest: Manifest, trained: Trained, evaluation: Evaluation, outcome: Outcome) -> None:
     """Artifacts in Prefect: a failure to show stops nothing."""
     try:
-        create_table_artifact(report.bucket_rows(manifest), key="buckets", description=f"{manifest.cycle}: every request once")
         create_markdown_artifact(report.cycle_page(manifest, trained, evaluation, outcome), key="cycle")
     except Exception as error:
         get_run_logger().warning("artifacts: %s", error)
@@ -240,6 +275,39 @@ def promote(settings: Settings, version: str, by: str, reason: str) -> Decision:
 def rollback(settings: Settings, version: str, by: str, reason: str) -> Decision:
     """Make the previous champion, or another version, the champion again."""
     return release.rollback(store_of(settings), registry_of(settings), version, by, reason, time.time())
+
+
+@step("forget", retries=IO_RETRIES)
+def forget(settings: Settings, user: str, project: str, by: str, reason: str, dry_run: bool) -> Forgetting:
+    """Take a user or a project out of the object store, and list the versions that were trained on it."""
+    asked = forgetting.request(user, project, time.time(), by, reason)
+    found = forgetting.forget(store_of(settings), registry_of(settings), asked, time.time(), dry_run=dry_run)
+    for cycle in set(found.cycles) - set(found.pending) if not dry_run else ():
+        shutil.rmtree(folder_of(settings, cycle), ignore_errors=True)
+    show_maintenance("forget", report.forgetting_page(found))
+    return found
+
+
+@step("retain", retries=IO_RETRIES)
+def retain(settings: Settings, dry_run: bool) -> Retained:
+    """Remove what is too old, and what has come in of those who are forgotten."""
+    found = retention.retain(store_of(settings), registry_of(settings), settings, time.time(), dry_run=dry_run)
+    show_maintenance("retention", f"{found.in_words()}\n\n{report.forgetting_page(found.forgotten)}")
+    return found
+
+
+@step("compact", retries=IO_RETRIES)
+def compact(settings: Settings, dry_run: bool) -> Compaction:
+    """Put the small event objects of each hour together."""
+    return compaction.compact(store_of(settings), settings.retention, time.time(), dry_run=dry_run)
+
+
+def show_maintenance(key: str, page: str) -> None:
+    """An artifact in Prefect: a failure to show stops nothing."""
+    try:
+        create_markdown_artifact(page, key=key)
+    except Exception as error:
+        get_run_logger().warning("artifacts: %s", error)
 
 
 def checkpoint_of(settings: Settings, version: str) -> Path:

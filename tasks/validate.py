@@ -1,23 +1,29 @@
-"""Great Expectations over a cycle's samples: rows that fail are quarantined, a batch that fails stops the cycle.
+"""Great Expectations over a cycle's samples and over the batch as a whole.
 
-The suite is data, expectations.json; `severity` says which is which: warning for rows, critical for the batch. Importing Great
-Expectations costs seconds of CPU, so it happens inside the function.
+The suites are data: expectations.json speaks of samples, one row each, expectations_batch.json of the batch, one row in all,
+whose bounds are parameters (tasks/batch.py). `severity` says what a failure means: warning quarantines the row, critical stops
+the cycle. Importing Great Expectations costs seconds of CPU, so it happens inside the function.
 """
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from infra.records import Sample
+from tasks.batch import Batch, Bounds, as_row
 
 if TYPE_CHECKING:
     import pandas as pd
 
 SUITE = Path(__file__).with_name("expectations.json")
+BATCH_SUITE = Path(__file__).with_name("expectations_batch.json")
 ROW = "completion_id"
+AGAIN = "`prefect deployment run cycle/cycle`"
+SHOWN_ROWS = 3
+"""Failing rows that an error names."""
 
 
 class BatchRefused(ValueError):
@@ -34,9 +40,11 @@ class Validation:
     """Completion id to the name of the first expectation that it fails."""
     refused: tuple[str, ...]
     """Expectations of the batch that failed, in words."""
+    results: tuple[tuple[str, Any], ...] = ()
+    """Great Expectations' own results, by the suite's name, for its Data Docs."""
 
-    def check(self, max_quarantined: float) -> None:
-        """Stop a cycle whose batch is not fit.
+    def check(self, max_quarantined: float, evidence: Sequence[str] = ()) -> None:
+        """Stop a cycle whose batch is not fit; `evidence` is where its rows and Data Docs lie.
 
         Raises:
             BatchRefused: a critical expectation failed, or too many rows did.
@@ -45,12 +53,14 @@ class Validation:
         if len(self.quarantined) > max_quarantined * self.rows:
             names = sorted(set(self.quarantined.values()))
             reasons.append(
-                f"{len(self.quarantined)} of {self.rows} rows failed ({', '.join(names)}); at most {max_quarantined:.0%} may"
+                f"{len(self.quarantined)} of {self.rows} rows failed ({', '.join(names)}); at most {max_quarantined:.0%} may "
+                "(collect.max_quarantined)"
             )
         if reasons:
             raise BatchRefused(
-                "validation: " + "; ".join(reasons) + ". Nothing was trained. The rows are in the cycle's validation.json; "
-                "the suite is tasks/expectations.json, the bound is collect.max_quarantined"
+                "validation: " + "; ".join(reasons) + ". Nothing was trained, and the labels wait for the next cycle. "
+                f"Rows and Data Docs: {', '.join(evidence) or 'none were written'}. Mend the cause, or change the setting, "
+                f"then {AGAIN}"
             )
 
 
@@ -81,22 +91,37 @@ def _finite(value: float, otherwise: float) -> float:
     return value if math.isfinite(value) else otherwise
 
 
-def validate(samples: Sequence[Sample], suite: Path = SUITE) -> Validation:
-    """Check the samples against the suite."""
+def validate(
+    samples: Sequence[Sample], found: Batch, bounds: Bounds, suite: Path = SUITE, batch_suite: Path = BATCH_SUITE
+) -> Validation:
+    """Check the samples and the batch against their suites."""
     import great_expectations as gx
+    import pandas as pd
     from great_expectations.core.expectation_suite import ExpectationSuite
     from great_expectations.data_context.types.base import ProgressBarsConfig
 
     context = gx.get_context(mode="ephemeral")
     context.variables.progress_bars = ProgressBarsConfig(globally=False, metric_calculations=False)
-    loaded = ExpectationSuite(**json.loads(suite.read_text()))
-    batch = context.data_sources.add_pandas("cycle").add_dataframe_asset("samples").add_batch_definition_whole_dataframe("all")
-    data = batch.get_batch({"dataframe": frame(samples)})
-    result = data.validate(loaded, result_format={"result_format": "COMPLETE", "unexpected_index_column_names": [ROW]})
-    return read_results(len(samples), result.results)
+    source = context.data_sources.add_pandas("cycle")
+
+    def run(path: Path, data: "pd.DataFrame", index: list[str], parameters: Bounds) -> Any:
+        loaded = ExpectationSuite(**json.loads(path.read_text()))
+        whole = source.add_dataframe_asset(loaded.name).add_batch_definition_whole_dataframe("all")
+        return whole.get_batch({"dataframe": data}).validate(
+            loaded,
+            result_format={"result_format": "COMPLETE", "unexpected_index_column_names": index},
+            expectation_parameters=parameters,
+        )
+
+    of_rows = run(suite, frame(samples), [ROW], {})
+    of_batch = run(batch_suite, pd.DataFrame(as_row(found)), [], bounds)
+    rows, refused = read_results(of_rows.results)
+    refused += read_results(of_batch.results, bounds)[1]
+    expectations = len(of_rows.results) + len(of_batch.results)
+    return Validation(len(samples), expectations, rows, tuple(refused), (("samples", of_rows), ("batch", of_batch)))
 
 
-def read_results(rows: int, results: Sequence[Any]) -> Validation:
+def read_results(results: Sequence[Any], bounds: Mapping[str, float] | None = None) -> tuple[dict[str, str], list[str]]:
     """The rows to quarantine and what is wrong with the batch, in the suite's order."""
     quarantined: dict[str, str] = {}
     refused = []
@@ -107,14 +132,47 @@ def read_results(rows: int, results: Sequence[Any]) -> Validation:
         if (found.exception_info or {}).get("raised_exception"):
             refused.append(f"{name}: {found.exception_info.get('exception_message')}")
             continue
-        failing = [entry[ROW] for entry in found.result.get("unexpected_index_list") or []]
-        label = found.expectation_config.meta.get("name", name) if found.expectation_config.meta else name
+        failing = [entry[ROW] for entry in found.result.get("unexpected_index_list") or [] if isinstance(entry, dict)]
+        label = (found.expectation_config.meta or {}).get("name", name)
         if str(getattr(severity, "value", severity)) == "critical" or not failing:
-            observed = found.result.get("observed_value")
-            refused.append(
-                f"{label} failed" + (f", observed {observed}" if observed is not None else f" for {len(failing)} rows")
-            )
+            refused.append(in_words(label, found, failing, bounds or {}))
         else:
             for row in failing:
                 quarantined.setdefault(row, label)
-    return Validation(rows, len(results), quarantined, tuple(refused))
+    return quarantined, refused
+
+
+def in_words(label: str, found: Any, failing: Sequence[str], bounds: Mapping[str, float]) -> str:
+    """A failed expectation: its name, the field, the value, what was expected, why that matters and which setting says so."""
+    config, result = found.expectation_config, found.result
+    kwargs, meta = config.kwargs, config.meta or {}
+    value = result.get("observed_value")
+    if value is None:
+        seen = list(result.get("partial_unexpected_list") or [])
+        value = seen[0] if len(seen) == 1 else seen[:SHOWN_ROWS]
+    words = f"{label}: {kwargs.get('column', 'the table')} is {_number(value)}"
+    limits = [
+        f"{words} {_number(bounds.get(limit.get('$PARAMETER', ''), limit) if isinstance(limit, dict) else limit)}"
+        for words, limit in (("at least", kwargs.get("min_value")), ("at most", kwargs.get("max_value")))
+        if limit is not None
+    ]
+    others = [f"{name} {kwargs[name]}" for name in ("regex", "value_set", "mostly") if kwargs.get(name) is not None]
+    words += f", expected {' and '.join([*limits, *others]) or config.type.removeprefix('expect_')}"
+    if failing:
+        words += (
+            f" (failed, {len(failing)} rows: {', '.join(failing[:SHOWN_ROWS])}{', ...' if len(failing) > SHOWN_ROWS else ''})"
+        )
+    why = [meta[key] for key in ("why", "setting") if key in meta]
+    return words + (f" [{'; '.join(why)}]" if why else "")
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def docs(results: Sequence[tuple[str, Any]]) -> dict[str, str]:
+    """Great Expectations' Data Docs: a page of HTML for each suite, by its name."""
+    from great_expectations.render.renderer import ValidationResultsPageRenderer
+    from great_expectations.render.view import DefaultJinjaPageView
+
+    return {name: DefaultJinjaPageView().render(ValidationResultsPageRenderer().render(found)) for name, found in results}

@@ -24,6 +24,10 @@ class Store(Section):
     secret_key: SecretStr | None = None
     """Secret key, together with the access key."""
 
+    lock: Path | None = None
+    """File that is locked around writes that must happen once, for a server on this machine that does not keep to conditional
+    puts (the local one does not). Where there is none, the server has to: that is tried at every start."""
+
     @field_validator("endpoint", mode="before")
     @classmethod
     def _empty_is_none(cls, value: str | None) -> str | None:
@@ -75,7 +79,7 @@ ProjectName = Annotated[str, Field(pattern=r"^[\w.-]{1,64}$")]
 
 class AccessToken(Section):
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
-    """SHA-256 of the token, in hex; `python -m serving.access token NAME` makes a token and its lines here."""
+    """SHA-256 of the token, in hex; `python -m serving.access NAME` makes a token and its lines here."""
     projects: tuple[ProjectName, ...] = ()
     """Projects that it may name, the first being meant where a request names none; empty: any."""
     roles: tuple[Role, ...] = ("complete", "feedback")
@@ -113,7 +117,7 @@ class Serving(Section):
     projects: dict[ProjectName, Terms] = {}
     """How a project takes part."""
     users: dict[str, Terms] = {}
-    """How a user takes part, by keyed hash (`python -m serving.access user NAME` prints it); goes before the project."""
+    """How a user takes part, by keyed hash (`python -m infra.identity NAME` prints it); goes before the project."""
     sampling: Sampling = Sampling()
     """How completions are sampled."""
     challenger_sampling: Sampling | None = None
@@ -151,6 +155,24 @@ class Collect(Section):
     """Largest share of a cycle's samples from one user; with fewer users than that allows, all get the same share."""
     max_quarantined: float = Field(0.2, ge=0, le=1)
     """Largest share of labelled samples that may fail validation before the whole cycle stops."""
+    max_project_share: float = Field(1.0, gt=0, le=1)
+    """Largest share of a cycle's samples from one project before the cycle stops; with fewer projects than that allows, an equal
+    share is no reason. 1: a team's only project is fine."""
+    max_user_weight: float = Field(0.2, gt=0, le=1)
+    """Largest share of a cycle's weight (the sum of the advantages' sizes) that one user's samples may have; what is above it is
+    scaled down. With fewer users than that allows, all may have the same."""
+    max_duplicates: float = Field(0.1, ge=0, le=1)
+    """Largest share of a window's requests that were delivered again before the cycle stops: something ships twice."""
+    max_unknown_versions: float = Field(0.05, ge=0, le=1)
+    """Largest share of a window's requests by versions that the registry does not know before the cycle stops; they are never
+    trained on."""
+    max_clock_skew_seconds: float = Field(60.0, ge=0)
+    """Most that an event's time may lie ahead of the collector's clock before the cycle stops: windows are cut by time."""
+    history_cycles: int = Field(10, ge=0)
+    """Cycles that a batch's acceptance rate and shown length are held against; 0: none."""
+    max_history_factor: float = Field(4.0, gt=1)
+    """Most times that the acceptance rate or the shown length may be above or below the earlier cycles' before the cycle stops,
+    where the difference is no chance (five standard errors)."""
 
 
 class Reward(Section):
@@ -267,6 +289,19 @@ class Experiment(Section):
     """Level of the sample-ratio-mismatch test; a broken split gives no verdict."""
 
 
+class Retention(Section):
+    events_days: float = Field(90.0, gt=0)
+    """Days that events are kept; more than collect.window_seconds, since cycles look back so far."""
+    cycles_days: float = Field(180.0, gt=0)
+    """Days that the rows of a finished cycle are kept: samples, quarantined rows, Data Docs. Its manifest and outcome stay."""
+    compact_after_seconds: float = Field(7200.0, ge=0)
+    """Age of an hour of events at which its small objects are put together."""
+    compact_least: int = Field(8, ge=2)
+    """Fewest objects of an hour that are worth it."""
+    compact_bytes: int = Field(64 << 20, ge=1)
+    """Most bytes that go into one object; an object with more than a quarter of it is not small and is left as it is."""
+
+
 class Stack(Section):
     state: Path = Path("var/stack")
     """Directory of the local stack: logs, databases, secrets, process manager."""
@@ -297,5 +332,7 @@ class Settings(Section):
     """Held-out evaluation."""
     experiment: Experiment = Experiment()
     """A/B tests."""
+    retention: Retention = Retention()
+    """How long data are kept, and how."""
     stack: Stack = Stack()
     """The local stack."""

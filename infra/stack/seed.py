@@ -25,8 +25,10 @@ def check_base(settings: Settings) -> None:
 
 
 def bucket(settings: Settings) -> None:
-    """Make the bucket where it is missing."""
-    ObjectStore.connect(settings.store).ensure_bucket()
+    """Make the bucket where it is missing, and see to it that what must be written once is."""
+    store = ObjectStore.connect(settings.store)
+    store.ensure_bucket()
+    store.check_conditional_puts()
 
 
 def base_model(settings: Settings) -> str:

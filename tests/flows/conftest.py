@@ -77,7 +77,7 @@ def world(prefect: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Wor
 
     monkeypatch.setattr(steps, "checkpoint_of", served)
     monkeypatch.setattr(evaluate, "score", lambda settings, path: scores(made.judged if path.name == "checkpoint" else 6.0))
-    monkeypatch.setattr(validate, "validate", lambda samples: validate.Validation(len(samples), 0, {}, ()))
+    monkeypatch.setattr(validate, "validate", lambda samples, *_: validate.Validation(len(samples), 0, {}, ()))
     monkeypatch.setattr(register, "log_run", lambda *given: "run")
     return made
 

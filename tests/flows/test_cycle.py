@@ -4,8 +4,9 @@ import pytest
 
 from flows.cycle import cycle
 from infra import settings as settings_
-from infra.records import ExperimentRecord, Manifest, Sample, Verdict
-from tasks import release, steps
+from infra.records import ExperimentRecord, Manifest, Quarantined, Sample, Verdict
+from infra.store import sha256
+from tasks import release, steps, validate
 from tasks.cycles import MAX_ATTEMPTS, Outcome
 from tests.flows.conftest import World
 from tests.tasks.made import NOW, Killed, completion, feedback
@@ -27,6 +28,10 @@ def test_labels_become_a_challenger(labelled: World) -> None:
     assert labelled.store.exists("checkpoints/cycle-000001/checksums.json")
     manifest = labelled.store.get_json("cycles/cycle-000001/manifest.json")
     assert manifest["buckets"]["trained"] == manifest["requests"] == 6
+    assert (manifest["profile"]["judged"], manifest["profile"]["accepted"]) == (6, 3)
+    assert manifest["code"].startswith("0.1.0+")
+    dataset = sha256([labelled.store.get("cycles/cycle-000001/manifest.json")])
+    assert labelled.registry.versions["2"]["manifest_sha256"] == dataset
     assert sum(s.advantage for s in labelled.store.get_rows(manifest["samples"]["key"], Sample)) == pytest.approx(0)
 
 
@@ -65,6 +70,16 @@ def test_training_goes_on_from_a_promising_candidate_with_the_labels_it_has_not_
     opened = labelled.registry.client.aliases().experiment
     assert opened
     assert (opened.champion, opened.challenger) == ("1", "3"), "whatever it was trained from, it has to beat the champion"
+
+
+def test_a_batch_that_is_refused_leaves_its_rows_and_begins_nothing(labelled: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = validate.Validation(6, 2, {"1": "logprobs_are_finite"}, ("clocks_agree: clock_skew_seconds is 99",))
+    monkeypatch.setattr(validate, "validate", lambda *_: broken)
+    with pytest.raises(validate.BatchRefused, match=r"clock_skew_seconds is 99.*s3://tabloop/cycles/cycle-000001/quarantined-"):
+        cycle()
+    (key,) = labelled.store.keys("cycles/")
+    assert [q.completion_id for q in labelled.store.get_rows(key, Quarantined)] == ["1"]
+    assert not labelled.trained_on
 
 
 def test_too_few_samples_begin_nothing(world: World) -> None:

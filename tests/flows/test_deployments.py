@@ -1,6 +1,7 @@
 """prefect.yaml: every deployment is a flow of ours, in the pool that the settings name, one run at a time."""
 
 import importlib
+import inspect
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import yaml
 
 from infra.settings import LOCAL, ROOT, load
 
+REMOVING = ("retention", "compaction")
 DECLARED = yaml.safe_load((ROOT / "prefect.yaml").read_text())
 
 
@@ -18,9 +20,18 @@ def test_a_deployment(deployment) -> None:
     assert flow.name == deployment["name"]
     assert deployment["work_pool"]["name"] == load(LOCAL, {}).orchestration.work_pool
     assert deployment["concurrency_limit"]["limit"] == 1
-    scheduled = deployment["name"] in ("cycle", "experiment")
+    scheduled = deployment["name"] in ("cycle", "experiment", *REMOVING)
     assert bool(deployment.get("schedules")) == scheduled
     assert deployment["concurrency_limit"]["collision_strategy"] == ("CANCEL_NEW" if scheduled else "ENQUEUE")
+
+
+@pytest.mark.parametrize("name", REMOVING)
+def test_what_removes_data_does_so_only_where_somebody_has_turned_it_on(name: str) -> None:
+    (deployment,) = (d for d in DECLARED["deployments"] if d["name"] == name)
+    (schedule,) = deployment["schedules"]
+    assert (schedule["active"], schedule["parameters"]) == (False, {"dry_run": False})
+    flow = getattr(importlib.import_module(f"flows.{name}"), name)
+    assert inspect.signature(flow.fn).parameters["dry_run"].default is True
 
 
 def test_it_names_no_machine() -> None:

@@ -149,7 +149,7 @@ def test_up_can_leave_the_schedules_paused(stack: Stack) -> None:
     control.up(say=lambda _: None, paused=True)
     with httpx.Client(base_url=stack.settings.orchestration.api) as api:
         found = [d for d in api.post("/deployments/filter", json={}).json() if d["schedules"]]
-        assert {d["name"] for d in found} == {"cycle", "experiment"}
+        assert {d["name"] for d in found} == {"cycle", "experiment", "retention", "compaction"}
         assert all(d["paused"] for d in found)
         orchestration.set_schedules(stack.settings, paused=False)
         assert not any(d["paused"] for d in api.post("/deployments/filter", json={}).json())

@@ -1,39 +1,14 @@
 """The object store: round trips against the stack's own server, conditional puts against one that keeps to them."""
 
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
-import boto3
 import pytest
-from botocore.config import Config
 
 from infra.records import ObjectReference
-from infra.store import CHECKSUMS, AlreadyExists, Corrupt, ObjectStore, from_parquet, sha256, to_parquet
-from tests.stack import free_ports
+from infra.store import CHECKSUMS, AlreadyExists, ConditionalPutsIgnored, Corrupt, ObjectStore, from_parquet, sha256, to_parquet
 
 ROWS = [ObjectReference(key="é 试", sha256="0", rows=3, last=0.5), ObjectReference(key="", sha256="", rows=0)]
-
-
-@pytest.fixture(scope="module")
-def strict() -> Iterator[ObjectStore]:
-    """A store whose server answers 412 to a conditional put on a taken key, as AWS does."""
-    port = free_ports(1)[0]
-    # A process of its own: imported here, it would slow down every other client of boto3.
-    server = subprocess.Popen(
-        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], stderr=subprocess.DEVNULL
-    )
-    try:
-        keys = {"aws_access_key_id": "k", "aws_secret_access_key": "s", "region_name": "us-east-1"}
-        retries = Config(max_pool_connections=20, retries={"mode": "standard", "max_attempts": 12})
-        store = ObjectStore(boto3.client("s3", endpoint_url=f"http://127.0.0.1:{port}", config=retries, **keys), "strict")
-        store.ensure_bucket()
-        yield store
-    finally:
-        server.kill()
-        server.wait()
 
 
 @pytest.fixture(params=["local server", "strict server"])
@@ -95,12 +70,14 @@ def test_the_server_itself_refuses_a_second_writer_that_saw_nothing(strict: Obje
     assert strict.get("t/race") == b"first"
 
 
-def test_of_many_writers_at_once_one_wins(strict: ObjectStore) -> None:
+def test_of_many_writers_at_once_one_wins(any_store: ObjectStore) -> None:
+    """On the local server by the lock, elsewhere by the server."""
+    any_store.delete("t/many")
     won: list[int] = []
 
     def write(number: int) -> None:
         try:
-            strict.put_new("t/many", str(number).encode())
+            any_store.put_new("t/many", str(number).encode())
         except AlreadyExists:
             return
         won.append(number)
@@ -110,7 +87,24 @@ def test_of_many_writers_at_once_one_wins(strict: ObjectStore) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [str(number).encode() for number in won] == [strict.get("t/many")]
+    assert [str(number).encode() for number in won] == [any_store.get("t/many")]
+
+
+def test_a_server_that_ignores_conditions_is_found_out(any_store: ObjectStore) -> None:
+    any_store.check_conditional_puts()
+    unlocked = ObjectStore(any_store._client, any_store.bucket)
+    if any_store._lock is None:
+        unlocked.check_conditional_puts()
+    else:
+        with pytest.raises(ConditionalPutsIgnored, match="TABLOOP_STORE__LOCK"):
+            unlocked.check_conditional_puts()
+
+
+def test_a_removed_object_is_gone_and_removing_it_again_is_fine(any_store: ObjectStore) -> None:
+    any_store.put("t/removed", b"1")
+    any_store.delete("t/removed")
+    any_store.delete("t/removed")
+    assert not any_store.exists("t/removed")
 
 
 def test_a_directory_comes_back_whole(any_store: ObjectStore, tmp_path: Path) -> None:

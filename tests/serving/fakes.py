@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from infra.fim import SPECIAL_TOKENS, Renderer
 from infra.records import Completion, Decision, ExperimentRecord, Feedback
+from infra.redaction import Redactor
 from infra.registry import EXPERIMENT_TAG, LOOK_TAG, Registry
 from infra.settings.schema import Sampling
 from infra.settings.schema import Serving as ServingSettings
@@ -26,7 +27,6 @@ from serving.generation import Policy
 from serving.metrics import Metrics
 from serving.protocol import Delta, Request
 from serving.recording import Recorder
-from serving.redaction import Redactor
 from serving.shipping import Shipper, read_segment
 from serving.spool import KINDS, Spool
 from serving.status import Board, Links

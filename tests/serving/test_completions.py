@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from infra.identity import user_hash
 from infra.settings.schema import Sampling
-from infra.settings.schema import Serving as ServingSettings
-from serving.access import Access, Bucket
+from serving.access import Bucket
 from tests.serving.fakes import ADMIN, TOKEN, House, experiment
 
 TEXT = "return alpha + beta"
@@ -257,7 +257,7 @@ async def test_projects_take_part_on_their_own_terms(tmp_path: Path, tokenizer: 
 
 
 async def test_a_users_terms_go_before_the_projects(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    ada = Access(ServingSettings(token=TOKEN, user_secret="salt")).user("ada")
+    ada = user_hash(b"salt", "ada")
     async with House(tmp_path, tokenizer, settings={"users": {ada: {"logged": False}}}) as house:
         await house.complete()
         await house.complete(headers={"X-User-ID": "bob"})

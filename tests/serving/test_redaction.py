@@ -9,7 +9,7 @@ from detect_secrets.settings import get_settings
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from serving.redaction import REDACTED, Redactor
+from infra.redaction import REDACTED, Redactor
 from tests.serving.fakes import House
 
 BODY = [f"{'Ab3/' * 16}"[:-1] + letter for letter in "abcdef"]

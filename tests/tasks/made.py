@@ -89,6 +89,9 @@ class MemoryStore(ObjectStore):
         self.bucket = "tabloop"
         self.objects: dict[str, bytes] = {}
 
+    def check_conditional_puts(self) -> None:
+        pass
+
     def put(self, key: str, body: bytes) -> str:
         self.objects[key] = body
         return sha256([body])
@@ -103,6 +106,9 @@ class MemoryStore(ObjectStore):
 
     def exists(self, key: str) -> bool:
         return key in self.objects
+
+    def delete(self, key: str) -> None:
+        self.objects.pop(key, None)
 
     def keys(self, prefix: str) -> Iterator[str]:
         yield from sorted(key for key in self.objects if key.startswith(prefix))

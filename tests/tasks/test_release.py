@@ -134,3 +134,10 @@ def test_a_watch_that_comes_too_late_does_not_undo_a_rollback() -> None:
     release.rollback(store, registry.client, "", "ada", "", NOW + 2)
     release.conclude(store, registry.client, opened, YES, NOW + 3)
     assert registry.aliases == {"champion": "1"}
+
+
+def test_a_decision_names_the_data_set_its_challenger_was_trained_on() -> None:
+    store, registry, opened = world()
+    registry.versions["2"]["manifest_sha256"] = "abc"
+    assert release.conclude(store, registry.client, opened, YES, NOW + 1).dataset == "abc"
+    assert release.promote(store, registry.client, "1", "ada", "", NOW + 2).dataset == "", "no cycle made the base"

@@ -73,6 +73,8 @@ def test_rows_that_are_no_events_are_counted() -> None:
     found = read_completions(store, Window(NOW - 1, NOW + 99, NOW - 99, {}), NOW + 100)
     assert [c.id for _, c in found.rows] == ["1"]
     assert found.malformed == 1
+    assert (found.broken[0].completion_id, found.broken[0].user, found.broken[0].reason) == ("2", "u", "malformed")
+    assert '"logprobs": [-0.5]' in found.broken[0].row
 
 
 def test_objects_read_to_the_end_are_not_read_again() -> None:

@@ -1,0 +1,19 @@
+"""Forget by hand: a user, by the keyed hash that stands in events, or a project."""
+
+from prefect import flow
+from prefect.states import Completed, State
+
+from infra import settings as settings_
+from tasks import steps
+
+
+@flow(name="forget", persist_result=False)
+def forget(user: str = "", project: str = "", by: str = "operator", reason: str = "", dry_run: bool = True) -> State:
+    """Remove the events and samples of one, and say which versions were trained on them."""
+    found = steps.forget(settings_.load(), user, project, by, reason, dry_run)
+    name = "DryRun" if dry_run else "Pending" if found.pending else "Forgotten"
+    return Completed(name=name, message=found.in_words())
+
+
+if __name__ == "__main__":
+    forget()

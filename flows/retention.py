@@ -1,0 +1,18 @@
+"""Retention: what is too old goes, and what has come in of those who are forgotten."""
+
+from prefect import flow
+from prefect.states import Completed, State
+
+from infra import settings as settings_
+from tasks import steps
+
+
+@flow(name="retention", persist_result=False)
+def retention(dry_run: bool = True) -> State:
+    """Remove old events and the rows of old cycles."""
+    found = steps.retain(settings_.load(), dry_run)
+    return Completed(name="DryRun" if dry_run else "Retained", message=found.in_words())
+
+
+if __name__ == "__main__":
+    retention()

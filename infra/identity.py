@@ -1,0 +1,27 @@
+"""Users are stored as a keyed hash alone: python -m infra.identity NAME prints it, for who has to name one."""
+
+import hashlib
+import hmac
+import re
+import sys
+
+from infra.settings import load
+
+HASH = re.compile(r"[0-9a-f]{32}")
+
+
+def user_hash(secret: bytes, identity: str) -> str:
+    """The keyed hash of a user's id, as it stands in events."""
+    return hmac.new(secret, identity.encode(), hashlib.sha256).hexdigest()[:32]
+
+
+def main(identity: str) -> None:
+    """Print the hash of an id that a client sends in X-User-ID."""
+    secret = load().serving.user_secret
+    if secret is None:
+        raise SystemExit("serving.user_secret is not set: set TABLOOP_SERVING__USER_SECRET to the one that serving runs with")
+    print(user_hash(secret.get_secret_value().encode(), identity))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

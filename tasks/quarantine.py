@@ -1,0 +1,62 @@
+"""What was kept from training, written where a person can look at it: the rows with their reasons, and the Data Docs.
+
+It is written before the batch is judged, so that it is there when a batch stops the cycle; a cycle that was not sealed leaves its
+folder to the next one. The rows lie under a key made of their checksum, so that the same rows are the same object.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from infra.records import ObjectReference, Quarantined
+from infra.store import ObjectStore, to_parquet
+from tasks.buckets import Accounts
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Where a validation can be looked at."""
+
+    quarantine: ObjectReference | None = None
+    docs: tuple[str, ...] = ()
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Keys of all objects."""
+        return (*((self.quarantine.key,) if self.quarantine else ()), *self.docs)
+
+
+def rows(accounts: Accounts, failed: Mapping[str, str], broken: Sequence[Quarantined]) -> list[Quarantined]:
+    """All rows that are kept from training, in the order of their requests; `accounts` from before the failed ones were moved.
+
+    A request that was unfit before there was a sample of it leaves its reason alone: one with a secret in it must not be told.
+    """
+    kept = []
+    for p in accounts.placed:
+        reason = failed.get(p.completion_id) or (p.reason if p.bucket == "quarantined" else "")
+        if reason:
+            row = json.dumps(p.sample.model_dump()) if p.sample else ""
+            kept.append(
+                Quarantined(completion_id=p.completion_id, project=p.project, user=p.user, time=p.time, reason=reason, row=row)
+            )
+    return [*kept, *broken]
+
+
+def write(store: ObjectStore, cycle: str, kept: Sequence[Quarantined]) -> ObjectReference | None:
+    """Write the quarantined rows of a cycle; none where there are none."""
+    if not kept:
+        return None
+    body = to_parquet(kept)
+    digest = hashlib.sha256(body).hexdigest()
+    key = f"cycles/{cycle}/quarantined-{digest}.parquet"
+    store.put(key, body)
+    return ObjectReference(key=key, sha256=digest, rows=len(kept))
+
+
+def write_docs(store: ObjectStore, cycle: str, pages: Mapping[str, str]) -> tuple[str, ...]:
+    """Write the Data Docs of a cycle; gives back their keys."""
+    keys = {f"cycles/{cycle}/docs/{name}.html": page for name, page in pages.items()}
+    for key, page in keys.items():
+        store.put(key, page.encode())
+    return tuple(keys)

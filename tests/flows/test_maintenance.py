@@ -1,0 +1,67 @@
+"""Forget, retention and compaction as Prefect runs them: they only look, until they are told not to."""
+
+import pytest
+
+from flows.compaction import compaction
+from flows.cycle import cycle
+from flows.forget import forget
+from flows.retention import retention
+from infra.records import Sample
+from tasks import steps
+from tasks.forget import NobodyNamed
+from tasks.forgotten import ForgottenMeanwhile
+from tests.flows.conftest import World
+from tests.tasks.made import NOW, completion, feedback
+
+ADA = "a" * 32
+
+
+@pytest.fixture
+def hers(labelled: World) -> World:
+    """Two requests of Ada's beside the six of the others."""
+    served = [completion(f"ada {i}", user=ADA, prefix=f"ada {i}") for i in range(2)]
+    told = [feedback(f"ada {i}", user=ADA, prefix=f"ada {i}") for i in range(2)]
+    labelled.store.put_rows("events/completions/date=2027-01-15/hour=08/b.parquet", served)
+    labelled.store.put_rows("events/feedback/date=2027-01-15/hour=08/b.parquet", told)
+    return labelled
+
+
+def test_a_user_is_forgotten(hers: World) -> None:
+    cycle()
+    looked = forget(user=ADA, return_state=True)
+    assert (looked.name, looked.message.startswith("6 rows in 3 objects would be removed")) == ("DryRun", True)
+    done = forget(user=ADA, by="operator", reason="she asked", dry_run=False, return_state=True)
+    assert done.name == "Forgotten"
+    assert "learnt from them: 2 (challenger)" in done.message
+    manifest = hers.store.get_json("cycles/cycle-000001/manifest.json")
+    assert ADA not in {s.user for s in hers.store.get_rows(manifest["samples"]["key"], Sample)}
+    with pytest.raises(NobodyNamed):
+        forget(user="ada")
+
+
+def test_who_is_forgotten_while_a_cycle_collects_is_not_trained_on(hers: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    rewarded = steps.rewarded
+
+    def meanwhile(samples, settings):
+        forget(user=ADA, dry_run=False)
+        return rewarded(samples, settings)
+
+    monkeypatch.setattr(steps, "rewarded", meanwhile)
+    with pytest.raises(ForgottenMeanwhile, match="2 requests of this cycle"):
+        cycle()
+    assert not hers.store.exists("cycles/cycle-000001/manifest.json")
+    monkeypatch.setattr(steps, "rewarded", rewarded)
+    assert cycle().result == "registered"
+    manifest = hers.store.get_json("cycles/cycle-000001/manifest.json")
+    assert (manifest["requests"], manifest["buckets"]["trained"]) == (6, 6)
+
+
+def test_old_data_go_and_small_objects_are_put_together(hers: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps.time, "time", lambda: NOW + 3 * 3600)
+    assert compaction(return_state=True).name == "DryRun"
+    assert compaction(dry_run=False, return_state=True).message.startswith("0 objects were put into 0 containers"), "two are few"
+    monkeypatch.setattr(steps.time, "time", lambda: NOW + 200 * 86_400)
+    assert retention(return_state=True).message.startswith("4 event objects and 0 objects of finished cycles would be removed")
+    assert len(list(hers.store.keys("events/"))) == 4
+    assert retention(dry_run=False, return_state=True).name == "Retained"
+    assert list(hers.store.keys("events/")) == []

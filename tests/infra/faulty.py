@@ -1,0 +1,100 @@
+"""A proxy in front of an S3 server that fails at random, as networks and servers do; seeded."""
+
+import http.client
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Literal
+from urllib.parse import urlsplit
+
+Fault = Literal["refused", "slow", "503", "torn", "unanswered"]
+"""refused: closed before the request is heard; slow: done, and closed after the client has given up; 503: SlowDown; torn: half
+of the answer's body; unanswered: done, and closed without an answer."""
+FAULTS: tuple[Fault, ...] = ("refused", "slow", "503", "torn", "unanswered")
+SLOW_SECONDS = 1.2
+SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
+
+
+@dataclass
+class Weather:
+    """How bad it is; may be changed at any time."""
+
+    share: float
+    """Requests that fail."""
+    kinds: tuple[Fault, ...] = FAULTS
+    seed: int = 0
+    planned: list[Fault] = field(default_factory=list)
+    """What happens to the next requests, before chance decides."""
+    happened: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self._draw, self._lock = random.Random(self.seed), threading.Lock()
+
+    def next(self) -> Fault | None:
+        """What happens to the next request."""
+        with self._lock:
+            by_chance = self._draw.choice(self.kinds) if self._draw.random() < self.share else None
+            fault = self.planned.pop() if self.planned else by_chance
+            self.happened[fault or "fine"] += 1
+            return fault
+
+
+@contextmanager
+def proxy(address: str, weather: Weather) -> Iterator[str]:
+    """The address of a proxy to a server."""
+    target = urlsplit(address)
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def handle_request(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            fault = weather.next()
+            if fault == "refused":
+                self.close_connection = True
+                return
+            if fault == "503":
+                self.answer(503, {"Content-Type": "application/xml"}, SLOW_DOWN, len(SLOW_DOWN))
+                return
+            upstream = http.client.HTTPConnection(str(target.hostname), target.port, timeout=60)
+            upstream.request(self.command, self.path, body, dict(self.headers))
+            answer = upstream.getresponse()
+            found, headers = answer.read(), dict(answer.getheaders())
+            upstream.close()
+            if fault == "slow":
+                time.sleep(SLOW_SECONDS)
+            if fault in ("unanswered", "slow"):
+                self.close_connection = True
+                return
+            whole = len(found) if self.command != "HEAD" else int(headers.get("Content-Length", 0))
+            self.answer(answer.status, headers, found[: len(found) // 2] if fault == "torn" else found, whole)
+            self.close_connection = self.close_connection or fault == "torn"
+
+        do_GET = do_PUT = do_HEAD = do_DELETE = do_POST = handle_request
+
+        def answer(self, status: int, headers: dict[str, str], body: bytes, length: int) -> None:
+            self.send_response_only(status)
+            for name, value in headers.items():
+                if name.lower() not in ("content-length", "connection", "transfer-encoding"):
+                    self.send_header(name, value)
+            self.send_header("Content-Length", str(length))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()

@@ -1,0 +1,134 @@
+"""Continue's own log becomes an offline set: every line accounted for, and nothing that PPO would take."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from infra.records import OfflineExample, Sample
+from infra.redaction import REDACTED, Redactor
+from infra.settings import Settings
+from infra.settings.schema import Collect
+from tasks import forgotten
+from tasks.collect import collect
+from tasks.forget import forget, request
+from tasks.offline import Imported, parse, read, write
+from tasks.trainer import batches
+from tests.tasks.made import NOW, MemoryRegistry, MemoryStore
+
+ADA = "a" * 32
+# As Continue logs it (schema 0.2.0), with what we do not read left out of the middle.
+LOGGED = {
+    "eventName": "autocomplete",
+    "schema": "0.2.0",
+    "timestamp": "2026-06-18T10:00:00.000Z",
+    "userId": "",
+    "disable": False,
+    "maxPromptTokens": 1024,
+    "useCache": True,
+    "accepted": True,
+    "time": 812,
+    "prefix": "x = ",
+    "suffix": "\n",
+    "prompt": "<|fim_prefix|>x = ",
+    "completion": "foo(bar)",
+    "modelProvider": "openai",
+    "modelName": "Qwen2.5-Coder-1.5B",
+    "cacheHit": False,
+    "filepath": "file:///w/a.py",
+    "completionId": "1",
+    "uniqueId": "machine",
+}
+FIELDS = {
+    "completionId": st.sampled_from(["1", "2"]),
+    "accepted": st.booleans() | st.none(),
+    "prefix": st.text(max_size=3) | st.integers(),
+    "suffix": st.text(max_size=3),
+    "completion": st.text(max_size=3),
+    "cacheHit": st.booleans(),
+    "timestamp": st.text(max_size=3),
+}
+
+
+def line(**fields: object) -> str:
+    return json.dumps({**LOGGED, **fields})
+
+
+def imported(*lines: str) -> Imported:
+    return parse(lines, ADA, "p", Redactor())
+
+
+def test_a_logged_event_becomes_an_example() -> None:
+    expected = OfflineExample(
+        id="1", time=1_781_776_800.0, project="p", user=ADA, model="Qwen2.5-Coder-1.5B", prefix="x = ", suffix="\n",
+        shown="foo(bar)", accepted=True,
+    )  # fmt: skip
+    assert imported(line()).examples == (expected,)
+    assert imported(json.dumps({"name": "autocomplete", "schema": "0.2.0", "data": LOGGED})).examples == (expected,)
+    old = {k: v for k, v in LOGGED.items() if k not in ("eventName", "schema", "userId")}
+    assert imported(json.dumps(old)).examples == (expected,)
+
+
+def test_every_line_is_accounted_for() -> None:
+    found = imported(
+        line(completionId="1", accepted=False),
+        line(completionId="1"),
+        line(completionId="1", accepted=False),
+        line(completionId="2", accepted=False),
+        line(completionId="3", cacheHit=True),
+        line(completionId="4", accepted=None),
+        line(completionId="5", prefix=None),
+        line(completionId="6", completion=""),
+        line(completionId="7", timestamp="yesterday"),
+        line(completionId="8", eventName="chatInteraction"),
+        "{torn",
+        "[]",
+    )
+    assert found.buckets == {
+        "kept": 2, "superseded": 2, "cache_hit": 1, "unjudged": 1, "no_code": 2, "malformed": 3, "other_event": 1,
+    }  # fmt: skip
+    assert {e.id: e.accepted for e in found.examples} == {"1": True, "2": False}, "a late accept is the truth"
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.text(max_size=20) | st.fixed_dictionaries({}, optional=FIELDS).map(json.dumps), max_size=6))
+def test_the_sums_hold_for_any_file(lines: list[str]) -> None:
+    found = imported(*lines)
+    assert sum(found.buckets.values()) == len(lines)
+    assert len(found.examples) == found.buckets["kept"]
+
+
+def test_secrets_do_not_reach_the_store() -> None:
+    (found,) = imported(line(prefix='password = "hunter2hunter2"\nx = ')).examples
+    assert "hunter2" not in found.prefix
+    assert REDACTED in found.prefix
+
+
+def test_the_same_file_is_the_same_object_and_the_forgotten_are_not_in_it() -> None:
+    store = MemoryStore()
+    made = imported(line(), line(completionId="2")).examples
+    assert write(store, made) == write(store, made)
+    assert read(store) == list(made)
+    forgotten.write(store, request(ADA, "", NOW, "", ""))
+    assert read(store) == []
+    done = forget(store, MemoryRegistry().client, request(ADA, "", NOW, "", ""), NOW, dry_run=False)
+    assert sum(done.rows.values()) == 2
+    assert not list(store.keys("offline/"))
+
+
+def test_ppo_never_takes_one_for_a_sample(tmp_path: Path) -> None:
+    store, registry = MemoryStore(), MemoryRegistry(v1={})
+    registry.aliases["champion"] = "1"
+    key = write(store, imported(line()).examples)
+    with pytest.raises(ValidationError, match="logprobs"):
+        store.get_rows(key, Sample)
+    (tmp_path / "samples.parquet").write_bytes(store.get(key))
+    with pytest.raises(ValidationError, match="logprobs"):
+        batches.read(tmp_path / "samples.parquet", vocabulary=100, positions=100)
+    found = collect(store, registry.client, Settings(collect=Collect()), NOW)
+    assert found.accounts.requests == 0, "a cycle does not look there"
+    with pytest.raises(ValidationError, match="behaviour_logprobs"):
+        OfflineExample.model_validate({**imported(line()).examples[0].model_dump(), "behaviour_logprobs": "made up"})
