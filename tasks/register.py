@@ -93,7 +93,7 @@ def flat_metrics(manifest: Manifest, trained: Trained, evaluation: Evaluation) -
     found["requests"] = float(manifest.requests)
     found |= {f"candidate.{name}": value for name, value in evaluation.candidate.items()}
     found |= {f"champion.{name}": value for name, value in evaluation.champion.items()}
-    figures = trained.metrics.model_dump(exclude={"steps", "seconds"})
+    figures = trained.metrics.model_dump(exclude={"steps", "notes", "seconds"})
     found |= {f"train.{name}": float(value) for name, value in figures.items() if value is not None}
     return found | {f"train.seconds.{name}": value for name, value in trained.metrics.seconds.items()}
 
@@ -118,6 +118,7 @@ def describe(manifest: Manifest, trained: Trained, evaluation: Evaluation) -> st
         ("mean reward", f"{trained.metrics.mean_reward:.4f}"),
         ("KL, last step", f"{last.kl:.5f}" if last else ""),
         ("clipped, last step", f"{last.clip_fraction:.2%}" if last else ""),
+        *(("not done", note) for note in trained.metrics.notes),
         ("held-out", evaluation.reason),
     ]
     return f"Candidate of {manifest.cycle}.\n\n| | |\n| --- | --- |\n" + "\n".join(f"| {k} | {v} |" for k, v in rows)

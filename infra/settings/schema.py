@@ -161,8 +161,24 @@ class Train(Section):
     """PPO clips the ratio below 1 - clip_low."""
     clip_high: float = Field(0.2, gt=0)
     """PPO clips the ratio above 1 + clip_high."""
+    dual_clip: float = Field(0.0, ge=0)
+    """A rejected token's objective is not below this times its advantage, however much likelier the token has become since it was
+    sampled; above 1 (3 in Ye et al. 2020), or 0 for no such bound."""
     importance_bound: float = Field(2.0, gt=1)
     """Bound of the importance weight from the behaviour policy to the start of training."""
+    kl_weight: float = Field(0.0, ge=0)
+    """Weight of the estimated KL divergence from the reference policy at a sampled token; 0: none."""
+    kl_reference: Literal["start", "champion"] = "start"
+    """Policy that this divergence is taken to: the weights that the update starts from, or the champion's."""
+    entropy_weight: float = Field(0.0, ge=0)
+    """Weight of the entropy at a sampled token, which the update then raises; 0: none."""
+    max_kl: float = Field(0.0, ge=0)
+    """The update ends before a step whose samples show a larger divergence from its start, in nats a token; 0: it never does."""
+    max_ratio: float = Field(1000.0, gt=1)
+    """A step is refused where a token has become likelier than this many times since the start."""
+    max_logprob_gap: float = Field(0.1, gt=0)
+    """An update is refused where the trainer's and the server's log-probabilities, of the same tokens under the same weights,
+    differ by more than this on average, in nats."""
     context_weight: float = Field(0.0, ge=0)
     """Weight of the language-model loss of a prompt token, beside 1 for the surrogate of a sampled one; 0: none."""
     context_tokens: int = Field(32, ge=1)

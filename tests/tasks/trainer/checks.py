@@ -14,12 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 import torch.distributed as dist
-from models import CURRENT, OLDER, logprobs, reference_loss, samples, tiny
+from models import CURRENT, OLDER, held_near, logprobs, reference_loss, samples, tiny
 from safetensors.torch import load_file
 from transformers import Qwen2ForCausalLM
 
 from infra.records import Sample
-from tasks.trainer import ppo
+from tasks.trainer import ppo, safety
 from tasks.trainer.batches import context_positions, micro_batches
 from tasks.trainer.convert import full_weights
 from tasks.trainer.engine import LAST_NORM, Engine, Optimization, Parallel, parallel_state, start, stop
@@ -39,6 +39,7 @@ JOB = Job(
     context_weight=0.1,
     context_tokens=5,
 )
+WITH_OPTIONS = JOB.model_copy(update={"dual_clip": 1.5, "kl_weight": 0.2, "entropy_weight": 0.05})
 
 
 def engine_of(directory: Path, parallel: Parallel, bf16: bool = False, **config: object) -> Engine:
@@ -88,12 +89,12 @@ def check_round_trip(directory: Path, parallel: Parallel) -> dict[str, float]:
     return answers
 
 
-def check_gradients(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel) -> dict[str, float]:
+def check_gradients(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel, job: Job) -> dict[str, float]:
     """The PPO gradient against autograd over transformers: largest relative error of a tensor, norms, clipped tokens."""
     made = samples(model, drift=0.4)
     prompted = [context_positions(sample, JOB.context_tokens) for sample in made]
     plain_scale = torch.zeros((), requires_grad=True)
-    loss, clipped = reference_loss(model, made, JOB, prompted, plain_scale)
+    loss, clipped = reference_loss(model, made, job, prompted, plain_scale)
     model.zero_grad()
     loss.backward()
     wanted = {name: parameter.grad for name, parameter in model.named_parameters()}
@@ -102,29 +103,65 @@ def check_gradients(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel
     older = [i for i, s in enumerate(made) if s.policy_version == OLDER]
     proximal = ppo.starting_logprobs(engine, made, older, 128)
     own = range(parallel_state.get_data_parallel_rank(), len(made), parallel_state.get_data_parallel_world_size())
-    batches = micro_batches(made, own, 128, proximal, JOB.context_tokens)
-    engine.model.zero_grad_buffer()
+    batches = micro_batches(made, own, 128, proximal, JOB.context_tokens, held_near(made))
     scale = ppo.LogitScale(rate=1.0)
-    reports = engine.run(ppo.objective(JOB, scale), batches, (12, 64), forward_only=False)
+    totals = ppo.total(engine.accumulate(ppo.objective(job, scale), batches, (12, 64)))
     for parameter in engine.model.parameters():
         parameter.data = parameter.main_grad
     got = dict(full_weights(engine.model))
     error = max(((got[n] - wanted[n]).norm() / wanted[n].norm().clamp(min=1e-9)).item() for n in wanted)
-    sums = ppo._summed(reports)
-    scale.step(sums[6])
+    sums = totals.sums
+    scale.step(sums.tokens)
     assert plain_scale.grad is not None
     return {
         "relative_error": error,
         "tensors": len(got),
         "missing": len(wanted.keys() ^ got.keys()),
-        "loss": (sums[0] + JOB.context_weight * sums[4]) / sums[6],
+        "loss": (sums.loss + job.context_weight * sums.context) / sums.tokens,
         "wanted_loss": loss.item(),
-        "clipped": sums[1] / sums[6],
+        "clipped": sums.clipped / sums.tokens,
         "wanted_clipped": clipped,
         "micro_batches": len(batches),
         "logit_scale": math.log(scale.factor),
         "wanted_logit_scale": -plain_scale.grad.item(),
     }
+
+
+def check_refusals(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel) -> dict[str, object]:
+    """What stops a step or an update, by its reason, and how many tensors moved although it was refused."""
+    engine = engine_of(directory, parallel)
+    before = {name: tensor.clone() for name, tensor in full_weights(engine.model)}
+    exact, drifted = samples(model, drift=0.0), samples(model, drift=0.4)
+    job = JOB.model_copy(update={"minibatch": 4})
+
+    def told(made: list[Sample], **changes: float) -> str:
+        try:
+            ppo.update(engine, made, job.model_copy(update=changes), {}, ppo.LogitScale(0.5))
+        except safety.Refused as error:
+            return str(error)
+        return ""
+
+    answers: dict[str, object] = {
+        "loss": told([s.model_copy(update={"advantage": math.nan}) for s in exact]),
+        "ratio": told(drifted, max_ratio=1.0001),
+    }
+    own = range(parallel_state.get_data_parallel_rank(), len(exact), parallel_state.get_data_parallel_world_size())
+    batches = micro_batches(exact, own, 128, {})
+    engine.accumulate(ppo.objective(job, ppo.LogitScale(0.0)), batches, (12, 64))
+    answers["finite"] = engine.finite()
+    if dist.get_rank() == dist.get_world_size() - 1:
+        engine.model.buffers[0].grad_data[0] = math.inf
+    try:
+        engine.apply(1e-3)
+    except FloatingPointError as error:
+        answers["gradient"] = str(error)
+    answers["moved"] = sum(not torch.equal(tensor, before[name]) for name, tensor in full_weights(engine.model))
+    # Of three minibatches the one with the odd sample is refused, and the others are trained.
+    odd = [s.model_copy(update={"advantage": math.nan}) if i == 5 else s for i, s in enumerate(exact)]
+    found = ppo.update(engine, odd, job.model_copy(update={"epochs": 1}), {}, ppo.LogitScale(0.5))
+    answers |= {"taken": len(found.steps), "notes": found.notes}
+    stopped = ppo.update(engine_of(directory, parallel), exact, job.model_copy(update={"max_kl": 1e-6}), {}, ppo.LogitScale(0.0))
+    return answers | {"before_the_kl": len(stopped.steps), "stopped": stopped.notes, "first_step": stopped.steps[0].model_dump()}
 
 
 def check_frozen(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel, bf16: bool) -> dict[str, float]:
@@ -280,7 +317,8 @@ def main() -> None:
         answers[name] = {
             "logprobs": check_logprobs(directory, model, parallel),
             "round_trip": check_round_trip(directory, parallel),
-            "gradients": check_gradients(directory, model, parallel),
+            "gradients": [check_gradients(directory, model, parallel, job) for job in (JOB, WITH_OPTIONS)],
+            "refusals": check_refusals(directory, model, parallel),
             "frozen": [check_frozen(directory, model, parallel, bf16) for bf16 in (False, True)],
         }
         if name == "pipeline":
