@@ -12,6 +12,7 @@ from infra.records import Manifest
 from infra.registry import Registry
 from infra.settings import Settings
 from infra.store import CHECKSUMS, ObjectStore, sha256
+from tasks.checkpoints import optimizer_prefix
 from tasks.evaluate import Evaluation
 from tasks.lineage import CYCLE_TAG, PARENT_TAG
 from tasks.train import Trained
@@ -39,6 +40,8 @@ def register(
     prefix = f"checkpoints/{manifest.cycle}"
     if not store.exists(f"{prefix}/{CHECKSUMS}"):
         store.put_directory(prefix, trained.checkpoint)
+    if trained.optimizer and not store.exists(f"{optimizer_prefix(prefix)}/{CHECKSUMS}"):
+        store.put_directory(optimizer_prefix(prefix), trained.optimizer)
     run = log_run(settings, manifest, trained, evaluation)
     tags = {
         PARENT_TAG: manifest.parent,

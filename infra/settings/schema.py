@@ -189,6 +189,9 @@ class Train(Section):
     """Lowest layers that an update leaves as they are, the embeddings with them; 0: everything is trained."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Gradient clipping."""
+    keep_optimizer: bool = False
+    """Keep Adam's moments, twice the size of the weights, in the object store with each candidate; an update then goes on from
+    those of the version that it trains further. Off: every update starts them from nothing."""
     seed: int = 0
     """Seed of the order of samples."""
     environment: dict[str, str] = {}

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-JOB_NAME, METRICS_NAME, CHECKPOINT_NAME = "job.json", "metrics.json", "checkpoint"
+JOB_NAME, METRICS_NAME, CHECKPOINT_NAME, OPTIMIZER_NAME = "job.json", "metrics.json", "checkpoint", "optimizer"
 
 
 class Job(BaseModel):
@@ -18,7 +18,11 @@ class Job(BaseModel):
     samples: Path
     """Parquet of infra.records.Sample rows."""
     output: Path
-    """Folder that gets checkpoint/ and metrics.json."""
+    """Folder that gets checkpoint/, optimizer/ where it is kept, and metrics.json last of all."""
+    optimizer: Path | None = None
+    """Folder of the optimizer's state at `checkpoint`, to go on from; none: the optimizer starts from nothing."""
+    keep_optimizer: bool = False
+    """Whether the optimizer's state is written, twice the size of the weights."""
     current_version: str
     """Version of `checkpoint`: log-probability agreement is measured on the samples it made."""
     tensor_parallel: int = 1
@@ -118,6 +122,8 @@ class StepMetrics(BaseModel):
     """Completion tokens."""
     seconds: float
     """Wall-clock time of the step."""
+    cpu_seconds: float
+    """Processor time of one of the processes, all of its threads."""
     tokens_per_second: float
     """Tokens of prompts and completions, padding left out, over that time."""
     efficiency: float

@@ -31,10 +31,10 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
 
 from infra.records import Sample
-from tasks.trainer import flops, reports, safety
+from tasks.trainer import flops, moments, reports, safety
 from tasks.trainer.batches import MicroBatch, Proximal, micro_batches, minibatches, read
 from tasks.trainer.engine import Engine, Optimization, Parallel, faster_in_bf16, start, stop
-from tasks.trainer.job import CHECKPOINT_NAME, METRICS_NAME, Job, Metrics, StepMetrics
+from tasks.trainer.job import CHECKPOINT_NAME, METRICS_NAME, OPTIMIZER_NAME, Job, Metrics, StepMetrics
 from tasks.trainer.losses import Entropy, clipped_surrogate, importance_weights, reference_kl
 
 log = logging.getLogger("trainer")
@@ -269,7 +269,7 @@ def update(
     done = Updated([], 0.0, [])
     context = job.context_tokens if job.context_weight else 0
     for number, chosen in enumerate(minibatches(len(samples), job.minibatch, job.epochs, job.seed)):
-        began = time.perf_counter()
+        began, worked = time.perf_counter(), time.process_time()
         batches = micro_batches(samples, chosen[rank::ranks], job.micro_batch_tokens, proximal, context, reference)
         rate = job.learning_rate * min(1.0, (number + 1) / max(1, job.warmup_steps))
         totals = total(engine.accumulate(objective(job, scale), batches, _shape(batches)))
@@ -293,6 +293,7 @@ def update(
             logit_scale=scale.factor,
             learning_rate=rate,
             seconds=time.perf_counter() - began,
+            cpu_seconds=time.process_time() - worked,
             operations=flops.of_step(engine.hf_config, _sizes(samples, chosen, context), job.frozen_layers),
             peak=peak,
         )
@@ -349,6 +350,8 @@ def run(job: Job) -> Metrics:
     )
     engine.make_optimizer()
     engine.load(job.checkpoint)
+    if job.optimizer:
+        moments.load(engine, job.optimizer)
 
     clock.append(("starting log-probabilities", time.monotonic()))
     current = [i for i, s in enumerate(samples) if s.policy_version == job.current_version]
@@ -364,6 +367,8 @@ def run(job: Job) -> Metrics:
     done = update(engine, samples, job, proximal, scale, reference, peak)
 
     clock.append(("save", time.monotonic()))
+    if job.keep_optimizer:
+        moments.save(engine, job.output / OPTIMIZER_NAME)
     engine.save(job.output / CHECKPOINT_NAME, torch.float32, extras=job.checkpoint, logit_scale=scale.factor)
     clock.append(("end", time.monotonic()))
 
@@ -381,7 +386,10 @@ def run(job: Job) -> Metrics:
         seconds={name: end - begin for (name, begin), (_, end) in pairwise(clock)},
     )
     if dist.get_rank() == 0:
-        (job.output / METRICS_NAME).write_text(metrics.model_dump_json(indent=2))
+        # The metrics say that the update is done: they come last, and whole.
+        partial = job.output / f"{METRICS_NAME}.partial"
+        partial.write_text(metrics.model_dump_json(indent=2))
+        partial.rename(job.output / METRICS_NAME)
     return metrics
 
 

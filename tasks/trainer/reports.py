@@ -89,6 +89,7 @@ def metrics(
     logit_scale: float,
     learning_rate: float,
     seconds: float,
+    cpu_seconds: float,
     operations: float,
     peak: float,
 ) -> StepMetrics:
@@ -123,6 +124,7 @@ def metrics(
         learning_rate=learning_rate,
         tokens=int(sums.tokens),
         seconds=seconds,
+        cpu_seconds=cpu_seconds,
         tokens_per_second=sum(len(s.prompt_token_ids) + len(s.token_ids) for s in chosen) / seconds,
         efficiency=operations / seconds / peak if peak else 0.0,
     )

@@ -112,6 +112,28 @@ def test_the_first_steps_metrics_are_those_of_an_unmoved_policy(answers, layout)
 
 
 @LAYOUTS
+def test_an_update_goes_on_bit_for_bit_from_weights_and_moments_on_disk(answers, layout):
+    for found in answers[layout]["resumed"]:
+        assert found["resumed"] == 0
+        assert found["without"] > 1e-4, "moments matter, or this proves little"
+        assert found["drew"] == 0, "an update that draws random numbers would need their state kept"
+
+
+@pytest.mark.parametrize("layout", ["tensor", "pipeline"])
+def test_moments_move_between_layouts(answers, layout):
+    single, half = answers[layout]["resumed"]
+    assert single["changed"] == half["changed"] == 0
+    assert single["from_another_layout"] < 1e-2 * single["without"]
+
+
+def test_an_update_killed_anywhere_and_run_again_ends_in_the_same_weights(answers):
+    found = answers["killed"]
+    assert found["deaths"] > 8
+    assert found["tensors"] == 3 * 26
+    assert found["differing"] == found["left"] == 0
+
+
+@LAYOUTS
 def test_frozen_layers_stay_and_the_others_do_not(answers, layout):
     for found in answers[layout]["frozen"]:
         assert found == {"moved": 0, "stayed": 0, "frozen": 13, "saved_in_float32": 1}
