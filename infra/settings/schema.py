@@ -130,6 +130,9 @@ class Reward(Section):
     """Reward of a completion that was shown and not accepted."""
     nothing: float = 0.0
     """Reward of a completion with nothing to show."""
+    estimator: Literal["return", "group"] = "return"
+    """Advantages: return takes all of a cycle's samples together; group (GRPO) takes those of one prompt, and needs several
+    completions of each (python -m tasks.offline makes them): a loop with one completion a prompt has nothing to compare."""
     normalise: bool = True
     """Subtract the batch's mean and divide by its standard deviation."""
     baseline_by_length: float = Field(0.0, ge=0, le=1)
