@@ -5,6 +5,7 @@ number, so that a completion does not depend on its batch and two checkpoints me
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,20 @@ from transformers import AutoModelForCausalLM
 
 from infra.fim import SPECIAL_TOKENS, Renderer
 from infra.settings.schema import Model
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """One sampled completion, as a policy update wants it."""
+
+    prompt: tuple[int, ...]
+    """Token ids of the prompt."""
+    tokens: tuple[int, ...]
+    """Sampled token ids, the end token too where it was sampled."""
+    logprobs: tuple[float, ...]
+    """Log-probability of each under the distribution it was drawn from."""
+    text: str
+    """Without the end token."""
 
 
 class Generator:
@@ -31,7 +46,8 @@ class Generator:
         self._model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
         self._model.to(device=self._device)
         ends = [self._tokenizer.token_to_id(token) for token in SPECIAL_TOKENS]
-        self._ends = torch.tensor([end for end in ends if end is not None], device=self._device)
+        self._end_ids = {end for end in ends if end is not None}
+        self._ends = torch.tensor(sorted(self._end_ids), device=self._device)
         size = self._model.config.vocab_size
         self._newlines = torch.tensor(["\n" in self._tokenizer.decode([i]) for i in range(size)], device=self._device)
 
@@ -39,20 +55,29 @@ class Generator:
         self, contexts: Sequence[tuple[str, str]], max_tokens: int, temperature: float, seed: int, batch: int = 64
     ) -> list[str]:
         """The text after each (prefix, suffix), up to a token with a newline in it; temperature 0 takes the likeliest token."""
+        return [found.text for found in self.sample(contexts, max_tokens, temperature, seed, batch)]
+
+    def sample(
+        self, contexts: Sequence[tuple[str, str]], max_tokens: int, temperature: float, seed: int, batch: int = 64
+    ) -> list[Sampled]:
+        """The same completions with their tokens and log-probabilities (those of temperature 1 where it is 0)."""
         prompts = [self._renderer.render(prefix, suffix) for prefix, suffix in contexts]
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-        texts = [""] * len(prompts)
+        found: dict[int, Sampled] = {}
         for start in range(0, len(order), batch):
             rows = order[start : start + batch]
             written = self._batch([prompts[i] for i in rows], rows, max_tokens, temperature, seed)
-            for row, tokens in zip(rows, written, strict=True):
-                texts[row] = self._tokenizer.decode(tokens)
-        return texts
+            for row, drawn in zip(rows, written, strict=True):
+                tokens, scores = zip(*drawn, strict=True)
+                text = self._tokenizer.decode([token for token in tokens if token not in self._end_ids])
+                found[row] = Sampled(tuple(prompts[row]), tokens, scores, text)
+        return [found[row] for row in range(len(prompts))]
 
     @torch.inference_mode()
     def _batch(
         self, prompts: list[list[int]], rows: list[int], max_tokens: int, temperature: float, seed: int
-    ) -> list[list[int]]:
+    ) -> list[list[tuple[int, float]]]:
+        """Of each row its sampled tokens with their log-probabilities."""
         longest = max(map(len, prompts))
         ids = torch.zeros(len(prompts), longest, dtype=torch.long)  # B T, padded on the left
         mask = torch.zeros(len(prompts), longest, dtype=torch.long)
@@ -65,6 +90,7 @@ class Generator:
         places = (mask.cumsum(1) - 1).clamp(min=0)
         done = torch.zeros(len(prompts), dtype=torch.bool, device=self._device)
         written: list[torch.Tensor] = []
+        scores: list[torch.Tensor] = []
         cache = None
         for step in range(max_tokens):
             out = self._model(
@@ -72,14 +98,16 @@ class Generator:
             )
             cache = out.past_key_values
             token = pick(out.logits[:, -1], temperature, uniform[:, step])  # B
-            done = done | torch.isin(token, self._ends)
+            drawn_from = (out.logits[:, -1].float() / (temperature or 1.0)).log_softmax(-1)
+            scores.append(drawn_from.gather(1, token[:, None])[:, 0])
             written.append(torch.where(done, -1, token))
-            done = done | self._newlines[token]
+            done = done | torch.isin(token, self._ends) | self._newlines[token]
             if bool(done.all()):
                 break
             ids, places = token[:, None], places[:, -1:] + 1
             mask = torch.cat([mask, mask.new_ones(len(prompts), 1)], dim=1)
-        return [[token for token in row if token >= 0] for row in torch.stack(written, 1).tolist()]
+        rows_of = zip(torch.stack(written, 1).tolist(), torch.stack(scores, 1).tolist(), strict=True)
+        return [[(t, score) for t, score in zip(*row, strict=True) if t >= 0] for row in rows_of]
 
 
 def pick(logits: torch.Tensor, temperature: float, uniform: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from infra.registry import Registry
-from infra.store import ObjectStore
+from infra.store import CHECKSUMS, ObjectStore
 
 
 def prefix_of(source: str, bucket: str) -> str:
@@ -22,17 +22,31 @@ def prefix_of(source: str, bucket: str) -> str:
     return parts.path.strip("/")
 
 
+def optimizer_prefix(checkpoint: str) -> str:
+    """Where a checkpoint's optimizer state lies: apart from it, since what serves a version downloads the whole of its folder."""
+    return f"optimizers/{checkpoint.rsplit('/', 1)[-1]}"
+
+
 def fetch(store: ObjectStore, registry: Registry, version: str, folder: Path) -> Path:
     """The directory of a version's checkpoint, downloaded where it is not there yet.
 
     It is kept under its checksum: another registry's version of the same number is another checkpoint.
     """
-    prefix = prefix_of(registry.version(version).source, store.bucket)
-    target = folder / f"version-{version}-{store.directory_sha256(prefix)[:16]}"
+    return _downloaded(store, prefix_of(registry.version(version).source, store.bucket), folder, f"version-{version}")
+
+
+def fetch_optimizer(store: ObjectStore, registry: Registry, version: str, folder: Path) -> Path | None:
+    """The directory of the optimizer's state at a version; none where none was kept."""
+    prefix = optimizer_prefix(prefix_of(registry.version(version).source, store.bucket))
+    return _downloaded(store, prefix, folder, f"optimizer-{version}") if store.exists(f"{prefix}/{CHECKSUMS}") else None
+
+
+def _downloaded(store: ObjectStore, prefix: str, folder: Path, name: str) -> Path:
+    target = folder / f"{name}-{store.directory_sha256(prefix)[:16]}"
     if target.is_dir():
         return target
     folder.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f"version-{version}-", dir=folder))
+    partial = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=folder))
     try:
         store.get_directory(prefix, partial)
         os.replace(partial, target)

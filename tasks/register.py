@@ -13,6 +13,7 @@ from infra.records import Manifest
 from infra.registry import Registry
 from infra.settings import Settings
 from infra.store import CHECKSUMS, ObjectStore
+from tasks.checkpoints import optimizer_prefix
 from tasks.cycles import dataset_id
 from tasks.evaluate import Evaluation
 from tasks.lineage import CYCLE_TAG, DATASET_TAG, PARENT_TAG
@@ -45,6 +46,8 @@ def register(
     prefix = f"checkpoints/{manifest.cycle}"
     if not store.exists(f"{prefix}/{CHECKSUMS}"):
         store.put_directory(prefix, trained.checkpoint)
+    if trained.optimizer and not store.exists(f"{optimizer_prefix(prefix)}/{CHECKSUMS}"):
+        store.put_directory(optimizer_prefix(prefix), trained.optimizer)
     dataset = dataset_id(store, manifest.cycle)
     run = log_run(settings, store, manifest, dataset, trained, evaluation)
     tags = {
@@ -114,7 +117,7 @@ def flat_metrics(manifest: Manifest, trained: Trained, evaluation: Evaluation) -
     found["requests"] = float(manifest.requests)
     found |= {f"candidate.{name}": value for name, value in evaluation.candidate.items()}
     found |= {f"champion.{name}": value for name, value in evaluation.champion.items()}
-    figures = trained.metrics.model_dump(exclude={"steps", "seconds"})
+    figures = trained.metrics.model_dump(exclude={"steps", "notes", "seconds"})
     found |= {f"train.{name}": float(value) for name, value in figures.items() if value is not None}
     return found | {f"train.seconds.{name}": value for name, value in trained.metrics.seconds.items()}
 
@@ -139,6 +142,7 @@ def describe(manifest: Manifest, trained: Trained, evaluation: Evaluation) -> st
         ("mean reward", f"{trained.metrics.mean_reward:.4f}"),
         ("KL, last step", f"{last.kl:.5f}" if last else ""),
         ("clipped, last step", f"{last.clip_fraction:.2%}" if last else ""),
+        *(("not done", note) for note in trained.metrics.notes),
         ("held-out", evaluation.reason),
     ]
     return f"Candidate of {manifest.cycle}.\n\n| | |\n| --- | --- |\n" + "\n".join(f"| {k} | {v} |" for k, v in rows)

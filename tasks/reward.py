@@ -11,13 +11,17 @@ Two settings keep long completions, whose accepts are rare, from drowning the re
 completions of like length: what is then learnt is to be right rather than to be short. And a completion's advantage may fall with
 a power of its length, so that in a sum over tokens each completion has its part.
 
+The other estimator, `group` (GRPO: Shao et al. 2024, "DeepSeekMath", section 4.1.2), takes completions of one prompt together:
+
+    A_i = (R_i - mean(R of the group)) / std(R of the group), zero where all of a group have the same reward
+
 A rejection is worth less than nothing, so that showing pays only above a certain chance of an accept (Cursor, "Improving Cursor
 Tab with online RL", 2025: +0.75 accepted, -0.25 rejected, 0 nothing shown: above 25 %).
 """
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from infra.records import Sample
 from infra.settings.schema import Reward
@@ -52,6 +56,29 @@ def advantages(rewards: Sequence[float], lengths: Sequence[int], settings: Rewar
     return [scale * weight * c for weight, c in zip(weights, centred, strict=True)]
 
 
+def group_advantages(rewards: Sequence[float], groups: Sequence[Hashable]) -> list[float]:
+    """Returns minus their group's mean, over its standard deviation (of the population)."""
+    members: dict[Hashable, list[float]] = defaultdict(list)
+    for r, group in zip(rewards, groups, strict=True):
+        members[group].append(r)
+    means = {group: _mean(found) for group, found in members.items()}
+    deviations = {group: math.sqrt(_mean([(r - means[group]) ** 2 for r in found])) for group, found in members.items()}
+    return [
+        (r - means[group]) / deviations[group] if deviations[group] >= 1e-8 else 0.0
+        for r, group in zip(rewards, groups, strict=True)
+    ]
+
+
+def estimated(samples: Sequence[Sample], settings: Reward) -> list[Sample]:
+    """Rewarded samples with their advantages, by the estimator that the settings name."""
+    rewards = [sample.reward for sample in samples]
+    if settings.estimator == "group":
+        found = group_advantages(rewards, [sample.prompt_token_ids for sample in samples])
+    else:
+        found = advantages(rewards, [len(sample.token_ids) for sample in samples], settings)
+    return [sample.model_copy(update={"advantage": a}) for sample, a in zip(samples, found, strict=True)]
+
+
 def means_by_length(rewards: Sequence[float], lengths: Sequence[int]) -> dict[int, float]:
     """Mean reward of completions of like length, by the number of bits of their tokens: 1, 2 to 3, 4 to 7, ..."""
     groups: dict[int, list[float]] = defaultdict(list)
@@ -66,6 +93,4 @@ def _mean(values: Sequence[float]) -> float:
 
 def rewarded(samples: Sequence[Sample], settings: Reward) -> list[Sample]:
     """The samples with their rewards and advantages."""
-    rewards = [reward(sample, settings) for sample in samples]
-    worth = zip(samples, rewards, advantages(rewards, [len(s.token_ids) for s in samples], settings), strict=True)
-    return [sample.model_copy(update={"reward": r, "advantage": a}) for sample, r, a in worth]
+    return estimated([sample.model_copy(update={"reward": reward(sample, settings)}) for sample in samples], settings)

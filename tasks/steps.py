@@ -19,6 +19,7 @@ from infra import settings as settings_
 from infra.records import Decision, ExperimentRecord, Manifest, Verdict
 from infra.registry import Registry, RegistryError
 from infra.settings import Settings
+from infra.settings.schema import Train
 from infra.store import ObjectStore
 from tasks import batch, checkpoints, compaction, cycles, forgotten, history, quarantine, release, report, retention
 from tasks import collect as collecting
@@ -36,7 +37,7 @@ from tasks.forget import Forgetting
 from tasks.register import Registered
 from tasks.retention import Retained
 from tasks.reward import rewarded
-from tasks.train import Trained
+from tasks.train import Aids, Trained
 from tasks.weights import capped
 
 P = ParamSpec("P")
@@ -166,7 +167,8 @@ def train(settings: Settings, manifest: Manifest) -> Trained:
     begun = cycles.settings_of(store, manifest.cycle, settings)
     parent = checkpoint_of(settings, manifest.parent)
     logger = get_run_logger()
-    result = training.train(store, manifest, parent, begun.train, folder_of(settings, manifest.cycle), logger.info)
+    folder = folder_of(settings, manifest.cycle)
+    result = training.train(store, manifest, parent, begun.train, folder, logger.info, aids_of(settings, begun.train, manifest))
     store.put_json(f"cycles/{manifest.cycle}/training.json", result.metrics.model_dump(mode="json"))
     logger.info("trained on %d samples in %.1f s", result.metrics.samples, result.seconds)
     return result
@@ -308,6 +310,18 @@ def show_maintenance(key: str, page: str) -> None:
         create_markdown_artifact(page, key=key)
     except Exception as error:
         get_run_logger().warning("artifacts: %s", error)
+
+
+def aids_of(settings: Settings, wanted: Train, manifest: Manifest) -> Aids:
+    """The champion's checkpoint and the state of the parent's optimizer, where the training settings ask for them."""
+    to_champion = wanted.kl_weight > 0 and wanted.kl_reference == "champion"
+    folder = settings_.path(settings.train.folder) / "versions"
+    return Aids(
+        reference=checkpoint_of(settings, manifest.champion) if to_champion else None,
+        optimizer=checkpoints.fetch_optimizer(store_of(settings), registry_of(settings), manifest.parent, folder)
+        if wanted.keep_optimizer
+        else None,
+    )
 
 
 def checkpoint_of(settings: Settings, version: str) -> Path:

@@ -19,7 +19,7 @@ from infra.records import Manifest
 from infra.settings import ROOT
 from infra.settings.schema import Train
 from infra.store import Corrupt, ObjectStore, sha256
-from tasks.trainer.job import CHECKPOINT_NAME, JOB_NAME, METRICS_NAME, Job, Metrics
+from tasks.trainer.job import CHECKPOINT_NAME, JOB_NAME, METRICS_NAME, OPTIMIZER_NAME, Job, Metrics
 
 LOG_NAME = "trainer.log"
 TAIL_LINES = 40
@@ -41,10 +41,31 @@ class Trained:
     """Hugging Face layout."""
     metrics: Metrics
     seconds: float
+    optimizer: Path | None = None
+    """The optimizer's state, where it is kept."""
+
+
+@dataclass(frozen=True)
+class Aids:
+    """What an update may lean on beside its samples and its parent."""
+
+    reference: Path | None = None
+    """Checkpoint that the KL is taken to; none: the parent's."""
+    optimizer: Path | None = None
+    """The optimizer's state at the parent's checkpoint; none: it starts from nothing."""
+
+
+NO_AIDS = Aids()
 
 
 def train(
-    store: ObjectStore, manifest: Manifest, parent: Path, settings: Train, folder: Path, say: Callable[[str], None] = print
+    store: ObjectStore,
+    manifest: Manifest,
+    parent: Path,
+    settings: Train,
+    folder: Path,
+    say: Callable[[str], None] = print,
+    aids: Aids = NO_AIDS,
 ) -> Trained:
     """Train the cycle's candidate from its parent's checkpoint.
 
@@ -58,7 +79,7 @@ def train(
     if (found := sha256([body])) != manifest.samples.sha256:
         raise Corrupt(f"s3://{store.bucket}/{manifest.samples.key}: SHA-256 {found}, the manifest says {manifest.samples.sha256}")
     samples.write_bytes(body)
-    job = write_job(folder, parent, samples, manifest.parent, settings)
+    job = write_job(folder, parent, samples, manifest.parent, settings, aids)
     command = (
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(settings.processes)),
         *("-m", "tasks.trainer.ppo", "--job", str(job)),
@@ -70,13 +91,15 @@ def train(
             f"trainer: ended well but left no {metrics.name} or {checkpoint.name} in {folder}; its log: {folder / LOG_NAME}"
         )
     result = Metrics.model_validate_json(metrics.read_text())
-    return Trained(checkpoint, result, sum(result.seconds.values()))
+    optimizer = folder / OPTIMIZER_NAME
+    return Trained(checkpoint, result, sum(result.seconds.values()), optimizer if settings.keep_optimizer else None)
 
 
-def write_job(folder: Path, parent: Path, samples: Path, version: str, settings: Train) -> Path:
+def write_job(folder: Path, parent: Path, samples: Path, version: str, settings: Train, aids: Aids = NO_AIDS) -> Path:
     """The job's file: the training settings that the trainer knows, resolved."""
     shared = {name: value for name, value in settings.model_dump().items() if name in Job.model_fields}
-    job = Job(checkpoint=parent, samples=samples, output=folder, current_version=version, **shared)
+    paths = {"checkpoint": parent, "samples": samples, "output": folder, "reference": aids.reference, "optimizer": aids.optimizer}
+    job = Job(current_version=version, **paths, **shared)
     path = folder / JOB_NAME
     path.write_text(job.model_dump_json(indent=2))
     return path

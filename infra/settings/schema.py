@@ -186,6 +186,9 @@ class Reward(Section):
     """Reward of a completion that was shown and not accepted."""
     nothing: float = 0.0
     """Reward of a completion with nothing to show."""
+    estimator: Literal["return", "group"] = "return"
+    """Advantages: return takes all of a cycle's samples together; group (GRPO) takes those of one prompt, and needs several
+    completions of each (`python -m tasks.groups` makes them): a loop with one completion a prompt has nothing to compare."""
     normalise: bool = True
     """Subtract the batch's mean and divide by its standard deviation."""
     baseline_by_length: float = Field(0.0, ge=0, le=1)
@@ -217,8 +220,24 @@ class Train(Section):
     """PPO clips the ratio below 1 - clip_low."""
     clip_high: float = Field(0.2, gt=0)
     """PPO clips the ratio above 1 + clip_high."""
+    dual_clip: float = Field(0.0, ge=0)
+    """A rejected token's objective is not below this times its advantage, however much likelier the token has become since it was
+    sampled; above 1 (3 in Ye et al. 2020), or 0 for no such bound."""
     importance_bound: float = Field(2.0, gt=1)
     """Bound of the importance weight from the behaviour policy to the start of training."""
+    kl_weight: float = Field(0.0, ge=0)
+    """Weight of the estimated KL divergence from the reference policy at a sampled token; 0: none."""
+    kl_reference: Literal["start", "champion"] = "start"
+    """Policy that this divergence is taken to: the weights that the update starts from, or the champion's."""
+    entropy_weight: float = Field(0.0, ge=0)
+    """Weight of the entropy at a sampled token, which the update then raises; 0: none."""
+    max_kl: float = Field(0.0, ge=0)
+    """The update ends before a step whose samples show a larger divergence from its start, in nats a token; 0: it never does."""
+    max_ratio: float = Field(1000.0, gt=1)
+    """A step is refused where a token has become likelier than this many times since the start."""
+    max_logprob_gap: float = Field(0.1, gt=0)
+    """An update is refused where the trainer's and the server's log-probabilities, of the same tokens under the same weights,
+    differ by more than this on average, in nats."""
     context_weight: float = Field(0.0, ge=0)
     """Weight of the language-model loss of a prompt token, beside 1 for the surrogate of a sampled one; 0: none."""
     context_tokens: int = Field(32, ge=1)
@@ -229,6 +248,9 @@ class Train(Section):
     """Lowest layers that an update leaves as they are, the embeddings with them; 0: everything is trained."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Gradient clipping."""
+    keep_optimizer: bool = False
+    """Keep Adam's moments, twice the size of the weights, in the object store with each candidate; an update then goes on from
+    those of the version that it trains further. Off: every update starts them from nothing."""
     seed: int = 0
     """Seed of the order of samples."""
     environment: dict[str, str] = {}

@@ -9,6 +9,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import pyarrow.parquet as pq
 import torch
@@ -35,6 +36,8 @@ class MicroBatch:
     """[K] float32, log-probabilities as recorded by the server."""
     proximal: torch.Tensor
     """[K] float32, log-probabilities under the policy that the clip holds near; the behaviour's own where not given."""
+    reference: torch.Tensor
+    """[K] float32, log-probabilities under the policy that the KL is taken to; where not given the behaviour's, unused."""
     advantage: torch.Tensor
     """[K] float32, the sample's advantage on each of its tokens."""
     samples: tuple[int, ...]
@@ -93,11 +96,16 @@ def minibatches(count: int, size: int, epochs: int, seed: int) -> Iterator[list[
 
 
 Proximal = Mapping[int, Sequence[float]]
-"""Log-probabilities of a sample's tokens under the proximal policy, by the sample's index."""
+"""Log-probabilities of a sample's tokens under the proximal, or the reference, policy, by the sample's index."""
 
 
 def micro_batches(
-    samples: Sequence[Sample], chosen: Sequence[int], budget: int, proximal: Proximal, context: int = 0
+    samples: Sequence[Sample],
+    chosen: Sequence[int],
+    budget: int,
+    proximal: Proximal,
+    context: int = 0,
+    reference: Proximal = MappingProxyType({}),
 ) -> list[MicroBatch]:
     """Chosen samples sorted by length into micro-batches of at most `budget` tokens, padding included.
 
@@ -111,7 +119,7 @@ def micro_batches(
             groups[-1].append(i)
         else:
             groups.append([i])
-    return [_micro_batch(samples, group, proximal, context) for group in groups]
+    return [_micro_batch(samples, group, proximal, context, reference) for group in groups]
 
 
 def context_positions(sample: Sample, count: int) -> list[int]:
@@ -120,13 +128,16 @@ def context_positions(sample: Sample, count: int) -> list[int]:
     return sorted(random.Random(sample.completion_id).sample(places, min(count, len(places))))
 
 
-def _micro_batch(samples: Sequence[Sample], group: list[int], proximal: Proximal, context: int) -> MicroBatch:
+def _micro_batch(
+    samples: Sequence[Sample], group: list[int], proximal: Proximal, context: int, reference: Proximal
+) -> MicroBatch:
     rows = [samples[i] for i in group]
     width = max(len(r.prompt_token_ids) + len(r.token_ids) for r in rows)
     tokens = torch.full((len(rows), width), PAD, dtype=torch.long)
     at: list[int] = []
     told: list[tuple[int, int]] = []
     near = [value for i, row in zip(group, rows, strict=True) for value in proximal.get(i, row.logprobs)]
+    held = [value for i, row in zip(group, rows, strict=True) for value in reference.get(i, row.logprobs)]
     for b, row in enumerate(rows):
         ids = (*row.prompt_token_ids, *row.token_ids)
         tokens[b, : len(ids)] = torch.tensor(ids)
@@ -140,6 +151,7 @@ def _micro_batch(samples: Sequence[Sample], group: list[int], proximal: Proximal
         temperature=torch.tensor([row.temperature for row in rows for _ in row.token_ids], dtype=torch.float32),
         behaviour=torch.tensor([value for row in rows for value in row.logprobs], dtype=torch.float32),
         proximal=torch.tensor(near, dtype=torch.float32),
+        reference=torch.tensor(held, dtype=torch.float32),
         advantage=torch.tensor([row.advantage for row in rows for _ in row.token_ids], dtype=torch.float32),
         samples=tuple(group),
         context_at=torch.tensor([place for place, _ in told], dtype=torch.long),

@@ -7,7 +7,7 @@ step is lost in bfloat16.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -46,18 +46,38 @@ def load_weights(model: Any, weights: Mapping[str, torch.Tensor]) -> None:
         KeyError: a tensor is missing.
         ValueError: a tensor has another shape than the model's.
     """
-    core, offset, tied = _core(model)
-    size, rank = parallel_state.get_tensor_model_parallel_world_size(), parallel_state.get_tensor_model_parallel_rank()
-    for name, parameter in core.named_parameters():
-        names, kind, axis = _entry(name, offset, tied)
-        tensor = _merge([weights[n] for n in names], kind, core.config.num_query_groups, size, rank)
-        if kind == "copy" and axis is not None:
-            tensor = tensor.chunk(size, axis)[rank]
-        if tensor.shape != parameter.shape:
-            raise ValueError(f"{names}: shape {tuple(tensor.shape)} after the split, the model has {tuple(parameter.shape)}")
+    for parameter, tensor in shards(model, weights, partly=False):
         parameter.copy_(tensor)
         if (master := getattr(parameter, "main_param", None)) is not None:
             master.copy_(tensor)
+
+
+def names(model: Any) -> Iterator[tuple[torch.Tensor, list[str]]]:
+    """This rank's parameters, each with the Hugging Face tensors that it is made of."""
+    core, offset, tied = _core(model)
+    for name, parameter in core.named_parameters():
+        yield parameter, _entry(name, offset, tied)[0]
+
+
+def shards(model: Any, weights: Mapping[str, torch.Tensor], partly: bool = True) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """This rank's parameters, each with its shard of full Hugging Face tensors; `partly`: those that are not there are left out.
+
+    Raises:
+        KeyError: a tensor is missing.
+        ValueError: a tensor has another shape than the model's.
+    """
+    core, offset, tied = _core(model)
+    size, rank = parallel_state.get_tensor_model_parallel_world_size(), parallel_state.get_tensor_model_parallel_rank()
+    for name, parameter in core.named_parameters():
+        tensors, kind, axis = _entry(name, offset, tied)
+        if partly and tensors[0] not in weights:
+            continue
+        tensor = _merge([weights[n] for n in tensors], kind, core.config.num_query_groups, size, rank)
+        if kind == "copy" and axis is not None:
+            tensor = tensor.chunk(size, axis)[rank]
+        if tensor.shape != parameter.shape:
+            raise ValueError(f"{tensors}: shape {tuple(tensor.shape)} after the split, the model has {tuple(parameter.shape)}")
+        yield parameter, tensor
 
 
 def freeze(model: Any, layers: int) -> None:
@@ -82,42 +102,56 @@ def freeze(model: Any, layers: int) -> None:
         )
 
 
+Like = Callable[[torch.Tensor], torch.Tensor | None]
+"""A parameter to a tensor of its shape, or to none, the same on all tensor-parallel ranks."""
+
+
+def trained(parameter: torch.Tensor) -> torch.Tensor:
+    """The master of a parameter, where it has one."""
+    return getattr(parameter, "main_param", parameter)
+
+
 @torch.no_grad()
-def full_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every Hugging Face tensor, whole, on every rank: gathered over tensor-parallel ranks, broadcast over pipeline stages."""
+def full_weights(model: Any, of: Like = trained) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every Hugging Face tensor, whole, on every rank: gathered over tensor-parallel ranks, broadcast over pipeline stages.
+
+    `of`: what is gathered of each parameter.
+    """
     stages, group = parallel_state.get_pipeline_model_parallel_world_size(), parallel_state.get_pipeline_model_parallel_group()
     if stages == 1:
-        yield from _own_weights(model)
+        yield from _own_weights(model, of)
         return
     for stage in range(stages):
         source = dist.get_global_rank(group, stage)
-        own = list(_own_weights(model)) if parallel_state.get_pipeline_model_parallel_rank() == stage else None
-        described: list[Any] = [own and [(name, tensor.shape, tensor.dtype) for name, tensor in own]]
+        own = list(_own_weights(model, of)) if parallel_state.get_pipeline_model_parallel_rank() == stage else None
+        described: list[Any] = [own is not None and [(name, tensor.shape, tensor.dtype) for name, tensor in own]]
         dist.broadcast_object_list(described, src=source, group=group)
         device = next(model.parameters()).device
         for index, (name, shape, dtype) in enumerate(described[0]):
-            tensor = own[index][1].contiguous() if own else torch.empty(shape, dtype=dtype, device=device)
+            tensor = own[index][1].contiguous() if own is not None else torch.empty(shape, dtype=dtype, device=device)
             dist.broadcast(tensor, src=source, group=group)
             yield name, tensor
 
 
-def _own_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+def _own_weights(model: Any, of: Like) -> Iterator[tuple[str, torch.Tensor]]:
     core, offset, tied = _core(model)
     size, group = parallel_state.get_tensor_model_parallel_world_size(), parallel_state.get_tensor_model_parallel_group()
     queries = core.config.num_attention_heads // core.config.num_query_groups
     for name, parameter in core.named_parameters():
         if name == "output_layer.weight" and tied:
             continue
-        names, kind, axis = _entry(name, offset, tied)
-        tensor = getattr(parameter, "main_param", parameter).detach()
-        shards = [tensor]
+        tensors, kind, axis = _entry(name, offset, tied)
+        if (found := of(parameter)) is None:
+            continue
+        tensor = found.detach()
+        parts = [tensor]
         if axis is not None and size > 1:
-            shards = [torch.empty_like(tensor) for _ in range(size)]
-            dist.all_gather(shards, tensor.contiguous(), group=group)
+            parts = [torch.empty_like(tensor) for _ in range(size)]
+            dist.all_gather(parts, tensor.contiguous(), group=group)
         if kind == "copy":
-            yield names[0], (shards[0] if axis is None else torch.cat(shards, axis)).clone()
+            yield tensors[0], (parts[0] if axis is None else torch.cat(parts, axis)).clone()
         else:
-            yield from zip(names, _split(shards, kind, queries, core.config.kv_channels), strict=True)
+            yield from zip(tensors, _split(parts, kind, queries, core.config.kv_channels), strict=True)
 
 
 def _core(model: Any) -> tuple[Any, int, bool]:

@@ -108,7 +108,8 @@ class Engine:
         if torch.cuda.is_available():
             model = model.cuda()
         wrapped = Float16Module(self.config, model) if optimization.bf16 else model
-        ddp = DistributedDataParallelConfig(grad_reduce_in_fp32=True, check_for_nan_in_grad=True)
+        # Gradients are looked at before the step (`finite`): Megatron's own check ends the process, and the other ranks wait.
+        ddp = DistributedDataParallelConfig(grad_reduce_in_fp32=True, check_for_nan_in_grad=False)
         self.model = DistributedDataParallel(self.config, ddp, wrapped)
         self.config.finalize_model_grads_func = finalize_model_grads
         self._optimization = optimization
@@ -165,23 +166,41 @@ class Engine:
             collect_non_loss_data=forward_only,
         )
 
-    def step(
-        self, forward_step: ForwardStep, batches: Sequence[Any], shape: tuple[int, int], lr: float
-    ) -> tuple[list[Any], float]:
-        """One optimizer step over micro-batches; gives back the loss reports and the gradient's norm before clipping.
+    def accumulate(self, forward_step: ForwardStep, batches: Sequence[Any], shape: tuple[int, int]) -> list[Any]:
+        """The gradient over micro-batches, without a step; gives back the loss reports, on the last pipeline stage.
 
         The loss function returns (sum of the loss, number of tokens, report): gradients are divided by the tokens of all
         micro-batches and data-parallel ranks.
         """
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
         self.model.zero_grad_buffer()
         self.optimizer.zero_grad()
-        reports = self.run(forward_step, batches, shape, forward_only=False)
-        stepped, norm, _ = self.optimizer.step()
-        if not stepped:
+        return self.run(forward_step, batches, shape, forward_only=False)
+
+    def finite(self) -> bool:
+        """Whether every element of the gradient is a number, on all ranks."""
+        parts = [buffer.grad_data.isfinite().all() for buffer in self.model.buffers]
+        answer = torch.stack(parts).all().int()
+        dist.all_reduce(answer, dist.ReduceOp.MIN)
+        return bool(answer)
+
+    def apply(self, lr: float) -> float:
+        """One optimizer step along the accumulated gradient; gives back its norm before clipping.
+
+        Raises:
+            FloatingPointError: the gradient is not finite.
+        """
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        if not self.finite() or not (taken := self.optimizer.step())[0]:
             raise FloatingPointError("optimizer: the gradient is not finite, the step was not taken; lower the learning rate")
-        return reports, float(norm)
+        return float(taken[1])
+
+    def step(
+        self, forward_step: ForwardStep, batches: Sequence[Any], shape: tuple[int, int], lr: float
+    ) -> tuple[list[Any], float]:
+        """`accumulate` and `apply`: the loss reports, and the gradient's norm before clipping."""
+        reports = self.accumulate(forward_step, batches, shape)
+        return reports, self.apply(lr)
 
     def save(self, directory: Path, dtype: torch.dtype, extras: Path | None = None, logit_scale: float = 1.0) -> None:
         """Write the checkpoint (the masters, where there are any), whole or not at all.

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-JOB_NAME, METRICS_NAME, CHECKPOINT_NAME = "job.json", "metrics.json", "checkpoint"
+JOB_NAME, METRICS_NAME, CHECKPOINT_NAME, OPTIMIZER_NAME = "job.json", "metrics.json", "checkpoint", "optimizer"
 
 
 class Job(BaseModel):
@@ -18,7 +18,11 @@ class Job(BaseModel):
     samples: Path
     """Parquet of infra.records.Sample rows."""
     output: Path
-    """Folder that gets checkpoint/ and metrics.json."""
+    """Folder that gets checkpoint/, optimizer/ where it is kept, and metrics.json last of all."""
+    optimizer: Path | None = None
+    """Folder of the optimizer's state at `checkpoint`, to go on from; none: the optimizer starts from nothing."""
+    keep_optimizer: bool = False
+    """Whether the optimizer's state is written, twice the size of the weights."""
     current_version: str
     """Version of `checkpoint`: log-probability agreement is measured on the samples it made."""
     tensor_parallel: int = 1
@@ -41,8 +45,22 @@ class Job(BaseModel):
     """The ratio is clipped below 1 - clip_low."""
     clip_high: float = 0.2
     """The ratio is clipped above 1 + clip_high."""
+    dual_clip: float = 0.0
+    """A rejected token's objective is not below this times its advantage; above 1, or 0 for no such bound."""
     importance_bound: float = 2.0
     """Bound of the importance weight from the behaviour policy to the proximal one."""
+    kl_weight: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the estimated KL(policy || reference) of a sampled token; 0: none."""
+    reference: Path | None = None
+    """Checkpoint that the KL is taken to, in Hugging Face layout; none: `checkpoint`, where the update starts."""
+    entropy_weight: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the entropy at a sampled token, which the update raises; 0: none."""
+    max_kl: Annotated[float, Field(ge=0)] = 0.0
+    """The update ends before a step whose samples show a larger KL(start || policy) a token; 0: it never does."""
+    max_ratio: Annotated[float, Field(gt=1)] = 1000.0
+    """A step with a token whose ratio is above this is refused."""
+    max_logprob_gap: Annotated[float, Field(gt=0)] = 0.1
+    """An update is refused where the trainer's and the server's log-probabilities differ by more than this on average."""
     context_weight: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the language-model loss of a prompt token, beside 1 for the surrogate of a sampled one; 0: none."""
     context_tokens: Annotated[int, Field(ge=1)] = 32
@@ -65,13 +83,35 @@ class StepMetrics(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     loss: float
-    """Mean clipped surrogate per token, negated."""
+    """Mean clipped surrogate per token, negated, with the KL and entropy terms that have a weight."""
+    reward: float
+    """Mean reward of the step's samples."""
+    advantage_mean: float
+    """Mean advantage of the step's samples."""
+    advantage_deviation: float
+    """Standard deviation of their advantages."""
+    ratio_p01: float
+    """A token's probability over that under the proximal policy: the smallest hundredth is below this."""
+    ratio_median: float
+    """Its median."""
+    ratio_p99: float
+    """The largest hundredth is above this."""
+    ratio_max: float
+    """The largest."""
     clip_fraction: float
     """Share of tokens whose ratio was clipped."""
     context_loss: float
     """Mean language-model loss on tokens of the prompts, in nats; 0 where it has no weight."""
     kl: float
     """Estimate of KL(start || policy) per token, (r - 1) - ln r (Schulman 2020, "Approximating KL divergence", k3)."""
+    reference_kl: float
+    """Estimate of KL(policy || reference) per token; 0 where it has no weight."""
+    entropy: float
+    """Mean entropy of the sampling distribution at the sampled tokens' places, over the whole vocabulary, in nats."""
+    effective_samples: float
+    """Effective sample size of the tokens' weights policy / behaviour, (sum w)^2 / (N sum w^2), from 0 to 1 (Kong 1992)."""
+    logprob_gap: float
+    """Mean absolute difference of the policy's and the server's log-probability; the policy's own way is in it."""
     gradient_norm: float
     """Before clipping."""
     logit_scale: float
@@ -80,6 +120,14 @@ class StepMetrics(BaseModel):
     """At this step."""
     tokens: int
     """Completion tokens."""
+    seconds: float
+    """Wall-clock time of the step."""
+    cpu_seconds: float
+    """Processor time of one of the processes, all of its threads."""
+    tokens_per_second: float
+    """Tokens of prompts and completions, padding left out, over that time."""
+    efficiency: float
+    """Share of the processors' arithmetic that the model's own operations took: MFU on GPUs, of the best product on CPUs."""
 
 
 class Metrics(BaseModel):
@@ -102,6 +150,8 @@ class Metrics(BaseModel):
     logprob_difference_max: float | None
     """Largest such difference."""
     steps: tuple[StepMetrics, ...]
-    """In order."""
+    """Those that were taken, in order."""
+    notes: tuple[str, ...] = ()
+    """Steps that were refused and an early end, each with its reason."""
     seconds: dict[str, float]
     """Wall-clock seconds by phase."""

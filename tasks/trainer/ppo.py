@@ -7,19 +7,23 @@ al. 2022, "Training language models to follow instructions with human feedback",
 team's code, and holds the model to writing code while the reward pulls at it.
 
 The clip holds the policy near the proximal one. For samples of the current version that is the behaviour policy itself, whose
-log-probabilities the server recorded (agreement is measured on the first step, before any update); for older samples the
-starting weights' log-probabilities are computed, and a truncated importance weight corrects for the rest.
+log-probabilities the server recorded (agreement is measured before the first step); for older samples the starting weights'
+log-probabilities are computed, and a truncated importance weight corrects for the rest.
+
+What would harm the weights is refused (safety.py): a step, which is then noted and left out, or the whole update.
 """
 
 import argparse
 import json
 import logging
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -27,10 +31,11 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
 
 from infra.records import Sample
-from tasks.trainer.batches import MicroBatch, micro_batches, minibatches, read
+from tasks.trainer import flops, moments, reports, safety
+from tasks.trainer.batches import MicroBatch, Proximal, micro_batches, minibatches, read
 from tasks.trainer.engine import Engine, Optimization, Parallel, faster_in_bf16, start, stop
-from tasks.trainer.job import CHECKPOINT_NAME, METRICS_NAME, Job, Metrics, StepMetrics
-from tasks.trainer.losses import clipped_surrogate, importance_weights
+from tasks.trainer.job import CHECKPOINT_NAME, METRICS_NAME, OPTIMIZER_NAME, Job, Metrics, StepMetrics
+from tasks.trainer.losses import Entropy, clipped_surrogate, importance_weights, reference_kl
 
 log = logging.getLogger("trainer")
 
@@ -52,6 +57,10 @@ class LogitScale:
         dist.all_reduce(gradient)  # each data-parallel rank has its samples' part, each tensor-parallel rank its logits' part
         with torch.no_grad():
             self.log -= self._rate * gradient / tokens
+        self.drop()
+
+    def drop(self) -> None:
+        """Forget the gradient that was collected."""
         self.log.grad = None
 
     @property
@@ -65,6 +74,13 @@ def logprobs(logits: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
     scaled = logits[0].float() / batch.temperature.to(logits.device)[:, None]
     # The function works in place on its float32 argument, which is a tensor of our own here.
     return -vocab_parallel_cross_entropy(scaled[:, None], batch.targets.to(logits.device)[:, None])[:, 0]
+
+
+def entropies(logits: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
+    """Entropy of the sampling distribution of each sampled token, [K]; logits [1, K, V / TP]."""
+    scaled = logits[0].float() / batch.temperature.to(logits.device)[:, None]
+    group = parallel_state.get_tensor_model_parallel_group()
+    return Entropy.apply(scaled, group if dist.get_world_size(group) > 1 else None)
 
 
 def context_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -157,7 +173,7 @@ def _computed_logprobs(engine: Engine, batches: Sequence[MicroBatch], samples: S
 
 
 def objective(job: Job, scale: LogitScale) -> Callable[..., Any]:
-    """The forward step of the objective; reports sums: loss, clipped, kl, importance clipped, context, C, tokens."""
+    """The forward step of the objective, reporting a reports.Report."""
 
     def forward_step(queue: Iterator[MicroBatch], model: Any) -> Any:
         batch = next(queue)
@@ -169,21 +185,80 @@ def objective(job: Job, scale: LogitScale) -> Callable[..., Any]:
             near, behaviour, advantage = (t.to(policy.device) for t in (batch.proximal, batch.behaviour, batch.advantage))
             weights = importance_weights(near, behaviour, job.importance_bound)
             mask = torch.ones_like(policy)
-            found = clipped_surrogate(policy, near, weights, advantage, mask, job.clip_low, job.clip_high)
-            bounded = (weights >= job.importance_bound).float().sum()
-            prompted = mask.new_tensor(batch.context_targets.numel())
-            report = torch.stack([found.loss.detach(), found.clipped, found.kl, bounded, context.detach(), prompted, mask.sum()])
-            return found.loss + job.context_weight * context, mask.sum().int(), report
+            found = clipped_surrogate(policy, near, weights, advantage, mask, job.clip_low, job.clip_high, job.dual_clip)
+            objective, divergence = found.loss, mask.new_zeros(())
+            if job.kl_weight:
+                divergence = reference_kl(policy, batch.reference.to(policy.device)).sum()
+                objective = objective + job.kl_weight * divergence
+            with torch.set_grad_enabled(job.entropy_weight > 0 and torch.is_grad_enabled()):
+                entropy = entropies(logits[:, :sampled] * scale.log.exp(), batch).sum()
+            if job.entropy_weight:
+                objective = objective - job.entropy_weight * entropy
+            with torch.no_grad():
+                away = policy - behaviour
+                weight = away.clamp(max=40).exp()  # its square is a float32 still
+                sums = reports.Sums(
+                    loss=objective,
+                    clipped=found.clipped,
+                    kl=found.kl,
+                    bounded=(weights >= job.importance_bound).float().sum(),
+                    context=context,
+                    prompted=mask.new_tensor(batch.context_targets.numel()),
+                    tokens=mask.sum(),
+                    entropy=entropy,
+                    reference_kl=divergence,
+                    weight=weight.sum(),
+                    weight_squared=weight.square().sum(),
+                    gap=away.abs().sum(),
+                )
+                report = reports.Report(torch.stack([part.detach() for part in sums]), policy - near)
+            return objective + job.context_weight * context, mask.sum().int(), report
 
         return forward(model, batch), loss
 
     return forward_step
 
 
+def total(found: Sequence[reports.Report]) -> reports.Totals:
+    """A step's reports over all micro-batches and ranks."""
+    return reports.total(
+        found,
+        parallel_state.get_data_parallel_group(),
+        parallel_state.get_pipeline_model_parallel_group(),
+        parallel_state.get_pipeline_model_parallel_last_rank(),
+    )
+
+
+class Updated(NamedTuple):
+    """What an update did."""
+
+    steps: list[StepMetrics]
+    """Those that were taken."""
+    bounded: float
+    """Their tokens whose importance weight met the bound."""
+    notes: list[str]
+    """What was not done, and why."""
+
+
 def update(
-    engine: Engine, samples: Sequence[Sample], job: Job, proximal: dict[int, list[float]], scale: LogitScale
-) -> list[tuple[StepMetrics, float]]:
-    """Take the job's optimizer steps; gives back each step's metrics and its tokens whose importance weight met the bound."""
+    engine: Engine,
+    samples: Sequence[Sample],
+    job: Job,
+    proximal: Proximal,
+    scale: LogitScale,
+    reference: Proximal = MappingProxyType({}),
+    peak: float = 0.0,
+) -> Updated:
+    """Take the job's optimizer steps.
+
+    Args:
+        proximal: log-probabilities under the weights at the start, where they are not the recorded ones.
+        reference: log-probabilities under the policy that the KL is taken to, where it has a weight.
+        peak: operations a second of all ranks' processors, for the metrics.
+
+    Raises:
+        Refused: no step could be taken.
+    """
     ranks, rank = parallel_state.get_data_parallel_world_size(), parallel_state.get_data_parallel_rank()
     smallest = min(map(len, minibatches(len(samples), job.minibatch, 1, job.seed)))
     if smallest < ranks:
@@ -191,39 +266,49 @@ def update(
             f"minibatch = {job.minibatch}: {len(samples)} samples make a minibatch of {smallest}, expected one for each of "
             f"{ranks} data-parallel ranks; raise minibatch or train with fewer processes"
         )
-    done = []
+    done = Updated([], 0.0, [])
+    context = job.context_tokens if job.context_weight else 0
     for number, chosen in enumerate(minibatches(len(samples), job.minibatch, job.epochs, job.seed)):
-        own = chosen[rank::ranks]
-        context = job.context_tokens if job.context_weight else 0
-        batches = micro_batches(samples, own, job.micro_batch_tokens, proximal, context)
+        began, worked = time.perf_counter(), time.process_time()
+        batches = micro_batches(samples, chosen[rank::ranks], job.micro_batch_tokens, proximal, context, reference)
         rate = job.learning_rate * min(1.0, (number + 1) / max(1, job.warmup_steps))
-        reports, norm = engine.step(objective(job, scale), batches, _shape(batches), rate)
-        sums = _summed(reports)
-        tokens = sums[6]
-        scale.step(tokens)
-        metrics = StepMetrics(
-            loss=sums[0] / tokens,
-            clip_fraction=sums[1] / tokens,
-            kl=sums[2] / tokens,
-            context_loss=sums[4] / max(sums[5], 1),
+        totals = total(engine.accumulate(objective(job, scale), batches, _shape(batches)))
+        sums = totals.sums
+        if reason := safety.step_refusal(totals, engine.finite(), job.max_ratio):
+            scale.drop()
+            done.notes.append(f"step {number + 1} refused: {reason}")
+            log.info(done.notes[-1])
+            continue
+        if job.max_kl and sums.kl / sums.tokens > job.max_kl:
+            left = f"KL {sums.kl / sums.tokens:.4g} a token is above max_kl = {job.max_kl}, what is left is left out"
+            done.notes.append(f"step {number + 1} and on: {left}")
+            log.info(done.notes[-1])
+            break
+        norm = engine.apply(rate)
+        scale.step(sums.tokens)
+        metrics = reports.metrics(
+            totals,
+            [samples[i] for i in chosen],
             gradient_norm=norm,
             logit_scale=scale.factor,
             learning_rate=rate,
-            tokens=int(tokens),
+            seconds=time.perf_counter() - began,
+            cpu_seconds=time.process_time() - worked,
+            operations=flops.of_step(engine.hf_config, _sizes(samples, chosen, context), job.frozen_layers),
+            peak=peak,
         )
         log.info("step %d: %s", number + 1, metrics.model_dump_json())
-        done.append((metrics, sums[3]))
+        done = Updated([*done.steps, metrics], done.bounded + sums.bounded, done.notes)
+    if not done.steps:
+        raise safety.Refused(f"no step was taken; {'; '.join(done.notes[:3])}")
     return done
 
 
-def _summed(reports: list[torch.Tensor]) -> list[float]:
-    """Reports summed over micro-batches and data-parallel ranks, on every rank."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    total = torch.stack(reports).sum(0) if reports else torch.zeros(7, device=device)
-    dist.all_reduce(total, group=parallel_state.get_data_parallel_group())
-    group = parallel_state.get_pipeline_model_parallel_group()
-    dist.broadcast(total, src=parallel_state.get_pipeline_model_parallel_last_rank(), group=group)
-    return total.tolist()
+def _sizes(samples: Sequence[Sample], chosen: Sequence[int], context: int) -> Iterator[tuple[int, int]]:
+    """Of each chosen sample its tokens, and the positions at which logits are computed."""
+    for i in chosen:
+        prompt, sampled = len(samples[i].prompt_token_ids), len(samples[i].token_ids)
+        yield prompt + sampled, sampled + max(0, min(context, prompt - 2))
 
 
 def _shape(batches: Sequence[MicroBatch]) -> tuple[int, int]:
@@ -239,11 +324,24 @@ AGREEMENT_SAMPLES = 64
 """Samples of the current version on which log-probability agreement is measured."""
 
 
+def reference_logprobs(engine: Engine, samples: Sequence[Sample], job: Job) -> Proximal:
+    """Log-probabilities under the policy that the KL is taken to; none where it has no weight. The weights end as they were."""
+    if not job.kl_weight:
+        return {}
+    if job.reference:
+        engine.load(job.reference)
+    found = starting_logprobs(engine, samples, range(len(samples)), job.micro_batch_tokens)
+    if job.reference:
+        engine.load(job.checkpoint)
+    return found
+
+
 def run(job: Job) -> Metrics:
     """Train as the job says and write its checkpoint; every rank calls it, rank 0 gets the metrics written."""
     clock = [("load", time.monotonic())]
     config = json.loads((job.checkpoint / "config.json").read_text())
     samples = read(job.samples, config["vocab_size"], config["max_position_embeddings"])
+    safety.check_classes(samples)
     bf16 = faster_in_bf16() if job.precision == "fastest" else job.precision == "bfloat16"
     engine = Engine(
         config,
@@ -252,18 +350,25 @@ def run(job: Job) -> Metrics:
     )
     engine.make_optimizer()
     engine.load(job.checkpoint)
+    if job.optimizer:
+        moments.load(engine, job.optimizer)
 
     clock.append(("starting log-probabilities", time.monotonic()))
     current = [i for i, s in enumerate(samples) if s.policy_version == job.current_version]
     older = [i for i, s in enumerate(samples) if s.policy_version != job.current_version]
     gaps = differences(samples, starting_logprobs(engine, samples, current[:AGREEMENT_SAMPLES], job.micro_batch_tokens))
+    safety.check_agreement(gaps, job.max_logprob_gap)
     proximal = starting_logprobs(engine, samples, older, job.micro_batch_tokens)
+    reference = reference_logprobs(engine, samples, job)
 
     clock.append(("update", time.monotonic()))
     scale = LogitScale(job.logit_scale_rate)
-    steps = update(engine, samples, job, proximal, scale)
+    peak = dist.get_world_size() * flops.peak(engine.config.params_dtype)
+    done = update(engine, samples, job, proximal, scale, reference, peak)
 
     clock.append(("save", time.monotonic()))
+    if job.keep_optimizer:
+        moments.save(engine, job.output / OPTIMIZER_NAME)
     engine.save(job.output / CHECKPOINT_NAME, torch.float32, extras=job.checkpoint, logit_scale=scale.factor)
     clock.append(("end", time.monotonic()))
 
@@ -273,14 +378,18 @@ def run(job: Job) -> Metrics:
         tokens=tokens,
         mean_reward=sum(s.reward for s in samples) / len(samples),
         entropy=-sum(sum(s.logprobs) for s in samples) / tokens,
-        importance_clipped=sum(bounded for _, bounded in steps) / sum(step.tokens for step, _ in steps),
+        importance_clipped=done.bounded / sum(step.tokens for step in done.steps),
         logprob_difference_mean=sum(gaps) / len(gaps) if gaps else None,
         logprob_difference_max=max(gaps) if gaps else None,
-        steps=tuple(step for step, _ in steps),
+        steps=tuple(done.steps),
+        notes=tuple(done.notes),
         seconds={name: end - begin for (name, begin), (_, end) in pairwise(clock)},
     )
     if dist.get_rank() == 0:
-        (job.output / METRICS_NAME).write_text(metrics.model_dump_json(indent=2))
+        # The metrics say that the update is done: they come last, and whole.
+        partial = job.output / f"{METRICS_NAME}.partial"
+        partial.write_text(metrics.model_dump_json(indent=2))
+        partial.rename(job.output / METRICS_NAME)
     return metrics
 
 
@@ -295,7 +404,10 @@ def main() -> None:
         torch.set_num_threads(job.threads)
     start(Parallel(job.tensor_parallel, job.pipeline_parallel), job.seed)
     job.output.mkdir(parents=True, exist_ok=True)
-    run(job)
+    try:
+        run(job)
+    except safety.Refused as refused:
+        sys.exit(f"trainer: the update is refused, the weights stay: {refused}")
     stop()
 
 

@@ -94,3 +94,18 @@ def test_the_command_line_prints_the_table(checkpoint, capsys):
     assert main([str(checkpoint), "--samples", "10", "--examples", "2"]) == 0
     printed = capsys.readouterr().out
     assert "exact match" in printed and "reference" in printed and "10 positions" in printed
+
+
+def test_samples_hold_the_tokens_and_log_probabilities_they_were_drawn_with(checkpoint):
+    found = Generator(checkpoint, MODEL).sample(CONTEXTS, 12, temperature=0.7, seed=4, batch=4)
+    assert [s.text for s in found] == Generator(checkpoint, MODEL).complete(CONTEXTS, 12, temperature=0.7, seed=4)
+    tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
+    ends = {tokenizer.token_to_id(special) for special in SPECIAL_TOKENS}
+    model = Qwen2ForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    for sampled in found:
+        with torch.inference_mode():
+            logits = model(torch.tensor([[*sampled.prompt, *sampled.tokens]])).logits[0, len(sampled.prompt) - 1 : -1]
+        scores = (logits / 0.7).log_softmax(-1).gather(1, torch.tensor(sampled.tokens)[:, None])[:, 0]
+        assert sampled.logprobs == pytest.approx(scores.tolist(), abs=1e-4)
+        assert ends.isdisjoint(sampled.tokens[:-1]), "an end token ends"
+    assert any(s.tokens[-1] in ends for s in found)

@@ -52,7 +52,7 @@ def world(prefect: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Wor
     )
     monkeypatch.setattr("infra.settings.load", lambda: settings)
 
-    def trainer(store, manifest, parent, wanted, folder, say):
+    def trainer(store, manifest, parent, wanted, folder, say, aids):
         made.trained_on.append(manifest.samples.sha256)
         made.trained_from.append(parent.name)
         if made.training:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from infra.settings.schema import Reward
-from tasks.reward import advantages, reward, rewarded
+from tasks.reward import advantages, group_advantages, reward, rewarded
 from tests.tasks.made import sample
 
 SETTINGS = Reward(accepted=0.75, per_character=0.01, max_characters=20, rejected=-0.25, nothing=-0.05)
@@ -81,3 +81,30 @@ def test_samples_carry_both() -> None:
     accepted, rejected = rewarded([sample("1"), sample("2", outcome="rejected", accepted_characters=0)], SETTINGS)
     assert (accepted.reward, rejected.reward) == (pytest.approx(0.83), -0.25)
     assert (accepted.advantage, rejected.advantage) == (pytest.approx(1.0), pytest.approx(-1.0))
+
+
+def test_group_advantages_by_hand() -> None:
+    # Rewards 1 and 0 of the first group: mean 1/2, deviation 1/2. 1, 1, 4 of the second: mean 2, deviation sqrt(2).
+    found = group_advantages([1.0, 1.0, 0.0, 1.0, 4.0], ["a", "b", "a", "b", "b"])
+    assert found == pytest.approx([1.0, -1 / 2**0.5, -1.0, -1 / 2**0.5, 2 / 2**0.5])
+
+
+def test_a_group_of_one_reward_has_no_advantage() -> None:
+    assert group_advantages([0.3, 0.3, 0.3, 0.9], ["a", "a", "a", "b"]) == [0, 0, 0, 0]
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(-5, 5)), min_size=1, max_size=30))
+def test_groups_do_not_see_one_another(rows: list[tuple[str, float]]) -> None:
+    groups, rewards = [g for g, _ in rows], [r for _, r in rows]
+    whole = group_advantages(rewards, groups)
+    for group in set(groups):
+        alone = [i for i, g in enumerate(groups) if g == group]
+        assert [whole[i] for i in alone] == group_advantages([rewards[i] for i in alone], [0] * len(alone))
+        assert sum(whole[i] for i in alone) == pytest.approx(0, abs=1e-6)
+
+
+def test_the_estimator_is_a_setting() -> None:
+    made = [sample(prompt_token_ids=(i // 2,), outcome="accepted" if i in (0, 2, 3) else "rejected") for i in range(6)]
+    group = [s.advantage for s in rewarded(made, Reward(estimator="group"))]
+    assert group == pytest.approx([1, -1, 0, 0, 0, 0])
+    assert [s.advantage for s in rewarded(made, Reward())] == pytest.approx([1, -1, 1, 1, -1, -1])

@@ -6,20 +6,25 @@ The trainer's CPU shim is process-global, so the tests' own process never import
 import argparse
 import json
 import math
-from collections.abc import Iterator
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 import torch.distributed as dist
-from models import CURRENT, OLDER, logprobs, reference_loss, samples, tiny
+from models import CURRENT, OLDER, held_near, logprobs, reference_loss, samples, tiny
 from safetensors.torch import load_file
 from transformers import Qwen2ForCausalLM
 
 from infra.records import Sample
-from tasks.trainer import ppo
+from tasks.trainer import moments, ppo, safety
 from tasks.trainer.batches import context_positions, micro_batches
 from tasks.trainer.convert import full_weights
 from tasks.trainer.engine import LAST_NORM, Engine, Optimization, Parallel, parallel_state, start, stop
@@ -39,6 +44,7 @@ JOB = Job(
     context_weight=0.1,
     context_tokens=5,
 )
+WITH_OPTIONS = JOB.model_copy(update={"dual_clip": 1.5, "kl_weight": 0.2, "entropy_weight": 0.05})
 
 
 def engine_of(directory: Path, parallel: Parallel, bf16: bool = False, **config: object) -> Engine:
@@ -88,12 +94,12 @@ def check_round_trip(directory: Path, parallel: Parallel) -> dict[str, float]:
     return answers
 
 
-def check_gradients(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel) -> dict[str, float]:
+def check_gradients(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel, job: Job) -> dict[str, float]:
     """The PPO gradient against autograd over transformers: largest relative error of a tensor, norms, clipped tokens."""
     made = samples(model, drift=0.4)
     prompted = [context_positions(sample, JOB.context_tokens) for sample in made]
     plain_scale = torch.zeros((), requires_grad=True)
-    loss, clipped = reference_loss(model, made, JOB, prompted, plain_scale)
+    loss, clipped = reference_loss(model, made, job, prompted, plain_scale)
     model.zero_grad()
     loss.backward()
     wanted = {name: parameter.grad for name, parameter in model.named_parameters()}
@@ -102,29 +108,65 @@ def check_gradients(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel
     older = [i for i, s in enumerate(made) if s.policy_version == OLDER]
     proximal = ppo.starting_logprobs(engine, made, older, 128)
     own = range(parallel_state.get_data_parallel_rank(), len(made), parallel_state.get_data_parallel_world_size())
-    batches = micro_batches(made, own, 128, proximal, JOB.context_tokens)
-    engine.model.zero_grad_buffer()
+    batches = micro_batches(made, own, 128, proximal, JOB.context_tokens, held_near(made))
     scale = ppo.LogitScale(rate=1.0)
-    reports = engine.run(ppo.objective(JOB, scale), batches, (12, 64), forward_only=False)
+    totals = ppo.total(engine.accumulate(ppo.objective(job, scale), batches, (12, 64)))
     for parameter in engine.model.parameters():
         parameter.data = parameter.main_grad
     got = dict(full_weights(engine.model))
     error = max(((got[n] - wanted[n]).norm() / wanted[n].norm().clamp(min=1e-9)).item() for n in wanted)
-    sums = ppo._summed(reports)
-    scale.step(sums[6])
+    sums = totals.sums
+    scale.step(sums.tokens)
     assert plain_scale.grad is not None
     return {
         "relative_error": error,
         "tensors": len(got),
         "missing": len(wanted.keys() ^ got.keys()),
-        "loss": (sums[0] + JOB.context_weight * sums[4]) / sums[6],
+        "loss": (sums.loss + job.context_weight * sums.context) / sums.tokens,
         "wanted_loss": loss.item(),
-        "clipped": sums[1] / sums[6],
+        "clipped": sums.clipped / sums.tokens,
         "wanted_clipped": clipped,
         "micro_batches": len(batches),
         "logit_scale": math.log(scale.factor),
         "wanted_logit_scale": -plain_scale.grad.item(),
     }
+
+
+def check_refusals(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel) -> dict[str, object]:
+    """What stops a step or an update, by its reason, and how many tensors moved although it was refused."""
+    engine = engine_of(directory, parallel)
+    before = {name: tensor.clone() for name, tensor in full_weights(engine.model)}
+    exact, drifted = samples(model, drift=0.0), samples(model, drift=0.4)
+    job = JOB.model_copy(update={"minibatch": 4})
+
+    def told(made: list[Sample], **changes: float) -> str:
+        try:
+            ppo.update(engine, made, job.model_copy(update=changes), {}, ppo.LogitScale(0.5))
+        except safety.Refused as error:
+            return str(error)
+        return ""
+
+    answers: dict[str, object] = {
+        "loss": told([s.model_copy(update={"advantage": math.nan}) for s in exact]),
+        "ratio": told(drifted, max_ratio=1.0001),
+    }
+    own = range(parallel_state.get_data_parallel_rank(), len(exact), parallel_state.get_data_parallel_world_size())
+    batches = micro_batches(exact, own, 128, {})
+    engine.accumulate(ppo.objective(job, ppo.LogitScale(0.0)), batches, (12, 64))
+    answers["finite"] = engine.finite()
+    if dist.get_rank() == dist.get_world_size() - 1:
+        engine.model.buffers[0].grad_data[0] = math.inf
+    try:
+        engine.apply(1e-3)
+    except FloatingPointError as error:
+        answers["gradient"] = str(error)
+    answers["moved"] = sum(not torch.equal(tensor, before[name]) for name, tensor in full_weights(engine.model))
+    # Of three minibatches the one with the odd sample is refused, and the others are trained.
+    odd = [s.model_copy(update={"advantage": math.nan}) if i == 5 else s for i, s in enumerate(exact)]
+    found = ppo.update(engine, odd, job.model_copy(update={"epochs": 1}), {}, ppo.LogitScale(0.5))
+    answers |= {"taken": len(found.steps), "notes": found.notes}
+    stopped = ppo.update(engine_of(directory, parallel), exact, job.model_copy(update={"max_kl": 1e-6}), {}, ppo.LogitScale(0.0))
+    return answers | {"before_the_kl": len(stopped.steps), "stopped": stopped.notes, "first_step": stopped.steps[0].model_dump()}
 
 
 def check_frozen(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel, bf16: bool) -> dict[str, float]:
@@ -189,6 +231,119 @@ def nothing_left(directory: Path, parallel: Parallel) -> str:
     except ValueError as error:
         return str(error)
     return ""
+
+
+def weights_of(engine: Engine) -> dict[str, torch.Tensor]:
+    """All weights, the masters where there are any."""
+    return {name: tensor.clone() for name, tensor in full_weights(engine.model)}
+
+
+def apart(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    """Largest difference of a weight."""
+    return max((one[name] - other[name]).abs().max().item() for name in one)
+
+
+def check_resumed(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel, bf16: bool) -> dict[str, float]:
+    """Two updates, and the same two with all written and read again in between; and going on from another layout's state."""
+    made = samples(model, drift=0.0)
+    first = JOB.model_copy(update={"minibatch": 4, "warmup_steps": 0, "epochs": 1})
+    second = first.model_copy(update={"seed": 1})
+    folder = directory.with_name(f"resumed-{bf16}")
+    own, other = folder / "own", folder / "other"
+
+    straight = engine_of(directory, parallel, bf16)
+    before = torch.get_rng_state()
+    ppo.update(straight, made, first, {}, ppo.LogitScale(0.0))
+    drew = not torch.equal(torch.get_rng_state(), before)
+    straight.save(own / "model", torch.float32)
+    moments.save(straight, own / "optimizer")
+    dist.barrier()
+    ppo.update(straight, made, second, {}, ppo.LogitScale(0.0))
+    wanted = weights_of(straight)
+
+    def gone_on(source: Path, with_moments: bool) -> dict[str, torch.Tensor]:
+        engine = engine_of(source / "model", parallel, bf16)
+        if with_moments:
+            moments.load(engine, source / "optimizer")
+        ppo.update(engine, made, second, {}, ppo.LogitScale(0.0))
+        return weights_of(engine)
+
+    answers = {
+        "drew": float(drew),
+        "resumed": apart(wanted, gone_on(own, True)),
+        "without": apart(wanted, gone_on(own, False)),
+    }
+    if other.exists():  # as the layout before left it
+        answers["from_another_layout"] = apart(wanted, gone_on(other, True))
+        engine = engine_of(other / "model", parallel, bf16)
+        moments.load(engine, other / "optimizer")
+        moments.save(engine, folder / "again")
+        dist.barrier()
+        pairs = [
+            (other / "optimizer" / name, folder / "again" / name) for name in ("exp_avg.safetensors", "exp_avg_sq.safetensors")
+        ]
+        changed = [name for a, b in pairs for name, tensor in load_file(a).items() if not torch.equal(tensor, load_file(b)[name])]
+        counts = [(place / moments.STEPS_NAME).read_text() for place in (other / "optimizer", folder / "again")]
+        answers["changed"] = len(changed) + (counts[0] != counts[1])
+    dist.barrier()
+    if dist.get_rank() == 0 and not other.exists():
+        own.rename(other)
+    dist.barrier()
+    return answers
+
+
+def check_killed(job: Job) -> dict[str, object]:
+    """An update killed (SIGKILL) at touches of its folder and at times between, and run again: other weights, and the deaths.
+
+    Forks, and therefore comes before there is a process group.
+    """
+
+    def child(act: Callable[[], None]) -> int:
+        if not (number := os.fork()):
+            act()
+            start(Parallel(), 0)
+            ppo.run(job)
+            os._exit(0)
+        return number
+
+    def die_at(event: int) -> None:
+        """At this touch of the folder; the number of touches is told when none is left."""
+        left = [event]
+
+        def heard(name: str, arguments: tuple[object, ...]) -> None:
+            if name in ("open", "os.mkdir", "os.rename", "os.rmdir") and str(job.output) in str(arguments[0]):
+                left[0] -= 1
+                if not left[0]:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(heard)
+
+    def ended(number: int) -> int:
+        return os.waitpid(number, 0)[1]
+
+    def written() -> dict[str, torch.Tensor]:
+        folders = (job.output / "checkpoint", job.output / "optimizer")
+        return {
+            f"{f.name}/{p.name}/{n}": t for f in folders for p in sorted(f.glob("*.safetensors")) for n, t in load_file(p).items()
+        }
+
+    began = time.monotonic()
+    assert ended(child(lambda: None)) == 0
+    seconds, wanted = time.monotonic() - began, written()
+    deaths = differing = 0
+    for point in [*range(1, 40, 2), 0.2, 0.4, 0.6]:
+        number = child((lambda event=point: die_at(event)) if isinstance(point, int) else lambda: None)
+        if isinstance(point, float):
+            time.sleep(point * seconds)
+            os.kill(number, signal.SIGKILL)
+        status = ended(number)
+        deaths += status == signal.SIGKILL
+        if isinstance(point, int) and not status:
+            continue  # fewer touches than that
+        assert ended(child(lambda: None)) == 0
+        found = written()
+        differing += found.keys() != wanted.keys() or any(not torch.equal(found[name], wanted[name]) for name in wanted)
+    return {"deaths": deaths, "differing": differing, "tensors": len(wanted), "left": len(list(job.output.glob("*.partial")))}
 
 
 def write_job(work: Path, model: Qwen2ForCausalLM) -> Job:
@@ -264,23 +419,31 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--work", type=Path, required=True)
     options = parser.parse_args()
-    start(Parallel(), 0)
     directory = options.work / "model"
     # Not from_pretrained: under the trainer's CPU shim transformers 5.19 loads a model whose rotary embedding does nothing.
     model = tiny()
+    killed: dict[str, object] = {}
+    if os.environ["WORLD_SIZE"] == "1":
+        model.save_pretrained(directory)
+        job = write_job(options.work, model).model_copy(update={"output": options.work / "killed", "keep_optimizer": True})
+        job.output.mkdir()
+        killed = check_killed(job)
+    start(Parallel(), 0)
     if dist.get_rank() == 0:
         model.save_pretrained(directory)
     dist.barrier()
     alone = {"one": Parallel()}
     pairs = {"data": Parallel(), "tensor": Parallel(tensor=2), "pipeline": Parallel(pipeline=2)}
-    answers = {}
+    answers: dict[str, Any] = {"killed": killed} if killed else {}
     for name, parallel in (alone if dist.get_world_size() == 1 else pairs).items():
         parallel_state.destroy_model_parallel()
         start(parallel, 0)
         answers[name] = {
             "logprobs": check_logprobs(directory, model, parallel),
             "round_trip": check_round_trip(directory, parallel),
-            "gradients": check_gradients(directory, model, parallel),
+            "gradients": [check_gradients(directory, model, parallel, job) for job in (JOB, WITH_OPTIONS)],
+            "refusals": check_refusals(directory, model, parallel),
+            "resumed": [check_resumed(directory, model, parallel, bf16) for bf16 in (False, True)],
             "frozen": [check_frozen(directory, model, parallel, bf16) for bf16 in (False, True)],
         }
         if name == "pipeline":

@@ -83,26 +83,49 @@ def samples(model: Qwen2ForCausalLM, drift: float, count: int = 12) -> list[Samp
     return made
 
 
+def held_near(made: list[Sample]) -> dict[int, list[float]]:
+    """Log-probabilities of a made-up reference policy, by the sample's number."""
+    noise = torch.Generator().manual_seed(11)
+    return {
+        i: (torch.tensor(s.logprobs) + 0.5 * torch.randn(len(s.logprobs), generator=noise)).tolist() for i, s in enumerate(made)
+    }
+
+
+def distributions(model: Qwen2ForCausalLM, sample: Sample, scale: torch.Tensor) -> torch.Tensor:
+    """Log-probabilities of the whole vocabulary at each sampled token's place."""
+    ids = torch.tensor([[*sample.prompt_token_ids, *sample.token_ids]])
+    return (model(ids).logits[0, len(sample.prompt_token_ids) - 1 : -1] * scale.exp() / sample.temperature).log_softmax(-1)
+
+
 def reference_loss(
     model: Qwen2ForCausalLM, made: list[Sample], job: Job, prompted: list[list[int]], scale: torch.Tensor = NEUTRAL
 ) -> tuple[torch.Tensor, float]:
     """The objective token by token in plain Python, with autograd; gives back the loss and the share of clipped tokens.
 
-    `prompted`: for each sample, the positions of its prompt that predict a token of the language-model loss.
+    `prompted`: for each sample, the positions of its prompt that predict a token of the language-model loss. The reference policy
+    is `held_near`.
 
     The proximal policy is the model's own weights now for samples of the older version, and what the server recorded otherwise.
     """
     terms, clipped = [], 0
-    for sample in made:
+    reference = held_near(made)
+    for number, sample in enumerate(made):
         policy = logprobs(model, sample, scale)
-        for now, recorded in zip(policy, sample.logprobs, strict=True):
+        scores = distributions(model, sample, scale)
+        for place, (now, recorded) in enumerate(zip(policy, sample.logprobs, strict=True)):
             near = now.item() if sample.policy_version == OLDER else recorded
             weight = min(torch.tensor(near - recorded).exp().item(), job.importance_bound)
             ratio = (now - near).exp()
             kept = min(max(ratio.item(), 1 - job.clip_low), 1 + job.clip_high)
             inside = kept == ratio.item() or kept * sample.advantage >= ratio.item() * sample.advantage
+            term = (ratio if inside else torch.tensor(kept)) * sample.advantage
+            if job.dual_clip and sample.advantage < 0 and term.item() < job.dual_clip * sample.advantage:
+                term, inside = torch.tensor(job.dual_clip * sample.advantage), False
             clipped += not inside
-            terms.append(-weight * (ratio if inside else torch.tensor(kept)) * sample.advantage)
+            log_ratio = reference[number][place] - now
+            divergence = log_ratio.exp() - log_ratio - 1
+            entropy = -(scores[place].exp() * scores[place]).sum()
+            terms.append(-weight * term + job.kl_weight * divergence - job.entropy_weight * entropy)
     language = torch.zeros(())
     for sample, places in zip(made, prompted, strict=True):
         logits = model(torch.tensor([sample.prompt_token_ids])).logits[0]

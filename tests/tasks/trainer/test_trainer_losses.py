@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from tasks.trainer.losses import clipped_surrogate, importance_weights
+from tasks.trainer.losses import Entropy, clipped_surrogate, importance_weights, reference_kl
 
 
 def row(*values):
@@ -58,3 +58,56 @@ def test_gradient_vanishes_exactly_where_clipped():
     proximal, one = row(-1.0, -1.0, -1.0), row(1.0, 1.0, 1.0)
     clipped_surrogate(policy, proximal, one, row(2.0, 2.0, 2.0), one, 0.2, 0.3).loss.backward()
     assert policy.grad.tolist()[0] == pytest.approx([-2.2, 0.0, -1.0])
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "clipped", "pull"),
+    [
+        (1.9, -2.0, 3.8, 0, 3.8),  # below the second clip: the whole pull back is kept
+        (5.0, -2.0, 4.0, 1, 0.0),  # a bad token grew beyond 2: its loss is held at 2 * |advantage|, without a gradient
+        (5.0, 2.0, -2.6, 1, 0.0),  # a good token is held by the first clip, as ever
+        (0.5, -2.0, 1.6, 1, 0.0),
+    ],
+)
+def test_dual_clip_by_hand(ratio, advantage, loss, clipped, pull):
+    policy = (row(-1.0) + math.log(ratio)).requires_grad_()
+    one = row(1.0)
+    found = clipped_surrogate(policy, row(-1.0), one, row(advantage), one, 0.2, 0.3, dual_clip=2.0)
+    found.loss.backward()
+    assert found.loss.item() == pytest.approx(loss)
+    assert found.clipped.item() == clipped
+    assert policy.grad.item() == pytest.approx(pull)
+
+
+def test_no_dual_clip_is_the_same_bit_for_bit():
+    policy, proximal, advantage = (torch.randn(1, 500, generator=torch.Generator().manual_seed(i)) for i in range(3))
+    one = torch.ones_like(policy)
+    without = clipped_surrogate(policy, proximal, one, advantage, one, 0.2, 0.3)
+    far = clipped_surrogate(policy, proximal, one, advantage, one, 0.2, 0.3, dual_clip=1e6)
+    assert all(torch.equal(a, b) for a, b in zip(without, far, strict=True))
+
+
+def test_kl_to_the_reference_by_hand():
+    policy, reference = row(-1.0, -1.0, -1.0), row(-1.0, -1.0 + math.log(2), -1.0 - math.log(2))
+    # reference / policy is 1, 2, 1/2
+    assert reference_kl(policy, reference).tolist()[0] == pytest.approx([0, 1 - math.log(2), math.log(2) - 0.5])
+
+
+def test_kl_to_the_reference_is_unbiased():
+    policy = torch.tensor([0.6, 0.3, 0.1], dtype=torch.float64).log()
+    reference = torch.tensor([0.2, 0.2, 0.6], dtype=torch.float64).log()
+    expected = (policy.exp() * reference_kl(policy, reference)).sum().item()
+    assert expected == pytest.approx((policy.exp() * (policy - reference)).sum().item())
+
+
+def test_entropy_by_hand():
+    # Chances 1/2, 1/4, 1/4: 1.5 bits; two of four tokens equally likely: 1 bit.
+    logits = torch.tensor([[2.0, 1.0, 1.0, -math.inf], [7.0, 7.0, -90.0, -90.0]], dtype=torch.float64)
+    logits[0] *= math.log(2)
+    logits[0, 3] = -90.0
+    assert Entropy.apply(logits, None).tolist() == pytest.approx([1.5 * math.log(2), math.log(2)])
+
+
+def test_gradient_of_entropy_is_autograds():
+    logits = torch.randn(5, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: Entropy.apply(x, None), (logits,))

@@ -60,8 +60,9 @@ def test_load_and_save_keep_every_bit(answers, layout):
 
 
 @LAYOUTS
-def test_gradients_are_those_of_the_plain_objective(answers, layout):
-    found = answers[layout]["gradients"]
+@pytest.mark.parametrize("options", [0, 1], ids=["plain", "dual clip, KL, entropy"])
+def test_gradients_are_those_of_the_plain_objective(answers, layout, options):
+    found = answers[layout]["gradients"][options]
     assert found["missing"] == 0 and found["tensors"] == 26
     assert found["relative_error"] < 1e-4
     assert found["loss"] == pytest.approx(found["wanted_loss"], abs=1e-5)
@@ -71,6 +72,65 @@ def test_gradients_are_those_of_the_plain_objective(answers, layout):
     assert found["clipped"] == pytest.approx(found["wanted_clipped"], abs=1e-6)
     assert found["clipped"] > 0.05
     assert found["micro_batches"] > 1
+
+
+def test_options_change_the_objective(answers):
+    plain, other = answers["one"]["gradients"]
+    assert other["clipped"] > plain["clipped"] + 0.01, "the dual clip holds more tokens"
+    assert abs(other["loss"] - plain["loss"]) > 0.01
+
+
+@LAYOUTS
+def test_what_is_refused_says_why_and_leaves_the_weights(answers, layout):
+    found = answers[layout]["refusals"]
+    assert found["loss"].startswith("no step was taken; step 1 refused: the loss is not finite (nan")
+    assert found["ratio"].endswith("as likely as at the start, expected at most max_ratio = 1.0001")
+    assert found["finite"]
+    assert found["gradient"].startswith("optimizer: the gradient is not finite, the step was not taken")
+    assert found["moved"] == 0
+    assert found["taken"] == 2
+    assert len(found["notes"]) == 1 and "the loss is not finite" in found["notes"][0]
+
+
+@LAYOUTS
+def test_an_update_ends_early_at_its_bound_of_kl(answers, layout):
+    found = answers[layout]["refusals"]
+    assert found["before_the_kl"] == 1
+    assert len(found["stopped"]) == 1 and found["stopped"][0].startswith("step 2 and on: KL ")
+
+
+@LAYOUTS
+def test_the_first_steps_metrics_are_those_of_an_unmoved_policy(answers, layout):
+    found, alone = answers[layout]["refusals"]["first_step"], answers["one"]["refusals"]["first_step"]
+    assert [found[f"ratio_{name}"] for name in ("p01", "median", "p99", "max")] == pytest.approx([1] * 4, abs=1e-4)
+    assert found["effective_samples"] == pytest.approx(1, abs=1e-6)
+    assert found["logprob_gap"] < 1e-5
+    same = ("reward", "advantage_mean", "advantage_deviation", "entropy", "context_loss", "tokens")
+    assert [found[name] for name in same] == pytest.approx([alone[name] for name in same], rel=1e-5)
+    assert 0.5 < found["entropy"] < 4.6, "nats, of 96 tokens"
+    assert found["tokens_per_second"] > 0
+
+
+@LAYOUTS
+def test_an_update_goes_on_bit_for_bit_from_weights_and_moments_on_disk(answers, layout):
+    for found in answers[layout]["resumed"]:
+        assert found["resumed"] == 0
+        assert found["without"] > 1e-4, "moments matter, or this proves little"
+        assert found["drew"] == 0, "an update that draws random numbers would need their state kept"
+
+
+@pytest.mark.parametrize("layout", ["tensor", "pipeline"])
+def test_moments_move_between_layouts(answers, layout):
+    single, half = answers[layout]["resumed"]
+    assert single["changed"] == half["changed"] == 0
+    assert single["from_another_layout"] < 1e-2 * single["without"]
+
+
+def test_an_update_killed_anywhere_and_run_again_ends_in_the_same_weights(answers):
+    found = answers["killed"]
+    assert found["deaths"] > 8
+    assert found["tensors"] == 3 * 26
+    assert found["differing"] == found["left"] == 0
 
 
 @LAYOUTS

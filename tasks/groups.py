@@ -1,0 +1,114 @@
+"""Grouped samples without a loop: several completions at each of many places, scored by the judge, ready for an update.
+
+python -m tasks.groups --out var/groups --positions 200
+
+GRPO's setting (Shao et al. 2024, "DeepSeekMath", section 4.1.2): a group of completions at the same place and no value model.
+Places lie where simulated developers type, never where models are scored. The judge's score, as a share of its best, is the
+reward; the advantage is `reward.estimator`'s, group unless another is asked for. Training is the same as a cycle's, on the job
+that is written here.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from evals import judge as judges
+from evals import positions
+from evals.generation import Generator
+from evals.heldout import held_out_files, site_packages
+from evals.judge.base import HIGHEST
+from infra import settings as configuration
+from infra.records import Sample
+from infra.settings import Settings
+from infra.store import to_parquet
+from tasks.reward import estimated
+from tasks.train import write_job
+
+VERSION = "offline"
+
+
+@dataclass(frozen=True)
+class Made:
+    """Grouped samples."""
+
+    samples: tuple[Sample, ...]
+    """Rewarded, with advantages; groups one after another."""
+    failed: int
+    """Completions that the judge could not score; their groups are left out whole."""
+
+
+def make(
+    generator: Generator, judge: judges.Judge, places: Sequence[positions.Position], group: int, settings: Settings, seed: int
+) -> Made:
+    """Complete each place `group` times and score it."""
+    many = [place for place in places for _ in range(group)]
+    sampling = settings.serving.sampling
+    drawn = generator.sample([(p.prefix, p.suffix) for p in many], sampling.max_tokens, sampling.temperature, seed)
+    asked = [judges.Item(p.prefix, p.suffix, d.text.rstrip("\n"), p.truth) for p, d in zip(many, drawn, strict=True)]
+    scores = judge.score(asked)
+    samples: list[Sample] = []
+    for first in range(0, len(many), group):
+        if any(isinstance(score, judges.Failed) for score in scores[first : first + group]):
+            continue
+        for number in range(first, first + group):
+            score, found, item = scores[number], drawn[number], asked[number]
+            assert isinstance(score, judges.Scored)
+            samples.append(
+                Sample(
+                    completion_id=f"offline-{seed}-{number}",
+                    user="judge",
+                    policy_version=VERSION,
+                    prompt_token_ids=found.prompt,
+                    token_ids=found.tokens,
+                    logprobs=tuple(min(value, 0.0) for value in found.logprobs),
+                    temperature=sampling.temperature,
+                    outcome="shown",
+                    shown_characters=len(item.completion),
+                    accepted_characters=0,
+                    reward=score.score / HIGHEST,
+                )
+            )
+    failed = sum(isinstance(score, judges.Failed) for score in scores)
+    return Made(tuple(estimated(samples, settings.reward)), failed)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Make the samples and the job, and say how to train on them. Exit code 1 where no group could be scored."""
+    parser = argparse.ArgumentParser(prog="python -m tasks.groups", description=(__doc__ or "").split("\n")[0])
+    add = parser.add_argument
+    add("--checkpoint", type=Path, help="policy (default: model.base)")
+    add("--out", type=Path, default=Path("var/groups"), help="folder for samples, job and output (default %(default)s)")
+    add("--positions", type=int, default=200, help="places (default %(default)s)")
+    add("--group", type=int, default=8, help="completions of each (default %(default)s)")
+    add("--estimator", choices=("group", "return"), default="group", help="of the advantage (default %(default)s)")
+    add("--seed", type=int, default=0, help="of places and draws (default %(default)s)")
+    options = parser.parse_args(arguments)
+    loaded = configuration.load()
+    settings = loaded.model_copy(update={"reward": loaded.reward.model_copy(update={"estimator": options.estimator})})
+    checkpoint = configuration.path(options.checkpoint or settings.model.base)
+    sources = positions.for_developers(positions.read(held_out_files(), [site_packages()]))
+    places = positions.sample(sources, options.positions, options.seed)
+    generator, judge = Generator(checkpoint, settings.model), judges.build(settings.evaluate.judge)
+    made = make(generator, judge, places, options.group, settings, options.seed)
+    if not made.samples:
+        told = f"judge {judge.name}: scored none of {len(places)} groups, {made.failed} judgements failed"
+        print(f"{told}; look at evaluate.judge", file=sys.stderr)
+        return 1
+    folder = configuration.path(options.out)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "samples.parquet").write_bytes(to_parquet(made.samples))
+    job = write_job(folder, checkpoint, folder / "samples.parquet", VERSION, settings.train)
+    taught = len({s.prompt_token_ids for s in made.samples if s.advantage})
+    print(
+        f"{len(made.samples)} samples, mean reward {sum(s.reward for s in made.samples) / len(made.samples):.3f}, "
+        f"{taught} places whose completions differ in reward, {made.failed} judgements failed; to train on them:\n"
+        f"{sys.executable} -m torch.distributed.run --standalone --nproc_per_node {settings.train.processes} "
+        f"-m tasks.trainer.ppo --job {job}"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

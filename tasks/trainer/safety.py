@@ -1,0 +1,61 @@
+"""When an update or a step is refused: pure. What is refused leaves the weights as they are, and says why."""
+
+import math
+from collections.abc import Sequence
+
+from infra.records import Sample
+from tasks.trainer.reports import Totals
+
+
+class Refused(ValueError):
+    """The whole update: no checkpoint is written."""
+
+
+def check_classes(samples: Sequence[Sample]) -> None:
+    """Refuse samples that say nothing about which completion is better than another.
+
+    Raises:
+        Refused: every advantage is zero, as it is where all rewards are the same and a baseline is taken off.
+    """
+    if all(abs(sample.advantage) < 1e-9 for sample in samples):
+        rewards = sorted({sample.reward for sample in samples})
+        raise Refused(
+            f"advantage = 0 for each of {len(samples)} samples of reward {rewards[:3]}, expected accepts and rejections: "
+            "wait for more labels, or raise collect.min_samples"
+        )
+
+
+def check_agreement(gaps: Sequence[float], bound: float) -> None:
+    """Refuse samples whose recorded log-probabilities are not those of the weights that are said to have sampled them.
+
+    Args:
+        gaps: absolute differences of the trainer's and the server's log-probability, token by token; none: nothing to compare.
+        bound: of their mean, in nats.
+
+    Raises:
+        Refused: the mean is beyond the bound, or not a number.
+    """
+    if not gaps:
+        return
+    mean = math.fsum(gaps) / len(gaps)
+    if not mean <= bound:
+        raise Refused(
+            f"trainer and server differ by {mean:.4g} nats a token over {len(gaps)} tokens, expected at most "
+            f"max_logprob_gap = {bound}: look at temperature, top_p and dtype of serving, and at the samples' policy_version"
+        )
+
+
+def step_refusal(totals: Totals, finite_gradient: bool, max_ratio: float) -> str | None:
+    """Why a step is not taken; none where it is."""
+    sums = totals.sums
+    if not sums.tokens:
+        return "no sampled token in it"
+    if not (math.isfinite(sums.loss) and math.isfinite(sums.context)):
+        return f"the loss is not finite ({sums.loss} over sampled tokens, {sums.context} over prompts); lower learning_rate"
+    if not finite_gradient:
+        return "the gradient is not finite; lower learning_rate"
+    largest = totals.log_ratio.max().item()
+    if not largest <= math.log(max_ratio):
+        grown = math.exp(min(largest, 700.0))
+        return f"a token is {grown:.4g} times as likely as at the start, expected at most max_ratio = {max_ratio}"
+    return None

@@ -1,0 +1,77 @@
+"""What an update refuses before it begins, and the arithmetic that a step counts."""
+
+import math
+
+import pytest
+import torch
+
+from infra.records import Sample
+from tasks.trainer.flops import of_step, peak
+from tasks.trainer.reports import Sums, Totals
+from tasks.trainer.safety import Refused, check_agreement, check_classes, step_refusal
+
+
+def sample(advantage: float, reward: float = -0.05) -> Sample:
+    return Sample(
+        completion_id="c", user="u", policy_version="1", prompt_token_ids=(1,), token_ids=(2,), logprobs=(-1.0,), temperature=1.0,
+        outcome="rejected", shown_characters=1, accepted_characters=0, reward=reward, advantage=advantage,
+    )  # fmt: skip
+
+
+def test_samples_of_one_class_are_refused():
+    check_classes([sample(0.0), sample(-0.1)])
+    with pytest.raises(Refused, match=r"advantage = 0 for each of 3 samples of reward \[-0.05\]"):
+        check_classes([sample(0.0), sample(1e-17), sample(-1e-17)])
+
+
+def test_rejections_without_a_baseline_are_not_one_class():
+    check_classes([sample(-0.25), sample(-0.25)])
+
+
+def test_a_mean_gap_beyond_its_bound_is_refused():
+    check_agreement([0.0, 0.2], 0.1)
+    check_agreement([], 0.1)
+    with pytest.raises(Refused, match=r"differ by 0.15 nats a token over 2 tokens, expected at most max_logprob_gap = 0.1"):
+        check_agreement([0.0, 0.3], 0.1)
+    with pytest.raises(Refused, match="nan"):
+        check_agreement([0.0, math.nan], 0.1)
+
+
+def totals(log_ratio: list[float], **changes: float) -> Totals:
+    plain = dict.fromkeys(Sums._fields, 1.0) | changes
+    return Totals(Sums(**plain), torch.tensor(log_ratio))
+
+
+@pytest.mark.parametrize(
+    ("found", "finite", "reason"),
+    [
+        (totals([0.0, math.log(9.9), -50.0]), True, None),
+        (totals([], tokens=0.0), True, "no sampled token"),
+        (totals([0.0], loss=math.nan), True, "the loss is not finite"),
+        (totals([0.0], context=math.inf), True, "the loss is not finite"),
+        (totals([0.0]), False, "the gradient is not finite"),
+        (totals([0.0, math.log(10.1)]), True, "10.1 times as likely"),
+        (totals([0.0, math.nan]), True, "times as likely"),
+    ],
+)
+def test_a_steps_refusals(found, finite, reason):
+    answer = step_refusal(found, finite, 10.0)
+    assert answer is None if reason is None else reason in str(answer)
+
+
+CONFIG = {
+    "hidden_size": 8, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2, "intermediate_size": 16,
+    "vocab_size": 32, "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+def test_operations_of_a_step_by_hand():
+    # 10 tokens, logits at 3. Projections 8 x 2 x (4 + 4 + 2 + 2) = 192 multiply-adds a token, MLP 3 x 8 x 16 = 384.
+    attention = 2 * 10 * 192 + 2 * 10 * 10 * 4 * 2
+    first, last, output = attention + 2 * 10 * 384, attention + 2 * 3 * 384, 2 * 3 * 8 * 32
+    assert of_step(CONFIG, [(10, 3)], 0) == 3 * (first + last + output)
+    assert of_step(CONFIG, [(10, 3)] * 2, 1) == 2 * (first + 3 * last + 2 * output)
+
+
+def test_a_processors_peak_is_above_what_no_processor_lacks():
+    assert peak(torch.float32) > 1e8
