@@ -216,6 +216,9 @@ class Train(Section):
     """Samples of one optimizer step."""
     micro_batch_tokens: int = Field(8192, ge=64)
     """Token budget of a micro-batch."""
+    proximal: Literal["update", "step"] = "update"
+    """Weights that the clip holds the policy near, for samples of older versions: those at the update's start, which costs a
+    forward pass over these samples, or those at each step's start, which the step finds by itself."""
     clip_low: float = Field(0.2, gt=0, lt=1)
     """PPO clips the ratio below 1 - clip_low."""
     clip_high: float = Field(0.2, gt=0)

@@ -35,7 +35,8 @@ class MicroBatch:
     behaviour: torch.Tensor
     """[K] float32, log-probabilities as recorded by the server."""
     proximal: torch.Tensor
-    """[K] float32, log-probabilities under the policy that the clip holds near; the behaviour's own where not given."""
+    """[K] float32, log-probabilities under the policy that the clip holds near; the behaviour's own where not given, AT_STEP
+    where the step is to take its own."""
     reference: torch.Tensor
     """[K] float32, log-probabilities under the policy that the KL is taken to; where not given the behaviour's, unused."""
     advantage: torch.Tensor
@@ -95,6 +96,8 @@ def minibatches(count: int, size: int, epochs: int, seed: int) -> Iterator[list[
         yield from (order[step::steps] for step in range(steps))
 
 
+AT_STEP = math.nan
+"""In place of a proximal log-probability: that of the weights as the step begins."""
 Proximal = Mapping[int, Sequence[float]]
 """Log-probabilities of a sample's tokens under the proximal, or the reference, policy, by the sample's index."""
 

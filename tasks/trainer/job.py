@@ -41,6 +41,8 @@ class Job(BaseModel):
     """Samples of one optimizer step, over all data-parallel ranks."""
     micro_batch_tokens: Annotated[int, Field(ge=64)] = 8192
     """Token budget of a micro-batch, padding included."""
+    proximal: Literal["update", "step"] = "update"
+    """Weights that the policy is held near, for samples of older versions: those at the update's or at each step's start."""
     clip_low: float = 0.2
     """The ratio is clipped below 1 - clip_low."""
     clip_high: float = 0.2
@@ -103,7 +105,8 @@ class StepMetrics(BaseModel):
     context_loss: float
     """Mean language-model loss on tokens of the prompts, in nats; 0 where it has no weight."""
     kl: float
-    """Estimate of KL(start || policy) per token, (r - 1) - ln r (Schulman 2020, "Approximating KL divergence", k3)."""
+    """Estimate of KL(start || policy) per token, (r - 1) - ln r (Schulman 2020, "Approximating KL divergence", k3), over tokens
+    whose proximal policy is not the step's own."""
     reference_kl: float
     """Estimate of KL(policy || reference) per token; 0 where it has no weight."""
     entropy: float

@@ -7,8 +7,8 @@ al. 2022, "Training language models to follow instructions with human feedback",
 team's code, and holds the model to writing code while the reward pulls at it.
 
 The clip holds the policy near the proximal one. For samples of the current version that is the behaviour policy itself, whose
-log-probabilities the server recorded (agreement is measured before the first step); for older samples the starting weights'
-log-probabilities are computed, and a truncated importance weight corrects for the rest.
+log-probabilities the server recorded (agreement is measured before the first step); for older samples it is the weights at the
+start of the update, or of each step (`proximal`), and a truncated importance weight corrects for the rest.
 
 What would harm the weights is refused (safety.py): a step, which is then noted and left out, or the whole update.
 """
@@ -32,7 +32,7 @@ from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
 
 from infra.records import Sample
 from tasks.trainer import flops, moments, reports, safety
-from tasks.trainer.batches import MicroBatch, Proximal, micro_batches, minibatches, read
+from tasks.trainer.batches import AT_STEP, MicroBatch, Proximal, micro_batches, minibatches, read
 from tasks.trainer.engine import Engine, Optimization, Parallel, faster_in_bf16, start, stop
 from tasks.trainer.job import CHECKPOINT_NAME, METRICS_NAME, OPTIMIZER_NAME, Job, Metrics, StepMetrics
 from tasks.trainer.losses import Entropy, clipped_surrogate, importance_weights, reference_kl
@@ -138,6 +138,15 @@ class selected:
         return spread.index_copy(0, self._at, hidden[:, 0]).view(self._shape), bias
 
 
+def at_step(samples: Sequence[Sample], chosen: Sequence[int]) -> Proximal:
+    """Proximal log-probabilities that each step finds by itself: the chosen samples' own as it begins.
+
+    Their ratio is then 1 and their gradient that of the policy, times the truncated importance weight of all that lies between
+    the behaviour policy and the step (Espeholt et al. 2018, "IMPALA", the policy gradient of section 4.2).
+    """
+    return {i: [AT_STEP] * len(samples[i].token_ids) for i in chosen}
+
+
 def starting_logprobs(engine: Engine, samples: Sequence[Sample], chosen: Sequence[int], budget: int) -> dict[int, list[float]]:
     """Log-probabilities of the chosen samples' tokens under the weights as they are, by sample, on every rank.
 
@@ -183,6 +192,8 @@ def objective(job: Job, scale: LogitScale) -> Callable[..., Any]:
             policy = logprobs(logits[:, :sampled] * scale.log.exp(), batch)
             context = context_loss(logits[:, sampled:] * scale.factor, batch.context_targets)
             near, behaviour, advantage = (t.to(policy.device) for t in (batch.proximal, batch.behaviour, batch.advantage))
+            held = ~near.isnan()
+            near = torch.where(held, near, policy.detach())
             weights = importance_weights(near, behaviour, job.importance_bound)
             mask = torch.ones_like(policy)
             found = clipped_surrogate(policy, near, weights, advantage, mask, job.clip_low, job.clip_high, job.dual_clip)
@@ -201,6 +212,7 @@ def objective(job: Job, scale: LogitScale) -> Callable[..., Any]:
                     loss=objective,
                     clipped=found.clipped,
                     kl=found.kl,
+                    held=held.float().sum(),
                     bounded=(weights >= job.importance_bound).float().sum(),
                     context=context,
                     prompted=mask.new_tensor(batch.context_targets.numel()),
@@ -279,8 +291,8 @@ def update(
             done.notes.append(f"step {number + 1} refused: {reason}")
             log.info(done.notes[-1])
             continue
-        if job.max_kl and sums.kl / sums.tokens > job.max_kl:
-            left = f"KL {sums.kl / sums.tokens:.4g} a token is above max_kl = {job.max_kl}, what is left is left out"
+        if job.max_kl and sums.kl / max(sums.held, 1) > job.max_kl:
+            left = f"KL {sums.kl / max(sums.held, 1):.4g} a token is above max_kl = {job.max_kl}, what is left is left out"
             done.notes.append(f"step {number + 1} and on: {left}")
             log.info(done.notes[-1])
             break
@@ -358,7 +370,8 @@ def run(job: Job) -> Metrics:
     older = [i for i, s in enumerate(samples) if s.policy_version != job.current_version]
     gaps = differences(samples, starting_logprobs(engine, samples, current[:AGREEMENT_SAMPLES], job.micro_batch_tokens))
     safety.check_agreement(gaps, job.max_logprob_gap)
-    proximal = starting_logprobs(engine, samples, older, job.micro_batch_tokens)
+    at_start = job.proximal == "update"
+    proximal = starting_logprobs(engine, samples, older, job.micro_batch_tokens) if at_start else at_step(samples, older)
     reference = reference_logprobs(engine, samples, job)
 
     clock.append(("update", time.monotonic()))

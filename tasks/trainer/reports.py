@@ -23,7 +23,9 @@ class Sums(NamedTuple, Generic[Value]):
     clipped: Value
     """Tokens where the clip is active."""
     kl: Value
-    """k3 estimate of KL(start || policy)."""
+    """k3 estimate of KL(start || policy), over the tokens that are held near the start."""
+    held: Value
+    """Those tokens: the others take their proximal policy from the step."""
     bounded: Value
     """Tokens whose importance weight met its bound."""
     context: Value
@@ -48,7 +50,7 @@ class Report(NamedTuple):
     """Of one micro-batch."""
 
     sums: torch.Tensor
-    """[12] float32, in the order of Sums."""
+    """[13] float32, in the order of Sums."""
     log_ratio: torch.Tensor
     """[K] float32: ln policy - ln proximal."""
 
@@ -113,7 +115,7 @@ def metrics(
         ratio_p99=high,
         ratio_max=log_ratio.max().exp().item(),
         clip_fraction=sums.clipped / sums.tokens,
-        kl=sums.kl / sums.tokens,
+        kl=sums.kl / max(sums.held, 1),
         reference_kl=sums.reference_kl / sums.tokens,
         entropy=sums.entropy / sums.tokens,
         effective_samples=sums.weight**2 / (sums.tokens * sums.weight_squared),

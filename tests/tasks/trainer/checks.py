@@ -44,7 +44,7 @@ JOB = Job(
     context_weight=0.1,
     context_tokens=5,
 )
-WITH_OPTIONS = JOB.model_copy(update={"dual_clip": 1.5, "kl_weight": 0.2, "entropy_weight": 0.05})
+WITH_OPTIONS = JOB.model_copy(update={"proximal": "step", "dual_clip": 1.5, "kl_weight": 0.2, "entropy_weight": 0.05})
 
 
 def engine_of(directory: Path, parallel: Parallel, bf16: bool = False, **config: object) -> Engine:
@@ -106,7 +106,8 @@ def check_gradients(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel
 
     engine = engine_of(directory, parallel)
     older = [i for i, s in enumerate(made) if s.policy_version == OLDER]
-    proximal = ppo.starting_logprobs(engine, made, older, 128)
+    at_step = job.proximal == "step"  # before the first step, both are the weights as they are
+    proximal = ppo.at_step(made, older) if at_step else ppo.starting_logprobs(engine, made, older, 128)
     own = range(parallel_state.get_data_parallel_rank(), len(made), parallel_state.get_data_parallel_world_size())
     batches = micro_batches(made, own, 128, proximal, JOB.context_tokens, held_near(made))
     scale = ppo.LogitScale(rate=1.0)
