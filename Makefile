@@ -44,7 +44,6 @@ check: $(STAMP) ## lint, format, types, layering
 
 bench: $(STAMP) ## the benchmarks, into var/bench/NAME.json
 	$(PY) -m evals.bench $(ARGS)
-	$(PY) -m evals.bench_trainer
 
 base: $(STAMP) ## train the small base model again, into infra/base_model
 	$(PY) -m tasks.trainer.base $(ARGS)

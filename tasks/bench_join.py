@@ -6,7 +6,6 @@ figures are written to var/bench/join.json.
 """
 
 import argparse
-import json
 import resource
 import sys
 import tempfile
@@ -17,8 +16,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from rich.console import Console
 
-from infra import settings as configuration
+from evals.bench.figures import figure, write
 from infra.settings import Settings
 from infra.settings.schema import Collect
 from infra.store import ObjectStore, sha256, to_parquet
@@ -31,7 +31,6 @@ from tasks.validate import validate
 from tasks.weights import capped
 from tasks.window import Window, read_completions, read_feedback
 
-OUT = Path("var/bench/join.json")
 BEGIN = 1_800_000_000.0 - 1_800_000_000.0 % 86_400
 HOUR = 3600.0
 SEGMENT_ROWS = 2_000
@@ -39,8 +38,6 @@ USERS = 1_000
 PROMPT_TOKENS, TOKENS = 120, 10
 TARGET_SECONDS_A_MILLION = 90.0
 TARGET_MEGABYTES = 4096.0
-
-Figure = dict[str, object]
 
 
 class FolderStore(ObjectStore):
@@ -200,15 +197,12 @@ def measured(store: ObjectStore, completions: int, hours: int, settings: Setting
     return seconds
 
 
-def figure(name: str, value: float, unit: str, target: float | None = None) -> Figure:
-    """One figure, as evals/bench.py writes them; without a target it is met by being measured."""
-    return {"name": name, "value": round(value, 3), "unit": unit, "target": target, "met": target is None or value <= target}
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and write. Exit code 1 where a target is missed."""
     parser = argparse.ArgumentParser(prog="python -m tasks.bench_join", description=__doc__.split("\n")[0])
-    parser.add_argument("--completions", type=int, default=1_000_000, help="completions (default %(default)s)")
+    parser.add_argument(
+        "--completions", type=int, default=100_000, help="completions (default %(default)s; a million takes 21 GB)"
+    )
     parser.add_argument("--hours", type=int, default=24, help="hours that they are spread over (default %(default)s)")
     options = parser.parse_args(arguments)
     count = options.completions // options.hours * options.hours
@@ -220,21 +214,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         seconds = measured(store, count, options.hours, settings)
         cpu = time.process_time() - cpu
     samples = seconds.pop("samples")
-    scale = count / 1_000_000
-    figures = [figure(f"join.{name}", value, "s") for name, value in seconds.items()]
-    figures += [
-        figure("join.total", sum(seconds.values()), "s", TARGET_SECONDS_A_MILLION * scale),
+    found = [
+        *(figure(f"join.{name}", value, "s") for name, value in seconds.items()),
+        figure("join.total", sum(seconds.values()), "s", most=TARGET_SECONDS_A_MILLION * count / 1_000_000),
         figure("join.cpu", cpu, "s"),
-        figure("join.memory", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, "MB", TARGET_MEGABYTES),
-        figure("join.completions", count, "1"),
-        figure("join.samples", samples, "1"),
+        figure("join.memory", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, "MB", most=TARGET_MEGABYTES),
+        figure("join.completions", count, ""),
+        figure("join.samples", samples, ""),
     ]
-    out = configuration.ROOT / OUT
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(figures, indent=2) + "\n")
-    for row in figures:
-        print(f"{row['name']:>20} {row['value']:>12} {row['unit']:<3} target {row['target']} met {row['met']}")
-    return 0 if all(row["met"] for row in figures) else 1
+    return 0 if write("join", found, Console()) else 1
 
 
 if __name__ == "__main__":

@@ -6,23 +6,20 @@ Needs the stack (`make up`) and no A/B test under way; the schedules are paused 
 import argparse
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
+from importlib import import_module
 
 from rich.console import Console
 
-from evals.bench import feedback, figures, loop, serving
-from evals.bench.figures import Figure
+from evals.bench import figures
 from evals.demo.loop import CYCLE, WATCH
 from evals.demo.orchestration import Orchestration
 from infra import settings as configuration
-from infra.registry import Registry
+from infra.registry import CHALLENGER, Registry
 from infra.settings import Settings
 
-BENCHES: dict[str, Callable[[Settings], Awaitable[list[Figure]]]] = {
-    "serving": serving.run,
-    "feedback": feedback.run,
-    "loop": loop.run,
-}
+BENCHES = ("serving", "feedback", "trainer", "loop", "survival")
+"""Modules of this package; imported when they are run, since some import torch."""
 
 
 async def bench(settings: Settings, names: Sequence[str], console: Console) -> bool:
@@ -38,10 +35,14 @@ async def bench(settings: Settings, names: Sequence[str], console: Console) -> b
         try:
             while await prefect.busy():
                 await asyncio.sleep(1.0)
-            if test := Registry.connect(settings.registry).aliases().experiment:
+            registry = Registry.connect(settings.registry)
+            if test := registry.aliases().experiment:
                 raise RuntimeError(f"A/B test {test.id} runs, which would be disturbed; wait for its verdict, then again")
             for name in names:
-                met &= figures.write(name, await BENCHES[name](settings), console)
+                met &= figures.write(name, await import_module(f"evals.bench.{name}").run(settings), console)
+                # A cycle that was measured has opened a test, in whose way no cycle begins.
+                registry.set_experiment(None)
+                registry.delete_alias(CHALLENGER)
         finally:
             for deployment in (CYCLE, WATCH):
                 await prefect.pause(deployment, False)
@@ -54,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = parser.parse_args(arguments).names
     if unknown := [name for name in names if name not in BENCHES]:
         parser.error(f"no benchmark {', '.join(unknown)}; there are {', '.join(BENCHES)}")
-    return 0 if asyncio.run(bench(configuration.load(), names or list(BENCHES), Console())) else 1
+    return 0 if asyncio.run(bench(configuration.load(), names or BENCHES, Console())) else 1
 
 
 if __name__ == "__main__":

@@ -25,14 +25,7 @@ async def run(settings: Settings) -> list[Figure]:
         RuntimeError: the cycle made no version, or it was not served.
     """
     traffic, stop = Traffic(0.0), asyncio.Event()
-    serving = settings.serving
-    address = developers.Address(
-        api_base=f"http://{serving.host}:{serving.port}/v1",
-        feedback_url=f"http://{serving.host}:{serving.feedback_port}/v1/continue/events",
-        token=serving.token.get_secret_value() if serving.token else "",
-        model=settings.model.name,
-    )
-    run = developers.Run(address=address, users=USERS, concurrency=8, seed=int(time.time()))
+    run = developers.Run(address=address_of(settings), users=USERS, concurrency=8, seed=int(time.time()))
     typing = asyncio.create_task(developers.run(run, developers.code_from(), stop=stop, progress=traffic, rate=traffic.rate))
     try:
         began = time.monotonic()
@@ -59,6 +52,17 @@ async def run(settings: Settings) -> list[Figure]:
         figure("last_label_to_first_new_completion", fresh, "s", most=FRESH_TARGET_SECONDS),
         figure("requests_per_second_while_typing", served, "1/s"),
     ]
+
+
+def address_of(settings: Settings) -> developers.Address:
+    """The stack's own server, with the team's token."""
+    serving = settings.serving
+    return developers.Address(
+        api_base=f"http://{serving.host}:{serving.port}/v1",
+        feedback_url=f"http://{serving.host}:{serving.feedback_port}/v1/continue/events",
+        token=serving.token.get_secret_value() if serving.token else "",
+        model=settings.model.name,
+    )
 
 
 async def _cycle(prefect: Orchestration) -> list[tuple[str, float]]:

@@ -4,7 +4,8 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from evals.bench_trainer import collated, figure, job_of, reference_steps, samples_of, scores
+from evals.bench.padded import collated, reference_steps, scores
+from evals.bench.trainer import job_of, samples_of
 from infra import settings as settings_
 from infra.records import Sample
 from infra.settings import LOCAL
@@ -63,10 +64,3 @@ def test_the_trainer_is_given_a_job_over_the_same_samples(tmp_path):
     assert len(made) == 3 and all(len(s.token_ids) <= settings.serving.sampling.max_tokens for s in made)
     job = Job.model_validate(job_of(tmp_path / "s", tmp_path, 3, settings, 2))
     assert (job.minibatch, job.epochs, job.frozen_layers, job.context_weight) == (3, 2, 0, 0)
-
-
-def test_a_goal_has_a_direction():
-    assert [figure("f", 1.4, "", least=1.5)["met"], figure("f", 1.6, "", least=1.5)["met"]] == [False, True]
-    assert [figure("f", 1.2, "", most=1.15)["met"], figure("f", 1.1, "", most=1.15)["met"], figure("f", 1, "")["met"]] == [
-        False, True, True,
-    ]  # fmt: skip

@@ -1,0 +1,134 @@
+"""The trainer's step beside the same step in transformers (bench/padded.py).
+
+One PPO step over the same samples, twice, each in a process of its own with one thread: by the trainer, and by transformers with
+batches as TRL makes them. Tokens of prompts and completions, padding not counted, per CPU-second; the best of some steps, since
+other work on the machine only ever adds to one.
+"""
+
+import asyncio
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from evals import positions
+from evals.bench.figures import FOLDER, Figure, figure
+from evals.bench.padded import LEARNING_RATE
+from evals.heldout import held_out_files, site_packages
+from infra import settings as configuration
+from infra.fim import END, Renderer
+from infra.records import Sample
+from infra.settings import Settings
+from infra.store import to_parquet
+
+SIZES = (64, 512)
+FASTER = 1.5
+"""Goal: the trainer's tokens per CPU-second over those of transformers."""
+LINEAR = 1.15
+"""Goal: CPU-seconds a token with the most samples, over those with the fewest."""
+STEPS = 4
+
+
+def samples_of(count: int, settings: Settings) -> list[Sample]:
+    """Places in real code with what stands there as the completion: lengths as they are served."""
+    base = configuration.path(settings.model.base)
+    tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
+    model = settings.model
+    renderer = Renderer(tokenizer, model.fim_order, model.max_prefix_tokens, model.max_suffix_tokens)
+    draw, end = random.Random(0), tokenizer.token_to_id(END)
+    places = positions.sample(positions.for_developers(positions.read(held_out_files(), [site_packages()])), count, 0)
+    made = []
+    for number, place in enumerate(places):
+        tokens = (*renderer.encode(place.truth), end)[: settings.serving.sampling.max_tokens]
+        made.append(
+            Sample(
+                completion_id=f"bench-{number}",
+                user="bench",
+                # Not the version that is trained: the trainer then computes the log-probabilities that the clip holds near.
+                policy_version="older",
+                prompt_token_ids=tuple(renderer.render(place.prefix, place.suffix)),
+                token_ids=tokens,
+                logprobs=(-1.0,) * len(tokens),
+                temperature=1.0,
+                outcome="accepted",
+                shown_characters=len(place.truth),
+                accepted_characters=len(place.truth),
+                advantage=draw.gauss(0, 1),
+            )
+        )
+    return made
+
+
+def job_of(samples: Path, folder: Path, count: int, settings: Settings, steps: int) -> dict[str, object]:
+    """The trainer's job: every step is one pass over all samples, and all weights are trained, as on the other side."""
+    return {
+        "checkpoint": str(configuration.path(settings.model.base)),
+        "samples": str(samples),
+        "output": str(folder),
+        "current_version": "newer",
+        "learning_rate": LEARNING_RATE,
+        "epochs": steps,
+        "minibatch": count,
+        "micro_batch_tokens": settings.train.micro_batch_tokens,
+        "threads": 1,
+    }
+
+
+def measured(command: Sequence[str], log: Path) -> float:
+    """Run a process; gives back its largest resident memory in MiB.
+
+    Raises:
+        RuntimeError: it failed.
+    """
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(configuration.ROOT), "PYTHONWARNINGS": "ignore"}
+    with log.open("w") as output:
+        process = subprocess.Popen(command, cwd=configuration.ROOT, env=environment, stdout=output, stderr=output)
+        _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise RuntimeError(f"exit status {process.returncode}, its output is in {log}; to run it alone: {' '.join(command)}")
+    return usage.ru_maxrss / 1024
+
+
+async def run(settings: Settings) -> list[Figure]:
+    """Both sides at every size, in processes of their own; their logs stay in var/bench/trainer."""
+    return await asyncio.to_thread(bench, settings, SIZES, STEPS, FOLDER / "trainer")
+
+
+def bench(settings: Settings, sizes: Sequence[int], steps: int, folder: Path) -> list[Figure]:
+    """Both sides at every size."""
+    figures: list[Figure] = []
+    cost = {}
+    for count in sizes:
+        place = folder / str(count)
+        place.mkdir(parents=True, exist_ok=True)
+        samples = samples_of(count, settings)
+        path = place / "samples.parquet"
+        path.write_bytes(to_parquet(samples))
+        (place / "job.json").write_text(json.dumps(job_of(path, place, count, settings, steps)))
+        tokens = sum(len(s.prompt_token_ids) + len(s.token_ids) for s in samples)
+        own_memory = measured(
+            (sys.executable, "-m", "tasks.trainer.ppo", "--job", str(place / "job.json")), place / "trainer.log"
+        )
+        own = min(step["cpu_seconds"] for step in json.loads((place / "metrics.json").read_text())["steps"])
+        reference = place / "reference.json"
+        other_memory = measured(
+            (sys.executable, "-m", "evals.bench.padded", str(path), str(reference), str(steps)),
+            place / "transformers.log",
+        )
+        other = min(json.loads(reference.read_text()))
+        cost[count] = own / tokens
+        figures += [
+            figure(f"ppo_step.{count}.trainer", tokens / own, "tokens/CPU-s"),
+            figure(f"ppo_step.{count}.transformers", tokens / other, "tokens/CPU-s"),
+            figure(f"ppo_step.{count}.times_as_fast", other / own, "", least=FASTER),
+            figure(f"ppo_step.{count}.peak_memory", own_memory, "MiB", most=other_memory),
+            figure(f"ppo_step.{count}.peak_memory_of_transformers", other_memory, "MiB"),
+        ]
+    figures.append(figure("ppo_step.cost_of_a_token_most_to_fewest", cost[max(sizes)] / cost[min(sizes)], "", most=LINEAR))
+    return figures
