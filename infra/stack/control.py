@@ -81,7 +81,7 @@ def up(only: Collection[str] = (), say: Callable[[str], None] = say_now, *, paus
         try:
             supervisor.start(everything.values(), environment(settings, dict(os.environ)))
             (state / STARTED_WITH).write_text(settings_.dump(settings))
-            _bring_up(settings, supervisor, found, Progress(say), fresh=not was_up, paused=paused)
+            _bring_up(settings, supervisor, found, Progress(say), paused=paused)
         except BaseException:
             say("stopping what was started")
             if was_up:
@@ -151,12 +151,10 @@ def status() -> list[Row]:
         return list(pool.map(row, found.values()))
 
 
-def _bring_up(
-    settings: Settings, supervisor: Supervisor, found: dict[str, Part], progress: Progress, *, fresh: bool, paused: bool
-) -> None:
-    """Run the plan: each step in a thread that waits for those it comes after; `fresh`: nothing ran before."""
+def _bring_up(settings: Settings, supervisor: Supervisor, found: dict[str, Part], progress: Progress, *, paused: bool) -> None:
+    """Run the plan: each step in a thread that waits for those it comes after."""
     seconds, failed = settings.stack.ready_seconds, threading.Event()
-    plan = _plan(settings, supervisor, found, seconds, failed, fresh)
+    plan = _plan(settings, supervisor, found, seconds, failed)
     if paused and "deployments" in plan:
         plan["paused"] = ("deployments",), partial(orchestration.set_schedules, settings, paused=True)
     futures: dict[str, Future[None]] = {}
@@ -188,25 +186,21 @@ def _bring_up(
 Plan = dict[str, tuple[tuple[str, ...], Callable[[], object]]]
 
 
-def _plan(
-    settings: Settings, supervisor: Supervisor, found: dict[str, Part], seconds: float, failed: threading.Event, fresh: bool
-) -> Plan:
+def _plan(settings: Settings, supervisor: Supervisor, found: dict[str, Part], seconds: float, failed: threading.Event) -> Plan:
     """Each step of a start, what it comes after, and its work. Imports are most of a start, so what can overlaps.
 
     The second engine comes after the first, whose caches then spare it a quarter of its work.
     """
-    after = {"worker": ("work pool", "left runs"), "serving": ("base model",), "engine-1": ("engine-0",)}
+    after = {"worker": ("work pool",), "serving": ("base model",), "engine-1": ("engine-0",)}
     plan: Plan = {name: (after.get(name, ()), partial(_start, supervisor, part, seconds, failed)) for name, part in found.items()}
     if "s3" in found or "serving" in found:
         plan["bucket"] = ("s3",), lambda: seed.bucket(settings)
     if "worker" in found:
         plan["work pool"] = ("prefect",), lambda: orchestration.ensure_pool(settings)
-        if fresh:
-            plan["left runs"] = ("prefect",), lambda: orchestration.end_left_runs(settings)
         plan["deployments"] = ("work pool",), lambda: orchestration.deploy(settings, environment(settings, dict(os.environ)))
     if "mlflow" in found or "serving" in found:
         plan["base model"] = ("bucket", "mlflow"), lambda: seed.base_model(settings)
-    order = ("s3", "bucket", "mlflow", "base model", "prefect", "work pool", "left runs", "worker", "deployments")
+    order = ("s3", "bucket", "mlflow", "base model", "prefect", "work pool", "worker", "deployments")
     return {name: plan[name] for name in (*order, *plan) if name in plan}
 
 

@@ -33,17 +33,17 @@ def ensure_pool(settings: Settings) -> None:
 
 
 def end_left_runs(settings: Settings) -> int:
-    """Crash the runs that went down with an earlier stack, and say how many.
+    """Crash the runs that went down with an earlier worker, and say how many.
 
-    Prefect would have them hold their deployment's concurrency slot until its lease ends, five minutes later. Only for a start at
-    which no worker runs yet.
+    Prefect would have them hold their deployment's concurrency slot until its lease ends, five minutes later. Only while no
+    worker runs yet.
     """
     api, left = settings.orchestration.api, ["RUNNING", "PENDING", "CANCELLING"]
     of_pool = {"work_pools": {"name": {"any_": [settings.orchestration.work_pool]}}}
     answer = httpx.post(
         f"{api}/flow_runs/filter", json={"flow_runs": {"state": {"type": {"any_": left}}}, "limit": 200, **of_pool}, timeout=30
     )
-    state = {"type": "CRASHED", "name": "Crashed", "message": "the stack was stopped while it ran"}
+    state = {"type": "CRASHED", "name": "Crashed", "message": "its worker was stopped while it ran"}
     for run in answer.raise_for_status().json():
         body = {"state": state, "force": True}
         httpx.post(f"{api}/flow_runs/{run['id']}/set_state", json=body, timeout=30).raise_for_status()

@@ -141,10 +141,7 @@ def _prefect(settings: Settings) -> Part:
 
 def _worker(settings: Settings) -> Part:
     api, pool = settings.orchestration.api, settings.orchestration.work_pool
-    command = (
-        *(sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", "process"),
-        *("--name", WORKER, "--install-policy", "never"),
-    )
+    command = (sys.executable, "-m", "infra.stack.worker", pool, WORKER)
 
     def ready(since: float) -> bool:
         status, body = ask(f"{api}/work_pools/{pool}/workers/filter", b"{}")
