@@ -158,8 +158,8 @@ class Sample(Record):
     """Behaviour log-probability of each of token_ids."""
     temperature: float
     """Sampling temperature."""
-    outcome: LabelOutcome | Literal["nothing"]
-    """Label; "nothing": there was nothing to show."""
+    outcome: LabelOutcome | Literal["nothing", "judged"]
+    """Label; "nothing": there was nothing to show; "judged": a judge's score is its reward, nobody saw it."""
     shown_characters: int
     """Characters shown."""
     accepted_characters: int

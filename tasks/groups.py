@@ -64,7 +64,7 @@ def make(
                     token_ids=found.tokens,
                     logprobs=tuple(min(value, 0.0) for value in found.logprobs),
                     temperature=sampling.temperature,
-                    outcome="shown",
+                    outcome="judged",
                     shown_characters=len(item.completion),
                     accepted_characters=0,
                     reward=score.score / HIGHEST,

@@ -40,6 +40,8 @@ def reward(sample: Sample, settings: Reward) -> float:
             return settings.rejected
         case "nothing":
             return settings.nothing
+        case "judged":
+            raise AssertionError(f"sample {sample.completion_id}: a judge has rewarded it, no setting does")
 
 
 def advantages(rewards: Sequence[float], lengths: Sequence[int], settings: Reward) -> list[float]:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.records import Completion, Feedback
-from tasks.join import join
+from tasks.join import RANK, join
 from tests.tasks.made import NOW, completion, feedback
 
 SECONDS = 60.0
@@ -34,9 +34,14 @@ def reference(completions: Sequence[Completion], events: Sequence[Feedback]) -> 
     found: dict[str, list[tuple[int, int, float, str, Whole, bool]]] = {c.id: [] for c in completions}
     orphans = 0
     for group in showings:
-        # Of one showing the strongest word counts: accepted, accepted in part (the more the stronger), rejected, shown.
-        strength = {"shown": 0, "rejected": 1, "partially_accepted": 2, "accepted": 3}
+        # Of one showing the strongest word counts, in this order; of two accepted in part the larger.
+        words = ("shown", "rejected", "partially_accepted", "accepted", "retained", "thumbs_down")
+        strength = {word: number for number, word in enumerate(words)}
         truth = sorted(group, key=lambda e: (strength[e.outcome], e.accepted_characters or 0, -e.time, e.id))[-1]
+        # A later word, said by id, may come without the place.
+        place = truth
+        if not truth.shown:
+            place = sorted(group, key=lambda e: (e.shown != "", strength[e.outcome], -e.time, e.id))[-1]
         arrived = min(e.time for e in group)
         named = [e.completion_id for e in sorted(group, key=lambda e: (e.time, e.id)) if e.completion_id][:1]
         possible = []
@@ -47,14 +52,25 @@ def reference(completions: Sequence[Completion], events: Sequence[Feedback]) -> 
                 continue
             if not named and not (c.time - LATE_BY_CLOCKS <= arrived <= c.time + SECONDS):
                 continue
-            if (extent := saw(c, truth, named=bool(named))) is not None:
-                possible.append((c.prefix == truth.prefix, c.time, c.id, extent))
+            if (extent := saw(c, place, named=bool(named))) is not None:
+                possible.append((c.prefix == place.prefix, c.time, c.id, extent))
         if not possible:
             orphans += 1
             continue
         _, _, owner, extent = max(possible)
-        kept = {"accepted": len(truth.shown), "partially_accepted": min(truth.accepted_characters or 0, len(truth.shown))}
-        label = (truth.outcome, len(truth.shown), extent, kept.get(truth.outcome, 0))
+        text = next(c.text for c in completions if c.id == owner)[:extent]
+        text = text[len(text) - len(place.shown) :] if place.shown else text
+        outcome, kept = truth.outcome, 0
+        if outcome == "accepted":
+            kept = len(text)
+        elif outcome == "partially_accepted":
+            counted = truth.accepted_characters
+            kept = len(text.split("\n")[0]) if counted is None else min(counted, len(text))
+        elif outcome == "retained":  # texts are no longer than a run that counts: it is all there, or nothing is
+            outcome, kept = ("accepted", len(text)) if text in truth.retained else ("partially_accepted", 0)
+        elif outcome == "thumbs_down":
+            outcome = "rejected"
+        label = (outcome, len(text), extent, kept)
         cached = any(e.cache_hit for e in group)
         found[owner].append((strength[truth.outcome], extent, arrived, truth.client_id, label, cached))
 
@@ -102,7 +118,7 @@ def histories(draw: st.DrawFn) -> tuple[list[Completion], list[Feedback]]:
             shown = rest[: draw(st.integers(0, len(rest)))] if draw(st.booleans()) else draw(st.text("ab ", max_size=3))
             client = draw(st.sampled_from([f"k{number}-{showing}", "", "shared"]))
             cached, at = draw(st.integers(0, 5)) == 0, time + draw(st.sampled_from([-2.0, -0.5, 0.1, 10.0, 59.0, 61.0]))
-            for outcome in draw(st.lists(st.sampled_from(["shown", "rejected", "partially_accepted", "accepted"]), max_size=3)):
+            for outcome in draw(st.lists(st.sampled_from(list(RANK)), max_size=3)):
                 events.append(
                     feedback(
                         f"f{len(events)}",
@@ -114,6 +130,7 @@ def histories(draw: st.DrawFn) -> tuple[list[Completion], list[Feedback]]:
                         prefix=draw(st.sampled_from([prefix + text[:typed], prefix + text[:typed], ""])),
                         suffix=draw(st.sampled_from([suffix, suffix, "\n"])),
                         shown=shown,
+                        retained=draw(st.sampled_from(["", text, "x" + rest])),
                         accepted_characters=draw(st.sampled_from([None, 0, 1, 9])),
                         cache_hit=cached,
                     )
@@ -122,7 +139,7 @@ def histories(draw: st.DrawFn) -> tuple[list[Completion], list[Feedback]]:
     return completions, draw(st.permutations(events))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(histories())
 def test_whole_labels_agree(history: tuple[list[Completion], list[Feedback]]) -> None:
     completions, events = history

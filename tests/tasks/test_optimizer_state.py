@@ -47,6 +47,7 @@ def test_a_candidates_state_is_what_its_childs_update_goes_on_from(
     state = folder_of(tmp_path / "optimizer", "steps.json", "{}")
     trained = Trained(folder_of(tmp_path / "checkpoint", "model.safetensors", "w"), metrics, 1.0, state if kept else None)
     scored = Evaluation(passed=True, reason="", judge="reference", candidate={"judged": 1.0}, champion={"judged": 1.0})
+    store.put_json("cycles/2/manifest.json", manifest("2", "1"))
     made = register.register(store, registry.client, Settings(), manifest("2", "1"), trained, scored)
     assert made.version == "2"
     assert not any("steps" in key for key in store.keys("checkpoints/")), "what serves a version would download it"

@@ -42,7 +42,7 @@ def test_bad_rows_are_named_with_the_expectation_that_they_fail() -> None:
         sample("no prompt", prompt_token_ids=[]),
         sample("too much", accepted_characters=9),
         sample("cold", temperature=0.0),
-        sample("seen", outcome="shown"),
+        sample("by a judge", outcome="judged"),
     ]
     found = validate([*many, *bad], FINE, limits(many))
     assert found.quarantined == {
@@ -52,7 +52,7 @@ def test_bad_rows_are_named_with_the_expectation_that_they_fail() -> None:
         "no prompt": "prompt_is_not_empty",
         "too much": "accepted_is_within_shown",
         "cold": "temperature_is_positive",
-        "seen": "outcome_is_known",
+        "by a judge": "outcome_is_known",
     }
     assert found.refused == ()
     assert found.rows == 307
