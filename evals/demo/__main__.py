@@ -25,8 +25,11 @@ from evals.positions import Code
 from infra import settings as configuration
 from infra.registry import CHALLENGER, Registry
 from infra.settings import Settings
+from infra.stack.parts import parts
 from infra.store import ObjectStore
 
+STACK_UP = (sys.executable, "-m", "infra.stack", "up")
+LATER = "engine-1"
 BASE = "1"
 """Version that the stack registers on its first start."""
 OUT = Path("var/demo")
@@ -45,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
     add("--cycles", type=int, default=3, help="cycles to have been run, earlier demos counted in (default %(default)s)")
     add("--labels", type=int, default=2400, help="labels that a cycle waits for at least (default %(default)s)")
     add("--minutes", type=float, default=11.0, help="begin no cycle after so long (default %(default)s)")
-    add("--visits", type=int, default=3000, help="places of the closing comparison (default %(default)s)")
+    add("--visits", type=int, default=2500, help="places of the closing comparison (default %(default)s)")
     add("--rate", type=float, default=0.0, help="most requests a second (default: what the concurrency lets through)")
     add("--concurrency", type=int, default=48, help="developers who type at the same time (default %(default)s)")
     return result
@@ -57,7 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console()
     began = time.monotonic()
     code = developers.code_from(options.code)
-    up = subprocess.run([sys.executable, "-m", "infra.stack", "up", "--paused"], cwd=configuration.ROOT, check=False)
+    settings = configuration.load()
+    first = [part for part in parts(settings) if part != LATER]
+    up = subprocess.run([*STACK_UP, "--paused", *first], cwd=configuration.ROOT, check=False)
     if up.returncode:
         return up.returncode
     settings = configuration.load()
@@ -88,7 +93,7 @@ async def demo(options: argparse.Namespace, settings: Settings, code: Code, cons
         run = _developers(options, settings, first_visit=VISITS_APART * len(before.ended))
         typing = asyncio.create_task(developers.run(run, code, stop=stop, progress=traffic, rate=traffic.rate))
         try:
-            world = await loop.run()
+            world, _ = await asyncio.gather(loop.run(), _start_later())
             stop.set()
             live = await typing
             champion = world.aliases.champion or BASE
@@ -120,6 +125,13 @@ async def demo(options: argparse.Namespace, settings: Settings, code: Code, cons
             "serving": f"http://{settings.serving.host}:{settings.serving.port}",
         },
     )
+
+
+async def _start_later() -> None:
+    """Start the second engine, too, while developers type: it has nothing to do before there is a challenger."""
+    process = await asyncio.create_subprocess_exec(*STACK_UP, LATER, cwd=configuration.ROOT)
+    if await process.wait():
+        raise RuntimeError(f"{LATER} did not come up, see above; `make status`")
 
 
 async def _compare(

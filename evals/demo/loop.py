@@ -20,9 +20,10 @@ from infra.store import ObjectStore
 
 CYCLE, WATCH = "cycle", "experiment"
 POLL_SECONDS, RETRY_SECONDS = 2.0, 15.0
-SETTLING = 1.08
-"""Requests of a test at which it is looked at, for each that the gate counts: the youngest may still get a label."""
-QUIET_RATE = 2.0
+SETTLING = 1.02
+"""Requests of a test at which it is looked at, for each that the gate counts. It does not count the youngest, which may still
+get a label; while its run starts they grow old enough."""
+QUIET_RATE = 1.0
 """Requests a second while a flow computes: two cores serve a busy team or train, and would do both at a third of the speed."""
 
 

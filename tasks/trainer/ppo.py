@@ -25,6 +25,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+# First of all: it prepares Megatron for machines without CUDA before anything imports it.
+from tasks.trainer.engine import Engine, Optimization, Parallel, faster_in_bf16, start, stop
+
+# isort: split
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
@@ -33,7 +37,6 @@ from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
 from infra.records import Sample
 from tasks.trainer import flops, moments, reports, safety
 from tasks.trainer.batches import AT_STEP, MicroBatch, Proximal, micro_batches, minibatches, read
-from tasks.trainer.engine import Engine, Optimization, Parallel, faster_in_bf16, start, stop
 from tasks.trainer.job import CHECKPOINT_NAME, METRICS_NAME, OPTIMIZER_NAME, Job, Metrics, StepMetrics
 from tasks.trainer.losses import Entropy, clipped_surrogate, importance_weights, reference_kl
 

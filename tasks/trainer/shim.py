@@ -20,16 +20,17 @@ FACTORIES = ("tensor", "zeros", "ones", "empty", "full", "arange")
 
 def install() -> bool:
     """Make the unmodified GPU code path of megatron-core 0.16 run on CPU; gives back whether anything was changed."""
+    shimmed = not torch.cuda.is_available()
+    if shimmed:
+        # Megatron's jit_fuser would compile tiny helpers with the C++ compiler, once per shape; asking for it alone imports
+        # torch's compiler (6 of 15 s of CPU), so this comes before Megatron's own import.
+        os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+        torch.compile = lambda function=None, **_: function if function else lambda later: later
+        _redirect_devices()
+        _redirect_random_state()
+        _redirect_streams()
     mend_distributed_optimizer()
-    if torch.cuda.is_available():
-        return False
-    # jit_fuser would compile tiny helpers with the C++ compiler, once per shape.
-    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
-    torch._dynamo.config.disable = True
-    _redirect_devices()
-    _redirect_random_state()
-    _redirect_streams()
-    return True
+    return shimmed
 
 
 def _redirect_devices() -> None:
