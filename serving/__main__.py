@@ -20,13 +20,14 @@ from infra.store import ObjectStore
 from serving import completions, engines, feedback
 from serving.access import Access
 from serving.arms import Arms, Slot
+from serving.board import Board, Links
 from serving.follower import Follower
 from serving.generation import Policy
 from serving.metrics import Metrics
 from serving.recording import Recorder
 from serving.shipping import Shipper
 from serving.spool import Spool
-from serving.status import Board, Links
+from serving.standing import Serving
 from serving.text import load_tokenizer, stop_token_ids
 from serving.versions import Versions
 
@@ -77,9 +78,7 @@ async def serve(settings: Settings) -> None:
         follower = Follower(arms, registry, store, versions, metrics, serving.follow_seconds)
         links = Links(settings.registry.uri, settings.orchestration.api.removesuffix("/api"), settings.registry.model)
         app = completions.create_app(
-            completions.Serving(
-                settings.model.name, access, arms, policy(settings), recorder, metrics, shipper, Board(registry), links
-            )
+            Serving(settings.model.name, access, arms, policy(settings), recorder, metrics, shipper, Board(registry), links)
         )
         judging = feedback.Judging(access, recorder, metrics)
         feedback.add_feedback(app, judging)

@@ -1,40 +1,20 @@
 """The app on the completions port: completions in each client's dialect."""
 
-import time
 import uuid
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
 from serving import dialects
-from serving.access import Access, Caller, Denied, Known, client_name
+from serving.access import Caller, Denied, Known, client_name
 from serving.answers import Stream, Whole, error_body
-from serving.arms import Arms, NotHeld, Route
+from serving.arms import NotHeld, Route
 from serving.dialects import BadRequest
-from serving.generation import Asked, Generation, Policy
+from serving.generation import Asked, Generation
 from serving.metrics import Metrics
-from serving.recording import Recorder
-from serving.shipping import Shipper
-from serving.status import Board, Links, add_state
-
-
-@dataclass(frozen=True)
-class Serving:
-    """All that the apps stand on."""
-
-    model: str
-    access: Access
-    arms: Arms
-    policy: Policy
-    recorder: Recorder
-    metrics: Metrics
-    shipper: Shipper
-    board: Board
-    links: Links
-    clock: Callable[[], float] = time.time
+from serving.standing import Serving
+from serving.status import add_state
 
 
 def create_app(serving: Serving) -> FastAPI:

@@ -4,64 +4,22 @@ The page shows what this replica served, and what the registry says of tests and
 test there, and every verdict on its version.
 """
 
-import asyncio
-import time
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from jinja2 import Environment, StrictUndefined
 
-from infra.records import Decision, Rate
-from infra.registry import ModelVersion, Registry
+from infra.records import Rate
 from serving.access import Denied
-
-if TYPE_CHECKING:
-    from serving.completions import Serving
+from serving.standing import Serving
 
 PAGE = Path(__file__).with_name("status.html")
-BOARD_SECONDS = 5.0
-MOST_VERSIONS = 12
 
 
-@dataclass(frozen=True)
-class Links:
-    """Where the page points to."""
-
-    mlflow: str
-    prefect: str
-    model: str
-    """Name of the registered model."""
-
-
-@dataclass
-class Board:
-    """What the registry says of tests and versions, asked for at most every few seconds and kept when it is away."""
-
-    registry: Registry
-    look: Decision | None = None
-    versions: list[ModelVersion] = field(default_factory=list)
-    problem: str = ""
-    _asked: float = -BOARD_SECONDS
-
-    async def refresh(self) -> None:
-        """Read it again where it is old; what cannot be read is said."""
-        now = time.monotonic()
-        if now - self._asked < BOARD_SECONDS:
-            return
-        self._asked = now
-        try:
-            self.look = await asyncio.to_thread(self.registry.last_look)
-            self.versions = (await asyncio.to_thread(self.registry.versions))[::-1][:MOST_VERSIONS]
-            self.problem = ""
-        except Exception as error:  # whatever ails the registry, the page shows the rest
-            self.problem = f"{error}"
-
-
-def add_state(app: FastAPI, serving: "Serving") -> None:
+def add_state(app: FastAPI, serving: Serving) -> None:
     """Models, health, readiness, metrics, status and the page."""
     page = _template()
 
@@ -121,7 +79,7 @@ def add_state(app: FastAPI, serving: "Serving") -> None:
         return _status(serving)
 
 
-def _status(serving: "Serving") -> dict[str, Any]:
+def _status(serving: Serving) -> dict[str, Any]:
     arms, spool = serving.arms, serving.recorder.spool
     roles = {arms.champion: "champion", arms.challenger: "challenger"}
     slots = [
@@ -150,7 +108,7 @@ def _status(serving: "Serving") -> dict[str, Any]:
     }
 
 
-def _person(serving: "Serving") -> dict[str, Any]:
+def _person(serving: Serving) -> dict[str, Any]:
     status, board = _status(serving), serving.board
     running = serving.arms.experiment
     others = {"object store": serving.shipper.error, "page": board.problem}

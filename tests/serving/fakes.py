@@ -22,6 +22,7 @@ from infra.store import ObjectStore
 from serving import completions, engines, feedback
 from serving.access import Access
 from serving.arms import Arms, Slot
+from serving.board import Board, Links
 from serving.follower import Follower
 from serving.generation import Policy
 from serving.metrics import Metrics
@@ -29,7 +30,7 @@ from serving.protocol import Delta, Request
 from serving.recording import Recorder
 from serving.shipping import Shipper, read_segment
 from serving.spool import KINDS, Spool
-from serving.status import Board, Links
+from serving.standing import Serving
 from serving.text import stop_token_ids
 from serving.versions import Versions
 
@@ -218,7 +219,7 @@ class House:
         access = Access(self.settings)
         renderer = Renderer(self.tokenizer, "spm", 40, 20)
         policy = Policy(self.tokenizer, renderer, self.sampling, stop_token_ids(self.tokenizer))
-        serving = completions.Serving(
+        serving = Serving(
             "qwen-coder-x",
             access,
             self.arms,
