@@ -10,6 +10,7 @@ from evals.bench.figures import Figure, figure
 from evals.bench.loop import address_of
 from evals.demo.loop import CYCLE, Traffic
 from evals.demo.orchestration import Orchestration
+from infra.registry import CHALLENGER, Registry
 from infra.settings import Settings
 from infra.stack import control
 
@@ -38,6 +39,10 @@ async def run(settings: Settings) -> list[Figure]:
             figures.append(figure(f"{part}.back_after", await asyncio.to_thread(_kill, part), "s", most=BACK_SECONDS))
             await _answered(traffic, traffic.tally.total.answered + 20, f"after {part} was killed")
             await asyncio.sleep(PAUSE_SECONDS)
+        # The cycle that was under way may have come to its end, and its test would keep the next one from beginning.
+        registry = Registry.connect(settings.registry)
+        registry.set_experiment(None)
+        registry.delete_alias(CHALLENGER)
         began = time.monotonic()
         tries = await _cycle(settings)
         figures += [
