@@ -220,6 +220,14 @@ class ObjectStore:
         text = value.model_dump_json(indent=2) if isinstance(value, Record) else json.dumps(value, indent=2)
         return (self.put_new if new else self.put)(key, text.encode())
 
+    def put_once(self, key: str, record: R) -> R:
+        """Write a record where there is none; gives back the one that stands, be it another writer's."""
+        try:
+            self.put_json(key, record, new=True)
+        except AlreadyExists:
+            return type(record).model_validate(self.get_json(key))
+        return record
+
     def get_json(self, key: str) -> Any:
         """Read JSON back."""
         return json.loads(self.get(key))

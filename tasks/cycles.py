@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from infra.records import Manifest, ObjectReference, Record, Sample
 from infra.settings import Settings, dump
-from infra.store import AlreadyExists, ObjectStore, sha256, to_parquet
+from infra.store import ObjectStore, sha256, to_parquet
 
 NAME = re.compile(r"^cycles/(cycle-(\d{6}))/(.+)$")
 MAX_ATTEMPTS = 3
@@ -103,12 +103,7 @@ def settings_of(store: ObjectStore, cycle: str, settings: Settings) -> Settings:
 
 def finish(store: ObjectStore, outcome: Outcome) -> Outcome:
     """End a cycle, once; the outcome that stands."""
-    key = f"cycles/{outcome.cycle}/outcome.json"
-    try:
-        store.put_json(key, outcome, new=True)
-    except AlreadyExists:
-        return Outcome.model_validate(store.get_json(key))
-    return outcome
+    return store.put_once(f"cycles/{outcome.cycle}/outcome.json", outcome)
 
 
 def attempt(store: ObjectStore, cycle: str, run: str) -> int:

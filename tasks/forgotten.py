@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from infra.records import Forgotten
-from infra.store import AlreadyExists, ObjectStore, sha256
+from infra.store import ObjectStore, sha256
 
 PREFIX = "forgotten/"
 
@@ -49,12 +49,7 @@ def written(store: ObjectStore) -> list[Forgotten]:
 
 def write(store: ObjectStore, record: Forgotten) -> Forgotten:
     """Write a record, once; the one that stands."""
-    key = f"{PREFIX}{digest(record.kind, record.subject)}.json"
-    try:
-        store.put_json(key, record, new=True)
-    except AlreadyExists:
-        return Forgotten.model_validate(store.get_json(key))
-    return record
+    return store.put_once(f"{PREFIX}{digest(record.kind, record.subject)}.json", record)
 
 
 def check(store: ObjectStore, requests: Iterable[tuple[str, str]]) -> None:

@@ -7,7 +7,7 @@ decision for the running experiment carries it out, so that of two deciders the 
 from infra.records import Decision, ExperimentRecord, ObjectReference, Verdict
 from infra.registry import CHALLENGER, CHAMPION, LOOK_TAG, PREVIOUS_TAG, VERDICT_TAG, Registry
 from infra.settings.schema import Experiment
-from infra.store import AlreadyExists, ObjectStore
+from infra.store import ObjectStore
 from tasks.lineage import DATASET_TAG, Lineage
 
 GATE = "gate"
@@ -38,20 +38,10 @@ def open_experiment(
         return None
     if aliases.champion != champion or decision_of(store, wanted.id):
         return None
-    record = write_once(store, wanted)
+    record = store.put_once(f"experiments/{wanted.id}.json", wanted)
     registry.set_alias(CHALLENGER, version)
     registry.set_experiment(record)
     return record
-
-
-def write_once(store: ObjectStore, experiment: ExperimentRecord) -> ExperimentRecord:
-    """Write an experiment's record; the one that stands."""
-    key = f"experiments/{experiment.id}.json"
-    try:
-        store.put_json(key, experiment, new=True)
-    except AlreadyExists:
-        return ExperimentRecord.model_validate(store.get_json(key))
-    return experiment
 
 
 def decision_of(store: ObjectStore, experiment: str) -> Decision | None:
@@ -91,11 +81,8 @@ def conclude(
     """Record a verdict that ends an experiment and carry it out; the decision that stands."""
     assert verdict.verdict != "undecided", "an undecided experiment goes on"
     dataset = dataset_of(registry, experiment.challenger)
-    decision = Decision(experiment=experiment, verdict=verdict, decided=now, by=by, inputs=inputs, dataset=dataset)
-    try:
-        store.put_json(f"decisions/{experiment.id}.json", decision, new=True)
-    except AlreadyExists:
-        decision = Decision.model_validate(store.get_json(f"decisions/{experiment.id}.json"))
+    wanted = Decision(experiment=experiment, verdict=verdict, decided=now, by=by, inputs=inputs, dataset=dataset)
+    decision = store.put_once(f"decisions/{experiment.id}.json", wanted)
     carry_out(registry, decision)
     return decision
 
