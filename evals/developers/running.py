@@ -45,14 +45,20 @@ class Run:
 
 @dataclass(frozen=True)
 class PairedOutcome:
-    """One place, one developer, one version."""
+    """One place, one developer, one version.
 
-    accepted: bool
+    A slip of the finger (Taste.noise) is not drawn here but counted by its probability: the same expectation with less variance
+    (Rao-Blackwell), which a measure made of rare, long suggestions needs.
+    """
+
+    accepted: float
+    """Probability that they take what is shown; 0 where nothing is."""
     shown: str
-    accepted_characters: int
-    """Characters of the suggestion as shown, 0 where it was not accepted."""
-    kept_characters: int
-    """Of these, what was right."""
+
+    @property
+    def accepted_characters(self) -> float:
+        """Expected characters of the suggestion, as shown, that are taken."""
+        return self.accepted * len(self.shown)
 
 
 @dataclass(frozen=True)
@@ -272,7 +278,7 @@ async def _look(wire: Wire, schedule: Schedule, quirks: Quirks, number: int, pin
     text = editor.shown(answer.text, prefix, suffix)
     if not text:
         ledger.add(developer.name, pin, nothing=1)
-        return PairedOutcome(False, "", 0, 0)
+        return PairedOutcome(0.0, "")
     return _judged(developer, place, prefix, answer, text, drawn.flipped, pin, ledger)
 
 
@@ -280,7 +286,6 @@ def _judged(
     developer: Developer, place: Position, prefix: str, answer: Answer, text: str, flipped: bool, pin: str, ledger: Ledger
 ) -> PairedOutcome:
     opinion, accepted = opinion_of(developer.taste, answer.text, text, place.truth, flipped)
-    outcome = PairedOutcome(accepted, text, len(text) * accepted, opinion.right * accepted)
     ledger.add(
         developer.name,
         pin,
@@ -289,12 +294,13 @@ def _judged(
         accepted=int(accepted),
         rejected=int(not accepted),
         shown_characters=len(text),
-        accepted_characters=outcome.accepted_characters,
-        kept_characters=outcome.kept_characters,
+        accepted_characters=len(text) * accepted,
+        kept_characters=opinion.right * accepted,
     )
     before = "\n".join(prefix.split("\n")[-2:])
     ledger.show(Example(developer.name, pin, place.file, before, text, place.truth, accepted, opinion.reason))
-    return outcome
+    noise = developer.taste.noise
+    return PairedOutcome(1 - noise if opinion.accepted else noise, text)
 
 
 class _telling:

@@ -14,7 +14,7 @@ from evals.developers import Counts, Pair, Paired, PairedOutcome, Tally
 
 def _paired(outcomes: list[tuple[str, bool, bool]]) -> Paired:
     def outcome(accepted: bool) -> PairedOutcome:
-        return PairedOutcome(accepted, "x = 1", 5 * accepted, 5 * accepted)
+        return PairedOutcome(float(accepted), "x = 1")
 
     pairs = tuple(Pair(user, i, (outcome(a), outcome(b))) for i, (user, a, b) in enumerate(outcomes))
     return Paired(("1", "2"), pairs, (Tally({}, (), 0.0), Tally({}, (), 0.0)), 0)

@@ -261,7 +261,10 @@ async def test_pairs_meet_the_same_developers_at_the_same_places():
     by_user = paired.by_user(lambda outcome: outcome.accepted)
     assert sum(places for places, _ in by_user.values()) == 200
     base, better, _ = (sum(sums[i] for _, sums in by_user.values()) for i in range(3))
-    assert better > base == paired.tallies[0].total.accepted
+    assert better > base
+    # Slips are counted by their probability, so what came of the draws is near, and no decision is certain.
+    assert abs(base - paired.tallies[0].total.accepted) < 8
+    assert all(0.01 <= o.accepted <= 0.99 for pair in paired.pairs for o in pair.outcomes if o.shown)
     assert paired.tallies[1].total.requests == 200
 
 
