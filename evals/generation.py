@@ -74,6 +74,26 @@ class Generator:
         return [found[row] for row in range(len(prompts))]
 
     @torch.inference_mode()
+    def score(
+        self, rows: Sequence[tuple[Sequence[int], Sequence[int]]], temperature: float = 1.0, batch: int = 64
+    ) -> list[list[float]]:
+        """Of each (prompt, completion) in token ids, the log-probability of every token of the completion."""
+        order = sorted(range(len(rows)), key=lambda i: len(rows[i][0]) + len(rows[i][1]))
+        found: dict[int, list[float]] = {}
+        for start in range(0, len(order), batch):
+            numbers = order[start : start + batch]
+            whole = [[*rows[i][0], *rows[i][1]] for i in numbers]
+            longest = max(map(len, whole))
+            # Padded on the right, where a causal model does not look.
+            ids = torch.tensor([row + [0] * (longest - len(row)) for row in whole], device=self._device)  # B T
+            logits = self._model(input_ids=ids, use_cache=False).logits[:, :-1].float() / temperature
+            scores = logits.log_softmax(-1).gather(2, ids[:, 1:, None])[..., 0]  # B T-1, of the token after each place
+            for row, i in zip(scores.tolist(), numbers, strict=True):
+                first = len(rows[i][0]) - 1
+                found[i] = row[first : first + len(rows[i][1])]
+        return [found[i] for i in range(len(rows))]
+
+    @torch.inference_mode()
     def _batch(
         self, prompts: list[list[int]], rows: list[int], max_tokens: int, temperature: float, seed: int
     ) -> list[list[tuple[int, float]]]:

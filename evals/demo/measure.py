@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from evals.demo.record import Comparison, Difference, Example, VersionRow
-from evals.developers import Paired, PairedOutcome, Tally
+from evals.developers import Outcome, Paired, Tally
 from evals.statistics import margin, rate, ratio
 
 EXAMPLES = 8
@@ -30,7 +30,7 @@ def comparisons(paired: Paired) -> dict[str, Comparison]:
     """The report's four comparisons of the two pins of a paired run, base first."""
     places = paired.by_user(lambda outcome: 1.0)
 
-    def sums(value: Callable[[PairedOutcome], float]) -> tuple[list[float], list[float]]:
+    def sums(value: Callable[[Outcome], float]) -> tuple[list[float], list[float]]:
         by_user = paired.by_user(value)
         return [by_user[user][1][0] for user in places], [by_user[user][1][1] for user in places]
 

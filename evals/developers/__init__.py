@@ -4,7 +4,8 @@
 """
 
 from evals.developers.draws import Quirks
-from evals.developers.running import Pair, Paired, PairedOutcome, Run, measure, run
+from evals.developers.looks import Look, Outcome, Schedule
+from evals.developers.running import Pair, Paired, Run, measure, run
 from evals.developers.sources import code_from
 from evals.developers.tally import Counts, Example, Tally
 from evals.developers.transport import Address
@@ -15,11 +16,13 @@ __all__ = [
     "Counts",
     "Decision",
     "Example",
+    "Look",
+    "Outcome",
     "Pair",
     "Paired",
-    "PairedOutcome",
     "Quirks",
     "Run",
+    "Schedule",
     "Tally",
     "code_from",
     "measure",

@@ -6,14 +6,13 @@ import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 
-from evals.developers import draws, editor
 from evals.developers.draws import Quirks
+from evals.developers.looks import Look, Outcome, Schedule
 from evals.developers.tally import Example, Ledger, Tally
-from evals.developers.transport import Address, Answer, Wire, connect
-from evals.developers.visit import Decision, Desk, Developer, Visit, opinion_of
-from evals.positions import Code, Position
+from evals.developers.transport import Address, Wire, connect
+from evals.developers.visit import Decision, Desk, Visit
+from evals.positions import Code
 
 
 @dataclass(frozen=True)
@@ -44,30 +43,12 @@ class Run:
 
 
 @dataclass(frozen=True)
-class PairedOutcome:
-    """One place, one developer, one version.
-
-    A slip of the finger (Taste.noise) is not drawn here but counted by its probability: the same expectation with less variance
-    (Rao-Blackwell), which a measure made of rare, long suggestions needs.
-    """
-
-    accepted: float
-    """Probability that they take what is shown; 0 where nothing is."""
-    shown: str
-
-    @property
-    def accepted_characters(self) -> float:
-        """Expected characters of the suggestion, as shown, that are taken."""
-        return self.accepted * len(self.shown)
-
-
-@dataclass(frozen=True)
 class Pair:
     """A developer at a place, once with each pin."""
 
     user: str
     visit: int
-    outcomes: tuple[PairedOutcome, ...]
+    outcomes: tuple[Outcome, ...]
     """One a pin, in the order of Paired.pins."""
 
 
@@ -83,7 +64,7 @@ class Paired:
     dropped: int
     """Places at which a pin gave no answer; left out for all of them."""
 
-    def by_user(self, value: Callable[[PairedOutcome], float]) -> dict[str, tuple[int, tuple[float, ...]]]:
+    def by_user(self, value: Callable[[Outcome], float]) -> dict[str, tuple[int, tuple[float, ...]]]:
         """For each developer, the places and each pin's sum of `value`: what a comparison clustered by user needs."""
         places: Counter[str] = Counter(pair.user for pair in self.pairs)
         sums = {user: [0.0] * len(self.pins) for user in places}
@@ -91,24 +72,6 @@ class Paired:
             for index, outcome in enumerate(pair.outcomes):
                 sums[pair.user][index] += value(outcome)
         return {user: (places[user], tuple(sums[user])) for user in sorted(places)}
-
-
-class Schedule:
-    """Who types next and where; the same for the same seed whatever is served."""
-
-    def __init__(self, users: int, seed: int, code: Code, several_lines: float, occasion: str) -> None:
-        if users < 1:
-            raise ValueError(f"users: expected at least 1, got {users}")
-        self._developers = [Developer(draws.user_name(i), draws.taste_of(seed, i)) for i in range(users)]
-        self._activity = list(accumulate(developer.taste.activity for developer in self._developers))
-        self._seed, self._code, self._several_lines, self._occasion = seed, code, several_lines, occasion
-
-    def visit(self, number: int) -> tuple[Developer, tuple[object, ...], Position]:
-        """The developer of a visit, the key of its draws, and its place."""
-        key = (self._occasion, self._seed, number)
-        rng = draws.stream(*key)
-        developer = rng.choices(self._developers, cum_weights=self._activity)[0]
-        return developer, (*key, developer.name), self._code.draw(rng, self._several_lines)
 
 
 STEP_SECONDS = 0.2
@@ -191,7 +154,7 @@ async def run(
     began = time.monotonic()
     ledger, background = Ledger(settings.examples), Background()
     pacer = Pacer(settings.requests, settings.seconds, rate or (lambda: settings.rate), stop)
-    schedule = Schedule(settings.users, settings.seed, code, settings.quirks.several_lines, "live")
+    schedule = Schedule(settings.users, settings.seed, code, settings.quirks, "live")
     visits = iter(range(settings.first_visit, 2**62))
     async with connect(settings.concurrency) as session:
         desk = Desk(
@@ -234,7 +197,7 @@ async def measure(
     began = time.monotonic()
     ledgers = [Ledger(settings.examples) for _ in pins]
     pacer = Pacer(None, settings.seconds, lambda: settings.rate, stop)
-    schedule = Schedule(settings.users, settings.seed, code, settings.quirks.several_lines, "paired")
+    schedule = Schedule(settings.users, settings.seed, code, settings.quirks, "paired")
     numbers = iter(range(settings.first_visit, settings.first_visit + visits))
     pairs: list[Pair] = []
     done = 0
@@ -244,16 +207,17 @@ async def measure(
         async def work() -> None:
             nonlocal done
             for number in numbers:
-                outcomes: dict[int, PairedOutcome | None] = {}
+                outcomes: dict[int, Outcome | None] = {}
+                look = schedule.look(number)
                 for turn in range(len(pins)):
                     index = (number + turn) % len(pins)  # which goes first takes turns
                     if not await pacer():
                         return
-                    outcomes[index] = await _look(wire, schedule, settings.quirks, number, pins[index], ledgers[index])
+                    outcomes[index] = await _look(wire, look, pins[index], ledgers[index])
                 answered = tuple(outcome for index in range(len(pins)) if (outcome := outcomes[index]) is not None)
                 done += 1
                 if len(answered) == len(pins):
-                    pairs.append(Pair(schedule.visit(number)[0].name, number, answered))
+                    pairs.append(Pair(look.developer.name, number, answered))
                 if progress is not None:
                     progress(done)
 
@@ -265,29 +229,21 @@ async def measure(
     return Paired(tuple(pins), ordered, tallies, done - len(ordered))
 
 
-async def _look(wire: Wire, schedule: Schedule, quirks: Quirks, number: int, pin: str, ledger: Ledger) -> PairedOutcome | None:
+async def _look(wire: Wire, look: Look, pin: str, ledger: Ledger) -> Outcome | None:
     """One developer's judgement of one version at one place; none when there was no answer."""
-    developer, key, place = schedule.visit(number)
-    drawn = draws.draws_at(draws.stream(*key, 0), developer.taste, quirks)
-    prefix, suffix = editor.window(place.prefix, place.suffix)
-    answer = await wire.complete(developer.name, prefix, suffix, pin=pin)
-    ledger.add(developer.name, pin, requests=1)
+    user = look.developer.name
+    answer = await wire.complete(user, look.prefix, look.suffix, pin=pin)
+    ledger.add(user, pin, requests=1)
     if answer.error:
-        ledger.add(developer.name, pin, errors=1)
+        ledger.add(user, pin, errors=1)
         return None
-    text = editor.shown(answer.text, prefix, suffix)
-    if not text:
-        ledger.add(developer.name, pin, nothing=1)
-        return PairedOutcome(0.0, "")
-    return _judged(developer, place, prefix, answer, text, drawn.flipped, pin, ledger)
-
-
-def _judged(
-    developer: Developer, place: Position, prefix: str, answer: Answer, text: str, flipped: bool, pin: str, ledger: Ledger
-) -> PairedOutcome:
-    opinion, accepted = opinion_of(developer.taste, answer.text, text, place.truth, flipped)
+    outcome, judgement = look.judge(answer.text)
+    if judgement is None:
+        ledger.add(user, pin, nothing=1)
+        return outcome
+    accepted, text = judgement.accepted, outcome.shown
     ledger.add(
-        developer.name,
+        user,
         pin,
         shown=1,
         judged=1,
@@ -295,12 +251,11 @@ def _judged(
         rejected=int(not accepted),
         shown_characters=len(text),
         accepted_characters=len(text) * accepted,
-        kept_characters=opinion.right * accepted,
+        kept_characters=judgement.opinion.right * accepted,
     )
-    before = "\n".join(prefix.split("\n")[-2:])
-    ledger.show(Example(developer.name, pin, place.file, before, text, place.truth, accepted, opinion.reason))
-    noise = developer.taste.noise
-    return PairedOutcome(1 - noise if opinion.accepted else noise, text)
+    before = "\n".join(look.prefix.split("\n")[-2:])
+    ledger.show(Example(user, pin, look.place.file, before, text, look.place.truth, accepted, judgement.opinion.reason))
+    return outcome
 
 
 class _telling:

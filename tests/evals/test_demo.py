@@ -9,12 +9,12 @@ import pytest
 
 from evals.demo import measure, report
 from evals.demo.record import Comparison, CycleRow, Difference, Example, Rate, Report
-from evals.developers import Counts, Pair, Paired, PairedOutcome, Tally
+from evals.developers import Counts, Outcome, Pair, Paired, Tally
 
 
 def _paired(outcomes: list[tuple[str, bool, bool]]) -> Paired:
-    def outcome(accepted: bool) -> PairedOutcome:
-        return PairedOutcome(float(accepted), "x = 1")
+    def outcome(accepted: bool) -> Outcome:
+        return Outcome(float(accepted), "x = 1")
 
     pairs = tuple(Pair(user, i, (outcome(a), outcome(b))) for i, (user, a, b) in enumerate(outcomes))
     return Paired(("1", "2"), pairs, (Tally({}, (), 0.0), Tally({}, (), 0.0)), 0)

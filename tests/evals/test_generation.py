@@ -109,3 +109,13 @@ def test_samples_hold_the_tokens_and_log_probabilities_they_were_drawn_with(chec
         assert sampled.logprobs == pytest.approx(scores.tolist(), abs=1e-4)
         assert ends.isdisjoint(sampled.tokens[:-1]), "an end token ends"
     assert any(s.tokens[-1] in ends for s in found)
+
+
+def test_scores_are_the_log_probabilities_that_were_sampled_from(checkpoint):
+    generator = Generator(checkpoint, MODEL)
+    drawn = generator.sample(CONTEXTS, 8, 0.7, seed=3)
+    scores = generator.score([(d.prompt, d.tokens) for d in drawn], temperature=0.7, batch=4)
+    assert [len(s) for s in scores] == [len(d.tokens) for d in drawn]
+    for found, sampled in zip(scores, drawn, strict=True):
+        assert found == pytest.approx(sampled.logprobs, abs=1e-5)
+    assert scores[0] != pytest.approx(generator.score([(drawn[0].prompt, drawn[0].tokens)])[0])

@@ -1,0 +1,232 @@
+"""Two ways to learn from the same developers: python -m tasks.bench_recipes
+
+tabloop's recipe: signed rewards, the served tokens with the log-probabilities that they were sampled with, temperature as served.
+RLinf's, as its online example does it (design and sources: README.md here, "Two recipes"): reward 1 or 0 as the advantage, the
+shown text tokenised again without its end token, "old" log-probabilities computed anew with the weights at hand, temperature 0.1.
+
+Both start from the base model, and for each seed the same simulated developers look at the same places. What is gained is the
+difference of acceptance to the base at other places, the same for all, each at the temperature that it serves at. No server has a
+part in it. The figures are written to var/bench/recipes.json.
+"""
+
+import argparse
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Literal
+
+import numpy as np
+from rich.console import Console
+from tokenizers import Tokenizer
+
+from evals.bench.figures import Figure, figure, write
+from evals.developers import Look, Outcome, Quirks, Schedule, code_from
+from evals.generation import Generator, Sampled
+from evals.statistics import margin, ratio
+from infra import settings as configuration
+from infra.records import Sample
+from infra.settings import Settings
+from infra.settings.schema import Train
+from infra.store import to_parquet
+from tasks.reward import rewarded
+from tasks.train import follow, write_job
+from tasks.trainer.job import CHECKPOINT_NAME
+
+Recipe = Literal["tabloop", "rlinf"]
+RECIPES: tuple[Recipe, ...] = ("tabloop", "rlinf")
+RLINF_TEMPERATURE = 0.1
+TIMES_THE_GAIN = 2.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One recipe with one seed."""
+
+    recipe: Recipe
+    seed: int
+    users: int
+    interactions: int
+    """Completions shown to developers between two updates."""
+    updates: int
+    places: int
+    """Places that the base and what was learnt are compared at."""
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Learnt against base at the same places, by user."""
+
+    users: tuple[str, ...]
+    base: np.ndarray
+    """Expected accepts of each place, [places]."""
+    learnt: np.ndarray
+
+
+def temperature(recipe: Recipe, settings: Settings) -> float:
+    """What the recipe serves at."""
+    return settings.serving.sampling.temperature if recipe == "tabloop" else RLINF_TEMPERATURE
+
+
+def complete(checkpoint: Path, looks: Sequence[Look], degree: float, seed: int, settings: Settings) -> list[Sampled]:
+    """A completion for each look."""
+    generator = Generator(checkpoint, settings.model)
+    return generator.sample([(k.prefix, k.suffix) for k in looks], settings.serving.sampling.max_tokens, degree, seed)
+
+
+def ours(looks: Sequence[Look], drawn: Sequence[Sampled], settings: Settings, version: str) -> list[Sample]:
+    """Samples as a cycle makes them."""
+    samples = [
+        row(number, version, look, found, found.tokens, found.logprobs, settings.serving.sampling.temperature)
+        for number, (look, found) in enumerate(zip(looks, drawn, strict=True))
+    ]
+    return rewarded(samples, settings.reward)
+
+
+def row(
+    number: int, version: str, look: Look, found: Sampled, tokens: Sequence[int], logprobs: Sequence[float], degree: float
+) -> Sample:
+    """One labelled completion."""
+    outcome, judgement = look.judge(found.text)
+    accepted = judgement is not None and judgement.accepted
+    return Sample(
+        completion_id=str(number),
+        user=look.developer.name,
+        policy_version=version,
+        prompt_token_ids=found.prompt,
+        token_ids=tuple(tokens),
+        logprobs=tuple(min(value, 0.0) for value in logprobs),
+        temperature=degree,
+        outcome="nothing" if judgement is None else "accepted" if accepted else "rejected",
+        shown_characters=len(outcome.shown),
+        accepted_characters=len(outcome.shown) * accepted,
+    )
+
+
+def rlinfs(looks: Sequence[Look], drawn: Sequence[Sampled], checkpoint: Path, settings: Settings, version: str) -> list[Sample]:
+    """Samples as RLinf's online example makes them: what was shown, tokenised again and scored by the weights at hand."""
+    tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
+    texts = [look.judge(found.text)[0].shown for look, found in zip(looks, drawn, strict=True)]
+    tokens = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+    told = [number for number, ids in enumerate(tokens) if ids]  # nothing shown, nothing sent
+    scores = Generator(checkpoint, settings.model).score([(drawn[number].prompt, tokens[number]) for number in told])
+    samples = [
+        row(number, version, looks[number], drawn[number], tokens[number], logprobs, 1.0)
+        for number, logprobs in zip(told, scores, strict=True)
+    ]
+    accepted = {"reward": 1.0, "advantage": 1.0}
+    return [sample.model_copy(update=accepted) if sample.outcome == "accepted" else sample for sample in samples]
+
+
+def rlinf_training(settings: Train) -> Train:
+    """PPO with its clip, of all weights, and none of our additions; one pass and a learning rate for this model, as ours."""
+    plain = {"clip_low": 0.2, "clip_high": 0.2, "logit_scale_rate": 0.0, "context_weight": 0.0, "frozen_layers": 0}
+    return settings.model_copy(update=plain)
+
+
+def learn(plan: Plan, settings: Settings) -> Path:
+    """Interact and update; gives back the last checkpoint."""
+    schedule = Schedule(plan.users, plan.seed, code_from(), Quirks(), "live")
+    checkpoint = configuration.path(settings.model.base)
+    for update in range(plan.updates):
+        first, version = update * plan.interactions, str(update + 1)
+        looks = [schedule.look(number) for number in range(first, first + plan.interactions)]
+        drawn = complete(checkpoint, looks, temperature(plan.recipe, settings), plan.seed * 1000 + update, settings)
+        if plan.recipe == "tabloop":
+            samples, training = ours(looks, drawn, settings, version), settings.train
+        else:
+            samples, training = rlinfs(looks, drawn, checkpoint, settings, version), rlinf_training(settings.train)
+        folder = plan.folder / f"{plan.recipe}-{plan.seed}-{update}"
+        folder.mkdir(parents=True)
+        (folder / "samples.parquet").write_bytes(to_parquet(samples))
+        job = write_job(folder, checkpoint, folder / "samples.parquet", version, training)
+        launch = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(training.processes))
+        command = (sys.executable, *launch, "-m", "tasks.trainer.ppo", "--job", str(job))
+        follow(command, folder / "trainer.log", training.environment, lambda line: None)
+        checkpoint = folder / CHECKPOINT_NAME
+    return checkpoint
+
+
+def gain(plan: Plan, settings: Settings) -> dict[str, Gain]:
+    """What a recipe gains at its own temperature, and at RLinf's."""
+    learnt, base = learn(plan, settings), configuration.path(settings.model.base)
+    schedule = Schedule(plan.users, plan.seed, code_from(), Quirks(), "paired")
+    looks = [schedule.look(number) for number in range(plan.places)]
+
+    def judged(checkpoint: Path, degree: float) -> list[Outcome]:
+        drawn = complete(checkpoint, looks, degree, plan.seed, settings)
+        return [look.judge(found.text)[0] for look, found in zip(looks, drawn, strict=True)]
+
+    users = tuple(look.developer.name for look in looks)
+    found: dict[str, Gain] = {}
+    for name, degree in (("", temperature(plan.recipe, settings)), (" when served at 0.1", RLINF_TEMPERATURE)):
+        if plan.recipe == "tabloop" or not name:
+            before, after = (np.array([o.accepted for o in judged(c, degree)]) for c in (base, learnt))
+            found[plan.recipe + name] = Gain(users, before, after)
+    return found
+
+
+def difference(gains: Sequence[Gain]) -> tuple[float, float]:
+    """Points of acceptance gained, over all seeds' users, and half of the interval."""
+    sums: dict[tuple[int, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for seed, found in enumerate(gains):
+        for user, change in zip(found.users, found.learnt - found.base, strict=True):
+            sums[seed, user][0] += change
+            sums[seed, user][1] += 1
+    changes, places = np.array(list(sums.values())).T
+    estimate, influence = ratio(changes, places)
+    return 100 * estimate, 100 * margin(influence)
+
+
+def figures(gains: dict[str, list[Gain]], seeds: Sequence[int]) -> list[Figure]:
+    """What was gained by recipe and seed, and over all seeds."""
+    found: list[Figure] = []
+    for name, of_seeds in gains.items():
+        for seed, one in zip(seeds, of_seeds, strict=True):
+            found.append(figure(f"{name}: gain, seed {seed}", difference([one])[0], "points"))
+        estimate, width = difference(of_seeds)
+        base = 100 * float(np.mean([g.base.mean() for g in of_seeds]))
+        found += [
+            figure(f"{name}: acceptance of the base", base, "%"),
+            figure(f"{name}: gain", estimate, "points"),
+            figure(f"{name}: half of its interval", width, "points"),
+        ]
+    ahead, behind = difference(gains["tabloop"])[0], difference(gains["rlinf"])[0]
+    return [*found, figure("tabloop's gain less twice rlinf's", ahead - TIMES_THE_GAIN * behind, "points", least=0.0)]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and write. Exit code 1 where the target is missed."""
+    parser = argparse.ArgumentParser(prog="python -m tasks.bench_recipes", description=(__doc__ or "").split("\n")[0])
+    add = parser.add_argument
+    add("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of developers, places and draws (default 0 1 2)")
+    add("--users", type=int, default=240, help="developers (default %(default)s)")
+    add("--interactions", type=int, default=3600, help="completions between updates (default %(default)s)")
+    add("--updates", type=int, default=2, help="updates (default %(default)s)")
+    add("--places", type=int, default=3000, help="places of the comparison (default %(default)s)")
+    add("--jobs", type=int, default=2, help="recipes and seeds at a time (default %(default)s)")
+    options = parser.parse_args(arguments)
+    settings = configuration.load()
+    with TemporaryDirectory(prefix="tabloop-bench-") as folder:
+        plans = [
+            Plan(recipe, seed, options.users, options.interactions, options.updates, options.places, Path(folder))
+            for seed in options.seeds
+            for recipe in RECIPES
+        ]
+        # The trainer's processes come and go by themselves; spawned, so that torch's threads are not forked.
+        with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
+            found = list(pool.map(gain, plans, [settings] * len(plans)))
+    gains: dict[str, list[Gain]] = defaultdict(list)
+    for one in found:
+        for name, value in one.items():
+            gains[name].append(value)
+    return 0 if write("recipes", figures(gains, options.seeds), Console()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

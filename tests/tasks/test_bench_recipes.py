@@ -1,0 +1,44 @@
+"""What the two recipes make of the same looks, and how a gain is told."""
+
+import numpy as np
+import pytest
+
+from evals import positions
+from evals.developers import Quirks, Schedule
+from evals.generation import Sampled
+from infra import settings as configuration
+from tasks.bench_recipes import Gain, difference, figures, ours, rlinfs
+
+CODE = positions.Code([positions.Source("a.py", "def total(values):\n    result = sum(values) + offset\n    return result\n" * 20)])
+
+
+def test_a_rejection_teaches_ours_and_not_rlinfs():
+    settings = configuration.load()
+    schedule = Schedule(30, 0, CODE, Quirks(several_lines=0.0), "live")
+    looks = [schedule.look(number) for number in range(60)]
+    # Every other one is right.
+    texts = [look.place.truth if number % 2 else "zz" for number, look in enumerate(looks)]
+    drawn = [Sampled((1, 2), (3, 4), (-1.0, -0.5), text) for text in texts]
+    base = configuration.path(settings.model.base)
+    mine, theirs = ours(looks, drawn, settings, "1"), rlinfs(looks, drawn, base, settings, "1")
+    assert {s.outcome for s in mine} == {"accepted", "rejected"}
+    assert all((s.advantage > 0) == (s.outcome == "accepted") for s in mine)
+    assert all(s.token_ids == (3, 4) and s.logprobs == (-1.0, -0.5) for s in mine)
+    assert {(s.outcome, s.advantage) for s in theirs} == {("accepted", 1.0), ("rejected", 0.0)}
+    assert all(s.token_ids != (3, 4) and s.logprobs != (-1.0, -0.5) and s.temperature == 1.0 for s in theirs)
+
+
+def test_a_gain_is_told_in_points_with_its_interval_over_the_users_of_all_seeds():
+    rng = np.random.default_rng(0)
+    users = tuple(f"u{i % 50}" for i in range(1000))
+
+    def made(change: float) -> Gain:
+        base = rng.random(1000) * 0.2
+        return Gain(users, base, base + change + rng.normal(0, 0.01, 1000))
+
+    ahead, behind = [made(0.03), made(0.01)], [made(0.0), made(0.01)]
+    estimate, width = difference(ahead)
+    assert estimate == pytest.approx(2.0, abs=width) and 0 < width < difference(ahead[:1])[1] + 0.5
+    found = {f.name: f for f in figures({"tabloop": ahead, "rlinf": behind}, [0, 7])}
+    assert found["tabloop: gain, seed 7"].value == pytest.approx(1.0, abs=0.2)
+    assert found["tabloop's gain less twice rlinf's"].met
