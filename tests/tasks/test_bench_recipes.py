@@ -9,7 +9,9 @@ from evals.generation import Sampled
 from infra import settings as configuration
 from tasks.bench_recipes import Gain, difference, figures, ours, rlinfs
 
-CODE = positions.Code([positions.Source("a.py", "def total(values):\n    result = sum(values) + offset\n    return result\n" * 20)])
+CODE = positions.Code(
+    [positions.Source("a.py", "def total(values):\n    result = sum(values) + offset\n    return result\n" * 20)]
+)
 
 
 def test_a_rejection_teaches_ours_and_not_rlinfs():
