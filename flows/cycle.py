@@ -12,6 +12,7 @@ from infra.records import Manifest
 from infra.settings import Settings
 from tasks import steps
 from tasks.cycles import Outcome
+from tasks.train import Refused
 
 
 @flow(name="cycle", persist_result=False)
@@ -38,12 +39,14 @@ def cycle() -> State | Outcome:
 def complete(settings: Settings, manifest: Manifest) -> Outcome:
     """From the manifest to the challenger: every run of it ends in the same candidate."""
     trained = steps.train(settings, manifest)
+    if isinstance(trained, Refused):
+        return steps.refuse(settings, manifest, f"the update was refused: {trained.reason}")
     evaluation = steps.evaluate(settings, manifest, trained)
     if evaluation.passed:
         registered = steps.register(settings, manifest, trained, evaluation)
         outcome = steps.open_experiment(settings, manifest, registered)
     else:
-        outcome = steps.refuse(settings, manifest, evaluation)
+        outcome = steps.refuse(settings, manifest, evaluation.reason)
     steps.show(manifest, trained, evaluation, outcome)
     return outcome
 

@@ -30,8 +30,8 @@ class Outcome(Record):
     cycle: str
     """Its id."""
     result: Literal["registered", "refused", "abandoned"]
-    """registered: the candidate is a version; refused: held-out evaluation; abandoned: it failed too often, or the champion that
-    it was to beat was replaced."""
+    """registered: the candidate is a version; refused: by the trainer or by held-out evaluation; abandoned: it failed too often,
+    or the champion that it was to beat was replaced."""
     reason: str
     """In words."""
     version: str = ""

@@ -37,7 +37,7 @@ from tasks.forget import Forgetting
 from tasks.register import Registered
 from tasks.retention import Retained
 from tasks.reward import rewarded
-from tasks.train import Aids, Trained
+from tasks.train import Aids, Refused, Trained
 from tasks.weights import capped
 
 P = ParamSpec("P")
@@ -161,7 +161,7 @@ def resume(settings: Settings, cycle: str, run: str) -> Manifest | Outcome:
 
 
 @step("train")
-def train(settings: Settings, manifest: Manifest) -> Trained:
+def train(settings: Settings, manifest: Manifest) -> Trained | Refused:
     """One PPO update from the parent's checkpoint, in the trainer's own processes."""
     store = store_of(settings)
     begun = cycles.settings_of(store, manifest.cycle, settings)
@@ -169,6 +169,9 @@ def train(settings: Settings, manifest: Manifest) -> Trained:
     logger = get_run_logger()
     folder = folder_of(settings, manifest.cycle)
     result = training.train(store, manifest, parent, begun.train, folder, logger.info, aids_of(settings, begun.train, manifest))
+    if isinstance(result, Refused):
+        logger.warning("the update was refused: %s", result.reason)
+        return result
     store.put_json(f"cycles/{manifest.cycle}/training.json", result.metrics.model_dump(mode="json"))
     logger.info("trained on %d samples in %.1f s", result.metrics.samples, result.seconds)
     return result
@@ -212,10 +215,10 @@ def open_experiment(settings: Settings, manifest: Manifest, registered: Register
 
 
 @step("refuse", retries=IO_RETRIES)
-def refuse(settings: Settings, manifest: Manifest, evaluation: Evaluation) -> Outcome:
+def refuse(settings: Settings, manifest: Manifest, reason: str) -> Outcome:
     """The cycle ends without a version."""
     shutil.rmtree(folder_of(settings, manifest.cycle), ignore_errors=True)
-    return cycles.finish(store_of(settings), Outcome(cycle=manifest.cycle, result="refused", reason=evaluation.reason))
+    return cycles.finish(store_of(settings), Outcome(cycle=manifest.cycle, result="refused", reason=reason))
 
 
 @step("show")

@@ -19,7 +19,7 @@ from infra.records import Manifest
 from infra.settings import ROOT
 from infra.settings.schema import Train
 from infra.store import Corrupt, ObjectStore, sha256
-from tasks.trainer.job import CHECKPOINT_NAME, JOB_NAME, METRICS_NAME, OPTIMIZER_NAME, Job, Metrics
+from tasks.trainer.job import CHECKPOINT_NAME, JOB_NAME, METRICS_NAME, OPTIMIZER_NAME, REFUSED_NAME, Job, Metrics
 
 LOG_NAME = "trainer.log"
 TAIL_LINES = 40
@@ -58,6 +58,13 @@ class Aids:
 NO_AIDS = Aids()
 
 
+@dataclass(frozen=True)
+class Refused:
+    """No candidate: the trainer found that an update from these samples would harm the weights (tasks/trainer/safety.py)."""
+
+    reason: str
+
+
 def train(
     store: ObjectStore,
     manifest: Manifest,
@@ -66,7 +73,7 @@ def train(
     folder: Path,
     say: Callable[[str], None] = print,
     aids: Aids = NO_AIDS,
-) -> Trained:
+) -> Trained | Refused:
     """Train the cycle's candidate from its parent's checkpoint.
 
     Raises:
@@ -84,7 +91,15 @@ def train(
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(settings.processes)),
         *("-m", "tasks.trainer.ppo", "--job", str(job)),
     )
-    follow(command, folder / LOG_NAME, settings.environment, say)
+    refused = folder / REFUSED_NAME
+    refused.unlink(missing_ok=True)
+    try:
+        follow(command, folder / LOG_NAME, settings.environment, say)
+    except TrainingFailed:
+        # The same samples would be refused again: trying once more is no use.
+        if refused.exists():
+            return Refused(refused.read_text())
+        raise
     checkpoint, metrics = folder / CHECKPOINT_NAME, folder / METRICS_NAME
     if not metrics.exists() or not checkpoint.is_dir():
         raise TrainingFailed(

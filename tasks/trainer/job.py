@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 JOB_NAME, METRICS_NAME, CHECKPOINT_NAME, OPTIMIZER_NAME = "job.json", "metrics.json", "checkpoint", "optimizer"
+REFUSED_NAME = "refused.txt"
+"""Why an update was refused, in place of a checkpoint and metrics."""
 
 
 class Job(BaseModel):

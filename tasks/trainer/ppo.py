@@ -37,7 +37,7 @@ from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
 from infra.records import Sample
 from tasks.trainer import flops, moments, reports, safety
 from tasks.trainer.batches import AT_STEP, MicroBatch, Proximal, micro_batches, minibatches, read
-from tasks.trainer.job import CHECKPOINT_NAME, METRICS_NAME, OPTIMIZER_NAME, Job, Metrics, StepMetrics
+from tasks.trainer.job import CHECKPOINT_NAME, METRICS_NAME, OPTIMIZER_NAME, REFUSED_NAME, Job, Metrics, StepMetrics
 from tasks.trainer.losses import Entropy, clipped_surrogate, importance_weights, reference_kl
 
 log = logging.getLogger("trainer")
@@ -434,6 +434,8 @@ def main() -> None:
     try:
         run(job)
     except safety.Refused as refused:
+        if dist.get_rank() == 0:
+            (job.output / REFUSED_NAME).write_text(str(refused))
         sys.exit(f"trainer: the update is refused, the weights stay: {refused}")
     stop()
 

@@ -9,10 +9,11 @@ import pytest
 
 from infra.records import Manifest, ObjectReference
 from infra.settings.schema import Train
-from infra.store import Corrupt
-from tasks.train import TrainingFailed, follow, train, write_job
+from infra.store import Corrupt, sha256, to_parquet
+from tasks.train import Refused, TrainingFailed, follow, train, write_job
 from tasks.trainer.job import Job
 from tests.tasks.made import MemoryStore
+from tests.tasks.trainer import models
 
 
 def test_the_job_holds_the_settings_that_the_trainer_knows(tmp_path: Path) -> None:
@@ -65,12 +66,27 @@ def gone(pid: int) -> bool:
     return False
 
 
+def manifest_of(key: str, digest: str) -> Manifest:
+    return Manifest(
+        cycle="c", created=0, champion="1", parent="1", since=0, until=0, completions=(), feedback=(), buckets={}, requests=0,
+        samples=ObjectReference(key=key, sha256=digest, rows=1), settings_sha256="",
+    )  # fmt: skip
+
+
 def test_other_samples_than_the_manifests_are_refused(tmp_path: Path) -> None:
     store = MemoryStore()
     store.put("samples", b"changed")
-    manifest = Manifest(
-        cycle="c", created=0, champion="1", parent="1", since=0, until=0, completions=(), feedback=(), buckets={}, requests=0,
-        samples=ObjectReference(key="samples", sha256="0" * 64, rows=1), settings_sha256="",
-    )  # fmt: skip
     with pytest.raises(Corrupt, match="the manifest says"):
-        train(store, manifest, tmp_path, Train(), tmp_path)
+        train(store, manifest_of("samples", "0" * 64), tmp_path, Train(), tmp_path)
+
+
+def test_an_update_that_the_trainer_refuses_is_no_failure_to_try_again(tmp_path: Path) -> None:
+    model = models.tiny()
+    model.save_pretrained(tmp_path / "parent")
+    alike = [sample.model_copy(update={"advantage": 0.0}) for sample in models.samples(model, 0.0)]
+    store = MemoryStore()
+    body = to_parquet(alike)
+    store.put("samples", body)
+    found = train(store, manifest_of("samples", sha256([body])), tmp_path / "parent", Train(), tmp_path / "work")
+    assert isinstance(found, Refused) and "advantage = 0 for each of 12 samples" in found.reason
+    assert not (tmp_path / "work" / "checkpoint").exists()
