@@ -102,16 +102,19 @@ def _routes(request: Request, serving: Serving, caller: Caller) -> list[Route]:
 
 
 def _openai_body(done: Generation, model: str) -> dict[str, Any]:
-    sampled, prompt = done.sampled, len(done.prompt)
     finish = done.finish if done.finish in ("stop", "length") else "error"
-    return {
+    body = {
         "id": done.id,
         "object": "text_completion",
         "created": int(done.arrived),
         "model": model,
         "choices": [{"text": done.text, "index": 0, "logprobs": None, "finish_reason": finish}],
-        "usage": {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled},
     }
+    if done.sampled is None:
+        return body
+    prompt = len(done.prompt)
+    usage = {"prompt_tokens": prompt, "completion_tokens": done.sampled, "total_tokens": prompt + done.sampled}
+    return body | {"usage": usage}
 
 
 def _tabby_body(done: Generation) -> dict[str, Any]:

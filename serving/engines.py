@@ -1,8 +1,8 @@
-"""Client of an engine process (serving/engine)."""
+"""What a slot asks of whatever serves it, and the client of an engine process of ours (serving/engine)."""
 
 import json
 from collections.abc import AsyncGenerator
-from typing import Any
+from typing import Any, Protocol
 
 import aiohttp
 
@@ -23,8 +23,40 @@ class SwapRefused(ValueError):
     """The checkpoint does not fit the engine, which goes on as it was."""
 
 
+class Engine(Protocol):
+    """What serves a slot: an engine process of ours (EngineClient), or a server of somebody else's (external.py)."""
+
+    @property
+    def url(self) -> str: ...
+
+    @property
+    def fixed(self) -> bool:
+        """Holds one version for good."""
+        ...
+
+    @property
+    def lacks(self) -> str:
+        """In words, why what it serves cannot be trained on; empty where it can. Such deltas are text without tokens."""
+        ...
+
+    def generate(self, request: Request) -> AsyncGenerator[Delta]:
+        """As EngineClient.generate."""
+        ...
+
+    async def health(self) -> Health:
+        """As EngineClient.health."""
+        ...
+
+    async def swap(self, path: str, version: str) -> Swapped:
+        """As EngineClient.swap."""
+        ...
+
+
 class EngineClient:
     """One engine, over a shared HTTP session."""
+
+    fixed = False
+    lacks = ""
 
     def __init__(self, http: aiohttp.ClientSession, url: str, token: str | None) -> None:
         self._http = http

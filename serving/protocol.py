@@ -54,6 +54,8 @@ class Delta:
     """Weights loaded when this left the engine; the spans of the last delta are exact, this is for those cut short."""
     finish: Finish | None = None
     spans: tuple[Span, ...] = ()
+    text: str | None = None
+    """What was sampled, from a server that tells no token ids; an engine of ours never sends it."""
 
     def encode(self) -> bytes:
         row: list[Any] = [self.token_ids, self.logprobs, self.version]

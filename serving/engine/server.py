@@ -93,10 +93,10 @@ class Engine:
         async with self._swapping:
             started = time.perf_counter()
             await self._llm.collective_rpc("tabloop_stage", args=(path,))
-            while (status := (await self._llm.collective_rpc("tabloop_stage_status"))[0])[0]:
+            while (status := (await self._llm.collective_rpc("tabloop_stage_status"))[0])["busy"]:
                 await asyncio.sleep(0.01)
-            if status[1]:
-                raise SwapRefused(f"version {version}: {status[1]}")
+            if status["error"]:
+                raise SwapRefused(f"version {version}: {status['error']}")
             staged = time.perf_counter()
             # keep: running requests are preempted, and the cache of the old weights is dropped.
             await self._llm.pause_generation(mode="keep")

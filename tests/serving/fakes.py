@@ -208,8 +208,8 @@ class House:
     async def __aenter__(self) -> "House":
         for engine in self.engines:
             self.exits.push_async_callback((await engine.start()).cleanup)
-        http = await self.exits.enter_async_context(engines.session())
-        one, two = (Slot(i, engines.EngineClient(http, engine.url, None)) for i, engine in enumerate(self.engines))
+        self.http = await self.exits.enter_async_context(engines.session())
+        one, two = (Slot(i, engines.EngineClient(self.http, engine.url, None)) for i, engine in enumerate(self.engines))
         self.arms = Arms((one, two))
         self.spool = Spool(self.directory / "spool", self.spool_bytes)
         self.recorder = Recorder(self.spool, self.metrics, Redactor())
@@ -218,12 +218,12 @@ class House:
         self.follower = Follower(self.arms, self.registry.client(), self.store, self.versions, self.metrics, 0.01)
         access = Access(self.settings)
         renderer = Renderer(self.tokenizer, "spm", 40, 20)
-        policy = Policy(self.tokenizer, renderer, self.sampling, stop_token_ids(self.tokenizer))
+        self.policy = Policy(self.tokenizer, renderer, self.sampling, stop_token_ids(self.tokenizer))
         serving = Serving(
             "qwen-coder-x",
             access,
             self.arms,
-            policy,
+            self.policy,
             self.recorder,
             self.metrics,
             self.shipper,
