@@ -66,7 +66,8 @@ class Redactor:
 
     def feedback(self, row: Feedback) -> Feedback:
         """Without secrets."""
-        return row.model_copy(update={name: self.text(getattr(row, name)) for name in FEEDBACK_TEXTS})
+        texts = {name: self.text(getattr(row, name)) for name in FEEDBACK_TEXTS}
+        return row if all(getattr(row, name) == text for name, text in texts.items()) else row.model_copy(update=texts)
 
     def _lines(self, lines: list[str]) -> Iterator[str]:
         ends = [number for number, line in enumerate(lines) if KEY_END.search(line)]
