@@ -79,15 +79,16 @@ class ExternalEngine:
                 if answer.status != 200:
                     # No word of its explanation, which may hold the developer's code and goes into a log.
                     raise EngineDown(f"{self.url}: HTTP {answer.status}")
-                async for line in answer.content:
-                    if (delta := _delta(line, version, tells)) is None:
+                finished = False
+                async for line in answer.content:  # to its end, so that the connection can be used again
+                    if finished or (delta := _delta(line, version, tells)) is None:
                         continue
-                    if delta.finish:
-                        # Another replica may have exchanged the weights meanwhile.
-                        yield replace(delta, version=await self._held())
-                        return
+                    if finished := delta.finish is not None:
+                        # Somebody else may have exchanged the weights meanwhile.
+                        delta = replace(delta, version=await self._held())
                     yield delta
-            raise EngineDown(f"{self.url}: ended in the middle of a completion")
+            if not finished:
+                raise EngineDown(f"{self.url}: ended in the middle of a completion")
         except EngineDown:
             self._lacks = None
             raise
