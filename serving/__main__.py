@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import sys
@@ -93,6 +94,8 @@ async def serve(settings: Settings) -> None:
         judging = feedback.Judging(access, recorder, metrics)
         feedback.add_feedback(app, judging)
         judge = feedback.create_app(judging)
+        gc.collect()
+        gc.freeze()  # what stands now stays: not to be looked through again, in the middle of a completion
         background = [asyncio.create_task(follower.run()), asyncio.create_task(shipper.run())]
         try:
             await _serve_both(_server(app, serving.host, serving.port), _server(judge, serving.host, serving.feedback_port))

@@ -163,11 +163,11 @@ async def test_other_architectures_tokenizers_and_nothing_at_all_are_refused(
 
 async def test_a_seed_cannot_reach_the_engine(engine: Running, client: EngineClient) -> None:
     body = {"prompt_token_ids": [9] * 900, "max_tokens": 4, "temperature": 1.0, "top_p": 1.0, "stop_token_ids": [], "seed": 1}
-    async with ClientSession(headers={"Authorization": "Bearer secret"}) as http:
-        async with http.post(engine.url + "/generate", json=body) as answer:
-            assert answer.status == 400 and "seed" in await answer.text()
-        async with http.post(engine.url + "/generate", json={**body, "prompt_token_ids": [9] * 2000}) as answer:
-            assert answer.status == 400
+    headers = {"Authorization": "Bearer secret"}
+    async with ClientSession(headers=headers) as http, http.ws_connect(engine.url + "/generate") as socket:
+        await socket.send_json([[0, body]])
+        ((number, status, said),) = await socket.receive_json(timeout=20)
+        assert (number, status) == (0, 400) and "seed" in said
     prompt = [5 + n % 500 for n in range(900)]  # a prefill in chunks, which a seed would end the engine with
     assert worst(engine, prompt, await sample(client, prompt, 8)) < 1e-4
 
