@@ -164,7 +164,7 @@ def add_feedback(app: FastAPI, judging: Judging) -> None:
     async def own(request: Request) -> Response:
         caller, body = await asked(request, "")
         event = _read(Own, body)
-        told = {
+        told: dict[str, Any] = {
             "shown": event.shown,
             "accepted_characters": event.accepted_characters,
             "retained": event.retained or "",
@@ -207,7 +207,7 @@ def _autocomplete(event: Autocomplete, caller: Caller, now: float) -> Feedback:
             prefix, suffix = context.prefix, context.suffix
         except ValueError:
             pass
-    told = {
+    told: dict[str, Any] = {
         "made_at": _seconds(event.timestamp),
         "prefix": prefix,
         "suffix": suffix,
