@@ -99,11 +99,13 @@ class Renderer:
         """
         text = _unmarked(prefix)
         found = self.encoder.encode(text, add_special_tokens=False)
-        first = len(found.ids) - self.max_prefix_tokens
+        ids = found.ids
+        first = len(ids) - self.max_prefix_tokens
         if first <= 0:
-            return found.ids
+            return ids
+        offsets = found.offsets  # made anew whenever it is asked for
         starts = range(first, first + self.max_prefix_tokens // 4)
-        return found.ids[next((i for i in starts if text[found.offsets[i][0] - 1] == "\n"), first) :]
+        return ids[next((i for i in starts if text[offsets[i][0] - 1] == "\n"), first) :]
 
     def _id(self, token: str) -> int:
         identifier = self.encoder.token_to_id(token)

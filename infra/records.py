@@ -65,6 +65,9 @@ class Completion(Record):
     """Natural-log probability of each sampled token under the sampling distribution; as many as token_ids."""
     token_ends: tuple[int, ...]
     """For each sampled token, the number of characters of the generated text up to and with it; as many as token_ids."""
+    behaviour_logprobs: Literal["known", "unknown"] = "known"
+    """Whether the sampling distribution's log-probabilities are known; "unknown": a server of somebody else's sampled it and
+    does not tell them, all token fields are empty. Not trained on."""
     text: str
     """Generated text as streamed to the client."""
     finish_reason: FinishReason

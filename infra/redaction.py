@@ -24,6 +24,8 @@ WORTH_A_LOOK = re.compile(
 )
 """What every secret holds that a detector finds; most lines of code hold none of it and are spared the detectors."""
 KEY_BEGIN, KEY_END = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY"), re.compile(r"-----END [A-Z ]*PRIVATE KEY")
+IN_BOTH = "PRIVATE KEY"
+"""Of either end of a key; most texts hold none, and are spared the search for ends."""
 KEY_LINE = re.compile(r"\s*[\"']?[A-Za-z0-9+/]{60,}={0,2}(\\n)?[\"']?\s*")
 """A line of nothing but base64: the middle of a key, whose first line may lie outside of what was sent."""
 TRACES: dict[str, Any] = {"prompt_token_ids": (), "token_ids": (), "logprobs": (), "token_ends": ()}
@@ -52,7 +54,7 @@ class Redactor:
     def text(self, text: str) -> str:
         """The text with what is secret in it replaced by REDACTED; the same text where nothing is."""
         lines = text.split("\n")
-        found = list(self._lines(lines))
+        found = list(self._lines(lines) if IN_BOTH in text else map(self._line, lines))
         return text if found == lines else "\n".join(found)
 
     def completion(self, row: Completion) -> Completion:
@@ -64,7 +66,8 @@ class Redactor:
 
     def feedback(self, row: Feedback) -> Feedback:
         """Without secrets."""
-        return row.model_copy(update={name: self.text(getattr(row, name)) for name in FEEDBACK_TEXTS})
+        texts = {name: self.text(getattr(row, name)) for name in FEEDBACK_TEXTS}
+        return row if all(getattr(row, name) == text for name, text in texts.items()) else row.model_copy(update=texts)
 
     def _lines(self, lines: list[str]) -> Iterator[str]:
         ends = [number for number, line in enumerate(lines) if KEY_END.search(line)]

@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import sys
 from collections.abc import Iterator
 
+import aiohttp
 import uvicorn
 import uvloop
 from fastapi import FastAPI
@@ -21,6 +23,8 @@ from serving import completions, engines, feedback
 from serving.access import Access
 from serving.arms import Arms, Slot
 from serving.board import Board, Links
+from serving.engines import Engine, EngineClient
+from serving.external import ExternalEngine
 from serving.follower import Follower
 from serving.generation import Policy
 from serving.metrics import Metrics
@@ -60,6 +64,14 @@ def policy(settings: Settings) -> Policy:
     return Policy(tokenizer, renderer, {"champion": champion, "challenger": challenger}, stop_token_ids(tokenizer))
 
 
+def engine(http: aiohttp.ClientSession, slot: int, settings: Settings, policy: Policy) -> Engine:
+    """What serves a slot."""
+    found, token = settings.serving.engines[slot], settings.serving.token
+    if isinstance(found, str):
+        return EngineClient(http, found, token.get_secret_value() if token else None)
+    return ExternalEngine(http, found, policy)
+
+
 async def serve(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT; what was acknowledged is on disk, what can be shipped is."""
     serving = settings.serving
@@ -69,20 +81,21 @@ async def serve(settings: Settings) -> None:
     shipper = Shipper(spool, store, serving.ship_seconds)
     recorder = Recorder(spool, metrics, Redactor())
     access = Access(serving)
-    token = serving.token.get_secret_value() if serving.token else None
+    sampled = policy(settings)
     async with engines.session() as http:
-        first, second = (Slot(index, engines.EngineClient(http, url, token)) for index, url in enumerate(serving.engines))
-        arms = Arms((first, second))
+        arms = Arms((Slot(0, engine(http, 0, settings, sampled)), Slot(1, engine(http, 1, settings, sampled))))
         versions = Versions(settings_.path(serving.state))
         registry = Registry.connect(settings.registry)
         follower = Follower(arms, registry, store, versions, metrics, serving.follow_seconds)
         links = Links(settings.registry.uri, settings.orchestration.api.removesuffix("/api"), settings.registry.model)
         app = completions.create_app(
-            Serving(settings.model.name, access, arms, policy(settings), recorder, metrics, shipper, Board(registry), links)
+            Serving(settings.model.name, access, arms, sampled, recorder, metrics, shipper, Board(registry), links)
         )
         judging = feedback.Judging(access, recorder, metrics)
         feedback.add_feedback(app, judging)
         judge = feedback.create_app(judging)
+        gc.collect()
+        gc.freeze()  # what stands now stays: not to be looked through again, in the middle of a completion
         background = [asyncio.create_task(follower.run()), asyncio.create_task(shipper.run())]
         try:
             await _serve_both(_server(app, serving.host, serving.port), _server(judge, serving.host, serving.feedback_port))

@@ -120,8 +120,15 @@ class Stream(Answer):
             await send({"type": "http.response.start", "status": 200, "headers": headers})
 
     def _event(self, text: str, finish: str | None) -> bytes:
-        tail = f', "index": 0, "logprobs": null, "finish_reason": {json.dumps(finish)}}}]}}\n\n'
-        return (self._head + json.dumps(text) + tail).encode()
+        return (self._head + json.dumps(text) + (MORE if finish is None else _tail(finish))).encode()
+
+
+def _tail(finish: str | None) -> str:
+    """What follows the text in an event."""
+    return f', "index": 0, "logprobs": null, "finish_reason": {json.dumps(finish)}}}]}}\n\n'
+
+
+MORE = _tail(None)
 
 
 def version_header(generation: Generation) -> tuple[bytes, bytes]:

@@ -4,7 +4,7 @@ import hashlib
 from dataclasses import dataclass, field
 
 from infra.records import Arm, ExperimentRecord
-from serving.engines import EngineClient
+from serving.engines import Engine
 
 
 class NotHeld(LookupError):
@@ -16,7 +16,7 @@ class Slot:
     """One engine, and what is known of it now."""
 
     index: int
-    engine: EngineClient
+    engine: Engine
     version: str | None = None
     """What it holds; none while it does not answer."""
     pid: int | None = None

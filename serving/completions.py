@@ -1,6 +1,7 @@
 """The app on the completions port: completions in each client's dialect."""
 
 import uuid
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -55,6 +56,12 @@ def add_errors(app: FastAPI, metrics: Metrics) -> None:
         return answer(405, f"{request.url.path}: {request.method} is not how it is asked", "invalid_request_error")
 
 
+def add_posts(app: FastAPI, routes: Mapping[str, Callable[[Request], Awaitable[Response]]]) -> None:
+    """Routes that are asked all day, as Starlette's: FastAPI would look for dependencies in each request, and there are none."""
+    for path, answer in routes.items():
+        app.add_route(path, answer, methods=["POST"])
+
+
 def _add_completions(app: FastAPI, serving: Serving) -> None:
     def generation(request: Request, known: Known, body: dict[str, Any], asked: Asked) -> Generation:
         user = body.get("user")
@@ -63,7 +70,6 @@ def _add_completions(app: FastAPI, serving: Serving) -> None:
         routes = _routes(request, serving, caller)
         return Generation(f"cmpl-{uuid.uuid4()}", asked, caller, routes, serving.policy, serving.clock())
 
-    @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
         known = serving.access.check(request.headers, "complete")  # before a stranger's body is read
         body = await dialects.read_json(request)
@@ -74,7 +80,6 @@ def _add_completions(app: FastAPI, serving: Serving) -> None:
             return Stream(asked, serving.recorder, serving.model)
         return Whole(asked, serving.recorder, lambda done: _openai_body(done, serving.model))
 
-    @app.post("/infill")
     async def infill(request: Request) -> Response:
         known = serving.access.check(request.headers, "complete")
         body = await dialects.read_json(request)
@@ -83,11 +88,12 @@ def _add_completions(app: FastAPI, serving: Serving) -> None:
             return JSONResponse({"content": "", "timings": {}})
         return Whole(generation(request, known, body, asked), serving.recorder, _infill_body)
 
-    @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
         raise BadRequest(
             "only /v1/completions is served: give the model a name with 'qwen' and 'coder' in it, as /v1/models says"
         )
+
+    add_posts(app, {"/v1/completions": completions, "/infill": infill, "/v1/chat/completions": chat})
 
 
 def _routes(request: Request, serving: Serving, caller: Caller) -> list[Route]:
@@ -102,16 +108,19 @@ def _routes(request: Request, serving: Serving, caller: Caller) -> list[Route]:
 
 
 def _openai_body(done: Generation, model: str) -> dict[str, Any]:
-    sampled, prompt = done.sampled, len(done.prompt)
     finish = done.finish if done.finish in ("stop", "length") else "error"
-    return {
+    body = {
         "id": done.id,
         "object": "text_completion",
         "created": int(done.arrived),
         "model": model,
         "choices": [{"text": done.text, "index": 0, "logprobs": None, "finish_reason": finish}],
-        "usage": {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled},
     }
+    if done.sampled is None:
+        return body
+    prompt = len(done.prompt)
+    usage = {"prompt_tokens": prompt, "completion_tokens": done.sampled, "total_tokens": prompt + done.sampled}
+    return body | {"usage": usage}
 
 
 def _tabby_body(done: Generation) -> dict[str, Any]:

@@ -30,8 +30,9 @@ async def read_json(request: Request, most_bytes: int = MOST_BYTES) -> dict[str,
         if len(body) > most_bytes:
             raise BadRequest(f"body: more than {most_bytes} bytes", status=413)
     try:
-        value = json.loads(body)
-        json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text
+        value = json.loads(body.decode())
+        if b"\\u" in body:
+            json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"body: not JSON: {str(error)[:200]}") from None
     if not isinstance(value, dict):

@@ -18,7 +18,7 @@ from infra.records import Feedback, Outcome
 from infra.redaction import FEEDBACK_TEXTS
 from serving.access import Access, Caller, client_name
 from serving.answers import RETRY_SECONDS, error_body
-from serving.completions import add_errors
+from serving.completions import add_errors, add_posts
 from serving.dialects import BadRequest, read_json
 from serving.metrics import Metrics
 from serving.recording import Recorder
@@ -142,17 +142,15 @@ def add_feedback(app: FastAPI, judging: Judging) -> None:
         client = client_name({}, guess) if guess else client_name(request.headers)
         return judging.access.caller(request.headers, known, None, client), await read_json(request)
 
-    @app.post("/v1/continue/events")
-    async def continue_events(request: Request) -> Any:
+    async def continue_events(request: Request) -> Response:
         caller, body = await asked(request, "continue")
         event = _read(ContinueEvent, body)
         if event.name != "autocomplete":
-            return {"status": "ignored"}
+            return JSONResponse({"status": "ignored"})
         await judging.recorder.feedback(_autocomplete(_read(Autocomplete, event.data, "data."), caller, judging.clock()))
-        return {"status": "recorded"}
+        return JSONResponse({"status": "recorded"})
 
-    @app.post("/api/training/submit")
-    async def rlinf_submit(request: Request) -> Any:
+    async def rlinf_submit(request: Request) -> Response:
         caller, body = await asked(request, "rlinf")
         event = _read(Autocomplete, body)
         key = (caller.project, caller.user, event.completionId, str(event.accepted))
@@ -160,20 +158,23 @@ def add_feedback(app: FastAPI, judging: Judging) -> None:
             await judging.recorder.feedback(_autocomplete(event, caller, judging.clock()))
             submitted.add(key)
         waiting = judging.recorder.spool.segments
-        return {"status": "submitted", "message": "Training data submitted successfully", "queue_position": waiting}
+        said = {"status": "submitted", "message": "Training data submitted successfully", "queue_position": waiting}
+        return JSONResponse(said)
 
-    @app.post("/v1/feedback")
-    async def own(request: Request) -> Any:
+    async def own(request: Request) -> Response:
         caller, body = await asked(request, "")
         event = _read(Own, body)
-        row = _row(caller, judging.clock(), event.completion_id, event.outcome, event.completion_id)
-        told = event.model_dump(include={"shown", "accepted_characters", "elapsed_ms"})
-        update = {**told, "retained": event.retained or ""}
-        await judging.recorder.feedback(_untraced(row.model_copy(update=update), caller))
-        return {"status": "recorded", "id": row.id}
+        told: dict[str, Any] = {
+            "shown": event.shown,
+            "accepted_characters": event.accepted_characters,
+            "retained": event.retained or "",
+            "elapsed_ms": event.elapsed_ms,
+        }
+        row = _row(caller, judging.clock(), event.completion_id, event.outcome, event.completion_id, **told)
+        await judging.recorder.feedback(row)
+        return JSONResponse({"status": "recorded", "id": row.id})
 
-    @app.post("/v1/events")
-    async def tabby_events(request: Request) -> Any:
+    async def tabby_events(request: Request) -> Response:
         caller, body = await asked(request, "tabby")
         event = _read(TabbyEvent, body, status=400)
         line = request.query_params.get("select_kind") == "line"
@@ -182,9 +183,18 @@ def add_feedback(app: FastAPI, judging: Judging) -> None:
             "select": "partially_accepted" if line else "accepted",
             "dismiss": "rejected",
         }
-        row = _row(caller, judging.clock(), event.view_id or event.completion_id, outcomes[event.type], event.completion_id)
-        await judging.recorder.feedback(row.model_copy(update={"elapsed_ms": event.elapsed}))
-        return {}
+        shown = event.view_id or event.completion_id
+        row = _row(caller, judging.clock(), shown, outcomes[event.type], event.completion_id, elapsed_ms=event.elapsed)
+        await judging.recorder.feedback(row)
+        return JSONResponse({})
+
+    routes = {
+        "/v1/continue/events": continue_events,
+        "/api/training/submit": rlinf_submit,
+        "/v1/feedback": own,
+        "/v1/events": tabby_events,
+    }
+    add_posts(app, routes)
 
 
 def _autocomplete(event: Autocomplete, caller: Caller, now: float) -> Feedback:
@@ -197,8 +207,7 @@ def _autocomplete(event: Autocomplete, caller: Caller, now: float) -> Feedback:
             prefix, suffix = context.prefix, context.suffix
         except ValueError:
             pass
-    row = _row(caller, now, event.completionId, outcome)
-    update = {
+    told: dict[str, Any] = {
         "made_at": _seconds(event.timestamp),
         "prefix": prefix,
         "suffix": suffix,
@@ -206,28 +215,23 @@ def _autocomplete(event: Autocomplete, caller: Caller, now: float) -> Feedback:
         "elapsed_ms": event.time,
         "cache_hit": event.cacheHit,
     }
-    return _untraced(row.model_copy(update=update), caller)
+    return _row(caller, now, event.completionId, outcome, **told)
 
 
-def _row(caller: Caller, now: float, client_id: str, outcome: Outcome, completion_id: str = "") -> Feedback:
+def _row(caller: Caller, now: float, client_id: str, outcome: Outcome, completion_id: str = "", **told: Any) -> Feedback:
+    """The event, with what else the client told; without its text where the caller leaves no trace."""
+    texts = dict.fromkeys(FEEDBACK_TEXTS, "")
     return Feedback(
         id=f"fb-{uuid.uuid4()}",
         time=now,
-        made_at=None,
         project=caller.project,
         user=caller.user,
         client=caller.client,
         client_id=client_id,
         completion_id=completion_id,
         outcome=outcome,
-        prefix="",
-        suffix="",
-        shown="",
+        **({"made_at": None} | texts | told | (texts if caller.opted_out else {})),
     )
-
-
-def _untraced(row: Feedback, caller: Caller) -> Feedback:
-    return row.model_copy(update=dict.fromkeys(FEEDBACK_TEXTS, "")) if caller.opted_out else row
 
 
 def _seconds(timestamp: str | float | None) -> float | None:

@@ -50,8 +50,9 @@ class Plan:
     load: Load | None
 
 
-def plan(wanted: Aliases, held: Sequence[str | None], answers: Sequence[bool], champion: int | None) -> Plan:
-    """What to do, from what is wanted, the versions that the slots hold and have proven, and which one is the champion's.
+def plan(wanted: Aliases, held: Sequence[str | None], loadable: Sequence[bool], champion: int | None) -> Plan:
+    """What to do, from what is wanted, the versions that the slots hold and have proven, which of them answer and can be loaded
+    into, and which one is the champion's.
 
     Pointers only ever go to slots that are up. With no champion wanted (an empty registry) any slot that is up serves.
     """
@@ -62,17 +63,17 @@ def plan(wanted: Aliases, held: Sequence[str | None], answers: Sequence[bool], c
     having = [index for index in up if held[index] == wanted.champion]
     if not having:
         # The champion's slot goes on with the old version until the other holds the new one.
-        free = [index for index in (0, 1) if answers[index] and index != current]
-        if not free and current is not None and held[current] == BASE_VERSION:
+        free = [index for index in (0, 1) if loadable[index] and index != current]
+        if not free and current is not None and held[current] == BASE_VERSION and loadable[current]:
             free = [current]
         return Plan(current, None, Load(free[0], wanted.champion, "champion") if free else None)
     current = current if current in having else having[0]
     other = 1 - current
-    if wanted.challenger is None or wanted.challenger == wanted.champion or not answers[other]:
+    if wanted.challenger is None or wanted.challenger == wanted.champion:
         return Plan(current, None, None)
     if held[other] == wanted.challenger:
         return Plan(current, other, None)
-    return Plan(current, None, Load(other, wanted.challenger, "challenger"))
+    return Plan(current, None, Load(other, wanted.challenger, "challenger") if loadable[other] else None)
 
 
 class Follower:
@@ -114,8 +115,10 @@ class Follower:
         await asyncio.gather(self._read_registry(), *(self._look(slot) for slot in self._arms.slots))
         slots = self._arms.slots
         held = [slot.version if slot.up else None for slot in slots]
-        todo = plan(self._wanted, held, [slot.version is not None for slot in slots], self._arms.champion)
+        loadable = [slot.version is not None and not slot.engine.fixed for slot in slots]
+        todo = plan(self._wanted, held, loadable, self._arms.champion)
         self._point(todo)
+        self._note_fixed(held, todo)
         if todo.load is None or self._clock() < self._not_before.get(todo.load.version, 0.0):
             return False
         return await self._load(todo.load)
@@ -148,13 +151,27 @@ class Follower:
             except (EngineDown, WrongVersion, NotProven) as error:
                 slot.state = f"not proven: {error}"
                 return
-        slot.state = f"version {slot.version}"
+        lacks = slot.engine.lacks
+        slot.state = f"version {slot.version}" + (f", not trained on: {lacks}" if lacks else "")
 
     def _point(self, todo: Plan) -> None:
         arms = self._arms
         if todo.champion != arms.champion:
             log.info("champion: slot %s", todo.champion)
         arms.champion, arms.challenger, arms.experiment = todo.champion, todo.challenger, self._wanted.experiment
+
+    def _note_fixed(self, held: Sequence[str | None], todo: Plan) -> None:
+        """Say it where a version is wanted that no slot holds and none can be loaded with."""
+        fixed = [slot for slot in self._arms.slots if slot.engine.fixed]
+        for role, version in (("champion", self._wanted.champion), ("challenger", self._wanted.challenger)):
+            if fixed and version and version not in held and todo.load is None:
+                names = ", ".join(f"{slot.index} ({slot.engine.url})" for slot in fixed)
+                self._arms.problems[role] = (
+                    f"version {version}: no slot holds it or can be loaded; slots that hold theirs for good: {names}. Start a "
+                    "server with it and name it in serving.engines, or give the slot an engine of its own"
+                )
+            elif fixed and version in held:
+                self._arms.problems.pop(role, None)
 
     async def _load(self, load: Load) -> bool:
         slot = self._arms.slots[load.slot]
@@ -191,7 +208,8 @@ class Follower:
         async with aclosing(slot.engine.generate(replace(SMOKE, version=version))) as deltas:
             async for delta in deltas:
                 logprobs += delta.logprobs
-        if not logprobs or not all(math.isfinite(p) and p <= 0 for p in logprobs):
+        tells = not slot.engine.lacks  # who does not tell them has answered, which is all that can be asked
+        if tells and (not logprobs or not all(math.isfinite(p) and p <= 0 for p in logprobs)):
             raise NotProven(f"version {version}: log-probabilities {logprobs} of the smoke prompt")
         slot.proven = (slot.pid, version)
 

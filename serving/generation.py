@@ -93,6 +93,7 @@ class Generation:
         self._first: float | None = None
         self._request: Request | None = None
         self._held = False
+        self._tells = True
 
     @property
     def text(self) -> str:
@@ -105,9 +106,9 @@ class Generation:
         return self._route.version if self._route else ""
 
     @property
-    def sampled(self) -> int:
-        """Tokens so far."""
-        return len(self._token_ids)
+    def sampled(self) -> int | None:
+        """Tokens so far; none where the server does not tell."""
+        return len(self._token_ids) if self._tells else None
 
     async def texts(self) -> AsyncGenerator[str]:
         """Text as it is sampled; where some is withheld, at its end and only if it is worth showing.
@@ -126,7 +127,7 @@ class Generation:
             except (EngineDown, WrongVersion) as error:
                 log.warning("slot %d: %s", route.slot.index, error)
                 route.slot.proven = (None, None)  # no traffic until the follower has looked
-                if self._token_ids:
+                if self._first is not None:
                     self.finish = "error"
                     if not self._held:
                         yield self._reader.flush()
@@ -152,10 +153,11 @@ class Generation:
             opted_out=self.caller.opted_out,
             prefix=self.asked.prefix,
             suffix=self.asked.suffix,
-            prompt_token_ids=tuple(self.prompt),
+            prompt_token_ids=tuple(self.prompt) if self._tells else (),
             token_ids=tuple(self._token_ids),
             logprobs=tuple(self._logprobs),
             token_ends=tuple(self._reader.ends),
+            behaviour_logprobs="known" if self._tells else "unknown",
             text=self.text,
             finish_reason=self.finish,
             policy_version=version,
@@ -174,7 +176,8 @@ class Generation:
     async def _sample(self, route: Route) -> AsyncGenerator[str]:
         request = self._request = self.policy.request(self.asked, self.prompt, route)
         floor = self.policy.sampling[route.arm].withhold_below
-        self._held = floor > 0
+        self._tells = not route.slot.engine.lacks
+        self._held = floor > 0 and self._tells
         route.slot.in_flight += 1
         try:
             async with aclosing(route.slot.engine.generate(request)) as deltas:
@@ -206,7 +209,7 @@ class Generation:
         if delta.finish:
             self.finish = "error" if delta.finish == "abort" else delta.finish
             self._spans = delta.spans
-        return self._reader.feed(delta.token_ids)
+        return self._reader.feed(delta.token_ids) if delta.text is None else self._reader.feed_text(delta.text)
 
     def _versions(self) -> tuple[str, bool]:
         """Version that sampled the tokens, and whether there was more than one.

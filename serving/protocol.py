@@ -1,15 +1,17 @@
 """What the app and an engine process say to each other: token ids in, token ids and log-probabilities out.
 
-    POST /generate  Request                     -> one line of JSON a Delta, the last with a finish
-                                                   409 when the engine holds another version than was asked for
+    WebSocket /generate, both ways JSON lists of rows, all completions of an app over one connection (channel.py):
+        app     [number, Request]               sample a completion, under a number of the app's choice
+                [number]                        stop it
+        engine  [number, *Delta]                tokens, the last row with a finish
+                [number, status, explanation]   none: 409 it holds another version, 400 it cannot be served, 503 the engine ends
     POST /swap      {"path": ..., "version": .} -> Swapped; 409 and an untouched engine when the checkpoint does not fit
     GET  /health                                -> Health
 
 Text never crosses: the app renders prompts and reads tokens back itself, so that a record holds exactly what was sampled.
 """
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 BASE_VERSION = "0"
@@ -32,15 +34,16 @@ class Request:
     version: str | None = None
     """Refuse unless these weights are loaded; none takes whatever is."""
 
-    def encode(self) -> bytes:
-        return json.dumps(asdict(self), separators=(",", ":")).encode()
+    def fields(self) -> dict[str, Any]:
+        """As JSON has it (asdict would copy every token id)."""
+        return vars(self)
 
     @classmethod
-    def decode(cls, body: bytes) -> "Request":
+    def of(cls, fields: dict[str, Any]) -> "Request":
         """Raises ValueError naming what is wrong."""
         try:
-            return cls(**json.loads(body))
-        except (TypeError, json.JSONDecodeError) as error:
+            return cls(**fields)
+        except TypeError as error:
             raise ValueError(f"not a generate request: {error}") from None
 
 
@@ -54,19 +57,23 @@ class Delta:
     """Weights loaded when this left the engine; the spans of the last delta are exact, this is for those cut short."""
     finish: Finish | None = None
     spans: tuple[Span, ...] = ()
+    text: str | None = None
+    """What was sampled, from a server that tells no token ids; an engine of ours never sends it."""
 
-    def encode(self) -> bytes:
+    def row(self) -> list[Any]:
+        """As JSON has it."""
         row: list[Any] = [self.token_ids, self.logprobs, self.version]
-        if self.finish:
-            row += [self.finish, self.spans]
-        return json.dumps(row, separators=(",", ":")).encode() + b"\n"
+        return [*row, self.finish, self.spans] if self.finish else row
 
     @classmethod
-    def decode(cls, line: bytes) -> "Delta":
-        row = json.loads(line)
+    def of(cls, row: list[Any]) -> "Delta":
         if len(row) == 3:
             return cls(*row)
         return cls(row[0], row[1], row[2], row[3], tuple((v, a, b) for v, a, b in row[4]))
+
+    def then(self, later: "Delta") -> "Delta":
+        """Two that came one after another, of the same version, as one."""
+        return Delta(self.token_ids + later.token_ids, self.logprobs + later.logprobs, later.version, later.finish, later.spans)
 
 
 @dataclass(frozen=True)

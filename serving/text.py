@@ -46,15 +46,24 @@ class Reader:
         for token in token_ids:
             self._generated += self._stream.step(self._tokenizer, token) or ""
             self.ends.append(len(self._generated))
+        return self._certain(before)
+
+    def feed_text(self, text: str) -> str:
+        """Read more text of a server that tells no tokens; gives back what is certain now."""
+        before = len(self._generated)
+        self._generated += text
+        return self._certain(before)
+
+    def flush(self) -> str:
+        """The rest, once no more tokens come."""
+        return "" if self.stopped else self._show(len(self._generated))
+
+    def _certain(self, before: int) -> str:
         found = self._find_stop(before)
         if found is not None:
             self.stopped = True
             return self._show(found)
         return self._show(len(self._generated) - self._possible_stop())
-
-    def flush(self) -> str:
-        """The rest, once no more tokens come."""
-        return "" if self.stopped else self._show(len(self._generated))
 
     def _show(self, end: int) -> str:
         shown = self._generated[len(self.text) : end]

@@ -140,6 +140,8 @@ def unfit(served: Completion, distance: int | None) -> str:
         return "secret"
     if served.mixed:
         return "mixed_weights"
+    if served.behaviour_logprobs == "unknown":
+        return "no_logprobs"
     if served.top_p < 1:
         return "cut_distribution"
     if served.finish_reason == "error":

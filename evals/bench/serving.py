@@ -1,7 +1,8 @@
 """The app beside plain vLLM: what it adds to the time to first token, what it takes from throughput, what a swap costs.
 
 Both serve the base model on this machine with the same engine arguments. They get the same prompts, a block each in turn, so that
-what else the machine does meets both. Plain vLLM gets the token ids that the app would send its engine.
+what else the machine does meets both. Plain vLLM gets the token ids that the app would send its engine. The CPU time that each
+process spends on a completion is told as well: it says where the time goes, and hardly depends on what else runs.
 """
 
 import asyncio
@@ -11,13 +12,15 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from statistics import quantiles
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
+import psutil
 from tokenizers import Tokenizer
 
 from evals import positions
@@ -82,10 +85,15 @@ async def beside(
     """The same prompts to both, in blocks."""
     sampling, waiting = settings.serving.sampling, iter(asked)
     same = {"model": "plain", "max_tokens": sampling.max_tokens, "temperature": sampling.temperature, "stream": True}
+    processes = {
+        ours: {"app": settings.serving.port, "engine": urlsplit(await _champion(http, settings)).port},
+        plain: {"plain": urlsplit(plain).port},
+    }
     figures = []
     for at_once, requests in REQUESTS.items():
         shots: dict[str, list[Shot]] = {ours: [], plain: []}
         seconds = dict.fromkeys(shots, 0.0)
+        spent = {url: Cpu(ports) for url, ports in processes.items()}
         for block in range(BLOCKS):
             places = [next(waiting) for _ in range(requests)]
             bodies = {
@@ -93,7 +101,8 @@ async def beside(
                 plain: [same | {"prompt": renderer.render(p.prefix[-2000:], p.suffix[:1000])} for p in places],
             }
             for url in (ours, plain) if block % 2 else (plain, ours):
-                found, took = await volley(http, url, bodies[url], at_once)
+                with spent[url]:
+                    found, took = await volley(http, url, bodies[url], at_once)
                 if failed := [shot.error for shot in found if shot.error]:
                     raise RuntimeError(f"{url}: {len(failed)} of {len(found)} requests failed: {failed[0]}; `make status`")
                 shots[url] += found
@@ -107,6 +116,11 @@ async def beside(
             figure(f"{name}.first_token.added_p99", late - plain_late, "ms", most=ADDED_MS[1]),
             figure(f"{name}.plain_requests_per_second", len(shots[plain]) / seconds[plain], "1/s"),
             figure(f"{name}.throughput_of_plain", seconds[plain] / seconds[ours], "ratio", least=THROUGHPUT),
+            *(
+                figure(f"{name}.cpu_a_completion.{process}", 1e3 * used / len(shots[url]), "ms")
+                for url in (ours, plain)
+                for process, used in spent[url].seconds.items()
+            ),
         ]
     return figures
 
@@ -163,6 +177,40 @@ async def _serves(http: aiohttp.ClientSession, url: str, body: dict[str, Any], v
         if time.monotonic() > deadline:
             raise RuntimeError(f"serving: version {version} does not serve again; `make status`")
         await asyncio.sleep(0.5)
+
+
+async def _champion(http: aiohttp.ClientSession, settings: Settings) -> str:
+    """Address of the engine that serves the champion."""
+    token = settings.serving.admin_token or settings.serving.token
+    headers = {"Authorization": f"Bearer {token.get_secret_value() if token else ''}"}
+    url = f"http://{settings.serving.host}:{settings.serving.port}/admin/status"
+    async with http.get(url, headers=headers) as answer:
+        slots = (await answer.json())["slots"]
+    return next(slot["url"] for slot in slots if slot["role"] == "champion")
+
+
+class Cpu:
+    """CPU time of the processes that listen on some ports, while this is entered; a child's (vLLM's engine core) by itself."""
+
+    def __init__(self, ports: Mapping[str, int | None]) -> None:
+        listening = {c.laddr.port: c.pid for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+        self._processes: dict[str, list[psutil.Process]] = {}
+        for name, port in ports.items():
+            first = psutil.Process(listening[port])
+            self._processes[name] = [first]
+            if children := first.children(recursive=True):
+                self._processes[f"{name}_core"] = children
+        self.seconds = dict.fromkeys(self._processes, 0.0)
+
+    def __enter__(self) -> None:
+        self._before = self._now()
+
+    def __exit__(self, *error: object) -> None:
+        for name, now in self._now().items():
+            self.seconds[name] += now - self._before[name]
+
+    def _now(self) -> dict[str, float]:
+        return {name: sum(sum(p.cpu_times()[:2]) for p in found) for name, found in self._processes.items()}
 
 
 def percentiles(shots: Sequence[Shot]) -> tuple[float, float]:

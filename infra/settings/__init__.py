@@ -8,6 +8,7 @@
 
 import json
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -78,7 +79,8 @@ def _lay(values: dict[str, Any], keys: list[str], value: str) -> None:
 
 def _shown(error: Any) -> str:
     secret = any(word in str(error["loc"][-1]) for word in ("key", "token", "secret"))
-    return "(hidden)" if secret else repr(error["input"])
+    table = isinstance(error["input"], dict | list)  # what lacks a key: secrets may stand beside it
+    return "(hidden)" if secret or table else re.sub(r"//[^/@]*@", "//(hidden)@", repr(error["input"]))
 
 
 def dump(settings: Settings) -> str:

@@ -2,8 +2,9 @@
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, SecretStr, Tag, field_validator
 
 
 class Section(BaseModel):
@@ -97,6 +98,39 @@ class Terms(Section):
     """Policy version that serves, where a slot holds it (else the champion does); such completions count in no experiment."""
 
 
+class External(Section):
+    """An engine slot that is a server of somebody else's."""
+
+    kind: Literal["external"]
+    """Says that nothing is started for this slot."""
+    url: str
+    """Base URL of its OpenAI-compatible API, up to /v1."""
+    model: str
+    """Model name that it is asked for."""
+    token: SecretStr | None = None
+    """Bearer token that it wants."""
+    version: str = Field("0", pattern=r"^\d+$")
+    """Number in the registry of the version that it was started with; 0: the base model."""
+    swap: Literal["none", "vllm"] = "none"
+    """How its weights are exchanged. none: it serves that version for good. vllm: by the development endpoints of a vLLM with
+    our worker extension, which this replica of the app has for itself (serving/README.md)."""
+
+    @field_validator("url")
+    @classmethod
+    def _plain_address(cls, value: str) -> str:
+        address = urlsplit(value)
+        if address.scheme not in ("http", "https") or not address.hostname or "@" in address.netloc:
+            raise ValueError("expected http://HOST:PORT/v1 or https://..., a token standing in `token`")
+        return value.rstrip("/")
+
+
+def _kind_of_engine(value: object) -> str:
+    return "address" if isinstance(value, str) else "external"
+
+
+Engine = Annotated[Annotated[str, Tag("address")] | Annotated[External, Tag("external")], Discriminator(_kind_of_engine)]
+
+
 class Serving(Section):
     host: str = "127.0.0.1"
     """Address to listen on."""
@@ -122,8 +156,8 @@ class Serving(Section):
     """How completions are sampled."""
     challenger_sampling: Sampling | None = None
     """How the challenger's arm samples; none: as the champion's. An A/B test then compares weights and sampling at once."""
-    engines: tuple[str, str] = ("http://127.0.0.1:18100", "http://127.0.0.1:18101")
-    """Addresses of the two engine slots."""
+    engines: tuple[Engine, Engine] = ("http://127.0.0.1:18100", "http://127.0.0.1:18101")
+    """The two engine slots: the address of an engine of ours, or a table that names a server which already runs."""
     engine_arguments: dict[str, Any] = {}
     """Arguments of vLLM's engines, passed through verbatim (names as in vLLM's AsyncEngineArgs)."""
     spool: Path = Path("var/spool")

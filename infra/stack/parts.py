@@ -48,7 +48,7 @@ def parts(settings: Settings) -> dict[str, Part]:
         _mlflow(settings, state),
         _prefect(settings),
         _worker(settings),
-        *(_engine(settings, slot) for slot in (0, 1)),
+        *(_engine(slot, address) for slot, address in enumerate(settings.serving.engines) if isinstance(address, str)),
         _serving(settings),
     ]
     return {part.name: part for part in found if urlsplit(part.address).hostname in settings_.LOOPBACK}
@@ -155,8 +155,7 @@ def _worker(settings: Settings) -> Part:
     return Part("worker", command, "prefect", ready, api)
 
 
-def _engine(settings: Settings, slot: int) -> Part:
-    address = settings.serving.engines[slot]
+def _engine(slot: int, address: str) -> Part:
     command = (sys.executable, "-m", "serving.engine", "--slot", str(slot))
     return Part(f"engine-{slot}", command, "vllm", lambda _: ask(f"{address}/health")[0] == OK, address, _ports(address))
 

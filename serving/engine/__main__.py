@@ -51,13 +51,16 @@ def main(arguments: list[str], variables: Mapping[str, str]) -> int:
     parser.add_argument("--version", help="version to label it with")
     given = parser.parse_args(arguments)
     settings = settings_.load()
+    url = settings.serving.engines[given.slot]
+    if not isinstance(url, str):
+        raise SystemExit(f"engine: serving.engines[{given.slot}] is a server that already runs, {url.url}: nothing to start")
     for name, value in environment(settings).items():
         if name not in variables:
             os.environ[name] = value
     model, version = choose(settings, given.slot, given.model, given.version)
     if not (model / "config.json").exists():
         raise SystemExit(f"engine: {model} holds no model (config.json is missing); is model.base right?")
-    address = urlsplit(settings.serving.engines[given.slot])
+    address = urlsplit(url)
 
     import uvloop  # after the environment is set: what follows reads it
 

@@ -1,21 +1,16 @@
 """The only module that imports vLLM: an AsyncLLM behind the protocol, and the swap of its weights."""
 
 import asyncio
-import contextlib
-import dataclasses
+import gc
 import os
 import secrets
 import signal
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
-import uvicorn
-from starlette.applications import Starlette
-from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
+from aiohttp import web
 from vllm import SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMClientError
@@ -24,7 +19,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from serving import protocol
+from serving.engine.endpoints import BadRequest, Dead, Endpoints, SwapRefused
 from serving.protocol import Delta, Health, Request, Swapped
 
 REQUIRED: dict[str, Any] = {
@@ -36,10 +31,6 @@ REQUIRED: dict[str, Any] = {
 """Arguments that the app relies on, whatever the settings say."""
 
 
-class SwapRefused(ValueError):
-    """The checkpoint does not fit; the engine goes on as it was."""
-
-
 class Engine:
     """vLLM, the version of its weights, and how the one is exchanged for another."""
 
@@ -47,12 +38,12 @@ class Engine:
         self._llm = llm
         self._swapping = asyncio.Lock()
         self.version = version
-        self.broken: str | None = None
-        """Why this process must end, once it must."""
+        self._broken = ""
 
     @property
-    def dead(self) -> bool:
-        return self.broken is not None or self._llm.errored
+    def dead(self) -> str:
+        """Why this process must end, once it must; else empty."""
+        return self._broken or ("vLLM's engine has ended" if self._llm.errored else "")
 
     async def start(self) -> None:
         """Label the weights and run every code path once, so that the first request is as fast as the rest."""
@@ -64,7 +55,12 @@ class Engine:
                 pass
 
     async def generate(self, request: Request) -> AsyncGenerator[Delta]:
-        """Sample a completion; closing this stops it in the engine."""
+        """Sample a completion; closing this stops it in the engine.
+
+        Raises:
+            BadRequest: vLLM refuses it, as a prompt that is too long.
+            Dead: the engine has ended.
+        """
         parameters = SamplingParams(
             max_tokens=request.max_tokens,
             temperature=request.temperature,
@@ -73,16 +69,22 @@ class Engine:
             logprobs=0,  # of the sampled token alone
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
+            skip_clone=True,  # made for this request alone
         )
         prompt: Any = {"prompt_token_ids": request.prompt_token_ids}
-        async for output in self._llm.generate(prompt, parameters, uuid.uuid4().hex):
-            sampled = output.outputs[0]
-            tokens = list(sampled.token_ids)
-            ranked: Sequence[Any] = sampled.logprobs or []
-            logprobs = [row[token].logprob for token, row in zip(tokens, ranked, strict=True)]
-            spans = tuple((span.version, span.start, span.end) for span in sampled.weight_versions or ())
-            finish: Any = sampled.finish_reason
-            yield Delta(tokens, logprobs, self.version, finish, spans)
+        try:
+            async for output in self._llm.generate(prompt, parameters, uuid.uuid4().hex):
+                sampled = output.outputs[0]
+                tokens = list(sampled.token_ids)
+                ranked: Sequence[Any] = sampled.logprobs or []
+                logprobs = [row[token].logprob for token, row in zip(tokens, ranked, strict=True)]
+                spans = tuple((span.version, span.start, span.end) for span in sampled.weight_versions or ())
+                finish: Any = sampled.finish_reason
+                yield Delta(tokens, logprobs, self.version, finish, spans)
+        except VLLMClientError as error:
+            raise BadRequest(str(error)) from error
+        except EngineDeadError as error:
+            raise Dead(str(error)) from error
 
     async def swap(self, path: str, version: str) -> Swapped:
         """Exchange the weights; running requests go on under the new ones, with their cache computed again.
@@ -93,10 +95,10 @@ class Engine:
         async with self._swapping:
             started = time.perf_counter()
             await self._llm.collective_rpc("tabloop_stage", args=(path,))
-            while (status := (await self._llm.collective_rpc("tabloop_stage_status"))[0])[0]:
+            while (status := (await self._llm.collective_rpc("tabloop_stage_status"))[0])["busy"]:
                 await asyncio.sleep(0.01)
-            if status[1]:
-                raise SwapRefused(f"version {version}: {status[1]}")
+            if status["error"]:
+                raise SwapRefused(f"version {version}: {status['error']}")
             staged = time.perf_counter()
             # keep: running requests are preempted, and the cache of the old weights is dropped.
             await self._llm.pause_generation(mode="keep")
@@ -106,7 +108,7 @@ class Engine:
                 await self._llm.update_weight_version(version)
             except Exception as error:
                 # The weights may be half of each version: the supervisor starts a clean process.
-                self.broken = f"swap to version {version} failed half-way: {type(error).__name__}: {error}"
+                self._broken = f"swap to version {version} failed half-way: {type(error).__name__}: {error}"
                 raise
             self.version = version
             await self._llm.resume_generation()
@@ -130,105 +132,37 @@ def build_llm(arguments: Mapping[str, Any], model: str) -> AsyncLLM:
     return AsyncLLM.from_vllm_config(config, disable_log_stats=quiet)
 
 
-def create_app(engine: Engine, token: str | None) -> Starlette:
-    """The protocol over HTTP. With a token, every request must carry it."""
-
-    def refused(request: HttpRequest) -> Response | None:
-        if token and request.headers.get("authorization") != f"Bearer {token}":
-            return JSONResponse({"error": "wrong or missing bearer token"}, 401)
-        return None
-
-    async def generate(request: HttpRequest) -> Response:
-        if answer := refused(request):
-            return answer
-        try:
-            asked = Request.decode(await request.body())
-        except ValueError as error:
-            return JSONResponse({"error": str(error)}, 400)
-        if asked.version not in (None, engine.version):
-            return JSONResponse({"error": f"holds version {engine.version}, asked for {asked.version}"}, 409)
-        deltas = engine.generate(asked)
-        try:
-            first = await anext(deltas)
-        except VLLMClientError as error:
-            return JSONResponse({"error": str(error)}, 400)
-        except (EngineDeadError, StopAsyncIteration):
-            return JSONResponse({"error": "the engine is dead"}, 503)
-        return StreamingResponse(_lines(first, deltas), media_type="application/x-ndjson")
-
-    async def swap(request: HttpRequest) -> Response:
-        if answer := refused(request):
-            return answer
-        body = await request.json()
-        try:
-            return JSONResponse(dataclasses.asdict(await engine.swap(body["path"], body["version"])))
-        except SwapRefused as error:
-            return JSONResponse({"error": str(error)}, 409)
-        except Exception as error:
-            return JSONResponse({"error": f"{type(error).__name__}: {error}"}, 500)
-
-    async def health(request: HttpRequest) -> Response:
-        if engine.dead:
-            return JSONResponse({"error": engine.broken or "the engine is dead"}, 503)
-        return JSONResponse(dataclasses.asdict(engine.health()))
-
-    return Starlette(
-        routes=[
-            Route("/generate", generate, methods=["POST"]),
-            Route("/swap", swap, methods=["POST"]),
-            Route("/health", health),
-        ]
-    )
-
-
-async def _lines(first: Delta, rest: AsyncIterator[Delta]) -> AsyncIterator[bytes]:
-    yield first.encode()
-    async for delta in rest:
-        yield delta.encode()
-
-
-class _Server(uvicorn.Server):
-    """uvicorn raises a signal again once it has stopped, which would leave vLLM's engine process behind."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 async def serve(llm: AsyncLLM, version: str, host: str, port: int, token: str | None) -> int:
     """Serve until a signal, or until the engine dies; the exit status."""
     loop = asyncio.get_running_loop()
     engine = Engine(llm, version)
     await engine.start()
-    # Longer than the app keeps idle connections, so that it never writes to one that is just closing.
-    config = uvicorn.Config(
-        create_app(engine, token), host=host, port=port, log_level="warning", access_log=False, timeout_keep_alive=75
-    )
-    server = _Server(config)
-
-    def stop() -> None:
-        server.should_exit = True
-
+    gc.collect()
+    gc.freeze()  # what vLLM's import left behind is not looked through again, in the middle of a completion
+    stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
+        loop.add_signal_handler(number, stopping.set)
 
     async def watch() -> None:
         while not engine.dead:
             await asyncio.sleep(0.2)
-        stop()
-        server.force_exit = True
+        stopping.set()
 
     watcher = asyncio.create_task(watch())
-    print(f"engine: version {version} at http://{host}:{port}", flush=True)
+    # Idle connections stay longer than the app keeps them, so that it never writes to one that is just closing.
+    runner = web.AppRunner(Endpoints(engine, token).app(), access_log=None, keepalive_timeout=75.0, shutdown_timeout=1.0)
+    await runner.setup()
     try:
-        await server.serve()
+        await web.TCPSite(runner, host, port).start()
+        print(f"engine: version {version} at http://{host}:{port}", flush=True)
+        await stopping.wait()
     finally:
         watcher.cancel()
-        failed = engine.dead
-        if engine.broken:
-            print(f"engine: {engine.broken}", flush=True)
+        if why := engine.dead:
+            print(f"engine: {why}", flush=True)
+        await runner.cleanup()
         engine.shutdown()
-    return 1 if failed else 0
+    return 1 if why else 0
 
 
-__all__ = ["Engine", "SwapRefused", "build_llm", "create_app", "protocol", "serve"]
+__all__ = ["Engine", "SwapRefused", "build_llm", "serve"]

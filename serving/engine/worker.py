@@ -86,9 +86,7 @@ class SwapWorker:
     def tabloop_prepare(self) -> None:
         """Remember the shapes of what is served, and end with the parent however it ends, so that no worker is orphaned."""
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        path = Path(self.model_config.model)
-        shapes = {name: weight.shape for name, weight in self._read(path).items()}
-        self.tabloop_served = (read_config(path), shapes)
+        self._remember_served()
 
     def tabloop_stage(self, path: str) -> None:
         """Start reading and checking; the engine keeps generating."""
@@ -97,11 +95,11 @@ class SwapWorker:
         self.tabloop_staged = staged
         staged.thread.start()
 
-    def tabloop_stage_status(self) -> tuple[bool, str | None]:
-        """Whether it is still reading, and what was wrong."""
+    def tabloop_stage_status(self) -> dict[str, Any]:
+        """Whether it is still reading (`busy`), and what was wrong (`error`)."""
         staged = self.tabloop_staged
         assert staged is not None and staged.thread is not None
-        return staged.thread.is_alive(), staged.error
+        return {"busy": staged.thread.is_alive(), "error": staged.error}
 
     def tabloop_commit(self, path: str) -> float:
         """Put the staged weights in place; the scheduler must stand still. Gives back milliseconds."""
@@ -113,10 +111,15 @@ class SwapWorker:
         self._refresh_tied_head()
         return (time.perf_counter() - started) * 1e3
 
+    def _remember_served(self) -> tuple[dict[str, Any], dict[str, torch.Size]]:
+        path = Path(self.model_config.model)
+        shapes = {name: weight.shape for name, weight in self._read(path).items()}
+        self.tabloop_served = (read_config(path), shapes)
+        return self.tabloop_served
+
     def _stage(self, staged: Staged) -> None:
-        assert self.tabloop_served is not None
-        config, shapes = self.tabloop_served
         try:
+            config, shapes = self.tabloop_served or self._remember_served()  # nobody prepared a server of somebody else's
             path = Path(staged.path)
             other = read_config(path)
             if differs := sorted(key for key in config.keys() | other.keys() if config.get(key) != other.get(key)):

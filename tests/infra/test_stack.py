@@ -1,5 +1,6 @@
 """The local stack: secrets, clear errors, and parts that come back. The whole of it is started once a session (conftest)."""
 
+import json
 import os
 import signal
 import socket
@@ -51,6 +52,12 @@ def test_no_secret_is_on_a_command_line(tmp_path: Path) -> None:
 def test_only_parts_with_a_loopback_address_belong_on_this_machine() -> None:
     assert list(parts(load(LOCAL, {}))) == ["s3", "mlflow", "prefect", "worker", "engine-0", "engine-1", "serving"]
     assert not {"s3", "mlflow", "prefect", "worker"} & set(parts(load(PRODUCTION, {})))
+
+
+def test_a_server_that_already_runs_is_not_started() -> None:
+    theirs = {"kind": "external", "url": "http://127.0.0.1:8000/v1", "model": "m"}
+    found = parts(load(LOCAL, {"TABLOOP_SERVING__ENGINES": json.dumps(["http://127.0.0.1:18100", theirs])}))
+    assert "engine-0" in found and "engine-1" not in found
 
 
 def test_a_missing_base_model_is_told_with_the_command_that_makes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

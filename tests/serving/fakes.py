@@ -23,10 +23,11 @@ from serving import completions, engines, feedback
 from serving.access import Access
 from serving.arms import Arms, Slot
 from serving.board import Board, Links
+from serving.engine.endpoints import Dead, Endpoints, SwapRefused
 from serving.follower import Follower
 from serving.generation import Policy
 from serving.metrics import Metrics
-from serving.protocol import Delta, Request
+from serving.protocol import Delta, Health, Request, Swapped
 from serving.recording import Recorder
 from serving.shipping import Shipper, read_segment
 from serving.spool import KINDS, Spool
@@ -53,7 +54,7 @@ def tokenizer() -> Tokenizer:
 
 
 class FakeEngine:
-    """Speaks the protocol of serving/protocol.py and answers with the tokens it was given."""
+    """Answers with the tokens it was given, behind the routes that a real engine has."""
 
     def __init__(self, reply: list[int]) -> None:
         self.reply = reply
@@ -68,54 +69,57 @@ class FakeEngine:
         self.aborted = 0
         self.up = True
         self.url = ""
+        self._connections: set[asyncio.Transport] = set()
 
     async def start(self) -> web.AppRunner:
-        app = web.Application()
-        app.add_routes([web.post("/generate", self._generate), web.post("/swap", self._swap), web.get("/health", self._health)])
-        runner = web.AppRunner(app, handler_cancellation=True)
+        self.endpoints = Endpoints(self, None)
+        app = self.endpoints.app()
+        app.middlewares.append(self._note)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         host, port = runner.addresses[0][:2]
         self.url = f"http://{host}:{port}"
         return runner
 
-    async def _generate(self, http: web.Request) -> web.StreamResponse:
+    @web.middleware
+    async def _note(self, http: web.Request, handler: object) -> web.StreamResponse:
+        self._connections.add(http.transport)
+        return await handler(http)
+
+    @property
+    def dead(self) -> str:
+        return "" if self.up else "dead"
+
+    async def generate(self, request: Request) -> AsyncIterator[Delta]:
         if not self.up:
-            return web.json_response({"error": "dead"}, status=503)
-        request = Request.decode(await http.read())
-        if request.version not in (None, self.version):
-            return web.json_response({"error": f"holds {self.version}"}, status=409)
+            raise Dead("dead")
         self.requests.append(request)
-        answer = web.StreamResponse()
-        await answer.prepare(http)
         tokens = self.reply[: request.max_tokens]
         try:
             for index, token in enumerate(tokens):
                 if index == self.dies_after:
-                    http.transport.abort()
-                    return answer
+                    for connection in self._connections:
+                        connection.abort()
+                    await asyncio.sleep(3600)
                 last = index == len(tokens) - 1
-                spans = (("0" if self.version == "0" else self.version, 0, len(tokens)),) if last else ()
+                spans = ((self.version, 0, len(tokens)),) if last else ()
                 finish = None if not last else "stop" if token in request.stop_token_ids else "length"
-                await answer.write(Delta([token], [self.logprob], self.version, finish, spans).encode())
+                yield Delta([token], [self.logprob], self.version, finish, spans)
                 await asyncio.sleep(self.delay)
-        except (asyncio.CancelledError, ConnectionError):
+        except asyncio.CancelledError:
             self.aborted += 1
             raise
-        return answer
 
-    async def _swap(self, http: web.Request) -> web.Response:
-        asked = await http.json()
-        if self.refuses == asked["version"]:
-            return web.json_response({"error": "does not fit"}, status=409)
-        self.swaps.append(asked["version"])
-        self.version = asked["version"]
-        return web.json_response({"version": self.version, "stage_ms": 1, "pause_ms": 1, "commit_ms": 1})
+    async def swap(self, path: str, version: str) -> Swapped:
+        if self.refuses == version:
+            raise SwapRefused("does not fit")
+        self.swaps.append(version)
+        self.version = version
+        return Swapped(version, 1.0, 1.0, 1.0)
 
-    async def _health(self, http: web.Request) -> web.Response:
-        if not self.up:
-            return web.json_response({"error": "dead"}, status=503)
-        return web.json_response({"version": self.version, "pid": self.pid, "running": 0})
+    def health(self) -> Health:
+        return Health(self.version, self.pid, 0)
 
 
 class MemoryStore(ObjectStore):
@@ -208,8 +212,8 @@ class House:
     async def __aenter__(self) -> "House":
         for engine in self.engines:
             self.exits.push_async_callback((await engine.start()).cleanup)
-        http = await self.exits.enter_async_context(engines.session())
-        one, two = (Slot(i, engines.EngineClient(http, engine.url, None)) for i, engine in enumerate(self.engines))
+        self.http = await self.exits.enter_async_context(engines.session())
+        one, two = (Slot(i, engines.EngineClient(self.http, engine.url, None)) for i, engine in enumerate(self.engines))
         self.arms = Arms((one, two))
         self.spool = Spool(self.directory / "spool", self.spool_bytes)
         self.recorder = Recorder(self.spool, self.metrics, Redactor())
@@ -218,12 +222,12 @@ class House:
         self.follower = Follower(self.arms, self.registry.client(), self.store, self.versions, self.metrics, 0.01)
         access = Access(self.settings)
         renderer = Renderer(self.tokenizer, "spm", 40, 20)
-        policy = Policy(self.tokenizer, renderer, self.sampling, stop_token_ids(self.tokenizer))
+        self.policy = Policy(self.tokenizer, renderer, self.sampling, stop_token_ids(self.tokenizer))
         serving = Serving(
             "qwen-coder-x",
             access,
             self.arms,
-            policy,
+            self.policy,
             self.recorder,
             self.metrics,
             self.shipper,

@@ -1,11 +1,7 @@
 """A real vLLM engine with a random model: exact log-probabilities through swaps, and each known defect of vLLM 0.32 kept out."""
 
 import asyncio
-import contextlib
 import json
-import os
-import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from serving.engines import EngineClient, EngineDown, SwapRefused, WrongVersion, session
 from serving.protocol import Delta, Request
-from tests.serving import tiny
+from tests.serving import started, tiny
 
 TEMPERATURE = 0.8
 PROMPT = [3, *range(20, 60), 1, *range(100, 160), 2]
@@ -49,27 +45,16 @@ class Running:
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     directory = tmp_path_factory.mktemp("engine")
     models = {version: tiny.make(directory / version, int(version)) for version in ("1", "2")}
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    environment = {
-        **os.environ,
+    url = started.free_url()
+    variables = {
         "TABLOOP_SERVING__ENGINES": json.dumps([url, url]),
         "TABLOOP_SERVING__ENGINE_ARGUMENTS": json.dumps(ARGUMENTS),
         "TABLOOP_SERVING__TOKEN": "secret",
         "TABLOOP_STACK__STATE": str(directory / "stack"),
     }
     command = [sys.executable, "-m", "serving.engine", "--slot", "0", "--model", str(models["1"]), "--version", "1"]
-    log = (directory / "log").open("wb")
-    process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
-    try:
-        _wait_for(url, process, directory / "log")
+    with started.server(command, variables, url, directory / "log") as process:
         yield Running(url, process, models)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        log.close()
 
 
 @pytest.fixture
@@ -178,11 +163,11 @@ async def test_other_architectures_tokenizers_and_nothing_at_all_are_refused(
 
 async def test_a_seed_cannot_reach_the_engine(engine: Running, client: EngineClient) -> None:
     body = {"prompt_token_ids": [9] * 900, "max_tokens": 4, "temperature": 1.0, "top_p": 1.0, "stop_token_ids": [], "seed": 1}
-    async with ClientSession(headers={"Authorization": "Bearer secret"}) as http:
-        async with http.post(engine.url + "/generate", json=body) as answer:
-            assert answer.status == 400 and "seed" in await answer.text()
-        async with http.post(engine.url + "/generate", json={**body, "prompt_token_ids": [9] * 2000}) as answer:
-            assert answer.status == 400
+    headers = {"Authorization": "Bearer secret"}
+    async with ClientSession(headers=headers) as http, http.ws_connect(engine.url + "/generate") as socket:
+        await socket.send_json([[0, body]])
+        ((number, status, said),) = await socket.receive_json(timeout=20)
+        assert (number, status) == (0, 400) and "seed" in said
     prompt = [5 + n % 500 for n in range(900)]  # a prefill in chunks, which a seed would end the engine with
     assert worst(engine, prompt, await sample(client, prompt, 8)) < 1e-4
 
@@ -234,13 +219,3 @@ def _alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
-
-
-def _wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    host, port = url.removeprefix("http://").split(":")
-    deadline = time.monotonic() + 500
-    while time.monotonic() < deadline and process.poll() is None:
-        with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=1):
-            return
-        time.sleep(0.2)
-    raise AssertionError(f"the engine did not come up: {log.read_text()[-3000:]}")

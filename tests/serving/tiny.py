@@ -1,19 +1,28 @@
 """Random Qwen2 models of a size that starts in no time, and their exact log-probabilities by transformers."""
 
+import shutil
 from pathlib import Path
 
 import torch
+from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from tests.serving import fakes
 
 
-def make(path: Path, seed: int, hidden: int = 128) -> Path:
-    tokenizer = fakes.tokenizer()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>").save_pretrained(path)
+def make(path: Path, seed: int, hidden: int = 128, tokenizer: Path | None = None) -> Path:
+    """With the tokenizer of a checkpoint, else one that transformers reads otherwise than its file says: ids alone may cross."""
+    path.mkdir(parents=True, exist_ok=True)
+    if tokenizer is None:
+        made = fakes.tokenizer()
+        PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|endoftext|>").save_pretrained(path)
+    else:
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(tokenizer / name, path / name)
+        made = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
     torch.manual_seed(seed)
     config = Qwen2Config(
-        vocab_size=tokenizer.get_vocab_size(),
+        vocab_size=made.get_vocab_size(),
         hidden_size=hidden,
         intermediate_size=128,
         num_hidden_layers=2,

@@ -37,6 +37,7 @@ def test_distances_go_by_way_of_the_common_ancestor() -> None:
         ({"withheld": True}, "withheld", ""),
         ({"mixed": True}, "quarantined", "mixed_weights"),
         ({"redacted": True}, "quarantined", "secret"),
+        ({"behaviour_logprobs": "unknown"}, "quarantined", "no_logprobs"),
         ({"top_p": 0.9}, "quarantined", "cut_distribution"),
         ({"finish_reason": "error"}, "quarantined", "engine_error"),
         ({"policy_version": "77"}, "quarantined", "unknown_policy_version"),

@@ -1,0 +1,103 @@
+"""Many small messages over one WebSocket: what comes together, or while the other side is busy, goes out as one.
+
+An engine's step gives every running completion a token at the same moment. Sent by itself, each would cost a system call and a
+wakeup on both sides.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+Row = list[Any]
+
+
+class Outbox:
+    """Rows on their way out; `run` sends them, in order, as JSON lists of rows."""
+
+    def __init__(self, socket: web.WebSocketResponse | aiohttp.ClientWebSocketResponse) -> None:
+        self._socket = socket
+        self._rows: list[Row] = []
+        self._wake = asyncio.Event()
+
+    def put(self, row: Row) -> None:
+        """Send a row soon."""
+        self._rows.append(row)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Send until cancelled, or until the connection ends, which who reads from it sees."""
+        with contextlib.suppress(ConnectionError, aiohttp.ClientError):
+            while not self._socket.closed:
+                await self._wake.wait()
+                self._wake.clear()
+                rows, self._rows = self._rows, []
+                await self._socket.send_str(json.dumps(rows, separators=(",", ":")))
+
+
+class Inbox:
+    """Rows that came for one request."""
+
+    def __init__(self) -> None:
+        self._rows: list[Row] = []
+        self._wake = asyncio.Event()
+        self.done = False
+        """The last one came: there is nothing to stop."""
+
+    def put(self, row: Row) -> None:
+        self._rows.append(row)
+        self._wake.set()
+
+    async def take(self) -> list[Row]:
+        """All that came since, at least one."""
+        await self._wake.wait()
+        self._wake.clear()
+        rows, self._rows = self._rows, []
+        return rows
+
+
+class Channel:
+    """The asking side of a connection: numbers its requests, and gives each the rows that come back under its number."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse, lost: Row) -> None:
+        self._socket = socket
+        self._lost = lost
+        """The row that every waiting request gets when the connection ends."""
+        self._outbox = Outbox(socket)
+        self._inboxes: dict[int, Inbox] = {}
+        self._numbers = itertools.count()
+        self._sending = asyncio.create_task(self._outbox.run())
+        self._reading = asyncio.create_task(self._read())
+        self.closed = False
+
+    @contextlib.contextmanager
+    def asking(self, body: Any) -> Iterator[Inbox]:
+        """Send a request; leaving this before its last row came stops it."""
+        number, inbox = next(self._numbers), Inbox()
+        self._inboxes[number] = inbox
+        if self.closed:
+            inbox.put(self._lost)
+        self._outbox.put([number, body])
+        try:
+            yield inbox
+        finally:
+            del self._inboxes[number]
+            if not inbox.done:
+                self._outbox.put([number])
+
+    async def _read(self) -> None:
+        try:
+            async for message in self._socket:
+                for number, *row in json.loads(message.data):
+                    if inbox := self._inboxes.get(number):
+                        inbox.put(row)
+        finally:
+            self.closed = True
+            self._sending.cancel()
+            for inbox in self._inboxes.values():
+                inbox.put(self._lost)

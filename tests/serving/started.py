@@ -1,0 +1,43 @@
+"""Servers of vLLM started for tests, and ended with all they started."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+
+def free_url() -> str:
+    """An address on this machine that nobody listens on."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{free.getsockname()[1]}"
+
+
+@contextlib.contextmanager
+def server(
+    command: Sequence[str], variables: Mapping[str, str], url: str, log: Path, seconds: float = 500
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that listens at an address, in a group of its own."""
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, env=os.environ | variables, stdout=out, stderr=out, start_new_session=True)
+        try:
+            _wait_for(url, process, log, seconds)
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _wait_for(url: str, process: subprocess.Popen[bytes], log: Path, seconds: float) -> None:
+    host, port = url.removeprefix("http://").split(":")
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and process.poll() is None:
+        with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=1):
+            return
+        time.sleep(0.2)
+    raise AssertionError(f"{url} did not come up: {log.read_text()[-3000:]}")

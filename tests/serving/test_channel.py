@@ -1,0 +1,182 @@
+"""Completions over one connection: nothing of one reaches another, and what comes together travels together."""
+
+import asyncio
+import contextlib
+import itertools
+import json
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+
+import pytest
+from aiohttp import ClientSession, WSMessage, web
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serving.channel import Channel, Outbox
+from serving.engine.endpoints import Endpoints
+from serving.engines import EngineClient, EngineDown, WrongVersion, session
+from serving.protocol import Delta, Request
+from tests.serving.fakes import FakeEngine
+
+ASKED = Request([1, 2], 24, 1.0, 1.0, [])
+LOST = [503, "lost"]
+
+
+@asynccontextmanager
+async def connected(handler) -> AsyncIterator[Channel]:
+    """A channel to a handler of its rows, which gets each message and an outbox."""
+
+    async def serve(http: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(http)
+        outbox = Outbox(socket)
+        sending = asyncio.create_task(outbox.run())
+        async for message in socket:
+            await handler(message, outbox, socket)
+        sending.cancel()
+        return socket
+
+    app = web.Application()
+    app.add_routes([web.get("/", serve)])
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    async with ClientSession() as http, http.ws_connect("http://{}:{}/".format(*runner.addresses[0][:2])) as socket:
+        yield Channel(socket, LOST)
+    await runner.cleanup()
+
+
+async def test_what_is_asked_and_answered_together_travels_together() -> None:
+    messages: list[int] = []
+
+    async def twice(message: WSMessage, outbox: Outbox, socket: web.WebSocketResponse) -> None:
+        rows = json.loads(message.data)
+        messages.append(len(rows))
+        for number, *body in rows * 2:
+            outbox.put([number, body])
+
+    async with connected(twice) as channel:
+        with channel.asking("a") as one, channel.asking("b") as two:
+            assert await one.take() == [[["a"]], [["a"]]]
+            assert await two.take() == [[["b"]], [["b"]]]
+            one.done = two.done = True
+    assert messages == [2]
+
+
+async def test_who_leaves_early_stops_its_own_and_no_other() -> None:
+    stopped: list[list] = []
+
+    async def note(message: WSMessage, outbox: Outbox, socket: web.WebSocketResponse) -> None:
+        stopped.extend(row for row in json.loads(message.data) if len(row) == 1)
+        outbox.put([0, "late"])
+
+    async with connected(note) as channel:
+        with channel.asking("a"):
+            pass
+        with channel.asking("b") as two:
+            two.done = True
+        async with asyncio.timeout(5):
+            while not stopped:
+                await asyncio.sleep(0.01)
+    assert stopped == [[0]]
+
+
+async def test_everybody_hears_that_the_connection_ended_latecomers_too() -> None:
+    async def end(message: WSMessage, outbox: Outbox, socket: web.WebSocketResponse) -> None:
+        await socket.close()
+
+    async with connected(end) as channel:
+        with channel.asking("a") as one, channel.asking("b") as two:
+            assert await one.take() == await two.take() == [LOST]
+        assert channel.closed
+        with channel.asking("c") as three:
+            assert await three.take() == [LOST]
+
+
+@asynccontextmanager
+async def client_of(engine: FakeEngine, token: str | None = None) -> AsyncIterator[EngineClient]:
+    app = Endpoints(engine, "secret").app() if token else None
+    runner = web.AppRunner(app, shutdown_timeout=0.1) if app else await engine.start()
+    if app:
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+    async with session() as http:
+        yield EngineClient(http, "http://{}:{}".format(*runner.addresses[0][:2]), token)
+    await runner.cleanup()
+
+
+async def test_many_completions_share_a_connection_and_get_their_own_tokens() -> None:
+    class Echo(FakeEngine):
+        async def generate(self, request: Request) -> AsyncIterator[Delta]:
+            for step in range(20):
+                yield Delta([request.prompt_token_ids[0]], [-0.5], "0", "stop" if step == 19 else None)
+                await asyncio.sleep(0)
+
+    async with client_of(Echo([])) as client:
+
+        async def one(number: int) -> list[int]:
+            request = Request([number], 20, 1.0, 1.0, [])
+            return [token async for delta in client.generate(request) for token in delta.token_ids]
+
+        assert await asyncio.gather(*map(one, range(50))) == [[number] * 20 for number in range(50)]
+        assert (await client.health()).version == "0"
+
+
+async def test_who_leaves_at_once_leaves_nothing_running() -> None:
+    engine = FakeEngine([5, 6])
+    async with client_of(engine) as client:
+        await _all(client, ASKED)
+        channel = client._channel
+        with channel.asking(ASKED.fields()), channel.asking(ASKED.fields()):
+            pass  # both rows of each in one message
+        assert len(await _all(client, ASKED)) >= 1
+        (running,) = engine.endpoints._open.values()
+        assert running == {} and len(engine.requests) == 2
+
+
+async def test_what_it_says_no_to_has_a_reason() -> None:
+    engine = FakeEngine([5])
+    async with client_of(engine) as client:
+        with pytest.raises(WrongVersion, match="holds version 0, asked for 9"):
+            await _all(client, Request([1], 4, 1.0, 1.0, [], "9"))
+        engine.up = False
+        with pytest.raises(EngineDown, match="503: dead"):
+            await _all(client, ASKED)
+    async with client_of(engine, "guess") as client:
+        with pytest.raises(EngineDown, match="401"):
+            await _all(client, ASKED)
+
+
+async def test_an_engine_that_comes_back_is_connected_to_again() -> None:
+    engine = FakeEngine([5, 6])
+    engine.dies_after = 1
+    async with client_of(engine) as client:
+        async with aclosing(client.generate(ASKED)) as deltas:
+            assert (await anext(deltas)).token_ids == [5]
+            with pytest.raises(EngineDown, match="it ended"):
+                await anext(deltas)
+        engine.dies_after = None
+        assert [d.finish for d in await _all(client, ASKED)][-1] == "length"
+
+
+deltas = st.builds(
+    lambda tokens, version: Delta(tokens, [-float(t) for t in tokens], version),
+    st.lists(st.integers(0, 9), max_size=3),
+    st.sampled_from(["1", "2"]),
+)
+
+
+@given(st.lists(deltas, max_size=8), st.booleans())
+def test_neighbours_of_one_version_are_put_together_and_nothing_is_lost(sent: list[Delta], fails: bool) -> None:
+    client = EngineClient(None, "http://e", None)
+    got: list[Delta] = []
+    rows = [delta.row() for delta in sent] + ([[503, "gone"]] if fails else [])
+    with pytest.raises(EngineDown) if fails else contextlib.nullcontext():
+        for delta in client._deltas(rows):
+            got.append(delta)
+    assert [(d.version, t) for d in got for t in d.token_ids] == [(d.version, t) for d in sent for t in d.token_ids]
+    assert all(one.version != other.version for one, other in itertools.pairwise(got))
+
+
+async def _all(client: EngineClient, request: Request) -> list[Delta]:
+    return [delta async for delta in client.generate(request)]

@@ -1,0 +1,257 @@
+"""An arm that is a server of somebody else's: what it is asked, what is kept of it, and what is said of what it lacks."""
+
+import asyncio
+import json
+import logging
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from tokenizers import Tokenizer
+
+from infra import fim
+from infra.settings import SettingsError, load
+from infra.settings.schema import External
+from serving.external import ExternalEngine
+from tests.serving.fakes import House
+
+TEXT = "return alpha + beta"
+KNOWN = {"model", "prompt", "max_tokens", "temperature", "top_p", "stop", "stream"}
+LOGITS = {10: 2.0, 11: 1.0, 12: 0.5, 13: -1.0, 14: -2.0}
+
+
+class Service:
+    """OpenAI's completions over HTTP. Beyond text it tells: nothing, and refuses to be asked; or ids; or log-probabilities too,
+    of the logits (raw) or of the distribution it samples from (processed)."""
+
+    def __init__(self, tokenizer: Tokenizer, tells: str = "nothing") -> None:
+        self.tokenizer = tokenizer
+        self.tells = tells
+        self.shift = 0
+        """Added to each id that it reads a text prompt as: another tokenizer."""
+        self.reply = TEXT
+        self.delay = 0.0
+        self.dies = False
+        self.asked: list[dict] = []
+        self.left = 0
+        self.token = "their-secret"
+        self.url = ""
+
+    async def start(self) -> web.AppRunner:
+        app = web.Application()
+        app.add_routes([web.get("/v1/models", self._models), web.post("/v1/completions", self._completions)])
+        runner = web.AppRunner(app, handler_cancellation=True)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        self.url = "http://{}:{}/v1".format(*runner.addresses[0][:2])
+        return runner
+
+    async def _models(self, http: web.Request) -> web.Response:
+        if http.headers.get("authorization") != f"Bearer {self.token}":
+            return web.json_response({"error": {"message": "who are you"}}, status=401)
+        return web.json_response({"data": [{"id": "their-model"}]})
+
+    async def _completions(self, http: web.Request) -> web.StreamResponse:
+        asked = await http.json()
+        if self.tells == "nothing" and (unknown := asked.keys() - KNOWN):
+            return web.json_response({"error": {"message": f"unrecognized argument: {sorted(unknown)[0]}"}}, status=400)
+        if not asked.get("stream"):
+            return web.json_response({"choices": [self._tried(asked)]})
+        self.asked.append(asked)
+        answer = web.StreamResponse()
+        await answer.prepare(http)
+        ids = self.tokenizer.encode(self.reply).ids[: asked["max_tokens"]]
+        try:
+            for index, token in enumerate(ids):
+                if self.dies and index == 2:
+                    http.transport.abort()
+                    return answer
+                choice = {"text": self.tokenizer.decode([token]), "finish_reason": None}
+                if asked.get("return_token_ids"):
+                    choice |= {"token_ids": [token], "logprobs": {"token_logprobs": [-0.5]}}
+                if index == len(ids) - 1:
+                    choice["finish_reason"] = "length"
+                await answer.write(b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n")
+                await asyncio.sleep(self.delay)
+            await answer.write(b'data: {"choices": [], "usage": {}}\n\ndata: [DONE]\n\n')
+        except (asyncio.CancelledError, ConnectionError):
+            self.left += 1
+            raise
+        return answer
+
+    def _tried(self, asked: dict) -> dict:
+        prompt = asked["prompt"]
+        ids = prompt if isinstance(prompt, list) else [i + self.shift for i in self.tokenizer.encode(prompt).ids]
+        temperature = asked["temperature"] if self.tells == "processed" else 1.0
+        total = math.log(sum(math.exp(x / temperature) for x in LOGITS.values()))
+        top = {f"token_id:{token}": x / temperature - total for token, x in LOGITS.items()}
+        logprobs = {"token_logprobs": [max(top.values())], "top_logprobs": [top]}
+        return {"text": "x", "token_ids": [10], "prompt_token_ids": ids, "logprobs": None if self.tells == "ids" else logprobs}
+
+
+def setting(service: Service, **fields: str) -> External:
+    values = {"kind": "external", "url": service.url, "model": "their-model", "token": service.token, "version": "7"}
+    return External.model_validate(values | fields)
+
+
+@asynccontextmanager
+async def house_on(
+    service: Service, directory: Path, tokenizer: Tokenizer, fields: dict[str, str] | None = None, **options: object
+) -> AsyncIterator[House]:
+    """The app with this service as its first slot; the second is an engine that is down."""
+    house = House(directory, tokenizer, **options)
+    house.engines[1].up = False
+    async with house:
+        house.exits.push_async_callback((await service.start()).cleanup)
+        slot = house.arms.slots[0]
+        slot.engine, slot.version, slot.proven = (
+            ExternalEngine(house.http, setting(service, **fields or {}), house.policy),
+            None,
+            (None, None),
+        )
+        await house.follower.step()
+        yield house
+
+
+async def test_text_alone_is_served_logged_and_marked(
+    tmp_path: Path, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    service = Service(tokenizer)
+    async with house_on(service, tmp_path, tokenizer) as house:
+        answer = await house.complete(stop=["+ b"])
+        assert answer.json()["choices"][0] == {"text": "return alpha ", "index": 0, "logprobs": None, "finish_reason": "stop"}
+        assert "usage" not in answer.json() and answer.headers["x-tabloop-version"] == "7"
+        (row,) = house.rows("completions")
+        assert row.behaviour_logprobs == "unknown" and row.text == "return alpha " and row.policy_version == "7" and not row.mixed
+        assert row.prompt_token_ids == row.token_ids == row.logprobs == row.token_ends == ()
+        assert "unrecognized argument" in house.arms.slots[0].state
+    (said,) = [
+        record.getMessage() for record in caplog.records if record.levelno == logging.WARNING and "trained" in record.message
+    ]
+    assert service.url in said and "not trained on" in said and "token ids" in said
+    assert service.token not in caplog.text
+    asked = service.asked[-1]
+    assert asked["prompt"] == f"{fim.SUFFIX}{fim.PREFIX}def f(x):\n    {fim.MIDDLE}"
+    assert asked.keys() == KNOWN and (asked["temperature"], asked["max_tokens"]) == (0.8, 24)
+
+
+async def test_markers_in_the_code_do_not_break_the_frame_of_text(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    service = Service(tokenizer)
+    async with house_on(service, tmp_path, tokenizer) as house:
+        await house.complete(prompt="a<|fim_middle|>b", suffix="c")
+        assert service.asked[-1]["prompt"].count(fim.MIDDLE) == 1 and house.rows("completions")[0].prefix == "a<|fim_middle|>b"
+
+
+async def test_tokens_and_log_probabilities_are_kept_as_an_engines_of_ours(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    service = Service(tokenizer, "processed")
+    async with house_on(service, tmp_path, tokenizer) as house:
+        assert (await house.complete()).json()["choices"][0]["text"] == TEXT
+        (row,) = house.rows("completions")
+        ids = tokenizer.encode(TEXT).ids
+        assert row.behaviour_logprobs == "known" and row.token_ids == tuple(ids) and row.logprobs == (-0.5,) * len(ids)
+        assert service.asked[-1]["prompt"] == list(row.prompt_token_ids) and row.token_ends[-1] == len(TEXT)
+        # Nothing of a checkpoint's own sampling leaks in, and the frame's tokens end it.
+        assert (service.asked[-1]["top_k"], service.asked[-1]["repetition_penalty"]) == (0, 1.0)
+        assert set(service.asked[-1]["stop_token_ids"]) == {tokenizer.token_to_id(t) for t in fim.SPECIAL_TOKENS}
+        assert house.arms.slots[0].state == "version 7"
+
+
+@pytest.mark.parametrize(
+    ("tells", "shift", "reason"),
+    [
+        ("nothing", 0, "refuses to be asked"),
+        ("ids", 0, "no log-probabilities"),
+        ("raw", 0, "temperature 1, and serving.sampling.temperature is 0.8"),
+        ("processed", 1, "tokenizer"),
+        ("processed", 0, ""),
+    ],
+)
+async def test_what_it_cannot_give_is_found_out(
+    tmp_path: Path, tokenizer: Tokenizer, tells: str, shift: int, reason: str
+) -> None:
+    service = Service(tokenizer, tells)
+    service.shift = shift
+    async with house_on(service, tmp_path, tokenizer) as house:
+        lacks = house.arms.slots[0].engine.lacks
+        assert (reason in lacks) if reason else lacks == ""
+        assert (await house.complete()).json()["choices"][0]["text"] == TEXT
+        assert house.rows("completions")[0].behaviour_logprobs == ("unknown" if reason else "known")
+
+
+async def test_it_is_tried_again_after_it_was_away(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    service = Service(tokenizer, "processed")
+    async with house_on(service, tmp_path, tokenizer) as house:
+        service.dies = True
+        assert (await house.complete()).json()["choices"][0]["finish_reason"] == "error"
+        service.dies, service.tells = False, "ids"
+        await house.follower.step()
+        assert "no log-probabilities" in house.arms.slots[0].state
+        assert (await house.complete()).status_code == 200
+        rows = house.rows("completions")
+        assert [(row.finish_reason, row.behaviour_logprobs) for row in rows] == [("error", "known"), ("length", "unknown")]
+
+
+async def test_a_client_that_leaves_ends_it_there_too(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    service = Service(tokenizer)
+    service.delay = 0.2
+    async with house_on(service, tmp_path, tokenizer) as house:
+        task = asyncio.create_task(house.complete())
+        while not service.asked[1:]:  # the first is the smoke prompt
+            await asyncio.sleep(0.01)
+        task.cancel()
+        async with asyncio.timeout(5):
+            while not (service.left and house.rows("completions")):
+                await asyncio.sleep(0.01)
+        assert house.rows("completions")[0].finish_reason == "disconnected"
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"token": "wrong"}, "401"),
+        ({"model": "other"}, "names model 'other', it has ['their-model']"),
+        ({"swap": "vllm"}, "VLLM_SERVER_DEV_MODE=1"),
+    ],
+)
+async def test_what_is_set_wrongly_is_said(tmp_path: Path, tokenizer: Tokenizer, fields: dict[str, str], said: str) -> None:
+    async with house_on(Service(tokenizer), tmp_path, tokenizer, fields) as house:
+        assert not house.arms.ready and said in house.arms.slots[0].state
+
+
+async def test_a_version_that_it_holds_for_good_serves_where_it_is_wanted_and_nothing_is_loaded(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    async with house_on(Service(tokenizer), tmp_path, tokenizer) as house:
+        for version in ("1", "7"):
+            house.add_version(version)
+        house.engines[1].up = True
+        house.registry.aliases = {"champion": "1", "challenger": "7"}
+        await house.follow()
+        assert (house.arms.champion, house.arms.challenger) == (1, 0) and house.arms.problems == {}
+        house.registry.aliases = {"champion": "7"}
+        await house.follow()
+        assert house.arms.champion == 0
+        house.add_version("8")
+        house.registry.aliases = {"champion": "1", "challenger": "8"}
+        await house.follow()
+        assert (house.arms.champion, house.arms.challenger) == (1, None)
+        assert "version 8: no slot holds it" in house.arms.problems["challenger"]
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({"kind": "external", "token": "s3cr3t", "url": "http://h/v1"}, ["model", "Field required"]),
+        ({"kind": "external", "token": "s3cr3t", "model": "m", "url": "h:8000"}, ["url", "expected http://HOST:PORT/v1"]),
+        ({"kind": "external", "model": "m", "url": "http://u:s3cr3t@h/v1"}, ["url", "`token`"]),
+        ({"kind": "other", "token": "s3cr3t", "url": "http://h/v1", "model": "m"}, ["kind", "'external'"]),
+    ],
+)
+def test_a_table_of_settings_that_is_wrong_is_named_without_its_token(table: dict[str, str], words: list[str]) -> None:
+    with pytest.raises(SettingsError) as error:
+        load(environment={"TABLOOP_SERVING__ENGINES": json.dumps([table, "http://127.0.0.1:1"])})
+    assert "s3cr3t" not in str(error.value)
+    assert [word for word in ["serving.engines", *words] if word not in str(error.value)] == []
