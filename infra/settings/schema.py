@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 
 class Section(BaseModel):
@@ -46,6 +46,17 @@ class Orchestration(Section):
     """Prefect API."""
     work_pool: str = "tabloop"
     """Prefect work pool of the deployments."""
+    task_runner: Literal["local", "dask"] = "local"
+    """Where the partitions of a window are joined: in the flow's own process, or by the workers of a Dask cluster, which need
+    these packages (with the extra `dask` of pyproject.toml), these settings and the object store."""
+    dask_address: str = ""
+    """Address of that cluster's scheduler, e.g. tcp://scheduler:8786."""
+
+    @model_validator(mode="after")
+    def _dask_has_an_address(self) -> "Orchestration":
+        if self.task_runner == "dask" and not self.dask_address:
+            raise ValueError("task_runner = 'dask' needs dask_address, the cluster's scheduler, e.g. tcp://scheduler:8786")
+        return self
 
 
 class Model(Section):
