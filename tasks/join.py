@@ -229,8 +229,9 @@ def label(completions: pl.DataFrame, matches: pl.DataFrame) -> pl.DataFrame:
     labels = best.unique(["served", "served_time"], keep="first", maintain_order=True)
     labels = labels.drop("told", "time", "client_id", "showing", "cache_hit", "text", strict=False)
     cached = judged.filter("cache_hit").select("served", "served_time").unique().with_columns(cached=pl.lit(True))
-    key = {"left_on": ["id", "time"], "right_on": ["served", "served_time"], "how": "left"}
-    found = completions.join(labels, **key).join(cached, **key).sort("time", "id")
+    of, told = ["id", "time"], ["served", "served_time"]
+    found = completions.join(labels, left_on=of, right_on=told, how="left").join(cached, left_on=of, right_on=told, how="left")
+    found = found.sort("time", "id")
     return found.with_columns(cache_hit=pl.col("outcome").is_null() & pl.col("cached").fill_null(False)).drop("cached")
 
 

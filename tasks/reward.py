@@ -95,5 +95,5 @@ def rewarded(samples: pl.DataFrame, settings: Reward) -> pl.DataFrame:
     """Samples with their `reward` and `advantage`; `prompt` is the same for those of one prompt."""
     found = samples.with_columns(reward=reward(settings))
     assert not found["reward"].null_count(), "a judge has rewarded it, no setting does"
-    columns = (found[name].to_list() for name in ("reward", "tokens", "prompt"))
-    return found.with_columns(advantage=pl.Series(estimated(*columns, settings), dtype=pl.Float64))
+    rewards, lengths, prompts = (found[name].to_list() for name in ("reward", "tokens", "prompt"))
+    return found.with_columns(advantage=pl.Series(estimated(rewards, lengths, prompts, settings), dtype=pl.Float64))

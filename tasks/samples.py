@@ -65,6 +65,5 @@ def parquet(rows: Iterable[pa.Table]) -> bytes:
 
 
 def records(store: ObjectStore, partitions: Sequence[Partition], chosen: pl.DataFrame) -> list[Sample]:
-    """The same rows one by one, where there are few; not checked, since they are those that failed a check."""
-    found = [row for table in tables(store, partitions, chosen) for row in table.to_pylist()]
-    return [Sample.model_construct(**{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}) for row in found]
+    """The same rows one by one, where there are few."""
+    return [Sample.model_validate(row) for table in tables(store, partitions, chosen) for row in table.to_pylist()]

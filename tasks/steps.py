@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 from prefect import Task, task, unmapped
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
@@ -126,7 +126,7 @@ def sift(settings: Settings, partition: Partition) -> Sifted:
 def spread(settings: Settings, window: Sequence[Partition]) -> list[Sifted]:
     """Join the partitions of a window, each a task, on the task runner that the settings name."""
     with runner_of(settings) as runner:
-        return runner.map(sift, {"settings": unmapped(settings), "partition": list(window)}).result()
+        return runner.map(cast(Any, sift), {"settings": unmapped(settings), "partition": list(window)}).result()
 
 
 def runner_of(settings: Settings) -> TaskRunner[Any]:
