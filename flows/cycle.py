@@ -26,10 +26,9 @@ def cycle() -> State | Outcome:
     if situation.running:
         return Completed(name="ExperimentRunning", message=f"{situation.running.id} has no verdict yet")
     collected = steps.collect(settings)
-    if len(collected.accounts.samples) < settings.collect.min_samples:
+    if (samples := collected.accounts.samples.height) < settings.collect.min_samples:
         return Completed(
-            name="TooFewSamples",
-            message=f"{len(collected.accounts.samples)} samples, collect.min_samples asks for {settings.collect.min_samples}",
+            name="TooFewSamples", message=f"{samples} samples, collect.min_samples asks for {settings.collect.min_samples}"
         )
     validated = steps.validate(settings, collected)
     manifest = steps.reward(settings, validated)

@@ -1,11 +1,12 @@
 """What a cycle's batch is as a whole, and what it may be: the one row that the suite expectations_batch.json speaks of. Pure."""
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from infra.records import Profile, Sample
+import polars as pl
+
+from infra.records import Profile
 from infra.settings.schema import Collect
 from tasks.buckets import Accounts
 from tasks.history import length, length_range, profile, rate, rate_range
@@ -48,14 +49,14 @@ def batch(accounts: Accounts, skew: float) -> Batch:
         duplicate_share=accounts.buckets["duplicate"] / requests,
         unknown_version_share=accounts.quarantined.get(UNKNOWN_VERSION, 0) / requests,
         clock_skew_seconds=skew,
-        user_share=largest_share([s.user for s in samples]),
-        project_share=largest_share([s.project for s in samples]),
+        user_share=largest_share(samples["user"]),
+        project_share=largest_share(samples["project"]),
         acceptance_rate=rate(found),
         shown_length=length(found),
     )
 
 
-def bounds(samples: Sequence[Sample], history: Sequence[Profile], settings: Collect) -> Bounds:
+def bounds(samples: pl.DataFrame, history: Sequence[Profile], settings: Collect) -> Bounds:
     """What each figure may be, after the settings and the cycles before."""
     found = profile(samples)
     accepted = rate_range(found, history, settings.max_history_factor)
@@ -64,8 +65,8 @@ def bounds(samples: Sequence[Sample], history: Sequence[Profile], settings: Coll
         "duplicate_share_max": settings.max_duplicates,
         "unknown_version_share_max": settings.max_unknown_versions,
         "clock_skew_seconds_max": settings.max_clock_skew_seconds,
-        "user_share_max": allowed_share(len({s.user for s in samples}), settings.max_user_share),
-        "project_share_max": allowed_share(len({s.project for s in samples}), settings.max_project_share),
+        "user_share_max": allowed_share(samples["user"].n_unique(), settings.max_user_share),
+        "project_share_max": allowed_share(samples["project"].n_unique(), settings.max_project_share),
         "acceptance_rate_min": accepted.low,
         "acceptance_rate_max": accepted.high,
         "shown_length_min": shown.low,
@@ -78,9 +79,9 @@ def allowed_share(groups: int, share: float) -> float:
     return max(share, 1 / max(groups, 1)) + ROUNDING
 
 
-def largest_share(names: Sequence[str]) -> float:
+def largest_share(names: pl.Series) -> float:
     """Share of the most frequent name."""
-    return max(Counter(names).values(), default=0) / max(len(names), 1)
+    return max(names.value_counts()["count"], default=0) / max(len(names), 1)
 
 
 FIGURES = tuple(field.name for field in fields(Batch))

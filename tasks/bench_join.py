@@ -1,43 +1,56 @@
 """The data path's benchmark: python -m tasks.bench_join
 
-Completions with their feedback, as serving ships them, are read, joined, put in their buckets, validated by Great Expectations,
-rewarded and written as a batch, by the code of a cycle. Objects lie on the disk of this machine; no network is measured. The
-figures are written to var/bench/join.json.
+Completions with their feedback, as serving ships them, are read, joined by the hour, put in their buckets, validated by Great
+Expectations, rewarded and written as a batch, by the code of a cycle: once for so many completions, once for twice as many over
+twice the hours, each in a process of its own. Objects lie on the disk of this machine; no network is measured. The figures are
+written to var/bench/join.json.
 """
 
 import argparse
+import json
 import resource
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 from rich.console import Console
 
 from evals.bench.figures import figure, write
-from infra.settings import Settings
+from infra.settings import ROOT, Settings
 from infra.settings.schema import Collect
-from infra.store import ObjectStore, sha256, to_parquet
+from infra.store import ObjectStore, sha256
+from tasks import samples
 from tasks.batch import batch, bounds
 from tasks.buckets import account
-from tasks.join import join
 from tasks.lineage import Lineage
+from tasks.partitions import gathered, plan, sift
 from tasks.reward import rewarded
 from tasks.validate import validate
 from tasks.weights import capped
-from tasks.window import Window, read_completions, read_feedback
+from tasks.window import Window
 
 BEGIN = 1_800_000_000.0 - 1_800_000_000.0 % 86_400
 HOUR = 3600.0
 SEGMENT_ROWS = 2_000
+SHIPPED_AGAIN = 100
+"""One segment in so many is shipped again under another key."""
 USERS = 1_000
-PROMPT_TOKENS, TOKENS = 120, 10
+PROMPT_TOKENS, TOKENS, TEXT = 120, 10, "ab" * 10
+TYPED = 6
+CODE = ("def value(self, index: int) -> float:\n    return self.items[index] * self.scale\n\n" * 8).splitlines(keepends=True)
+AT_ONCE = 2
+"""Partitions at a time, as in a flow (tasks/steps.py)."""
 TARGET_SECONDS_A_MILLION = 90.0
 TARGET_MEGABYTES = 4096.0
+TARGET_TWICE = 2.2
 
 
 class FolderStore(ObjectStore):
@@ -63,164 +76,179 @@ class FolderStore(ObjectStore):
         yield from sorted(str(p.relative_to(self.root)) for p in folder.rglob("*") if p.is_file())
 
 
-def make(store: ObjectStore, completions: int, hours: int, seed: int = 0) -> None:
-    """Write events: eight completions in ten are judged, one judged one in five is accepted, some accepts come late."""
-    draw = np.random.default_rng(seed)
-    per_hour = completions // hours
-    code = ("def value(self, index: int) -> float:\n    return self.items[index] * self.scale\n\n" * 8).splitlines(keepends=True)
-    for hour in range(hours):
+def make(store: ObjectStore, per_hour: int, hours: range) -> int:
+    """Write events; gives back how many requests were served, those that were shipped again included."""
+    served = 0
+    for hour in hours:
+        draw = np.random.default_rng(hour)
         for at in range(0, per_hour, SEGMENT_ROWS):
             rows = min(SEGMENT_ROWS, per_hour - at)
-            ids = [f"cmpl-{hour}-{at + i}" for i in range(rows)]
             times = np.sort(BEGIN + HOUR * (hour + (at + draw.random(rows) * rows) / per_hour))
-            user = draw.integers(0, USERS, rows)
-            prefix = [f"{''.join(code[: 4 + i % 8])}# {name}\n" for i, name in enumerate(ids)]
-            folder = f"date={time.strftime('%Y-%m-%d', time.gmtime(times[0]))}/hour={time.strftime('%H', time.gmtime(times[0]))}"
-            name = f"{at:08d}"
-            put(store, f"events/completions/{folder}/{name}-c.parquet", completion_table(draw, ids, times, user, prefix))
-            put(store, f"events/feedback/{folder}/{name}-f.parquet", feedback_table(draw, ids, times, user, prefix))
+            completions = made_completions(draw, f"{hour}-{at}", times)
+            feedback = made_feedback(draw, completions)
+            folder = time.strftime("date=%Y-%m-%d/hour=%H", time.gmtime(BEGIN + HOUR * hour))
+            again = (hour * per_hour + at) // SEGMENT_ROWS % SHIPPED_AGAIN == 0
+            for name in [f"{at:08d}", f"{at:08d}-again"][: 1 + again]:
+                put(store, f"events/completions/{folder}/{name}-c.parquet", completions)
+                put(store, f"events/feedback/{folder}/{name}-f.parquet", feedback)
+                served += rows
+    return served
 
 
-def put(store: ObjectStore, key: str, table: pa.Table) -> None:
-    """Write a table as serving writes a segment."""
+def put(store: ObjectStore, key: str, rows: pl.DataFrame) -> None:
+    """Write rows as serving writes a segment."""
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd")
+    pq.write_table(rows.to_arrow(compat_level=pl.CompatLevel.oldest()), sink, compression="zstd")
     store.put(key, sink.getvalue().to_pybytes())
 
 
-def completion_table(
-    draw: np.random.Generator, ids: list[str], times: np.ndarray, user: np.ndarray, prefix: list[str]
-) -> pa.Table:
-    """Rows of infra.records.Completion."""
-    rows = len(ids)
+def made_completions(draw: np.random.Generator, name: str, times: np.ndarray) -> pl.DataFrame:
+    """Rows of infra.records.Completion: some users ask for more than others."""
+    rows = len(times)
+    user = np.minimum(draw.exponential(USERS / 4, rows), USERS - 1).astype(int)
+    ids = [f"cmpl-{name}-{i}" for i in range(rows)]
 
-    def lists(values: np.ndarray, length: int) -> pa.Array:
-        return pa.ListArray.from_arrays(
-            pa.array(np.arange(0, rows * length + 1, length, dtype=np.int32)), pa.array(values.ravel())
-        )
+    def words(value: object, *names: str) -> dict[str, pl.Expr]:
+        return dict.fromkeys(names, pl.lit(value))
 
-    return pa.table(
+    lists = {
+        "prompt_token_ids": draw.integers(0, 4096, (rows, PROMPT_TOKENS)),
+        "token_ids": draw.integers(0, 4096, (rows, TOKENS)),
+        "logprobs": -draw.exponential(0.5, (rows, TOKENS)),
+        "token_ends": np.tile(np.arange(1, TOKENS + 1) * 2, (rows, 1)),
+    }
+    return pl.DataFrame(
         {
             "id": ids,
             "time": times,
             "project": [f"p{u % 5}" for u in user],
             "user": [f"u{u:031d}" for u in user],
-            "client": ["continue"] * rows,
-            "opted_out": [False] * rows,
-            "redacted": [False] * rows,
-            "prefix": prefix,
-            "suffix": ["\n"] * rows,
-            "prompt_token_ids": lists(draw.integers(0, 4096, (rows, PROMPT_TOKENS)), PROMPT_TOKENS),
-            "token_ids": lists(draw.integers(0, 4096, (rows, TOKENS)), TOKENS),
-            "logprobs": lists(-draw.exponential(0.5, (rows, TOKENS)), TOKENS),
-            "token_ends": lists(np.tile(np.arange(1, TOKENS + 1) * 2, (rows, 1)), TOKENS),
-            "text": ["ab" * TOKENS] * rows,
-            "finish_reason": ["length"] * rows,
-            "policy_version": ["1"] * rows,
-            "mixed": [False] * rows,
-            "withheld": [False] * rows,
-            "pinned": [False] * rows,
-            "arm": ["champion"] * rows,
-            "experiment": [""] * rows,
-            "temperature": [0.8] * rows,
-            "top_p": [1.0] * rows,
-            "max_tokens": [24] * rows,
-            "ttft_ms": [5.0] * rows,
-            "total_ms": [9.0] * rows,
+            "prefix": [f"{''.join(CODE[: 4 + i % 8])}# {name}\n" for i, name in enumerate(ids)],
+            **{name: pl.Series(values).arr.to_list() for name, values in lists.items()},
         }
+    ).with_columns(
+        **words("continue", "client") | words("\n", "suffix") | words(TEXT, "text") | words("length", "finish_reason"),
+        **words("1", "policy_version") | words("champion", "arm") | words("", "experiment"),
+        **words(False, "opted_out", "redacted", "mixed", "withheld", "pinned"),
+        **words(0.8, "temperature") | words(1.0, "top_p") | words(24, "max_tokens") | words(5.0, "ttft_ms", "total_ms"),
     )
 
 
-def feedback_table(draw: np.random.Generator, ids: list[str], times: np.ndarray, user: np.ndarray, prefix: list[str]) -> pa.Table:
-    """Rows of infra.records.Feedback: a reject after ten seconds, or an accept, which one time in ten comes after a reject."""
-    chosen = np.flatnonzero(draw.random(len(ids)) < 0.8)
-    accepted = draw.random(len(chosen)) < 0.2
-    late = accepted & (draw.random(len(chosen)) < 0.1)
-    events = [(i, "accepted" if a else "rejected", 2.0 if a else 10.0) for i, a in zip(chosen, accepted, strict=True)]
-    events += [(i, "rejected", 1.0) for i in chosen[late]]
-    rows = len(events)
-    at = [i for i, _, _ in events]
-    return pa.table(
-        {
-            "id": [f"f-{ids[i]}-{n}" for n, i in enumerate(at)],
-            "time": [float(times[i]) + wait for i, _, wait in events],
-            "made_at": pa.nulls(rows, pa.float64()),
-            "project": [f"p{user[i] % 5}" for i in at],
-            "user": [f"u{user[i]:031d}" for i in at],
-            "client": ["continue"] * rows,
-            "client_id": [f"k-{ids[i]}" for i in at],
-            "completion_id": [""] * rows,
-            "outcome": [outcome for _, outcome, _ in events],
-            "prefix": [prefix[i] for i in at],
-            "suffix": ["\n"] * rows,
-            "shown": ["ab" * (TOKENS - 2)] * rows,
-            "accepted_characters": pa.nulls(rows, pa.int64()),
-            "elapsed_ms": [800.0] * rows,
-            "cache_hit": [False] * rows,
-        }
+def made_feedback(draw: np.random.Generator, completions: pl.DataFrame) -> pl.DataFrame:
+    """Rows of infra.records.Feedback: eight completions in ten are judged.
+
+    One judged one in five is accepted, one accept in ten after a reject; of one in ten something is told later, too. One in five
+    was typed into, one in twenty is named by its id, one in fifty came from the editor's cache, one in a hundred is made up.
+    """
+    chance = {name: draw.random(completions.height) for name in ("judged", "accepted", "late", "kept", "typed", "named", "odd")}
+    chosen = completions.select("id", "time", "project", "user", "client", "prefix", "suffix").with_columns(**chance)
+    chosen = chosen.filter(pl.col("judged") < 0.8)
+    typed, odd = pl.col("typed") < 0.2, pl.col("odd")
+    accepted, late = pl.col("accepted") < 0.2, pl.col("late") < 0.1
+    shown = chosen.with_columns(
+        client_id=pl.lit("k-") + pl.col("id"),
+        completion_id=pl.when(pl.col("named") < 0.05).then("id").otherwise(pl.lit("")),
+        prefix=pl.col("prefix") + pl.when(typed).then(pl.lit(TEXT[:TYPED])).otherwise(pl.lit("")),
+        shown=pl.when(odd > 0.99).then(pl.lit("made up")).when(typed).then(pl.lit(TEXT[TYPED:])).otherwise(pl.lit(TEXT[:-4])),
+        cache_hit=odd < 0.02,
+    )
+    events = [
+        ("accepted", accepted, 2.0),
+        ("rejected", ~accepted, 10.0),
+        ("rejected", accepted & late, 1.0),
+        ("retained", accepted & (pl.col("kept") < 0.1), 60.0),
+    ]
+    told = pl.concat(
+        shown.filter(which).with_columns(
+            outcome=pl.lit(outcome), time=pl.col("time") + wait, retained=pl.lit(TEXT if outcome == "retained" else "")
+        )
+        for outcome, which, wait in events
+    ).drop(*chance)
+    return told.with_columns(
+        id=pl.lit("f-") + pl.col("id") + pl.lit("-") + pl.int_range(pl.len()).cast(pl.String),
+        made_at=pl.lit(None, pl.Float64),
+        accepted_characters=pl.lit(None, pl.Int64),
+        elapsed_ms=pl.lit(800.0),
     )
 
 
-def measured(store: ObjectStore, completions: int, hours: int, settings: Settings) -> dict[str, float]:
-    """Seconds of each step over what `make` wrote."""
+def measure(folder: Path, hours: int, served: int) -> dict[str, float]:
+    """Seconds of each step over what `make` wrote, and what memory it took."""
     seconds: dict[str, float] = {}
-    last = time.monotonic()
+    last, cpu = time.monotonic(), time.process_time()
 
     def done(name: str) -> None:
         nonlocal last
         seconds[name], last = time.monotonic() - last, time.monotonic()
 
+    store = FolderStore(folder)
+    settings = Settings(collect=Collect(max_samples=served, min_samples=1))
     now = BEGIN + HOUR * hours + settings.collect.join_seconds
-    found = Window(since=BEGIN - 1, until=now, oldest=BEGIN - HOUR, known={})
-    served = read_completions(store, found, now)
-    told = read_feedback(store, found, found.since, now)
-    done("read")
-    joined = join([c for _, c in served.rows], [f for _, f in told.rows], settings.collect.join_seconds)
+    found = plan(store, Window(since=BEGIN - 1, until=now, oldest=BEGIN - HOUR, known={}), now, settings.collect.join_seconds)
+    done("plan")
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        sifted = list(pool.map(lambda partition: sift(store, partition), found.partitions))
     done("join")
+    labelled, duplicates = gathered(sifted)
+    orphans = sum(part.orphans for part in sifted)
+    del sifted
     accounts = account(
-        joined,
+        labelled,
         parent="1",
         lineage=Lineage({"1": ""}, {}),
-        until=found.until,
+        until=found.partitions[-1].end,
         settings=settings.collect,
-        malformed=served.malformed,
+        requests=found.requests,
+        duplicates=duplicates,
     )
-    assert sum(accounts.buckets.values()) == accounts.requests == completions, accounts.buckets
+    assert sum(accounts.buckets.values()) == accounts.requests == served, (accounts.buckets, served)
     done("account")
-    samples = accounts.samples
-    validate(samples, batch(accounts, 0.0), bounds(samples, [], settings.collect)).check(0.0)
+    chosen = accounts.samples
+    validate(chosen, batch(accounts, 0.0), bounds(chosen, [], settings.collect)).check(0.0)
     done("validate")
-    body = to_parquet(capped(rewarded(samples, settings.reward), settings.collect.max_user_weight))
-    store.put("cycles/bench/samples.parquet", body)
+    chosen = capped(rewarded(chosen, settings.reward), settings.collect.max_user_weight)
+    store.put("cycles/bench/samples.parquet", samples.parquet(samples.tables(store, found.partitions, chosen)))
     done("batch")
-    seconds["samples"] = float(len(samples))
-    return seconds
+    return seconds | {
+        "cpu": time.process_time() - cpu,
+        "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "partitions": len(found.partitions),
+        "samples": chosen.height,
+        "orphans": orphans,
+        "duplicates": duplicates,
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and write. Exit code 1 where a target is missed."""
     parser = argparse.ArgumentParser(prog="python -m tasks.bench_join", description=__doc__.split("\n")[0])
-    parser.add_argument(
-        "--completions", type=int, default=100_000, help="completions (default %(default)s; a million takes 21 GB)"
-    )
+    parser.add_argument("--completions", type=int, default=1_000_000, help="completions (default %(default)s), and twice as many")
     parser.add_argument("--hours", type=int, default=24, help="hours that they are spread over (default %(default)s)")
+    parser.add_argument("--measure", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    count = options.completions // options.hours * options.hours
-    settings = Settings(collect=Collect(max_samples=count, min_samples=1))
+    if options.measure:
+        print(json.dumps(measure(Path(options.measure[0]), *options.measure[1:])))
+        return 0
+    per_hour, hours = options.completions // options.hours, options.hours
     with tempfile.TemporaryDirectory(prefix="tabloop-bench-") as folder:
-        store = FolderStore(Path(folder))
-        make(store, count, options.hours)
-        cpu = time.process_time()
-        seconds = measured(store, count, options.hours, settings)
-        cpu = time.process_time() - cpu
-    samples = seconds.pop("samples")
+        store, served, rows = FolderStore(Path(folder)), 0, []
+        for begin, end in ((0, hours), (hours, 2 * hours)):
+            served += make(store, per_hour, range(begin, end))
+            command = [sys.executable, "-m", "tasks.bench_join", "--measure", json.dumps([folder, end, served])]
+            rows.append(json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout))
+    once, twice = rows
+    total, longer = (sum(row[step] for step in ("plan", "join", "account", "validate", "batch")) for row in rows)
     found = [
-        *(figure(f"join.{name}", value, "s") for name, value in seconds.items()),
-        figure("join.total", sum(seconds.values()), "s", most=TARGET_SECONDS_A_MILLION * count / 1_000_000),
-        figure("join.cpu", cpu, "s"),
-        figure("join.memory", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, "MB", most=TARGET_MEGABYTES),
-        figure("join.completions", count, ""),
-        figure("join.samples", samples, ""),
+        *(figure(f"join.{step}", once[step], "s") for step in ("plan", "join", "account", "validate", "batch")),
+        figure("join.total", total, "s", most=TARGET_SECONDS_A_MILLION * options.completions / 1_000_000),
+        figure("join.cpu", once["cpu"], "s"),
+        figure("join.memory", once["memory"], "MB", most=TARGET_MEGABYTES),
+        figure("join.completions", per_hour * hours, ""),
+        *(figure(f"join.{name}", once[name], "") for name in ("partitions", "samples", "orphans", "duplicates")),
+        figure("join.twice", longer / total, "times the time", most=TARGET_TWICE),
+        figure("join.twice_cpu", twice["cpu"] / once["cpu"], "times the CPU", most=TARGET_TWICE),
+        figure("join.twice_memory", twice["memory"], "MB", most=TARGET_MEGABYTES),
+        figure("join.twice_partitions", twice["partitions"], ""),
     ]
     return 0 if write("join", found, Console()) else 1
 

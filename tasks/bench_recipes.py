@@ -21,6 +21,7 @@ from tempfile import TemporaryDirectory
 from typing import Literal
 
 import numpy as np
+import polars as pl
 from rich.console import Console
 from tokenizers import Tokenizer
 
@@ -85,7 +86,12 @@ def ours(looks: Sequence[Look], drawn: Sequence[Sampled], settings: Settings, ve
         row(number, version, look, found, found.tokens, found.logprobs, settings.serving.sampling.temperature)
         for number, (look, found) in enumerate(zip(looks, drawn, strict=True))
     ]
-    return rewarded(samples, settings.reward)
+    told = ("outcome", "shown_characters", "accepted_characters")
+    frame = pl.DataFrame({name: [getattr(sample, name) for sample in samples] for name in told})
+    lengths = [len(sample.token_ids) for sample in samples]
+    found = rewarded(frame.with_columns(tokens=pl.Series(lengths), prompt=pl.int_range(len(samples))), settings.reward)
+    worth = found.select("reward", "advantage").iter_rows(named=True)
+    return [sample.model_copy(update=row) for sample, row in zip(samples, worth, strict=True)]
 
 
 def row(

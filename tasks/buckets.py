@@ -1,52 +1,46 @@
 """Every request of the window in exactly one bucket: pure, deterministic, and checked to add up."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
 
-from infra.records import Bucket, Completion, Sample
+import polars as pl
+
+from infra.records import Bucket
 from infra.settings.schema import Collect
-from tasks.join import Join, Joined, cut
 from tasks.lineage import Lineage
 from tasks.window import MALFORMED
 
 BUCKETS: tuple[Bucket, ...] = get_args(Bucket)
+BUCKET = pl.Enum(BUCKETS)
+NEWEST = ["time", "id"]
 
 
 class Unaccounted(AssertionError):
     """The buckets do not add up to the requests served: data were lost or counted twice."""
 
 
-@dataclass(frozen=True)
-class Placed:
-    """Where a request ended, with its sample where it can be trained on."""
-
-    completion_id: str
-    user: str
-    time: float
-    bucket: Bucket
-    reason: str = ""
-    """Of a quarantined request."""
-    sample: Sample | None = None
-    project: str = ""
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Accounts:
     """All requests of a window."""
 
-    placed: tuple[Placed, ...]
-    """By time, then id."""
+    placed: pl.DataFrame
+    """A row for each completion, by time, then id: what is known of it and its label, `bucket`, and the `reason` where it is
+    quarantined, else the empty text."""
     duplicates: int
     malformed: int
     requests: int
     """Rows served in the window, however often one was delivered."""
 
     @property
-    def samples(self) -> tuple[Sample, ...]:
-        """What is trained."""
-        return tuple(p.sample for p in self.placed if p.bucket == "trained" and p.sample)
+    def samples(self) -> pl.DataFrame:
+        """What is trained, without its tokens."""
+        return self.placed.filter(pl.col("bucket") == "trained")
+
+    def of(self, completions: Iterable[str]) -> pl.DataFrame:
+        """The samples of these completions."""
+        return self.samples.join(pl.DataFrame({"id": list(completions)}, {"id": pl.String}), on="id", how="semi")
 
     @property
     def buckets(self) -> dict[Bucket, int]:
@@ -55,9 +49,7 @@ class Accounts:
         Raises:
             Unaccounted: they do not add up.
         """
-        counts: Counter[Bucket] = Counter(p.bucket for p in self.placed)
-        counts["duplicate"] += self.duplicates
-        counts["quarantined"] += self.malformed
+        counts = Counter({"duplicate": self.duplicates, "quarantined": self.malformed}) + _count(self.placed["bucket"])
         if sum(counts.values()) != self.requests:
             raise Unaccounted(
                 f"buckets {dict(counts)} add up to {sum(counts.values())}, but {self.requests} requests were served"
@@ -67,121 +59,115 @@ class Accounts:
     @property
     def quarantined(self) -> dict[str, int]:
         """Quarantined requests by reason."""
-        counts = Counter(p.reason for p in self.placed if p.bucket == "quarantined")
-        return dict(sorted((counts + Counter({MALFORMED: self.malformed})).items()))
+        return dict(sorted((_count(self._unfit["reason"]) + Counter({MALFORMED: self.malformed})).items()))
 
     @property
     def reasons(self) -> dict[str, str]:
         """Quarantined requests with their reason, by completion id."""
-        return {p.completion_id: p.reason for p in self.placed if p.bucket == "quarantined"}
+        return dict(self._unfit.select("id", "reason").iter_rows())
+
+    @property
+    def _unfit(self) -> pl.DataFrame:
+        return self.placed.filter(pl.col("bucket") == "quarantined")
 
     def quarantine(self, reasons: Mapping[str, str]) -> "Accounts":
         """Move samples out, each with its reason, by completion id."""
+        reason = (
+            pl.col("id").replace_strict(reasons, default=None, return_dtype=pl.String) if reasons else pl.lit(None, pl.String)
+        )
         return replace(
             self,
-            placed=tuple(
-                _move(p, "quarantined", reasons[p.completion_id]) if p.completion_id in reasons else p for p in self.placed
+            placed=self.placed.with_columns(
+                bucket=pl.when(reason.is_not_null()).then(pl.lit("quarantined", BUCKET)).otherwise("bucket"),
+                reason=pl.coalesce(reason, "reason"),
             ),
         )
 
 
 def account(
-    found: Join,
+    labelled: pl.DataFrame,
     *,
     parent: str,
     lineage: Lineage,
     until: float,
     settings: Collect,
+    requests: int,
+    duplicates: int = 0,
     seen: Collection[str] = frozenset(),
     malformed: int = 0,
 ) -> Accounts:
-    """Put every request in its bucket; `seen` are the ids that the parent's ancestry was trained on."""
-    distances = {
-        version: lineage.distance(version, parent) for version in {joined.completion.policy_version for joined in found.joined}
-    }
-    placed = [place(joined, distances, until, settings.max_staleness, seen) for joined in found.joined]
+    """Put every labelled completion (tasks/join.py) in its bucket.
+
+    Args:
+        requests: rows that were served in the window, as they were counted before anything was joined.
+        seen: ids that the parent's ancestry was trained on.
+    """
+    distances = {version: lineage.distance(version, parent) for version in labelled["policy_version"].unique()}
+    placed = place(labelled, distances, until, settings.max_staleness, seen)
     placed = cap_users(placed, settings.max_user_share)
     placed = cap_total(placed, settings.max_samples)
     placed = cap_users(placed, settings.max_user_share)
-    requests = len(found.joined) + found.duplicates + malformed
-    return Accounts(tuple(placed), found.duplicates, malformed, requests)
+    return Accounts(placed, duplicates, malformed, requests)
 
 
-def place(joined: Joined, distances: Mapping[str, int | None], until: float, max_staleness: int, seen: Collection[str]) -> Placed:
-    """The bucket of one request, before shares and totals are capped."""
-    served = joined.completion
+def place(
+    labelled: pl.DataFrame, distances: Mapping[str, int | None], until: float, max_staleness: int, seen: Collection[str]
+) -> pl.DataFrame:
+    """The bucket of each request, before shares and totals are capped: the first that fits counts."""
+    far = pl.DataFrame(list(distances.items()), {"policy_version": pl.String, "distance": pl.Int64}, orient="row")
+    placed = labelled.join(far, on="policy_version", how="left").with_columns(reason=unfit())
+    bucket = (
+        pl.when(pl.col("id").is_in(pl.Series(list(seen), dtype=pl.String).implode()))
+        .then(pl.lit("duplicate"))
+        .when("opted_out")
+        .then(pl.lit("opted_out"))
+        .when(pl.col("time") > until)
+        .then(pl.lit("waiting"))
+        .when("pinned")
+        .then(pl.lit("pinned"))
+        .when("withheld")
+        .then(pl.lit("withheld"))
+        .when(pl.col("reason") != "")
+        .then(pl.lit("quarantined"))
+        .when(pl.col("distance") > max_staleness)
+        .then(pl.lit("stale"))
+        .when(pl.col("outcome").is_not_null())
+        .then(pl.lit("trained"))
+        .when("cache_hit")
+        .then(pl.lit("cache_hit"))
+        .otherwise(pl.lit("unlabelled"))
+    )
+    placed = placed.with_columns(bucket=bucket.cast(BUCKET)).drop("distance").sort("time", "id")
+    return placed.with_columns(reason=pl.when(pl.col("bucket") == "quarantined").then("reason").otherwise(pl.lit("")))
 
-    def into(bucket: Bucket, reason: str = "", sample: Sample | None = None) -> Placed:
-        return Placed(served.id, served.user, served.time, bucket, reason, sample, served.project)
 
-    distance = distances[served.policy_version]
-    if served.id in seen:
-        return into("duplicate")
-    if served.opted_out:
-        return into("opted_out")
-    if served.time > until:
-        return into("waiting")
-    if served.pinned:
-        return into("pinned")
-    if served.withheld:
-        return into("withheld")
-    if reason := unfit(served, distance):
-        return into("quarantined", reason)
-    if distance is None or distance > max_staleness:
-        return into("stale")
-    if sample := to_sample(joined):
-        return into("trained", sample=sample)
-    return into("cache_hit" if joined.cache_hit else "unlabelled")
-
-
-def unfit(served: Completion, distance: int | None) -> str:
+def unfit() -> pl.Expr:
     """Why what was served cannot be trained on, or the empty text."""
-    if served.redacted:
-        return "secret"
-    if served.mixed:
-        return "mixed_weights"
-    if served.behaviour_logprobs == "unknown":
-        return "no_logprobs"
-    if served.top_p < 1:
-        return "cut_distribution"
-    if served.finish_reason == "error":
-        return "engine_error"
-    if distance is None:
-        return "unknown_policy_version"
-    return ""
-
-
-def to_sample(joined: Joined) -> Sample | None:
-    """What is trained of a completion; none where nobody judged it."""
-    served, label = joined.completion, joined.label
-    nothing = label is None and served.finish_reason == "stop" and not served.text.strip() and bool(served.token_ids)
-    if label is None and not nothing:
-        return None
-    kept = cut(served, label.extent) if label else len(served.token_ids)
-    return Sample(
-        completion_id=served.id,
-        user=served.user,
-        project=served.project,
-        policy_version=served.policy_version,
-        prompt_token_ids=served.prompt_token_ids,
-        token_ids=served.token_ids[:kept],
-        logprobs=served.logprobs[:kept],
-        temperature=served.temperature,
-        outcome=label.outcome if label else "nothing",
-        shown_characters=label.shown_characters if label else 0,
-        accepted_characters=label.accepted_characters if label else 0,
+    return (
+        pl.when("redacted")
+        .then(pl.lit("secret"))
+        .when("mixed")
+        .then(pl.lit("mixed_weights"))
+        .when(pl.col("behaviour_logprobs") == "unknown")
+        .then(pl.lit("no_logprobs"))
+        .when(pl.col("top_p") < 1)
+        .then(pl.lit("cut_distribution"))
+        .when(pl.col("finish_reason") == "error")
+        .then(pl.lit("engine_error"))
+        .when(pl.col("distance").is_null())
+        .then(pl.lit("unknown_policy_version"))
+        .when(pl.col("outcome").is_not_null(), pl.col("tokens") == 0)
+        .then(pl.lit("no_tokens"))
+        .otherwise(pl.lit(""))
     )
 
 
-def cap_users(placed: Sequence[Placed], share: float) -> list[Placed]:
+def cap_users(placed: pl.DataFrame, share: float) -> pl.DataFrame:
     """Keep each user's newest samples, so that nobody has more than a share of what is kept."""
-    by_user: dict[str, list[Placed]] = defaultdict(list)
-    for p in placed:
-        if p.bucket == "trained":
-            by_user[p.user].append(p)
-    cap = user_cap([len(samples) for samples in by_user.values()], share)
-    over = {p.completion_id for samples in by_user.values() for p in _newest_first(samples)[cap:]}
-    return [_move(p, "over_share") if p.completion_id in over else p for p in placed]
+    trained = placed.filter(pl.col("bucket") == "trained")
+    cap = user_cap(trained.group_by("user").len()["len"].to_list(), share)
+    newest = trained.sort(NEWEST, descending=True).with_columns(rank=pl.int_range(pl.len()).over("user"))
+    return _moved(placed, newest.filter(pl.col("rank") >= cap), "over_share")
 
 
 def user_cap(counts: Sequence[int], share: float) -> int:
@@ -200,15 +186,17 @@ def user_cap(counts: Sequence[int], share: float) -> int:
     return low
 
 
-def cap_total(placed: Sequence[Placed], most: int) -> list[Placed]:
+def cap_total(placed: pl.DataFrame, most: int) -> pl.DataFrame:
     """Keep the newest samples."""
-    surplus = {p.completion_id for p in _newest_first(p for p in placed if p.bucket == "trained")[most:]}
-    return [_move(p, "surplus") if p.completion_id in surplus else p for p in placed]
+    return _moved(placed, placed.filter(pl.col("bucket") == "trained").sort(NEWEST, descending=True)[most:], "surplus")
 
 
-def _newest_first(placed: Iterable[Placed]) -> list[Placed]:
-    return sorted(placed, key=lambda p: (p.time, p.completion_id), reverse=True)
+def _moved(placed: pl.DataFrame, out: pl.DataFrame, bucket: Bucket) -> pl.DataFrame:
+    if out.is_empty():
+        return placed
+    moves = pl.col("id").is_in(out["id"].implode())
+    return placed.with_columns(bucket=pl.when(moves).then(pl.lit(bucket, BUCKET)).otherwise("bucket"))
 
 
-def _move(placed: Placed, bucket: Bucket, reason: str = "") -> Placed:
-    return replace(placed, bucket=bucket, reason=reason, sample=None)
+def _count(values: pl.Series) -> Counter[str]:
+    return Counter(dict(values.cast(pl.String).value_counts().iter_rows()))

@@ -1,9 +1,12 @@
 """The first step: the window of events since the version to train was made, each request in its bucket."""
 
-from collections.abc import Collection, Mapping
+import io
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from infra.records import Manifest, ObjectReference, Quarantined, Sample
+import pyarrow.parquet as pq
+
+from infra.records import Manifest, Quarantined
 from infra.registry import Registry
 from infra.settings import Settings
 from infra.store import ObjectStore
@@ -11,11 +14,13 @@ from infra.version import code_version
 from tasks.buckets import Accounts, account
 from tasks.cycles import manifest_of
 from tasks.history import profile
-from tasks.join import join
 from tasks.lineage import Lineage, lineage
+from tasks.partitions import Partition, Plan, Sifted, gathered, plan, references, sift
 from tasks.quarantine import Evidence
 from tasks.release import to_train
-from tasks.window import Window, read_completions, read_feedback, window
+from tasks.window import Window, window
+
+Spread = Callable[[Sequence[Partition]], Sequence[Sifted]]
 
 
 class NoChampion(RuntimeError):
@@ -25,10 +30,10 @@ class NoChampion(RuntimeError):
 class Collected:
     """A window, accounted for; never changed.
 
-    Not a dataclass: Prefect walks through those that a task is given, which took 7 s for 4,000 samples.
+    Not a dataclass: Prefect walks through those that a task is given.
     """
 
-    __slots__ = ("accounts", "broken", "champion", "completions", "evidence", "feedback", "orphans", "parent", "skew", "window")
+    __slots__ = ("accounts", "broken", "champion", "evidence", "orphans", "parent", "plan", "skew", "window")
 
     def __init__(
         self,
@@ -36,18 +41,19 @@ class Collected:
         champion: str,
         parent: str,
         window: Window,
+        plan: Plan,
         accounts: Accounts,
         orphans: int,
         broken: tuple[Quarantined, ...],
         skew: float,
-        completions: tuple[ObjectReference, ...],
-        feedback: tuple[ObjectReference, ...],
         evidence: Evidence | None = None,
     ) -> None:
         self.champion = champion
         self.parent = parent
         """Version to train further; the window is what it has not seen."""
         self.window = window
+        self.plan = plan
+        """Where the window lies: the tokens of samples are read there when a batch is written."""
         self.accounts = accounts
         self.orphans = orphans
         """Showings that match no completion of the window."""
@@ -55,8 +61,6 @@ class Collected:
         """Rows of the window that are no completions."""
         self.skew = skew
         """Seconds by which the newest event is ahead of the collector's clock; negative where it is behind."""
-        self.completions = completions
-        self.feedback = feedback
         self.evidence = evidence or Evidence()
         """What validation left in the object store."""
 
@@ -73,8 +77,8 @@ class Collected:
             "parent": self.parent,
             "since": self.window.since,
             "until": self.window.until,
-            "completions": self.completions,
-            "feedback": self.feedback,
+            "completions": references(self.plan.completions),
+            "feedback": references(self.plan.feedback),
             "buckets": self.accounts.buckets,
             "quarantined": self.accounts.quarantined,
             "requests": self.accounts.requests,
@@ -85,8 +89,11 @@ class Collected:
         }
 
 
-def collect(store: ObjectStore, registry: Registry, settings: Settings, now: float) -> Collected:
+def collect(store: ObjectStore, registry: Registry, settings: Settings, now: float, spread: Spread | None = None) -> Collected:
     """Read the window after the parent's own cycle and account for its requests.
+
+    Args:
+        spread: joins the partitions, wherever; by default one after another, here.
 
     Raises:
         NoChampion: nothing is served yet.
@@ -99,31 +106,31 @@ def collect(store: ObjectStore, registry: Registry, settings: Settings, now: flo
     parent = to_train(store, versions, champion, aliases.previous_champion)
     manifests = ancestry(store, versions, parent, now - settings.collect.window_seconds)
     found = window(manifests, now, settings.collect.settle_seconds, settings.collect.window_seconds)
-    completions = read_completions(store, found, now)
-    late = [c.time for _, c in completions.rows if c.time <= found.since]
-    feedback = read_feedback(store, found, min([found.since, *late]), now)
-    joined = join([c for _, c in completions.rows], [f for _, f in feedback.rows], settings.collect.join_seconds)
+    planned = plan(store, found, now, settings.collect.join_seconds)
+    sifted = spread(planned.partitions) if spread else [sift(store, partition) for partition in planned.partitions]
+    broken = tuple(row for part in sifted for row in part.broken)
+    labelled, repeated = gathered(sifted)
     accounts = account(
-        joined,
+        labelled,
         parent=parent,
         lineage=versions,
         until=found.until,
         settings=settings.collect,
+        requests=planned.requests,
+        duplicates=repeated,
         # Only an object that came late can hold what was trained already, under another key.
-        seen=trained(store, [m for m in manifests if m.until >= found.oldest]) if late else frozenset(),
-        malformed=completions.malformed,
+        seen=trained(store, [m for m in manifests if m.until >= found.oldest]) if planned.late else frozenset(),
+        malformed=len(broken),
     )
-    newest = max((r.last for r in (*completions.objects, *feedback.objects)), default=now)
     return Collected(
         champion=champion,
         parent=parent,
         window=found,
+        plan=planned,
         accounts=accounts,
-        orphans=joined.orphans,
-        broken=completions.broken,
-        skew=newest - now,
-        completions=completions.objects,
-        feedback=feedback.objects,
+        orphans=sum(part.orphans for part in sifted),
+        broken=broken,
+        skew=(planned.newest or now) - now,
     )
 
 
@@ -139,6 +146,7 @@ def ancestry(store: ObjectStore, versions: Lineage, parent: str, oldest: float) 
     return found
 
 
-def trained(store: ObjectStore, manifests: list[Manifest]) -> Collection[str]:
+def trained(store: ObjectStore, manifests: Sequence[Manifest]) -> Collection[str]:
     """Ids of the completions that these cycles trained on."""
-    return frozenset(s.completion_id for m in manifests for s in store.get_rows(m.samples.key, Sample))
+    bodies = (store.get(m.samples.key) for m in manifests)
+    return frozenset(i for body in bodies for i in pq.read_table(io.BytesIO(body), columns=["completion_id"])[0].to_pylist())

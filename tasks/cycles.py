@@ -10,14 +10,15 @@ evaluation.json
 outcome.json             conditional put: the cycle is over
 """
 
-import hashlib
+import io
 import re
-from collections.abc import Sequence
 from typing import Any, Literal
 
-from infra.records import Manifest, ObjectReference, Record, Sample
+import pyarrow.parquet as pq
+
+from infra.records import Manifest, ObjectReference, Record
 from infra.settings import Settings, dump
-from infra.store import ObjectStore, sha256, to_parquet
+from infra.store import ObjectStore, sha256
 
 NAME = re.compile(r"^cycles/(cycle-(\d{6}))/(.+)$")
 MAX_ATTEMPTS = 3
@@ -66,20 +67,18 @@ def next_name(cycles: dict[str, set[str]]) -> str:
     return name(max(sealed, default=0) + 1)
 
 
-def seal(store: ObjectStore, cycle: str, manifest: dict[str, Any], samples: Sequence[Sample], settings: Settings) -> Manifest:
-    """Write what a cycle trains on, the manifest last.
+def seal(store: ObjectStore, cycle: str, manifest: dict[str, Any], samples: bytes, settings: Settings) -> Manifest:
+    """Write what a cycle trains on, Parquet of infra.records.Sample, and the manifest last.
 
     Raises:
         AlreadyExists: another run has begun this cycle.
     """
-    body = to_parquet(samples)
-    digest = hashlib.sha256(body).hexdigest()
+    digest = sha256([samples])
     key = f"cycles/{cycle}/samples-{digest}.parquet"
-    store.put(key, body)
+    store.put(key, samples)
+    rows = pq.read_metadata(io.BytesIO(samples)).num_rows
     kept = store.put(f"cycles/{cycle}/settings.json", dump(settings).encode())
-    record = Manifest(
-        cycle=cycle, samples=ObjectReference(key=key, sha256=digest, rows=len(samples)), settings_sha256=kept, **manifest
-    )
+    record = Manifest(cycle=cycle, samples=ObjectReference(key=key, sha256=digest, rows=rows), settings_sha256=kept, **manifest)
     store.put_json(f"cycles/{cycle}/manifest.json", record, new=True)
     return record
 

@@ -5,15 +5,17 @@ the settling time, of users who opted out, and pinned ones do not count, on eith
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from evals.statistics import Difference, NoDifference, Totals, User, difference, merge, rate, sample_ratio_p
-from infra.records import Arm, Completion, ExperimentRecord, ObjectReference, Rate, Verdict, VerdictName
+import polars as pl
+
+from evals.statistics import Difference, NoDifference, Totals, User, difference, rate, sample_ratio_p
+from infra.records import Arm, ExperimentRecord, ObjectReference, Rate, Verdict, VerdictName
 from infra.settings.schema import Collect, Experiment
 from infra.store import ObjectStore
-from tasks.join import Joined, join
-from tasks.window import Window, read_completions, read_feedback
+from tasks.partitions import gathered, plan, references, sift
+from tasks.window import Window
 
 EARLY = 0.1
 """Share of the error level that is spent on looks before the planned size."""
@@ -36,42 +38,36 @@ def gather(store: ObjectStore, experiment: ExperimentRecord, collect: Collect, s
     """Read the events since some time before the experiment, and total them."""
     begin = experiment.started - settings.baseline_seconds
     window = Window(since=begin, until=now - collect.settle_seconds, oldest=begin, known={})
-    completions = read_completions(store, window, now, tokens=False)
-    feedback = read_feedback(store, window, begin, now)
-    found = join([c for _, c in completions.rows], [f for _, f in feedback.rows], collect.join_seconds)
-    users, before = total(found.joined, experiment, window.until, settings.max_characters)
-    return Evidence(users, before, (*completions.objects, *feedback.objects))
+    found = plan(store, window, now, collect.join_seconds)
+    labelled, _ = gathered([sift(store, partition, tokens=False) for partition in found.partitions])
+    users, before = total(labelled, experiment, window.until, settings.max_characters)
+    return Evidence(users, before, (*references(found.completions), *references(found.feedback)))
 
 
 def total(
-    joined: Sequence[Joined], experiment: ExperimentRecord, until: float, most: int
+    labelled: pl.DataFrame, experiment: ExperimentRecord, until: float, most: int
 ) -> tuple[dict[Arm, dict[str, Totals]], dict[str, Totals]]:
-    """Totals by arm and user during the experiment, and by user before it; of an accept, `most` characters count."""
-    during: dict[Arm, list[dict[str, Totals]]] = {arm: [] for arm in ARMS}
-    before: list[dict[str, Totals]] = []
-    for found in joined:
-        served = found.completion
-        if served.opted_out or served.pinned or served.time > until:
-            continue
-        if served.experiment == experiment.id:
-            during[served.arm].append({served.user: totals_of(found, most)})
-        elif served.time < experiment.started:
-            before.append({served.user: totals_of(found, most)})
-    return {arm: merge(parts) for arm, parts in during.items()}, merge(before)
+    """Totals by arm and user during the experiment, and by user before it; of an accept, `most` characters count.
 
+    A partial accept counts by the share that was kept, rounded, and by its characters. Whatever was judged was shown; of the rest
+    what had something in it and was not withheld.
+    """
+    counted = labelled.filter(~pl.col("opted_out"), ~pl.col("pinned"), pl.col("time") <= until)
+    kept = pl.col("accepted_characters") / pl.max_horizontal("shown_characters", pl.lit(1))
+    judged = pl.col("outcome").is_not_null()
+    ones = counted.with_columns(
+        accepted=(judged & (kept >= 0.5)).fill_null(False),
+        characters=pl.when(judged).then(pl.min_horizontal("accepted_characters", pl.lit(most))).otherwise(0),
+        shown=judged | ~(pl.col("withheld") | pl.col("blank")),
+    )
 
-def totals_of(found: Joined, most: int) -> Totals:
-    """One request. A partial accept counts by the share that was kept, rounded, and by its characters."""
-    label = found.label
-    if label is None:
-        return Totals(requests=1, shown=int(showable(found.completion)))
-    kept = label.accepted_characters / max(label.shown_characters, 1)
-    return Totals(requests=1, accepted=int(kept >= 0.5), characters=min(label.accepted_characters, most), shown=1)
+    def by_user(rows: pl.DataFrame) -> dict[str, Totals]:
+        sums = rows.group_by("user").agg(pl.len(), pl.col("accepted", "characters", "shown").sum())
+        return {user: Totals(*counts) for user, *counts in sums.iter_rows()}
 
-
-def showable(served: Completion) -> bool:
-    """Whether there was anything to show."""
-    return not served.withheld and bool(served.text.strip())
+    of_test = pl.col("experiment") == experiment.id
+    during = {arm: by_user(ones.filter(of_test, pl.col("arm") == arm)) for arm in ARMS}
+    return during, by_user(ones.filter(~of_test, pl.col("time") < experiment.started))
 
 
 def decide(experiment: ExperimentRecord, evidence: Evidence, settings: Experiment, now: float) -> Verdict:

@@ -70,8 +70,10 @@ def make(
                     reward=score.score / HIGHEST,
                 )
             )
+    columns = [s.reward for s in samples], [len(s.token_ids) for s in samples], [s.prompt_token_ids for s in samples]
+    advantages = estimated(*columns, settings.reward)
     failed = sum(isinstance(score, judges.Failed) for score in scores)
-    return Made(tuple(estimated(samples, settings.reward)), failed)
+    return Made(tuple(s.model_copy(update={"advantage": a}) for s, a in zip(samples, advantages, strict=True)), failed)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -10,7 +10,9 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from infra.records import Manifest, Profile, Sample
+import polars as pl
+
+from infra.records import Manifest, Profile
 from infra.store import ObjectStore
 from tasks.cycles import index, manifest_of
 
@@ -31,16 +33,16 @@ class Range:
 ANY_RATE, ANY_LENGTH = Range(0.0, 1.0), Range(0.0, math.inf)
 
 
-def profile(samples: Iterable[Sample]) -> Profile:
+def profile(samples: pl.DataFrame) -> Profile:
     """A batch's sums. What was accepted is told by its characters, whatever the kind of feedback."""
-    every = list(samples)
-    judged = [s for s in every if s.outcome != "nothing"]
+    judged = samples.filter(pl.col("outcome") != "nothing")
+    shown = judged["shown_characters"]
     return Profile(
-        samples=len(every),
-        judged=len(judged),
-        accepted=sum(s.accepted_characters > 0 for s in judged),
-        shown_characters=sum(s.shown_characters for s in judged),
-        shown_characters_squared=sum(s.shown_characters**2 for s in judged),
+        samples=samples.height,
+        judged=judged.height,
+        accepted=int((judged["accepted_characters"] > 0).sum()),
+        shown_characters=int(shown.sum()),
+        shown_characters_squared=int((shown**2).sum()),
     )
 
 

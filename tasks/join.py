@@ -1,220 +1,207 @@
-"""Labels joined to completions: a pure function over events, in any order, delivered any number of times.
+"""Labels joined to completions: pure functions over frames of events, in any order, delivered any number of times.
 
 By the server's completion id where the client knows it, else by content (see README.md here, "The join"):
 
     at the place   same project and user, within join_seconds, event prefix and suffix as served, shown a prefix of the text
     stream reuse   event prefix = served prefix + typed, same suffix, typed + shown a prefix of the text
+
+    feedback -- merge --> showings; completions x showings -- match --> matches; completions x matches -- label --> labels
+
+Every step may be given a part of the events (tasks/partitions.py): a showing needs all of its own events and all completions that
+it may be of, a label all matches of its completion.
 """
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from difflib import SequenceMatcher
+from typing import get_args
 
-from infra.records import Completion, Feedback, LabelOutcome, Outcome
+import numpy as np
+import polars as pl
 
-RANK: dict[Outcome, int] = {
-    "shown": 0,
-    "rejected": 1,
-    "partially_accepted": 2,
-    "accepted": 3,
-    "retained": 4,
-    "thumbs_down": 5,
-}
+from infra.records import LabelOutcome, Outcome
+
+STRENGTH: tuple[Outcome, ...] = ("shown", "rejected", "partially_accepted", "accepted", "retained", "thumbs_down")
 """A later accept is the truth: Continue rejects after 10 s by itself, and a Tab after that still counts. What is left of it
 after a while tells more, and what a developer says of it most."""
 LEAST_KEPT = 4
 """Characters in a row that a completion and what stands in its place share by more than chance."""
 CLOCK_SLACK_SECONDS = 1.0
 """Replicas' clocks may differ by this much: feedback may seem to arrive before its completion by so much."""
-
-
-@dataclass(frozen=True)
-class Showing:
-    """One showing of a completion in an editor: all events with one client id, told once."""
-
-    project: str
-    user: str
-    client_id: str
-    completion_id: str
-    time: float
-    """When its first event arrived."""
-    outcome: Outcome
-    prefix: str
-    suffix: str
-    shown: str
-    """Empty where the client tells by id alone: then all that was served."""
-    accepted_characters: int | None
-    """Of a partial accept; none where the client does not say: the first line (Tabby's accept of a line)."""
-    retained: str
-    cache_hit: bool
-
-
-@dataclass(frozen=True)
-class Label:
-    """What became of a completion."""
-
-    outcome: LabelOutcome
-    shown_characters: int
-    """Characters shown in the end, where a stream was reused without those the developer typed over."""
-    extent: int
-    """Characters of the generated text, from its start, that the developer saw or typed."""
-    accepted_characters: int
-
-
-@dataclass(frozen=True)
-class Joined:
-    """A completion with what is known of it; no label: nobody judged it (yet)."""
-
-    completion: Completion
-    label: Label | None
-    cache_hit: bool
-    """Judged only in showings from the editor's own cache, which count for nothing."""
-
-
 TRIMMED_SPACES = ("", " ", "  ")
 """What Continue removes in front of a Qwen model's completion: one space, and one more where the prefix ends in a space."""
+BLANKS = "".join(c for c in map(chr, range(0x3001)) if c.isspace())
+"""What Python strips, which is more than Polars does."""
+WHO = ["project", "user"]
+TOLD_AS = pl.Enum(["shown", "nothing", *STRENGTH[1:]])
+LABEL = pl.Enum([*get_args(LabelOutcome), "nothing"])
 
 
-@dataclass(frozen=True)
-class Join:
-    """All completions, each once, and what was left over."""
+def join(completions: pl.DataFrame, feedback: pl.DataFrame, join_seconds: float) -> tuple[pl.DataFrame, int]:
+    """Every completion with its label, by time, then id; and how many showings are of none of them.
 
-    joined: tuple[Joined, ...]
-    """By time, then id."""
-    duplicates: int
-    """Completions that were delivered again."""
-    orphans: int
-    """Showings that match no completion: made-up ones, or older than the window."""
+    To the columns of infra.records.Completion come those of `label`.
+    """
+    served, showings = unique(completions), merge(feedback)
+    matches = match(served, showings, join_seconds)
+    return label(served, matches), showings.height - matches.height
 
 
-def join(completions: Iterable[Completion], feedback: Iterable[Feedback], join_seconds: float) -> Join:
-    """Give every completion its label."""
-    delivered = list(completions)
-    unique = sorted({c.id: c for c in sorted(delivered, key=repr_key)}.values(), key=lambda c: (c.time, c.id))
-    showings = merge(feedback)
-    matched: dict[str, list[tuple[Showing, int]]] = defaultdict(list)
-    matcher = Matcher(unique, join_seconds)
-    orphans = 0
-    for showing in showings:
-        if (found := matcher.find(showing)) is None:
-            orphans += 1
-        else:
-            completion, extent = found
-            matched[completion.id].append((showing, extent))
-    joined = tuple(_joined(c, matched.get(c.id, ())) for c in unique)
-    return Join(joined=joined, duplicates=len(delivered) - len(unique), orphans=orphans)
+def unique(completions: pl.DataFrame) -> pl.DataFrame:
+    """Each completion once, by time, then id; of different deliveries under one id the latest and longest.
+
+    `blank` says whether there is nothing in it to show.
+    """
+    size = [pl.col(name).list.len() for name in ("token_ends",) if name in completions.columns]
+    once = completions.sort("time", *size, "text").unique("id", keep="last", maintain_order=True).sort("time", "id")
+    return once.with_columns(blank=pl.col("text").str.strip_chars(BLANKS) == "")
 
 
-def repr_key(completion: Completion) -> tuple[str, float, int, str]:
-    """An order that any two different deliveries under one id have, too."""
-    return (completion.id, completion.time, len(completion.token_ids), completion.text)
+def showing() -> pl.Expr:
+    """What the events of one showing share beside project and user: an event without a client id stands for itself."""
+    return pl.when(pl.col("client_id") != "").then("client_id").otherwise(pl.lit("event ") + pl.col("id")).alias("showing")
 
 
-def merge(feedback: Iterable[Feedback]) -> list[Showing]:
-    """One showing for all events of a client id: the highest outcome, the first time."""
-    groups: dict[tuple[str, str, str], dict[str, Feedback]] = defaultdict(dict)
-    for event in feedback:
-        # An event without a client id stands for itself.
-        groups[event.project, event.user, event.client_id or f"event {event.id}"][event.id] = event
-    return [_showing(list(events.values())) for _, events in sorted(groups.items())]
+def merge(feedback: pl.DataFrame) -> pl.DataFrame:
+    """One row for all events of a showing: the strongest word, the time of the first, the place where one was told."""
+    key = [*WHO, "showing"]
+    strongest = feedback.with_columns(showing(), pl.col("outcome").cast(TOLD_AS)).sort(
+        "outcome", pl.col("accepted_characters").fill_null(0), "time", "id", descending=[True, True, False, True]
+    )
+    found = strongest.group_by(key).agg(
+        pl.col("outcome", "client_id", "prefix", "suffix", "shown", "accepted_characters", "retained", "completion_id").first(),
+        pl.col("time").min(),
+        pl.col("cache_hit").any(),
+    )
+    # A word by id alone may come without the place that another one told.
+    placeless = strongest.join(found.filter(pl.col("shown") == ""), on=key, how="semi")
+    places = placeless.sort(pl.col("shown") != "", "outcome", "time", "id", descending=[True, True, False, True])
+    named = strongest.filter(pl.col("completion_id") != "").sort("time", "id")
+    found = found.update(places.group_by(key).agg(pl.col("prefix", "suffix", "shown").first()), on=key)
+    return found.update(named.group_by(key).agg(pl.col("completion_id").first()), on=key)
 
 
-def _showing(events: Sequence[Feedback]) -> Showing:
-    best = max(events, key=lambda e: (RANK[e.outcome], e.accepted_characters or 0, -e.time, e.id))
-    place = best if best.shown else max(events, key=lambda e: (bool(e.shown), RANK[e.outcome], -e.time, e.id))
-    return Showing(
-        project=best.project,
-        user=best.user,
-        client_id=best.client_id,
-        completion_id=next((e.completion_id for e in sorted(events, key=lambda e: (e.time, e.id)) if e.completion_id), ""),
-        time=min(e.time for e in events),
-        outcome=best.outcome,
-        prefix=place.prefix,
-        suffix=place.suffix,
-        shown=place.shown,
-        accepted_characters=best.accepted_characters,
-        retained=best.retained,
-        cache_hit=any(e.cache_hit for e in events),
+def match(completions: pl.DataFrame, showings: pl.DataFrame, join_seconds: float) -> pl.DataFrame:
+    """The completion that each showing is of, and what the showing says of it; showings of nothing that was served are left out.
+
+    A row has the completion's id and time (`served`, `served_time`), the showing's word (`told`), time and names, and the label
+    that it would be.
+    """
+    served = completions.select(*WHO, "text", served="id", served_time="time", served_prefix="prefix", served_suffix=_suffix())
+    told = showings.with_columns(suffix=_suffix()).with_row_index("telling")
+    by_id = _by_id(told.filter(pl.col("completion_id") != ""), served)
+    unnamed = told.filter((pl.col("completion_id") == "") & (pl.col("shown") != ""))
+    at_the_place = _at_the_place(unnamed, served, join_seconds)
+    reused = _reused(unnamed.join(at_the_place, on="telling", how="anti"), served, join_seconds)
+    columns = ["served", "served_time", "text", "extent", *(c for c in told.columns if c != "completion_id")]
+    return _labelled(pl.concat([found.select(columns) for found in (by_id, at_the_place, reused)]))
+
+
+def _suffix() -> pl.Expr:
+    """Continue sends a newline in place of an empty suffix."""
+    return pl.when(pl.col("suffix") == "\n").then(pl.lit("")).otherwise("suffix")
+
+
+def _extent(typed: pl.Expr) -> pl.Expr:
+    """Characters of the served text that the developer saw or typed over; nothing where what was shown is not of it."""
+    seen = [pl.concat_str(typed, pl.lit(trimmed), "shown") for trimmed in TRIMMED_SPACES]
+    return pl.coalesce(pl.when(pl.col("text").str.starts_with(text)).then(text.str.len_chars()) for text in seen).cast(pl.Int64)
+
+
+def _typed() -> pl.Expr:
+    """What was typed between request and showing, where the showing's prefix begins with the request's."""
+    return pl.col("prefix").str.slice(pl.col("served_prefix").str.len_chars())
+
+
+def _by_id(told: pl.DataFrame, served: pl.DataFrame) -> pl.DataFrame:
+    """A client that knows the id may send no place; the shown text must still be ours."""
+    pairs = told.rename({"completion_id": "served"}).join(served, on=["served", *WHO])
+    of_place = (pl.col("shown") != "") & (pl.col("suffix") == pl.col("served_suffix"))
+    of_place &= pl.col("prefix").str.starts_with(pl.col("served_prefix"))
+    whole = (pl.col("prefix") == "") & pl.col("text").str.starts_with(pl.col("shown"))
+    extent = pl.coalesce(
+        pl.when(of_place).then(_extent(_typed())),
+        pl.when(whole & (pl.col("shown") != "")).then(pl.col("shown").str.len_chars()),
+        pl.when(whole).then(pl.col("text").str.len_chars()),
+    )
+    return pairs.with_columns(extent=extent.cast(pl.Int64)).drop_nulls("extent")
+
+
+def _at_the_place(told: pl.DataFrame, served: pl.DataFrame, join_seconds: float) -> pl.DataFrame:
+    there = served.rename({"served_prefix": "prefix", "served_suffix": "suffix"})
+    pairs = told.join(there, on=[*WHO, "suffix", "prefix"]).filter(_in_time(join_seconds))
+    return _latest(pairs.with_columns(extent=_extent(pl.lit(""))))
+
+
+def _reused(told: pl.DataFrame, served: pl.DataFrame, join_seconds: float) -> pl.DataFrame:
+    """Streams that went on while the developer typed. Only requests of nearby slots of time are looked at."""
+    slot = max(join_seconds, CLOCK_SLACK_SECONDS)
+    near = pl.concat(told.with_columns(slot=(pl.col("time") / slot).floor() + away) for away in (-1, 0, 1))
+    there = served.rename({"served_suffix": "suffix"}).with_columns(slot=(pl.col("served_time") / slot).floor())
+    begins = pl.col("prefix").str.starts_with(pl.col("served_prefix"))
+    pairs = near.lazy().join(there.lazy(), on=[*WHO, "suffix", "slot"]).filter(_in_time(join_seconds) & begins).collect()
+    return _latest(pairs.with_columns(extent=_extent(_typed())))
+
+
+def _in_time(join_seconds: float) -> pl.Expr:
+    return (pl.col("time") - pl.col("served_time")).is_between(-CLOCK_SLACK_SECONDS, join_seconds)
+
+
+def _latest(pairs: pl.DataFrame) -> pl.DataFrame:
+    """Of the requests that a showing may be of, the latest."""
+    fitting = pairs.drop_nulls("extent").sort("served_time", "served")
+    return fitting.unique("telling", keep="last", maintain_order=True)
+
+
+def _labelled(pairs: pl.DataFrame) -> pl.DataFrame:
+    """Each showing's word on its completion, as a label."""
+    pairs = pairs.with_columns(
+        told="outcome", shown_characters=pl.when(pl.col("shown") == "").then("extent").otherwise(pl.col("shown").str.len_chars())
+    )
+    length = pl.col("shown_characters").cast(pl.Int64)
+    pairs = pairs.with_columns(seen=pl.col("text").str.slice(pl.col("extent") - length, length), shown_characters=length)
+    later = pairs.filter(pl.col("told") == "retained").select("telling", "seen", "retained")
+    left = [kept_characters(seen, retained) for _, seen, retained in later.iter_rows()]
+    pairs = pairs.join(later.select("telling", left=pl.Series(left, dtype=pl.Int64)), on="telling", how="left")
+    line = pl.col("seen").str.split("\n").list.first().str.len_chars().cast(pl.Int64)
+    told, accepted, partially = pl.col("told"), pl.lit("accepted"), pl.lit("partially_accepted")
+    outcome = (
+        pl.when(told.is_in(["shown", "rejected", "thumbs_down"]))
+        .then(pl.lit("rejected"))
+        .when((told == "accepted") | (pl.col("left") == length))
+        .then(accepted)
+        .otherwise(partially)
+    )
+    kept = (
+        pl.when(told == "accepted")
+        .then(length)
+        .when(told == "partially_accepted")
+        .then(
+            pl.when(pl.col("accepted_characters").is_null())
+            .then(line)
+            .otherwise(pl.min_horizontal("accepted_characters", length))
+        )
+        .otherwise(pl.coalesce("left", pl.lit(0)))
+    )
+    return pairs.select(
+        *("served", "served_time", "text", "told", "client_id", "showing", "time", "cache_hit", "shown_characters", "extent"),
+        outcome=outcome.cast(LABEL),
+        accepted_characters=kept,
     )
 
 
-class Matcher:
-    """Finds the completion that a showing is of."""
-
-    def __init__(self, completions: Sequence[Completion], join_seconds: float) -> None:
-        self._join_seconds = join_seconds
-        self._by_id = {c.id: c for c in completions}
-        self._by_place: dict[tuple[str, str, str], list[Completion]] = defaultdict(list)
-        for completion in completions:
-            self._by_place[completion.project, completion.user, _suffix(completion.suffix)].append(completion)
-
-    def find(self, showing: Showing) -> tuple[Completion, int] | None:
-        """The completion and how many characters of its text were seen; none where it was not served by us."""
-        if showing.completion_id:
-            served = self._by_id.get(showing.completion_id)
-            if served is None or (served.project, served.user) != (showing.project, showing.user):
-                return None
-            extent = seen(served, showing)
-            # A client that knows the id may send no place; the shown text must still be ours.
-            if extent is None and not showing.prefix and served.text.startswith(showing.shown):
-                extent = len(showing.shown) or len(served.text)
-            return None if extent is None else (served, extent)
-        best: tuple[tuple[bool, float, str], Completion, int] | None = None
-        for served in self._by_place.get((showing.project, showing.user, _suffix(showing.suffix)), ()):
-            age = showing.time - served.time
-            if not -CLOCK_SLACK_SECONDS <= age <= self._join_seconds or (extent := seen(served, showing)) is None:
-                continue
-            # At the very place before a reused stream; then the latest request.
-            rank = (served.prefix == showing.prefix, served.time, served.id)
-            if best is None or rank > best[0]:
-                best = (rank, served, extent)
-        return None if best is None else best[1:]
-
-
-def seen(served: Completion, showing: Showing) -> int | None:
-    """Characters of the served text that the developer saw or typed over; none where the showing is not of it."""
-    if not showing.shown or _suffix(served.suffix) != _suffix(showing.suffix) or not showing.prefix.startswith(served.prefix):
-        return None
-    typed = showing.prefix[len(served.prefix) :]
-    for trimmed in TRIMMED_SPACES:
-        if served.text.startswith(text := typed + trimmed + showing.shown):
-            return len(text)
-    return None
-
-
-def _suffix(suffix: str) -> str:
-    """Continue sends a newline in place of an empty suffix."""
-    return "" if suffix == "\n" else suffix
-
-
-def _joined(completion: Completion, showings: Sequence[tuple[Showing, int]]) -> Joined:
-    judged = [(s, extent) for s, extent in showings if s.outcome != "shown"]
-    counted = [(s, extent) for s, extent in judged if not s.cache_hit]
-    if not counted:
-        return Joined(completion, None, cache_hit=bool(judged))
-    # Several showings of one stream: an accept is the truth, else what was seen of it in all.
-    showing, extent = max(counted, key=lambda found: (RANK[found[0].outcome], found[1], found[0].time, found[0].client_id))
-    return Joined(completion, _label(completion, showing, extent), cache_hit=False)
-
-
-def _label(completion: Completion, showing: Showing, extent: int) -> Label:
-    shown = len(showing.shown) or extent
-    text = completion.text[extent - shown : extent]
-    match showing.outcome:
-        case "accepted":
-            return Label("accepted", shown, extent, shown)
-        case "partially_accepted":
-            counted = showing.accepted_characters
-            kept = len(text.split("\n")[0]) if counted is None else min(counted, shown)
-            return Label("partially_accepted", shown, extent, kept)
-        case "retained":
-            kept = kept_characters(text, showing.retained)
-            return Label("accepted" if kept == shown else "partially_accepted", shown, extent, kept)
-        case "rejected" | "thumbs_down":
-            return Label("rejected", shown, extent, 0)
-        case "shown":
-            raise AssertionError(f"completion {completion.id}: shown but not judged is no label")
+def nothing_to_show(completions: pl.DataFrame) -> pl.DataFrame:
+    """Completions that the model ended by itself before there was anything to show, as matches: the weakest word on them."""
+    chosen = completions.filter(pl.col("blank"), pl.col("finish_reason") == "stop", pl.col("token_ends").list.len() > 0)
+    return chosen.select(
+        *("text", "token_ends", "logprobs"),
+        served="id",
+        served_time="time",
+        told=pl.lit("nothing", TOLD_AS),
+        outcome=pl.lit("nothing", LABEL),
+        cache_hit=pl.lit(False),
+        shown_characters=pl.lit(0, pl.Int64),
+        accepted_characters=pl.lit(0, pl.Int64),
+        extent=pl.col("text").str.len_chars().cast(pl.Int64),
+    )
 
 
 def kept_characters(shown: str, retained: str) -> int:
@@ -223,8 +210,55 @@ def kept_characters(shown: str, retained: str) -> int:
     return len(shown) if shown in retained else sum(block.size for block in blocks if block.size >= LEAST_KEPT)
 
 
-def cut(completion: Completion, extent: int) -> int:
-    """How many of the sampled tokens the developer was shown: all, the end token too, where all but trailing blanks was."""
-    if extent >= len(completion.text.rstrip()):
-        return len(completion.token_ids)
-    return next((i + 1 for i, end in enumerate(completion.token_ends) if end >= extent), len(completion.token_ids))
+def label(completions: pl.DataFrame, matches: pl.DataFrame) -> pl.DataFrame:
+    """The completions with what became of them, by time, then id.
+
+    outcome                nothing where nobody judged it (yet)
+    shown_characters       shown in the end, where a stream was reused without those that the developer typed over
+    extent                 characters of the generated text, from its start, that the developer saw or typed
+    accepted_characters
+    cache_hit              judged only in showings from the editor's own cache, which count for nothing
+
+    Several showings of one completion: an accept is the truth, else what was seen of it in all. Further columns of `matches`
+    stay with the label.
+    """
+    judged = matches.filter(pl.col("told") != "shown")
+    # Showings that are alike in all that matters are told apart by their names, so that their order cannot be.
+    order = ["told", "extent", "time", "client_id", "showing"]
+    best = judged.filter(~pl.col("cache_hit")).sort(order, descending=[True, True, True, True, False])
+    labels = best.unique(["served", "served_time"], keep="first", maintain_order=True)
+    labels = labels.drop("told", "time", "client_id", "showing", "cache_hit", "text", strict=False)
+    cached = judged.filter("cache_hit").select("served", "served_time").unique().with_columns(cached=pl.lit(True))
+    of, told = ["id", "time"], ["served", "served_time"]
+    found = completions.join(labels, left_on=of, right_on=told, how="left").join(cached, left_on=of, right_on=told, how="left")
+    found = found.sort("time", "id")
+    return found.with_columns(cache_hit=pl.col("outcome").is_null() & pl.col("cached").fill_null(False)).drop("cached")
+
+
+def cut(frame: pl.DataFrame) -> pl.DataFrame:
+    """How many of the sampled tokens the developer was shown, and what their log-probabilities are.
+
+    All, the end token too, where all but trailing blanks was shown. Needs `text`, `extent`, `token_ends` and `logprobs`, and puts
+    `tokens` and `logprobs` (how many), `logprob_lowest` and `logprob_highest` in place of the two lists. A log-probability that
+    is not finite becomes one that no bound lets through.
+    """
+    ends, logprobs = frame["token_ends"].to_arrow(), frame["logprobs"].to_arrow()
+    lengths = frame["token_ends"].list.len().to_numpy().astype(np.int64)
+    row = np.repeat(np.arange(frame.height), lengths)
+    place = np.arange(len(row)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    kept = lengths.copy()
+    reached = ends.flatten().to_numpy() >= frame["extent"].to_numpy()[row]
+    np.minimum.at(kept, row[reached], place[reached] + 1)
+    whole = frame.select(whole=pl.col("extent") >= pl.col("text").str.strip_chars_end(BLANKS).str.len_chars())["whole"].to_numpy()
+    kept = np.where(whole, lengths, kept)
+    seen = place < kept[row]
+    values = logprobs.flatten().to_numpy()[seen]
+    lowest, highest = np.full(frame.height, np.inf), np.full(frame.height, -np.inf)
+    np.minimum.at(lowest, row[seen], np.where(np.isfinite(values), values, -np.inf))
+    np.maximum.at(highest, row[seen], np.where(np.isfinite(values), values, np.inf))
+    return frame.with_columns(
+        tokens=kept,
+        logprobs=np.minimum(kept, frame["logprobs"].list.len().to_numpy()),
+        logprob_lowest=np.where(kept > 0, lowest, -np.inf),
+        logprob_highest=np.where(kept > 0, highest, np.inf),
+    ).drop("token_ends")

@@ -9,7 +9,9 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from infra.records import ObjectReference, Quarantined
+import polars as pl
+
+from infra.records import ObjectReference, Quarantined, Sample
 from infra.store import ObjectStore, to_parquet
 from tasks.buckets import Accounts
 
@@ -27,19 +29,21 @@ class Evidence:
         return (*((self.quarantine.key,) if self.quarantine else ()), *self.docs)
 
 
-def rows(accounts: Accounts, failed: Mapping[str, str], broken: Sequence[Quarantined]) -> list[Quarantined]:
-    """All rows that are kept from training, in the order of their requests; `accounts` from before the failed ones were moved.
+def rows(
+    accounts: Accounts, failed: Mapping[str, str], broken: Sequence[Quarantined], samples: Sequence[Sample]
+) -> list[Quarantined]:
+    """All rows that are kept from training, in the order of their requests; `samples` are the failed ones.
 
     A request that was unfit before there was a sample of it leaves its reason alone: one with a secret in it must not be told.
     """
-    kept = []
-    for p in accounts.placed:
-        reason = failed.get(p.completion_id) or (p.reason if p.bucket == "quarantined" else "")
-        if reason:
-            row = json.dumps(p.sample.model_dump()) if p.sample else ""
-            kept.append(
-                Quarantined(completion_id=p.completion_id, project=p.project, user=p.user, time=p.time, reason=reason, row=row)
-            )
+    told = {sample.completion_id: json.dumps(sample.model_dump()) for sample in samples}
+    unfit = accounts.quarantine(failed).placed.filter(pl.col("bucket") == "quarantined")
+    kept = [
+        Quarantined(
+            completion_id=row["id"], row=told.get(row["id"], ""), **{n: row[n] for n in ("project", "user", "time", "reason")}
+        )
+        for row in unfit.select("id", "project", "user", "time", "reason").iter_rows(named=True)
+    ]
     return [*kept, *broken]
 
 

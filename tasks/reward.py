@@ -23,25 +23,26 @@ import math
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 
-from infra.records import Sample
+import polars as pl
+
 from infra.settings.schema import Reward
 
 
-def reward(sample: Sample, settings: Reward) -> float:
-    """What a sample was worth. A partial accept earns the accepted share of an accept and the rest of a reject."""
-    length = settings.per_character * min(sample.accepted_characters, settings.max_characters)
-    match sample.outcome:
-        case "accepted":
-            return settings.accepted + length
-        case "partially_accepted":
-            kept = sample.accepted_characters / max(sample.shown_characters, 1)
-            return kept * settings.accepted + (1 - kept) * settings.rejected + length
-        case "rejected":
-            return settings.rejected
-        case "nothing":
-            return settings.nothing
-        case "judged":
-            raise AssertionError(f"sample {sample.completion_id}: a judge has rewarded it, no setting does")
+def reward(settings: Reward) -> pl.Expr:
+    """What samples were worth. A partial accept earns the accepted share of an accept and the rest of a reject."""
+    outcome, accepted = pl.col("outcome"), pl.col("accepted_characters")
+    length = settings.per_character * pl.min_horizontal(accepted, pl.lit(settings.max_characters))
+    kept = accepted / pl.max_horizontal("shown_characters", pl.lit(1))
+    return (
+        pl.when(outcome == "accepted")
+        .then(settings.accepted + length)
+        .when(outcome == "partially_accepted")
+        .then(kept * settings.accepted + (1 - kept) * settings.rejected + length)
+        .when(outcome == "rejected")
+        .then(pl.lit(settings.rejected))
+        .when(outcome == "nothing")
+        .then(pl.lit(settings.nothing))
+    )
 
 
 def advantages(rewards: Sequence[float], lengths: Sequence[int], settings: Reward) -> list[float]:
@@ -71,14 +72,11 @@ def group_advantages(rewards: Sequence[float], groups: Sequence[Hashable]) -> li
     ]
 
 
-def estimated(samples: Sequence[Sample], settings: Reward) -> list[Sample]:
-    """Rewarded samples with their advantages, by the estimator that the settings name."""
-    rewards = [sample.reward for sample in samples]
+def estimated(rewards: Sequence[float], lengths: Sequence[int], prompts: Sequence[Hashable], settings: Reward) -> list[float]:
+    """The advantages of rewarded samples, by the estimator that the settings name."""
     if settings.estimator == "group":
-        found = group_advantages(rewards, [sample.prompt_token_ids for sample in samples])
-    else:
-        found = advantages(rewards, [len(sample.token_ids) for sample in samples], settings)
-    return [sample.model_copy(update={"advantage": a}) for sample, a in zip(samples, found, strict=True)]
+        return group_advantages(rewards, prompts)
+    return advantages(rewards, lengths, settings)
 
 
 def means_by_length(rewards: Sequence[float], lengths: Sequence[int]) -> dict[int, float]:
@@ -93,6 +91,9 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-def rewarded(samples: Sequence[Sample], settings: Reward) -> list[Sample]:
-    """The samples with their rewards and advantages."""
-    return estimated([sample.model_copy(update={"reward": reward(sample, settings)}) for sample in samples], settings)
+def rewarded(samples: pl.DataFrame, settings: Reward) -> pl.DataFrame:
+    """Samples with their `reward` and `advantage`; `prompt` is the same for those of one prompt."""
+    found = samples.with_columns(reward=reward(settings))
+    assert not found["reward"].null_count(), "a judge has rewarded it, no setting does"
+    rewards, lengths, prompts = (found[name].to_list() for name in ("reward", "tokens", "prompt"))
+    return found.with_columns(advantage=pl.Series(estimated(rewards, lengths, prompts, settings), dtype=pl.Float64))

@@ -13,9 +13,10 @@ import io
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -52,21 +53,30 @@ def is_container(key: str) -> bool:
     return CONTAINER.match(key) is not None
 
 
-def read(key: str, body: bytes) -> list[Segment]:
-    """The segments of an object, one where it is none's container."""
-    return unpack(key, body) if is_container(key) else [segment(key, body)]
+def read(key: str, body: bytes, columns: Collection[str] | None = None) -> list[Segment]:
+    """The segments of an object, one where it is none's container; of their columns only these, where they are named."""
+    return unpack(key, body, columns) if is_container(key) else [segment(key, body, columns)]
 
 
-def segment(key: str, body: bytes) -> Segment:
-    """An object as it was shipped."""
-    table = pq.read_table(io.BytesIO(body))
+def segment(key: str, body: bytes, columns: Collection[str] | None = None) -> Segment:
+    """An object as it was shipped. The time of its last row is told where `columns` has the time."""
+    table = _table(body, columns)
     return Segment(key, hashlib.sha256(body).hexdigest(), table, last_time(table))
+
+
+def _table(body: bytes, columns: Collection[str] | None = None) -> pa.Table:
+    # Half the time of pq.read_table, which takes an object for a data set.
+    file = pq.ParquetFile(pa.BufferReader(body))
+    return file.read([name for name in file.schema_arrow.names if columns is None or name in columns], use_threads=False)
 
 
 def last_time(table: pa.Table) -> float:
     """The latest time in a table; 0 where none is told. Rows that are no events may hold anything."""
-    times = table["time"].to_pylist() if "time" in table.column_names else []
-    return max((float(t) for t in times if isinstance(t, int | float) and math.isfinite(t)), default=0.0)
+    times = table["time"] if "time" in table.column_names else pa.array([])
+    if times.type == pa.float64() and not times.null_count:
+        values = times.to_numpy()
+        return float(np.max(values[np.isfinite(values)], initial=0.0))
+    return max((float(t) for t in times.to_pylist() if isinstance(t, int | float) and math.isfinite(t)), default=0.0)
 
 
 def container_key(keys: Sequence[str]) -> str:
@@ -130,12 +140,16 @@ def _rows(found: Segment) -> str:
     return json.dumps(found.table.to_pylist(), default=str)
 
 
-def unpack(key: str, body: bytes) -> list[Segment]:
+def unpack(key: str, body: bytes, columns: Collection[str] | None = None) -> list[Segment]:
     """The segments of a container."""
-    whole = pq.read_table(io.BytesIO(body))
+    whole = _table(body, columns)
     found, at = [], 0
     for part in json.loads(whole.schema.metadata[PARTS]):
-        table = whole.slice(at, part["rows"]).select(part["columns"]).replace_schema_metadata(None)
+        table = (
+            whole.slice(at, part["rows"])
+            .select([name for name in part["columns"] if name in whole.column_names])
+            .replace_schema_metadata(None)
+        )
         found.append(Segment(part["key"], part["sha256"], table, part["last"]))
         at += part["rows"]
     assert at == whole.num_rows, f"{key}: {whole.num_rows} rows, its segments have {at}"

@@ -5,15 +5,16 @@ Retries stand only where there is I/O. Inputs are never hashed: a step that is d
 
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
-from prefect import Task, task
+from prefect import Task, task, unmapped
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
+from prefect.task_runners import ThreadPoolTaskRunner
 
 from infra import settings as settings_
 from infra.records import Decision, ExperimentRecord, Manifest, Verdict
@@ -21,7 +22,20 @@ from infra.registry import Registry, RegistryError
 from infra.settings import Settings
 from infra.settings.schema import Train
 from infra.store import ObjectStore
-from tasks import batch, checkpoints, compaction, cycles, forgotten, history, quarantine, release, report, retention
+from tasks import (
+    batch,
+    checkpoints,
+    compaction,
+    cycles,
+    forgotten,
+    history,
+    partitions,
+    quarantine,
+    release,
+    report,
+    retention,
+    samples,
+)
 from tasks import collect as collecting
 from tasks import decide as deciding
 from tasks import evaluate as evaluating
@@ -34,6 +48,7 @@ from tasks.compaction import Compaction
 from tasks.cycles import Outcome
 from tasks.evaluate import Evaluation
 from tasks.forget import Forgetting
+from tasks.partitions import Partition, Sifted
 from tasks.register import Registered
 from tasks.retention import Retained
 from tasks.reward import rewarded
@@ -50,6 +65,8 @@ def step(name: str, *, retries: int = 0) -> Callable[[Callable[P, R]], Task[P, R
 
 
 IO_RETRIES = 2
+AT_ONCE = 2
+"""Partitions that one process joins at a time: each of them uses all cores, and holds its events."""
 
 
 @dataclass(frozen=True)
@@ -86,16 +103,31 @@ def look(settings: Settings) -> Situation:
 @step("collect", retries=IO_RETRIES)
 def collect(settings: Settings) -> Collected:
     """The window of events since the version to train was made, every request in its bucket."""
-    found = collecting.collect(store_of(settings), registry_of(settings), settings, time.time())
+    found = collecting.collect(
+        store_of(settings), registry_of(settings), settings, time.time(), lambda partitions: spread(settings, partitions)
+    )
     accounts = found.accounts
     get_run_logger().info(
         "training goes on from version %s; %d requests, %d to train on; %s",
         found.parent,
         accounts.requests,
-        len(accounts.samples),
+        accounts.samples.height,
         {k: n for k, n in accounts.buckets.items() if n},
     )
     return found
+
+
+@step("join", retries=IO_RETRIES)
+def sift(settings: Settings, partition: Partition) -> Sifted:
+    """Read and join some hours of the window."""
+    return partitions.sift(store_of(settings), partition)
+
+
+def spread(settings: Settings, window: Sequence[Partition]) -> list[Sifted]:
+    """Join the partitions of a window, each a task."""
+    with ThreadPoolTaskRunner[Any](max_workers=AT_ONCE) as runner:
+        parts = runner.map(cast(Any, sift), {"settings": unmapped(settings), "partition": list(window)})
+        return cast(list[Sifted], parts.result())
 
 
 @step("validate")
@@ -106,7 +138,8 @@ def validate(settings: Settings, collected: Collected) -> Collected:
     measured, bounds = batch.batch(accounts, collected.skew), batch.bounds(accounts.samples, past, settings.collect)
     found = validating.validate(accounts.samples, measured, bounds)
     cycle = cycles.next_name(cycles.index(store))
-    kept = quarantine.write(store, cycle, quarantine.rows(accounts, found.quarantined, collected.broken))
+    failed = samples.records(store, collected.plan.partitions, accounts.of(found.quarantined))
+    kept = quarantine.write(store, cycle, quarantine.rows(accounts, found.quarantined, collected.broken, failed))
     evidence = quarantine.Evidence(kept, write_docs(store, cycle, found))
     moved = collected.validated(found.quarantined, evidence)
     show_validation(store, cycle, moved, found)
@@ -139,11 +172,12 @@ def show_validation(store: ObjectStore, cycle: str, collected: Collected, found:
 def reward(settings: Settings, collected: Collected) -> Manifest:
     """Reward the samples and seal the cycle: from here on it is completed by whoever comes next."""
     store = store_of(settings)
-    samples = capped(rewarded(collected.accounts.samples, settings.reward), settings.collect.max_user_weight)
+    chosen = capped(rewarded(collected.accounts.samples, settings.reward), settings.collect.max_user_weight)
+    body = samples.parquet(samples.tables(store, collected.plan.partitions, chosen))
     cycle = cycles.next_name(cycles.index(store))
-    forgotten.check(store, [(p.user, p.project) for p in collected.accounts.placed])
+    forgotten.check(store, collected.accounts.placed.select("user", "project").iter_rows())
     store.put_json(f"cycles/{cycle}/validation.json", {"quarantined": collected.accounts.reasons, "orphans": collected.orphans})
-    return cycles.seal(store, cycle, collected.manifest_fields(time.time()), samples, settings)
+    return cycles.seal(store, cycle, collected.manifest_fields(time.time()), body, settings)
 
 
 @step("resume", retries=IO_RETRIES)

@@ -6,13 +6,13 @@ the cycle. Importing Great Expectations costs seconds of CPU, so it happens insi
 """
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from infra.records import Sample
+import polars as pl
+
 from tasks.batch import Batch, Bounds, as_row
 
 if TYPE_CHECKING:
@@ -64,35 +64,19 @@ class Validation:
             )
 
 
-def frame(samples: Sequence[Sample]) -> "pd.DataFrame":
+COLUMNS = (
+    *("completion_id", "user", "policy_version", "outcome", "prompt_tokens", "tokens", "logprobs", "logprob_lowest"),
+    *("logprob_highest", "temperature", "shown_characters", "accepted_characters"),
+)
+
+
+def frame(samples: pl.DataFrame) -> "pd.DataFrame":
     """One row a sample, the columns that the suite speaks of."""
-    import pandas as pd
-
-    return pd.DataFrame(
-        {
-            ROW: [s.completion_id for s in samples],
-            "user": [s.user for s in samples],
-            "policy_version": [s.policy_version for s in samples],
-            "outcome": [s.outcome for s in samples],
-            "prompt_tokens": [len(s.prompt_token_ids) for s in samples],
-            "tokens": [len(s.token_ids) for s in samples],
-            "logprobs": [len(s.logprobs) for s in samples],
-            # An infinite or undefined log-probability becomes one that no bound lets through.
-            "logprob_lowest": [min((_finite(x, -math.inf) for x in s.logprobs), default=-math.inf) for s in samples],
-            "logprob_highest": [max((_finite(x, math.inf) for x in s.logprobs), default=math.inf) for s in samples],
-            "temperature": [s.temperature for s in samples],
-            "shown_characters": [s.shown_characters for s in samples],
-            "accepted_characters": [s.accepted_characters for s in samples],
-        }
-    )
-
-
-def _finite(value: float, otherwise: float) -> float:
-    return value if math.isfinite(value) else otherwise
+    return samples.rename({"id": ROW}).with_columns(pl.col("outcome").cast(pl.String)).select(COLUMNS).to_pandas()
 
 
 def validate(
-    samples: Sequence[Sample], found: Batch, bounds: Bounds, suite: Path = SUITE, batch_suite: Path = BATCH_SUITE
+    samples: pl.DataFrame, found: Batch, bounds: Bounds, suite: Path = SUITE, batch_suite: Path = BATCH_SUITE
 ) -> Validation:
     """Check the samples and the batch against their suites."""
     import great_expectations as gx
@@ -118,7 +102,7 @@ def validate(
     rows, refused = read_results(of_rows.results)
     refused += read_results(of_batch.results, bounds)[1]
     expectations = len(of_rows.results) + len(of_batch.results)
-    return Validation(len(samples), expectations, rows, tuple(refused), (("samples", of_rows), ("batch", of_batch)))
+    return Validation(samples.height, expectations, rows, tuple(refused), (("samples", of_rows), ("batch", of_batch)))
 
 
 def read_results(results: Sequence[Any], bounds: Mapping[str, float] | None = None) -> tuple[dict[str, str], list[str]]:

@@ -6,22 +6,22 @@ they are the rare ones of a batch. What is above the share is scaled down, by on
 their order and sign stay.
 """
 
-from collections import defaultdict
+import math
 from collections.abc import Sequence
 
-from infra.records import Sample
+import polars as pl
 
 ROUNDING = 1e-9
 
 
-def capped(samples: Sequence[Sample], share: float) -> list[Sample]:
-    """The samples, with the advantages of users above the share scaled down to it."""
-    weights: dict[str, float] = defaultdict(float)
-    for sample in samples:
-        weights[sample.user] += abs(sample.advantage)
+def capped(samples: pl.DataFrame, share: float) -> pl.DataFrame:
+    """Samples with a `user` and an `advantage`, those of users above the share scaled down to it."""
+    users = samples.group_by("user").agg(pl.col("advantage").abs())
+    weights = {user: math.fsum(sizes) for user, sizes in users.iter_rows()}
     most = weight_cap(list(weights.values()), share)
     factors = {user: most / weight for user, weight in weights.items() if weight > most}
-    return [s.model_copy(update={"advantage": s.advantage * factors[s.user]}) if s.user in factors else s for s in samples]
+    factor = pl.col("user").replace_strict(factors, default=1.0, return_dtype=pl.Float64) if factors else pl.lit(1.0)
+    return samples.with_columns(advantage=pl.col("advantage") * factor)
 
 
 def weight_cap(weights: Sequence[float], share: float) -> float:

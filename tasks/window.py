@@ -7,25 +7,27 @@ as well.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Generic, TypeVar
+from itertools import islice
+from typing import Any, NamedTuple
 
-from pydantic import ValidationError
+import numpy as np
+import polars as pl
+import pyarrow as pa
 
-from infra.records import Completion, Feedback, Manifest, ObjectReference, Quarantined
+from infra.records import Manifest, ObjectReference, Quarantined
 from infra.store import ObjectStore
 from tasks import forgotten, segments
 from tasks.forgotten import Names
 from tasks.segments import Segment
 
-E = TypeVar("E", Completion, Feedback)
 READERS = 8
 MALFORMED = "malformed"
 """Reason of a row that could not be read: its lists differ in length, or a field is missing."""
-TOKEN_FIELDS = ("prompt_token_ids", "token_ids", "logprobs", "token_ends")
 
 
 @dataclass(frozen=True)
@@ -40,9 +42,9 @@ class Window:
     known: Mapping[str, float]
     """Objects that the version's ancestry has read, with the time of their last row."""
 
-    def holds(self, key: str, time: float) -> bool:
-        """Whether a request is the window's."""
-        return time > self.oldest and (time > self.since or key not in self.known)
+    def after(self, key: str) -> float:
+        """The time after which an object's requests are the window's."""
+        return max(self.since, self.oldest) if key in self.known else self.oldest
 
     def reads(self, key: str, since: float) -> bool:
         """Whether a segment may hold rows after a time, or was never read."""
@@ -55,20 +57,11 @@ class Window:
         return any(last > since for last in known.values()) or not segments.all_known(container, known)
 
 
-@dataclass(frozen=True)
-class Events(Generic[E]):
-    """What was read of one kind of event."""
+class Source(NamedTuple):
+    """A segment, and the key of the object that holds it: its own, or a container's."""
 
-    rows: tuple[tuple[str, E], ...]
-    """Key of the object, and the event."""
-    broken: tuple[Quarantined, ...]
-    """Rows of the window that are no events, as they were found."""
-    objects: tuple[ObjectReference, ...]
-
-    @property
-    def malformed(self) -> int:
-        """How many rows are no events."""
-        return len(self.broken)
+    object: str
+    reference: ObjectReference
 
 
 def window(manifests: Sequence[Manifest], now: float, settle_seconds: float, window_seconds: float) -> Window:
@@ -83,17 +76,6 @@ def window(manifests: Sequence[Manifest], now: float, settle_seconds: float, win
     )
 
 
-def read_completions(store: ObjectStore, window: Window, now: float, *, tokens: bool = True) -> Events[Completion]:
-    """The window's completions; without their tokens for who only counts."""
-    found = segments_after(store, "completions", window, window.since, now)
-    return _read(found, Completion, window, written_names(store), () if tokens else TOKEN_FIELDS)
-
-
-def read_feedback(store: ObjectStore, window: Window, since: float, now: float) -> Events[Feedback]:
-    """The feedback that may belong to completions after `since`."""
-    return _read(segments_after(store, "feedback", window, since, now), Feedback, None, written_names(store))
-
-
 def event_keys(store: ObjectStore, kind: str, since: float, now: float) -> list[str]:
     """Keys of one kind of event, from the day before `since` on: a segment may have been opened then."""
     day, last = datetime.fromtimestamp(since, UTC) - timedelta(days=1), datetime.fromtimestamp(now, UTC)
@@ -104,45 +86,57 @@ def event_keys(store: ObjectStore, kind: str, since: float, now: float) -> list[
     return keys
 
 
-def segments_after(store: ObjectStore, kind: str, window: Window, since: float, now: float) -> list[Segment]:
-    """The segments that may hold rows after a time or were never read, each once, whether it lies alone or in a container."""
+def segments_after(
+    store: ObjectStore, kind: str, window: Window, since: float, now: float, columns: Collection[str]
+) -> Iterator[tuple[str, Segment]]:
+    """The segments that may hold rows after a time or were never read, each once, with the key of the object that it lies in."""
     keys = event_keys(store, kind, window.oldest, now)
+    found: set[str] = set()
     containers = [key for key in keys if segments.is_container(key) and window.opens(key, since)]
-    found = {part.key: part for part in fetch(store, containers)}
+    for container, part in fetch(store, containers, columns):
+        if part.key not in found and window.reads(part.key, since):
+            yield container, part
+        found.add(part.key)
     alone = [k for k in keys if not segments.is_container(k) and k not in found and window.reads(k, since)]
-    found |= {part.key: part for part in fetch(store, alone)}
-    return [part for key, part in sorted(found.items()) if window.reads(key, since)]
+    yield from fetch(store, alone, columns)
 
 
-def fetch(store: ObjectStore, keys: Sequence[str]) -> list[Segment]:
-    """The segments of these objects."""
+def fetch(store: ObjectStore, keys: Sequence[str], columns: Collection[str] | None = None) -> Iterator[tuple[str, Segment]]:
+    """The segments of these objects, each with its object's key; few objects are held at a time."""
     with ThreadPoolExecutor(READERS) as pool:
-        bodies = list(pool.map(store.get, keys))
-    return [part for key, body in zip(keys, bodies, strict=True) for part in segments.read(key, body)]
+        left = iter(keys)
+        while some := list(islice(left, READERS)):
+            for key, body in zip(some, pool.map(store.get, some), strict=True):
+                yield from ((key, part) for part in segments.read(key, body, columns))
+
+
+def kept(table: pa.Table, after: float, unseen: Names) -> pa.Table:
+    """The rows after a time, whether they are events or not, without those of whom nobody sees."""
+    # Not by pa.array, which imports pandas.
+    table = table.filter(pl.Series(times(table) > after).to_arrow())
+    if unseen.users or unseen.projects:
+        named = [column(table, name) for name in ("user", "project")]
+        seen = [not unseen.hold(str(u), str(p)) for u, p in zip(*named, strict=True)]
+        table = table.filter(pl.Series(seen, dtype=pl.Boolean).to_arrow())
+    return table
+
+
+def times(table: pa.Table) -> np.ndarray:
+    """When each row says that it was made; 0 where it does not."""
+    found = table["time"] if "time" in table.column_names else None
+    if found is not None and found.type == pa.float64() and not found.null_count:
+        return np.nan_to_num(found.to_numpy(), nan=0.0, posinf=np.inf, neginf=-np.inf)
+    return np.array([time_of({"time": value}) for value in column(table, "time")], dtype=float)
+
+
+def column(table: pa.Table, name: str) -> list[Any]:
+    """A column's values, nothing where there is no such column."""
+    return table[name].to_pylist() if name in table.column_names else [None] * table.num_rows
 
 
 def written_names(store: ObjectStore) -> Names:
     """Whom no reader sees."""
     return forgotten.names(forgotten.written(store))
-
-
-def _read(
-    found: Sequence[Segment], record: type[E], window: Window | None, unseen: Names, left_out: Sequence[str] = ()
-) -> Events[E]:
-    rows: list[tuple[str, E]] = []
-    broken: list[Quarantined] = []
-    for part in found:
-        kept = part.table.drop_columns([name for name in left_out if name in part.table.column_names]).to_pylist()
-        for row in [{**row, **dict.fromkeys(left_out, ())} for row in kept] if left_out else kept:
-            if window and not window.holds(part.key, time_of(row)):
-                continue
-            if unseen.hold(str(row.get("user")), str(row.get("project"))):
-                continue
-            try:
-                rows.append((part.key, record.model_validate(row)))
-            except ValidationError:
-                broken.append(malformed_row(row))
-    return Events(tuple(rows), tuple(broken), tuple(part.reference for part in found))
 
 
 def malformed_row(row: Mapping[str, Any]) -> Quarantined:
@@ -155,6 +149,7 @@ def malformed_row(row: Mapping[str, Any]) -> Quarantined:
 def time_of(row: Mapping[str, Any]) -> float:
     """When a row says that it was made; 0 where it does not."""
     try:
-        return float(row.get("time") or 0.0)
+        found = float(row.get("time") or 0.0)
     except (TypeError, ValueError):
         return 0.0
+    return 0.0 if math.isnan(found) else found

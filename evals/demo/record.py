@@ -50,6 +50,11 @@ class CycleRow(Part):
     version: str
     """Version it made, or empty where the held-out gate refused the candidate."""
     samples: int
+    requests: int
+    """Requests of its window; they are in the buckets, each in one."""
+    buckets: dict[str, int]
+    quarantined: dict[str, int]
+    """Quarantined requests by reason."""
     mean_reward: float
     clip_fraction: float | None
     kl: float | None

@@ -40,6 +40,12 @@ def show(report: Report, console: Console) -> None:
     for row in report.history:
         cycles.add_row(*_cycle_cells(row))
     console.print(cycles)
+    accounts = Table(title="Every request of a cycle's window in one bucket", title_justify="left")
+    for heading in ("bucket", *(row.cycle for row in report.history)):
+        accounts.add_column(heading, justify="left" if heading == "bucket" else "right")
+    for cells in _account_rows(report.history):
+        accounts.add_row(*cells)
+    console.print(accounts)
 
 
 def page(report: Report) -> str:
@@ -52,6 +58,11 @@ def page(report: Report) -> str:
         "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in (*_cycle_cells(row), row.reason)) + "</tr>"
         for row in report.history
     )
+    accounts = "".join(
+        f"<tr><td>{escape(name)}</td>" + "".join(f'<td class="n">{count}</td>' for count in counts) + "</tr>"
+        for name, *counts in _account_rows(report.history)
+    )
+    names = "".join(f'<th class="n">{escape(row.cycle)}</th>' for row in report.history)
     links = " · ".join(f'<a href="{escape(url)}">{escape(name)}</a>' for name, url in report.addresses.items())
     sentence = (
         f"Version {report.champion_version} is accepted more often than the base, and gives no fewer accepted characters."
@@ -72,6 +83,8 @@ seed {report.seed}, {report.seconds:.0f} s. Developers are simulated (evals/READ
 <h2>Mean reward by cycle</h2>{_curve(report.history)}
 <h2>Cycles</h2><table><tr><th>cycle</th><th>from</th><th>to</th><th>samples</th><th>reward</th><th>judge</th><th>verdict</th>
 <th>A/B difference</th><th>reason</th></tr>{cycles}</table>
+<h2>Every request of a cycle's window in one bucket</h2><table><tr><th>bucket</th>{names}</tr>{accounts}</table>
+<p class="note">tasks/README.md says what the buckets mean. What a rejected candidate has seen is in the next window, too.</p>
 <h2>Before and after</h2>{"".join(map(_example, report.examples))}</html>
 """
 
@@ -109,6 +122,17 @@ def _cycle_cells(row: CycleRow) -> tuple[str, ...]:
         row.verdict,
         f"{row.estimate:+.3f} [{row.low:+.3f}, {row.high:+.3f}]" if known else "-",
     )
+
+
+def _account_rows(rows: list[CycleRow]) -> list[tuple[str, ...]]:
+    """Buckets and reasons of quarantine that any cycle knows, a count for each cycle, and the sum."""
+    buckets = dict.fromkeys(name for row in rows for name, count in row.buckets.items() if count)
+    reasons = sorted({reason for row in rows for reason in row.quarantined})
+    return [
+        *((name, *(str(row.buckets.get(name, 0)) for row in rows)) for name in buckets),
+        *((f"quarantined: {reason}", *(str(row.quarantined.get(reason, 0)) for row in rows)) for reason in reasons),
+        ("all requests", *(str(row.requests) for row in rows)),
+    ]
 
 
 def _bars(rows: list[VersionRow]) -> str:

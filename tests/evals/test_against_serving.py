@@ -4,9 +4,9 @@ from collections import Counter
 
 from evals.developers import Address, Quirks, Run, measure, run
 from evals.positions import Code, Source
-from tasks.join import join
 from tests.serving import fakes
 from tests.serving.fakes import House
+from tests.tasks.rows import join
 
 CODE = Code([Source("a.py", "".join(f"def name_{i}(alpha, beta):\n    return alpha + beta * {i}\n\n" for i in range(300)))])
 

@@ -78,7 +78,8 @@ def _report(low: float, characters: float) -> Report:
     same = Comparison(base=rate, champion=rate, difference=Difference(estimate=0.02, low=low, high=0.05))
     changed = same.model_copy(update={"champion": rate.model_copy(update={"rate": characters})})
     row = CycleRow(
-        cycle="cycle-000001", parent="1", version="2", samples=10, mean_reward=0.1, clip_fraction=0.0, kl=0.0,
+        cycle="cycle-000001", parent="1", version="2", samples=10, requests=13, mean_reward=0.1,
+        buckets={"trained": 10, "stale": 0, "quarantined": 3}, quarantined={"<secret>": 3}, clip_fraction=0.0, kl=0.0,
         logprob_difference=1e-6, judge=5.0, verdict="promote", reason="won", estimate=0.02, low=low, high=0.05,
     )  # fmt: skip
     example = Example(prefix="<script>", truth="'&'", base="<b>", base_accepted=False, champion="", champion_accepted=False)
@@ -106,3 +107,9 @@ def test_the_report_holds_what_its_readers_count_on(tmp_path: Path) -> None:
     assert "<script>" not in page
     assert "&lt;script&gt;" in page
     assert "(nothing shown)" in page
+    rows = [f'<tr><td>{name}</td><td class="n">{count}</td></tr>' for name, count in (("trained", 10), ("quarantined", 3))]
+    rows += [
+        f'<tr><td>{name}</td><td class="n">{n}</td></tr>'
+        for name, n in (("quarantined: &lt;secret&gt;", 3), ("all requests", 13))
+    ]
+    assert "".join(rows) in page

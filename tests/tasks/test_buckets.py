@@ -2,14 +2,15 @@
 
 from dataclasses import replace
 
+import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.settings.schema import Collect
-from tasks.buckets import Unaccounted, account, cap_users, user_cap
-from tasks.join import join
+from tasks.buckets import Unaccounted, cap_users, user_cap
 from tasks.lineage import Lineage
+from tests.tasks import rows
 from tests.tasks.made import NOW, completion, feedback
 from tests.tasks.test_join import histories
 
@@ -17,8 +18,12 @@ LINEAGE = Lineage(parents={"1": "", "2": "1", "3": "2", "4": "2", "5": "4"}, cyc
 LIMITS = Collect(max_staleness=1, max_user_share=1.0)
 
 
-def accounted(completions, told=(), *, limits=LIMITS, parent="1", until=NOW + 100, **fields):
-    return account(join(completions, told, 60), parent=parent, lineage=LINEAGE, until=until, settings=limits, **fields)
+def accounted(completions, told=(), *, limits=LIMITS, **fields):
+    return rows.accounted(completions, told, limits=limits, lineage=LINEAGE, **fields)
+
+
+def sealed(completions, told=(), *, limits=LIMITS, **fields):
+    return rows.sealed(completions, told, limits=limits, lineage=LINEAGE, **fields)
 
 
 def test_distances_go_by_way_of_the_common_ancestor() -> None:
@@ -46,8 +51,8 @@ def test_distances_go_by_way_of_the_common_ancestor() -> None:
     ],
 )
 def test_the_bucket_of_a_labelled_request(fields, bucket: str, reason: str) -> None:
-    (found,) = accounted([completion(**fields)], [feedback(time=NOW + 1 + fields.get("time", NOW) - NOW)]).placed
-    assert (found.bucket, found.reason) == (bucket, reason)
+    placed = accounted([completion(**fields)], [feedback(time=NOW + 1 + fields.get("time", NOW) - NOW)]).placed
+    assert placed.select("bucket", "reason").rows() == [(bucket, reason)]
 
 
 def test_nobody_judged_it() -> None:
@@ -56,9 +61,16 @@ def test_nobody_judged_it() -> None:
 
 
 def test_nothing_to_show_is_trained_where_the_model_chose_it() -> None:
-    (found,) = accounted([completion(text=" ")]).samples
+    _, (found,) = sealed([completion(text=" ")])
     assert (found.outcome, found.token_ids) == ("nothing", (10, 11))
     assert accounted([completion(text=" ", finish_reason="disconnected")]).buckets["unlabelled"] == 1
+
+
+def test_a_judgement_of_a_completion_that_has_no_tokens_teaches_nothing() -> None:
+    nothing = {"text": "", "token_ids": (), "logprobs": (), "token_ends": ()}
+    told = feedback(completion_id="c", outcome="rejected", prefix="", suffix="", shown="")
+    found = accounted([completion(finish_reason="disconnected", **nothing)], [told])
+    assert found.quarantined == {"no_tokens": 1}
 
 
 def test_what_the_ancestry_has_seen_is_not_trained_again() -> None:
@@ -66,7 +78,7 @@ def test_what_the_ancestry_has_seen_is_not_trained_again() -> None:
 
 
 def test_the_sample_is_what_was_served_cut_to_what_was_shown() -> None:
-    (found,) = accounted([completion()], [feedback(shown="foo")]).samples
+    _, (found,) = sealed([completion()], [feedback(shown="foo")])
     assert found.token_ids == (10, 11, 12)
     assert found.logprobs == (-0.5,) * 3
     assert (found.shown_characters, found.accepted_characters) == (3, 3)
@@ -104,8 +116,8 @@ def test_of_a_user_over_the_share_the_newest_stay() -> None:
     many = [completion(str(i), time=NOW + i, prefix=f"{i}", user="u" if i < 8 else f"v{i}") for i in range(12)]
     told = [feedback(str(i), time=NOW + i, prefix=f"{i}", user="u" if i < 8 else f"v{i}") for i in range(12)]
     placed = accounted(many, told).placed
-    kept = [p.completion_id for p in cap_users(placed, 0.5) if p.bucket == "trained" and p.user == "u"]
-    assert kept == ["4", "5", "6", "7"]
+    kept = cap_users(placed, 0.5).filter(pl.col("bucket") == "trained", pl.col("user") == "u")
+    assert kept["id"].to_list() == ["4", "5", "6", "7"]
 
 
 @settings(max_examples=150)
@@ -113,9 +125,10 @@ def test_of_a_user_over_the_share_the_newest_stay() -> None:
 def test_the_buckets_always_add_up(history, again: int, most: int, share: float, until: float) -> None:
     completions, told = history
     delivered = completions + completions[:again]
-    found = accounted(delivered, told, limits=Collect(max_samples=most, max_user_share=share), until=until)
+    found, made = sealed(delivered, told, limits=Collect(max_samples=most, max_user_share=share), until=until)
     assert sum(found.buckets.values()) == found.requests == len(delivered)
-    assert len(found.samples) == found.buckets["trained"] <= most
-    assert len({p.completion_id for p in found.placed}) == len(found.placed)
-    for one in found.samples:
+    assert [s.completion_id for s in made] == found.samples["id"].to_list()
+    assert len(made) == found.buckets["trained"] <= most
+    assert found.placed["id"].n_unique() == found.placed.height
+    for one in made:
         assert len(one.token_ids) == len(one.logprobs) >= 1

@@ -4,7 +4,7 @@ import pytest
 
 from infra.settings import Settings
 from infra.settings.schema import Train
-from infra.store import AlreadyExists
+from infra.store import AlreadyExists, to_parquet
 from tasks import cycles
 from tasks.cycles import Outcome
 from tests.tasks.made import NOW, MemoryStore, sample
@@ -30,7 +30,7 @@ def test_a_cycle_is_unfinished_from_its_manifest_to_its_outcome() -> None:
     assert cycles.unfinished(cycles.index(store)) is None
     assert cycles.next_name(cycles.index(store)) == name, "without a manifest nothing was begun"
 
-    cycles.seal(store, name, FIELDS, [sample()], Settings())
+    cycles.seal(store, name, FIELDS, to_parquet([sample()]), Settings())
     assert cycles.unfinished(cycles.index(store)) == name
     assert cycles.next_name(cycles.index(store)) == "cycle-000002"
 
@@ -40,16 +40,16 @@ def test_a_cycle_is_unfinished_from_its_manifest_to_its_outcome() -> None:
 
 def test_of_two_runs_that_begin_one_cycle_the_first_one_stands() -> None:
     store = MemoryStore()
-    first = cycles.seal(store, "cycle-000001", FIELDS, [sample("1")], Settings())
+    first = cycles.seal(store, "cycle-000001", FIELDS, to_parquet([sample("1")]), Settings())
     with pytest.raises(AlreadyExists):
-        cycles.seal(store, "cycle-000001", FIELDS, [sample("2")], Settings())
+        cycles.seal(store, "cycle-000001", FIELDS, to_parquet([sample("2")]), Settings())
     assert cycles.manifest_of(store, "cycle-000001") == first
     assert store.get_rows(first.samples.key, type(sample()))[0].completion_id == "1"
 
 
 def test_a_resumed_cycle_trains_with_the_settings_it_was_begun_with() -> None:
     store = MemoryStore()
-    cycles.seal(store, "cycle-000001", FIELDS, [sample()], Settings(train=Train(learning_rate=0.5)))
+    cycles.seal(store, "cycle-000001", FIELDS, to_parquet([sample()]), Settings(train=Train(learning_rate=0.5)))
     assert cycles.settings_of(store, "cycle-000001", Settings()).train.learning_rate == 0.5
 
 

@@ -4,14 +4,19 @@ import numpy as np
 import pytest
 
 from evals.statistics import Totals
-from infra.records import ExperimentRecord
+from infra.records import Completion, ExperimentRecord, Feedback
 from infra.settings.schema import Collect, Experiment
 from tasks.decide import Evidence, decide, gather, total
 from tasks.join import join
 from tests.tasks.made import NOW, MemoryStore, completion, feedback
+from tests.tasks.rows import frame
 
 TEST = ExperimentRecord(id="e", champion="1", challenger="2", share=0.5, started=NOW)
 SETTINGS = Experiment(min_requests=200, max_seconds=1000, min_users=5)
+
+
+def labelled(served, told):
+    return join(frame(served, Completion), frame(told, Feedback), 60)[0]
 
 
 def arm(users: int, rate: float, seed: int, characters: float = 8.0, name: str = "") -> dict[str, Totals]:
@@ -142,11 +147,11 @@ def test_what_counts() -> None:
         feedback("3", prefix="i", user="v", time=NOW + 2),
         feedback("4", prefix="j", time=NOW - 4),
     ]
-    users, before = total(join(served, told, 60).joined, TEST, until=NOW + 20, most=80)
+    users, before = total(labelled(served, told), TEST, until=NOW + 20, most=80)
     assert users["champion"] == {"u": Totals(requests=4, accepted=1, characters=8, shown=3)}
     assert users["challenger"] == {"v": Totals(1, 1, 8, 1)}
     assert before == {"u": Totals(1, 1, 8, 1)}
-    users, _ = total(join(served, told, 60).joined, TEST, until=NOW + 20, most=5)
+    users, _ = total(labelled(served, told), TEST, until=NOW + 20, most=5)
     assert users["challenger"] == {"v": Totals(1, 1, 5, 1)}, "one long accept does not outweigh many"
 
 

@@ -18,6 +18,7 @@ from tasks.decide import gather
 from tasks.forget import Forgetting, NobodyNamed, forget, request, sweep
 from tasks.retention import TooShort, retain
 from tasks.train import train
+from tests.tasks import rows
 from tests.tasks.made import NOW, Killed, MemoryRegistry, MemoryStore, completion, feedback
 
 ADA, BOB = "a" * 32, "b" * 32
@@ -37,7 +38,7 @@ def put(store: MemoryStore, name: str, time: float) -> None:
 
 def run_cycle(store: MemoryStore, registry: MemoryRegistry, name: str, now: float, *, ended: bool = True) -> Manifest:
     found = collect(store, registry.client, LIMITS, now)
-    manifest = seal(store, name, found.manifest_fields(now), found.accounts.samples, LIMITS)
+    manifest = seal(store, name, found.manifest_fields(now), rows.batch(store, found), LIMITS)
     if ended:
         finish(store, Outcome(cycle=name, result="registered", reason=""))
     return manifest
@@ -98,7 +99,7 @@ def test_later_cycles_never_see_what_is_shipped_later(store: MemoryStore, regist
     forget(store, registry.client, ASKED, NOW + 200, dry_run=False)
     put(store, "late", NOW + 120)
     found = collect(store, registry.client, LIMITS, NOW + 300)
-    assert {s.completion_id for s in found.accounts.samples} == {"late2"}
+    assert set(found.accounts.samples["id"]) == {"late2"}
     assert found.accounts.requests == 1
     swept = retain(store, registry.client, LIMITS, NOW + 300, dry_run=False)
     assert sum(swept.forgotten.rows.values()) == 4
@@ -113,7 +114,7 @@ def test_compacted_objects_too(store: MemoryStore, registry: MemoryRegistry) -> 
     assert holding(store, "user", ADA) == []
     compact(store, limits, NOW + 9000, dry_run=False)
     found = collect(store, registry.client, LIMITS, NOW + 9000)
-    assert {s.completion_id for s in found.accounts.samples} == {"y2"}, "what the first cycle has read is still known"
+    assert set(found.accounts.samples["id"]) == {"y2"}, "what the first cycle has read is still known"
 
 
 def test_a_cycle_under_way_keeps_its_inputs_and_is_cleaned_after_its_end(store: MemoryStore, registry: MemoryRegistry) -> None:
@@ -137,9 +138,9 @@ def test_who_is_forgotten_between_collecting_and_sealing_is_not_sealed(store: Me
     found: Collected = collect(store, registry.client, LIMITS, NOW + 180)
     forget(store, registry.client, ASKED, NOW + 200, dry_run=False)
     with pytest.raises(forgotten.ForgottenMeanwhile, match="2 requests of this cycle"):
-        forgotten.check(store, [(p.user, p.project) for p in found.accounts.placed])
+        forgotten.check(store, found.accounts.placed.select("user", "project").iter_rows())
     again = collect(store, registry.client, LIMITS, NOW + 180)
-    forgotten.check(store, [(p.user, p.project) for p in again.accounts.placed])
+    forgotten.check(store, again.accounts.placed.select("user", "project").iter_rows())
 
 
 @pytest.mark.parametrize("writes", range(8))

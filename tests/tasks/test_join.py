@@ -7,10 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.records import Completion, Feedback
-from tasks.join import RANK, TRIMMED_SPACES, Joined, Label, cut, join
+from tasks.join import STRENGTH, TRIMMED_SPACES
 from tests.tasks.made import NOW, completion, feedback
+from tests.tasks.rows import Joined, Label, cut, join
 
 SECONDS = 60.0
+RANK = {outcome: rank for rank, outcome in enumerate(STRENGTH)}
 
 
 def only(completions: Sequence[Completion], told: Sequence[Feedback]) -> Joined:
@@ -172,7 +174,7 @@ told = st.builds(
     user=st.sampled_from(["u", "v"]),
     client_id=st.sampled_from(["", "k", "l", "m"]),
     completion_id=st.sampled_from(["", "", "1", "2"]),
-    outcome=st.sampled_from(list(RANK)),
+    outcome=st.sampled_from(STRENGTH),
     retained=texts,
     prefix=texts,
     suffix=st.sampled_from(["", "\n", "s"]),

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.records import Completion, Feedback
-from tasks.join import RANK, join
+from tasks.join import STRENGTH
 from tests.tasks.made import NOW, completion, feedback
+from tests.tasks.rows import join
 
 SECONDS = 60.0
 LATE_BY_CLOCKS = 1.0
@@ -118,7 +119,7 @@ def histories(draw: st.DrawFn) -> tuple[list[Completion], list[Feedback]]:
             shown = rest[: draw(st.integers(0, len(rest)))] if draw(st.booleans()) else draw(st.text("ab ", max_size=3))
             client = draw(st.sampled_from([f"k{number}-{showing}", "", "shared"]))
             cached, at = draw(st.integers(0, 5)) == 0, time + draw(st.sampled_from([-2.0, -0.5, 0.1, 10.0, 59.0, 61.0]))
-            for outcome in draw(st.lists(st.sampled_from(list(RANK)), max_size=3)):
+            for outcome in draw(st.lists(st.sampled_from(STRENGTH), max_size=3)):
                 events.append(
                     feedback(
                         f"f{len(events)}",

@@ -6,7 +6,7 @@ import pytest
 
 from infra.settings import Settings
 from infra.settings.schema import Registry
-from infra.store import sha256
+from infra.store import sha256, to_parquet
 from tasks import cycles, quarantine
 from tasks.evaluate import Evaluation
 from tasks.register import log_run
@@ -25,7 +25,7 @@ def test_the_run_names_the_data_set_and_holds_what_a_person_looks_at(tmp_path: P
     store = MemoryStore()
     docs = quarantine.write_docs(store, "cycle-000001", {"samples": "<html>rows</html>", "batch": "<html>batch</html>"})
     fields = FIELDS | {"docs": docs, "code": "0.1.0+test", "buckets": {"trained": 1, "stale": 3}, "requests": 4, "created": NOW}
-    manifest = cycles.seal(store, "cycle-000001", fields, [sample()], settings)
+    manifest = cycles.seal(store, "cycle-000001", fields, to_parquet([sample()]), settings)
     dataset = cycles.dataset_id(store, "cycle-000001")
     assert dataset == sha256([store.get("cycles/cycle-000001/manifest.json")])
 

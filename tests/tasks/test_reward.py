@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from infra.settings.schema import Reward
-from tasks.reward import advantages, group_advantages, reward, rewarded
+from tasks.reward import advantages, group_advantages, rewarded
 from tests.tasks.made import sample
+from tests.tasks.rows import sampled
 
 SETTINGS = Reward(accepted=0.75, per_character=0.01, max_characters=20, rejected=-0.25, nothing=-0.05)
 
@@ -25,7 +26,7 @@ SETTINGS = Reward(accepted=0.75, per_character=0.01, max_characters=20, rejected
     ],
 )
 def test_worth(fields, worth: float) -> None:
-    assert reward(sample(**fields), SETTINGS) == pytest.approx(worth)
+    assert rewarded(sampled([sample(**fields)]), SETTINGS)["reward"].to_list() == pytest.approx([worth])
 
 
 def test_what_nobody_judged_is_never_rewarded() -> None:
@@ -78,9 +79,9 @@ def test_advantages_are_centred_keep_the_order_and_have_unit_spread(judged: list
 
 
 def test_samples_carry_both() -> None:
-    accepted, rejected = rewarded([sample("1"), sample("2", outcome="rejected", accepted_characters=0)], SETTINGS)
-    assert (accepted.reward, rejected.reward) == (pytest.approx(0.83), -0.25)
-    assert (accepted.advantage, rejected.advantage) == (pytest.approx(1.0), pytest.approx(-1.0))
+    found = rewarded(sampled([sample("1"), sample("2", outcome="rejected", accepted_characters=0)]), SETTINGS)
+    assert found["reward"].to_list() == pytest.approx([0.83, -0.25])
+    assert found["advantage"].to_list() == pytest.approx([1.0, -1.0])
 
 
 def test_group_advantages_by_hand() -> None:
@@ -104,7 +105,7 @@ def test_groups_do_not_see_one_another(rows: list[tuple[str, float]]) -> None:
 
 
 def test_the_estimator_is_a_setting() -> None:
-    made = [sample(prompt_token_ids=(i // 2,), outcome="accepted" if i in (0, 2, 3) else "rejected") for i in range(6)]
-    group = [s.advantage for s in rewarded(made, Reward(estimator="group"))]
+    made = sampled([sample(prompt_token_ids=(i // 2,), outcome="accepted" if i in (0, 2, 3) else "rejected") for i in range(6)])
+    group = rewarded(made, Reward(estimator="group"))["advantage"].to_list()
     assert group == pytest.approx([1, -1, 0, 0, 0, 0])
-    assert [s.advantage for s in rewarded(made, Reward())] == pytest.approx([1, -1, 1, 1, -1, -1])
+    assert rewarded(made, Reward())["advantage"].to_list() == pytest.approx([1, -1, 1, 1, -1, -1])

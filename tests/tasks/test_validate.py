@@ -12,7 +12,8 @@ from tasks.batch import Batch, Bounds, batch, bounds
 from tasks.history import LEAST_CYCLES, earlier, merged, profile, rate_range
 from tasks.validate import BatchRefused, Validation, docs, validate
 from tests.tasks.made import NOW, MemoryStore, completion, feedback, sample
-from tests.tasks.test_buckets import accounted
+from tests.tasks.rows import sampled
+from tests.tasks.test_buckets import accounted, sealed
 
 GOOD = [sample(f"good {i}") for i in range(30)]
 FINE = Batch(
@@ -30,7 +31,7 @@ PAST = [
 
 
 def limits(samples: list[Sample], past: list[Profile] | None = None, **settings) -> Bounds:
-    return bounds(samples, past or [], Collect(**settings))
+    return bounds(sampled(samples), past or [], Collect(**settings))
 
 
 def test_bad_rows_are_named_with_the_expectation_that_they_fail() -> None:
@@ -44,7 +45,7 @@ def test_bad_rows_are_named_with_the_expectation_that_they_fail() -> None:
         sample("cold", temperature=0.0),
         sample("by a judge", outcome="judged"),
     ]
-    found = validate([*many, *bad], FINE, limits(many))
+    found = validate(sampled([*many, *bad]), FINE, limits(many))
     assert found.quarantined == {
         "nan": "logprobs_are_finite",
         "positive": "logprobs_are_not_above_zero",
@@ -74,7 +75,7 @@ def test_bad_rows_are_named_with_the_expectation_that_they_fail() -> None:
     ],
 )
 def test_bad_samples_stop_the_cycle(samples, reason: str) -> None:
-    found = validate(samples, FINE, limits(samples))
+    found = validate(sampled(samples), FINE, limits(samples))
     with pytest.raises(BatchRefused, match=reason):
         found.check(1.0)
 
@@ -96,7 +97,7 @@ def test_a_batch_that_is_not_like_it_should_be_stops_the_cycle(field: str, value
     many = [
         sample(f"{i}", user=f"u{i % 20}", project=f"p{i % 3}", accepted_characters=8 if i % 10 == 0 else 0) for i in range(900)
     ]
-    found = validate(many, Batch(**{**FINE.__dict__, field: value}), limits(many, PAST, **settings))
+    found = validate(sampled(many), Batch(**{**FINE.__dict__, field: value}), limits(many, PAST, **settings))
     assert len(found.refused) == 1
     with pytest.raises(BatchRefused, match=message) as refused:
         found.check(1.0, ["s3://b/rows"])
@@ -137,20 +138,23 @@ def test_profiles_add_up() -> None:
         sample("2", outcome="rejected", accepted_characters=0),
         sample("3", outcome="nothing", shown_characters=0),
     ]
-    assert profile(made) == Profile(samples=3, judged=2, accepted=1, shown_characters=16, shown_characters_squared=128)
-    assert merged([profile(made[:1]), profile(made[1:])]) == profile(made)
+    whole = profile(sampled(made))
+    assert whole == Profile(samples=3, judged=2, accepted=1, shown_characters=16, shown_characters_squared=128)
+    assert merged([profile(sampled(made[:1])), profile(sampled(made[1:]))]) == whole
 
 
 def test_a_small_batch_may_differ_by_chance_and_a_first_one_by_anything() -> None:
-    small = profile([sample(str(i), accepted_characters=0) for i in range(20)])
+    small = profile(sampled([sample(str(i), accepted_characters=0) for i in range(20)]))
     assert rate_range(small, PAST, 4.0).low == 0.0
-    large = profile([sample(str(i), accepted_characters=0) for i in range(900)])
+    large = profile(sampled([sample(str(i), accepted_characters=0) for i in range(900)]))
     expected = rate_range(large, PAST, 4.0)
     # 0.1 of 3,000 before: a quarter and four times of it, which are both beyond five standard errors of 0.0114.
     assert (expected.low, expected.high) == (pytest.approx(0.1 / 4, rel=0.02), pytest.approx(0.4, rel=0.01))
     assert rate_range(large, PAST[1:], 4.0).high == 1.0
     never = [Profile(samples=100, judged=100)] * LEAST_CYCLES
-    assert rate_range(profile([sample("1")]), never, 4.0).high > 0.05, "a history without an accept does not forbid the first"
+    assert rate_range(profile(sampled([sample("1")])), never, 4.0).high > 0.05, (
+        "a history without an accept does not forbid the first"
+    )
 
 
 def test_the_cycles_before_are_read_from_their_manifests() -> None:
@@ -169,9 +173,10 @@ def test_the_cycles_before_are_read_from_their_manifests() -> None:
 def test_what_is_quarantined_is_written_once_with_its_reason_and_no_secret() -> None:
     store = MemoryStore()
     served = [completion("bad", prefix="a"), completion("secret", prefix="b", redacted=True), completion("good", prefix="c")]
-    accounts = accounted(served, [feedback(c.id, prefix=c.prefix) for c in served])
+    accounts, samples = sealed(served, [feedback(c.id, prefix=c.prefix) for c in served])
     broken = Quarantined(completion_id="torn", project="p", user="u", time=NOW, reason="malformed", row="{}")
-    kept = quarantine.rows(accounts, {"bad": "logprobs_are_finite"}, [broken])
+    bad = [s for s in samples if s.completion_id == "bad"]
+    kept = quarantine.rows(accounts, {"bad": "logprobs_are_finite"}, [broken], bad)
     reference = quarantine.write(store, "cycle-000001", kept)
     assert reference
     assert quarantine.write(store, "cycle-000001", kept) == reference
@@ -182,6 +187,6 @@ def test_what_is_quarantined_is_written_once_with_its_reason_and_no_secret() -> 
         ("secret", "secret"),
         ("torn", "malformed"),
     ]
-    assert json.loads(found[0].row)["token_ids"] == list(accounts.samples[0].token_ids)
+    assert json.loads(found[0].row)["token_ids"] == list(bad[0].token_ids)
     assert found[1].row == ""
     assert quarantine.write(store, "cycle-000001", []) is None

@@ -20,7 +20,8 @@ from infra.settings.schema import Collect, Reward
 from tasks.reward import rewarded
 from tasks.weights import capped, weight_cap
 from tests.tasks.made import NOW, completion, feedback, sample
-from tests.tasks.test_buckets import accounted
+from tests.tasks.rows import sampled
+from tests.tasks.test_buckets import sealed
 from tests.tasks.trainer.models import VOCABULARY, tiny
 
 PLANTED = (90, 91, 92)
@@ -42,12 +43,13 @@ def test_the_cap_holds_and_is_the_largest(weights: list[float], share: float) ->
 def test_the_weights_of_one_user_are_scaled_and_keep_their_signs() -> None:
     # 1, 2, 4, 8: with at most 0.3 the cap is 0.3 * 7 / 0.7 = 3, so that the next one counts, too: 0.3 * 3 / 0.4 = 2.25.
     weights = {"a": 1.0, "b": 2.0, "c": 4.0}
-    made = [sample(user, user=user, advantage=-weight) for user, weight in weights.items()]
-    made += [sample("d1", user="d", advantage=6.0), sample("d2", user="d", advantage=-2.0)]
-    found = [s.advantage for s in capped(made, 0.3)]
+    rows = [sample(user, user=user, advantage=-weight) for user, weight in weights.items()]
+    made = sampled([*rows, sample("d1", user="d", advantage=6.0), sample("d2", user="d", advantage=-2.0)])
+    found = capped(made, 0.3)["advantage"].to_list()
     assert found == pytest.approx([-1.0, -2.0, -2.25, 6.0 * 2.25 / 8, -2.0 * 2.25 / 8])
-    assert capped(made, 1.0) == made
-    assert capped([sample("x", advantage=0.0)], 0.1) == [sample("x", advantage=0.0)]
+    assert capped(made, 1.0).equals(made)
+    nothing = sampled([sample("x", advantage=0.0)])
+    assert capped(nothing, 0.1).equals(nothing)
 
 
 def requests(model: Qwen2ForCausalLM, count: int, seed: int, name: str, planted: float = 0.0) -> list[Completion]:
@@ -89,8 +91,9 @@ def judged(served: Sequence[Completion], accepts: Sequence[bool]) -> list[Feedba
 def batch(served: Sequence[Completion], told: Sequence[Feedback], share: float) -> list[Sample]:
     """What a cycle trains on."""
     limits = Collect(max_user_share=share, max_user_weight=share)
-    accounts = accounted(served, told, limits=limits, until=NOW + 10_000)
-    return capped(rewarded(accounts.samples, Reward()), limits.max_user_weight)
+    accounts, rows = sealed(served, told, limits=limits, until=NOW + 9_000)
+    chosen = capped(rewarded(accounts.samples, Reward()), limits.max_user_weight)
+    return [s.model_copy(update={"advantage": a}) for s, a in zip(rows, chosen["advantage"], strict=True)]
 
 
 def updated(model: Qwen2ForCausalLM, samples: Sequence[Sample]) -> Qwen2ForCausalLM:

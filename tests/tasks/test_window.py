@@ -1,11 +1,15 @@
 """The window of a cycle: nothing twice, nothing lost, whatever was promoted, rolled back, or came late."""
 
-from infra.records import Completion, Manifest, ObjectReference
+import pytest
+
+from infra.records import Manifest, ObjectReference
 from infra.settings import Settings
 from infra.settings.schema import Collect
 from tasks.collect import collect
 from tasks.cycles import seal
-from tasks.window import Window, read_completions, window
+from tasks.partitions import Changed, plan, references, sift
+from tasks.window import Window, window
+from tests.tasks import rows
 from tests.tasks.made import NOW, MemoryRegistry, MemoryStore, completion, feedback
 
 SETTINGS = Settings(collect=Collect(settle_seconds=10, join_seconds=60, max_user_share=1.0))
@@ -22,8 +26,8 @@ def put(store: MemoryStore, name: str, ids: list[str], time: float) -> None:
 def cycle(store: MemoryStore, registry: MemoryRegistry, name: str, now: float) -> tuple[list[str], Manifest]:
     """Collect and seal; the ids that are trained."""
     found = collect(store, registry.client, SETTINGS, now)
-    samples = found.accounts.samples
-    return [s.completion_id for s in samples], seal(store, name, found.manifest_fields(now), samples, SETTINGS)
+    ids = found.accounts.samples["id"].to_list()
+    return ids, seal(store, name, found.manifest_fields(now), rows.batch(store, found), SETTINGS)
 
 
 def test_the_next_window_begins_where_the_champions_own_ended() -> None:
@@ -59,7 +63,7 @@ def test_an_object_that_came_late_is_in_the_next_window_and_nothing_is_trained_t
     registry.aliases["champion"] = "2"
     put(store, "late", ["2", "9"], NOW + 1)
     found = collect(store, registry.client, SETTINGS, NOW + 200)
-    assert [s.completion_id for s in found.accounts.samples] == ["9"]
+    assert found.accounts.samples["id"].to_list() == ["9"]
     assert found.accounts.buckets["duplicate"] == 1
     assert found.accounts.requests == 2
 
@@ -70,31 +74,43 @@ def test_rows_that_are_no_events_are_counted() -> None:
     key = next(store.keys("events/completions/"))
     torn = completion("2").model_copy(update={"logprobs": (-0.5,)})
     store.put_rows(key, [completion("1"), torn])
-    found = read_completions(store, Window(NOW - 1, NOW + 99, NOW - 99, {}), NOW + 100)
-    assert [c.id for _, c in found.rows] == ["1"]
-    assert found.malformed == 1
-    assert (found.broken[0].completion_id, found.broken[0].user, found.broken[0].reason) == ("2", "u", "malformed")
-    assert '"logprobs": [-0.5]' in found.broken[0].row
+    planned = plan(store, Window(NOW - 1, NOW + 99, NOW - 99, {}), NOW + 100, 60)
+    (found,) = [sift(store, partition) for partition in planned.partitions]
+    assert (planned.requests, found.facts["id"].to_list()) == (2, ["1"])
+    (broken,) = found.broken
+    assert (broken.completion_id, broken.user, broken.reason) == ("2", "u", "malformed")
+    assert '"logprobs": [-0.5]' in broken.row
 
 
 def test_objects_read_to_the_end_are_not_read_again() -> None:
     store = MemoryStore()
     put(store, "a", ["1"], NOW)
     put(store, "b", ["2"], NOW + 50)
-    every = read_completions(store, Window(NOW - 1, NOW + 99, NOW - 99, {}), NOW + 100)
+    every = plan(store, Window(NOW - 1, NOW + 99, NOW - 99, {}), NOW + 100, 60)
     manifest = Manifest(
-        cycle="c", created=NOW, champion="1", parent="1", since=0, until=NOW + 20, completions=every.objects, feedback=(),
-        samples=ObjectReference(key="", sha256="", rows=0), buckets={}, requests=0, settings_sha256="",
+        cycle="c", created=NOW, champion="1", parent="1", since=0, until=NOW + 20, completions=references(every.completions),
+        feedback=(), samples=ObjectReference(key="", sha256="", rows=0), buckets={}, requests=0, settings_sha256="",
     )  # fmt: skip
-    after = window([manifest], NOW + 100, 10, 1000)
-    read = read_completions(store, after, NOW + 100)
-    assert [r.key[-9:] for r in read.objects] == ["b.parquet"]
-    assert [c.id for _, c in read.rows] == ["2"]
+    after = plan(store, window([manifest], NOW + 100, 10, 1000), NOW + 100, 60)
+    assert [r.key[-9:] for r in references(after.completions)] == ["b.parquet"]
+    assert [i for partition in after.partitions for i in sift(store, partition).facts["id"]] == ["2"]
 
 
 def test_who_only_counts_reads_no_tokens() -> None:
     store = MemoryStore()
     put(store, "a", ["1"], NOW)
-    ((_, found),) = read_completions(store, Window(NOW - 1, NOW + 99, NOW - 99, {}), NOW + 100, tokens=False).rows
-    assert isinstance(found, Completion)
-    assert (found.token_ids, found.text) == ((), "foo(bar)")
+    torn = completion("2", prefix="2 = ").model_copy(update={"logprobs": (-0.5,)})
+    store.put_rows(f"events/completions/{rows.FOLDER}/b.parquet", [torn])
+    (partition,) = plan(store, Window(NOW - 1, NOW + 99, NOW - 99, {}), NOW + 100, 60).partitions
+    found = sift(store, partition, tokens=False)
+    assert (found.facts["id"].to_list(), found.broken) == (["1", "2"], ())
+    assert "tokens" not in found.matches.columns
+
+
+def test_what_was_rewritten_after_the_window_was_looked_at_is_noticed() -> None:
+    store = MemoryStore()
+    put(store, "a", ["1", "2"], NOW)
+    (partition,) = plan(store, Window(NOW - 1, NOW + 99, NOW - 99, {}), NOW + 100, 60).partitions
+    put(store, "a", ["1"], NOW)
+    with pytest.raises(Changed, match=r"a.parquet: SHA-256 .* was forgotten meanwhile"):
+        sift(store, partition)

@@ -1,0 +1,113 @@
+"""Event objects as frames: checked a column at a time, and by their record's own validator only where a row looks wrong."""
+
+from collections.abc import Mapping, Sequence
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import ValidationError
+
+from infra.records import Record
+
+ALIGNED = ("token_ids", "logprobs", "token_ends")
+"""Lists of a completion that are as long as each other."""
+PLAIN: Mapping[Any, type[pl.DataType]] = {str: pl.String, float: pl.Float64, int: pl.Int64, bool: pl.Boolean}
+ARROW = {pl.String: pa.string(), pl.Float64: pa.float64(), pl.Int64: pa.int64(), pl.Boolean: pa.bool_()}
+
+
+def schema(record: type[Record]) -> dict[str, pl.DataType]:
+    """A record's columns."""
+    return {name: _column(field.annotation) for name, field in record.model_fields.items()}
+
+
+def _column(annotation: Any) -> pl.DataType:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return pl.Enum(arguments)
+    if origin is tuple:
+        return pl.List(_column(arguments[0]))
+    if any(get_origin(a) is Literal for a in arguments):  # a union of literals
+        return pl.Enum([value for a in arguments for value in get_args(a)])
+    return PLAIN[next((a for a in arguments if a is not NoneType), annotation)]()
+
+
+def nullable(record: type[Record]) -> set[str]:
+    """Columns in which nothing may stand."""
+    return {name for name, field in record.model_fields.items() if NoneType in get_args(field.annotation)}
+
+
+def arrow_schema(record: type[Record]) -> pa.Schema:
+    """A record's columns as they are written to Parquet."""
+
+    def column(kind: pl.DataType) -> pa.DataType:
+        return pa.list_(column(kind.inner)) if isinstance(kind, pl.List) else ARROW.get(type(kind), pa.string())  # type: ignore[arg-type]
+
+    return pa.schema([(name, column(kind)) for name, kind in schema(record).items()])
+
+
+def checked(table: pa.Table, record: type[Record], left_out: Sequence[str] = ()) -> tuple[pl.DataFrame, list[dict[str, Any]]]:
+    """The rows that are records, and the others as they were found; `left_out` are columns that are neither read nor checked."""
+    columns = {name: kind for name, kind in schema(record).items() if name not in left_out}
+    table = table.drop_columns([name for name in left_out if name in table.column_names])
+    if not table.num_rows or not _looks_right(table, record, columns):
+        return _by_validator(table, record, columns, left_out)
+    frame = pl.DataFrame(pl.from_arrow(table.select([name for name in columns if name in table.column_names])))
+    frame = frame.select(
+        (
+            pl.col(name).cast(kind, strict=False) if name in frame.columns else pl.lit(record.model_fields[name].default, kind)
+        ).alias(name)
+        for name, kind in columns.items()
+    )
+    # A word that is none of a column's is null by now.
+    wrong = [pl.col(name).is_null() for name in columns if name not in nullable(record)]
+    lengths = [pl.col(name).list.len() for name in ALIGNED if name in columns]
+    wrong += [lengths[0] != length for length in lengths[1:]]
+    bad = frame.select(wrong=pl.any_horizontal(wrong).fill_null(True))["wrong"]
+    if not bad.any():
+        return frame, []
+    fine, broken = _by_validator(table.filter(bad.to_arrow()), record, columns, left_out)
+    return pl.concat([frame.filter(~bad), fine]), broken
+
+
+def _looks_right(table: pa.Table, record: type[Record], columns: Mapping[str, pl.DataType]) -> bool:
+    """Whether the columns are the record's, in types that mean the same."""
+    missing = columns.keys() - set(table.column_names)
+    return (
+        set(table.column_names) <= columns.keys()
+        and not any(record.model_fields[name].is_required() for name in missing)
+        and all(_fits(field.type, columns[field.name]) for field in table.schema)
+        and not any(
+            pc.list_flatten(table[field.name]).null_count
+            for field in table.schema
+            if isinstance(columns[field.name], pl.List) and not pa.types.is_null(field.type)
+        )
+    )
+
+
+def _fits(found: pa.DataType, wanted: pl.DataType) -> bool:
+    kinds = pa.types
+    if kinds.is_null(found):
+        return True
+    if isinstance(wanted, pl.List):
+        return (kinds.is_list(found) or kinds.is_large_list(found)) and _fits(found.value_type, wanted.inner)  # type: ignore[arg-type]
+    if isinstance(wanted, pl.Float64):
+        return found in (pa.float64(), pa.float32()) or kinds.is_signed_integer(found)
+    if isinstance(wanted, pl.Int64):
+        return kinds.is_signed_integer(found)
+    if isinstance(wanted, pl.Boolean):
+        return kinds.is_boolean(found)
+    return kinds.is_string(found) or kinds.is_large_string(found)
+
+
+def _by_validator(
+    table: pa.Table, record: type[Record], columns: Mapping[str, pl.DataType], left_out: Sequence[str]
+) -> tuple[pl.DataFrame, list[dict[str, Any]]]:
+    fine, broken = [], []
+    for row in table.to_pylist():
+        try:
+            fine.append(record.model_validate({**row, **dict.fromkeys(left_out, ())}).model_dump())
+        except ValidationError:
+            broken.append(row)
+    return pl.DataFrame(fine, schema=schema(record)).select(columns.keys()), broken

@@ -1,0 +1,90 @@
+"""A cycle in a process of its own that may be killed at any moment: python -m tests.flows.kills
+
+Everything is imported once. For each line of the input, pickled settings in hex, a process is forked that runs the flow `cycle`
+to its end: the steps themselves, without Prefect's engine around them. Its id is printed when it starts, its status at its end.
+Real are the object store and its client, the order of the steps and all that they write; training, scores and MLflow are played,
+the same for the same samples.
+"""
+
+import hashlib
+import logging
+import os
+import pickle
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from prefect import Task
+
+import infra.settings
+from flows.cycle import cycle
+from infra.records import Manifest
+from infra.settings import Settings
+from infra.store import ObjectStore
+from tasks import evaluate, partitions, register, steps, train, validate
+from tasks.trainer.job import Metrics
+from tests.tasks.test_evaluate import scores
+
+PIECES, PIECE = 16, 1 << 17
+"""A checkpoint of 2 MB, so that a kill may well hit its upload."""
+METRICS: dict[str, Any] = {
+    **{"samples": 4, "tokens": 8, "mean_reward": 0.1, "entropy": 1.0, "importance_clipped": 0.0},
+    **{"logprob_difference_mean": None, "logprob_difference_max": None, "steps": (), "seconds": {"train": 1.0}},
+}
+
+
+def trained(store: ObjectStore, manifest: Manifest, parent: Path, wanted: object, folder: Path, *_: object) -> train.Trained:
+    """Weights that its samples decide, written a piece at a time."""
+    checkpoint = folder / "checkpoint"
+    checkpoint.mkdir(parents=True, exist_ok=True)
+    seed = hashlib.sha256(store.get(manifest.samples.key)).digest()
+    with (checkpoint / "model.safetensors").open("wb") as file:
+        for number in range(PIECES):
+            file.write(hashlib.sha256(seed + bytes([number])).digest() * (PIECE // 32))
+            file.flush()
+            time.sleep(0.005)
+    (checkpoint / "config.json").write_text("{}")
+    return train.Trained(checkpoint, Metrics(**METRICS), 1.0)
+
+
+def champion(settings: Settings, version: str) -> Path:
+    folder = settings.train.folder / f"version-{version}"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "model.safetensors").write_text(version)
+    return folder
+
+
+def run(settings: Settings) -> None:
+    """One run of the flow."""
+    for name, value in list(vars(steps).items()):
+        if isinstance(value, Task):
+            setattr(steps, name, value.fn)
+    steps.get_run_logger = logging.getLogger  # type: ignore[assignment]
+    steps.create_table_artifact = steps.create_markdown_artifact = lambda *_, **__: None  # type: ignore[assignment]
+    steps.spread = lambda given, window: [partitions.sift(steps.store_of(given), partition) for partition in window]
+    steps.checkpoint_of = champion
+    train.train = trained  # type: ignore[assignment]
+    evaluate.score = lambda *_: scores(6.0)  # type: ignore[assignment]
+    validate.validate = lambda samples, *_: validate.Validation(samples.height, 0, {}, ())  # type: ignore[assignment]
+    validate.docs = lambda results: {"samples": "<html></html>"}  # type: ignore[assignment]
+    register.log_run = lambda *_: "run"  # type: ignore[assignment]
+    infra.settings.load = lambda: settings  # type: ignore[assignment]
+    cycle.fn()
+
+
+def main() -> None:
+    for line in sys.stdin:
+        if (child := os.fork()) == 0:
+            code = 1
+            try:
+                run(pickle.loads(bytes.fromhex(line)))
+                code = 0
+            finally:
+                os._exit(code)
+        print(child, flush=True)
+        print(os.waitpid(child, 0)[1], flush=True)
+
+
+if __name__ == "__main__":
+    main()
