@@ -173,9 +173,11 @@ def reward(settings: Settings, collected: Collected) -> Manifest:
     """Reward the samples and seal the cycle: from here on it is completed by whoever comes next."""
     store = store_of(settings)
     chosen = capped(rewarded(collected.accounts.samples, settings.reward), settings.collect.max_user_weight)
+    served = collected.accounts.placed.select("user", "project").rows()
+    forgotten.check(store, served)  # of those who are forgotten by now there are no tokens to be read
     body = samples.parquet(samples.tables(store, collected.plan.partitions, chosen))
     cycle = cycles.next_name(cycles.index(store))
-    forgotten.check(store, collected.accounts.placed.select("user", "project").iter_rows())
+    forgotten.check(store, served)
     store.put_json(f"cycles/{cycle}/validation.json", {"quarantined": collected.accounts.reasons, "orphans": collected.orphans})
     return cycles.seal(store, cycle, collected.manifest_fields(time.time()), body, settings)
 
