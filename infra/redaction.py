@@ -20,7 +20,7 @@ LONGEST_LINE = 2_000
 """Longer lines are no code that a person wrote: they are redacted whole where anything is found in a part of them."""
 AROUND = r"[^\s\"'`,;=()\[\]{}<>]*"
 WORTH_A_LOOK = re.compile(
-    r"[A-Za-z0-9+/_\-]{16}|[\"'][0-9a-fA-F]{9}|AP[0-9A-F][A-Za-z0-9]{8}|AKC[A-Za-z0-9]{10}|://|(?i:pass|pwd|secret|key|auth|contrase)"
+    r"[A-Za-z0-9+/_\-]{16}|[\"'][0-9a-fA-F]{9}|AP[0-9A-F][A-Za-z0-9]{8}|AKC[A-Za-z0-9]{10}|://|(?i:xox[a-z]-|pass|pwd|secret|key|auth|contrase)"
 )
 """What every secret holds that a detector finds; most lines of code hold none of it and are spared the detectors."""
 KEY_BEGIN, KEY_END = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY"), re.compile(r"-----END [A-Z ]*PRIVATE KEY")

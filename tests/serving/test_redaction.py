@@ -66,6 +66,10 @@ def test_a_line_longer_than_any_person_writes_is_looked_at_too(redactor: Redacto
         assert redactor.text("x" + " " * before + 'password = "correct horse battery" ' + "x " * 900) == REDACTED
 
 
+def test_a_short_token_is_found() -> None:
+    assert REDACTOR.text('token = "xoxA-0-0"') == 'token = "[redacted]"'
+
+
 def test_a_token_whose_pattern_has_an_empty_group_is_found() -> None:
     token = "glcbt-" + "0" * 20
     assert REDACTOR.text(f'token = "{token}"') == 'token = "[redacted]"'
