@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from types import NoneType
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, cast, get_args, get_origin
 
 import polars as pl
 import pyarrow as pa
@@ -33,6 +33,10 @@ def _column(annotation: Any) -> pl.DataType:
     return PLAIN[next((a for a in arguments if a is not NoneType), annotation)]()
 
 
+def _inner(kind: pl.List) -> pl.DataType:
+    return cast(pl.DataType, kind.inner)  # an instance, as _column makes it; polars allows a class too
+
+
 def nullable(record: type[Record]) -> set[str]:
     """Columns in which nothing may stand."""
     return {name for name, field in record.model_fields.items() if NoneType in get_args(field.annotation)}
@@ -42,7 +46,7 @@ def arrow_schema(record: type[Record]) -> pa.Schema:
     """A record's columns as they are written to Parquet."""
 
     def column(kind: pl.DataType) -> pa.DataType:
-        return pa.list_(column(kind.inner)) if isinstance(kind, pl.List) else ARROW.get(type(kind), pa.string())  # type: ignore[arg-type]
+        return pa.list_(column(_inner(kind))) if isinstance(kind, pl.List) else ARROW.get(type(kind), pa.string())
 
     return pa.schema([(name, column(kind)) for name, kind in schema(record).items()])
 
@@ -91,7 +95,7 @@ def _fits(found: pa.DataType, wanted: pl.DataType) -> bool:
     if kinds.is_null(found):
         return True
     if isinstance(wanted, pl.List):
-        return (kinds.is_list(found) or kinds.is_large_list(found)) and _fits(found.value_type, wanted.inner)  # type: ignore[arg-type]
+        return (kinds.is_list(found) or kinds.is_large_list(found)) and _fits(found.value_type, _inner(wanted))
     if isinstance(wanted, pl.Float64):
         return found in (pa.float64(), pa.float32()) or kinds.is_signed_integer(found)
     if isinstance(wanted, pl.Int64):

@@ -60,16 +60,21 @@ def run(settings: Settings) -> None:
     for name, value in list(vars(steps).items()):
         if isinstance(value, Task):
             setattr(steps, name, value.fn)
-    steps.get_run_logger = logging.getLogger  # type: ignore[assignment]
-    steps.create_table_artifact = steps.create_markdown_artifact = lambda *_, **__: None  # type: ignore[assignment]
-    steps.spread = lambda given, window: [partitions.sift(steps.store_of(given), partition) for partition in window]
-    steps.checkpoint_of = champion
-    train.train = trained  # type: ignore[assignment]
-    evaluate.score = lambda *_: scores(6.0)  # type: ignore[assignment]
-    validate.validate = lambda samples, *_: validate.Validation(samples.height, 0, {}, ())  # type: ignore[assignment]
-    validate.docs = lambda results: {"samples": "<html></html>"}  # type: ignore[assignment]
-    register.log_run = lambda *_: "run"  # type: ignore[assignment]
-    infra.settings.load = lambda: settings  # type: ignore[assignment]
+    played: list[tuple[Any, str, Any]] = [
+        (steps, "get_run_logger", logging.getLogger),
+        (steps, "create_table_artifact", lambda *_, **__: None),
+        (steps, "create_markdown_artifact", lambda *_, **__: None),
+        (steps, "spread", lambda given, window: [partitions.sift(steps.store_of(given), part) for part in window]),
+        (steps, "checkpoint_of", champion),
+        (train, "train", trained),
+        (evaluate, "score", lambda *_: scores(6.0)),
+        (validate, "validate", lambda samples, *_: validate.Validation(samples.height, 0, {}, ())),
+        (validate, "docs", lambda results: {"samples": "<html></html>"}),
+        (register, "log_run", lambda *_: "run"),
+        (infra.settings, "load", lambda: settings),
+    ]
+    for module, name, player in played:
+        setattr(module, name, player)
     cycle.fn()
 
 
