@@ -2,8 +2,8 @@
 
 Everything is imported once. For each line of the input, pickled settings in hex, a process is forked that runs the flow `cycle`
 to its end: the steps themselves, without Prefect's engine around them. Its id is printed when it starts, its status at its end.
-Real are the object store and its client, the order of the steps and all that they write; training, scores and MLflow are played,
-the same for the same samples.
+Real are the object store and its client, the order of the steps and all that they write; expectations, training, scores and
+MLflow's runs are played, the same for the same samples.
 """
 
 import hashlib
