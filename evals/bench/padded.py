@@ -1,6 +1,6 @@
 """The trainer's step as transformers does it, with batches as TRL makes them: the other side of bench/trainer.py.
 
-python -m evals.bench.padded SAMPLES OUT STEPS writes the CPU-seconds of each step.
+python -m evals.bench.padded SAMPLES OUT STEPS PRECISION writes the CPU-seconds of each step.
 
 Samples as they come, ROWS to a batch, prompts padded on the left and completions on the right, logits of the completion only.
 """
@@ -24,21 +24,24 @@ ROWS = 8
 """Samples of a TRL-style batch (its per_device_train_batch_size)."""
 
 
-def reference_steps(samples: Sequence[Sample], base: Path, steps: int) -> list[float]:
-    """CPU-seconds of the same step by transformers."""
+def reference_steps(samples: Sequence[Sample], base: Path, steps: int, precision: str) -> list[float]:
+    """CPU-seconds of the same step by transformers; bfloat16 as accelerate has it, under autocast over float32 weights."""
     torch.set_num_threads(1)
+    mixed = torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16")
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, attn_implementation="sdpa").train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.0)
     total = sum(len(sample.token_ids) for sample in samples)
     batches = [collated(samples[start : start + ROWS]) for start in range(0, len(samples), ROWS)]
-    with torch.no_grad():
+    with torch.no_grad(), mixed:
         near = [scores(model, *batch[:4]) for batch in batches]
     found = []
     for _ in range(steps):
         began = time.process_time()
         optimizer.zero_grad()
         for (ids, seen, targets, real, advantage), old in zip(batches, near, strict=True):
-            ratio = (scores(model, ids, seen, targets, real) - old).exp()
+            with mixed:
+                policy = scores(model, ids, seen, targets, real)
+            ratio = (policy - old).exp()
             each = torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
             (-(each * real).sum() / total).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -52,7 +55,7 @@ def scores(
 ) -> torch.Tensor:
     """Log-probabilities of a batch's completions, [B, C], zero on padding."""
     keep = targets.shape[1] + 1
-    logits = model(input_ids=ids, attention_mask=seen, logits_to_keep=keep).logits[:, -keep:-1]
+    logits = model(input_ids=ids, attention_mask=seen, logits_to_keep=keep).logits[:, -keep:-1].float()
     # As TRL's selective_log_softmax: one logit less the logarithm of the sum, without a whole log_softmax.
     return (logits.gather(2, targets[:, :, None])[:, :, 0] - logits.logsumexp(2)) * real
 
@@ -74,9 +77,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("samples", type=Path, help="Parquet of samples")
     parser.add_argument("out", type=Path, help="JSON to write")
     parser.add_argument("steps", type=int, help="how many to take")
+    parser.add_argument("precision", choices=("float32", "bfloat16"), help="of the products")
     options = parser.parse_args(arguments)
     base = configuration.path(configuration.load().model.base)
-    seconds = reference_steps(from_parquet(options.samples.read_bytes(), Sample), base, options.steps)
+    seconds = reference_steps(from_parquet(options.samples.read_bytes(), Sample), base, options.steps, options.precision)
     options.out.write_text(json.dumps(seconds))
     return 0
 

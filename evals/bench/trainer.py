@@ -1,8 +1,8 @@
 """The trainer's step beside the same step in transformers (bench/padded.py).
 
 One PPO step over the same samples, twice, each in a process of its own with one thread: by the trainer, and by transformers with
-batches as TRL makes them. Tokens of prompts and completions, padding not counted, per CPU-second; the best of some steps, since
-other work on the machine only ever adds to one.
+batches as TRL makes them, both in float32 and both in bfloat16 (transformers under autocast). Tokens of prompts and completions,
+padding not counted, per CPU-second; the best of some steps, since other work on the machine only ever adds to one.
 """
 
 import asyncio
@@ -32,6 +32,7 @@ FASTER = 1.5
 LINEAR = 1.15
 """Goal: CPU-seconds a token with the most samples, over those with the fewest."""
 STEPS = 4
+PRECISIONS = ("float32", "bfloat16")
 
 
 def samples_of(count: int, settings: Settings) -> list[Sample]:
@@ -64,7 +65,7 @@ def samples_of(count: int, settings: Settings) -> list[Sample]:
     return made
 
 
-def job_of(samples: Path, folder: Path, count: int, settings: Settings, steps: int) -> dict[str, object]:
+def job_of(samples: Path, folder: Path, count: int, settings: Settings, steps: int, precision: str) -> dict[str, object]:
     """The trainer's job: every step is one pass over all samples, and all weights are trained, as on the other side."""
     return {
         "checkpoint": str(configuration.path(settings.model.base)),
@@ -76,6 +77,7 @@ def job_of(samples: Path, folder: Path, count: int, settings: Settings, steps: i
         "minibatch": count,
         "micro_batch_tokens": settings.train.micro_batch_tokens,
         "threads": 1,
+        "precision": precision,
     }
 
 
@@ -101,34 +103,40 @@ async def run(settings: Settings) -> list[Figure]:
 
 
 def bench(settings: Settings, sizes: Sequence[int], steps: int, folder: Path) -> list[Figure]:
-    """Both sides at every size."""
+    """Both sides at every size, in every precision."""
     figures: list[Figure] = []
     cost = {}
     for count in sizes:
-        place = folder / str(count)
-        place.mkdir(parents=True, exist_ok=True)
         samples = samples_of(count, settings)
-        path = place / "samples.parquet"
-        path.write_bytes(to_parquet(samples))
-        (place / "job.json").write_text(json.dumps(job_of(path, place, count, settings, steps)))
         tokens = sum(len(s.prompt_token_ids) + len(s.token_ids) for s in samples)
-        own_memory = measured(
-            (sys.executable, "-m", "tasks.trainer.ppo", "--job", str(place / "job.json")), place / "trainer.log"
-        )
-        own = min(step["cpu_seconds"] for step in json.loads((place / "metrics.json").read_text())["steps"])
-        reference = place / "reference.json"
-        other_memory = measured(
-            (sys.executable, "-m", "evals.bench.padded", str(path), str(reference), str(steps)),
-            place / "transformers.log",
-        )
-        other = min(json.loads(reference.read_text()))
-        cost[count] = own / tokens
-        figures += [
-            figure(f"ppo_step.{count}.trainer", tokens / own, "tokens/CPU-s"),
-            figure(f"ppo_step.{count}.transformers", tokens / other, "tokens/CPU-s"),
-            figure(f"ppo_step.{count}.times_as_fast", other / own, "", least=FASTER),
-            figure(f"ppo_step.{count}.peak_memory", own_memory, "MiB", most=other_memory),
-            figure(f"ppo_step.{count}.peak_memory_of_transformers", other_memory, "MiB"),
-        ]
-    figures.append(figure("ppo_step.cost_of_a_token_most_to_fewest", cost[max(sizes)] / cost[min(sizes)], "", most=LINEAR))
+        for precision in PRECISIONS:
+            place = folder / f"{count}-{precision}"
+            place.mkdir(parents=True, exist_ok=True)
+            (own, own_memory), (other, other_memory) = both(place, samples, settings, steps, precision)
+            cost[count, precision] = own / tokens
+            name = f"ppo_step.{count}.{precision}"
+            figures += [
+                figure(f"{name}.trainer", tokens / own, "tokens/CPU-s"),
+                figure(f"{name}.transformers", tokens / other, "tokens/CPU-s"),
+                figure(f"{name}.times_as_fast", other / own, "", least=FASTER),
+                figure(f"{name}.peak_memory", own_memory, "MiB", most=other_memory),
+                figure(f"{name}.peak_memory_of_transformers", other_memory, "MiB"),
+            ]
+    for precision in PRECISIONS:
+        ratio = cost[max(sizes), precision] / cost[min(sizes), precision]
+        figures.append(figure(f"ppo_step.{precision}.cost_of_a_token_most_to_fewest", ratio, "", most=LINEAR))
     return figures
+
+
+def both(
+    place: Path, samples: Sequence[Sample], settings: Settings, steps: int, precision: str
+) -> tuple[tuple[float, float], tuple[float, float]]:
+    """CPU-seconds of the best step and peak memory in MiB, of the trainer and of transformers."""
+    path, job, reference = place / "samples.parquet", place / "job.json", place / "reference.json"
+    path.write_bytes(to_parquet(samples))
+    job.write_text(json.dumps(job_of(path, place, len(samples), settings, steps, precision)))
+    own_memory = measured((sys.executable, "-m", "tasks.trainer.ppo", "--job", str(job)), place / "trainer.log")
+    own = min(step["cpu_seconds"] for step in json.loads((place / "metrics.json").read_text())["steps"])
+    padded = (sys.executable, "-m", "evals.bench.padded", str(path), str(reference), str(steps), precision)
+    other_memory = measured(padded, place / "transformers.log")
+    return (own, own_memory), (min(json.loads(reference.read_text())), other_memory)

@@ -16,8 +16,8 @@ from tokenizers import Tokenizer
 
 from evals.heldout import read_source, training_files
 from infra.fim import END, MIDDLE, PAD, SPECIAL_TOKENS, Renderer
-from tasks.trainer import corpus, sources
-from tasks.trainer.engine import Engine, Optimization, Parallel, faster_in_bf16, start, stop
+from tasks.trainer import corpus, products, sources
+from tasks.trainer.engine import Engine, Optimization, Parallel, start, stop
 from tasks.trainer.pretrain import Schedule, train, weights_of
 
 VOCABULARY, LENGTH = 4096, 256
@@ -109,7 +109,9 @@ def main() -> None:
         prepare(files, arguments)
     dist.barrier()
     rows = np.load(arguments.work / ROWS, mmap_mode="r")
-    precise = Optimization(arguments.learning_rate, optimizer="muon", weight_decay=0.1, bf16=faster_in_bf16())
+    precise = Optimization(
+        arguments.learning_rate, optimizer="muon", weight_decay=0.1, bf16=products.faster_in_bf16(products.processor())
+    )
     engine = Engine(architecture(), Parallel(), precise)
     engine.make_optimizer()
     if arguments.parent:

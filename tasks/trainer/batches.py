@@ -1,7 +1,7 @@
 """Samples as padded micro-batches.
 
-Legend: B samples of a micro-batch, T tokens of the longest of them (prompt and completion), K sampled tokens in the micro-batch,
-C prompt tokens on which the language-model loss is taken.
+Legend: B samples of a micro-batch, T tokens of the longest of them, padded (prompt and completion), K sampled tokens in the
+micro-batch, C prompt tokens on which the language-model loss is taken.
 """
 
 import math
@@ -16,6 +16,8 @@ import torch
 
 from infra.records import Sample
 
+WIDTHS = 8
+"""Rows are padded to a multiple of so many tokens: products of few shapes are prepared, and freed memory fits what comes next."""
 PAD = 0
 """Any token does: causality keeps padding on the right out of sight, and the mask out of the loss."""
 
@@ -114,7 +116,7 @@ def micro_batches(
 
     `context`: prompt tokens of each sample that the language-model loss is taken on.
     """
-    length = {i: len(samples[i].prompt_token_ids) + len(samples[i].token_ids) for i in chosen}
+    length = {i: _width(samples[i]) for i in chosen}
     groups: list[list[int]] = []
     for i in sorted(chosen, key=lambda i: (length[i], i)):
         # Sorted, so the newest is the longest: the group's padded size is its length times its rows.
@@ -123,6 +125,11 @@ def micro_batches(
         else:
             groups.append([i])
     return [_micro_batch(samples, group, proximal, context, reference) for group in groups]
+
+
+def _width(sample: Sample) -> int:
+    """Tokens of a sample with its padding."""
+    return math.ceil((len(sample.prompt_token_ids) + len(sample.token_ids)) / WIDTHS) * WIDTHS
 
 
 def context_positions(sample: Sample, count: int) -> list[int]:
@@ -135,7 +142,7 @@ def _micro_batch(
     samples: Sequence[Sample], group: list[int], proximal: Proximal, context: int, reference: Proximal
 ) -> MicroBatch:
     rows = [samples[i] for i in group]
-    width = max(len(r.prompt_token_ids) + len(r.token_ids) for r in rows)
+    width = max(map(_width, rows))
     tokens = torch.full((len(rows), width), PAD, dtype=torch.long)
     at: list[int] = []
     told: list[tuple[int, int]] = []

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from tasks.trainer import shim
+from tasks.trainer import products, shim
 
 shim.install()
+PRODUCTS = products.install(products.processor())
+"""Kept, since they are in force for as long as it is."""
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
@@ -79,14 +81,6 @@ def stop() -> None:
     """Leave the process group."""
     parallel_state.destroy_model_parallel()
     dist.destroy_process_group()
-
-
-def faster_in_bf16() -> bool:
-    """Whether this machine multiplies bfloat16 faster than float32.
-
-    GPUs do, and CPUs with AMX (200 against 100 GFLOP/s on two cores); AVX512-BF16 alone does not (79 against 149 on one).
-    """
-    return torch.cuda.is_available() or "amx_bf16" in Path("/proc/cpuinfo").read_text().split()
 
 
 class Engine:

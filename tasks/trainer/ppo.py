@@ -26,7 +26,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 # First of all: it prepares Megatron for machines without CUDA before anything imports it.
-from tasks.trainer.engine import Engine, Optimization, Parallel, faster_in_bf16, start, stop
+from tasks.trainer.engine import Engine, Optimization, Parallel, start, stop
 
 # isort: split
 import torch
@@ -35,7 +35,7 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
 
 from infra.records import Sample
-from tasks.trainer import flops, moments, reports, safety
+from tasks.trainer import flops, moments, products, reports, safety
 from tasks.trainer.batches import AT_STEP, MicroBatch, Proximal, micro_batches, minibatches, read
 from tasks.trainer.job import CHECKPOINT_NAME, METRICS_NAME, OPTIMIZER_NAME, REFUSED_NAME, Job, Metrics, StepMetrics
 from tasks.trainer.losses import Entropy, clipped_surrogate, importance_weights, reference_kl
@@ -368,7 +368,7 @@ def run(job: Job) -> Metrics:
     config = json.loads((job.checkpoint / "config.json").read_text())
     samples = read(job.samples, config["vocab_size"], config["max_position_embeddings"])
     safety.check_classes(samples)
-    bf16 = faster_in_bf16() if job.precision == "fastest" else job.precision == "bfloat16"
+    bf16 = products.faster_in_bf16(products.processor()) if job.precision == "fastest" else job.precision == "bfloat16"
     engine = Engine(
         config,
         Parallel(job.tensor_parallel, job.pipeline_parallel),

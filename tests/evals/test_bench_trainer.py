@@ -54,13 +54,14 @@ def test_padding_does_not_move_a_log_probability(model):
 
 def test_every_step_is_timed(model, tmp_path):
     model.save_pretrained(tmp_path)
-    found = reference_steps(ROWS * 5, tmp_path, 2)
-    assert len(found) == 2 and min(found) > 0
+    for precision in ("float32", "bfloat16"):
+        found = reference_steps(ROWS * 5, tmp_path, 2, precision)
+        assert len(found) == 2 and min(found) > 0
 
 
 def test_the_trainer_is_given_a_job_over_the_same_samples(tmp_path):
     settings = settings_.load(LOCAL, {})
     made = samples_of(3, settings)
     assert len(made) == 3 and all(len(s.token_ids) <= settings.serving.sampling.max_tokens for s in made)
-    job = Job.model_validate(job_of(tmp_path / "s", tmp_path, 3, settings, 2))
+    job = Job.model_validate(job_of(tmp_path / "s", tmp_path, 3, settings, 2, "float32"))
     assert (job.minibatch, job.epochs, job.frozen_layers, job.context_weight) == (3, 2, 0, 0)
