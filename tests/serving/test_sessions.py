@@ -24,7 +24,7 @@ VARYING = re.compile(r"(?i)^date: .*?\r\n|(?<=cmpl-)[0-9a-f-]{36}|(?<=\"created\
 AFTER = '"' + MORE
 """From the end of an event's text to the end of the event."""
 BETWEEN = re.compile(re.escape(AFTER) + r'data: \{[^\n]*?"choices": \[\{"text": "')
-SECONDS_A_TOKEN = 0.02
+SECONDS_A_TOKEN = 0.1
 """While the client is to leave before the last token."""
 
 
