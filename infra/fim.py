@@ -62,6 +62,20 @@ def take_apart(prompt: str) -> Context:
     return Context(prompt[start + len(PREFIX) : middle], prompt[middle + len(SUFFIX) : end], prompt[:start])
 
 
+def asked(prompt: str, prefix: str, suffix: str) -> tuple[str, str]:
+    """Prefix and suffix that an editor asked with, of an event that tells all three.
+
+    The prompt is what was sent; beside it may stand more of the file, or other files' code under marks of the editor's own.
+    """
+    if PREFIX not in prompt:
+        return prefix, suffix
+    try:
+        context = take_apart(prompt)
+    except ValueError:
+        return prefix, suffix
+    return context.prefix, context.suffix
+
+
 def _unmarked(text: str) -> str:
     """A tokenizer would read marker text in code as the markers; a zero-width joint keeps it text."""
     for marker in SPECIAL_TOKENS:

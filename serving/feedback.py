@@ -199,14 +199,7 @@ def add_feedback(app: FastAPI, judging: Judging) -> None:
 
 def _autocomplete(event: Autocomplete, caller: Caller, now: float) -> Feedback:
     outcome: Outcome = "shown" if event.accepted is None else "accepted" if event.accepted else "rejected"
-    prefix, suffix = event.prefix, event.suffix
-    if fim.PREFIX in event.prompt:
-        # The prompt is what was asked; prefix and suffix may hold more of the file than was sent.
-        try:
-            context = fim.take_apart(event.prompt)
-            prefix, suffix = context.prefix, context.suffix
-        except ValueError:
-            pass
+    prefix, suffix = fim.asked(event.prompt, event.prefix, event.suffix)
     told: dict[str, Any] = {
         "made_at": _seconds(event.timestamp),
         "prefix": prefix,

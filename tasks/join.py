@@ -5,6 +5,9 @@ By the server's completion id where the client knows it, else by content (see RE
     at the place   same project and user, within join_seconds, event prefix and suffix as served, shown a prefix of the text
     stream reuse   event prefix = served prefix + typed, same suffix, typed + shown a prefix of the text
 
+With a name selected in the list of suggestions, Continue asks as if it stood there already, and tells it again in front of what
+was shown: the prefix ends with it and the shown text begins with it.
+
     feedback -- merge --> showings; completions x showings -- match --> matches; completions x matches -- label --> labels
 
 Every step may be given a part of the events (tasks/partitions.py): a showing needs all of its own events and all completions that
@@ -27,7 +30,9 @@ LEAST_KEPT = 4
 CLOCK_SLACK_SECONDS = 1.0
 """Replicas' clocks may differ by this much: feedback may seem to arrive before its completion by so much."""
 TRIMMED_SPACES = ("", " ", "  ")
-"""What Continue removes in front of a Qwen model's completion: one space, and one more where the prefix ends in a space."""
+"""What Continue removes in front of a completion: a space where the prefix ends in one, and before 0.8.60 one more of Qwen's."""
+LEAST_SELECTED, MOST_SELECTED = 4, 200
+"""Characters of a name selected in the list of suggestions; Continue asks with one only when four of it are typed."""
 BLANKS = "".join(c for c in map(chr, range(0x3001)) if c.isspace())
 """What Python strips, which is more than Polars does."""
 WHO = ["project", "user"]
@@ -88,7 +93,7 @@ def match(completions: pl.DataFrame, showings: pl.DataFrame, join_seconds: float
     served = completions.select(*WHO, "text", served="id", served_time="time", served_prefix="prefix", served_suffix=_suffix())
     told = showings.with_columns(suffix=_suffix()).with_row_index("telling")
     by_id = _by_id(told.filter(pl.col("completion_id") != ""), served)
-    unnamed = told.filter((pl.col("completion_id") == "") & (pl.col("shown") != ""))
+    unnamed = _selected(told.filter((pl.col("completion_id") == "") & (pl.col("shown") != "")))
     at_the_place = _at_the_place(unnamed, served, join_seconds)
     reused = _reused(unnamed.join(at_the_place, on="telling", how="anti"), served, join_seconds)
     columns = ["served", "served_time", "text", "extent", *(c for c in told.columns if c != "completion_id")]
@@ -100,9 +105,34 @@ def _suffix() -> pl.Expr:
     return pl.when(pl.col("suffix") == "\n").then(pl.lit("")).otherwise("suffix")
 
 
-def _extent(typed: pl.Expr) -> pl.Expr:
+def _selected(told: pl.DataFrame) -> pl.DataFrame:
+    """With `completed`: what was shown less a selected name in front that the prefix ends with too; nothing without one."""
+    ends = pl.col("prefix").str.slice(-MOST_SELECTED)
+    first = pl.col("shown").str.slice(0, LEAST_SELECTED)
+    likely = (pl.col("shown").str.len_chars() > LEAST_SELECTED) & ends.str.contains(first, literal=True)
+    near = told.filter(likely).select("telling", "prefix", "shown")
+    completed = [after_selected(prefix, shown) for _, prefix, shown in near.iter_rows()]
+    found = near.select("telling", completed=pl.Series(completed, dtype=pl.String))
+    return told.join(found, on="telling", how="left")
+
+
+def after_selected(prefix: str, shown: str) -> str | None:
+    """What follows the longest start of the shown text, neither blank nor all of it, that the prefix ends with."""
+    lengths = range(min(len(shown) - 1, MOST_SELECTED), LEAST_SELECTED - 1, -1)
+    return next((shown[n:] for n in lengths if shown[:n].strip() and prefix.endswith(shown[:n])), None)
+
+
+def _told_of(pairs: pl.DataFrame, typed: pl.Expr) -> pl.DataFrame:
+    """With `extent`, and `shown` as it is in the served text."""
+    whole, completed = _extent(typed), _extent(typed, "completed")
+    named = whole.is_null() & completed.is_not_null()
+    shown = pl.when(named).then("completed").otherwise("shown")
+    return pairs.with_columns(extent=pl.coalesce(whole, completed), shown=shown)
+
+
+def _extent(typed: pl.Expr, shown: str = "shown") -> pl.Expr:
     """Characters of the served text that the developer saw or typed over; nothing where what was shown is not of it."""
-    seen = [pl.concat_str(typed, pl.lit(trimmed), "shown") for trimmed in TRIMMED_SPACES]
+    seen = [pl.concat_str(typed, pl.lit(trimmed), shown) for trimmed in TRIMMED_SPACES]
     return pl.coalesce(pl.when(pl.col("text").str.starts_with(text)).then(text.str.len_chars()) for text in seen).cast(pl.Int64)
 
 
@@ -128,7 +158,7 @@ def _by_id(told: pl.DataFrame, served: pl.DataFrame) -> pl.DataFrame:
 def _at_the_place(told: pl.DataFrame, served: pl.DataFrame, join_seconds: float) -> pl.DataFrame:
     there = served.rename({"served_prefix": "prefix", "served_suffix": "suffix"})
     pairs = told.join(there, on=[*WHO, "suffix", "prefix"]).filter(_in_time(join_seconds))
-    return _latest(pairs.with_columns(extent=_extent(pl.lit(""))))
+    return _latest(_told_of(pairs, pl.lit("")))
 
 
 def _reused(told: pl.DataFrame, served: pl.DataFrame, join_seconds: float) -> pl.DataFrame:
@@ -138,7 +168,7 @@ def _reused(told: pl.DataFrame, served: pl.DataFrame, join_seconds: float) -> pl
     there = served.rename({"served_suffix": "suffix"}).with_columns(slot=(pl.col("served_time") / slot).floor())
     begins = pl.col("prefix").str.starts_with(pl.col("served_prefix"))
     pairs = near.lazy().join(there.lazy(), on=[*WHO, "suffix", "slot"]).filter(_in_time(join_seconds) & begins).collect()
-    return _latest(pairs.with_columns(extent=_extent(_typed())))
+    return _latest(_told_of(pairs, _typed()))
 
 
 def _in_time(join_seconds: float) -> pl.Expr:

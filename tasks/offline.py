@@ -20,12 +20,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from infra import fim
 from infra import settings as settings_
 from infra.identity import user_hash
 from infra.records import OfflineExample
 from infra.redaction import Redactor
 from infra.store import ObjectStore, to_parquet
 from tasks import forgotten
+from tasks.join import after_selected
 
 Bucket = Literal["kept", "superseded", "cache_hit", "unjudged", "no_code", "malformed", "other_event"]
 BUCKETS: tuple[Bucket, ...] = get_args(Bucket)
@@ -79,15 +81,16 @@ def example(line: str, name: str, user: str, project: str) -> OfflineExample | B
             return "unjudged"
         if not all(isinstance(told.get(field), str) for field in ("prefix", "suffix")) or not told.get("completion"):
             return "no_code"
+        prefix, suffix = fim.asked(str(told.get("prompt") or ""), told["prefix"], told["suffix"])
         return OfflineExample(
             id=str(told.get("completionId") or name),
             time=seconds(told.get("timestamp")),
             project=project,
             user=user,
             model=str(told.get("modelName") or ""),
-            prefix=told["prefix"],
-            suffix=told["suffix"],
-            shown=told["completion"],
+            prefix=prefix,
+            suffix=suffix,
+            shown=after_selected(prefix, told["completion"]) or told["completion"],
             accepted=told["accepted"],
         )
     except (ValueError, AttributeError):

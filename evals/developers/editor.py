@@ -12,6 +12,7 @@ SUFFIX_CHARACTERS = 715
 """maxPromptTokens 1024 x maxSuffixPercentage 0.2."""
 SUFFIX_WINDOW = 20
 REPEATS = 3
+"""The third of equal lines in a row ends a completion, and the second is left out."""
 
 
 def window(prefix: str, suffix: str) -> tuple[str, str]:
@@ -25,20 +26,18 @@ def window(prefix: str, suffix: str) -> tuple[str, str]:
     return prefix, suffix or "\n"
 
 
-def multiline(prefix: str, suffix: str) -> bool:
-    """Whether several lines may be shown: not in the middle of a line and not in a comment (multilineCompletions "auto")."""
-    return suffix.startswith("\n") and not prefix.rsplit("\n", 1)[-1].lstrip().startswith("#")
+def multiline(prefix: str) -> bool:
+    """Whether several lines may be shown: not in a comment (multilineCompletions "auto"); the middle of a line is no matter."""
+    return not prefix.rsplit("\n", 1)[-1].lstrip().startswith("#")
 
 
 def shown(generated: str, prefix: str, suffix: str) -> str:
     """What the editor shows of a completion; empty when it shows nothing."""
-    text = generated if multiline(prefix, suffix) else generated.split("\n", 1)[0]
+    text = generated if multiline(prefix) else generated.split("\n", 1)[0]
     text = "\n".join(_lines(_until_suffix(text, suffix), _line_below(suffix)))
     if not text.strip() or _rewrites_line_above(text, prefix):
         return ""
-    if prefix.endswith(" ") and text.startswith(" ") and prefix.rsplit("\n", 1)[-1].strip():
-        text = text[1:]
-    return text.removeprefix(" ")  # once more for a model named qwen, whatever the prefix ends with
+    return text.removeprefix(" ") if prefix.endswith(" ") else text
 
 
 def lost_space(generated: str, text: str) -> bool:
@@ -50,23 +49,30 @@ def _until_suffix(text: str, suffix: str) -> str:
     if len(suffix) < SUFFIX_WINDOW:
         return text
     target = suffix.lstrip()[: SUFFIX_WINDOW * 3 // 2]
-    for start in range(len(text) - SUFFIX_WINDOW + 1):
-        if text[start : start + SUFFIX_WINDOW] in target:
+    for end in range(SUFFIX_WINDOW, len(text) + 1):
+        start = max(0, end - SUFFIX_WINDOW - 1)  # the character that came last is looked at before the first one goes
+        if text[start:end] in target:
             return text[:start]
     return text
 
 
 def _lines(text: str, below: str) -> list[str]:
     lines: list[str] = []
-    for number, line in enumerate(text.split("\n")):
-        if not line.strip() and number > 0:  # the double newline
+    before, equal = "", 0
+    for line in text.split("\n"):
+        if below.strip() and line == below:
             break
-        if below.strip() and (line == below or _similar_to_below(line, below.strip())):
+        equal = equal + 1 if line == before and equal else 1
+        before = line
+        if equal == REPEATS:
             break
-        if lines[-(REPEATS - 1) :] == [line] * (REPEATS - 1):
+        if equal > 1 or line.strip() == "#":
+            continue
+        if not line.strip() and lines:  # the double newline
             break
-        if line.strip() != "#":
-            lines.append(line)
+        if below.strip() and _similar_to_below(line, below.strip()):
+            break
+        lines.append(line)
     return lines
 
 

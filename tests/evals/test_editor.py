@@ -1,4 +1,7 @@
-"""What Continue sends and shows, by hand-made examples."""
+"""What Continue sends and shows: by hand-made examples, and as its own code does it (shown_by_continue.json says how)."""
+
+import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -6,6 +9,7 @@ from hypothesis import strategies as st
 
 from evals.developers import editor
 
+OWN = Path(__file__).with_name("shown_by_continue.json")
 SUFFIX = "\n    return total\n\n\ndef second_function(items):\n    pass\n"
 
 
@@ -15,23 +19,30 @@ SUFFIX = "\n    return total\n\n\ndef second_function(items):\n    pass\n"
         ("items)", "x = sum(", "\n", "items)"),
         ("", "x = ", "\n", ""),
         ("  \n ", "x = ", "\n", ""),
-        ("a\nb", "x = ", " + 1\n", "a"),  # in the middle of a line
+        ("a\nb", "x = ", " + 1\n", "a\nb"),  # in the middle of a line too
         ("a\nb", "x = ", "\n", "a\nb"),
         ("a\nb", "    # note: ", "\n", "a"),  # in a comment
         ("a\n\nb", "x = ", "\n", "a"),  # the double newline
         ("a\n  \nb", "x = ", "\n", "a"),
         ("sum(items)\n    return total\nx", "    total = ", SUFFIX, "sum(items)"),  # the line below
         ("1\ndef second_function(items)", "x = ", "\n" + "def second_function(items):\n    pass", "1"),  # start of the suffix
-        ("1\nx\nx\nx\nx", "x = ", "\n", "1\nx\nx"),  # the third repeat stops it
+        ("1\nx\nx\nx\ny", "x = ", "\n", "1\nx"),  # the third of equal lines stops it
+        ("1\nx\nx\ny", "x = ", "\n", "1\nx\ny"),  # and the second is left out
         ("a\n#\nb", "x = ", "\n", "a\nb"),  # empty comments
         ("total = compute(1)", "total = compute(1)\n", "\n", ""),  # the line above once more
         (" 1", "x = ", "\n", "1"),
-        (" 1", "x =", "\n", "1"),  # a model named qwen loses its first space
-        ("  1", "x = ", "\n", "1"),
+        (" 1", "x =", "\n", " 1"),
+        ("  1", "x = ", "\n", " 1"),
+        ("    return 1", "def f():\n", "\n", "    return 1"),
     ],
 )
 def test_what_is_shown(generated, prefix, suffix, shown):
     assert editor.shown(generated, prefix, suffix) == shown
+
+
+def test_what_is_shown_is_what_continues_own_code_shows():
+    for generated, prefix, suffix, shown in json.loads(OWN.read_text())["shown"]:
+        assert editor.shown(generated, prefix, suffix) == shown, (generated, prefix, suffix)
 
 
 @given(st.text(alphabet="ab #\n)", max_size=40), st.text(alphabet="ab \n", max_size=20), st.text(alphabet="ab \n", max_size=60))

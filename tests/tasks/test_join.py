@@ -155,6 +155,23 @@ def test_a_token_that_was_shown_in_part_is_kept_and_the_next_is_not() -> None:
     assert [cut(served, extent) for extent in (1, 3, 4, 5, 6)] == [1, 1, 2, 2, 3]
 
 
+@pytest.mark.parametrize(
+    ("served", "prefix", "shown", "label"),
+    [
+        (("print(os.pathsep", "(1, 2)"), "print(os.pathsep", "pathsep(1, 2)", Label("accepted", 6, 6, 6)),
+        (("print(os.pathsep", "(1, 2)"), "print(os.pathsep", "pathsep(1", Label("accepted", 2, 2, 2)),
+        (("print(os.pa", "thsep(1)"), "print(os.pathsep", "pathsep(1)", Label("accepted", 3, 8, 3)),  # and the stream reused
+        (("name = ", "name = 1"), "name = ", "name = 1", Label("accepted", 8, 8, 8)),  # nothing selected, the model's own words
+        (("print(os.sep", "(1)"), "print(os.sep", "sep(1)", None),  # too short to be asked with
+        (("print(os.pathsep", "(1)"), "print(os.pathsep", "pathsep", None),  # and nothing of the model's
+        (("print(os.pathsep", "(1)"), "print(os.pathsep", "linesep(1)", None),
+    ],
+)
+def test_a_name_selected_in_the_list_is_told_again_in_front(served, prefix, shown, label) -> None:
+    joined = only([completion(prefix=served[0], text=served[1])], [feedback(prefix=prefix, shown=shown)])
+    assert joined.label == label
+
+
 # Small alphabets, so that places, texts and ids meet often.
 texts = st.text("ab ", max_size=3)
 served = st.builds(

@@ -34,7 +34,8 @@ def reference(completions: Sequence[Completion], events: Sequence[Feedback]) -> 
 
     found: dict[str, list[tuple[int, int, float, str, Whole, bool]]] = {c.id: [] for c in completions}
     orphans = 0
-    for group in showings:
+    # Of showings without a client's id that are alike in all else, the first by name counts.
+    for group in sorted(showings, key=lambda group: group[0].id):
         # Of one showing the strongest word counts, in this order; of two accepted in part the larger.
         words = ("shown", "rejected", "partially_accepted", "accepted", "retained", "thumbs_down")
         strength = {word: number for number, word in enumerate(words)}
@@ -53,14 +54,14 @@ def reference(completions: Sequence[Completion], events: Sequence[Feedback]) -> 
                 continue
             if not named and not (c.time - LATE_BY_CLOCKS <= arrived <= c.time + SECONDS):
                 continue
-            if (extent := saw(c, place, named=bool(named))) is not None:
-                possible.append((c.prefix == place.prefix, c.time, c.id, extent))
+            if (seen := saw(c, place, named=bool(named))) is not None:
+                possible.append((c.prefix == place.prefix, c.time, c.id, seen))
         if not possible:
             orphans += 1
             continue
-        _, _, owner, extent = max(possible)
+        _, _, owner, (extent, length) = max(possible)
         text = next(c.text for c in completions if c.id == owner)[:extent]
-        text = text[len(text) - len(place.shown) :] if place.shown else text
+        text = text[extent - length :]
         outcome, kept = truth.outcome, 0
         if outcome == "accepted":
             kept = len(text)
@@ -80,25 +81,27 @@ def reference(completions: Sequence[Completion], events: Sequence[Feedback]) -> 
     for name, told in found.items():
         judged = [t for t in told if t[0] > 0]
         real = [t for t in judged if not t[5]]
-        labels[name] = max(real)[4] if real else None
+        labels[name] = max(real, key=lambda t: t[:4])[4] if real else None
         if judged and not real:
             from_cache.add(name)
     return labels, from_cache, orphans
 
 
-def saw(c: Completion, event: Feedback, *, named: bool) -> int | None:
-    """How much of a completion's text was seen, if the event is of it."""
+def saw(c: Completion, event: Feedback, *, named: bool) -> tuple[int, int] | None:
+    """How far a completion's text was seen and how much of it was shown, if the event is of it."""
     newline = {"\n": ""}
     if event.shown and newline.get(c.suffix, c.suffix) == newline.get(event.suffix, event.suffix):
-        for typed in range(len(event.prefix) + 1):
-            before, after = event.prefix[: len(event.prefix) - typed], event.prefix[len(event.prefix) - typed :]
-            if before != c.prefix:
-                continue
-            for spaces in range(3):
-                if c.text[: len(after) + spaces + len(event.shown)] == after + " " * spaces + event.shown:
-                    return len(after) + spaces + len(event.shown)
+        selected = [n for n in range(4, len(event.shown)) if event.shown[:n].strip() and event.prefix.endswith(event.shown[:n])]
+        for shown in (event.shown, *([] if named else [event.shown[n:] for n in selected[-1:]])):
+            for typed in range(len(event.prefix) + 1):
+                before, after = event.prefix[: len(event.prefix) - typed], event.prefix[len(event.prefix) - typed :]
+                if before != c.prefix:
+                    continue
+                for spaces in range(3):
+                    if c.text[: len(after) + spaces + len(shown)] == after + " " * spaces + shown:
+                        return len(after) + spaces + len(shown), len(shown)
     if named and not event.prefix and c.text.startswith(event.shown):
-        return len(event.shown) or len(c.text)
+        return len(event.shown) or len(c.text), len(event.shown) or len(c.text)
     return None
 
 
@@ -112,11 +115,15 @@ def histories(draw: st.DrawFn) -> tuple[list[Completion], list[Feedback]]:
         time += draw(st.sampled_from([0.0, 0.5, 20.0, 70.0]))
         user, suffix = draw(st.sampled_from("uuv")), draw(st.sampled_from(["", "\n", "s"]))
         prefix, text = draw(st.text("ab ", max_size=2)), draw(st.text("ab ", max_size=4))
+        # A name selected in the list of suggestions, as long as it must be or too short, is told again in front of what is shown.
+        selected = draw(st.sampled_from(["", "", "", "name", "x.names", "nam"]))
+        prefix += selected
         completions.append(completion(f"c{number}", time=time, user=user, prefix=prefix, suffix=suffix, text=text))
         for showing in range(draw(st.integers(0, 2))):
             typed = draw(st.integers(0, len(text)))
             rest = text[typed:].removeprefix(" " * draw(st.integers(0, 2)))
             shown = rest[: draw(st.integers(0, len(rest)))] if draw(st.booleans()) else draw(st.text("ab ", max_size=3))
+            typed, shown = (0, selected + shown) if selected and draw(st.booleans()) else (typed, shown)
             client = draw(st.sampled_from([f"k{number}-{showing}", "", "shared"]))
             cached, at = draw(st.integers(0, 5)) == 0, time + draw(st.sampled_from([-2.0, -0.5, 0.1, 10.0, 59.0, 61.0]))
             for outcome in draw(st.lists(st.sampled_from(STRENGTH), max_size=3)):

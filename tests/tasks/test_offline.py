@@ -20,6 +20,7 @@ from tasks.trainer import batches
 from tests.tasks.made import NOW, MemoryRegistry, MemoryStore
 
 ADA = "a" * 32
+SESSION = Path(__file__).parents[1] / "serving/sessions/continue.json"
 # As Continue logs it (schema 0.2.0), with what we do not read left out of the middle.
 LOGGED = {
     "eventName": "autocomplete",
@@ -70,6 +71,18 @@ def test_a_logged_event_becomes_an_example() -> None:
     assert imported(json.dumps({"name": "autocomplete", "schema": "0.2.0", "data": LOGGED})).examples == (expected,)
     old = {k: v for k, v in LOGGED.items() if k not in ("eventName", "schema", "userId")}
     assert imported(json.dumps(old)).examples == (expected,)
+
+
+def test_what_the_real_client_tells_becomes_what_was_asked() -> None:
+    """Its events name other files' code in the prefix, and a selected name in prefix and completion."""
+    bodies = [exchange["request"].split("\r\n\r\n")[1] for exchange in json.loads(SESSION.read_text())["exchanges"]]
+    asked = [json.loads(body)["prompt"] for body in bodies if "prompt" in json.loads(body)]
+    found = imported(*(body for body in bodies if '"completionId"' in body))
+    assert found.buckets == {**dict.fromkeys(found.buckets, 0), "kept": 7, "superseded": 1, "cache_hit": 1}
+    assert {e.shown for e in found.examples if not e.accepted} == {"add(width, height)"}
+    assert [e.shown for e in found.examples if e.prefix.endswith("os.pathsep")] == ["(1, 2)"]
+    reused = [e for e in found.examples if not any(f"<|fim_prefix|>{e.prefix}<|fim_suffix|>" in prompt for prompt in asked)]
+    assert [(e.prefix[-2:], e.shown) for e in reused] == [("re", "turn beta")]
 
 
 def test_every_line_is_accounted_for() -> None:
