@@ -13,8 +13,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +33,7 @@ from tasks import samples
 from tasks.batch import batch, bounds
 from tasks.buckets import account
 from tasks.lineage import Lineage
-from tasks.partitions import gathered, plan, sift
+from tasks.partitions import AT_ONCE, Partition, Sifted, gathered, plan, sift
 from tasks.reward import rewarded
 from tasks.validate import validate
 from tasks.weights import capped
@@ -46,11 +48,11 @@ USERS = 1_000
 PROMPT_TOKENS, TOKENS, TEXT = 120, 10, "ab" * 10
 TYPED = 6
 CODE = ("def value(self, index: int) -> float:\n    return self.items[index] * self.scale\n\n" * 8).splitlines(keepends=True)
-AT_ONCE = 2
-"""Partitions at a time, as in a flow (tasks/steps.py)."""
 TARGET_SECONDS_A_MILLION = 90.0
 TARGET_MEGABYTES = 4096.0
 TARGET_TWICE = 2.2
+Join = Callable[[Callable[[Partition], Sifted], Sequence[Partition]], list[Sifted]]
+"""Joins partitions, wherever."""
 
 
 class FolderStore(ObjectStore):
@@ -172,8 +174,28 @@ def made_feedback(draw: np.random.Generator, completions: pl.DataFrame) -> pl.Da
     )
 
 
-def measure(folder: Path, hours: int, served: int) -> dict[str, float]:
+@contextmanager
+def joining(workers: int) -> Iterator[Join]:
+    """What joins partitions: threads as in a flow, or so many Dask workers with a thread each, which run already."""
+    if workers:
+        from distributed import Client
+
+        with Client(n_workers=workers, threads_per_worker=1, dashboard_address="127.0.0.1:0") as client:
+            client.run(__import__, sift.__module__)
+            yield lambda join, parts: client.gather(client.map(join, parts))
+    else:
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            yield lambda join, parts: list(pool.map(join, parts))
+
+
+def measure(folder: Path, hours: int, served: int, workers: int) -> dict[str, float]:
     """Seconds of each step over what `make` wrote, and what memory it took."""
+    with joining(workers) as joined:
+        return measured(folder, hours, served, joined)
+
+
+def measured(folder: Path, hours: int, served: int, joined: Join) -> dict[str, float]:
+    """The same by what joins already."""
     seconds: dict[str, float] = {}
     last, cpu = time.monotonic(), time.process_time()
 
@@ -186,8 +208,7 @@ def measure(folder: Path, hours: int, served: int) -> dict[str, float]:
     now = BEGIN + HOUR * hours + settings.collect.join_seconds
     found = plan(store, Window(since=BEGIN - 1, until=now, oldest=BEGIN - HOUR, known={}), now, settings.collect.join_seconds)
     done("plan")
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        sifted = list(pool.map(lambda partition: sift(store, partition), found.partitions))
+    sifted = joined(partial(sift, store), found.partitions)
     done("join")
     labelled, duplicates = gathered(sifted)
     orphans = sum(part.orphans for part in sifted)
@@ -201,6 +222,7 @@ def measure(folder: Path, hours: int, served: int) -> dict[str, float]:
         requests=found.requests,
         duplicates=duplicates,
     )
+    del labelled  # as in a cycle, which holds the accounts alone
     assert sum(accounts.buckets.values()) == accounts.requests == served, (accounts.buckets, served)
     done("account")
     chosen = accounts.samples
@@ -224,6 +246,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tasks.bench_join", description=__doc__.split("\n")[0])
     parser.add_argument("--completions", type=int, default=1_000_000, help="completions (default %(default)s), and twice as many")
     parser.add_argument("--hours", type=int, default=24, help="hours that they are spread over (default %(default)s)")
+    parser.add_argument("--workers", type=int, default=0, help="Dask workers on this machine that join, in place of threads")
     parser.add_argument("--measure", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.measure:
@@ -234,7 +257,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         store, served, rows = FolderStore(Path(folder)), 0, []
         for begin, end in ((0, hours), (hours, 2 * hours)):
             served += make(store, per_hour, range(begin, end))
-            command = [sys.executable, "-m", "tasks.bench_join", "--measure", json.dumps([folder, end, served])]
+            command = [sys.executable, "-m", "tasks.bench_join", "--measure", json.dumps([folder, end, served, options.workers])]
             rows.append(json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout))
     once, twice = rows
     total, longer = (sum(row[step] for step in ("plan", "join", "account", "validate", "batch")) for row in rows)
@@ -250,7 +273,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         figure("join.twice_memory", twice["memory"], "MB", most=TARGET_MEGABYTES),
         figure("join.twice_partitions", twice["partitions"], ""),
     ]
-    return 0 if write("join", found, Console()) else 1
+    return 0 if write("join-dask" if options.workers else "join", found, Console()) else 1
 
 
 if __name__ == "__main__":

@@ -109,7 +109,9 @@ def collect(store: ObjectStore, registry: Registry, settings: Settings, now: flo
     planned = plan(store, found, now, settings.collect.join_seconds)
     sifted = spread(planned.partitions) if spread else [sift(store, partition) for partition in planned.partitions]
     broken = tuple(row for part in sifted for row in part.broken)
+    orphans = sum(part.orphans for part in sifted)
     labelled, repeated = gathered(sifted)
+    del sifted  # all that it holds stands in `labelled` once more
     accounts = account(
         labelled,
         parent=parent,
@@ -128,7 +130,7 @@ def collect(store: ObjectStore, registry: Registry, settings: Settings, now: flo
         window=found,
         plan=planned,
         accounts=accounts,
-        orphans=sum(part.orphans for part in sifted),
+        orphans=orphans,
         broken=broken,
         skew=(planned.newest or now) - now,
     )

@@ -27,6 +27,8 @@ from tasks.window import Window, column, fetch, kept, malformed_row, segments_af
 HOUR = 3600.0
 LEAST_REQUESTS = 50_000
 """Hours with few requests are taken together up to this many."""
+AT_ONCE = 2
+"""Partitions that one process joins at a time: each of them uses all cores, and holds its events."""
 TOKEN_FIELDS = ("prompt_token_ids", "token_ids", "logprobs", "token_ends")
 FACTS = (
     *("id", "time", "project", "user", "policy_version", "arm", "experiment", "temperature", "top_p", "finish_reason"),

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from tempfile import TemporaryFile
 
 import polars as pl
 import pyarrow as pa
@@ -53,15 +54,17 @@ def _with_tokens(store: ObjectStore, partition: Partition, mine: pl.DataFrame) -
 
 def parquet(rows: Iterable[pa.Table]) -> bytes:
     """Samples as Parquet: the same bytes for the same rows, however they come."""
-    sink, held = pa.BufferOutputStream(), SCHEMA.empty_table()
-    with pq.ParquetWriter(sink, SCHEMA, compression="zstd") as writer:
-        for table in rows:
-            held = pa.concat_tables([held, table])
-            while held.num_rows >= ROW_GROUP:
-                writer.write_table(held.slice(0, ROW_GROUP).combine_chunks())
-                held = held.slice(ROW_GROUP)
-        writer.write_table(held.combine_chunks())
-    return sink.getvalue().to_pybytes()
+    held = SCHEMA.empty_table()
+    with TemporaryFile() as file:  # not in memory, where it would be held twice while it grows and once more as bytes
+        with pq.ParquetWriter(file, SCHEMA, compression="zstd") as writer:
+            for table in rows:
+                held = pa.concat_tables([held, table])
+                while held.num_rows >= ROW_GROUP:
+                    writer.write_table(held.slice(0, ROW_GROUP).combine_chunks())
+                    held = held.slice(ROW_GROUP)
+            writer.write_table(held.combine_chunks())
+        file.seek(0)
+        return file.read()
 
 
 def records(store: ObjectStore, partitions: Sequence[Partition], chosen: pl.DataFrame) -> list[Sample]:

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
-from prefect import Task, task, unmapped
+from prefect import Task, task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
-from prefect.task_runners import ThreadPoolTaskRunner
 
 from infra import settings as settings_
 from infra.records import Decision, ExperimentRecord, Manifest, Verdict
@@ -52,6 +51,7 @@ from tasks.partitions import Partition, Sifted
 from tasks.register import Registered
 from tasks.retention import Retained
 from tasks.reward import rewarded
+from tasks.runners import runner
 from tasks.train import Aids, Refused, Trained
 from tasks.weights import capped
 
@@ -65,8 +65,6 @@ def step(name: str, *, retries: int = 0) -> Callable[[Callable[P, R]], Task[P, R
 
 
 IO_RETRIES = 2
-AT_ONCE = 2
-"""Partitions that one process joins at a time: each of them uses all cores, and holds its events."""
 
 
 @dataclass(frozen=True)
@@ -118,15 +116,15 @@ def collect(settings: Settings) -> Collected:
 
 
 @step("join", retries=IO_RETRIES)
-def sift(settings: Settings, partition: Partition) -> Sifted:
-    """Read and join some hours of the window."""
-    return partitions.sift(store_of(settings), partition)
+def sift(partition: Partition) -> Sifted:
+    """Read and join some hours of the window, on whatever machine: with the settings there, so that no key travels."""
+    return partitions.sift(store_of(settings_.load()), partition)
 
 
 def spread(settings: Settings, window: Sequence[Partition]) -> list[Sifted]:
     """Join the partitions of a window, each a task."""
-    with ThreadPoolTaskRunner[Any](max_workers=AT_ONCE) as runner:
-        parts = runner.map(cast(Any, sift), {"settings": unmapped(settings), "partition": list(window)})
+    with runner(settings.orchestration.dask_scheduler) as found:
+        parts = found.map(cast(Any, sift), {"partition": list(window)})
         return cast(list[Sifted], parts.result())
 
 

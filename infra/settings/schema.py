@@ -47,6 +47,9 @@ class Orchestration(Section):
     """Prefect API."""
     work_pool: str = "tabloop"
     """Prefect work pool of the deployments."""
+    dask_scheduler: str = Field("", pattern=r"^((tcp|tls)://[^/@\s]+:\d+)?$")
+    """Address of a Dask scheduler, whose workers join a window's partitions: "tcp://HOST:PORT", "tls://HOST:PORT". Empty: threads
+    of the flow's own process do."""
 
 
 class Model(Section):

@@ -65,6 +65,7 @@ def test_every_section_is_frozen_and_refuses_unknown_keys(at: str, model: type[B
         ("[serving]\nport = 'x'", {}, ["serving.port", "'x'", "valid integer"]),
         ("", {"TABLOOP_SERVING__PROT": "1"}, ["serving.prot", "'1'", "Extra inputs"]),
         ("", {"TABLOOP_SERVING__SAMPLING__TEMPERATURE": "0"}, ["serving.sampling.temperature", "'0'", "greater than 0"]),
+        ("[orchestration]\ndask_scheduler = 'dask:8786'", {}, ["orchestration.dask_scheduler", "'dask:8786'", "tcp|tls"]),
         ("", {"TABLOOP_NOTHING": "1"}, ["nothing", "Extra inputs"]),
         ("[serving", {}, ["not TOML"]),
     ],
