@@ -18,6 +18,9 @@ CPU_INFO = Path("/proc/cpuinfo")
 KEPT_KERNELS = 64
 """Products, each of one shape, that oneDNN keeps prepared, 0.3 MB each: its own bound of 1,024 takes more than the model."""
 
+LEAST = 256
+"""Smallest side of a product that is worth preparing: smaller ones have a new shape in every batch, as the sampled tokens do."""
+
 
 def processor() -> frozenset[str]:
     """Maker and features of this machine's CPU, as Linux names them."""
@@ -50,7 +53,7 @@ def install(processor: Collection[str]) -> torch.library.Library | None:
     library = torch.library.Library("aten", "IMPL")
 
     def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        if a.dtype is torch.float32 and a.numel() and b.numel():
+        if a.dtype is torch.float32 and min(*a.shape, *b.shape) >= LEAST:
             return linear(a, b.t(), None, "none", [], "")
         return torch.mm(a, b, out=a.new_empty(a.size(0), b.size(1)))  # another overload, which keeps its own kernel
 
