@@ -25,7 +25,8 @@ def install() -> bool:
         # Megatron's jit_fuser would compile tiny helpers with the C++ compiler, once per shape; asking for it alone imports
         # torch's compiler (6 of 15 s of CPU), so this comes before Megatron's own import.
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
-        sys.modules.setdefault("triton", None)  # 70 MB that compile for GPUs; who asks for it does without
+        if "triton" not in sys.modules:
+            sys.modules["triton"] = None  # 70 MB that compile for GPUs; who asks for it does without
         torch.compile = lambda function=None, **_: function if function else lambda later: later
         _redirect_devices()
         _redirect_random_state()
