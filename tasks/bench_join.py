@@ -1,9 +1,9 @@
 """The data path's benchmark: python -m tasks.bench_join
 
 Completions with their feedback, as serving ships them, are read, joined by the hour, put in their buckets, validated by Great
-Expectations, rewarded and written as a batch, by the code of a cycle: once for so many completions, once for twice as many over
-twice the hours, each in a process of its own. Objects lie on the disk of this machine; no network is measured. The figures are
-written to var/bench/join.json.
+Expectations, rewarded and written as a batch, by the code of a cycle: once for so many completions, once for them in fewer
+partitions, once for twice as many over twice the hours, each in a process of its own. Objects lie on the disk of this machine; no
+network is measured. The figures are written to var/bench/join.json.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from tasks import samples
 from tasks.batch import batch, bounds
 from tasks.buckets import account
 from tasks.lineage import Lineage
-from tasks.partitions import AT_ONCE, Partition, Sifted, gathered, plan, sift
+from tasks.partitions import AT_ONCE, LEAST_REQUESTS, Partition, Sifted, gathered, plan, sift
 from tasks.reward import rewarded
 from tasks.validate import validate
 from tasks.weights import capped
@@ -51,6 +51,9 @@ CODE = ("def value(self, index: int) -> float:\n    return self.items[index] * s
 TARGET_SECONDS_A_MILLION = 90.0
 TARGET_MEGABYTES = 4096.0
 TARGET_TWICE = 2.2
+TARGET_FLAT = 1.1
+"""Memory with so many times the partitions, over that with fewer."""
+PARTITIONS_FEWER = 4
 Join = Callable[[Callable[[Partition], Sifted], Sequence[Partition]], list[Sifted]]
 """Joins partitions, wherever."""
 
@@ -188,13 +191,13 @@ def joining(workers: int) -> Iterator[Join]:
             yield lambda join, parts: list(pool.map(join, parts))
 
 
-def measure(folder: Path, hours: int, served: int, workers: int) -> dict[str, float]:
-    """Seconds of each step over what `make` wrote, and what memory it took."""
+def measure(folder: Path, hours: int, served: int, workers: int, least: int) -> dict[str, float]:
+    """Seconds of each step over what `make` wrote, its hours taken together up to `least` requests, and what memory it took."""
     with joining(workers) as joined:
-        return measured(folder, hours, served, joined)
+        return measured(folder, hours, served, least, joined)
 
 
-def measured(folder: Path, hours: int, served: int, joined: Join) -> dict[str, float]:
+def measured(folder: Path, hours: int, served: int, least: int, joined: Join) -> dict[str, float]:
     """The same by what joins already."""
     seconds: dict[str, float] = {}
     last, cpu = time.monotonic(), time.process_time()
@@ -206,7 +209,8 @@ def measured(folder: Path, hours: int, served: int, joined: Join) -> dict[str, f
     store = FolderStore(folder)
     settings = Settings(collect=Collect(max_samples=served, min_samples=1))
     now = BEGIN + HOUR * hours + settings.collect.join_seconds
-    found = plan(store, Window(since=BEGIN - 1, until=now, oldest=BEGIN - HOUR, known={}), now, settings.collect.join_seconds)
+    window = Window(since=BEGIN - 1, until=now, oldest=BEGIN - HOUR, known={})
+    found = plan(store, window, now, settings.collect.join_seconds, least)
     done("plan")
     sifted = joined(partial(sift, store), found.partitions)
     done("join")
@@ -254,13 +258,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     per_hour, hours = options.completions // options.hours, options.hours
     with tempfile.TemporaryDirectory(prefix="tabloop-bench-") as folder:
-        store, served, rows = FolderStore(Path(folder)), 0, []
-        for begin, end in ((0, hours), (hours, 2 * hours)):
-            served += make(store, per_hour, range(begin, end))
-            command = [sys.executable, "-m", "tasks.bench_join", "--measure", json.dumps([folder, end, served, options.workers])]
-            rows.append(json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout))
-    once, twice = rows
-    total, longer = (sum(row[step] for step in ("plan", "join", "account", "validate", "batch")) for row in rows)
+        store = FolderStore(Path(folder))
+
+        def run(end: int, least: int) -> dict[str, float]:
+            command = [sys.executable, "-m", "tasks.bench_join"]
+            measured = ["--measure", json.dumps([folder, end, served, options.workers, least])]
+            done = subprocess.run([*command, *measured], cwd=ROOT, capture_output=True, text=True, check=True)
+            return dict(json.loads(done.stdout))
+
+        served = make(store, per_hour, range(hours))
+        once = run(hours, LEAST_REQUESTS)
+        fewer = run(hours, LEAST_REQUESTS * PARTITIONS_FEWER)
+        served += make(store, per_hour, range(hours, 2 * hours))
+        twice = run(2 * hours, LEAST_REQUESTS)
+    total, longer = (sum(row[step] for step in ("plan", "join", "account", "validate", "batch")) for row in (once, twice))
     found = [
         *(figure(f"join.{step}", once[step], "s") for step in ("plan", "join", "account", "validate", "batch")),
         figure("join.total", total, "s", most=TARGET_SECONDS_A_MILLION * options.completions / 1_000_000),
@@ -268,6 +279,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         figure("join.memory", once["memory"], "MB", most=TARGET_MEGABYTES),
         figure("join.completions", per_hour * hours, ""),
         *(figure(f"join.{name}", once[name], "") for name in ("partitions", "samples", "orphans", "duplicates")),
+        figure("join.fewer_partitions", fewer["partitions"], ""),
+        figure("join.memory_of_more_partitions", once["memory"] / fewer["memory"], "of that of fewer", most=TARGET_FLAT),
         figure("join.twice", longer / total, "times the time", most=TARGET_TWICE),
         figure("join.twice_cpu", twice["cpu"] / once["cpu"], "times the CPU", most=TARGET_TWICE),
         figure("join.twice_memory", twice["memory"], "MB", most=TARGET_MEGABYTES),

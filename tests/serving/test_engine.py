@@ -101,11 +101,20 @@ async def test_a_swap_is_exact_head_and_cache_included(engine: Running, client: 
 
 
 async def test_requests_go_on_through_a_swap_and_say_which_tokens_are_whose(engine: Running, client: EngineClient) -> None:
-    running = [asyncio.create_task(sample(client, [*PROMPT, n], 300)) for n in range(30, 36)]
-    await asyncio.sleep(0.4)
+    begun = asyncio.Event()
+
+    async def watched(prompt: list[int]) -> list[Delta]:
+        found = []
+        async for delta in client.generate(Request(prompt, 600, TEMPERATURE, 1.0, [], None)):
+            begun.set()
+            found.append(delta)
+        return found
+
+    running = [asyncio.create_task(watched([*PROMPT, n])) for n in range(30, 36)]
+    await begun.wait()
     await client.swap(str(engine.models["2"]), "2")
     done = await asyncio.gather(*running)
-    assert all(sum(len(d.token_ids) for d in deltas) == 300 for deltas in done)
+    assert all(sum(len(d.token_ids) for d in deltas) == 600 for deltas in done)
     assert any(len(deltas[-1].spans) == 2 for deltas in done)
     for n, deltas in enumerate(done):
         assert worst(engine, [*PROMPT, 30 + n], deltas) < 1e-4
