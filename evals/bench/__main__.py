@@ -18,7 +18,7 @@ from infra import settings as configuration
 from infra.registry import CHALLENGER, Registry
 from infra.settings import Settings
 
-BENCHES = ("serving", "feedback", "trainer", "loop", "survival")
+BENCHES = ("serving", "feedback", "trainer", "loop", "survival", "kills")
 """Modules of this package; imported when they are run, since some import torch."""
 
 

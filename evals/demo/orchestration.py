@@ -59,6 +59,13 @@ class Orchestration:
         found = await self._post("flow_runs/filter", {"flow_runs": {"state": {"type": {"any_": ["RUNNING", "PENDING"]}}}})
         return sorted(self._run(run).deployment for run in found)
 
+    async def crash_by_hand(self) -> None:
+        """End the runs of no deployment that still run: their process was killed, and Prefect knows nothing of it."""
+        running = {"state": {"type": {"any_": ["RUNNING", "PENDING"]}}, "deployment_id": {"is_null_": True}}
+        state = {"type": "CRASHED", "name": "Crashed", "message": "its process was killed"}
+        for run in await self._post("flow_runs/filter", {"flow_runs": running}):
+            await self._post(f"flow_runs/{run['id']}/set_state", {"state": state, "force": True})
+
     async def step(self, identifier: str) -> str:
         """The task that a run is at, as " (name)"; empty where it is at none."""
         running = {"flow_runs": {"id": {"any_": [identifier]}}, "task_runs": {"state": {"type": {"any_": ["RUNNING"]}}}}
