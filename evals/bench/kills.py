@@ -5,6 +5,7 @@ hand (`python -m flows.cycle`), so that their process can be killed with all tha
 """
 
 import asyncio
+import io
 import json
 import os
 import random
@@ -13,6 +14,8 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+
+import pyarrow.parquet as pq
 
 from evals import developers
 from evals.bench.figures import FOLDER, Figure, figure
@@ -35,7 +38,8 @@ async def run(settings: Settings) -> list[Figure]:
     """Let developers type, run cycles to their end, then others that are killed.
 
     Raises:
-        RuntimeError: a cycle failed, or ended in another candidate, or an object is not what it says.
+        RuntimeError: a cycle failed, or ended in another candidate.
+        ValueError: an object is not what it says.
     """
     traffic, stop = Traffic(0.0), asyncio.Event()
     run = developers.Run(address=address_of(settings), users=USERS, concurrency=8, seed=int(time.time()))
@@ -117,16 +121,28 @@ def candidate(store: ObjectStore, registry: Registry) -> tuple[str, str]:
 
 
 def read_everything(store: ObjectStore) -> None:
-    """Every object that can be seen of cycles and checkpoints is whole, and what it says of others holds."""
-    for key in [*store.keys("cycles/"), *store.keys("checkpoints/")]:
+    """Every object that can be seen is whole, and what it says of others holds; MLflow's own are left to it.
+
+    Raises:
+        ValueError: one is not; its key, and what was found.
+    """
+    for key in store.keys(""):
+        if key.startswith("mlflow/"):
+            continue
+        body = store.get(key)
+        if key.endswith(".parquet"):
+            pq.read_table(io.BytesIO(body))
+            if ("samples-" in key or "quarantined-" in key) and sha256([body]) not in key:
+                raise ValueError(f"{key}: SHA-256 {sha256([body])}, not that of its key")
+        told = json.loads(body) if key.endswith(".json") else {}
+        if key.endswith(CHECKSUMS):
+            _compare(store, key, {key.removesuffix(CHECKSUMS) + name: digest for name, digest in told.items()})
         if key.endswith("manifest.json"):
-            manifest = Manifest.model_validate(store.get_json(key))
-            if (found := sha256([store.get(manifest.samples.key)])) != manifest.samples.sha256:
-                raise RuntimeError(f"{key}: its samples have SHA-256 {found}, it says {manifest.samples.sha256}")
-        elif key.endswith(CHECKSUMS):
-            folder = key.removesuffix(CHECKSUMS)
-            for name, told in json.loads(store.get(key)).items():
-                if (found := sha256([store.get(folder + name)])) != told:
-                    raise RuntimeError(f"{folder}{name}: SHA-256 {found}, {key} says {told}")
-        elif key.endswith(".json"):
-            store.get_json(key)
+            samples = Manifest.model_validate_json(body).samples
+            _compare(store, key, {samples.key: samples.sha256})
+
+
+def _compare(store: ObjectStore, by: str, told: dict[str, str]) -> None:
+    for key, expected in told.items():
+        if (found := sha256([store.get(key)])) != expected:
+            raise ValueError(f"{key}: SHA-256 {found}, expected {expected} as {by} says")

@@ -3,9 +3,6 @@
 KILLS=100 pytest tests/flows/test_kills.py says how often (default 4). After every kill all objects of the bucket are read.
 """
 
-import hashlib
-import io
-import json
 import os
 import pickle
 import random
@@ -21,17 +18,17 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
-import pyarrow.parquet as pq
 import pytest
 
-from infra.records import Manifest, Sample
+from evals.bench.kills import read_everything
+from infra.records import Sample
 from infra.settings import ROOT, Settings
 from infra.settings.schema import Collect, Registry
 from infra.store import CHECKSUMS, ObjectStore
 from tasks import cycles
 from tasks.collect import collect
 from tests.stack import running
-from tests.tasks.made import MemoryRegistry, completion, feedback
+from tests.tasks.made import MemoryRegistry, MemoryStore, completion, feedback
 
 KILLS = int(os.environ.get("KILLS", "4"))
 REQUESTS, OBJECTS = 60, 3
@@ -115,25 +112,6 @@ def begin(settings: Settings, registry: MemoryRegistry, bucket: str, now: float)
     return found
 
 
-def read_everything(store: ObjectStore) -> None:
-    """Every object is whole, and what it says of others holds."""
-    for key in store.keys(""):
-        body = store.get(key)
-        if key.endswith(".parquet"):
-            pq.read_table(io.BytesIO(body))
-            if "samples-" in key or "quarantined-" in key:
-                assert hashlib.sha256(body).hexdigest() in key
-        elif key.endswith(".json"):
-            json.loads(body)
-        if key.endswith(CHECKSUMS):
-            folder = key.removesuffix(CHECKSUMS)
-            for name, expected in json.loads(body).items():
-                assert hashlib.sha256(store.get(folder + name)).hexdigest() == expected, folder + name
-        if key.endswith("manifest.json"):
-            manifest = Manifest.model_validate_json(body)
-            assert hashlib.sha256(store.get(manifest.samples.key)).hexdigest() == manifest.samples.sha256
-
-
 def ended(settings: Settings, registry: MemoryRegistry) -> tuple[str, str]:
     """What a cycle has made, every label of it used once; its samples' key and its checkpoint's checksum."""
     store = ObjectStore.connect(settings.store)
@@ -149,6 +127,25 @@ def ended(settings: Settings, registry: MemoryRegistry) -> tuple[str, str]:
     registry.aliases, registry.tags = {"champion": "2"}, {}
     assert collect(store, registry.client, settings, time.time()).accounts.requests == 0, "the candidate's labels are used up"
     return manifest.samples.key, store.directory_sha256(f"checkpoints/{CYCLE}")
+
+
+@pytest.mark.parametrize(
+    ("key", "body"),
+    [
+        ("cycles/c/outcome.json", b'{"result": '),
+        ("events/feedback/f.parquet", b"PAR1"),
+        (f"checkpoints/c/{CHECKSUMS}", b'{"config.json": "00"}'),
+        ("cycles/c/samples-00.parquet", None),
+    ],
+)
+def test_what_is_half_written_would_be_seen(key: str, body: bytes | None) -> None:
+    store = MemoryStore()
+    store.put("checkpoints/c/config.json", b"{}")
+    store.put_rows("events/completions/c.parquet", [completion("c")])
+    read_everything(store)
+    store.put(key, store.get("events/completions/c.parquet") if body is None else body)
+    with pytest.raises(ValueError):
+        read_everything(store)
 
 
 @pytest.mark.timeout(300 + 30 * KILLS)
