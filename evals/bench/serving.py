@@ -7,6 +7,7 @@ process spends on a completion is told as well: it says where the time goes, and
 
 import asyncio
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -60,12 +61,12 @@ async def run(settings: Settings) -> list[Figure]:
 
 
 def prompts(settings: Settings, count: int) -> tuple[fim.Renderer, Sequence[positions.Position]]:
-    """Places in held-out code, each once."""
+    """Places in held-out code, each once; other ones at each run, since the engine still has an earlier run's in its cache."""
     model = settings.model
     tokenizer = Tokenizer.from_file(str(configuration.path(model.base) / "tokenizer.json"))
     renderer = fim.Renderer(tokenizer, model.fim_order, model.max_prefix_tokens, model.max_suffix_tokens)
     sources = positions.read(held_out_files(), [site_packages()])
-    return renderer, positions.sample(positions.for_scores(sources), count, seed=0)
+    return renderer, positions.sample(positions.for_scores(sources), count, seed=secrets.randbits(32))
 
 
 def editor_body(settings: Settings, place: positions.Position) -> dict[str, Any]:

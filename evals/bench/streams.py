@@ -30,7 +30,7 @@ class Shot:
 async def session(token: str) -> AsyncIterator[aiohttp.ClientSession]:
     """One connection a request, as editors that read Connection: close have it."""
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
-    headers = {"Authorization": f"Bearer {token}", "X-User-ID": "bench", "X-Project-ID": "bench", "X-Tabloop-Opt-Out": "1"}
+    headers = {"Authorization": f"Bearer {token}", "X-User-ID": "bench", "X-Project-ID": "bench"}
     async with aiohttp.ClientSession(connector=connector, headers=headers, timeout=aiohttp.ClientTimeout(60)) as http:
         yield http
 

@@ -95,7 +95,7 @@ class Endpoints:
 
     async def _answer(self, number: int, asked: dict[str, Any], outbox: Outbox) -> None:
         """One completion; cancelling this stops it in the engine."""
-        engine, finished = self._engine, False
+        engine, first, finished = self._engine, True, False
         try:
             request = Request.of(asked)
             if request.version not in (None, engine.version):
@@ -103,8 +103,9 @@ class Endpoints:
                 return
             async with aclosing(engine.generate(request)) as deltas:
                 async for delta in deltas:
-                    outbox.put([number, *delta.row()])
                     finished = delta.finish is not None
+                    outbox.put([number, *delta.row()], patient=not (first or finished))
+                    first = False
             if not finished:
                 raise Dead("it ended in the middle of a completion")
         except ValueError as error:

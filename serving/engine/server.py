@@ -1,4 +1,4 @@
-"""The only module that imports vLLM: an AsyncLLM behind the protocol, and the swap of its weights."""
+"""With worker.py, all that imports vLLM: an AsyncLLM behind the protocol, and the swap of its weights."""
 
 import asyncio
 import gc

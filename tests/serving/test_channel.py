@@ -12,7 +12,7 @@ from aiohttp import ClientSession, WSMessage, web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.channel import Channel, Outbox
+from serving.channel import PATIENCE_SECONDS, Channel, Outbox
 from serving.engine.endpoints import Endpoints
 from serving.engines import EngineClient, EngineDown, WrongVersion, session
 from serving.protocol import Delta, Request
@@ -61,6 +61,30 @@ async def test_what_is_asked_and_answered_together_travels_together() -> None:
             assert await two.take() == [[["b"]], [["b"]]]
             one.done = two.done = True
     assert messages == [2]
+
+
+async def test_what_can_wait_travels_with_what_comes_soon_after_and_waits_no_longer() -> None:
+    async def many(message: WSMessage, outbox: Outbox, socket: web.WebSocketResponse) -> None:
+        for row in range(3):
+            outbox.put([0, row], patient=True)
+            await asyncio.sleep(0)
+        if message.data.endswith('"hurry"]]'):
+            outbox.put([0, "now"])
+
+    async with connected(many) as channel:
+        with channel.asking("wait") as slow:
+            began = asyncio.get_running_loop().time()
+            assert await slow.take() == [[0], [1], [2]]
+            assert asyncio.get_running_loop().time() - began >= PATIENCE_SECONDS
+    async with connected(many) as channel:
+        with channel.asking("hurry") as fast:
+            assert await fast.take() == [[0], [1], [2], ["now"]]
+
+
+async def test_first_and_last_tokens_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serving.channel.PATIENCE_SECONDS", 60.0)
+    async with client_of(FakeEngine([5, 6, 7])) as client, asyncio.timeout(5):
+        assert [delta.token_ids for delta in await _all(client, ASKED)] == [[5], [6, 7]]
 
 
 async def test_who_leaves_early_stops_its_own_and_no_other() -> None:

@@ -14,7 +14,9 @@ import pytest
 import torch
 from aiohttp import ClientSession
 from safetensors.torch import load_file, save_file
+from vllm.v1.sample.sampler import Sampler
 
+from serving.engine.worker import unranked
 from serving.engines import EngineClient, EngineDown, SwapRefused, WrongVersion, session
 from serving.protocol import Delta, Request
 from tests.serving import started, tiny
@@ -87,6 +89,17 @@ async def test_logprobs_are_those_of_the_sampled_distribution(engine: Running, c
     deltas = await sample(client)
     assert deltas[-1].finish == "length" and deltas[-1].spans == (("1", 0, 24),)
     assert worst(engine, PROMPT, deltas) < 1e-4
+
+
+def test_ranks_are_left_out_only_where_nobody_asked_for_other_tokens() -> None:
+    logprobs = torch.randn(5, 11).log_softmax(-1)
+    sampled = torch.tensor([3, 0, 10, 3, 7])
+    ids, found, ranks = unranked(Sampler.gather_logprobs)(logprobs, 0, sampled)[:3]
+    theirs = Sampler.gather_logprobs(logprobs, 0, sampled)
+    assert torch.equal(ids, theirs.logprob_token_ids) and torch.equal(found, theirs.logprobs)
+    assert ranks.dtype == theirs.selected_token_ranks.dtype and ranks.shape == theirs.selected_token_ranks.shape
+    two = unranked(Sampler.gather_logprobs)(logprobs, 2, sampled)
+    assert two.logprobs.shape == (5, 3) and two.selected_token_ranks.min() >= 1
 
 
 async def test_a_swap_is_exact_head_and_cache_included(engine: Running, client: EngineClient) -> None:
