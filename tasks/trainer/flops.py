@@ -2,7 +2,7 @@
 
 Counted as by Chowdhery et al. 2022, "PaLM", appendix B: two operations a multiply-add, a backward pass twice its forward one,
 padding and what is computed again not counted. What an update of ours leaves out is not counted either: frozen layers have no
-backward pass, and the last MLP and the output layer see chosen positions only.
+backward pass, and the last layer's queries and MLP and the output layer see chosen positions only.
 """
 
 import time
@@ -25,15 +25,15 @@ def of_step(config: dict[str, Any], rows: Iterable[tuple[int, int]], frozen_laye
     hidden, heads, groups = config["hidden_size"], config["num_attention_heads"], config["num_key_value_heads"]
     width = config.get("head_dim") or hidden // heads
     layers, mlp = config["num_hidden_layers"], 3 * hidden * config["intermediate_size"]
-    projections = hidden * width * (2 * heads + 2 * groups)
+    queries_keys_values, back = hidden * width * (heads + 2 * groups), hidden * width * heads
     output = hidden * config["vocab_size"]
     tied = config["tie_word_embeddings"] and frozen_layers
     total = 0.0
     for length, chosen in rows:
-        # A causal score is needed for half of the pairs: two products of T * T / 2 * heads * width multiply-adds.
-        attention = 2 * length * projections + 2 * length**2 * heads * width
         for layer in range(layers):
             places = chosen if layer == layers - 1 else length
+            # A causal score is needed for half of the pairs: two products of places * T / 2 * heads * width multiply-adds.
+            attention = 2 * length * queries_keys_values + 2 * places * length * heads * width + 2 * places * back
             total += (1 if layer < frozen_layers else 3) * (attention + 2 * places * mlp)
         total += (2 if tied else 3) * 2 * chosen * output
     return total

@@ -66,9 +66,10 @@ CONFIG = {
 
 
 def test_operations_of_a_step_by_hand():
-    # 10 tokens, logits at 3. Projections 8 x 2 x (4 + 4 + 2 + 2) = 192 multiply-adds a token, MLP 3 x 8 x 16 = 384.
-    attention = 2 * 10 * 192 + 2 * 10 * 10 * 4 * 2
-    first, last, output = attention + 2 * 10 * 384, attention + 2 * 3 * 384, 2 * 3 * 8 * 32
+    # 10 tokens, logits at 3. Multiply-adds a token: projections into attention 8 x 2 x (4 + 2 + 2) = 128, out of it 64, MLP 384.
+    first = 2 * 10 * (128 + 64 + 384) + 2 * 10 * 10 * 4 * 2
+    last = 2 * 10 * 128 + 2 * 3 * (64 + 384) + 2 * 3 * 10 * 4 * 2
+    output = 2 * 3 * 8 * 32
     assert of_step(CONFIG, [(10, 3)], 0) == 3 * (first + last + output)
     assert of_step(CONFIG, [(10, 3)] * 2, 1) == 2 * (first + 3 * last + 2 * output)
 
