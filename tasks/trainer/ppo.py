@@ -434,8 +434,10 @@ def main() -> None:
     try:
         run(job)
     except safety.Refused as refused:
-        if dist.get_rank() == 0:
-            (job.output / REFUSED_NAME).write_text(str(refused))
+        # Every rank finds the same reason, and torchrun ends the others as soon as one has left: the first to leave writes it.
+        partial = job.output / f"{REFUSED_NAME}.{dist.get_rank()}.partial"
+        partial.write_text(str(refused))
+        partial.rename(job.output / REFUSED_NAME)
         sys.exit(f"trainer: the update is refused, the weights stay: {refused}")
     stop()
 

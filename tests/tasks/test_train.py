@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from infra.records import Manifest, ObjectReference
+from infra.settings import ROOT
 from infra.settings.schema import Train
 from infra.store import Corrupt, sha256, to_parquet
 from tasks.train import Refused, TrainingFailed, follow, train, write_job
@@ -80,13 +81,29 @@ def test_other_samples_than_the_manifests_are_refused(tmp_path: Path) -> None:
         train(store, manifest_of("samples", "0" * 64), tmp_path, Train(), tmp_path)
 
 
-def test_an_update_that_the_trainer_refuses_is_no_failure_to_try_again(tmp_path: Path) -> None:
+SLOW_FIRST_RANK = """
+import os, sys, time
+
+def heard(event, arguments):
+    if event == "open" and str(arguments[0]).endswith("parent/config.json"):
+        time.sleep(10)
+
+if os.environ.get("RANK") == "0":
+    sys.addaudithook(heard)
+"""
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_an_update_that_the_trainer_refuses_is_no_failure_to_try_again(tmp_path: Path, processes: int) -> None:
+    """With two processes torchrun ends the slower one, the first rank, as soon as the other has left."""
+    (tmp_path / "sitecustomize.py").write_text(SLOW_FIRST_RANK)
+    settings = Train(processes=processes, environment={"PYTHONPATH": f"{ROOT}:{tmp_path}"} if processes == 2 else {})
     model = models.tiny()
     model.save_pretrained(tmp_path / "parent")
     alike = [sample.model_copy(update={"advantage": 0.0}) for sample in models.samples(model, 0.0)]
     store = MemoryStore()
     body = to_parquet(alike)
     store.put("samples", body)
-    found = train(store, manifest_of("samples", sha256([body])), tmp_path / "parent", Train(), tmp_path / "work")
+    found = train(store, manifest_of("samples", sha256([body])), tmp_path / "parent", settings, tmp_path / "work")
     assert isinstance(found, Refused) and "advantage = 0 for each of 12 samples" in found.reason
     assert not (tmp_path / "work" / "checkpoint").exists()
