@@ -426,10 +426,11 @@ def main() -> None:
     parser.add_argument("--job", type=Path, required=True, help="job.json (tasks/trainer/job.py)")
     job = Job.model_validate_json(parser.parse_args().job.read_text())
     warnings.filterwarnings("ignore", module="megatron")
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
     if job.threads:
         torch.set_num_threads(job.threads)
     start(Parallel(job.tensor_parallel, job.pipeline_parallel), job.seed)
+    # Every rank has the same metrics: one tells them.
+    logging.basicConfig(level=logging.INFO if dist.get_rank() == 0 else logging.WARNING, format="%(message)s")
     job.output.mkdir(parents=True, exist_ok=True)
     try:
         run(job)
