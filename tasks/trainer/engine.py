@@ -214,7 +214,8 @@ class Engine:
         config = self.hf_config | {"dtype": str(dtype).removeprefix("torch."), "torch_dtype": str(dtype).removeprefix("torch.")}
         (partial / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True))
         for file in sorted(extras.iterdir()) if extras else []:
-            if file.is_file() and file.suffix == ".json" and not (partial / file.name).exists():
+            other = file.suffix == ".json" and not file.name.endswith(".index.json")  # an index names files of the base's weights
+            if file.is_file() and other and not (partial / file.name).exists():
                 shutil.copy(file, partial / file.name)
         shutil.rmtree(directory, ignore_errors=True)
         partial.rename(directory)
