@@ -31,7 +31,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig  # no
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 from tasks.trainer.attention import SDPACoreAttention  # noqa: E402
-from tasks.trainer.convert import freeze, full_weights, load_weights  # noqa: E402
+from tasks.trainer.convert import collected, freeze, load_weights  # noqa: E402
 from tasks.trainer.muon import MuonWithAdamW  # noqa: E402
 
 WEIGHTS = "model.safetensors"
@@ -203,7 +203,7 @@ class Engine:
             extras: folder that the tokenizer's files are copied from.
             logit_scale: what all logits are to be multiplied by; goes into the weights of the last norm.
         """
-        weights = {name: tensor.to(dtype).cpu().contiguous() for name, tensor in full_weights(self.model)}
+        weights = collected(self.model, dtype)
         if dist.get_rank() != 0:
             return
         weights[LAST_NORM] *= logit_scale
