@@ -5,6 +5,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +28,7 @@ from megatron.core.models.gpt.gpt_model import GPTModel  # noqa: E402
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer  # noqa: E402
 from megatron.core.pipeline_parallel import get_forward_backward_func  # noqa: E402
 from megatron.core.transformer.module import Float16Module  # noqa: E402
+from megatron.core.transformer.spec_utils import ModuleSpec  # noqa: E402
 from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
@@ -259,13 +261,27 @@ def _transformer_config(config: dict[str, Any], parallel: Parallel, bf16: bool) 
     )
 
 
-def _model(config: dict[str, Any], transformer: TransformerConfig) -> GPTModel:
+def _layer_spec() -> ModuleSpec:
+    """The layers, on any device: the one place where Transformer Engine's would be chosen.
+
+    Raises:
+        NotImplementedError: it is installed, so that Megatron would take its optimizer too.
+    """
+    if find_spec("transformer_engine"):
+        raise NotImplementedError(
+            "transformer_engine is installed: the trainer is not built for its layers and its optimizer, expected an environment "
+            "without it; pip uninstall transformer-engine"
+        )
     spec = get_gpt_layer_local_spec(normalization="RMSNorm")
     spec.submodules.self_attention.submodules.core_attention = SDPACoreAttention
+    return spec
+
+
+def _model(config: dict[str, Any], transformer: TransformerConfig) -> GPTModel:
     rope = config.get("rope_parameters", config)
     return GPTModel(
         config=transformer,
-        transformer_layer_spec=spec,
+        transformer_layer_spec=_layer_spec(),
         vocab_size=config["vocab_size"],
         max_sequence_length=config["max_position_embeddings"],
         pre_process=parallel_state.is_pipeline_first_stage(),
