@@ -103,7 +103,9 @@ def check_collected(directory: Path, parallel: Parallel) -> list[int]:
     return held
 
 
-def check_gradients(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel, job: Job) -> dict[str, float]:
+def check_gradients(
+    directory: Path, model: Qwen2ForCausalLM, parallel: Parallel, job: Job, bf16: bool = False
+) -> dict[str, float]:
     """The PPO gradient against autograd over transformers: largest relative error of a tensor, norms, clipped tokens."""
     made = samples(model, drift=0.4)
     prompted = [context_positions(sample, JOB.context_tokens) for sample in made]
@@ -113,7 +115,7 @@ def check_gradients(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel
     loss.backward()
     wanted = {name: parameter.grad for name, parameter in model.named_parameters()}
 
-    engine = engine_of(directory, parallel)
+    engine = engine_of(directory, parallel, bf16)
     older = [i for i, s in enumerate(made) if s.policy_version == OLDER]
     at_step = job.proximal == "step"  # before the first step, both are the weights as they are
     proximal = ppo.at_step(made, older) if at_step else ppo.starting_logprobs(engine, made, older, 128)
@@ -121,9 +123,7 @@ def check_gradients(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel
     batches = micro_batches(made, own, 128, proximal, JOB.context_tokens, held_near(made))
     scale = ppo.LogitScale(rate=1.0)
     totals = ppo.total(engine.accumulate(ppo.objective(job, scale), batches, (12, 64)))
-    for parameter in engine.model.parameters():
-        parameter.data = parameter.main_grad
-    got = dict(full_weights(engine.model))
+    got = {name: tensor.cpu() for name, tensor in full_weights(engine.model, lambda parameter: parameter.main_grad)}
     error = max(((got[n] - wanted[n]).norm() / wanted[n].norm().clamp(min=1e-9)).item() for n in wanted)
     sums = totals.sums
     scale.step(sums.tokens)
@@ -140,6 +140,29 @@ def check_gradients(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel
         "logit_scale": math.log(scale.factor),
         "wanted_logit_scale": -plain_scale.grad.item(),
     }
+
+
+def check_device(directory: Path, model: Qwen2ForCausalLM) -> dict[str, Any]:
+    """Where the trainer computes, how its processes talk, and the gradient in bfloat16."""
+    engine = engine_of(directory, Parallel())
+    return {
+        "device": next(engine.model.parameters()).device.type,
+        "backend": dist.get_backend(),
+        "gradients": check_gradients(directory, model, Parallel(), JOB, bf16=True),
+    }
+
+
+def with_transformer_engine(directory: Path) -> str:
+    """What the engine says where Transformer Engine can be imported."""
+    (directory.with_name("installed") / "transformer_engine").mkdir(parents=True)
+    sys.path.append(str(directory.with_name("installed")))
+    try:
+        engine_of(directory, Parallel())
+    except NotImplementedError as error:
+        return str(error)
+    finally:
+        sys.path.pop()
+    return ""
 
 
 def check_refusals(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel) -> dict[str, object]:
@@ -483,13 +506,23 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--states", type=Path, required=True, help="what layouts leave to others")
     parser.add_argument("--moves", action="store_true", help="only go on from what other layouts left")
+    parser.add_argument("--device", action="store_true", help="only what depends on the device, and one update in bfloat16")
     options = parser.parse_args()
     directory = options.work / "model"
     # Not from_pretrained: under the trainer's CPU shim transformers 5.19 loads a model whose rotary embedding does nothing.
     model = tiny()
+    answers: dict[str, Any]
     if options.moves:
         start(Parallel(), 0)
         (options.work / "answers.json").write_text(json.dumps({"moved": moved(model, options.states)}))
+        stop()
+        return
+    if options.device:
+        model.save_pretrained(directory)
+        start(Parallel(), 0)
+        answers = {"logprobs": check_logprobs(directory, model, Parallel()), **check_device(directory, model)}
+        (options.work / "answers.json").write_text(json.dumps(answers))
+        ppo.run(write_job(options.work, model).model_copy(update={"precision": "bfloat16"}))
         stop()
         return
     killed: dict[str, object] = {}
@@ -502,7 +535,7 @@ def main() -> None:
     if dist.get_rank() == 0:
         model.save_pretrained(directory)
     dist.barrier()
-    answers: dict[str, Any] = {"killed": killed} if killed else {}
+    answers = {"killed": killed} if killed else {}
     for name, parallel in LAYOUTS[dist.get_world_size()].items():
         parallel_state.destroy_model_parallel()
         start(parallel, 0)
@@ -523,6 +556,7 @@ def main() -> None:
             answers[name]["pretraining"] = refusals(directory, parallel)
     if dist.get_world_size() == 1:
         answers["muon"] = check_muon(directory)
+        answers["with_transformer_engine"] = with_transformer_engine(directory)
         answers["bandit"] = check_bandit(directory, parallel)
         ppo.run(write_job(options.work, model))
     else:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -15,17 +16,19 @@ from tasks.trainer.job import Metrics
 ROOT = Path(__file__).parents[3]
 
 
-def launch(processes: int, *arguments: str) -> None:
+def launch(processes: int, *arguments: str, device: str = "cpu") -> None:
     """Run trainer processes as the flow does; their output is shown when they fail."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}", *arguments]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment |= {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr[-4000:]
 
 
-def check(processes: int, folder: Path, states: Path, *options: str) -> dict:
+def check(processes: int, folder: Path, states: Path, *options: str, device: str = "cpu") -> dict:
     """Numbers of all layouts of so many processes."""
-    launch(processes, str(Path(__file__).with_name("checks.py")), "--work", str(folder), "--states", str(states), *options)
+    program = str(Path(__file__).with_name("checks.py"))
+    launch(processes, program, "--work", str(folder), "--states", str(states), *options, device=device)
     return json.loads((folder / "answers.json").read_text())
 
 
@@ -64,6 +67,26 @@ def test_wrong_conversions_would_be_seen(answers):
     assert found["wrong_rope"] > 0.05
     assert found["wrong_temperature"] > 0.05
     assert found["exact"] < found["bf16"] < 0.1
+
+
+GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU")]
+
+
+@pytest.mark.parametrize(("device", "backend"), [("cpu", "gloo"), pytest.param("cuda", "nccl", marks=GPU)])
+def test_a_device_computes_what_transformers_does_within_bfloat16(tmp_path, device, backend):
+    found = check(1, tmp_path, tmp_path / "states", "--device", device=device)
+    assert (found["device"], found["backend"]) == (device, backend)
+    assert found["logprobs"]["exact"] < 1e-4
+    assert found["logprobs"]["bf16"] < 0.1 < found["logprobs"]["wrong_rope"]
+    assert found["gradients"]["relative_error"] < 0.05
+    metrics = Metrics.model_validate_json((tmp_path / "direct" / "metrics.json").read_text())
+    assert metrics.steps and all(step.gradient_norm > 0 for step in metrics.steps)
+    trained, before = (load_file(tmp_path / name / "model.safetensors") for name in ("direct/checkpoint", "model"))
+    assert all((trained[name] != before[name]).any() for name in before)
+
+
+def test_transformer_engine_is_not_guessed_at(answers):
+    assert answers["with_transformer_engine"].startswith("transformer_engine is installed: the trainer is not built for")
 
 
 @LAYOUTS
