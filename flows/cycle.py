@@ -39,13 +39,13 @@ def complete(settings: Settings, manifest: Manifest) -> Outcome:
     """From the manifest to the challenger: every run of it ends in the same candidate."""
     trained = steps.train(settings, manifest)
     if isinstance(trained, Refused):
-        return steps.refuse(settings, manifest, f"the update was refused: {trained.reason}")
+        return steps.refuse(settings, manifest, trained)
     evaluation = steps.evaluate(settings, manifest, trained)
     if evaluation.passed:
         registered = steps.register(settings, manifest, trained, evaluation)
         outcome = steps.open_experiment(settings, manifest, registered)
     else:
-        outcome = steps.refuse(settings, manifest, evaluation.reason)
+        outcome = steps.refuse(settings, manifest, (trained, evaluation))
     steps.show(manifest, trained, evaluation, outcome)
     return outcome
 

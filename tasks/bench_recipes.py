@@ -35,7 +35,7 @@ from infra.settings import Settings
 from infra.settings.schema import Train
 from infra.store import to_parquet
 from tasks.reward import rewarded
-from tasks.train import follow, write_job
+from tasks.train import command, follow, write_job
 from tasks.trainer.job import CHECKPOINT_NAME
 
 Recipe = Literal["tabloop", "rlinf"]
@@ -151,9 +151,7 @@ def learn(plan: Plan, settings: Settings) -> Path:
         folder.mkdir(parents=True)
         (folder / "samples.parquet").write_bytes(to_parquet(samples))
         job = write_job(folder, checkpoint, folder / "samples.parquet", version, training)
-        launch = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(training.processes))
-        command = (sys.executable, *launch, "-m", "tasks.trainer.ppo", "--job", str(job))
-        follow(command, folder / "trainer.log", training.environment, lambda line: None)
+        follow(command(job, training.processes), folder / "trainer.log", training.environment, lambda line: None)
         checkpoint = folder / CHECKPOINT_NAME
     return checkpoint
 

@@ -24,7 +24,7 @@ from infra.records import Sample
 from infra.settings import Settings
 from infra.store import to_parquet
 from tasks.reward import estimated
-from tasks.train import write_job
+from tasks.train import command, write_job
 
 VERSION = "offline"
 
@@ -106,8 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(
         f"{len(made.samples)} samples, mean reward {sum(s.reward for s in made.samples) / len(made.samples):.3f}, "
         f"{taught} places whose completions differ in reward, {made.failed} judgements failed; to train on them:\n"
-        f"{sys.executable} -m torch.distributed.run --standalone --nproc_per_node {settings.train.processes} "
-        f"-m tasks.trainer.ppo --job {job}"
+        + " ".join(command(job, settings.train.processes))
     )
     return 0
 

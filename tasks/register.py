@@ -1,7 +1,7 @@
 """The candidate becomes a version: checkpoint in the object store, run in MLflow, version with its lineage in the registry.
 
-Every step may be repeated: the checkpoint's key and the version are found again by the cycle's id. MLflow's client takes seconds
-to import, so it is imported inside the function.
+Every step may be repeated: the checkpoint's key, the run and the version are found again by the cycle's id. MLflow's client takes
+seconds to import, so it is imported inside the function.
 """
 
 import logging
@@ -13,6 +13,7 @@ from infra.records import Manifest
 from infra.registry import Registry
 from infra.settings import Settings
 from infra.store import CHECKSUMS, ObjectStore
+from tasks import tracking
 from tasks.checkpoints import optimizer_prefix
 from tasks.cycles import dataset_id
 from tasks.evaluate import Evaluation
@@ -21,7 +22,6 @@ from tasks.report import account_page
 from tasks.train import Trained
 
 log = logging.getLogger(__name__)
-CYCLE_RUN_TAG = "tabloop.cycle"
 SECRET = "**********"
 MLFLOW_DIGEST = 32
 """Characters of a data set's id that MLflow has room for; the whole of it is a tag of the run."""
@@ -66,43 +66,38 @@ def register(
 def log_run(
     settings: Settings, store: ObjectStore, manifest: Manifest, dataset: str, trained: Trained, evaluation: Evaluation
 ) -> str:
-    """One MLflow run a cycle, found again by its tag: settings, metrics by step, the data set, its accounts and its Data Docs.
+    """What became of a cycle, in its run, which ends: settings, metrics, the data set, its accounts and its Data Docs.
 
     Gives back the run's id.
     """
-    from mlflow import MlflowClient
     from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
 
-    client = MlflowClient(tracking_uri=settings.registry.uri)
-    found = client.get_experiment_by_name(settings.registry.model)
-    experiment = found.experiment_id if found else client.create_experiment(settings.registry.model)
-    runs = client.search_runs([experiment], f"tags.`{CYCLE_RUN_TAG}` = '{manifest.cycle}'", max_results=1)
-    run = runs[0] if runs else client.create_run(experiment, run_name=manifest.cycle, tags={CYCLE_RUN_TAG: manifest.cycle})
+    client = tracking.connect(settings.registry)
+    run = tracking.run_of(client, settings.registry.model, manifest.cycle)
+    tracking.log_steps(client, run, trained.metrics.steps, manifest.created)
     now = int(manifest.created * 1000)
     metrics = [Metric(k, v, now, 0) for k, v in flat_metrics(manifest, trained, evaluation).items() if math.isfinite(v)]
-    for number, step in enumerate(trained.metrics.steps):
-        metrics += [Metric(f"step.{k}", float(v), now, number) for k, v in step.model_dump().items()]
     params = [Param(k, v[:500]) for k, v in flat_params(settings).items()]
     tags = [
         *(RunTag(PARENT_TAG, manifest.parent), RunTag("judge", evaluation.judge)),
         *(RunTag(DATASET_TAG, dataset), RunTag("code", manifest.code)),
     ]
     for start in range(0, max(len(params), 1), 90):
-        client.log_batch(run.info.run_id, metrics=metrics if start == 0 else [], params=params[start : start + 90], tags=tags)
+        client.log_batch(run, metrics=metrics if start == 0 else [], params=params[start : start + 90], tags=tags)
     data = Dataset(
         name=manifest.cycle,
         digest=dataset[:MLFLOW_DIGEST],
         source_type="s3",
         source=f'{{"uri": "{manifest.samples.key}"}}',
     )
-    client.log_inputs(run.info.run_id, [DatasetInput(data, [InputTag("mlflow.data.context", "training")])])
+    client.log_inputs(run, [DatasetInput(data, [InputTag("mlflow.data.context", "training")])])
     try:
         for path, text in run_artifacts(store, manifest).items():
-            client.log_text(run.info.run_id, text, path)
+            client.log_text(run, text, path)
     except Exception as error:  # what is only looked at stops nothing
         log.warning("MLflow: artifacts of %s: %s", manifest.cycle, error)
-    client.set_terminated(run.info.run_id)
-    return run.info.run_id
+    tracking.end(client, run, "FINISHED" if evaluation.passed else "FAILED", evaluation.reason)
+    return run
 
 
 def run_artifacts(store: ObjectStore, manifest: Manifest) -> dict[str, str]:

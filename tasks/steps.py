@@ -34,6 +34,7 @@ from tasks import (
     report,
     retention,
     samples,
+    tracking,
 )
 from tasks import collect as collecting
 from tasks import decide as deciding
@@ -187,11 +188,16 @@ def resume(settings: Settings, cycle: str, run: str) -> Manifest | Outcome:
     manifest = cycles.manifest_of(store, cycle)
     champion = registry_of(settings).aliases().champion
     if champion != manifest.champion:
-        reason = f"to be tested against version {manifest.champion}, but the champion is {champion} now"
-        return cycles.finish(store, Outcome(cycle=cycle, result="abandoned", reason=reason))
+        return abandon(settings, cycle, f"to be tested against version {manifest.champion}, but the champion is {champion} now")
     if cycles.attempt(store, cycle, run) > cycles.MAX_ATTEMPTS:
-        return cycles.finish(store, Outcome(cycle=cycle, result="abandoned", reason=f"failed {cycles.MAX_ATTEMPTS} times"))
+        return abandon(settings, cycle, f"failed {cycles.MAX_ATTEMPTS} times")
     return manifest
+
+
+def abandon(settings: Settings, cycle: str, reason: str) -> Outcome:
+    """Give up a cycle that was begun."""
+    end_run(lambda: tracking.give_up(settings.registry, cycle, f"abandoned: {reason}"))
+    return cycles.finish(store_of(settings), Outcome(cycle=cycle, result="abandoned", reason=reason))
 
 
 @step("train")
@@ -202,7 +208,9 @@ def train(settings: Settings, manifest: Manifest) -> Trained | Refused:
     parent = checkpoint_of(settings, manifest.parent)
     logger = get_run_logger()
     folder = folder_of(settings, manifest.cycle)
-    result = training.train(store, manifest, parent, begun.train, folder, logger.info, aids_of(settings, begun.train, manifest))
+    aids = aids_of(settings, begun.train, manifest)
+    with tracking.told(settings.registry, manifest.cycle, logger.info, logger.warning) as say:
+        result = training.train(store, manifest, parent, begun.train, folder, say, aids)
     if isinstance(result, Refused):
         logger.warning("the update was refused: %s", result.reason)
         return result
@@ -249,10 +257,26 @@ def open_experiment(settings: Settings, manifest: Manifest, registered: Register
 
 
 @step("refuse", retries=IO_RETRIES)
-def refuse(settings: Settings, manifest: Manifest, reason: str) -> Outcome:
-    """The cycle ends without a version."""
+def refuse(settings: Settings, manifest: Manifest, why: Refused | tuple[Trained, Evaluation]) -> Outcome:
+    """The cycle ends without a version: there is no candidate, or held-out code speaks against it."""
+    store = store_of(settings)
+    if isinstance(why, Refused):
+        reason = f"the update was refused: {why.reason}"
+        end_run(lambda: tracking.give_up(settings.registry, manifest.cycle, reason))
+    else:
+        reason = why[1].reason
+        begun, dataset = cycles.settings_of(store, manifest.cycle, settings), cycles.dataset_id(store, manifest.cycle)
+        end_run(lambda: registering.log_run(begun, store, manifest, dataset, *why))
     shutil.rmtree(folder_of(settings, manifest.cycle), ignore_errors=True)
-    return cycles.finish(store_of(settings), Outcome(cycle=manifest.cycle, result="refused", reason=reason))
+    return cycles.finish(store, Outcome(cycle=manifest.cycle, result="refused", reason=reason))
+
+
+def end_run(end: Callable[[], object]) -> None:
+    """End a cycle's run in MLflow: a failure to show stops nothing."""
+    try:
+        end()
+    except Exception as error:
+        get_run_logger().warning("MLflow: %s", error)
 
 
 @step("show")

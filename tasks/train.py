@@ -1,9 +1,8 @@
 """The training step: hands the samples to the trainer's processes and follows them.
 
-The trainer runs under torchrun in a process group of its own, so that a flow that is stopped takes all of it along.
+A flow that is stopped, or killed, takes all of the trainer along: it ends torchrun, and torchrun's end is that of the workers.
 """
 
-import ctypes
 import os
 import re
 import signal
@@ -13,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from infra.records import Manifest
@@ -20,13 +20,13 @@ from infra.settings import ROOT
 from infra.settings.schema import Train
 from infra.store import Corrupt, ObjectStore, sha256
 from tasks.trainer.job import CHECKPOINT_NAME, JOB_NAME, METRICS_NAME, OPTIMIZER_NAME, REFUSED_NAME, Job, Metrics
+from tasks.trainer.worker import end_with_parent
 
 LOG_NAME = "trainer.log"
 TAIL_LINES = 40
 WORTH_SAYING = re.compile(r"^(step|trainer:|.*Error)")
 """Lines of the trainer's that the flow repeats; the log has all of them."""
 STOP_SECONDS = 10.0
-LIBC = ctypes.CDLL(None)  # loaded here: between fork and exec nothing may be imported
 
 
 class TrainingFailed(RuntimeError):
@@ -87,14 +87,10 @@ def train(
         raise Corrupt(f"s3://{store.bucket}/{manifest.samples.key}: SHA-256 {found}, the manifest says {manifest.samples.sha256}")
     samples.write_bytes(body)
     job = write_job(folder, parent, samples, manifest.parent, settings, aids)
-    command = (
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(settings.processes)),
-        *("-m", "tasks.trainer.ppo", "--job", str(job)),
-    )
     refused = folder / REFUSED_NAME
     refused.unlink(missing_ok=True)
     try:
-        follow(command, folder / LOG_NAME, settings.environment, say)
+        follow(command(job, settings.processes), folder / LOG_NAME, settings.environment, say)
     except TrainingFailed:
         # The same samples would be refused again: trying once more is no use.
         if refused.exists():
@@ -120,6 +116,12 @@ def write_job(folder: Path, parent: Path, samples: Path, version: str, settings:
     return path
 
 
+def command(job: Path, processes: int) -> tuple[str, ...]:
+    """What runs a job."""
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes))
+    return (sys.executable, *launcher, "-m", "tasks.trainer.worker", "--job", str(job))
+
+
 def follow(command: tuple[str, ...], log: Path, environment: dict[str, str], say: Callable[[str], None]) -> None:
     """Run a command in its own process group, copy its output to a log, and end all of the group with it.
 
@@ -138,7 +140,7 @@ def follow(command: tuple[str, ...], log: Path, environment: dict[str, str], say
             text=True,
             errors="replace",
             start_new_session=True,
-            preexec_fn=end_with_parent if sys.platform == "linux" else None,
+            preexec_fn=partial(end_with_parent, signal.SIGTERM),
         )
         assert process.stdout is not None
         try:
@@ -154,11 +156,6 @@ def follow(command: tuple[str, ...], log: Path, environment: dict[str, str], say
     if code:
         again = " ".join(command)
         raise TrainingFailed(f"trainer: exit status {code}; the end of {log}:\n{''.join(tail)}\nto run it alone: {again}")
-
-
-def end_with_parent() -> None:
-    """In the child: get SIGTERM when the flow is killed, so that no trainer is left behind (prctl's PR_SET_PDEATHSIG)."""
-    LIBC.prctl(1, signal.SIGTERM)
 
 
 def end_group(process: "subprocess.Popen[str]") -> None:

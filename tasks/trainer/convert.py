@@ -133,6 +133,15 @@ def full_weights(model: Any, of: Like = trained) -> Iterator[tuple[str, torch.Te
             yield name, tensor
 
 
+def collected(model: Any, dtype: torch.dtype, of: Like = trained) -> dict[str, torch.Tensor]:
+    """Every Hugging Face tensor in a type, in the memory of the rank that writes; the others take part and keep none."""
+    kept: dict[str, torch.Tensor] = {}
+    for name, tensor in full_weights(model, of):
+        if dist.get_rank() == 0:
+            kept[name] = tensor.to(dtype).cpu().contiguous()
+    return kept
+
+
 def _own_weights(model: Any, of: Like) -> Iterator[tuple[str, torch.Tensor]]:
     core, offset, tied = _core(model)
     size, group = parallel_state.get_tensor_model_parallel_world_size(), parallel_state.get_tensor_model_parallel_group()

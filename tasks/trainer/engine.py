@@ -5,6 +5,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,11 +28,12 @@ from megatron.core.models.gpt.gpt_model import GPTModel  # noqa: E402
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer  # noqa: E402
 from megatron.core.pipeline_parallel import get_forward_backward_func  # noqa: E402
 from megatron.core.transformer.module import Float16Module  # noqa: E402
+from megatron.core.transformer.spec_utils import ModuleSpec  # noqa: E402
 from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 from tasks.trainer.attention import SDPACoreAttention  # noqa: E402
-from tasks.trainer.convert import freeze, full_weights, load_weights  # noqa: E402
+from tasks.trainer.convert import collected, freeze, load_weights  # noqa: E402
 from tasks.trainer.muon import MuonWithAdamW  # noqa: E402
 
 WEIGHTS = "model.safetensors"
@@ -203,7 +205,7 @@ class Engine:
             extras: folder that the tokenizer's files are copied from.
             logit_scale: what all logits are to be multiplied by; goes into the weights of the last norm.
         """
-        weights = {name: tensor.to(dtype).cpu().contiguous() for name, tensor in full_weights(self.model)}
+        weights = collected(self.model, dtype)
         if dist.get_rank() != 0:
             return
         weights[LAST_NORM] *= logit_scale
@@ -214,7 +216,8 @@ class Engine:
         config = self.hf_config | {"dtype": str(dtype).removeprefix("torch."), "torch_dtype": str(dtype).removeprefix("torch.")}
         (partial / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True))
         for file in sorted(extras.iterdir()) if extras else []:
-            if file.is_file() and file.suffix == ".json" and not (partial / file.name).exists():
+            other = file.suffix == ".json" and not file.name.endswith(".index.json")  # an index names files of the base's weights
+            if file.is_file() and other and not (partial / file.name).exists():
                 shutil.copy(file, partial / file.name)
         shutil.rmtree(directory, ignore_errors=True)
         partial.rename(directory)
@@ -258,13 +261,27 @@ def _transformer_config(config: dict[str, Any], parallel: Parallel, bf16: bool) 
     )
 
 
-def _model(config: dict[str, Any], transformer: TransformerConfig) -> GPTModel:
+def _layer_spec() -> ModuleSpec:
+    """The layers, on any device: the one place where Transformer Engine's would be chosen.
+
+    Raises:
+        NotImplementedError: it is installed, so that Megatron would take its optimizer too.
+    """
+    if find_spec("transformer_engine"):
+        raise NotImplementedError(
+            "transformer_engine is installed: the trainer is not built for its layers and its optimizer, expected an environment "
+            "without it; pip uninstall transformer-engine"
+        )
     spec = get_gpt_layer_local_spec(normalization="RMSNorm")
     spec.submodules.self_attention.submodules.core_attention = SDPACoreAttention
+    return spec
+
+
+def _model(config: dict[str, Any], transformer: TransformerConfig) -> GPTModel:
     rope = config.get("rope_parameters", config)
     return GPTModel(
         config=transformer,
-        transformer_layer_spec=spec,
+        transformer_layer_spec=_layer_spec(),
         vocab_size=config["vocab_size"],
         max_sequence_length=config["max_position_embeddings"],
         pre_process=parallel_state.is_pipeline_first_stage(),

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from safetensors.torch import load_file, save_file
 
-from tasks.trainer.convert import full_weights, names, shards, trained
+from tasks.trainer.convert import collected, names, shards, trained
 from tasks.trainer.engine import Engine
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -35,7 +35,7 @@ def save(engine: Engine, directory: Path) -> None:
         def of(parameter: torch.Tensor, moment: str = moment) -> torch.Tensor | None:
             return state.get(trained(parameter), {}).get(moment)
 
-        tensors = {name: tensor.float().cpu().contiguous() for name, tensor in full_weights(engine.model, of)}
+        tensors = collected(engine.model, torch.float32, of)
         if dist.get_rank() == 0:
             save_file(tensors, partial / f"{moment}.safetensors")
     counts = {n: int(state[trained(p)]["step"]) for p, tensors in names(engine.model) if trained(p) in state for n in tensors}

@@ -376,16 +376,19 @@ def main() -> None:
     parser.add_argument("--job", type=Path, required=True, help="job.json (tasks/trainer/job.py)")
     job = Job.model_validate_json(parser.parse_args().job.read_text())
     warnings.filterwarnings("ignore", module="megatron")
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
     if job.threads:
         torch.set_num_threads(job.threads)
     start(Parallel(job.tensor_parallel, job.pipeline_parallel), job.seed)
+    # Every rank has the same metrics: one tells them.
+    logging.basicConfig(level=logging.INFO if dist.get_rank() == 0 else logging.WARNING, format="%(message)s")
     job.output.mkdir(parents=True, exist_ok=True)
     try:
         run(job)
     except safety.Refused as refused:
-        if dist.get_rank() == 0:
-            (job.output / REFUSED_NAME).write_text(str(refused))
+        # Every rank finds the same reason, and torchrun ends the others as soon as one has left: the first to leave writes it.
+        partial = job.output / f"{REFUSED_NAME}.{dist.get_rank()}.partial"
+        partial.write_text(str(refused))
+        partial.rename(job.output / REFUSED_NAME)
         sys.exit(f"trainer: the update is refused, the weights stay: {refused}")
     stop()
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 
-from tasks.trainer.engine import Engine
+from tasks.trainer.engine import Engine, parallel_state
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,19 @@ def train(
     Args:
         weigh: loss weight of each token as a target, [B, T] -> [B, T].
         report: called after each step with tokens seen, this rank's mean loss, gradient norm, progress.
+
+    Raises:
+        ValueError: the model is split over processes, or a batch cannot be shared evenly.
     """
+    split = {
+        "tensor": parallel_state.get_tensor_model_parallel_world_size(),
+        "pipeline": parallel_state.get_pipeline_model_parallel_world_size(),
+    }
+    for kind, size in split.items():
+        if size > 1:
+            raise ValueError(
+                f"{kind} parallelism = {size}: pretraining has no loss for it, expected 1; use more data parallelism"
+            )
     started, seen, at = time.monotonic(), 0, 0
     length = rows.shape[1]
     ranks, rank = dist.get_world_size(), dist.get_rank()

@@ -1,4 +1,4 @@
-"""Megatron-core on CPU: its hard-wired CUDA calls are redirected, and its optimizer is mended where neither TE nor Apex is there.
+"""Megatron-core on CPU: its hard-wired CUDA calls are redirected.
 
 `install()` redirects nothing where CUDA is usable, so the production path is untouched. It is process-global: call it first thing
 in a trainer process, and never in one that runs vLLM.
@@ -31,7 +31,6 @@ def install() -> bool:
         _redirect_devices()
         _redirect_random_state()
         _redirect_streams()
-    mend_distributed_optimizer()
     return shimmed
 
 
@@ -98,48 +97,3 @@ def _redirect_streams() -> None:
     torch.cuda.synchronize = lambda *_, **__: None
     torch.cuda.current_stream = torch.cuda.default_stream = lambda *_, **__: _NoStream()
     torch.cuda.nvtx.range_push = torch.cuda.nvtx.range_pop = lambda *_, **__: None
-
-
-def mend_distributed_optimizer() -> None:
-    """Mend three defects of megatron-core 0.16.1's DistributedOptimizer over torch's AdamW, on any device.
-
-    (a) state_dict() asserts before the first step; (b) loading 'fully_reshardable' raises KeyError 'step'; (c) after a load all
-    parameters share one step tensor, which AdamW then counts once per parameter: the bias correction is silently wrong.
-    """
-    import megatron.core.optimizer.distrib_optimizer as module
-
-    if module.HAVE_APEX_OR_TE or hasattr(module.DistributedOptimizer, "_mended"):
-        return
-    optimizer: Any = module.DistributedOptimizer
-    state_dict, load_state_dict, set_states = (
-        optimizer.state_dict,
-        optimizer.load_state_dict,
-        optimizer._set_main_param_and_optimizer_states,
-    )
-
-    def with_zero_state(self: Any) -> Any:
-        if self.optimizer is not None and not self.optimizer.state:
-            for group in self.optimizer.param_groups:
-                for parameter in group["params"]:
-                    self.optimizer.state[parameter] = {
-                        "step": torch.tensor(0.0),
-                        "exp_avg": torch.zeros_like(parameter),
-                        "exp_avg_sq": torch.zeros_like(parameter),
-                    }
-        return state_dict(self)
-
-    def with_kept_step(self: Any, parameter: Any, tensors: dict[str, Any]) -> Any:
-        group, order = self.model_param_group_index_map[parameter]
-        state = self.optimizer.state[self.optimizer.param_groups[group]["params"][order]]
-        return set_states(self, parameter, {**tensors, "step": state["step"]} if "step" in state else tensors)
-
-    def with_own_steps(self: Any, loaded: Any) -> None:
-        load_state_dict(self, loaded)
-        for state in self.optimizer.state.values():
-            if "step" in state:
-                state["step"] = state["step"].clone()
-
-    optimizer.state_dict = with_zero_state
-    optimizer._set_main_param_and_optimizer_states = with_kept_step
-    optimizer.load_state_dict = with_own_steps
-    optimizer._mended = True

@@ -1,6 +1,7 @@
 """Prefect's own server for the flows' tests, and a small world in memory for their steps."""
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from prefect.testing.utilities import prefect_test_harness
 
 from infra.settings import Settings
 from infra.settings.schema import Collect, Experiment
-from tasks import evaluate, register, steps, train, validate
+from tasks import evaluate, register, steps, tracking, train, validate
 from tasks.trainer.job import Metrics
 from tests.tasks.made import NOW, MemoryRegistry, MemoryStore, completion, feedback
 from tests.tasks.test_evaluate import scores
@@ -34,8 +35,12 @@ class World:
     """Names of the folders that each training began with."""
     training: BaseException | None = None
     """What training raises."""
+    refused: str = ""
+    """Why the trainer refuses every update."""
     judged: float = 6.0
     """The judge's score of candidates; the champion's is 6."""
+    logged: list[tuple[str, bool, str]] = field(default_factory=list)
+    """MLflow's runs that have ended: cycle, whether it has a candidate, reason."""
 
 
 @pytest.fixture
@@ -57,6 +62,8 @@ def world(prefect: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Wor
         made.trained_from.append(parent.name)
         if made.training:
             raise made.training
+        if made.refused:
+            return train.Refused(made.refused)
         folder.mkdir(parents=True, exist_ok=True)
         checkpoint = folder / "checkpoint"
         checkpoint.mkdir(exist_ok=True)
@@ -78,7 +85,14 @@ def world(prefect: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Wor
     monkeypatch.setattr(steps, "checkpoint_of", served)
     monkeypatch.setattr(evaluate, "score", lambda settings, path: scores(made.judged if path.name == "checkpoint" else 6.0))
     monkeypatch.setattr(validate, "validate", lambda samples, *_: validate.Validation(len(samples), 0, {}, ()))
-    monkeypatch.setattr(register, "log_run", lambda *given: "run")
+
+    def log_run(settings, store, manifest, dataset, trained, evaluation):
+        made.logged.append((manifest.cycle, evaluation.passed, evaluation.reason))
+        return "run"
+
+    monkeypatch.setattr(register, "log_run", log_run)
+    monkeypatch.setattr(tracking, "told", lambda settings, cycle, say, warn: nullcontext(say))
+    monkeypatch.setattr(tracking, "give_up", lambda settings, cycle, reason: made.logged.append((cycle, False, reason)))
     return made
 
 

@@ -37,10 +37,19 @@ def test_labels_become_a_challenger(labelled: World) -> None:
 
 def test_a_candidate_that_regresses_is_refused(labelled: World) -> None:
     labelled.judged = 3.0
-    assert cycle().result == "refused"
+    ended = cycle()
+    assert ended.result == "refused"
+    assert labelled.logged == [("cycle-000001", False, ended.reason)]
     assert labelled.registry.aliases == {"champion": "1"}
     assert "1" in labelled.registry.versions
     assert len(labelled.registry.versions) == 1
+
+
+def test_an_update_that_is_refused_ends_the_cycle_and_its_run_with_the_reason(labelled: World) -> None:
+    labelled.refused = "all advantages are 0"
+    ended = cycle()
+    assert (ended.result, ended.reason) == ("refused", "the update was refused: all advantages are 0")
+    assert labelled.logged == [("cycle-000001", False, ended.reason)]
 
 
 @pytest.mark.parametrize(("promising", "parent", "samples"), [(True, "2", 3), (False, "1", 9)])
@@ -137,5 +146,6 @@ def test_a_cycle_that_fails_again_and_again_is_given_up(labelled: World) -> None
         with pytest.raises(ValueError, match="broken"):
             cycle()
     assert cycle().result == "abandoned"
+    assert labelled.logged == [("cycle-000001", False, f"abandoned: failed {MAX_ATTEMPTS} times")]
     labelled.training = None
     assert cycle().cycle == "cycle-000002", "its labels come back"

@@ -46,6 +46,7 @@ def test_production_is_aws_without_keys_and_judged_by_a_model() -> None:
     assert settings.store.access_key is None and settings.serving.token is None
     assert settings.evaluate.judge.kind == "openai"
     assert settings.train.processes % (settings.train.tensor_parallel * settings.train.pipeline_parallel) == 0
+    assert settings.train.keep_optimizer
 
 
 @pytest.mark.parametrize(("at", "model"), list(sections(Settings)), ids=lambda value: value if isinstance(value, str) else "")

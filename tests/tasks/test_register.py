@@ -1,5 +1,6 @@
 """A cycle's run in a real MLflow, on SQLite: its data set, its accounts and its Data Docs can be found there."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,9 +44,15 @@ def test_the_run_names_the_data_set_and_holds_what_a_person_looks_at(tmp_path: P
     client = MlflowClient(tracking_uri=settings.registry.uri)
     found = client.get_run(run)
     assert (found.data.tags["manifest_sha256"], found.data.tags["code"]) == (dataset, "0.1.0+test")
+    assert (found.info.status, found.data.tags["reason"]) == ("FINISHED", "fine")
     assert found.data.metrics["bucket.stale"] == 3
     assert {i.dataset.digest for i in found.inputs.dataset_inputs} == {dataset[:32]}
     pages = {path: Path(client.download_artifacts(run, path)).read_text() for path in ("requests.md", "data_docs/samples.html")}
     assert "| stale | 3 | 75.0% |" in pages["requests.md"]
     assert pages["data_docs/samples.html"] == "<html>rows</html>"
+
+    refused = replace(evaluation, passed=False, reason="worse")
+    assert log_run(*given[:-1], refused) == run
+    found = client.get_run(run)
+    assert (found.info.status, found.data.tags["reason"]) == ("FAILED", "worse")
     assert {a.path for a in client.list_artifacts(run)} == {"data_docs", "manifest.json", "requests.md"}

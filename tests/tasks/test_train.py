@@ -1,13 +1,18 @@
 """The trainer's processes: followed, and ended with all that they started."""
 
 import os
+import signal
+import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from infra.records import Manifest, ObjectReference
+from infra.settings import ROOT
 from infra.settings.schema import Train
 from infra.store import Corrupt, sha256, to_parquet
 from tasks.train import Refused, TrainingFailed, follow, train, write_job
@@ -38,24 +43,54 @@ def test_a_failure_shows_the_end_of_the_log_and_the_command(tmp_path: Path) -> N
         follow((sys.executable, "-c", program), tmp_path / "log", {}, print)
 
 
-def test_nothing_is_left_of_a_trainer_whose_flow_is_stopped(tmp_path: Path) -> None:
-    child = tmp_path / "child"
-    program = (
-        "import subprocess, sys, time; "
-        "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); "
-        f"open({str(child)!r}, 'w').write(str(p.pid)); print('step 1', flush=True); time.sleep(60)"
-    )
+@pytest.fixture(scope="module")
+def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A job of two processes that trains until it is stopped."""
+    folder = tmp_path_factory.mktemp("endless")
+    model = models.tiny()
+    model.save_pretrained(folder / "parent")
+    (folder / "samples.parquet").write_bytes(to_parquet(models.samples(model, 0.0)))
+    settings = Train(epochs=1_000_000, learning_rate=1e-9)
+    return write_job(folder, folder / "parent", folder / "samples.parquet", models.CURRENT, settings)
 
-    def stop(line: str) -> None:
-        raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        follow((sys.executable, "-c", program), tmp_path / "log", {}, stop)
-    assert gone(int(child.read_text()))
+FLOW = """
+import sys
+from functools import partial
+from pathlib import Path
+from prefect.utilities.engine import capture_sigterm
+from tasks.train import command, follow
+
+job = Path(sys.argv[1])
+with capture_sigterm():  # as Prefect runs a flow
+    follow(command(job, 2), job.with_name("trainer.log"), {}, partial(print, flush=True))
+"""
+
+
+@pytest.mark.parametrize("stopped", ["flow cancelled", "flow killed", "launcher killed"])
+def test_nothing_is_left_of_a_trainer_whose_flow_or_launcher_is_stopped(endless: Path, stopped: str) -> None:
+    started: list[psutil.Process] = []
+    with subprocess.Popen((sys.executable, "-c", FLOW, str(endless)), cwd=ROOT, stdout=subprocess.PIPE, text=True) as flow:
+        assert flow.stdout
+        try:
+            said = [flow.stdout.readline() for _ in range(3)]
+            started = psutil.Process(flow.pid).children(recursive=True)
+            assert len(started) == 3
+            (launcher,) = psutil.Process(flow.pid).children()
+            victim = launcher if stopped == "launcher killed" else flow
+            victim.send_signal(signal.SIGTERM if stopped == "flow cancelled" else signal.SIGKILL)
+            assert all(gone(process.pid) for process in started)
+            assert flow.wait(10) != 0
+        finally:
+            flow.kill()
+            for process in started:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+    assert [line.split(":")[0] for line in said] == ["step 1", "step 2", "step 3"], "told by one process of the two"
 
 
 def gone(pid: int) -> bool:
-    for _ in range(100):
+    for _ in range(200):
         try:
             os.kill(pid, 0)
             if Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z":
@@ -80,13 +115,29 @@ def test_other_samples_than_the_manifests_are_refused(tmp_path: Path) -> None:
         train(store, manifest_of("samples", "0" * 64), tmp_path, Train(), tmp_path)
 
 
-def test_an_update_that_the_trainer_refuses_is_no_failure_to_try_again(tmp_path: Path) -> None:
+SLOW_FIRST_RANK = """
+import os, sys, time
+
+def heard(event, arguments):
+    if event == "open" and str(arguments[0]).endswith("parent/config.json"):
+        time.sleep(10)
+
+if os.environ.get("RANK") == "0":
+    sys.addaudithook(heard)
+"""
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_an_update_that_the_trainer_refuses_is_no_failure_to_try_again(tmp_path: Path, processes: int) -> None:
+    """With two processes torchrun ends the slower one, the first rank, as soon as the other has left."""
+    (tmp_path / "sitecustomize.py").write_text(SLOW_FIRST_RANK)
+    settings = Train(processes=processes, environment={"PYTHONPATH": f"{ROOT}:{tmp_path}"} if processes == 2 else {})
     model = models.tiny()
     model.save_pretrained(tmp_path / "parent")
     alike = [sample.model_copy(update={"advantage": 0.0}) for sample in models.samples(model, 0.0)]
     store = MemoryStore()
     body = to_parquet(alike)
     store.put("samples", body)
-    found = train(store, manifest_of("samples", sha256([body])), tmp_path / "parent", Train(), tmp_path / "work")
+    found = train(store, manifest_of("samples", sha256([body])), tmp_path / "parent", settings, tmp_path / "work")
     assert isinstance(found, Refused) and "advantage = 0 for each of 12 samples" in found.reason
     assert not (tmp_path / "work" / "checkpoint").exists()

@@ -7,10 +7,12 @@ import argparse
 import json
 import math
 import os
+import resource
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +28,8 @@ from transformers import Qwen2ForCausalLM
 from infra.records import Sample
 from tasks.trainer import moments, ppo, safety
 from tasks.trainer.batches import context_positions, micro_batches
-from tasks.trainer.convert import full_weights
-from tasks.trainer.engine import LAST_NORM, Engine, Optimization, Parallel, parallel_state, start, stop
+from tasks.trainer.convert import collected, full_weights
+from tasks.trainer.engine import LAST_NORM, WEIGHTS, Engine, Optimization, Parallel, parallel_state, start, stop
 from tasks.trainer.job import Job
 from tasks.trainer.pretrain import Schedule, train
 
@@ -94,7 +96,16 @@ def check_round_trip(directory: Path, parallel: Parallel) -> dict[str, float]:
     return answers
 
 
-def check_gradients(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel, job: Job) -> dict[str, float]:
+def check_collected(directory: Path, parallel: Parallel) -> list[int]:
+    """Tensors that each rank has in its memory once the weights are collected to be written."""
+    held: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(held, len(collected(engine_of(directory, parallel).model, torch.float32)))
+    return held
+
+
+def check_gradients(
+    directory: Path, model: Qwen2ForCausalLM, parallel: Parallel, job: Job, bf16: bool = False
+) -> dict[str, float]:
     """The PPO gradient against autograd over transformers: largest relative error of a tensor, norms, clipped tokens."""
     made = samples(model, drift=0.4)
     prompted = [context_positions(sample, JOB.context_tokens) for sample in made]
@@ -104,7 +115,7 @@ def check_gradients(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel
     loss.backward()
     wanted = {name: parameter.grad for name, parameter in model.named_parameters()}
 
-    engine = engine_of(directory, parallel)
+    engine = engine_of(directory, parallel, bf16)
     older = [i for i, s in enumerate(made) if s.policy_version == OLDER]
     at_step = job.proximal == "step"  # before the first step, both are the weights as they are
     proximal = ppo.at_step(made, older) if at_step else ppo.starting_logprobs(engine, made, older, 128)
@@ -112,9 +123,7 @@ def check_gradients(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel
     batches = micro_batches(made, own, 128, proximal, JOB.context_tokens, held_near(made))
     scale = ppo.LogitScale(rate=1.0)
     totals = ppo.total(engine.accumulate(ppo.objective(job, scale), batches, (12, 64)))
-    for parameter in engine.model.parameters():
-        parameter.data = parameter.main_grad
-    got = dict(full_weights(engine.model))
+    got = {name: tensor.cpu() for name, tensor in full_weights(engine.model, lambda parameter: parameter.main_grad)}
     error = max(((got[n] - wanted[n]).norm() / wanted[n].norm().clamp(min=1e-9)).item() for n in wanted)
     sums = totals.sums
     scale.step(sums.tokens)
@@ -131,6 +140,29 @@ def check_gradients(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel
         "logit_scale": math.log(scale.factor),
         "wanted_logit_scale": -plain_scale.grad.item(),
     }
+
+
+def check_device(directory: Path, model: Qwen2ForCausalLM) -> dict[str, Any]:
+    """Where the trainer computes, how its processes talk, and the gradient in bfloat16."""
+    engine = engine_of(directory, Parallel())
+    return {
+        "device": next(engine.model.parameters()).device.type,
+        "backend": dist.get_backend(),
+        "gradients": check_gradients(directory, model, Parallel(), JOB, bf16=True),
+    }
+
+
+def with_transformer_engine(directory: Path) -> str:
+    """What the engine says where Transformer Engine can be imported."""
+    (directory.with_name("installed") / "transformer_engine").mkdir(parents=True)
+    sys.path.append(str(directory.with_name("installed")))
+    try:
+        engine_of(directory, Parallel())
+    except NotImplementedError as error:
+        return str(error)
+    finally:
+        sys.path.pop()
+    return ""
 
 
 def check_refusals(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel) -> dict[str, object]:
@@ -216,13 +248,20 @@ def pretrained(directory: Path, parallel: Parallel) -> Engine:
     return engine
 
 
-def refusal(directory: Path, parallel: Parallel) -> str:
-    """What Muon says to a model that is split over processes."""
-    try:
-        pretrained(directory, parallel)
-    except ValueError as error:
-        return str(error)
-    return ""
+def refusals(directory: Path, parallel: Parallel) -> list[str]:
+    """What Muon says to a model that is split over processes, and pretraining with Adam."""
+    rows, schedule = np.zeros((8, 32), np.uint16), Schedule(1e-3, tokens=256)
+
+    def pretrain() -> None:
+        train(engine_of(directory, parallel), rows, schedule, 8, 4, lambda t: torch.ones(t.shape), lambda *_: None)
+
+    told = []
+    for attempt in (lambda: pretrained(directory, parallel), pretrain):
+        try:
+            attempt()
+        except ValueError as error:
+            told.append(str(error))
+    return told
 
 
 def nothing_left(directory: Path, parallel: Parallel) -> str:
@@ -244,53 +283,52 @@ def apart(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float
     return max((one[name] - other[name]).abs().max().item() for name in one)
 
 
-def check_resumed(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel, bf16: bool) -> dict[str, float]:
-    """Two updates, and the same two with all written and read again in between; and going on from another layout's state."""
-    made = samples(model, drift=0.0)
-    first = JOB.model_copy(update={"minibatch": 4, "warmup_steps": 0, "epochs": 1})
-    second = first.model_copy(update={"seed": 1})
-    folder = directory.with_name(f"resumed-{bf16}")
-    own, other = folder / "own", folder / "other"
+FIRST = JOB.model_copy(update={"minibatch": 4, "warmup_steps": 0, "epochs": 1})
+SECOND = FIRST.model_copy(update={"seed": 1})
 
+
+def check_resumed(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel, bf16: bool, state: Path) -> dict[str, float]:
+    """Two updates, and the same two with all written and read again in between, which is left in `state` for other layouts."""
+    made = samples(model, drift=0.0)
     straight = engine_of(directory, parallel, bf16)
     before = torch.get_rng_state()
-    ppo.update(straight, made, first, {}, ppo.LogitScale(0.0))
+    ppo.update(straight, made, FIRST, {}, ppo.LogitScale(0.0))
     drew = not torch.equal(torch.get_rng_state(), before)
-    straight.save(own / "model", torch.float32)
-    moments.save(straight, own / "optimizer")
+    straight.save(state / "model", torch.float32)
+    moments.save(straight, state / "optimizer")
     dist.barrier()
-    ppo.update(straight, made, second, {}, ppo.LogitScale(0.0))
-    wanted = weights_of(straight)
-
-    def gone_on(source: Path, with_moments: bool) -> dict[str, torch.Tensor]:
-        engine = engine_of(source / "model", parallel, bf16)
-        if with_moments:
-            moments.load(engine, source / "optimizer")
-        ppo.update(engine, made, second, {}, ppo.LogitScale(0.0))
-        return weights_of(engine)
-
-    answers = {
+    ppo.update(straight, made, SECOND, {}, ppo.LogitScale(0.0))
+    straight.save(state / "wanted", torch.float32)
+    dist.barrier()
+    return {
         "drew": float(drew),
-        "resumed": apart(wanted, gone_on(own, True)),
-        "without": apart(wanted, gone_on(own, False)),
+        "resumed": gone_on(model, parallel, bf16, state),
+        "without": gone_on(model, parallel, bf16, state, with_moments=False),
     }
-    if other.exists():  # as the layout before left it
-        answers["from_another_layout"] = apart(wanted, gone_on(other, True))
-        engine = engine_of(other / "model", parallel, bf16)
-        moments.load(engine, other / "optimizer")
-        moments.save(engine, folder / "again")
-        dist.barrier()
-        pairs = [
-            (other / "optimizer" / name, folder / "again" / name) for name in ("exp_avg.safetensors", "exp_avg_sq.safetensors")
-        ]
-        changed = [name for a, b in pairs for name, tensor in load_file(a).items() if not torch.equal(tensor, load_file(b)[name])]
-        counts = [(place / moments.STEPS_NAME).read_text() for place in (other / "optimizer", folder / "again")]
-        answers["changed"] = len(changed) + (counts[0] != counts[1])
+
+
+def gone_on(model: Qwen2ForCausalLM, parallel: Parallel, bf16: bool, state: Path, with_moments: bool = True) -> float:
+    """How far the second update ends from where it did without a break."""
+    engine = engine_of(state / "model", parallel, bf16)
+    if with_moments:
+        moments.load(engine, state / "optimizer")
+    ppo.update(engine, samples(model, drift=0.0), SECOND, {}, ppo.LogitScale(0.0))
+    return apart(load_file(state / "wanted" / WEIGHTS), weights_of(engine))
+
+
+def check_moved(model: Qwen2ForCausalLM, parallel: Parallel, bf16: bool, state: Path) -> dict[str, float]:
+    """Going on from another layout's state, and what of it changes when it is written again."""
+    answers = {"apart": gone_on(model, parallel, bf16, state)}
+    engine = engine_of(state / "model", parallel, bf16)
+    moments.load(engine, state / "optimizer")
+    again = state.with_name("again")
+    moments.save(engine, again)
     dist.barrier()
-    if dist.get_rank() == 0 and not other.exists():
-        own.rename(other)
+    pairs = [(state / "optimizer" / name, again / name) for name in ("exp_avg.safetensors", "exp_avg_sq.safetensors")]
+    changed = [name for a, b in pairs for name, tensor in load_file(a).items() if not torch.equal(tensor, load_file(b)[name])]
+    counts = [(place / moments.STEPS_NAME).read_text() for place in (state / "optimizer", again)]
     dist.barrier()
-    return answers
+    return answers | {"changed": len(changed) + (counts[0] != counts[1])}
 
 
 def check_killed(job: Job) -> dict[str, object]:
@@ -319,8 +357,19 @@ def check_killed(job: Job) -> dict[str, object]:
 
         sys.addaudithook(heard)
 
+    def die_writing(name: str) -> None:
+        """When a file of this folder is half written: the kernel lets no file become larger, and ends who tries."""
+
+        def heard(event: str, arguments: tuple[object, ...]) -> None:
+            if event == "os.mkdir" and str(arguments[0]).endswith(f"{name}.partial"):
+                signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+                resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+                resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+        sys.addaudithook(heard)
+
     def ended(number: int) -> int:
-        return os.waitpid(number, 0)[1]
+        return os.waitstatus_to_exitcode(os.waitpid(number, 0)[1])
 
     def written() -> dict[str, torch.Tensor]:
         folders = (job.output / "checkpoint", job.output / "optimizer")
@@ -331,29 +380,41 @@ def check_killed(job: Job) -> dict[str, object]:
     began = time.monotonic()
     assert ended(child(lambda: None)) == 0
     seconds, wanted = time.monotonic() - began, written()
-    deaths = differing = 0
-    for point in [*range(1, 40, 2), 0.2, 0.4, 0.6]:
-        number = child((lambda event=point: die_at(event)) if isinstance(point, int) else lambda: None)
+    deaths = differing = halves = 0
+    for point in [*range(1, 40, 2), 0.2, 0.4, 0.6, "optimizer", "checkpoint"]:
+        act = {int: die_at, float: lambda _: None, str: die_writing}[type(point)]
+        number = child(partial(act, point))
         if isinstance(point, float):
             time.sleep(point * seconds)
             os.kill(number, signal.SIGKILL)
         status = ended(number)
-        deaths += status == signal.SIGKILL
+        deaths += status == -signal.SIGKILL
+        halves += status == -signal.SIGXFSZ
         if isinstance(point, int) and not status:
             continue  # fewer touches than that
         assert ended(child(lambda: None)) == 0
         found = written()
         differing += found.keys() != wanted.keys() or any(not torch.equal(found[name], wanted[name]) for name in wanted)
-    return {"deaths": deaths, "differing": differing, "tensors": len(wanted), "left": len(list(job.output.glob("*.partial")))}
+    return {
+        "deaths": deaths,
+        "half_written": halves,
+        "differing": differing,
+        "tensors": len(wanted),
+        "left": len(list(job.output.glob("*.partial"))),
+    }
 
 
 def write_job(work: Path, model: Qwen2ForCausalLM) -> Job:
-    """A job over samples of the model's own, written as job.json for the command line; its output goes beside it."""
+    """A job over samples of the model's own, written as job.json for the command line; its output goes beside it.
+
+    Its checkpoint lies in several files, as large ones do.
+    """
+    model.save_pretrained(work / "sharded", max_shard_size="100KB")
     made = samples(model, drift=0.0)
     pq.write_table(pa.Table.from_pylist([s.model_dump() for s in made]), work / "samples.parquet")
     job = JOB.model_copy(
         update={
-            "checkpoint": work / "model",
+            "checkpoint": work / "sharded",
             "samples": work / "samples.parquet",
             "output": work / "command",
             "minibatch": 4,
@@ -415,14 +476,55 @@ def _next_token_logprobs(engine: Engine, asked: list[Sample]) -> torch.Tensor:
     return answer
 
 
+LAYOUTS = {
+    1: {"one": Parallel()},
+    2: {"data": Parallel(), "tensor": Parallel(tensor=2), "pipeline": Parallel(pipeline=2)},
+}
+MOVES = {
+    1: [("tensor", "one"), ("pipeline", "one")],
+    2: [("one", "data"), ("tensor", "data"), ("data", "tensor"), ("data", "pipeline")],
+}
+"""From one layout to another, by the number of processes of the latter."""
+
+
+def moved(model: Qwen2ForCausalLM, states: Path) -> dict[str, list[dict[str, float]]]:
+    """Every move to this number of processes, in float32 and bfloat16."""
+    answers = {}
+    for source, target in MOVES[dist.get_world_size()]:
+        parallel = LAYOUTS[dist.get_world_size()][target]
+        parallel_state.destroy_model_parallel()
+        start(parallel, 0)
+        answers[f"{source} to {target}"] = [
+            check_moved(model, parallel, bf16, states / f"{source}-{bf16}") for bf16 in (False, True)
+        ]
+    return answers
+
+
 def main() -> None:
     """Run every check that fits the number of processes, in every layout of them, and write the numbers to answers.json."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--states", type=Path, required=True, help="what layouts leave to others")
+    parser.add_argument("--moves", action="store_true", help="only go on from what other layouts left")
+    parser.add_argument("--device", action="store_true", help="only what depends on the device, and one update in bfloat16")
     options = parser.parse_args()
     directory = options.work / "model"
     # Not from_pretrained: under the trainer's CPU shim transformers 5.19 loads a model whose rotary embedding does nothing.
     model = tiny()
+    answers: dict[str, Any]
+    if options.moves:
+        start(Parallel(), 0)
+        (options.work / "answers.json").write_text(json.dumps({"moved": moved(model, options.states)}))
+        stop()
+        return
+    if options.device:
+        model.save_pretrained(directory)
+        start(Parallel(), 0)
+        answers = {"logprobs": check_logprobs(directory, model, Parallel()), **check_device(directory, model)}
+        (options.work / "answers.json").write_text(json.dumps(answers))
+        ppo.run(write_job(options.work, model).model_copy(update={"precision": "bfloat16"}))
+        stop()
+        return
     killed: dict[str, object] = {}
     if os.environ["WORLD_SIZE"] == "1":
         model.save_pretrained(directory)
@@ -433,28 +535,32 @@ def main() -> None:
     if dist.get_rank() == 0:
         model.save_pretrained(directory)
     dist.barrier()
-    alone = {"one": Parallel()}
-    pairs = {"data": Parallel(), "tensor": Parallel(tensor=2), "pipeline": Parallel(pipeline=2)}
-    answers: dict[str, Any] = {"killed": killed} if killed else {}
-    for name, parallel in (alone if dist.get_world_size() == 1 else pairs).items():
+    answers = {"killed": killed} if killed else {}
+    for name, parallel in LAYOUTS[dist.get_world_size()].items():
         parallel_state.destroy_model_parallel()
         start(parallel, 0)
         answers[name] = {
             "logprobs": check_logprobs(directory, model, parallel),
             "round_trip": check_round_trip(directory, parallel),
+            "collected": check_collected(directory, parallel),
             "gradients": [check_gradients(directory, model, parallel, job) for job in (JOB, WITH_OPTIONS)],
             "refusals": check_refusals(directory, model, parallel),
-            "resumed": [check_resumed(directory, model, parallel, bf16) for bf16 in (False, True)],
+            "resumed": [
+                check_resumed(directory, model, parallel, bf16, options.states / f"{name}-{bf16}") for bf16 in (False, True)
+            ],
             "frozen": [check_frozen(directory, model, parallel, bf16) for bf16 in (False, True)],
         }
         if name == "pipeline":
             answers[name]["nothing_left"] = nothing_left(directory, parallel)
         if name in ("tensor", "pipeline"):
-            answers[name]["muon"] = refusal(directory, parallel)
+            answers[name]["pretraining"] = refusals(directory, parallel)
     if dist.get_world_size() == 1:
         answers["muon"] = check_muon(directory)
+        answers["with_transformer_engine"] = with_transformer_engine(directory)
         answers["bandit"] = check_bandit(directory, parallel)
         ppo.run(write_job(options.work, model))
+    else:
+        answers["moved"] = moved(model, options.states)
     if dist.get_rank() == 0:
         (options.work / "answers.json").write_text(json.dumps(answers, indent=1))
     stop()

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -15,28 +16,42 @@ from tasks.trainer.job import Metrics
 ROOT = Path(__file__).parents[3]
 
 
-def launch(processes: int, *arguments: str) -> None:
+def launch(processes: int, *arguments: str, device: str = "cpu") -> None:
     """Run trainer processes as the flow does; their output is shown when they fail."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}", *arguments]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment |= {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr[-4000:]
 
 
+def check(processes: int, folder: Path, states: Path, *options: str, device: str = "cpu") -> dict:
+    """Numbers of all layouts of so many processes."""
+    program = str(Path(__file__).with_name("checks.py"))
+    launch(processes, program, "--work", str(folder), "--states", str(states), *options, device=device)
+    return json.loads((folder / "answers.json").read_text())
+
+
 @pytest.fixture(scope="module")
-def work(tmp_path_factory) -> Path:
+def states(tmp_path_factory) -> Path:
+    """Weights and moments that layouts leave to others."""
+    return tmp_path_factory.mktemp("states")
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory, states) -> Path:
     """Folder of the checks with one process: answers, a model, a job."""
     folder = tmp_path_factory.mktemp("one")
-    launch(1, str(Path(__file__).with_name("checks.py")), "--work", str(folder))
+    check(1, folder, states)
     return folder
 
 
 @pytest.fixture(scope="module")
-def answers(work, tmp_path_factory) -> dict:
-    """Numbers of all layouts: one process, then two in every layout of two."""
-    folder = tmp_path_factory.mktemp("two")
-    launch(2, str(Path(__file__).with_name("checks.py")), "--work", str(folder))
-    return json.loads((work / "answers.json").read_text()) | json.loads((folder / "answers.json").read_text())
+def answers(work, states, tmp_path_factory) -> dict:
+    """Numbers of all layouts: one process, two in every layout of two, and one that goes on from what two left."""
+    alone, pair = json.loads((work / "answers.json").read_text()), check(2, tmp_path_factory.mktemp("two"), states)
+    back = check(1, tmp_path_factory.mktemp("back"), states, "--moves")
+    return alone | pair | {"moved": pair["moved"] | back["moved"]}
 
 
 LAYOUTS = pytest.mark.parametrize("layout", ["one", "data", "tensor", "pipeline"])
@@ -54,9 +69,34 @@ def test_wrong_conversions_would_be_seen(answers):
     assert found["exact"] < found["bf16"] < 0.1
 
 
+GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU")]
+
+
+@pytest.mark.parametrize(("device", "backend"), [("cpu", "gloo"), pytest.param("cuda", "nccl", marks=GPU)])
+def test_a_device_computes_what_transformers_does_within_bfloat16(tmp_path, device, backend):
+    found = check(1, tmp_path, tmp_path / "states", "--device", device=device)
+    assert (found["device"], found["backend"]) == (device, backend)
+    assert found["logprobs"]["exact"] < 1e-4
+    assert found["logprobs"]["bf16"] < 0.1 < found["logprobs"]["wrong_rope"]
+    assert found["gradients"]["relative_error"] < 0.05
+    metrics = Metrics.model_validate_json((tmp_path / "direct" / "metrics.json").read_text())
+    assert metrics.steps and all(step.gradient_norm > 0 for step in metrics.steps)
+    trained, before = (load_file(tmp_path / name / "model.safetensors") for name in ("direct/checkpoint", "model"))
+    assert all((trained[name] != before[name]).any() for name in before)
+
+
+def test_transformer_engine_is_not_guessed_at(answers):
+    assert answers["with_transformer_engine"].startswith("transformer_engine is installed: the trainer is not built for")
+
+
 @LAYOUTS
 def test_load_and_save_keep_every_bit(answers, layout):
     assert answers[layout]["round_trip"] == {"fp32": 0, "bf16": 0, "scaled": 0}
+
+
+@LAYOUTS
+def test_one_process_alone_holds_what_is_written(answers, layout):
+    assert answers[layout]["collected"] == ([26] if layout == "one" else [26, 0])
 
 
 @LAYOUTS
@@ -119,16 +159,22 @@ def test_an_update_goes_on_bit_for_bit_from_weights_and_moments_on_disk(answers,
         assert found["drew"] == 0, "an update that draws random numbers would need their state kept"
 
 
-@pytest.mark.parametrize("layout", ["tensor", "pipeline"])
-def test_moments_move_between_layouts(answers, layout):
-    single, half = answers[layout]["resumed"]
-    assert single["changed"] == half["changed"] == 0
-    assert single["from_another_layout"] < 1e-2 * single["without"]
+MOVES = ["one to data", "data to tensor", "data to pipeline", "tensor to data", "tensor to one", "pipeline to one"]
+
+
+@pytest.mark.parametrize("move", MOVES)
+def test_an_update_goes_on_in_another_layout_of_processes(answers, move):
+    assert set(answers["moved"]) == set(MOVES)
+    single, half = answers["moved"][move]
+    assert single["changed"] == half["changed"] == 0, "bits of the moments"
+    without, _ = answers[move.split()[0]]["resumed"]
+    assert single["apart"] < 1e-2 * without["without"]
 
 
 def test_an_update_killed_anywhere_and_run_again_ends_in_the_same_weights(answers):
     found = answers["killed"]
     assert found["deaths"] > 8
+    assert found["half_written"] == 2, "moments and weights"
     assert found["tensors"] == 3 * 26
     assert found["differing"] == found["left"] == 0
 
@@ -155,7 +201,13 @@ def test_muon_pretrains_float32_masters_of_whole_matrices(answers):
     assert found["not_masters"] == 0
     assert found["rounded_model"] < 0.02
     assert found["float32"] > 0.5, "bits below bfloat16's are kept"
-    assert all("'muon'" in answers[layout]["muon"] for layout in ("tensor", "pipeline"))
+
+
+@pytest.mark.parametrize("layout", ["tensor", "pipeline"])
+def test_pretraining_of_a_model_that_is_split_is_refused(answers, layout):
+    muon, loss = answers[layout]["pretraining"]
+    assert "'muon'" in muon
+    assert loss.startswith(f"{layout} parallelism = 2: pretraining has no loss for it, expected 1")
 
 
 def test_the_command_writes_a_checkpoint_that_transformers_reads(work):
@@ -168,6 +220,10 @@ def test_the_command_writes_a_checkpoint_that_transformers_reads(work):
     before = load_file(work / "model" / "model.safetensors")
     assert all((trained[name] != before[name]).any() for name in before)
     assert not list((work / "command").glob("*.partial"))
+    assert len(list((work / "sharded").glob("*.safetensors"))) > 1
+    index = "model.safetensors.index.json"
+    assert (work / "sharded" / index).exists()
+    assert not (work / "command" / "checkpoint" / index).exists(), "vLLM wants the files that it names"
 
     # A cycle that is killed and run again must end in the same candidate.
     again = load_file(work / "direct" / "checkpoint" / "model.safetensors")
