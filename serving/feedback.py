@@ -26,8 +26,13 @@ from serving.spool import SpoolFull
 
 log = logging.getLogger(__name__)
 MOST_REMEMBERED = 20_000
-MOST_RETAINED = 10_000
+MOST_CHARACTERS = 10_000
+"""Of what one completion became; a served one has some tens of tokens."""
+MOST_MS = 1e12
+"""Thirty years."""
 Identifier = Annotated[str, Field(max_length=200)]
+Shown = Annotated[str, Field(max_length=MOST_CHARACTERS)]
+Milliseconds = Annotated[float, Field(ge=0, le=MOST_MS, allow_inf_nan=False)]
 B = TypeVar("B", bound=BaseModel)
 
 
@@ -43,11 +48,11 @@ class Autocomplete(Body):
     completionId: Identifier = Field(min_length=1)
     accepted: bool | None = None
     timestamp: str | float | None = None
-    time: float | None = Field(None, ge=0, allow_inf_nan=False)
+    time: Milliseconds | None = None
     prefix: str = ""
     suffix: str = ""
     prompt: str = ""
-    completion: str = ""
+    completion: Shown = ""
     cacheHit: bool = False
 
 
@@ -63,10 +68,10 @@ class Own(Body):
 
     completion_id: Identifier = Field(min_length=1)
     outcome: Outcome
-    accepted_characters: int | None = Field(None, ge=0)
-    retained: str | None = Field(None, max_length=MOST_RETAINED)
-    shown: str = ""
-    elapsed_ms: float | None = Field(None, ge=0, allow_inf_nan=False)
+    accepted_characters: int | None = Field(None, ge=0, le=MOST_CHARACTERS)
+    retained: Shown | None = None
+    shown: Shown = ""
+    elapsed_ms: Milliseconds | None = None
 
     @model_validator(mode="after")
     def _partial_counts(self) -> "Own":
@@ -83,7 +88,7 @@ class TabbyEvent(Body):
     type: Literal["view", "select", "dismiss"]
     completion_id: Identifier = Field(min_length=1)
     view_id: Identifier = ""
-    elapsed: float | None = Field(None, ge=0, allow_inf_nan=False)
+    elapsed: Milliseconds | None = None
 
 
 @dataclass(frozen=True)
@@ -242,5 +247,6 @@ def _read(model: type[B], body: dict[str, Any], where: str = "", status: int = 4
         return model.model_validate(body)
     except ValidationError as error:
         first = error.errors()[0]
-        name = where + ".".join(map(str, first["loc"]))
-        raise BadRequest(f"{name}: {first['msg']}", name or None, status) from None
+        name, value = where + ".".join(map(str, first["loc"])), first["input"]
+        got = f", got {str(value)[:40]!r}" if isinstance(value, str | int | float) else ""
+        raise BadRequest(f"{name}: {first['msg']}{got}", name or None, status) from None

@@ -116,6 +116,11 @@ async def test_tabbys_events_tell_views_from_dismissals(house: House) -> None:
         ("/v1/feedback", {"completion_id": "c", "outcome": "partially_accepted"}, 422, "accepted_characters"),
         ("/v1/feedback", {"completion_id": "c", "outcome": "retained"}, 422, "retained"),
         ("/v1/feedback", {"completion_id": "c", "outcome": "retained", "retained": "x" * 20_000}, 422, "retained"),
+        ("/v1/feedback", {"completion_id": "c", "outcome": "accepted", "shown": "x" * 20_000}, 422, "shown"),
+        ("/v1/feedback", {"completion_id": "c", "outcome": "shown", "accepted_characters": 10**30}, 422, "accepted_characters"),
+        ("/v1/feedback", {"completion_id": "c", "outcome": "accepted", "elapsed_ms": 10**300}, 422, "elapsed_ms"),
+        ("/v1/events", {"completion_id": "c", "type": "view", "elapsed": 10**300}, 400, "elapsed"),
+        ("/v1/continue/events", event({**DATA, "completion": "x" * 20_000}), 422, "data.completion"),
         ("/v1/feedback", [], 400, "object"),
     ],
 )
