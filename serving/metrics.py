@@ -52,6 +52,7 @@ class Metrics:
         self.swaps = Counter("tabloop_swaps", "Versions loaded into a slot", ("slot",), registry=registry)
         self._spool_bytes = Gauge("tabloop_spool_bytes", "Bytes of events that wait for the object store", registry=registry)
         self._spool_segments = Gauge("tabloop_spool_segments", "Segments that wait", registry=registry)
+        self._set_aside = Gauge("tabloop_spool_set_aside", "Segments that could not be shipped whole, in bad/", registry=registry)
         self._spool_age = Gauge("tabloop_spool_oldest_seconds", "Age of the oldest segment", registry=registry)
         self._slot = Gauge("tabloop_slot_up", "1 where a slot takes traffic", ("slot", "version", "role"), registry=registry)
         self._latest: deque[tuple[float, str, str, bool, bool, float | None, float]] = deque(maxlen=MOST_RECENT)
@@ -101,6 +102,7 @@ class Metrics:
         self._spool_bytes.set(spool.bytes)
         self._spool_segments.set(spool.segments)
         self._spool_age.set(spool.oldest)
+        self._set_aside.set(spool.set_aside)
         self._slot.clear()
         for slot in arms.slots:
             role = {arms.champion: "champion", arms.challenger: "challenger"}.get(slot.index, "idle")

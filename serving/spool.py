@@ -134,7 +134,7 @@ class Spool:
         self._most_bytes = most_bytes
         self._clock = clock
         self.journals = {kind: Journal(directory / kind, clock) for kind in KINDS}
-        self.bytes, self.segments, self.oldest = 0, 0, 0.0
+        self.bytes, self.segments, self.oldest, self.set_aside = 0, 0, 0.0, 0
         self.measure()
 
     async def append(self, event: Event) -> None:
@@ -158,6 +158,7 @@ class Spool:
         self.bytes = sum(s.st_size for s in found)
         self.segments = len(found)
         self.oldest = self._clock() - min((s.st_mtime for s in found), default=self._clock())
+        self.set_aside = len(list(self.bad.glob(f"*{SUFFIX}")))
 
     async def close(self) -> None:
         for journal in self.journals.values():
