@@ -13,6 +13,8 @@ from serving.spool import Spool
 
 SECONDS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
+CLIENTS = frozenset({"continue", "llama", "rlinf", "tabby"})
+"""Those that are counted by name; any other is named by its User-Agent, and would be a series for each that is made up."""
 RECENT_SECONDS = 300.0
 MOST_RECENT = 20_000
 
@@ -74,8 +76,9 @@ class Metrics:
             self._withheld.labels(*labels).inc()
 
     def judged(self, row: Feedback) -> None:
-        self._feedback.labels(row.client, row.outcome).inc()
-        self.judgements[row.client, row.outcome] += 1
+        client = row.client if row.client in CLIENTS else "other"
+        self._feedback.labels(client, row.outcome).inc()
+        self.judgements[client, row.outcome] += 1
 
     def recent(self, now: float) -> list[Recent]:
         """The last minutes, by arm and version."""

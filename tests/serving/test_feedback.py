@@ -138,6 +138,16 @@ async def test_strangers_and_too_much_are_refused(house: House) -> None:
     assert house.rows("feedback") == []
 
 
+async def test_clients_that_nobody_knows_are_counted_as_one(house: House) -> None:
+    for number in range(20):
+        body = {"completion_id": "c", "outcome": "accepted"}
+        assert (await house.judge("/v1/feedback", body, {"User-Agent": f"editor{number}/1.0"})).status_code == 200
+    text = house.metrics.text(house.arms, house.spool).decode()
+    assert 'tabloop_feedback_total{client="other",outcome="accepted"} 20.0' in text and "editor" not in text
+    assert house.metrics.judgements == {("other", "accepted"): 20}
+    assert len({row.client for row in house.rows("feedback")}) == 20
+
+
 async def test_who_opts_out_leaves_no_text(house: House) -> None:
     await house.judge("/v1/continue/events", event(DATA), headers={"X-Tabloop-Opt-Out": "1"})
     (row,) = house.rows("feedback")
