@@ -33,7 +33,8 @@ KEY_LINE = re.compile(r"\s*[\"']?[A-Za-z0-9+/]{60,}={0,2}(\\n)?[\"']?\s*")
 """A line of nothing but base64: the middle of a key, whose first line may lie outside of what was sent."""
 TRACES: dict[str, Any] = {"prompt_token_ids": (), "token_ids": (), "logprobs": (), "token_ends": ()}
 """Fields that hold the text once more."""
-FEEDBACK_TEXTS = ("prefix", "suffix", "shown", "retained")
+COMPLETION_TEXTS = ("prefix", "text", "suffix")
+FEEDBACK_TEXTS = ("prefix", "shown", "suffix", "retained")
 Span = tuple[int, int]
 """Begin and end of what is secret in a text."""
 
@@ -84,13 +85,13 @@ class Redactor:
         told = (row.prefix, row.text, row.suffix)
         if (kept := self.around(*told)) == told:
             return row
-        return row.model_copy(update={**dict(zip(("prefix", "text", "suffix"), kept, strict=True)), **TRACES, "redacted": True})
+        return row.model_copy(update={**dict(zip(COMPLETION_TEXTS, kept, strict=True)), **TRACES, "redacted": True})
 
     def feedback(self, row: Feedback) -> Feedback:
         """Without secrets."""
         prefix, shown, suffix = self.around(row.prefix, row.shown, row.suffix)
         prefix, retained, suffix = self.around(prefix, row.retained, suffix) if row.retained else (prefix, "", suffix)
-        texts = {"prefix": prefix, "shown": shown, "suffix": suffix, "retained": retained}
+        texts = dict(zip(FEEDBACK_TEXTS, (prefix, shown, suffix, retained), strict=True))
         return row if all(getattr(row, name) == text for name, text in texts.items()) else row.model_copy(update=texts)
 
     def _spans(self, text: str) -> Iterator[Span]:

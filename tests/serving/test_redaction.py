@@ -1,5 +1,6 @@
 """Secrets in code do not reach the disk, and code without one is recorded as it is."""
 
+import threading
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,11 @@ from detect_secrets.settings import get_settings
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from infra.redaction import REDACTED, Redactor
+from infra.records import Feedback
+from infra.redaction import FEEDBACK_TEXTS, REDACTED, Redactor
+from serving.metrics import Metrics
+from serving.recording import Recorder
+from serving.spool import Spool
 from tests.serving.fakes import House
 from tests.tasks.made import completion, feedback
 
@@ -128,6 +133,30 @@ def test_all_that_a_detector_knows_is_found_in_a_line_of_code(data: st.DataObjec
 
 def test_no_detector_asks_a_provider_whether_a_secret_is_real() -> None:
     assert not any("verification" in name for name in get_settings().filters)
+
+
+class Watched(Redactor):
+    """Notes in which threads it looks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threads: list[threading.Thread] = []
+
+    def feedback(self, row: Feedback) -> Feedback:
+        self.threads.append(threading.current_thread())
+        return super().feedback(row)
+
+
+@pytest.mark.parametrize("name", FEEDBACK_TEXTS)
+async def test_much_text_in_whichever_field_keeps_no_other_request_waiting(tmp_path: Path, name: str) -> None:
+    watched, spool = Watched(), Spool(tmp_path, 1 << 30)
+    recorder = Recorder(spool, Metrics(), watched)
+    bare = feedback(**dict.fromkeys(FEEDBACK_TEXTS, ""))
+    for text in ("x", "x" * 9_000):
+        await recorder.feedback(bare.model_copy(update={name: text}))
+    few, much = watched.threads
+    assert few is threading.main_thread() and much is not few
+    await spool.close()
 
 
 async def test_the_client_is_served_and_the_spool_never_sees_the_secret(house: House) -> None:
