@@ -20,7 +20,7 @@ from typing import get_args
 from pydantic import SecretStr
 
 from infra.identity import user_hash
-from infra.settings.schema import AccessToken, Role, Serving, Terms
+from infra.settings.schema import AccessToken, Role, Serving, Terms, UserTerms
 
 PROJECT = re.compile(r"[\w.-]{1,64}")
 UNSAFE = re.compile(r"[^\w.+-]")
@@ -132,8 +132,14 @@ class Access:
         return Caller(project, hashed, client, asked or not terms.logged, terms.experiments, terms.version)
 
     def _terms(self, project: str, user: str) -> Terms:
+        """Of project and user together: either can refuse, neither can consent for the other."""
         settings = self._settings
-        return settings.users.get(user) or settings.projects.get(project) or settings.terms
+        shared, own = settings.projects.get(project, settings.terms), settings.users.get(user, UserTerms())
+        return Terms(
+            logged=shared.logged and own.logged,
+            experiments=shared.experiments and own.experiments,
+            version=own.version or shared.version,
+        )
 
 
 def client_name(headers: Mapping[str, str], guess: str = "") -> str:

@@ -231,8 +231,13 @@ async def test_each_arm_samples_in_its_own_way(tmp_path: Path, tokenizer: Tokeni
 
 
 TERMS = {
-    "terms": {"experiments": False},
-    "projects": {"open": {}, "quiet": {"logged": False}, "slow": {"version": "1"}, "gone": {"version": "7"}},
+    "terms": {},
+    "projects": {
+        "open": {"experiments": True},
+        "quiet": {"experiments": True, "logged": False},
+        "slow": {"version": "1"},
+        "gone": {"version": "7"},
+    },
 }
 
 
@@ -256,13 +261,24 @@ async def test_projects_take_part_on_their_own_terms(tmp_path: Path, tokenizer: 
         }
 
 
-async def test_a_users_terms_go_before_the_projects(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    ada = user_hash(b"salt", "ada")
-    async with House(tmp_path, tokenizer, settings={"users": {ada: {"logged": False}}}) as house:
-        await house.complete()
-        await house.complete(headers={"X-User-ID": "bob"})
-        assert [row.opted_out for row in house.rows("completions")] == [True, False]
-        await house.judge("/v1/feedback", {"completion_id": "c", "outcome": "accepted", "shown": "x"})
+async def test_a_sample_is_logged_and_tested_only_where_project_and_user_both_say_so(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    users = {"pinned": {"version": "1"}, "silent": {"logged": False}, "calm": {"experiments": False}, "free": {}}
+    settings = {**TERMS, "users": {user_hash(b"salt", name): terms for name, terms in users.items()}}
+    async with House(tmp_path, tokenizer, settings=settings) as house:
+        await _experiment(house)
+        for project in ("open", "quiet", "other"):
+            for user in users:
+                await house.complete(headers={"X-Project-ID": project, "X-User-ID": user})
+        rows = iter(house.rows("completions"))
+        found = {(p, u): next(rows) for p in ("open", "quiet", "other") for u in users}
+        for (project, user), row in found.items():
+            assert row.opted_out == (project == "quiet" or user == "silent"), (project, user)
+            assert row.pinned == (user == "pinned"), (project, user)
+            assert bool(row.experiment) == (project != "other" and user in ("silent", "free")), (project, user)
+        body = {"completion_id": "c", "outcome": "accepted", "shown": "x"}
+        await house.judge("/v1/feedback", body, {"X-Project-ID": "open", "X-User-ID": "silent"})
         assert house.rows("feedback")[0].shown == ""
 
 
