@@ -101,6 +101,10 @@ class Judging:
     clock: Callable[[], float] = time.time
 
 
+class NotKept(RuntimeError):
+    """The spool refuses an event."""
+
+
 class Remembered:
     """The last things that were seen; bounded."""
 
@@ -134,13 +138,18 @@ def add_feedback(app: FastAPI, judging: Judging) -> None:
     """Continue's events, RLinf's submit, Tabby's events, our own; Tabby's agent knows one address for all it sends."""
     submitted = Remembered(MOST_REMEMBERED)
 
-    @app.exception_handler(SpoolFull)
-    @app.exception_handler(OSError)
-    async def refused(request: Request, error: Exception) -> Response:
+    @app.exception_handler(NotKept)
+    async def refused(request: Request, error: NotKept) -> Response:
         log.error("feedback refused: %s", error)
         judging.metrics.refused.labels(503).inc()
         headers = {"Retry-After": str(RETRY_SECONDS)}
         return JSONResponse(error_body("feedback cannot be kept now; try again", "server_error"), 503, headers=headers)
+
+    async def keep(row: Feedback) -> None:
+        try:
+            await judging.recorder.feedback(row)
+        except (SpoolFull, OSError) as error:
+            raise NotKept(str(error)) from error
 
     async def asked(request: Request, guess: str) -> tuple[Caller, dict[str, Any]]:
         known = judging.access.check(request.headers, "feedback")
@@ -152,7 +161,7 @@ def add_feedback(app: FastAPI, judging: Judging) -> None:
         event = _read(ContinueEvent, body)
         if event.name != "autocomplete":
             return JSONResponse({"status": "ignored"})
-        await judging.recorder.feedback(_autocomplete(_read(Autocomplete, event.data, "data."), caller, judging.clock()))
+        await keep(_autocomplete(_read(Autocomplete, event.data, "data."), caller, judging.clock()))
         return JSONResponse({"status": "recorded"})
 
     async def rlinf_submit(request: Request) -> Response:
@@ -160,7 +169,7 @@ def add_feedback(app: FastAPI, judging: Judging) -> None:
         event = _read(Autocomplete, body)
         key = (caller.project, caller.user, event.completionId, str(event.accepted))
         if key not in submitted:
-            await judging.recorder.feedback(_autocomplete(event, caller, judging.clock()))
+            await keep(_autocomplete(event, caller, judging.clock()))
             submitted.add(key)
         waiting = judging.recorder.spool.segments
         said = {"status": "submitted", "message": "Training data submitted successfully", "queue_position": waiting}
@@ -176,7 +185,7 @@ def add_feedback(app: FastAPI, judging: Judging) -> None:
             "elapsed_ms": event.elapsed_ms,
         }
         row = _row(caller, judging.clock(), event.completion_id, event.outcome, event.completion_id, **told)
-        await judging.recorder.feedback(row)
+        await keep(row)
         return JSONResponse({"status": "recorded", "id": row.id})
 
     async def tabby_events(request: Request) -> Response:
@@ -190,7 +199,7 @@ def add_feedback(app: FastAPI, judging: Judging) -> None:
         }
         shown = event.view_id or event.completion_id
         row = _row(caller, judging.clock(), shown, outcomes[event.type], event.completion_id, elapsed_ms=event.elapsed)
-        await judging.recorder.feedback(row)
+        await keep(row)
         return JSONResponse({})
 
     routes = {

@@ -375,6 +375,23 @@ async def test_what_is_not_there_is_said_in_openais_shape(house: House) -> None:
     assert (await house.complete(headers={"Authorization": "", "api-key": TOKEN})).status_code == 200
 
 
+async def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_error_of_the_server(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    for url in house.urls:
+        port = int(url.rsplit(":", 1)[1])
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        path = "/v1/completions" if url == house.urls[0] else "/v1/feedback"
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: 100\r\n\r\n"
+        writer.write(head.encode() + b'{"prompt":')
+        await writer.drain()
+        await asyncio.sleep(0.05)
+        writer.close()
+    left = b'tabloop_refused_total{status="499"} 2.0'
+    await _until(lambda: left in house.metrics.text(house.arms, house.spool))
+    assert "Traceback" not in caplog.text
+
+
 async def test_tabby_and_llama_clients_are_served(house: House) -> None:
     tabby = (await house.complete(segments={"prefix": "def f(", "suffix": "\n"}, language="python")).json()
     assert tabby["choices"] == [{"index": 0, "text": TEXT}] and tabby["id"] == house.rows("completions")[0].id
