@@ -101,7 +101,7 @@ class Metrics:
         return found
 
     def text(self, arms: Arms, spool: Spool) -> bytes:
-        """The exposition, gauges read now."""
+        """The exposition, gauges read now; of the spool what was measured last."""
         self._spool_bytes.set(spool.bytes)
         self._spool_segments.set(spool.segments)
         self._spool_age.set(spool.oldest)
