@@ -153,7 +153,9 @@ class Serving(Section):
     user_secret: SecretStr | None = None
     """Key of the keyed hash under which user ids are stored; none: generated like the token."""
     tokens: dict[str, AccessToken] = {}
-    """More tokens, by name, each with its projects, roles and rate; the two above have every project and no limit."""
+    """More tokens, by name, each with its projects, roles and rate; the two above have every project."""
+    requests_per_minute: int = Field(60_000, ge=1)
+    """Requests that each of the two tokens above may send, as one of `tokens`; a whole team sends a hundredth of this."""
     terms: Terms = Terms()
     """How projects take part that are not named below."""
     projects: dict[ProjectName, Terms] = {}

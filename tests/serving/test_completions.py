@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from infra.identity import user_hash
-from infra.settings.schema import Sampling
+from infra.settings.schema import Sampling, Serving
+from serving import access
 from serving.access import Bucket
 from tests.serving.fakes import ADMIN, TOKEN, House, experiment
 
@@ -299,6 +301,45 @@ async def test_a_token_has_projects_roles_and_a_rate(tmp_path: Path, tokenizer: 
         assert [answer.status_code for answer in answers] == [200, 429]
         assert int(answers[1].headers["retry-after"]) >= 1 and "editors" in answers[1].json()["error"]["message"]
         assert (await house.complete()).status_code == 200  # another token's rate is its own
+
+
+async def test_the_teams_and_the_administrators_tokens_have_a_rate_each(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    async with House(tmp_path, tokenizer, settings={"requests_per_minute": 2}) as house:
+        for headers in ({}, ADMINISTRATOR):
+            answers = [await house.complete(headers=headers) for _ in range(3)]
+            assert [answer.status_code for answer in answers] == [200, 200, 429]
+            assert int(answers[2].headers["retry-after"]) >= 1
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "expected"),
+    [
+        ("jetbrains", (), {}),
+        ("a team's “own”", (), {}),
+        (
+            "ci.1",
+            ("--project", "web", "--project", "app", "--role", "complete"),
+            {"projects": ("web", "app"), "roles": ("complete",)},
+        ),
+    ],
+)
+def test_a_token_is_made_with_the_lines_that_let_it_in(
+    name: str, arguments: tuple[str, ...], expected: dict[str, object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert access.main([name, *arguments]) == 0
+    printed = capsys.readouterr().out
+    made = printed.splitlines()[0].rsplit(" ", 1)[1]
+    given = tomllib.loads(printed)["serving"]
+    found = access.Access(Serving(token=TOKEN, user_secret="salt", **given)).check({"api-key": made}, "complete")
+    assert found.name == name
+    token = Serving(**given).tokens[name]
+    assert {field: getattr(token, field) for field in expected} == expected
+
+
+def test_a_token_is_not_made_for_a_project_that_none_can_name(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        access.main(["jetbrains", "--project", "our web"])
+    assert "--project" in capsys.readouterr().err
 
 
 @given(st.lists(st.floats(0, 30), max_size=80), st.integers(1, 100))
