@@ -1,14 +1,14 @@
 """Who asks, and on what terms: the bearer token, the project, and the user as a keyed hash.
 
-python -m serving.access token NAME [--project P] [--role R]   a new token, and the lines of settings that let it in
-python -m serving.access user NAME                             the keyed hash under which a user is stored
+python -m serving.access NAME [--project P] [--role R]   a new token, and the lines of settings that let it in
+python -m infra.identity NAME                            the keyed hash under which a user is stored
 """
 
 import argparse
 import base64
-import binascii
 import hashlib
 import hmac
+import json
 import re
 import secrets
 import sys
@@ -21,9 +21,10 @@ from typing import get_args
 from pydantic import SecretStr
 
 from infra.identity import user_hash
-from infra.settings.schema import AccessToken, Role, Serving, Terms
+from infra.settings.schema import AccessToken, Role, Serving, Terms, UserTerms
 
 PROJECT = re.compile(r"[\w.-]{1,64}")
+PROJECT_IS = "letters, digits, dot, dash and underscore, at most 64 of them"
 UNSAFE = re.compile(r"[^\w.+-]")
 ROLES: tuple[Role, ...] = get_args(Role)
 
@@ -79,7 +80,7 @@ class Known:
     digest: bytes
     projects: tuple[str, ...]
     roles: frozenset[Role]
-    bucket: Bucket | None
+    bucket: Bucket
 
 
 class Access:
@@ -89,11 +90,11 @@ class Access:
         self._secret = _needed(settings.user_secret, "user_secret")
         self._settings = settings
         self._known = [_known(name, token, clock) for name, token in settings.tokens.items()]
-        shared = _digest(_needed(settings.token, "token"))
+        shared = _needed(settings.token, "token")
         if settings.admin_token:
-            self._known.append(Known("token", shared, (), frozenset({"complete", "feedback"}), None))
-            shared = _digest(settings.admin_token.get_secret_value().encode())
-        self._known.append(Known("admin", shared, (), frozenset(ROLES), None))
+            self._known.append(self._own("token", shared, ("complete", "feedback"), clock))
+            shared = settings.admin_token.get_secret_value().encode()
+        self._known.append(self._own("admin", shared, ROLES, clock))
 
     def check(self, headers: Mapping[str, str], role: Role) -> Known:
         """The token of a request that may do this.
@@ -112,7 +113,7 @@ class Access:
         known = found[-1]
         if role not in known.roles:
             raise Denied(403, f"token {known.name}: this needs the role {role}, it has {_listed(known.roles)}")
-        if known.bucket and (seconds := known.bucket.wait()):
+        if seconds := known.bucket.wait():
             raise Denied(429, f"token {known.name}: more requests than it may send; wait {seconds:.1f} s", int(seconds) + 1)
         return known
 
@@ -124,7 +125,7 @@ class Access:
         """
         project = headers.get("x-project-id", known.projects[0] if known.projects else "default")
         if not PROJECT.fullmatch(project):
-            raise Denied(400, "X-Project-ID: letters, digits, dot, dash and underscore, at most 64 of them")
+            raise Denied(400, f"X-Project-ID: {PROJECT_IS}")
         if known.projects and project not in known.projects:
             raise Denied(403, f"X-Project-ID: token {known.name} is not for project {project} but for {_listed(known.projects)}")
         hashed = user_hash(self._secret, headers.get("x-user-id") or user or "token:" + known.digest.hex())
@@ -132,9 +133,20 @@ class Access:
         asked = headers.get("x-tabloop-opt-out", "") not in ("", "0", "false")
         return Caller(project, hashed, client, asked or not terms.logged, terms.experiments, terms.version)
 
+    def _own(self, name: str, token: bytes, roles: Sequence[Role], clock: Callable[[], float]) -> Known:
+        """A token of the settings that has every project."""
+        bucket = Bucket(self._settings.requests_per_minute, clock)
+        return Known(name, _digest(token), (), frozenset(roles), bucket)
+
     def _terms(self, project: str, user: str) -> Terms:
+        """Of project and user together: either can refuse, neither can consent for the other."""
         settings = self._settings
-        return settings.users.get(user) or settings.projects.get(project) or settings.terms
+        shared, own = settings.projects.get(project, settings.terms), settings.users.get(user, UserTerms())
+        return Terms(
+            logged=shared.logged and own.logged,
+            experiments=shared.experiments and own.experiments,
+            version=own.version or shared.version,
+        )
 
 
 def client_name(headers: Mapping[str, str], guess: str = "") -> str:
@@ -152,7 +164,7 @@ def _sent(headers: Mapping[str, str]) -> bytes:
         case "bearer":
             return credentials.strip().encode()
         case "basic":
-            with suppress(binascii.Error):
+            with suppress(ValueError):  # not base64, or not even ASCII
                 return base64.b64decode(credentials, validate=True).partition(b":")[2]
     return headers.get("api-key", "").encode()
 
@@ -182,15 +194,23 @@ def _needed(secret: SecretStr | None, name: str) -> bytes:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m serving.access", description="Make a token and its lines of settings.")
     parser.add_argument("name", help="who or what it is for")
-    parser.add_argument("--project", action="append", default=[], help="project it may name (default: any); may be repeated")
+    parser.add_argument(
+        "--project", action="append", type=_project, default=[], help="project it may name (default: any); may be repeated"
+    )
     parser.add_argument("--role", action="append", choices=ROLES, default=[], help="default: complete and feedback")
     options = parser.parse_args(arguments)
-    made = secrets.token_urlsafe(24)
-    lines = [f'sha256 = "{_digest(made.encode()).hex()}"']
-    lines += [f"projects = {options.project}"] if options.project else []
-    lines += [f"roles = {options.role}"] if options.role else []
-    print(f"# give to {options.name}, kept nowhere: {made}\n[serving.tokens.{options.name}]", *lines, sep="\n")
+    made, name = secrets.token_urlsafe(24), json.dumps(options.name, ensure_ascii=False)
+    lines = [f"sha256 = {json.dumps(_digest(made.encode()).hex())}"]
+    lines += [f"projects = {json.dumps(options.project, ensure_ascii=False)}"] if options.project else []
+    lines += [f"roles = {json.dumps(options.role)}"] if options.role else []
+    print(f"# give to {name}, kept nowhere: {made}\n[serving.tokens.{name}]", *lines, sep="\n")
     return 0
+
+
+def _project(name: str) -> str:
+    if not PROJECT.fullmatch(name):
+        raise argparse.ArgumentTypeError(f"{name!r}: {PROJECT_IS}")
+    return name
 
 
 if __name__ == "__main__":

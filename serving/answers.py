@@ -11,7 +11,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from serving.generation import Generation, Unavailable
+from serving.generation import Generation
 from serving.recording import Recorder
 
 RETRY_SECONDS = 2
@@ -45,11 +45,7 @@ class Answer(Response, ABC):
 
     async def _work(self, send: Send) -> None:
         try:
-            try:
-                await self.generate(send)
-            except Unavailable as error:
-                await _unavailable(send, str(error))
-                return
+            await self.generate(send)
         except asyncio.CancelledError:
             self.generation.finish = "disconnected"
             await self.keep()
@@ -63,7 +59,7 @@ class Answer(Response, ABC):
 
     @abstractmethod
     async def generate(self, send: Send) -> None:
-        """Sample, sending what can be sent already."""
+        """Sample, sending what can be sent already. Raises Unavailable before anything was sent."""
 
     @abstractmethod
     async def end(self, send: Send) -> None:
@@ -139,11 +135,6 @@ def version_header(generation: Generation) -> tuple[bytes, bytes]:
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def _unavailable(send: Send, message: str) -> None:
-    retry = (b"retry-after", str(RETRY_SECONDS).encode())
-    await _send_json(send, 503, error_body(f"{message}; try again", "server_error"), retry)
 
 
 async def _send_json(send: Send, status: int, body: dict[str, Any], *headers: tuple[bytes, bytes]) -> None:

@@ -9,10 +9,10 @@ from fastapi.responses import JSONResponse, Response
 
 from serving import dialects
 from serving.access import Caller, Denied, Known, client_name
-from serving.answers import Stream, Whole, error_body
+from serving.answers import RETRY_SECONDS, Stream, Whole, error_body
 from serving.arms import NotHeld, Route
 from serving.dialects import BadRequest
-from serving.generation import Asked, Generation
+from serving.generation import Asked, Generation, Unavailable
 from serving.metrics import Metrics
 from serving.standing import Serving
 from serving.status import add_state
@@ -46,6 +46,14 @@ def add_errors(app: FastAPI, metrics: Metrics) -> None:
     @app.exception_handler(NotHeld)
     async def not_held(request: Request, error: NotHeld) -> Response:
         return answer(409, str(error), "invalid_request_error")
+
+    @app.exception_handler(Unavailable)
+    async def unavailable(request: Request, error: Unavailable) -> Response:
+        return answer(503, str(error), "server_error", **{"Retry-After": str(RETRY_SECONDS)})
+
+    @app.exception_handler(Exception)
+    async def surprise(request: Request, error: Exception) -> Response:
+        return answer(500, f"{type(error).__name__}: what happened stands in the server's log", "server_error")
 
     @app.exception_handler(404)
     async def unknown(request: Request, error: Exception) -> Response:

@@ -5,11 +5,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastapi import Request
+from starlette.requests import ClientDisconnect
 
 from infra import fim
 from serving.generation import Asked
 
 MOST_BYTES = 1 << 20
+LEFT = 499
+"""Status of a request whose client left, as nginx counts it; nobody reads the answer."""
 MOST_STOPS = 64
 
 
@@ -25,10 +28,13 @@ class BadRequest(ValueError):
 async def read_json(request: Request, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
     """The body as a JSON object, bounded. Raises BadRequest."""
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > most_bytes:
-            raise BadRequest(f"body: more than {most_bytes} bytes", status=413)
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > most_bytes:
+                raise BadRequest(f"body: more than {most_bytes} bytes", status=413)
+    except ClientDisconnect:
+        raise BadRequest("body: the client left in the middle of it", status=LEFT) from None
     try:
         value = json.loads(body.decode())
         if b"\\u" in body:

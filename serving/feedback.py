@@ -26,8 +26,13 @@ from serving.spool import SpoolFull
 
 log = logging.getLogger(__name__)
 MOST_REMEMBERED = 20_000
-MOST_RETAINED = 10_000
+MOST_CHARACTERS = 10_000
+"""Of what one completion became; a served one has some tens of tokens."""
+MOST_MS = 1e12
+"""Thirty years."""
 Identifier = Annotated[str, Field(max_length=200)]
+Shown = Annotated[str, Field(max_length=MOST_CHARACTERS)]
+Milliseconds = Annotated[float, Field(ge=0, le=MOST_MS, allow_inf_nan=False)]
 B = TypeVar("B", bound=BaseModel)
 
 
@@ -43,11 +48,11 @@ class Autocomplete(Body):
     completionId: Identifier = Field(min_length=1)
     accepted: bool | None = None
     timestamp: str | float | None = None
-    time: float | None = Field(None, ge=0, allow_inf_nan=False)
+    time: Milliseconds | None = None
     prefix: str = ""
     suffix: str = ""
     prompt: str = ""
-    completion: str = ""
+    completion: Shown = ""
     cacheHit: bool = False
 
 
@@ -63,10 +68,10 @@ class Own(Body):
 
     completion_id: Identifier = Field(min_length=1)
     outcome: Outcome
-    accepted_characters: int | None = Field(None, ge=0)
-    retained: str | None = Field(None, max_length=MOST_RETAINED)
-    shown: str = ""
-    elapsed_ms: float | None = Field(None, ge=0, allow_inf_nan=False)
+    accepted_characters: int | None = Field(None, ge=0, le=MOST_CHARACTERS)
+    retained: Shown | None = None
+    shown: Shown = ""
+    elapsed_ms: Milliseconds | None = None
 
     @model_validator(mode="after")
     def _partial_counts(self) -> "Own":
@@ -83,7 +88,7 @@ class TabbyEvent(Body):
     type: Literal["view", "select", "dismiss"]
     completion_id: Identifier = Field(min_length=1)
     view_id: Identifier = ""
-    elapsed: float | None = Field(None, ge=0, allow_inf_nan=False)
+    elapsed: Milliseconds | None = None
 
 
 @dataclass(frozen=True)
@@ -94,6 +99,10 @@ class Judging:
     recorder: Recorder
     metrics: Metrics
     clock: Callable[[], float] = time.time
+
+
+class NotKept(RuntimeError):
+    """The spool refuses an event."""
 
 
 class Remembered:
@@ -129,13 +138,18 @@ def add_feedback(app: FastAPI, judging: Judging) -> None:
     """Continue's events, RLinf's submit, Tabby's events, our own; Tabby's agent knows one address for all it sends."""
     submitted = Remembered(MOST_REMEMBERED)
 
-    @app.exception_handler(SpoolFull)
-    @app.exception_handler(OSError)
-    async def refused(request: Request, error: Exception) -> Response:
+    @app.exception_handler(NotKept)
+    async def refused(request: Request, error: NotKept) -> Response:
         log.error("feedback refused: %s", error)
         judging.metrics.refused.labels(503).inc()
         headers = {"Retry-After": str(RETRY_SECONDS)}
         return JSONResponse(error_body("feedback cannot be kept now; try again", "server_error"), 503, headers=headers)
+
+    async def keep(row: Feedback) -> None:
+        try:
+            await judging.recorder.feedback(row)
+        except (SpoolFull, OSError) as error:
+            raise NotKept(str(error)) from error
 
     async def asked(request: Request, guess: str) -> tuple[Caller, dict[str, Any]]:
         known = judging.access.check(request.headers, "feedback")
@@ -147,7 +161,7 @@ def add_feedback(app: FastAPI, judging: Judging) -> None:
         event = _read(ContinueEvent, body)
         if event.name != "autocomplete":
             return JSONResponse({"status": "ignored"})
-        await judging.recorder.feedback(_autocomplete(_read(Autocomplete, event.data, "data."), caller, judging.clock()))
+        await keep(_autocomplete(_read(Autocomplete, event.data, "data."), caller, judging.clock()))
         return JSONResponse({"status": "recorded"})
 
     async def rlinf_submit(request: Request) -> Response:
@@ -155,7 +169,7 @@ def add_feedback(app: FastAPI, judging: Judging) -> None:
         event = _read(Autocomplete, body)
         key = (caller.project, caller.user, event.completionId, str(event.accepted))
         if key not in submitted:
-            await judging.recorder.feedback(_autocomplete(event, caller, judging.clock()))
+            await keep(_autocomplete(event, caller, judging.clock()))
             submitted.add(key)
         waiting = judging.recorder.spool.segments
         said = {"status": "submitted", "message": "Training data submitted successfully", "queue_position": waiting}
@@ -171,7 +185,7 @@ def add_feedback(app: FastAPI, judging: Judging) -> None:
             "elapsed_ms": event.elapsed_ms,
         }
         row = _row(caller, judging.clock(), event.completion_id, event.outcome, event.completion_id, **told)
-        await judging.recorder.feedback(row)
+        await keep(row)
         return JSONResponse({"status": "recorded", "id": row.id})
 
     async def tabby_events(request: Request) -> Response:
@@ -185,7 +199,7 @@ def add_feedback(app: FastAPI, judging: Judging) -> None:
         }
         shown = event.view_id or event.completion_id
         row = _row(caller, judging.clock(), shown, outcomes[event.type], event.completion_id, elapsed_ms=event.elapsed)
-        await judging.recorder.feedback(row)
+        await keep(row)
         return JSONResponse({})
 
     routes = {
@@ -242,5 +256,6 @@ def _read(model: type[B], body: dict[str, Any], where: str = "", status: int = 4
         return model.model_validate(body)
     except ValidationError as error:
         first = error.errors()[0]
-        name = where + ".".join(map(str, first["loc"]))
-        raise BadRequest(f"{name}: {first['msg']}", name or None, status) from None
+        name, value = where + ".".join(map(str, first["loc"])), first["input"]
+        got = f", got {str(value)[:40]!r}" if isinstance(value, str | int | float) else ""
+        raise BadRequest(f"{name}: {first['msg']}{got}", name or None, status) from None

@@ -135,7 +135,7 @@ class Follower:
         if aliases != self._wanted:
             log.info("registry: champion %s, challenger %s", aliases.champion, aliases.challenger)
             self._wanted = aliases
-            self._versions.remember_aliases(aliases)
+            await asyncio.to_thread(self._versions.remember_aliases, aliases)
 
     async def _look(self, slot: Slot) -> None:
         """Ask an engine what it holds; a process or version that is new to us is tried first."""

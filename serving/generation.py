@@ -135,7 +135,7 @@ class Generation:
             else:
                 return
         self._route = None
-        raise Unavailable("no engine is ready")
+        raise Unavailable("no engine is ready; try again")
 
     def record(self) -> Completion | None:
         """The event; none where no engine took the request."""

@@ -13,6 +13,8 @@ from serving.spool import Spool
 
 SECONDS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
+CLIENTS = frozenset({"continue", "llama", "rlinf", "tabby"})
+"""Those that are counted by name; any other is named by its User-Agent, and would be a series for each that is made up."""
 RECENT_SECONDS = 300.0
 MOST_RECENT = 20_000
 
@@ -52,6 +54,7 @@ class Metrics:
         self.swaps = Counter("tabloop_swaps", "Versions loaded into a slot", ("slot",), registry=registry)
         self._spool_bytes = Gauge("tabloop_spool_bytes", "Bytes of events that wait for the object store", registry=registry)
         self._spool_segments = Gauge("tabloop_spool_segments", "Segments that wait", registry=registry)
+        self._set_aside = Gauge("tabloop_spool_set_aside", "Segments that could not be shipped whole, in bad/", registry=registry)
         self._spool_age = Gauge("tabloop_spool_oldest_seconds", "Age of the oldest segment", registry=registry)
         self._slot = Gauge("tabloop_slot_up", "1 where a slot takes traffic", ("slot", "version", "role"), registry=registry)
         self._latest: deque[tuple[float, str, str, bool, bool, float | None, float]] = deque(maxlen=MOST_RECENT)
@@ -73,8 +76,9 @@ class Metrics:
             self._withheld.labels(*labels).inc()
 
     def judged(self, row: Feedback) -> None:
-        self._feedback.labels(row.client, row.outcome).inc()
-        self.judgements[row.client, row.outcome] += 1
+        client = row.client if row.client in CLIENTS else "other"
+        self._feedback.labels(client, row.outcome).inc()
+        self.judgements[client, row.outcome] += 1
 
     def recent(self, now: float) -> list[Recent]:
         """The last minutes, by arm and version."""
@@ -97,10 +101,11 @@ class Metrics:
         return found
 
     def text(self, arms: Arms, spool: Spool) -> bytes:
-        """The exposition, gauges read now."""
+        """The exposition, gauges read now; of the spool what was measured last."""
         self._spool_bytes.set(spool.bytes)
         self._spool_segments.set(spool.segments)
         self._spool_age.set(spool.oldest)
+        self._set_aside.set(spool.set_aside)
         self._slot.clear()
         for slot in arms.slots:
             role = {arms.champion: "champion", arms.challenger: "challenger"}.get(slot.index, "idle")

@@ -1,10 +1,12 @@
 """Closed segments of the spool become Parquet objects; a segment is deleted only when its object is in the store.
 
-A crash between the two uploads the same bytes to the same key again. The store being away only makes the spool longer.
+A crash between the two uploads the same bytes to the same key again. The store being away only makes the spool longer. What
+cannot become an object is set aside in SPOOL/bad, for a person: no segment stops those after it.
 """
 
 import asyncio
 import logging
+import os
 import shutil
 from datetime import datetime
 from pathlib import Path
@@ -16,6 +18,8 @@ from serving.spool import KINDS, Event, Spool
 
 log = logging.getLogger(__name__)
 LONGEST_WAIT = 30.0
+NO_TABLE = (ArithmeticError, TypeError, ValueError, NotImplementedError)
+"""What pyarrow raises of rows that fit no column, and a name that is no segment's: the next round would meet the same."""
 
 
 def key(kind: str, segment: str) -> str:
@@ -37,10 +41,17 @@ def read_segment(path: Path, record: type[Event]) -> tuple[list[Event], int]:
 
 
 def ship_segment(path: Path, kind: str, store: ObjectStore, bad: Path) -> int:
-    """Upload one closed segment and delete it; how many events it held. Lines that cannot be read are kept aside."""
+    """Upload one closed segment and delete it; how many events it held. What cannot be read or uploaded is kept aside."""
     events, unreadable = read_segment(path, KINDS[kind])
+    try:
+        name, table = key(kind, path.stem), to_parquet(events)
+    except NO_TABLE as error:
+        log.error("spool: %s: no table: %s: %s; %d events are kept in %s", path, type(error).__name__, error, len(events), bad)
+        bad.mkdir(parents=True, exist_ok=True)
+        os.replace(path, bad / f"{kind}-{path.name}")
+        return 0
     if events:
-        store.put(key(kind, path.stem), to_parquet(events))
+        store.put(name, table)
     if unreadable:
         log.error("spool: %s: %d unreadable lines, the segment is kept in %s", path, unreadable, bad)
         bad.mkdir(parents=True, exist_ok=True)

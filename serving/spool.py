@@ -43,14 +43,15 @@ class Journal:
         self._opened = 0.0
         self._written = 0
 
-    async def append(self, event: Event) -> None:
-        """Comes back when the event is on disk. Raises OSError where it cannot be."""
+    async def append(self, event: Event) -> int:
+        """Comes back when the event is on disk, with its bytes. Raises OSError where it cannot be."""
         line = event.model_dump_json().encode() + b"\n"
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((line, done))
         if self._commit is None or self._commit.done():
             self._commit = asyncio.create_task(self._commit_waiting())
         await done
+        return len(line)
 
     def closed_segments(self) -> list[Path]:
         """Segments that nobody writes to any more, oldest first."""
@@ -134,7 +135,7 @@ class Spool:
         self._most_bytes = most_bytes
         self._clock = clock
         self.journals = {kind: Journal(directory / kind, clock) for kind in KINDS}
-        self.bytes, self.segments, self.oldest = 0, 0, 0.0
+        self.bytes, self.segments, self.oldest, self.set_aside = 0, 0, 0.0, 0
         self.measure()
 
     async def append(self, event: Event) -> None:
@@ -146,10 +147,11 @@ class Spool:
         """
         if self.bytes >= self._most_bytes:
             raise SpoolFull(f"{self.bytes} bytes of events wait for the object store, at most {self._most_bytes} may")
-        await self.journals["completions" if isinstance(event, Completion) else "feedback"].append(event)
+        written = await self.journals["completions" if isinstance(event, Completion) else "feedback"].append(event)
+        self.bytes += written
 
     def measure(self) -> None:
-        """Count what waits; called now and then, since the disk is asked."""
+        """Count what waits, by the disk; bytes that come between two of these are added as they come."""
         found = []
         for kind in KINDS:
             for path in (self.directory / kind).glob(f"*{SUFFIX}"):
@@ -158,6 +160,7 @@ class Spool:
         self.bytes = sum(s.st_size for s in found)
         self.segments = len(found)
         self.oldest = self._clock() - min((s.st_mtime for s in found), default=self._clock())
+        self.set_aside = len(list(self.bad.glob(f"*{SUFFIX}")))
 
     async def close(self) -> None:
         for journal in self.journals.values():

@@ -61,8 +61,9 @@ def parse(lines: Iterable[str], user: str, project: str, redactor: Redactor) -> 
             # Continue rejects after 10 s by itself, and a Tab after that is told once more: the accept is the truth.
             found = earlier if earlier.accepted else found
         by_id[found.id] = found
+    names = ("prefix", "shown", "suffix")
     cleaned = (
-        e.model_copy(update={n: redactor.text(getattr(e, n)) for n in ("prefix", "suffix", "shown")}) for e in by_id.values()
+        e.model_copy(update=dict(zip(names, redactor.around(e.prefix, e.shown, e.suffix), strict=True))) for e in by_id.values()
     )
     return Imported(tuple(sorted(cleaned, key=lambda e: (e.time, e.id))), {bucket: counts[bucket] for bucket in BUCKETS})
 

@@ -95,10 +95,15 @@ class AccessToken(Section):
 class Terms(Section):
     logged: bool = True
     """Completions and feedback are kept; else they are served without a trace, as with X-Tabloop-Opt-Out."""
-    experiments: bool = True
+    experiments: bool = False
     """Takes part in A/B tests; else the champion serves."""
     version: str = ""
     """Policy version that serves, where a slot holds it (else the champion does); such completions count in no experiment."""
+
+
+class UserTerms(Terms):
+    experiments: bool = True
+    """Takes part in A/B tests where the project does; else the champion serves."""
 
 
 class External(Section):
@@ -148,13 +153,16 @@ class Serving(Section):
     user_secret: SecretStr | None = None
     """Key of the keyed hash under which user ids are stored; none: generated like the token."""
     tokens: dict[str, AccessToken] = {}
-    """More tokens, by name, each with its projects, roles and rate; the two above have every project and no limit."""
+    """More tokens, by name, each with its projects, roles and rate; the two above have every project."""
+    requests_per_minute: int = Field(60_000, ge=1)
+    """Requests that each of the two tokens above may send, as one of `tokens`; a whole team sends a hundredth of this."""
     terms: Terms = Terms()
-    """How projects and users take part that are not named below."""
+    """How projects take part that are not named below."""
     projects: dict[ProjectName, Terms] = {}
-    """How a project takes part."""
-    users: dict[str, Terms] = {}
-    """How a user takes part, by keyed hash (`python -m infra.identity NAME` prints it); goes before the project."""
+    """How a project takes part; nothing of the terms above holds for it."""
+    users: dict[str, UserTerms] = {}
+    """How a user takes part, by keyed hash (`python -m infra.identity NAME` prints it): logged, and in A/B tests, only where the
+    project is too; a version here goes before the project's."""
     sampling: Sampling = Sampling()
     """How completions are sampled."""
     challenger_sampling: Sampling | None = None

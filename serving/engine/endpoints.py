@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import hmac
 import json
 import logging
 from collections.abc import AsyncGenerator
@@ -55,7 +56,7 @@ class Engine(Protocol):
 
 
 class Endpoints:
-    """An engine's routes. With a token, every request must carry it."""
+    """An engine's routes. With a token, every request but the one for its health, which supervisors ask for, must carry it."""
 
     def __init__(self, engine: Engine, token: str | None) -> None:
         self._engine = engine
@@ -139,7 +140,8 @@ class Endpoints:
             await socket.close()
 
     def _refused(self, http: web.Request) -> web.Response | None:
-        if self._token and http.headers.get("authorization") != f"Bearer {self._token}":
+        sent = http.headers.get("authorization", "").encode(errors="surrogateescape")
+        if self._token and not hmac.compare_digest(sent, f"Bearer {self._token}".encode()):
             return web.json_response({"error": "wrong or missing bearer token"}, status=401)
         return None
 

@@ -49,6 +49,13 @@ def test_production_is_aws_without_keys_and_judged_by_a_model() -> None:
     assert settings.train.keep_optimizer
 
 
+def test_only_the_local_stack_takes_part_in_tests_without_opting_in() -> None:
+    taking_part = {
+        file: load(file, {"TABLOOP_STACK__STATE": "/nowhere"}).serving.terms.experiments for file in (LOCAL, PRODUCTION)
+    }
+    assert taking_part == {LOCAL: True, PRODUCTION: False}
+
+
 @pytest.mark.parametrize(("at", "model"), list(sections(Settings)), ids=lambda value: value if isinstance(value, str) else "")
 def test_every_field_is_described(at: str, model: type[BaseModel]) -> None:
     assert [f"{at}.{name}" for name, field in model.model_fields.items() if not field.description] == []

@@ -205,7 +205,8 @@ class House:
         self.spool_bytes = spool_bytes
         champion = Sampling(temperature=0.8, max_tokens=24, withhold_below=withhold_below)
         self.sampling = {"champion": champion, "challenger": challenger or champion}
-        self.settings = ServingSettings(token=TOKEN, admin_token=ADMIN, user_secret="salt", **(settings or {}))
+        given = {"terms": {"experiments": True}} | (settings or {})
+        self.settings = ServingSettings(token=TOKEN, admin_token=ADMIN, user_secret="salt", **given)
         self.exits = contextlib.AsyncExitStack()
         self.urls: tuple[str, str] = ("", "")
 

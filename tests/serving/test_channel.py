@@ -204,3 +204,18 @@ def test_neighbours_of_one_version_are_put_together_and_nothing_is_lost(sent: li
 
 async def _all(client: EngineClient, request: Request) -> list[Delta]:
     return [delta async for delta in client.generate(request)]
+
+
+@pytest.mark.parametrize("sent", [None, "Bearer", "Bearer wrong", "Bearer é", "Bearer tøkenx", "tøken"])
+async def test_an_engine_tells_its_health_to_anybody_and_all_else_to_its_token_alone(sent: str | None) -> None:
+    runner = web.AppRunner(Endpoints(FakeEngine([1]), "tøken").app(), shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = "http://{}:{}".format(*runner.addresses[0][:2])
+    async with session() as http:
+        headers = {"Authorization": sent} if sent else {}
+        answers = [await http.get(url + "/health", headers=headers)]
+        answers += [await http.post(url + "/swap", headers=headers), await http.get(url + "/generate", headers=headers)]
+        assert [answer.status for answer in answers] == [200, 401, 401]
+        assert (await EngineClient(http, url, "tøken").swap("somewhere", "1")).version == "1"
+    await runner.cleanup()

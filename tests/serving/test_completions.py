@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from infra.identity import user_hash
-from infra.settings.schema import Sampling
+from infra.settings.schema import Sampling, Serving
+from serving import access
 from serving.access import Bucket
 from tests.serving.fakes import ADMIN, TOKEN, House, experiment
 
@@ -231,8 +233,13 @@ async def test_each_arm_samples_in_its_own_way(tmp_path: Path, tokenizer: Tokeni
 
 
 TERMS = {
-    "terms": {"experiments": False},
-    "projects": {"open": {}, "quiet": {"logged": False}, "slow": {"version": "1"}, "gone": {"version": "7"}},
+    "terms": {},
+    "projects": {
+        "open": {"experiments": True},
+        "quiet": {"experiments": True, "logged": False},
+        "slow": {"version": "1"},
+        "gone": {"version": "7"},
+    },
 }
 
 
@@ -256,13 +263,24 @@ async def test_projects_take_part_on_their_own_terms(tmp_path: Path, tokenizer: 
         }
 
 
-async def test_a_users_terms_go_before_the_projects(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    ada = user_hash(b"salt", "ada")
-    async with House(tmp_path, tokenizer, settings={"users": {ada: {"logged": False}}}) as house:
-        await house.complete()
-        await house.complete(headers={"X-User-ID": "bob"})
-        assert [row.opted_out for row in house.rows("completions")] == [True, False]
-        await house.judge("/v1/feedback", {"completion_id": "c", "outcome": "accepted", "shown": "x"})
+async def test_a_sample_is_logged_and_tested_only_where_project_and_user_both_say_so(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    users = {"pinned": {"version": "1"}, "silent": {"logged": False}, "calm": {"experiments": False}, "free": {}}
+    settings = {**TERMS, "users": {user_hash(b"salt", name): terms for name, terms in users.items()}}
+    async with House(tmp_path, tokenizer, settings=settings) as house:
+        await _experiment(house)
+        for project in ("open", "quiet", "other"):
+            for user in users:
+                await house.complete(headers={"X-Project-ID": project, "X-User-ID": user})
+        rows = iter(house.rows("completions"))
+        found = {(p, u): next(rows) for p in ("open", "quiet", "other") for u in users}
+        for (project, user), row in found.items():
+            assert row.opted_out == (project == "quiet" or user == "silent"), (project, user)
+            assert row.pinned == (user == "pinned"), (project, user)
+            assert bool(row.experiment) == (project != "other" and user in ("silent", "free")), (project, user)
+        body = {"completion_id": "c", "outcome": "accepted", "shown": "x"}
+        await house.judge("/v1/feedback", body, {"X-Project-ID": "open", "X-User-ID": "silent"})
         assert house.rows("feedback")[0].shown == ""
 
 
@@ -283,6 +301,45 @@ async def test_a_token_has_projects_roles_and_a_rate(tmp_path: Path, tokenizer: 
         assert [answer.status_code for answer in answers] == [200, 429]
         assert int(answers[1].headers["retry-after"]) >= 1 and "editors" in answers[1].json()["error"]["message"]
         assert (await house.complete()).status_code == 200  # another token's rate is its own
+
+
+async def test_the_teams_and_the_administrators_tokens_have_a_rate_each(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    async with House(tmp_path, tokenizer, settings={"requests_per_minute": 2}) as house:
+        for headers in ({}, ADMINISTRATOR):
+            answers = [await house.complete(headers=headers) for _ in range(3)]
+            assert [answer.status_code for answer in answers] == [200, 200, 429]
+            assert int(answers[2].headers["retry-after"]) >= 1
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "expected"),
+    [
+        ("jetbrains", (), {}),
+        ("a team's “own”", (), {}),
+        (
+            "ci.1",
+            ("--project", "web", "--project", "app", "--role", "complete"),
+            {"projects": ("web", "app"), "roles": ("complete",)},
+        ),
+    ],
+)
+def test_a_token_is_made_with_the_lines_that_let_it_in(
+    name: str, arguments: tuple[str, ...], expected: dict[str, object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert access.main([name, *arguments]) == 0
+    printed = capsys.readouterr().out
+    made = printed.splitlines()[0].rsplit(" ", 1)[1]
+    given = tomllib.loads(printed)["serving"]
+    found = access.Access(Serving(token=TOKEN, user_secret="salt", **given)).check({"api-key": made}, "complete")
+    assert found.name == name
+    token = Serving(**given).tokens[name]
+    assert {field: getattr(token, field) for field in expected} == expected
+
+
+def test_a_token_is_not_made_for_a_project_that_none_can_name(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        access.main(["jetbrains", "--project", "our web"])
+    assert "--project" in capsys.readouterr().err
 
 
 @given(st.lists(st.floats(0, 30), max_size=80), st.integers(1, 100))
@@ -357,6 +414,23 @@ async def test_what_is_not_there_is_said_in_openais_shape(house: House) -> None:
     for status, answer in answers:
         assert (answer.status_code, set(answer.json()["error"])) == (status, {"message", "type", "param", "code"})
     assert (await house.complete(headers={"Authorization": "", "api-key": TOKEN})).status_code == 200
+
+
+async def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_error_of_the_server(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    for url in house.urls:
+        port = int(url.rsplit(":", 1)[1])
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        path = "/v1/completions" if url == house.urls[0] else "/v1/feedback"
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: 100\r\n\r\n"
+        writer.write(head.encode() + b'{"prompt":')
+        await writer.drain()
+        await asyncio.sleep(0.05)
+        writer.close()
+    left = b'tabloop_refused_total{status="499"} 2.0'
+    await _until(lambda: left in house.metrics.text(house.arms, house.spool))
+    assert "Traceback" not in caplog.text
 
 
 async def test_tabby_and_llama_clients_are_served(house: House) -> None:

@@ -116,6 +116,11 @@ async def test_tabbys_events_tell_views_from_dismissals(house: House) -> None:
         ("/v1/feedback", {"completion_id": "c", "outcome": "partially_accepted"}, 422, "accepted_characters"),
         ("/v1/feedback", {"completion_id": "c", "outcome": "retained"}, 422, "retained"),
         ("/v1/feedback", {"completion_id": "c", "outcome": "retained", "retained": "x" * 20_000}, 422, "retained"),
+        ("/v1/feedback", {"completion_id": "c", "outcome": "accepted", "shown": "x" * 20_000}, 422, "shown"),
+        ("/v1/feedback", {"completion_id": "c", "outcome": "shown", "accepted_characters": 10**30}, 422, "accepted_characters"),
+        ("/v1/feedback", {"completion_id": "c", "outcome": "accepted", "elapsed_ms": 10**300}, 422, "elapsed_ms"),
+        ("/v1/events", {"completion_id": "c", "type": "view", "elapsed": 10**300}, 400, "elapsed"),
+        ("/v1/continue/events", event({**DATA, "completion": "x" * 20_000}), 422, "data.completion"),
         ("/v1/feedback", [], 400, "object"),
     ],
 )
@@ -131,6 +136,16 @@ async def test_strangers_and_too_much_are_refused(house: House) -> None:
     assert (await house.judge("/v1/continue/events", event(DATA), headers={"Authorization": "Bearer x"})).status_code == 401
     assert (await house.judge("/v1/continue/events", event({**DATA, "prompt": "x" * 2_000_000}))).status_code == 413
     assert house.rows("feedback") == []
+
+
+async def test_clients_that_nobody_knows_are_counted_as_one(house: House) -> None:
+    for number in range(20):
+        body = {"completion_id": "c", "outcome": "accepted"}
+        assert (await house.judge("/v1/feedback", body, {"User-Agent": f"editor{number}/1.0"})).status_code == 200
+    text = house.metrics.text(house.arms, house.spool).decode()
+    assert 'tabloop_feedback_total{client="other",outcome="accepted"} 20.0' in text and "editor" not in text
+    assert house.metrics.judgements == {("other", "accepted"): 20}
+    assert len({row.client for row in house.rows("feedback")}) == 20
 
 
 async def test_who_opts_out_leaves_no_text(house: House) -> None:

@@ -1,5 +1,6 @@
 """Which slot serves what, as the registry's aliases move and parts come and go."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -159,6 +160,51 @@ def test_an_engine_starts_with_what_its_slot_held(tmp_path: Path) -> None:
     assert versions.held(0) is None, "the version is not on this disk"
     (tmp_path / "versions" / "3").mkdir(parents=True)
     assert versions.held(0) == (tmp_path / "versions" / "3", "3")
+
+
+@pytest.mark.parametrize("left", [b"", b"\0" * 64, b'{"cham', b"[]", b'{"champion": "1"}', b'"1"', b"\xff"])
+async def test_what_a_power_loss_left_unreadable_is_set_aside_and_the_app_starts(
+    tmp_path: Path, tokenizer: Tokenizer, left: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    for name in ("aliases.json", "slots.json"):
+        (state / name).write_bytes(left)
+    async with House(tmp_path, tokenizer) as house:
+        assert house.versions.held(0) is None and (await house.complete()).status_code == 200
+        assert (state / "aliases.json.unreadable").read_bytes() == left and "aliases.json.unreadable" in caplog.text
+        house.add_version("1")
+        house.registry.aliases = {"champion": "1"}
+        await house.follow()
+        assert Versions(state).aliases() == Aliases("1", None, None, None)
+
+
+async def test_state_is_on_the_disk_before_it_takes_the_place_of_what_was_there(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[tuple[str, Path]] = []
+    fsync, replace = os.fsync, os.replace
+
+    def synced(descriptor: int) -> None:
+        done.append(("sync", Path(os.readlink(f"/proc/self/fd/{descriptor}"))))
+        fsync(descriptor)
+
+    def replaced(source: Path, target: Path) -> None:
+        done.append(("replace", Path(source)))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", replaced)
+    house.add_version("1")
+    house.registry.aliases = {"champion": "1"}
+    await house.follow()
+    state = house.directory / "state"
+    partials = [path for kind, path in done if kind == "replace"]
+    assert {state / ".aliases.json.partial", state / ".slots.json.partial", state / "versions" / ".1.partial"} <= set(partials)
+    for path in partials:
+        at = done.index(("replace", path))
+        assert ("sync", path) in done[:at] and ("sync", path.parent) in done[at:]
+    assert ("sync", state / "versions" / ".1.partial" / "weights") in done
 
 
 def test_old_versions_are_deleted_and_those_in_use_never(tmp_path: Path) -> None:

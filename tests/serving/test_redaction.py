@@ -1,5 +1,7 @@
 """Secrets in code do not reach the disk, and code without one is recorded as it is."""
 
+import threading
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,8 +11,13 @@ from detect_secrets.settings import get_settings
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from infra.redaction import REDACTED, Redactor
+from infra.records import Feedback
+from infra.redaction import FEEDBACK_TEXTS, REDACTED, Redactor
+from serving.metrics import Metrics
+from serving.recording import Recorder
+from serving.spool import Spool
 from tests.serving.fakes import House
+from tests.tasks.made import completion, feedback
 
 BODY = [f"{'Ab3/' * 16}"[:-1] + letter for letter in "abcdef"]
 KEY = ["-----BEGIN RSA PRIVATE KEY-----", *BODY, "-----END RSA PRIVATE KEY-----"]
@@ -45,6 +52,45 @@ def test_of_a_private_key_nothing_stays_wherever_the_text_was_cut(begin: int, en
 
 
 REDACTOR = Redactor()
+
+
+@given(
+    secret=st.sampled_from([*SECRETS, ("", "\n".join(KEY), "")]),
+    first=st.integers(0, 500),
+    second=st.integers(0, 500),
+    between=st.booleans(),
+    in_feedback=st.booleans(),
+)
+def test_of_a_secret_across_the_cursor_no_part_stays(
+    secret: tuple[str, str, str], first: int, second: int, between: bool, in_feedback: bool
+) -> None:
+    """Cut by a completion of the secret's middle, or split where a completion of something else stands."""
+    before, hidden, after = secret
+    line = f"x = 1\n{before}{hidden}{after}\ny = 2"
+    begin = len("x = 1\n" + before)
+    cuts = sorted(begin + cut % (len(hidden) + 1) for cut in (first, first if between else second))
+    prefix, middle, suffix = line[: cuts[0]], "f(x)" if between else line[cuts[0] : cuts[1]], line[cuts[1] :]
+    if in_feedback:
+        told = REDACTOR.feedback(feedback(prefix=prefix, shown=middle, suffix=suffix))
+        kept = (told.prefix, told.shown, told.suffix)
+    else:
+        row = completion(prefix=prefix, text=middle, suffix=suffix)
+        redacted = REDACTOR.completion(row)
+        assert redacted.redacted and redacted.token_ids == redacted.prompt_token_ids == ()
+        kept = (redacted.prefix, redacted.text, redacted.suffix)
+    pieces = {hidden[at : at + 4] for at in range(len(hidden) - 3)}
+    assert not [piece for piece in pieces if any(piece in text for text in kept)], kept
+    assert "\n" in hidden or (kept[0].startswith("x = 1\n") and kept[2].endswith("\ny = 2"))
+
+
+def test_what_is_remembered_of_lines_is_bounded_by_their_length() -> None:
+    redactor = Redactor()
+    tracemalloc.start()
+    for number in range(60):
+        redactor.text("x " * 25_000 + str(number))
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 1 << 20
 
 
 def sources() -> Iterator[str]:
@@ -87,6 +133,30 @@ def test_all_that_a_detector_knows_is_found_in_a_line_of_code(data: st.DataObjec
 
 def test_no_detector_asks_a_provider_whether_a_secret_is_real() -> None:
     assert not any("verification" in name for name in get_settings().filters)
+
+
+class Watched(Redactor):
+    """Notes in which threads it looks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threads: list[threading.Thread] = []
+
+    def feedback(self, row: Feedback) -> Feedback:
+        self.threads.append(threading.current_thread())
+        return super().feedback(row)
+
+
+@pytest.mark.parametrize("name", FEEDBACK_TEXTS)
+async def test_much_text_in_whichever_field_keeps_no_other_request_waiting(tmp_path: Path, name: str) -> None:
+    watched, spool = Watched(), Spool(tmp_path, 1 << 30)
+    recorder = Recorder(spool, Metrics(), watched)
+    bare = feedback(**dict.fromkeys(FEEDBACK_TEXTS, ""))
+    for text in ("x", "x" * 9_000):
+        await recorder.feedback(bare.model_copy(update={name: text}))
+    few, much = watched.threads
+    assert few is threading.main_thread() and much is not few
+    await spool.close()
 
 
 async def test_the_client_is_served_and_the_spool_never_sees_the_secret(house: House) -> None:

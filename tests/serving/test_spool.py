@@ -80,6 +80,22 @@ async def test_what_a_crash_cut_off_is_dropped_and_what_is_garbage_is_kept_aside
     assert shipped(store) == ["a"] and len(list((tmp_path / "bad").glob("*"))) == 1
 
 
+async def test_a_segment_that_fits_no_table_is_kept_aside_whole_and_stops_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    spool, store = Spool(tmp_path, 1 << 30), MemoryStore()
+    for name, characters in (("a", 1), ("b", 10**30), ("c", 2)):
+        await spool.append(feedback(name).model_copy(update={"accepted_characters": characters}))
+        await spool.journals["feedback"].rotate(0)
+    whole = spool.journals["feedback"].closed_segments()[1].read_bytes()
+    (tmp_path / "feedback" / "notes.jsonl").write_bytes(b"")
+    assert await Shipper(spool, store, 1.0).ship()
+    assert shipped(store) == ["a", "c"] and spool.segments == 0 and spool.set_aside == 2
+    assert whole in [path.read_bytes() for path in (tmp_path / "bad").iterdir()]
+    assert "OverflowError" in caplog.text and "kept in" in caplog.text
+    await spool.close()
+
+
 async def test_a_full_spool_says_so_until_it_was_shipped(tmp_path: Path) -> None:
     spool = Spool(tmp_path, 10)
     await spool.append(feedback("a"))

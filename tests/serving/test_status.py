@@ -31,6 +31,7 @@ async def test_a_browser_is_asked_for_an_administrators_token(house: House) -> N
         ({"Authorization": ""}, 401),
         (password("wrong"), 401),
         ({"Authorization": "Basic ???"}, 401),
+        ({"Authorization": "Basic é".encode()}, 401),
         (password(TOKEN), 403),
         (password(ADMIN), 200),
     ):

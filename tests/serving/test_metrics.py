@@ -1,0 +1,102 @@
+"""What a scrape tells of requests, by version and arm, and of what waits on the disk."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from tokenizers import Tokenizer
+
+from tests.serving.fakes import ADMIN, House, experiment
+
+Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+async def scraped(house: House) -> Series:
+    text = (await house.client.get(house.urls[0] + "/metrics")).text
+    families = text_string_to_metric_families(text)
+    return {(sample.name, frozenset(sample.labels.items())): sample.value for family in families for sample in family.samples}
+
+
+def value(series: Series, name: str, **labels: str) -> float | None:
+    return series.get(("tabloop_" + name, frozenset(labels.items())))
+
+
+async def test_requests_tokens_and_times_are_told_by_version_and_arm(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    async with House(tmp_path, tokenizer, withhold_below=0.3) as house:
+        for version in ("1", "2"):
+            house.add_version(version)
+        house.registry.aliases = {"champion": "1", "challenger": "2"}
+        house.registry.experiment = experiment()
+        await house.follow()
+        house.engines[house.arms.challenger].logprob = -0.01  # worth showing, as the champion's are not
+        asked = {"champion": 2, "challenger": 3}
+        for arm, times in asked.items():
+            for _ in range(times):
+                await house.complete(headers={"X-Tabloop-Arm": arm, "Authorization": f"Bearer {ADMIN}"})
+        rows = house.rows("completions")
+        series = await scraped(house)
+        for arm, version, finish in (("champion", "1", "stop"), ("challenger", "2", "length")):
+            of_arm, labels = [row for row in rows if row.arm == arm], {"arm": arm, "version": version}
+            assert value(series, "completions_total", **labels, finish=finish) == len(of_arm) == asked[arm]
+            assert value(series, "tokens_total", **labels) == sum(len(row.token_ids) for row in of_arm) > 0
+            assert value(series, "withheld_total", **labels) == (asked[arm] if arm == "champion" else None)
+            for name, times in (("first_token", [r.ttft_ms for r in of_arm]), ("completion", [r.total_ms for r in of_arm])):
+                assert value(series, f"{name}_seconds_count", **labels) == len(times)
+                assert value(series, f"{name}_seconds_sum", **labels) == pytest.approx(sum(times) / 1e3)
+
+
+async def test_clients_that_leave_are_told_by_version_and_arm(house: House) -> None:
+    house.engines[0].delay = 0.05
+    body = {"prompt": "def f(x):\n    ", "stream": True}
+    async with house.client.stream("POST", house.urls[0] + "/v1/completions", json=body) as answer:
+        await answer.aiter_lines().__anext__()
+    async with asyncio.timeout(10):
+        while not house.rows("completions"):
+            await asyncio.sleep(0.02)
+    series = await scraped(house)
+    assert value(series, "completions_total", arm="champion", version="0", finish="disconnected") == 1
+
+
+async def test_an_outage_is_counted(house: House) -> None:
+    for engine in house.engines:
+        engine.up = False
+    for stream in (True, False):
+        answer = await house.complete(stream=stream)
+        assert answer.status_code == 503 and int(answer.headers["retry-after"]) > 0
+        assert answer.json()["error"]["type"] == "server_error"
+    assert value(await scraped(house), "refused_total", status="503") == 2
+
+
+async def test_what_waits_is_measured_at_the_scrape(house: House) -> None:
+    await house.complete()
+    await house.judge("/v1/feedback", {"completion_id": "c", "outcome": "accepted"})
+    segments = list(house.spool.directory.rglob("*.jsonl"))
+    for segment in segments:
+        stat = segment.stat()
+        os.utime(segment, (stat.st_atime, stat.st_mtime - 100))
+    series = await scraped(house)
+    assert value(series, "spool_segments") == len(segments) == 2
+    assert value(series, "spool_bytes") == sum(segment.stat().st_size for segment in segments) > 0
+    assert 100 <= value(series, "spool_oldest_seconds") < 160
+    status = (await house.client.get(house.urls[0] + "/admin/status", headers={"Authorization": f"Bearer {ADMIN}"})).json()
+    assert status["spool"]["segments"] == 2 and status["spool"]["oldest_seconds"] >= 100
+
+
+async def test_what_comes_between_two_measurements_counts_towards_the_limit(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    async with House(tmp_path, tokenizer, spool_bytes=2_000) as house:
+        body = {"completion_id": "c", "outcome": "accepted", "shown": "x " * 450}
+        answers = [(await house.judge("/v1/feedback", body)).status_code for _ in range(4)]
+        assert answers == [200, 200, 503, 503]
+
+
+async def test_a_surprise_is_an_error_in_openais_shape_and_counted(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> None:
+        raise OSError(28, "no space left on device")
+
+    monkeypatch.setattr(house.spool, "measure", full)
+    answer = await house.client.get(house.urls[0] + "/admin/status", headers={"Authorization": f"Bearer {ADMIN}"})
+    assert answer.status_code == 500 and "feedback" not in answer.text and answer.json()["error"]["type"] == "server_error"
+    monkeypatch.undo()
+    assert value(await scraped(house), "refused_total", status="500") == 1
