@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, SecretStr, Tag, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, SecretStr, Tag, field_validator
 
 
 class Section(BaseModel):
@@ -236,6 +236,15 @@ class Reward(Section):
     """A completion's weight falls with this power of its tokens: at 0 every token counts the same, at 1 every completion."""
 
 
+def _none_or_above_one(bound: float) -> float:
+    if 0 < bound <= 1:
+        raise ValueError("expected 0, for none, or a bound above 1 (3 is usual): one of at most 1 holds tokens that did not move")
+    return bound
+
+
+DualClip = Annotated[float, Field(ge=0), AfterValidator(_none_or_above_one)]
+
+
 class Train(Section):
     processes: int = Field(1, ge=1)
     """Processes (torchrun's nproc_per_node)."""
@@ -260,7 +269,7 @@ class Train(Section):
     """PPO clips the ratio below 1 - clip_low."""
     clip_high: float = Field(0.2, gt=0)
     """PPO clips the ratio above 1 + clip_high."""
-    dual_clip: float = Field(0.0, ge=0)
+    dual_clip: DualClip = 0.0
     """A rejected token's objective is not below this times its advantage, however much likelier the token has become since it was
     sampled; above 1 (3 in Ye et al. 2020), or 0 for no such bound."""
     importance_bound: float = Field(2.0, gt=1)

@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from infra.settings.schema import DualClip
+
 JOB_NAME, METRICS_NAME, CHECKPOINT_NAME, OPTIMIZER_NAME = "job.json", "metrics.json", "checkpoint", "optimizer"
 REFUSED_NAME = "refused.txt"
 """Why an update was refused, in place of a checkpoint and metrics."""
@@ -49,7 +51,7 @@ class Job(BaseModel):
     """The ratio is clipped below 1 - clip_low."""
     clip_high: float = 0.2
     """The ratio is clipped above 1 + clip_high."""
-    dual_clip: float = 0.0
+    dual_clip: DualClip = 0.0
     """A rejected token's objective is not below this times its advantage; above 1, or 0 for no such bound."""
     importance_bound: float = 2.0
     """Bound of the importance weight from the behaviour policy to the proximal one."""
