@@ -32,7 +32,7 @@ from evals.statistics import margin, ratio
 from infra import settings as configuration
 from infra.records import Sample
 from infra.settings import Settings
-from infra.settings.schema import Train
+from infra.settings.schema import Reward, Train
 from infra.store import to_parquet
 from tasks.reward import rewarded
 from tasks.train import follow, write_job
@@ -41,6 +41,7 @@ from tasks.trainer.job import CHECKPOINT_NAME
 Recipe = Literal["tabloop", "rlinf"]
 RECIPES: tuple[Recipe, ...] = ("tabloop", "rlinf")
 RLINF_TEMPERATURE = 0.1
+RLINF_REWARD = Reward(accepted=1.0, rejected=0.0, nothing=0.0, baseline="none", normalise=False)
 TIMES_THE_GAIN = 2.0
 
 
@@ -86,12 +87,17 @@ def ours(looks: Sequence[Look], drawn: Sequence[Sampled], settings: Settings, ve
         row(number, version, look, found, found.tokens, found.logprobs, settings.serving.sampling.temperature)
         for number, (look, found) in enumerate(zip(looks, drawn, strict=True))
     ]
+    return worth(samples, settings.reward)
+
+
+def worth(samples: Sequence[Sample], settings: Reward) -> list[Sample]:
+    """The samples with reward and advantage."""
     told = ("outcome", "shown_characters", "accepted_characters")
     frame = pl.DataFrame({name: [getattr(sample, name) for sample in samples] for name in told})
     lengths = [len(sample.token_ids) for sample in samples]
-    found = rewarded(frame.with_columns(tokens=pl.Series(lengths), prompt=pl.int_range(len(samples))), settings.reward)
-    worth = found.select("reward", "advantage").iter_rows(named=True)
-    return [sample.model_copy(update=row) for sample, row in zip(samples, worth, strict=True)]
+    found = rewarded(frame.with_columns(tokens=pl.Series(lengths), prompt=pl.int_range(len(samples))), settings)
+    rows = found.select("reward", "advantage").iter_rows(named=True)
+    return [sample.model_copy(update=row) for sample, row in zip(samples, rows, strict=True)]
 
 
 def row(
@@ -125,8 +131,7 @@ def rlinfs(looks: Sequence[Look], drawn: Sequence[Sampled], checkpoint: Path, se
         row(number, version, looks[number], drawn[number], tokens[number], logprobs, 1.0)
         for number, logprobs in zip(told, scores, strict=True)
     ]
-    accepted = {"reward": 1.0, "advantage": 1.0}
-    return [sample.model_copy(update=accepted) if sample.outcome == "accepted" else sample for sample in samples]
+    return worth(samples, RLINF_REWARD)
 
 
 def rlinf_training(settings: Train) -> Train:

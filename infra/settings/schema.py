@@ -226,8 +226,12 @@ class Reward(Section):
     estimator: Literal["return", "group"] = "return"
     """Advantages: return takes all of a cycle's samples together; group (GRPO) takes those of one prompt, and needs several
     completions of each (`python -m tasks.groups` makes them): a loop with one completion a prompt has nothing to compare."""
+    baseline: Literal["none", "mean", "running"] = "mean"
+    """What the estimator return subtracts. none: nothing, so that the reward's sign is the direction and rejections alone teach
+    too. mean: the batch's mean. running: the mean of the last collect.history_cycles cycles with these reward settings, the
+    batch's own where there are none; a batch that is worse than usual is then pushed down as a whole."""
     normalise: bool = True
-    """Subtract the batch's mean and divide by its standard deviation."""
+    """Divide by the standard deviation of the batch's rewards, where they differ."""
     baseline_by_length: float = Field(0.0, ge=0, le=1)
     """Share of the baseline that is the mean of completions of like length (tokens, in powers of two), the rest being the mean of
     all. Short completions are accepted more often: at 0 a model may win by showing less, at 1 it learns nothing about how much to

@@ -11,18 +11,38 @@ class Refused(ValueError):
     """The whole update: no checkpoint is written."""
 
 
+GRADED = ("partially_accepted", "judged")
+"""Outcomes whose rewards differ by what became of the completion: those of one kind tell better from worse."""
+
+
 def check_classes(samples: Sequence[Sample]) -> None:
     """Refuse samples that say nothing about which completion is better than another.
 
+    Samples of one outcome are no mistake where all of their advantages point one way: without a baseline, or against that of
+    earlier cycles, rejections alone say "less of this", accepts alone "more of it".
+
     Raises:
-        Refused: every advantage is zero, as it is where all rewards are the same and a baseline is taken off.
+        Refused: every advantage is zero, as it is where all rewards are the same and the batch's mean is taken off. Or all have
+            one outcome, which earns the same save for its length, and advantages of both signs: what is rewarded then is length.
     """
-    if all(abs(sample.advantage) < 1e-9 for sample in samples):
-        rewards = sorted({sample.reward for sample in samples})
+    rewards = sorted({sample.reward for sample in samples})
+    if all(_is_zero(sample) for sample in samples):
         raise Refused(
             f"advantage = 0 for each of {len(samples)} samples of reward {rewards[:3]}, expected accepts and rejections: "
             "wait for more labels, or raise collect.min_samples"
         )
+    outcomes = {sample.outcome for sample in samples}
+    signs = {sample.advantage > 0 for sample in samples if not _is_zero(sample)}
+    if len(outcomes) == 1 and not outcomes & set(GRADED) and len(signs) > 1:
+        raise Refused(
+            f"outcome = {samples[0].outcome!r} for each of {len(samples)} samples, expected accepts and rejections: their mean "
+            f"leaves nothing but the differences of their lengths (rewards {rewards[0]:.4g} to {rewards[-1]:.4g}); wait for more "
+            "labels, raise collect.min_samples, or set reward.baseline to none or running"
+        )
+
+
+def _is_zero(sample: Sample) -> bool:
+    return abs(sample.advantage) < 1e-9
 
 
 def check_agreement(gaps: Sequence[float], bound: float) -> None:

@@ -24,6 +24,8 @@ from safetensors.torch import load_file
 from transformers import Qwen2ForCausalLM
 
 from infra.records import Sample
+from infra.settings.schema import Reward
+from tasks.reward import advantages
 from tasks.trainer import moments, ppo, safety
 from tasks.trainer.batches import context_positions, micro_batches
 from tasks.trainer.convert import full_weights
@@ -364,6 +366,24 @@ def write_job(work: Path, model: Qwen2ForCausalLM) -> Job:
     return job.model_copy(update={"output": work / "direct"})
 
 
+def check_rejections(directory: Path, model: Qwen2ForCausalLM) -> list[float]:
+    """An update from rejections alone, without a baseline: how much likelier each sample's tokens are afterwards, in nats."""
+    made = samples(model, drift=0.0)
+    settings = Reward(baseline="none")
+    worth = advantages([settings.rejected] * len(made), [len(s.token_ids) for s in made], settings)
+    rejected = [
+        s.model_copy(update={"outcome": "rejected", "reward": settings.rejected, "advantage": a})
+        for s, a in zip(made, worth, strict=True)
+    ]
+    safety.check_classes(rejected)
+    engine = engine_of(directory, Parallel())
+    job = JOB.model_copy(update={"context_weight": 0.0, "warmup_steps": 0, "epochs": 4})
+    before = ppo.starting_logprobs(engine, rejected, range(len(rejected)), 128)
+    ppo.update(engine, rejected, job, {}, ppo.LogitScale(0.0))
+    after = ppo.starting_logprobs(engine, rejected, range(len(rejected)), 128)
+    return [sum(after[i]) - sum(before[i]) for i in before]
+
+
 def check_bandit(directory: Path, parallel: Parallel) -> dict[str, float]:
     """Reward 1 for repeating the prompt's last token, 0 otherwise: mean reward of the first and last rounds."""
     config = {"vocab_size": 16, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
@@ -454,6 +474,7 @@ def main() -> None:
     if dist.get_world_size() == 1:
         answers["muon"] = check_muon(directory)
         answers["bandit"] = check_bandit(directory, parallel)
+        answers["rejections"] = check_rejections(directory, model)
         ppo.run(write_job(options.work, model))
     if dist.get_rank() == 0:
         (options.work / "answers.json").write_text(json.dumps(answers, indent=1))

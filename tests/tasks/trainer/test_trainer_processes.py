@@ -149,6 +149,11 @@ def test_reward_rises_on_a_bandit(answers):
     assert answers["bandit"]["last"] > 0.8
 
 
+def test_rejections_alone_make_what_was_rejected_less_likely(answers):
+    assert len(answers["rejections"]) == 12
+    assert max(answers["rejections"]) < -0.01
+
+
 def test_muon_pretrains_float32_masters_of_whole_matrices(answers):
     found = answers["muon"]
     assert found["last"] < 0.2 * found["first"]
