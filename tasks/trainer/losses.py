@@ -71,31 +71,48 @@ def reference_kl(policy: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
     return gap.exp() - 1 - gap
 
 
-class Entropy(torch.autograd.Function):
-    """Exact entropy in nats of softmax(logits) at each position, [K]; logits [K, V / TP], their vocabulary split over `group`.
+class Scores(torch.autograd.Function):
+    """Log-probability of each target, and exact entropy in nats, of softmax(logits): both [K], from one pass over the vocabulary.
 
-    H = -sum_v p_v ln p_v, dH / dz_v = -p_v (ln p_v + H).
+    logits [K, V / TP], their vocabulary split over `group`; targets [K]. H = -sum_v p_v ln p_v;
+    d ln p_target / dz_v = [v = target] - p_v, dH / dz_v = -p_v (ln p_v + H).
     """
 
     @staticmethod
-    def forward(ctx: Any, logits: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
+    def forward(
+        ctx: Any, logits: torch.Tensor, targets: torch.Tensor, group: dist.ProcessGroup | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """`group`: the tensor-parallel ranks; none where each has all of the vocabulary."""
 
-        def over_ranks(part: torch.Tensor, how: dist.ReduceOp.RedOpType) -> torch.Tensor:
+        def over_ranks(part: torch.Tensor, how: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> torch.Tensor:
             if group is not None:
                 dist.all_reduce(part, how, group=group)
             return part
 
+        width = logits.shape[-1]
+        place = targets - (0 if group is None else dist.get_rank(group) * width)
+        here = (place >= 0) & (place < width)
+        place = place.clamp(0, width - 1)[:, None]
         shifted = logits - over_ranks(logits.amax(-1, keepdim=True), dist.ReduceOp.MAX)
-        weights = shifted.exp()
-        total = over_ranks(weights.sum(-1, keepdim=True), dist.ReduceOp.SUM)
-        scores, chances = shifted - total.log(), weights / total
-        entropy = over_ranks(-(chances * scores).sum(-1, keepdim=True), dist.ReduceOp.SUM)
-        ctx.save_for_backward(scores, chances, entropy)
-        return entropy[:, 0]
+        chosen = over_ranks(torch.where(here, shifted.gather(-1, place)[:, 0], 0))
+        chances = shifted.exp()
+        total = over_ranks(chances.sum(-1))
+        mean = over_ranks((chances * shifted).sum(-1)) / total
+        entropy = total.log() - mean
+        ctx.save_for_backward(chances.div_(total[:, None]), here, place, entropy)
+        ctx.set_materialize_grads(False)
+        return chosen - total.log(), entropy
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """Gradient of the entropies [K], to that of the logits."""
-        scores, chances, entropy = ctx.saved_tensors
-        return -gradients[0][:, None] * chances * (scores + entropy), None
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor, None, None]:
+        """Gradients of log-probabilities and entropies, each [K] or none, to that of the logits."""
+        chances, here, place, entropy = ctx.saved_tensors
+        of_logprob, of_entropy = gradients
+        if of_logprob is None:
+            found = torch.zeros_like(chances)
+        else:
+            found = (chances * -of_logprob[:, None]).scatter_add_(-1, place, (of_logprob * here)[:, None])
+        if of_entropy is not None:
+            # xlogy: a chance that has underflowed to 0 has no part in it.
+            found -= of_entropy[:, None] * (torch.xlogy(chances, chances) + chances * entropy[:, None])
+        return found, None, None

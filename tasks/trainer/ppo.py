@@ -38,7 +38,7 @@ from infra.records import Sample
 from tasks.trainer import flops, moments, products, reports, safety
 from tasks.trainer.batches import AT_STEP, MicroBatch, Proximal, micro_batches, minibatches, read
 from tasks.trainer.job import CHECKPOINT_NAME, METRICS_NAME, OPTIMIZER_NAME, REFUSED_NAME, Job, Metrics, StepMetrics
-from tasks.trainer.losses import Entropy, clipped_surrogate, importance_weights, reference_kl
+from tasks.trainer.losses import Scores, clipped_surrogate, importance_weights, reference_kl
 
 log = logging.getLogger("trainer")
 
@@ -52,7 +52,7 @@ class LogitScale:
 
     def __init__(self, rate: float) -> None:
         self._rate = rate
-        self.log = torch.zeros((), device="cuda" if torch.cuda.is_available() else "cpu", requires_grad=True)
+        self.log = torch.zeros((), device="cuda" if torch.cuda.is_available() else "cpu", requires_grad=rate > 0)
 
     def step(self, tokens: float) -> None:
         """One step along the gradient of the summed loss over `tokens`, collected on all ranks since the last one."""
@@ -72,24 +72,21 @@ class LogitScale:
         return float(self.log.detach().exp())
 
 
-def logprobs(logits: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
-    """Log-probability of each sampled token under its sampling distribution, [K]; logits [1, K, V / TP]."""
-    scaled = logits[0].float() / batch.temperature.to(logits.device)[:, None]
-    # The function works in place on its float32 argument, which is a tensor of our own here.
-    return -vocab_parallel_cross_entropy(scaled[:, None], batch.targets.to(logits.device)[:, None])[:, 0]
+def scores(logits: torch.Tensor, batch: MicroBatch, sharpness: torch.Tensor | float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probability of each sampled token under its sampling distribution, and that one's entropy, [K]; logits [1, K, V / TP].
 
-
-def entropies(logits: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
-    """Entropy of the sampling distribution of each sampled token, [K]; logits [1, K, V / TP]."""
-    scaled = logits[0].float() / batch.temperature.to(logits.device)[:, None]
+    Args:
+        sharpness: what the logits are multiplied by.
+    """
+    scaled = logits[0].float() / (batch.temperature.to(logits.device) / sharpness)[:, None]
     group = parallel_state.get_tensor_model_parallel_group()
-    return Entropy.apply(scaled, group if dist.get_world_size(group) > 1 else None)
+    return Scores.apply(scaled, batch.targets.to(logits.device), group if dist.get_world_size(group) > 1 else None)
 
 
-def context_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Negative log-probability of prompt tokens [C] at temperature 1, summed; logits [1, C, V / TP]."""
-    # The function works in place on its float32 argument.
-    return vocab_parallel_cross_entropy(logits[0].float().clone()[:, None], targets.to(logits.device)[:, None]).sum()
+def context_loss(logits: torch.Tensor, targets: torch.Tensor, sharpness: float) -> torch.Tensor:
+    """Negative log-probability of prompt tokens [C] at temperature 1, summed; logits [1, C, V / TP], as in `scores`."""
+    # The function works in place on its float32 argument, which is a tensor of our own here.
+    return vocab_parallel_cross_entropy((logits[0].float() * sharpness)[:, None], targets.to(logits.device)[:, None]).sum()
 
 
 def forward(model: Any, batch: MicroBatch) -> torch.Tensor:
@@ -180,7 +177,7 @@ def _computed_logprobs(engine: Engine, batches: Sequence[MicroBatch], samples: S
 
     def forward_step(queue: Iterator[MicroBatch], model: Any) -> Any:
         batch = next(queue)
-        return forward(model, batch), lambda logits, non_loss_data=True: logprobs(logits, batch)
+        return forward(model, batch), lambda logits, non_loss_data=True: scores(logits, batch)[0]
 
     with torch.no_grad():
         answers = engine.run(forward_step, batches, _shape(batches), forward_only=True)
@@ -203,8 +200,8 @@ def objective(job: Job, scale: LogitScale) -> Callable[..., Any]:
 
         def loss(logits: torch.Tensor) -> Any:
             sampled = batch.targets.numel()
-            policy = logprobs(logits[:, :sampled] * scale.log.exp(), batch)
-            context = context_loss(logits[:, sampled:] * scale.factor, batch.context_targets)
+            policy, entropies = scores(logits[:, :sampled], batch, scale.log.exp())
+            context = context_loss(logits[:, sampled:], batch.context_targets, scale.factor)
             near, behaviour, advantage = (t.to(policy.device) for t in (batch.proximal, batch.behaviour, batch.advantage))
             held = ~near.isnan()
             near = torch.where(held, near, policy.detach())
@@ -215,8 +212,7 @@ def objective(job: Job, scale: LogitScale) -> Callable[..., Any]:
             if job.kl_weight:
                 divergence = reference_kl(policy, batch.reference.to(policy.device)).sum()
                 objective = objective + job.kl_weight * divergence
-            with torch.set_grad_enabled(job.entropy_weight > 0 and torch.is_grad_enabled()):
-                entropy = entropies(logits[:, :sampled] * scale.log.exp(), batch).sum()
+            entropy = entropies.sum()
             if job.entropy_weight:
                 objective = objective - job.entropy_weight * entropy
             with torch.no_grad():
