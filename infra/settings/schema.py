@@ -267,8 +267,12 @@ class Train(Section):
     micro_batch_tokens: int = Field(8192, ge=64)
     """Token budget of a micro-batch."""
     proximal: Literal["update", "step"] = "update"
-    """Weights that the clip holds the policy near, for samples of older versions: those at the update's start, which costs a
-    forward pass over these samples, or those at each step's start, which the step finds by itself."""
+    """Weights that the clip holds the policy near, for samples whose proximal policy is recomputed: those at the update's start,
+    which costs a forward pass over these samples, or those at each step's start, which the step finds by itself."""
+    recomputed: Literal["older", "all"] = "older"
+    """Samples whose proximal policy is recomputed, the importance weight making up for the difference: those of older versions,
+    or all. The others are held near what the server recorded, as if trainer and server agreed to the bit; where they do not
+    (bfloat16, another implementation), all has the weight correct that, too."""
     clip_low: float = Field(0.2, gt=0, lt=1)
     """PPO clips the ratio below 1 - clip_low."""
     clip_high: float = Field(0.2, gt=0)
@@ -277,7 +281,7 @@ class Train(Section):
     """A rejected token's objective is not below this times its advantage, however much likelier the token has become since it was
     sampled; above 1 (3 in Ye et al. 2020), or 0 for no such bound."""
     importance_bound: float = Field(2.0, gt=1)
-    """Bound of the importance weight from the behaviour policy to the start of training."""
+    """Bound of the importance weight from the behaviour policy, as the server recorded it, to the proximal one."""
     kl_weight: float = Field(0.0, ge=0)
     """Weight of the estimated KL divergence from the reference policy at a sampled token; 0: none."""
     kl_reference: Literal["start", "champion"] = "start"
@@ -285,12 +289,15 @@ class Train(Section):
     entropy_weight: float = Field(0.0, ge=0)
     """Weight of the entropy at a sampled token, which the update then raises; 0: none."""
     max_kl: float = Field(0.0, ge=0)
-    """The update ends before a step whose samples show a larger divergence from its start, in nats a token; 0: it never does."""
+    """The update ends before a step whose samples show a larger divergence, in nats a token, from the policy that they are held
+    near, or from the one that sampled them where each step takes its own proximal policy; 0: it never does."""
     max_ratio: float = Field(1000.0, gt=1)
-    """A step is refused where a token has become likelier than this many times since the start."""
+    """A step is refused where a token has become likelier than this many times under the same policies."""
     max_logprob_gap: float = Field(0.1, gt=0)
     """An update is refused where the trainer's and the server's log-probabilities, of the same tokens under the same weights,
-    differ by more than this on average, in nats."""
+    differ by more than this on average, in nats. It is measured before the first step, on up to 64 samples of that version."""
+    max_logprob_gap_p99: float = Field(0.5, gt=0)
+    """It is refused, too, where one token in a hundred differs by more than this: a mean hides a few that are far off."""
     context_weight: float = Field(0.0, ge=0)
     """Weight of the language-model loss of a prompt token, beside 1 for the surrogate of a sampled one; 0: none."""
     context_tokens: int = Field(32, ge=1)

@@ -21,8 +21,6 @@ class Surrogate(NamedTuple):
     """Scalar: the negated clipped surrogate."""
     clipped: torch.Tensor
     """Scalar: tokens where the clip is active."""
-    kl: torch.Tensor
-    """Scalar: k3 estimate of KL(proximal || policy)."""
 
 
 def importance_weights(proximal: torch.Tensor, behaviour: torch.Tensor, bound: float) -> torch.Tensor:
@@ -52,22 +50,21 @@ def clipped_surrogate(
     each = torch.min(ratio * advantage, bounded * advantage)
     with torch.no_grad():
         held = (bounded != ratio) & (bounded * advantage < ratio * advantage)
-        kl = ((ratio - 1 - (policy - proximal)) * mask).sum()
     if dual_clip:
         floored = (advantage < 0) & (each < dual_clip * advantage)
         each, held = torch.where(floored, dual_clip * advantage, each), held | floored
-    return Surrogate(-(importance * each * mask).sum(), (held.float() * mask).sum(), kl)
+    return Surrogate(-(importance * each * mask).sum(), (held.float() * mask).sum())
 
 
-def reference_kl(policy: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """Estimate of KL(policy || reference) at each token, never negative (k3: Schulman 2020, "Approximating KL divergence"; Shao
-    et al. 2024, "DeepSeekMath", eq. 4).
+def k3_divergence(sampler: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Estimate of KL(sampler || other) at each of the sampler's tokens, never negative (k3: Schulman 2020, "Approximating KL
+    divergence"; Shao et al. 2024, "DeepSeekMath", eq. 4).
 
-    Of sampled tokens alone: the exact sum over the vocabulary would keep a second model's logits. As a loss its gradient is, over
-    tokens of the policy's own, that of KL(reference || policy) (Tang and Munos 2025, "On a few pitfalls in KL divergence gradient
-    estimation for RL"): it pulls the policy over all that the reference would write.
+    Of sampled tokens alone: the exact sum over the vocabulary would keep a second model's logits. As the loss of a policy, its
+    sampler, the gradient is that of KL(other || policy) (Tang and Munos 2025, "On a few pitfalls in KL divergence gradient
+    estimation for RL"): it pulls the policy over all that the other would write.
     """
-    gap = reference - policy
+    gap = other - sampler
     return gap.exp() - 1 - gap
 
 

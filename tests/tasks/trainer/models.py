@@ -71,9 +71,9 @@ def samples(model: Qwen2ForCausalLM, drift: float, count: int = 12) -> list[Samp
             token_ids=tuple(draw.randrange(VOCABULARY) for _ in range(draw.randrange(1, 12))),
             logprobs=(),
             temperature=draw.choice([0.7, 1.0, 1.3]),
-            outcome="accepted",
+            outcome="accepted" if number % 3 else "rejected",
             shown_characters=1,
-            accepted_characters=1,
+            accepted_characters=1 if number % 3 else 0,
             advantage=draw.gauss(0, 1),
         )
         with torch.no_grad():

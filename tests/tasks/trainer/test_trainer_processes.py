@@ -84,7 +84,7 @@ def test_options_change_the_objective(answers):
 def test_what_is_refused_says_why_and_leaves_the_weights(answers, layout):
     found = answers[layout]["refusals"]
     assert found["loss"].startswith("no step was taken; step 1 refused: the loss is not finite (nan")
-    assert found["ratio"].endswith("as likely as at the start, expected at most max_ratio = 1.0001")
+    assert found["ratio"].endswith("as likely as it was, expected at most max_ratio = 1.0001")
     assert found["finite"]
     assert found["gradient"].startswith("optimizer: the gradient is not finite, the step was not taken")
     assert found["moved"] == 0
@@ -104,7 +104,7 @@ def test_the_first_steps_metrics_are_those_of_an_unmoved_policy(answers, layout)
     found, alone = answers[layout]["refusals"]["first_step"], answers["one"]["refusals"]["first_step"]
     assert [found[f"ratio_{name}"] for name in ("p01", "median", "p99", "max")] == pytest.approx([1] * 4, abs=1e-4)
     assert found["effective_samples"] == pytest.approx(1, abs=1e-6)
-    assert found["logprob_gap"] < 1e-5
+    assert found["behaviour_gap"] < 1e-5
     same = ("reward", "advantage_mean", "advantage_deviation", "entropy", "context_loss", "tokens")
     assert [found[name] for name in same] == pytest.approx([alone[name] for name in same], rel=1e-5)
     assert 0.5 < found["entropy"] < 4.6, "nats, of 96 tokens"

@@ -8,7 +8,7 @@ import torch
 from infra.records import Sample
 from tasks.trainer.flops import of_step, peak
 from tasks.trainer.reports import Sums, Totals
-from tasks.trainer.safety import Refused, check_agreement, check_classes, step_refusal
+from tasks.trainer.safety import Refused, agreement, check_agreement, check_classes, empty_refusal, step_refusal
 
 
 def sample(advantage: float, reward: float = -0.05, outcome: str = "rejected") -> Sample:
@@ -41,13 +41,32 @@ def test_one_outcome_whose_rewards_are_graded_teaches(graded):
     check_classes([sample(0.1, 0.4, graded), sample(-0.1, 0.2, graded)])
 
 
-def test_a_mean_gap_beyond_its_bound_is_refused():
-    check_agreement([0.0, 0.2], 0.1)
-    check_agreement([], 0.1)
+def test_a_gap_beyond_its_bound_is_refused():
+    check_agreement(agreement([0.0, 0.2]), 0.1, 0.5)
+    check_agreement(agreement([]), 0.1, 0.5)
     with pytest.raises(Refused, match=r"differ by 0.15 nats a token over 2 tokens, expected at most max_logprob_gap = 0.1"):
-        check_agreement([0.0, 0.3], 0.1)
+        check_agreement(agreement([0.0, 0.3]), 0.1, 0.5)
     with pytest.raises(Refused, match="nan"):
-        check_agreement([0.0, math.nan], 0.1)
+        check_agreement(agreement([0.0, math.nan]), 0.1, 0.5)
+
+
+def test_a_few_tokens_far_off_are_refused_although_the_mean_is_small():
+    far = [0.0] * 98 + [2.0] * 2
+    with pytest.raises(
+        Refused, match=r"2 nats in one token of a hundred over 100 tokens, expected at most max_logprob_gap_p99 = 0.5"
+    ):
+        check_agreement(agreement(far), 0.1, 0.5)
+    check_agreement(agreement([0.0] * 99 + [2.0]), 0.1, 0.5)
+
+
+def test_an_agreement_is_told_by_mean_quantile_and_largest():
+    found = agreement([i / 1000 for i in range(200)])
+    assert found == pytest.approx((0.0995, 0.197, 0.199, 200))
+
+
+def test_a_step_of_samples_without_an_advantage_is_refused():
+    assert empty_refusal([sample(0.0), sample(1e-12)]) == "advantage = 0 for each of its 2 samples"
+    assert empty_refusal([sample(0.0), sample(-0.1)]) is None
 
 
 def totals(log_ratio: list[float], **changes: float) -> Totals:
