@@ -257,7 +257,8 @@ class Train(Section):
     pipeline_parallel: int = Field(1, ge=1)
     """Megatron pipeline-parallel size."""
     precision: Literal["float32", "bfloat16", "fastest"] = "float32"
-    """What the products are computed in, float32 masters beside it; fastest: bfloat16 on GPUs and on CPUs with AMX."""
+    """What the products are computed in, float32 masters beside it; fastest: bfloat16 on GPUs and on CPUs that are
+    faster in it (those with AMX, and AMD's with AVX512-BF16)."""
     learning_rate: float = Field(2e-6, gt=0)
     """Peak learning rate."""
     epochs: int = Field(2, ge=1)

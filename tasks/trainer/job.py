@@ -34,7 +34,8 @@ class Job(BaseModel):
     pipeline_parallel: int = 1
     """Megatron pipeline-parallel size."""
     precision: Literal["float32", "bfloat16", "fastest"] = "float32"
-    """What the products are computed in, float32 masters beside it; fastest: bfloat16 on GPUs and on CPUs with AMX."""
+    """What the products are computed in, float32 masters beside it; fastest: bfloat16 on GPUs and on CPUs that are
+    faster in it (those with AMX, and AMD's with AVX512-BF16)."""
     learning_rate: Annotated[float, Field(gt=0)]
     """Learning rate after the warm-up."""
     warmup_steps: int = 2
