@@ -20,6 +20,11 @@ The other estimator, `group` (GRPO: Shao et al. 2024, "DeepSeekMath", section 4.
 
 A rejection is worth less than nothing, so that showing pays only above a certain chance of an accept (Cursor, "Improving Cursor
 Tab with online RL", 2025: +0.75 accepted, -0.25 rejected, 0 nothing shown: above 25 %).
+
+Two words on a completion have no reward of their own. What is retained of an accepted one some time later is the accept, told
+better: all of it earns `accepted`, a part of it its share (tasks/join.py). And what was withheld was seen by nobody, so that no
+reward of it is a measurement: a fixed one would pay the model for being unsure, or for being sure, whatever is right. It has a
+bucket of its own and is not trained on.
 """
 
 import math

@@ -214,7 +214,8 @@ class Collect(Section):
 
 class Reward(Section):
     accepted: float = 0.75
-    """Reward of an accepted completion, before its length is counted."""
+    """Reward of an accepted completion, before its length is counted. Accepted or retained in part, it earns that share of this
+    and the rest of `rejected`."""
     per_character: float = 0.0
     """Added for each accepted character up to max_characters."""
     max_characters: int = 80
