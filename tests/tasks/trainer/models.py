@@ -47,7 +47,7 @@ OTHERS = {
     "untied": {"tie_word_embeddings": False, "rope_parameters": FAR_ROPE},
     "heads of Qwen2.5-Coder-1.5B": {
         **{"hidden_size": 1536, "num_attention_heads": 12, "num_key_value_heads": 2},  # 128 wide
-        **{"intermediate_size": 64, "rope_parameters": FAR_ROPE},
+        **{"intermediate_size": 64, "num_hidden_layers": 1, "rope_parameters": FAR_ROPE},
     },
 }
 """Configurations that the trainer is held to beside that of `tiny`."""
