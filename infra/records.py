@@ -170,7 +170,7 @@ class Sample(Record):
     reward: float = 0.0
     """Signed reward, by tasks/reward."""
     advantage: float = 0.0
-    """Reward as trained: the Monte-Carlo return minus the batch's baseline."""
+    """Reward as trained: the Monte-Carlo return minus its baseline, scaled (tasks/reward.py)."""
 
 
 class ObjectReference(Record):
@@ -218,6 +218,17 @@ class Profile(Record):
     """Sum of the squares of each judged sample's characters."""
 
 
+class Returns(Record):
+    """Rewards of a cycle's samples of like length, added up: the running baseline of later cycles is made of them."""
+
+    bits: int
+    """Bits of their number of tokens: 1 for one token, 2 for 2 to 3, 3 for 4 to 7, ..."""
+    samples: int
+    """Samples."""
+    reward: float
+    """Sum of their rewards."""
+
+
 class Manifest(Record):
     """What a cycle trains on, written with a conditional put before training starts; a cycle resumes from it."""
 
@@ -253,6 +264,8 @@ class Manifest(Record):
     """Keys of the validation's Data Docs."""
     profile: Profile = Profile()
     """What later batches are held against."""
+    returns: tuple[Returns, ...] = ()
+    """Rewards by length, for the baseline of later cycles; empty in manifests older than this field."""
     code: str = ""
     """Version of the code that sealed it (infra/version.py)."""
 

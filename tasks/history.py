@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from infra.records import Manifest, Profile
+from infra.records import Manifest, Profile, Returns
+from infra.settings import Settings
 from infra.store import ObjectStore
 from tasks.cycles import index, manifest_of
 
@@ -54,11 +55,23 @@ def merged(profiles: Iterable[Profile]) -> Profile:
 
 def earlier(store: ObjectStore, cycles: int) -> list[Profile]:
     """Profiles of the last cycles that were sealed, newest first; those older than profiles are left out."""
-    sealed = [cycle for cycle, objects in index(store).items() if "manifest.json" in objects]
-    manifests: list[Manifest] = [
-        manifest_of(store, cycle) for cycle in reversed(sealed[len(sealed) - min(cycles, len(sealed)) :])
+    return [m.profile for m in _sealed(store, cycles) if m.profile.judged]
+
+
+def returns(store: ObjectStore, settings: Settings) -> list[Returns]:
+    """Rewards of the last cycles that were sealed, newest first; a cycle with other reward settings says nothing of these."""
+    asked = settings.reward.model_dump(mode="json")
+    alike = [
+        manifest
+        for manifest in _sealed(store, settings.collect.history_cycles)
+        if store.get_json(f"cycles/{manifest.cycle}/settings.json")["reward"] == asked
     ]
-    return [m.profile for m in manifests if m.profile.judged]
+    return [found for manifest in alike for found in manifest.returns]
+
+
+def _sealed(store: ObjectStore, cycles: int) -> list[Manifest]:
+    sealed = [cycle for cycle, objects in index(store).items() if "manifest.json" in objects]
+    return [manifest_of(store, cycle) for cycle in reversed(sealed[len(sealed) - min(cycles, len(sealed)) :])]
 
 
 def rate(found: Profile) -> float:

@@ -55,7 +55,8 @@ def cycle_page(manifest: Manifest, trained: Trained, evaluation: Evaluation, out
         f"# {manifest.cycle}: {outcome.result}",
         outcome.reason,
         f"\nTrained from version {manifest.parent} on {metrics.samples} samples "
-        f"({metrics.tokens} tokens) in {trained.seconds:.1f} s.",
+        f"({metrics.tokens} tokens) in {trained.seconds:.1f} s, {metrics.skipped} left out.",
+        *(f"- {note}" for note in metrics.notes),
         "\n| step | loss | clipped | KL | gradient norm |",
         "| --- | --- | --- | --- | --- |",
         *(

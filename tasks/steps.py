@@ -51,7 +51,7 @@ from tasks.forget import Forgetting
 from tasks.partitions import Partition, Sifted
 from tasks.register import Registered
 from tasks.retention import Retained
-from tasks.reward import rewarded
+from tasks.reward import by_length, rewarded
 from tasks.runners import runner
 from tasks.train import Aids, Refused, Trained
 from tasks.weights import capped
@@ -171,14 +171,17 @@ def show_validation(store: ObjectStore, cycle: str, collected: Collected, found:
 def reward(settings: Settings, collected: Collected) -> Manifest:
     """Reward the samples and seal the cycle: from here on it is completed by whoever comes next."""
     store = store_of(settings)
-    chosen = capped(rewarded(collected.accounts.samples, settings.reward), settings.collect.max_user_weight)
+    past = history.returns(store, settings) if settings.reward.baseline == "running" else ()
+    judged = rewarded(collected.accounts.samples, settings.reward, past)
+    chosen = capped(judged, settings.collect.max_user_weight)
     served = collected.accounts.placed.select("user", "project").rows()
     forgotten.check(store, served)  # of those who are forgotten by now there are no tokens to be read
     body = samples.parquet(samples.tables(store, collected.plan.partitions, chosen))
     cycle = cycles.next_name(cycles.index(store))
     forgotten.check(store, served)
     store.put_json(f"cycles/{cycle}/validation.json", {"quarantined": collected.accounts.reasons, "orphans": collected.orphans})
-    return cycles.seal(store, cycle, collected.manifest_fields(time.time()), body, settings)
+    returns = by_length(judged["reward"].to_list(), judged["tokens"].to_list())
+    return cycles.seal(store, cycle, collected.manifest_fields(time.time()) | {"returns": returns}, body, settings)
 
 
 @step("resume", retries=IO_RETRIES)

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, SecretStr, Tag, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, SecretStr, Tag, field_validator
 
 
 class Section(BaseModel):
@@ -222,7 +222,8 @@ class Collect(Section):
 
 class Reward(Section):
     accepted: float = 0.75
-    """Reward of an accepted completion, before its length is counted."""
+    """Reward of an accepted completion, before its length is counted. Accepted or retained in part, it earns that share of this
+    and the rest of `rejected`."""
     per_character: float = 0.0
     """Added for each accepted character up to max_characters."""
     max_characters: int = 80
@@ -234,14 +235,27 @@ class Reward(Section):
     estimator: Literal["return", "group"] = "return"
     """Advantages: return takes all of a cycle's samples together; group (GRPO) takes those of one prompt, and needs several
     completions of each (`python -m tasks.groups` makes them): a loop with one completion a prompt has nothing to compare."""
+    baseline: Literal["none", "mean", "running"] = "mean"
+    """What the estimator return subtracts. none: nothing, so that the reward's sign is the direction and rejections alone teach
+    too. mean: the batch's mean. running: the mean of the last collect.history_cycles cycles with these reward settings, the
+    batch's own where there are none; a batch that is worse than usual is then pushed down as a whole."""
     normalise: bool = True
-    """Subtract the batch's mean and divide by its standard deviation."""
+    """Divide by the standard deviation of the batch's rewards, where they differ."""
     baseline_by_length: float = Field(0.0, ge=0, le=1)
     """Share of the baseline that is the mean of completions of like length (tokens, in powers of two), the rest being the mean of
     all. Short completions are accepted more often: at 0 a model may win by showing less, at 1 it learns nothing about how much to
     show."""
     length_exponent: float = Field(0.0, ge=0, le=1)
     """A completion's weight falls with this power of its tokens: at 0 every token counts the same, at 1 every completion."""
+
+
+def _none_or_above_one(bound: float) -> float:
+    if 0 < bound <= 1:
+        raise ValueError("expected 0, for none, or a bound above 1 (3 is usual): one of at most 1 holds tokens that did not move")
+    return bound
+
+
+DualClip = Annotated[float, Field(ge=0), AfterValidator(_none_or_above_one)]
 
 
 class Train(Section):
@@ -252,7 +266,8 @@ class Train(Section):
     pipeline_parallel: int = Field(1, ge=1)
     """Megatron pipeline-parallel size."""
     precision: Literal["float32", "bfloat16", "fastest"] = "float32"
-    """What the products are computed in, float32 masters beside it; fastest: bfloat16 on GPUs and on CPUs with AMX."""
+    """What the products are computed in, float32 masters beside it; fastest: bfloat16 on GPUs and on CPUs that are
+    faster in it (those with AMX, and AMD's with AVX512-BF16)."""
     learning_rate: float = Field(2e-6, gt=0)
     """Peak learning rate."""
     epochs: int = Field(2, ge=1)
@@ -262,17 +277,21 @@ class Train(Section):
     micro_batch_tokens: int = Field(8192, ge=64)
     """Token budget of a micro-batch."""
     proximal: Literal["update", "step"] = "update"
-    """Weights that the clip holds the policy near, for samples of older versions: those at the update's start, which costs a
-    forward pass over these samples, or those at each step's start, which the step finds by itself."""
+    """Weights that the clip holds the policy near, for samples whose proximal policy is recomputed: those at the update's start,
+    which costs a forward pass over these samples, or those at each step's start, which the step finds by itself."""
+    recomputed: Literal["older", "all"] = "older"
+    """Samples whose proximal policy is recomputed, the importance weight making up for the difference: those of older versions,
+    or all. The others are held near what the server recorded, as if trainer and server agreed to the bit; where they do not
+    (bfloat16, another implementation), all has the weight correct that, too."""
     clip_low: float = Field(0.2, gt=0, lt=1)
     """PPO clips the ratio below 1 - clip_low."""
     clip_high: float = Field(0.2, gt=0)
     """PPO clips the ratio above 1 + clip_high."""
-    dual_clip: float = Field(0.0, ge=0)
+    dual_clip: DualClip = 0.0
     """A rejected token's objective is not below this times its advantage, however much likelier the token has become since it was
     sampled; above 1 (3 in Ye et al. 2020), or 0 for no such bound."""
     importance_bound: float = Field(2.0, gt=1)
-    """Bound of the importance weight from the behaviour policy to the start of training."""
+    """Bound of the importance weight from the behaviour policy, as the server recorded it, to the proximal one."""
     kl_weight: float = Field(0.0, ge=0)
     """Weight of the estimated KL divergence from the reference policy at a sampled token; 0: none."""
     kl_reference: Literal["start", "champion"] = "start"
@@ -280,12 +299,15 @@ class Train(Section):
     entropy_weight: float = Field(0.0, ge=0)
     """Weight of the entropy at a sampled token, which the update then raises; 0: none."""
     max_kl: float = Field(0.0, ge=0)
-    """The update ends before a step whose samples show a larger divergence from its start, in nats a token; 0: it never does."""
+    """The update ends before a step whose samples show a larger divergence, in nats a token, from the policy that they are held
+    near, or from the one that sampled them where each step takes its own proximal policy; 0: it never does."""
     max_ratio: float = Field(1000.0, gt=1)
-    """A step is refused where a token has become likelier than this many times since the start."""
+    """A step is refused where a token has become likelier than this many times under the same policies."""
     max_logprob_gap: float = Field(0.1, gt=0)
     """An update is refused where the trainer's and the server's log-probabilities, of the same tokens under the same weights,
-    differ by more than this on average, in nats."""
+    differ by more than this on average, in nats. It is measured before the first step, on up to 64 samples of that version."""
+    max_logprob_gap_p99: float = Field(0.5, gt=0)
+    """It is refused, too, where one token in a hundred differs by more than this: a mean hides a few that are far off."""
     context_weight: float = Field(0.0, ge=0)
     """Weight of the language-model loss of a prompt token, beside 1 for the surrogate of a sampled one; 0: none."""
     context_tokens: int = Field(32, ge=1)

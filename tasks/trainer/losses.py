@@ -21,8 +21,6 @@ class Surrogate(NamedTuple):
     """Scalar: the negated clipped surrogate."""
     clipped: torch.Tensor
     """Scalar: tokens where the clip is active."""
-    kl: torch.Tensor
-    """Scalar: k3 estimate of KL(proximal || policy)."""
 
 
 def importance_weights(proximal: torch.Tensor, behaviour: torch.Tensor, bound: float) -> torch.Tensor:
@@ -52,50 +50,66 @@ def clipped_surrogate(
     each = torch.min(ratio * advantage, bounded * advantage)
     with torch.no_grad():
         held = (bounded != ratio) & (bounded * advantage < ratio * advantage)
-        kl = ((ratio - 1 - (policy - proximal)) * mask).sum()
     if dual_clip:
         floored = (advantage < 0) & (each < dual_clip * advantage)
         each, held = torch.where(floored, dual_clip * advantage, each), held | floored
-    return Surrogate(-(importance * each * mask).sum(), (held.float() * mask).sum(), kl)
+    return Surrogate(-(importance * each * mask).sum(), (held.float() * mask).sum())
 
 
-def reference_kl(policy: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """Estimate of KL(policy || reference) at each token, never negative (k3: Schulman 2020, "Approximating KL divergence"; Shao
-    et al. 2024, "DeepSeekMath", eq. 4).
+def k3_divergence(sampler: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Estimate of KL(sampler || other) at each of the sampler's tokens, never negative (k3: Schulman 2020, "Approximating KL
+    divergence"; Shao et al. 2024, "DeepSeekMath", eq. 4).
 
-    Of sampled tokens alone: the exact sum over the vocabulary would keep a second model's logits. As a loss its gradient is, over
-    tokens of the policy's own, that of KL(reference || policy) (Tang and Munos 2025, "On a few pitfalls in KL divergence gradient
-    estimation for RL"): it pulls the policy over all that the reference would write.
+    Of sampled tokens alone: the exact sum over the vocabulary would keep a second model's logits. As the loss of a policy, its
+    sampler, the gradient is that of KL(other || policy) (Tang and Munos 2025, "On a few pitfalls in KL divergence gradient
+    estimation for RL"): it pulls the policy over all that the other would write.
     """
-    gap = reference - policy
+    gap = other - sampler
     return gap.exp() - 1 - gap
 
 
-class Entropy(torch.autograd.Function):
-    """Exact entropy in nats of softmax(logits) at each position, [K]; logits [K, V / TP], their vocabulary split over `group`.
+class Scores(torch.autograd.Function):
+    """Log-probability of each target, and exact entropy in nats, of softmax(logits): both [K], from one pass over the vocabulary.
 
-    H = -sum_v p_v ln p_v, dH / dz_v = -p_v (ln p_v + H).
+    logits [K, V / TP], their vocabulary split over `group`; targets [K]. H = -sum_v p_v ln p_v;
+    d ln p_target / dz_v = [v = target] - p_v, dH / dz_v = -p_v (ln p_v + H).
     """
 
     @staticmethod
-    def forward(ctx: Any, logits: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
+    def forward(
+        ctx: Any, logits: torch.Tensor, targets: torch.Tensor, group: dist.ProcessGroup | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """`group`: the tensor-parallel ranks; none where each has all of the vocabulary."""
 
-        def over_ranks(part: torch.Tensor, how: dist.ReduceOp.RedOpType) -> torch.Tensor:
+        def over_ranks(part: torch.Tensor, how: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> torch.Tensor:
             if group is not None:
                 dist.all_reduce(part, how, group=group)
             return part
 
+        width = logits.shape[-1]
+        place = targets - (0 if group is None else dist.get_rank(group) * width)
+        here = (place >= 0) & (place < width)
+        place = place.clamp(0, width - 1)[:, None]
         shifted = logits - over_ranks(logits.amax(-1, keepdim=True), dist.ReduceOp.MAX)
-        weights = shifted.exp()
-        total = over_ranks(weights.sum(-1, keepdim=True), dist.ReduceOp.SUM)
-        scores, chances = shifted - total.log(), weights / total
-        entropy = over_ranks(-(chances * scores).sum(-1, keepdim=True), dist.ReduceOp.SUM)
-        ctx.save_for_backward(scores, chances, entropy)
-        return entropy[:, 0]
+        chosen = over_ranks(torch.where(here, shifted.gather(-1, place)[:, 0], 0))
+        chances = shifted.exp()
+        total = over_ranks(chances.sum(-1))
+        mean = over_ranks((chances * shifted).sum(-1)) / total
+        entropy = total.log() - mean
+        ctx.save_for_backward(chances.div_(total[:, None]), here, place, entropy)
+        ctx.set_materialize_grads(False)
+        return chosen - total.log(), entropy
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """Gradient of the entropies [K], to that of the logits."""
-        scores, chances, entropy = ctx.saved_tensors
-        return -gradients[0][:, None] * chances * (scores + entropy), None
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor, None, None]:
+        """Gradients of log-probabilities and entropies, each [K] or none, to that of the logits."""
+        chances, here, place, entropy = ctx.saved_tensors
+        of_logprob, of_entropy = gradients
+        if of_logprob is None:
+            found = torch.zeros_like(chances)
+        else:
+            found = (chances * -of_logprob[:, None]).scatter_add_(-1, place, (of_logprob * here)[:, None])
+        if of_entropy is not None:
+            # xlogy: a chance that has underflowed to 0 has no part in it.
+            found -= of_entropy[:, None] * (torch.xlogy(chances, chances) + chances * entropy[:, None])
+        return found, None, None

@@ -7,8 +7,9 @@ al. 2022, "Training language models to follow instructions with human feedback",
 team's code, and holds the model to writing code while the reward pulls at it.
 
 The clip holds the policy near the proximal one. For samples of the current version that is the behaviour policy itself, whose
-log-probabilities the server recorded (agreement is measured before the first step); for older samples it is the weights at the
-start of the update, or of each step (`proximal`), and a truncated importance weight corrects for the rest.
+log-probabilities the server recorded (agreement is measured before the first step); for older samples, or for all (`recomputed`),
+it is the weights at the start of the update, or of each step (`proximal`), and a truncated importance weight corrects for the
+rest: for the versions between, and for what trainer and server differ by.
 
 What would harm the weights is refused (safety.py): a step, which is then noted and left out, or the whole update.
 """
@@ -16,6 +17,7 @@ What would harm the weights is refused (safety.py): a step, which is then noted 
 import argparse
 import json
 import logging
+import math
 import sys
 import time
 import warnings
@@ -39,7 +41,7 @@ from tasks.trainer import flops, moments, products, reports, safety
 from tasks.trainer.batches import AT_STEP, MicroBatch, Proximal, micro_batches, minibatches, read
 from tasks.trainer.chosen import at_positions
 from tasks.trainer.job import CHECKPOINT_NAME, METRICS_NAME, OPTIMIZER_NAME, REFUSED_NAME, Job, Metrics, StepMetrics
-from tasks.trainer.losses import Entropy, clipped_surrogate, importance_weights, reference_kl
+from tasks.trainer.losses import Scores, clipped_surrogate, importance_weights, k3_divergence
 
 log = logging.getLogger("trainer")
 
@@ -53,7 +55,7 @@ class LogitScale:
 
     def __init__(self, rate: float) -> None:
         self._rate = rate
-        self.log = torch.zeros((), device="cuda" if torch.cuda.is_available() else "cpu", requires_grad=True)
+        self.log = torch.zeros((), device="cuda" if torch.cuda.is_available() else "cpu", requires_grad=rate > 0)
 
     def step(self, tokens: float) -> None:
         """One step along the gradient of the summed loss over `tokens`, collected on all ranks since the last one."""
@@ -73,24 +75,21 @@ class LogitScale:
         return float(self.log.detach().exp())
 
 
-def logprobs(logits: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
-    """Log-probability of each sampled token under its sampling distribution, [K]; logits [1, K, V / TP]."""
-    scaled = logits[0].float() / batch.temperature.to(logits.device)[:, None]
-    # The function works in place on its float32 argument, which is a tensor of our own here.
-    return -vocab_parallel_cross_entropy(scaled[:, None], batch.targets.to(logits.device)[:, None])[:, 0]
+def scores(logits: torch.Tensor, batch: MicroBatch, sharpness: torch.Tensor | float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probability of each sampled token under its sampling distribution, and that one's entropy, [K]; logits [1, K, V / TP].
 
-
-def entropies(logits: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
-    """Entropy of the sampling distribution of each sampled token, [K]; logits [1, K, V / TP]."""
-    scaled = logits[0].float() / batch.temperature.to(logits.device)[:, None]
+    Args:
+        sharpness: what the logits are multiplied by.
+    """
+    scaled = logits[0].float() / (batch.temperature.to(logits.device) / sharpness)[:, None]
     group = parallel_state.get_tensor_model_parallel_group()
-    return Entropy.apply(scaled, group if dist.get_world_size(group) > 1 else None)
+    return Scores.apply(scaled, batch.targets.to(logits.device), group if dist.get_world_size(group) > 1 else None)
 
 
-def context_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Negative log-probability of prompt tokens [C] at temperature 1, summed; logits [1, C, V / TP]."""
-    # The function works in place on its float32 argument.
-    return vocab_parallel_cross_entropy(logits[0].float().clone()[:, None], targets.to(logits.device)[:, None]).sum()
+def context_loss(logits: torch.Tensor, targets: torch.Tensor, sharpness: float) -> torch.Tensor:
+    """Negative log-probability of prompt tokens [C] at temperature 1, summed; logits [1, C, V / TP], as in `scores`."""
+    # The function works in place on its float32 argument, which is a tensor of our own here.
+    return vocab_parallel_cross_entropy((logits[0].float() * sharpness)[:, None], targets.to(logits.device)[:, None]).sum()
 
 
 def forward(model: Any, batch: MicroBatch) -> torch.Tensor:
@@ -130,7 +129,7 @@ def _computed_logprobs(engine: Engine, batches: Sequence[MicroBatch], samples: S
 
     def forward_step(queue: Iterator[MicroBatch], model: Any) -> Any:
         batch = next(queue)
-        return forward(model, batch), lambda logits, non_loss_data=True: logprobs(logits, batch)
+        return forward(model, batch), lambda logits, non_loss_data=True: scores(logits, batch)[0]
 
     with torch.no_grad():
         answers = engine.run(forward_step, batches, _shape(batches), forward_only=True)
@@ -153,30 +152,29 @@ def objective(job: Job, scale: LogitScale) -> Callable[..., Any]:
 
         def loss(logits: torch.Tensor) -> Any:
             sampled = batch.targets.numel()
-            policy = logprobs(logits[:, :sampled] * scale.log.exp(), batch)
-            context = context_loss(logits[:, sampled:] * scale.factor, batch.context_targets)
+            policy, entropies = scores(logits[:, :sampled], batch, scale.log.exp())
+            context = context_loss(logits[:, sampled:], batch.context_targets, scale.factor)
             near, behaviour, advantage = (t.to(policy.device) for t in (batch.proximal, batch.behaviour, batch.advantage))
-            held = ~near.isnan()
-            near = torch.where(held, near, policy.detach())
+            own = near.isnan()
+            anchor = torch.where(own, behaviour, near)
+            near = torch.where(own, policy.detach(), near)
             weights = importance_weights(near, behaviour, job.importance_bound)
             mask = torch.ones_like(policy)
             found = clipped_surrogate(policy, near, weights, advantage, mask, job.clip_low, job.clip_high, job.dual_clip)
             objective, divergence = found.loss, mask.new_zeros(())
             if job.kl_weight:
-                divergence = reference_kl(policy, batch.reference.to(policy.device)).sum()
+                divergence = k3_divergence(policy, batch.reference.to(policy.device)).sum()
                 objective = objective + job.kl_weight * divergence
-            with torch.set_grad_enabled(job.entropy_weight > 0 and torch.is_grad_enabled()):
-                entropy = entropies(logits[:, :sampled] * scale.log.exp(), batch).sum()
+            entropy = entropies.sum()
             if job.entropy_weight:
                 objective = objective - job.entropy_weight * entropy
             with torch.no_grad():
-                away = policy - behaviour
+                away, moved = policy - behaviour, policy - anchor
                 weight = away.clamp(max=40).exp()  # its square is a float32 still
                 sums = reports.Sums(
                     loss=objective,
                     clipped=found.clipped,
-                    kl=found.kl,
-                    held=held.float().sum(),
+                    kl=k3_divergence(torch.zeros_like(moved), moved.clamp(max=40)).sum(),
                     bounded=(weights >= job.importance_bound).float().sum(),
                     context=context,
                     prompted=mask.new_tensor(batch.context_targets.numel()),
@@ -187,7 +185,7 @@ def objective(job: Job, scale: LogitScale) -> Callable[..., Any]:
                     weight_squared=weight.square().sum(),
                     gap=away.abs().sum(),
                 )
-                report = reports.Report(torch.stack([part.detach() for part in sums]), policy - near)
+                report = reports.Report(torch.stack([part.detach() for part in sums]), moved)
             return objective + job.context_weight * context, mask.sum().int(), report
 
         return forward(model, batch), loss
@@ -214,6 +212,8 @@ class Updated(NamedTuple):
     """Their tokens whose importance weight met the bound."""
     notes: list[str]
     """What was not done, and why."""
+    trained: frozenset[int]
+    """Samples of the steps that were taken, by their index."""
 
 
 def update(
@@ -228,7 +228,7 @@ def update(
     """Take the job's optimizer steps.
 
     Args:
-        proximal: log-probabilities under the weights at the start, where they are not the recorded ones.
+        proximal: log-probabilities under the policy that the clip holds near, where they are not the recorded ones.
         reference: log-probabilities under the policy that the KL is taken to, where it has a weight.
         peak: operations a second of all ranks' processors, for the metrics.
 
@@ -242,9 +242,17 @@ def update(
             f"minibatch = {job.minibatch}: {len(samples)} samples make a minibatch of {smallest}, expected one for each of "
             f"{ranks} data-parallel ranks; raise minibatch or train with fewer processes"
         )
-    done = Updated([], 0.0, [])
+    done = Updated([], 0.0, [], frozenset())
     context = job.context_tokens if job.context_weight else 0
+
+    def refuse(number: int, reason: str) -> None:
+        done.notes.append(f"step {number + 1} refused: {reason}")
+        log.info(done.notes[-1])
+
     for number, chosen in enumerate(minibatches(len(samples), job.minibatch, job.epochs, job.seed)):
+        if reason := safety.empty_refusal([samples[i] for i in chosen]):
+            refuse(number, reason)
+            continue
         began, worked = time.perf_counter(), time.process_time()
         batches = micro_batches(samples, chosen[rank::ranks], job.micro_batch_tokens, proximal, context, reference)
         rate = job.learning_rate * min(1.0, (number + 1) / max(1, job.warmup_steps))
@@ -252,11 +260,10 @@ def update(
         sums = totals.sums
         if reason := safety.step_refusal(totals, engine.finite(), job.max_ratio):
             scale.drop()
-            done.notes.append(f"step {number + 1} refused: {reason}")
-            log.info(done.notes[-1])
+            refuse(number, reason)
             continue
-        if job.max_kl and sums.kl / max(sums.held, 1) > job.max_kl:
-            left = f"KL {sums.kl / max(sums.held, 1):.4g} a token is above max_kl = {job.max_kl}, what is left is left out"
+        if job.max_kl and sums.kl / sums.tokens > job.max_kl:
+            left = f"KL {sums.kl / sums.tokens:.4g} a token is above max_kl = {job.max_kl}, what is left is left out"
             done.notes.append(f"step {number + 1} and on: {left}")
             log.info(done.notes[-1])
             break
@@ -274,7 +281,7 @@ def update(
             peak=peak,
         )
         log.info("step %d: %s", number + 1, metrics.model_dump_json())
-        done = Updated([*done.steps, metrics], done.bounded + sums.bounded, done.notes)
+        done = Updated([*done.steps, metrics], done.bounded + sums.bounded, done.notes, done.trained.union(chosen))
     if not done.steps:
         raise safety.Refused(f"no step was taken; {'; '.join(done.notes[:3])}")
     return done
@@ -296,8 +303,15 @@ def differences(samples: Sequence[Sample], starting: dict[int, list[float]]) -> 
     return [abs(a - b) for i, values in starting.items() for a, b in zip(values, samples[i].logprobs, strict=True)]
 
 
+def proximal_logprobs(engine: Engine, samples: Sequence[Sample], chosen: Sequence[int], job: Job) -> Proximal:
+    """Log-probabilities of the chosen samples under the weights as they are, or the word that each step finds them by itself."""
+    if job.proximal == "step":
+        return at_step(samples, chosen)
+    return starting_logprobs(engine, samples, chosen, job.micro_batch_tokens)
+
+
 AGREEMENT_SAMPLES = 64
-"""Samples of the current version on which log-probability agreement is measured."""
+"""Most samples of the current version, spread over the update, on which log-probability agreement is measured."""
 
 
 def reference_logprobs(engine: Engine, samples: Sequence[Sample], job: Job) -> Proximal:
@@ -332,10 +346,11 @@ def run(job: Job) -> Metrics:
     clock.append(("starting log-probabilities", time.monotonic()))
     current = [i for i, s in enumerate(samples) if s.policy_version == job.current_version]
     older = [i for i, s in enumerate(samples) if s.policy_version != job.current_version]
-    gaps = differences(samples, starting_logprobs(engine, samples, current[:AGREEMENT_SAMPLES], job.micro_batch_tokens))
-    safety.check_agreement(gaps, job.max_logprob_gap)
-    at_start = job.proximal == "update"
-    proximal = starting_logprobs(engine, samples, older, job.micro_batch_tokens) if at_start else at_step(samples, older)
+    compared = current[:: math.ceil(len(current) / AGREEMENT_SAMPLES) or 1]
+    gaps = differences(samples, starting_logprobs(engine, samples, compared, job.micro_batch_tokens))
+    agreement = safety.agreement(gaps)
+    safety.check_agreement(agreement, job.max_logprob_gap, job.max_logprob_gap_p99)
+    proximal = proximal_logprobs(engine, samples, older if job.recomputed == "older" else range(len(samples)), job)
     reference = reference_logprobs(engine, samples, job)
 
     clock.append(("update", time.monotonic()))
@@ -349,15 +364,18 @@ def run(job: Job) -> Metrics:
     engine.save(job.output / CHECKPOINT_NAME, torch.float32, extras=job.checkpoint, logit_scale=scale.factor)
     clock.append(("end", time.monotonic()))
 
-    tokens = sum(len(s.token_ids) for s in samples)
+    trained = [samples[i] for i in sorted(done.trained)]
+    tokens = sum(len(s.token_ids) for s in trained)
     metrics = Metrics(
-        samples=len(samples),
+        samples=len(trained),
+        skipped=len(samples) - len(trained),
         tokens=tokens,
-        mean_reward=sum(s.reward for s in samples) / len(samples),
-        entropy=-sum(sum(s.logprobs) for s in samples) / tokens,
+        mean_reward=sum(s.reward for s in trained) / len(trained),
+        entropy=-sum(sum(s.logprobs) for s in trained) / tokens,
         importance_clipped=done.bounded / sum(step.tokens for step in done.steps),
-        logprob_difference_mean=sum(gaps) / len(gaps) if gaps else None,
-        logprob_difference_max=max(gaps) if gaps else None,
+        logprob_difference_mean=agreement.mean if agreement else None,
+        logprob_difference_p99=agreement.p99 if agreement else None,
+        logprob_difference_max=agreement.largest if agreement else None,
         steps=tuple(done.steps),
         notes=tuple(done.notes),
         seconds={name: end - begin for (name, begin), (_, end) in pairwise(clock)},

@@ -1,6 +1,7 @@
 """What the micro-batches of a step report, added up over ranks, and a step's metrics from it.
 
-Legend: K sampled tokens of a micro-batch, N those of the step.
+Legend: K sampled tokens of a micro-batch, N those of the step. A token's anchor is what its way is measured from: the proximal
+policy that the clip holds it near, or, where each step takes its own and nothing has moved against it, the behaviour policy.
 """
 
 from collections.abc import Sequence
@@ -23,9 +24,7 @@ class Sums(NamedTuple, Generic[Value]):
     clipped: Value
     """Tokens where the clip is active."""
     kl: Value
-    """k3 estimate of KL(start || policy), over the tokens that are held near the start."""
-    held: Value
-    """Those tokens: the others take their proximal policy from the step."""
+    """k3 estimate of KL(anchor || policy)."""
     bounded: Value
     """Tokens whose importance weight met its bound."""
     context: Value
@@ -50,9 +49,9 @@ class Report(NamedTuple):
     """Of one micro-batch."""
 
     sums: torch.Tensor
-    """[13] float32, in the order of Sums."""
+    """[12] float32, in the order of Sums."""
     log_ratio: torch.Tensor
-    """[K] float32: ln policy - ln proximal."""
+    """[K] float32: ln policy - ln anchor."""
 
 
 class Totals(NamedTuple):
@@ -115,11 +114,11 @@ def metrics(
         ratio_p99=high,
         ratio_max=log_ratio.max().exp().item(),
         clip_fraction=sums.clipped / sums.tokens,
-        kl=sums.kl / max(sums.held, 1),
+        kl=sums.kl / sums.tokens,
         reference_kl=sums.reference_kl / sums.tokens,
         entropy=sums.entropy / sums.tokens,
         effective_samples=sums.weight**2 / (sums.tokens * sums.weight_squared),
-        logprob_gap=sums.gap / sums.tokens,
+        behaviour_gap=sums.gap / sums.tokens,
         context_loss=sums.context / max(sums.prompted, 1),
         gradient_norm=gradient_norm,
         logit_scale=logit_scale,

@@ -6,7 +6,7 @@ from flows.cycle import cycle
 from infra import settings as settings_
 from infra.records import ExperimentRecord, Manifest, Quarantined, Sample, Verdict
 from infra.store import sha256
-from tasks import release, steps, validate
+from tasks import history, release, steps, validate
 from tasks.cycles import MAX_ATTEMPTS, Outcome
 from tests.flows.conftest import World
 from tests.tasks.made import NOW, Killed, completion, feedback
@@ -79,6 +79,31 @@ def test_training_goes_on_from_a_promising_candidate_with_the_labels_it_has_not_
     opened = labelled.registry.client.aliases().experiment
     assert opened
     assert (opened.champion, opened.challenger) == ("1", "3"), "whatever it was trained from, it has to beat the champion"
+
+
+def test_a_running_baseline_goes_from_cycle_to_cycle(labelled: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = settings_.load()
+    running = plain.reward.model_copy(update={"baseline": "running", "normalise": False})
+    settings = plain.model_copy(update={"reward": running, "collect": plain.collect.model_copy(update={"min_samples": 3})})
+    monkeypatch.setattr("infra.settings.load", lambda: settings)
+    cycle()
+    opened = labelled.registry.client.aliases().experiment
+    assert opened
+    verdict = Verdict(verdict="reject", reason="no win", promising=True)
+    release.conclude(labelled.store, labelled.registry.client, opened, verdict, NOW + 200)
+    later = [completion(f"later {i}", prefix=f"later {i}", time=NOW + 150 + i) for i in range(3)]
+    told = [feedback(f"later {i}", prefix=f"later {i}", time=NOW + 151 + i, outcome="rejected") for i in range(3)]
+    labelled.store.put_rows("events/completions/date=2027-01-15/hour=08/b.parquet", later)
+    labelled.store.put_rows("events/feedback/date=2027-01-15/hour=08/b.parquet", told)
+    monkeypatch.setattr(steps.time, "time", lambda: NOW + 300)
+    cycle()
+    manifest = Manifest.model_validate(labelled.store.get_json("cycles/cycle-000002/manifest.json"))
+    found = labelled.store.get_rows(manifest.samples.key, Sample)
+    # Three accepts at 0.75 and three rejections at -0.25 before.
+    assert [s.advantage for s in found] == pytest.approx([-0.25 - 0.25] * 3)
+    assert sum(r.reward for r in history.returns(labelled.store, settings)) == pytest.approx(1.5 - 0.75)
+    other = settings.model_copy(update={"reward": plain.reward})
+    assert history.returns(labelled.store, other) == [], "other rewards are no baseline of these"
 
 
 def test_a_batch_that_is_refused_leaves_its_rows_and_begins_nothing(labelled: World, monkeypatch: pytest.MonkeyPatch) -> None:

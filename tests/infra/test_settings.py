@@ -74,6 +74,8 @@ def test_every_section_is_frozen_and_refuses_unknown_keys(at: str, model: type[B
         ("", {"TABLOOP_SERVING__PROT": "1"}, ["serving.prot", "'1'", "Extra inputs"]),
         ("", {"TABLOOP_SERVING__SAMPLING__TEMPERATURE": "0"}, ["serving.sampling.temperature", "'0'", "greater than 0"]),
         ("[orchestration]\ndask_scheduler = 'dask:8786'", {}, ["orchestration.dask_scheduler", "'dask:8786'", "tcp|tls"]),
+        ("[train]\ndual_clip = 0.5", {}, ["train.dual_clip", "0.5", "expected 0, for none, or a bound above 1"]),
+        ("[train]\ndual_clip = 1.0", {}, ["train.dual_clip", "1.0", "above 1"]),
         ("", {"TABLOOP_NOTHING": "1"}, ["nothing", "Extra inputs"]),
         ("[serving", {}, ["not TOML"]),
     ],

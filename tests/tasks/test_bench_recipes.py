@@ -7,7 +7,7 @@ from evals import positions
 from evals.developers import Quirks, Schedule
 from evals.generation import Sampled
 from infra import settings as configuration
-from tasks.bench_recipes import Gain, difference, figures, ours, rlinfs
+from tasks.bench_recipes import Gain, difference, figures, grouped, ours, rlinfs
 
 CODE = positions.Code(
     [positions.Source("a.py", "def total(values):\n    result = sum(values) + offset\n    return result\n" * 20)]
@@ -26,8 +26,32 @@ def test_a_rejection_teaches_ours_and_not_rlinfs():
     assert {s.outcome for s in mine} == {"accepted", "rejected"}
     assert all((s.advantage > 0) == (s.outcome == "accepted") for s in mine)
     assert all(s.token_ids == (3, 4) and s.logprobs == (-1.0, -0.5) for s in mine)
+    assert {(s.outcome, s.reward) for s in theirs} == {("accepted", 1.0), ("rejected", 0.0)}
     assert {(s.outcome, s.advantage) for s in theirs} == {("accepted", 1.0), ("rejected", 0.0)}
     assert all(s.token_ids != (3, 4) and s.logprobs != (-1.0, -0.5) and s.temperature == 1.0 for s in theirs)
+
+
+def test_groups_are_as_many_samples_at_fewer_places_and_nobody_judges_them():
+    settings = configuration.load()
+    schedule = Schedule(30, 0, CODE, Quirks(several_lines=0.0), "live")
+    looks = [schedule.look(number) for number in range(16)]
+    made = grouped(looks, configuration.path(settings.model.base), settings, "7", seed=1)
+    assert len(made) == 16
+    assert len({s.prompt_token_ids for s in made[:8]}) == len({s.prompt_token_ids for s in made[8:]}) == 1
+    assert sum(s.advantage for s in made[:8]) == pytest.approx(0, abs=1e-9)
+    assert {(s.outcome, s.policy_version) for s in made} == {("judged", "7")}
+
+
+@pytest.mark.parametrize(
+    ("ours_gains", "rlinf_gains", "met"),
+    [(0.02, 0.01, True), (0.02, 0.011, False), (0.01, -0.01, True), (-0.01, -0.02, False), (0.0, -0.02, False)],
+)
+def test_twice_the_gain_is_asked_of_a_gain(ours_gains, rlinf_gains, met):
+    def made(change: float) -> list[Gain]:
+        return [Gain(("a", "b", "c"), np.zeros(3), np.full(3, change))]
+
+    found = figures({"tabloop": made(ours_gains), "rlinf": made(rlinf_gains)}, [0])
+    assert found[-1].met == met
 
 
 def test_a_gain_is_told_in_points_with_its_interval_over_the_users_of_all_seeds():
@@ -43,4 +67,4 @@ def test_a_gain_is_told_in_points_with_its_interval_over_the_users_of_all_seeds(
     assert estimate == pytest.approx(2.0, abs=width) and 0 < width < difference(ahead[:1])[1] + 0.5
     found = {f.name: f for f in figures({"tabloop": ahead, "rlinf": behind}, [0, 7])}
     assert found["tabloop: gain, seed 7"].value == pytest.approx(1.0, abs=0.2)
-    assert found["tabloop's gain less twice rlinf's"].met
+    assert found["tabloop's gain less twice rlinf's, if that is one"].met

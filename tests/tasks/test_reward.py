@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from infra.records import Returns
 from infra.settings.schema import Reward
-from tasks.reward import advantages, group_advantages, rewarded
+from tasks.reward import advantages, by_length, group_advantages, rewarded
 from tests.tasks.made import sample
 from tests.tasks.rows import sampled
 
@@ -55,6 +56,42 @@ def test_a_baseline_by_length_pays_for_being_right_and_not_for_being_short() -> 
     assert sum(plain[:4]) == 1.0
     half = advantages(rewards, lengths, RAW.model_copy(update={"baseline_by_length": 0.5}))
     assert half == [(a + b) / 2 for a, b in zip(found, plain, strict=True)]
+
+
+NOTHING_OFF = RAW.model_copy(update={"baseline": "none"})
+
+
+def test_without_a_baseline_a_reward_is_the_advantage() -> None:
+    assert advantages([1.0, 0.0], [5] * 2, NOTHING_OFF) == [1.0, 0.0]
+    assert advantages([-0.25] * 3, [2, 5, 9], NOTHING_OFF) == [-0.25] * 3
+    assert advantages([-0.25] * 3, [2, 5, 9], Reward(baseline="none")) == [-0.25] * 3, "equal rewards have no spread to divide by"
+    assert advantages([3.0, 1.0], [5] * 2, Reward(baseline="none")) == [3.0, 1.0]  # over a deviation of 1
+
+
+RUNNING = RAW.model_copy(update={"baseline": "running"})
+PAST = [Returns(bits=3, samples=3, reward=1.5), Returns(bits=4, samples=2, reward=0.0), Returns(bits=3, samples=1, reward=-0.5)]
+
+
+def test_a_running_baseline_is_the_mean_of_earlier_cycles() -> None:
+    # 6 earlier samples that earned 1 in all.
+    assert advantages([-0.25, 1.0], [5, 9], RUNNING, PAST) == pytest.approx([-0.25 - 1 / 6, 1 - 1 / 6])
+    alike = RUNNING.model_copy(update={"baseline_by_length": 1.0})
+    # Of 4 to 7 tokens 1 in 4 samples, of 8 to 15 nothing in 2; one token was never seen.
+    assert advantages([1.0, 1.0, 1.0], [5, 9, 1], alike, PAST) == pytest.approx([0.75, 1.0, 1 - 1 / 6])
+
+
+def test_a_running_baseline_without_earlier_cycles_is_the_batch_s_own() -> None:
+    assert advantages([3.0, 1.0], [5, 9], RUNNING) == advantages([3.0, 1.0], [5, 9], RAW) == [1.0, -1.0]
+
+
+@given(st.lists(st.tuples(st.floats(-2, 2), st.integers(0, 40)), min_size=1, max_size=50))
+def test_what_a_cycle_keeps_of_its_rewards_has_their_means(judged: list[tuple[float, int]]) -> None:
+    rewards, lengths = map(list, zip(*judged, strict=True))
+    for share in (0.0, 1.0):
+        mean = RAW.model_copy(update={"baseline_by_length": share})
+        running = mean.model_copy(update={"baseline": "running"})
+        kept = by_length(rewards, lengths)
+        assert advantages(rewards, lengths, running, kept) == pytest.approx(advantages(rewards, lengths, mean), abs=1e-9)
 
 
 def test_a_completion_s_weight_falls_with_its_length() -> None:

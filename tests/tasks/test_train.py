@@ -29,6 +29,13 @@ def test_the_job_holds_the_settings_that_the_trainer_knows(tmp_path: Path) -> No
     assert {name: getattr(job, name) for name in shared} == {name: getattr(settings, name) for name in shared}
 
 
+@pytest.mark.parametrize("bound", [0.5, 1.0])
+def test_a_dual_clip_that_would_hold_tokens_which_did_not_move_is_refused(tmp_path: Path, bound: float) -> None:
+    text = write_job(tmp_path, Path("parent"), Path("samples"), "4", Train()).read_text()
+    with pytest.raises(ValueError, match=r"(?s)dual_clip.*expected 0, for none, or a bound above 1"):
+        Job.model_validate_json(text.replace('"dual_clip": 0.0', f'"dual_clip": {bound}'))
+
+
 def test_what_the_trainer_says_is_kept_and_its_steps_are_repeated(tmp_path: Path) -> None:
     said: list[str] = []
     program = "import os; print('noise'); print('step 1:', os.environ['WITH'])"

@@ -12,6 +12,8 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,13 +23,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 import torch.distributed as dist
-from models import CURRENT, OLDER, held_near, logprobs, reference_loss, samples, tiny
+from models import CURRENT, OLDER, OTHERS, held_near, logprobs, reference_loss, samples, tiny, without_biases
 from safetensors.torch import load_file
 from transformers import Qwen2ForCausalLM
 
 from infra.records import Sample
-from tasks.trainer import moments, ppo, safety
-from tasks.trainer.batches import context_positions, micro_batches
+from infra.settings.schema import Reward
+from tasks.reward import advantages, group_advantages
+from tasks.trainer import flops, moments, ppo, safety
+from tasks.trainer.batches import context_positions, micro_batches, minibatches
 from tasks.trainer.convert import collected, full_weights
 from tasks.trainer.engine import LAST_NORM, WEIGHTS, Engine, Optimization, Parallel, parallel_state, start, stop
 from tasks.trainer.job import Job
@@ -46,7 +50,14 @@ JOB = Job(
     context_weight=0.1,
     context_tokens=5,
 )
-WITH_OPTIONS = JOB.model_copy(update={"proximal": "step", "dual_clip": 1.5, "kl_weight": 0.2, "entropy_weight": 0.05})
+WITH_OPTIONS = {"dual_clip": 1.5, "kl_weight": 0.2, "entropy_weight": 0.05}
+OBJECTIVES = {
+    "plain": {},
+    "all recomputed": {"recomputed": "all"},
+    **{name: {name: value} for name, value in WITH_OPTIONS.items()},
+    "all options": {"proximal": "step", **WITH_OPTIONS},
+}
+"""Settings of the objective that gradients are compared at."""
 
 
 def engine_of(directory: Path, parallel: Parallel, bf16: bool = False, **config: object) -> Engine:
@@ -60,24 +71,77 @@ def engine_of(directory: Path, parallel: Parallel, bf16: bool = False, **config:
 
 def largest_gap(engine: Engine, model: Qwen2ForCausalLM, made: list[Sample]) -> float:
     """Largest difference of a token's log-probability between the trainer and transformers."""
-    found = ppo.starting_logprobs(engine, made, range(len(made)), 128)
+    return apart_from(model, made, ppo.starting_logprobs(engine, made, range(len(made)), 128))
+
+
+def apart_from(model: Qwen2ForCausalLM, made: list[Sample], found: dict[int, list[float]]) -> float:
+    """Largest difference of log-probabilities that were found from transformers'."""
     with torch.no_grad():
         return max((logprobs(model, s) - torch.tensor(found[i])).abs().max().item() for i, s in enumerate(made))
 
 
 def check_logprobs(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel) -> dict[str, float]:
-    """Agreement with transformers, and what three wrong conversions would show."""
+    """Agreement with transformers, and what mistakes would show: rotary base, lost biases, labels one place off, temperature."""
     made = samples(model, drift=0.0)
-    answers = {"exact": largest_gap(engine_of(directory, parallel), model, made)}
+    engine = engine_of(directory, parallel)
+    answers = {"exact": largest_gap(engine, model, made)}
     if dist.get_world_size() == 1:
         rope = {"rope_type": "default", "rope_theta": 100.0}
         answers["wrong_rope"] = largest_gap(engine_of(directory, parallel, rope_parameters=rope), model, made)
         answers["bf16"] = largest_gap(engine_of(directory, parallel, bf16=True), model, made)
+        answers["dropped_bias"] = largest_gap(engine, without_biases(model), made)
+        batches = micro_batches(made, range(len(made)), 128, {})
+        shifted = [replace(batch, at=batch.at + len(batch.samples)) for batch in batches]
+        answers["unshifted_labels"] = apart_from(model, made, ppo._computed_logprobs(engine, shifted, made))
         hot = [s.model_copy(update={"temperature": s.temperature * 1.5}) for s in made]
-        found = ppo.starting_logprobs(engine_of(directory, parallel), hot, range(len(made)), 128)
-        with torch.no_grad():
-            answers["wrong_temperature"] = max(abs(found[i][0] - logprobs(model, s)[0].item()) for i, s in enumerate(made))
+        answers["wrong_temperature"] = apart_from(model, made, ppo.starting_logprobs(engine, hot, range(len(made)), 128))
     return answers
+
+
+def check_parity(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel) -> dict[str, object]:
+    """Log-probabilities and the plain objective's gradient, which goes through the conversion to Hugging Face's layout."""
+    exact = largest_gap(engine_of(directory, parallel), model, samples(model, drift=0.0))
+    return {"logprobs": exact, "gradients": check_gradients(directory, model, parallel, JOB)}
+
+
+def check_reference(directory: Path, parallel: Parallel) -> dict[str, float]:
+    """Log-probabilities under another policy, and how many tensors are other ones after it was asked."""
+    other = tiny(seed=4)
+    made = samples(other, drift=0.4)
+    if dist.get_rank() == 0:
+        other.save_pretrained(directory.with_name("reference"))
+    dist.barrier()
+    engine = engine_of(directory, parallel)
+    before = weights_of(engine)
+    job = JOB.model_copy(update={"kl_weight": 0.2, "checkpoint": directory, "reference": directory.with_name("reference")})
+    own = ppo.starting_logprobs(engine, made, range(len(made)), 128)
+    answers = {
+        "apart": apart_from(other, made, ppo.reference_logprobs(engine, made, job)),
+        "moved": sum(not torch.equal(tensor, before[name]) for name, tensor in full_weights(engine.model)),
+        "without_weight": len(ppo.reference_logprobs(engine, made, JOB)),
+    }
+    start_of_update = ppo.reference_logprobs(engine, made, job.model_copy(update={"reference": None}))
+    return answers | {"start": max(abs(a - b) for i in own for a, b in zip(own[i], start_of_update[i], strict=True))}
+
+
+def check_step_metrics(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel) -> dict[str, object]:
+    """One step over all samples: its metrics, and what they should be."""
+    made = samples(model, drift=0.4)
+    job = JOB.model_copy(update={"epochs": 1, "kl_weight": 0.2})
+    engine = engine_of(directory, parallel)
+    older = [i for i, s in enumerate(made) if s.policy_version == OLDER]
+    proximal = ppo.starting_logprobs(engine, made, older, 128)
+    done = ppo.update(engine, made, job, proximal, ppo.LogitScale(0.0), held_near(made), peak=1e9)
+    with torch.no_grad():
+        expected = reference_loss(model, made, job, [[] for _ in made])
+    rows = [(len(s.prompt_token_ids) + len(s.token_ids), len(s.token_ids) + min(5, len(s.prompt_token_ids) - 2)) for s in made]
+    wanted = {
+        "clip_fraction": expected.clipped,
+        "reference_kl": expected.reference_kl,
+        "reward": sum(s.reward for s in made) / len(made),
+        "efficiency": flops.of_step(engine.hf_config, rows, 0) / done.steps[0].seconds / 1e9,
+    }
+    return {"found": done.steps[0].model_dump(include=set(wanted)), "wanted": wanted}
 
 
 def check_round_trip(directory: Path, parallel: Parallel) -> dict[str, float]:
@@ -110,15 +174,15 @@ def check_gradients(
     made = samples(model, drift=0.4)
     prompted = [context_positions(sample, JOB.context_tokens) for sample in made]
     plain_scale = torch.zeros((), requires_grad=True)
-    loss, clipped = reference_loss(model, made, job, prompted, plain_scale)
+    expected = reference_loss(model, made, job, prompted, plain_scale)
     model.zero_grad()
-    loss.backward()
+    expected.loss.backward()
     wanted = {name: parameter.grad for name, parameter in model.named_parameters()}
 
     engine = engine_of(directory, parallel, bf16)
-    older = [i for i, s in enumerate(made) if s.policy_version == OLDER]
-    at_step = job.proximal == "step"  # before the first step, both are the weights as they are
-    proximal = ppo.at_step(made, older) if at_step else ppo.starting_logprobs(engine, made, older, 128)
+    # Before the first step, both kinds of proximal policy are the weights as they are.
+    chosen = [i for i, s in enumerate(made) if s.policy_version == OLDER or job.recomputed == "all"]
+    proximal = ppo.proximal_logprobs(engine, made, chosen, job)
     own = range(parallel_state.get_data_parallel_rank(), len(made), parallel_state.get_data_parallel_world_size())
     batches = micro_batches(made, own, 128, proximal, JOB.context_tokens, held_near(made))
     scale = ppo.LogitScale(rate=1.0)
@@ -133,9 +197,11 @@ def check_gradients(
         "tensors": len(got),
         "missing": len(wanted.keys() ^ got.keys()),
         "loss": (sums.loss + job.context_weight * sums.context) / sums.tokens,
-        "wanted_loss": loss.item(),
+        "wanted_loss": expected.loss.item(),
         "clipped": sums.clipped / sums.tokens,
-        "wanted_clipped": clipped,
+        "wanted_clipped": expected.clipped,
+        "bounded": sums.bounded / sums.tokens,
+        "wanted_bounded": expected.bounded,
         "micro_batches": len(batches),
         "logit_scale": math.log(scale.factor),
         "wanted_logit_scale": -plain_scale.grad.item(),
@@ -182,7 +248,16 @@ def check_refusals(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel)
     answers: dict[str, object] = {
         "loss": told([s.model_copy(update={"advantage": math.nan}) for s in exact]),
         "ratio": told(drifted, max_ratio=1.0001),
+        "zero": told([s.model_copy(update={"advantage": 0.0}) for s in exact]),
     }
+    # Older samples alone, whose proximal policy each step finds by itself: what sampled them is what they have moved from.
+    older = [s.model_copy(update={"policy_version": OLDER}) for s in drifted]
+    at_step = ppo.at_step(older, range(len(older)))
+    for name, bound in (("older_ratio", {"max_ratio": 1.0001}), ("older_kl", {"max_kl": 1e-6})):
+        try:
+            ppo.update(engine, older, job.model_copy(update=bound), at_step, ppo.LogitScale(0.5))
+        except safety.Refused as error:
+            answers[name] = str(error)
     own = range(parallel_state.get_data_parallel_rank(), len(exact), parallel_state.get_data_parallel_world_size())
     batches = micro_batches(exact, own, 128, {})
     engine.accumulate(ppo.objective(job, ppo.LogitScale(0.0)), batches, (12, 64))
@@ -197,7 +272,7 @@ def check_refusals(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel)
     # Of three minibatches the one with the odd sample is refused, and the others are trained.
     odd = [s.model_copy(update={"advantage": math.nan}) if i == 5 else s for i, s in enumerate(exact)]
     found = ppo.update(engine, odd, job.model_copy(update={"epochs": 1}), {}, ppo.LogitScale(0.5))
-    answers |= {"taken": len(found.steps), "notes": found.notes}
+    answers |= {"taken": len(found.steps), "notes": found.notes, "trained": len(found.trained), "odd_trained": 5 in found.trained}
     stopped = ppo.update(engine_of(directory, parallel), exact, job.model_copy(update={"max_kl": 1e-6}), {}, ppo.LogitScale(0.0))
     return answers | {"before_the_kl": len(stopped.steps), "stopped": stopped.notes, "first_step": stopped.steps[0].model_dump()}
 
@@ -425,28 +500,55 @@ def write_job(work: Path, model: Qwen2ForCausalLM) -> Job:
     return job.model_copy(update={"output": work / "direct"})
 
 
-def check_bandit(directory: Path, parallel: Parallel) -> dict[str, float]:
-    """Reward 1 for repeating the prompt's last token, 0 otherwise: mean reward of the first and last rounds."""
+def check_rejections(directory: Path, model: Qwen2ForCausalLM) -> list[float]:
+    """An update from rejections alone, without a baseline: how much likelier each sample's tokens are afterwards, in nats."""
+    made = samples(model, drift=0.0)
+    settings = Reward(baseline="none")
+    worth = advantages([settings.rejected] * len(made), [len(s.token_ids) for s in made], settings)
+    rejected = [
+        s.model_copy(update={"outcome": "rejected", "reward": settings.rejected, "advantage": a})
+        for s, a in zip(made, worth, strict=True)
+    ]
+    safety.check_classes(rejected)
+    engine = engine_of(directory, Parallel())
+    job = JOB.model_copy(update={"context_weight": 0.0, "warmup_steps": 0, "epochs": 4})
+    before = ppo.starting_logprobs(engine, rejected, range(len(rejected)), 128)
+    ppo.update(engine, rejected, job, {}, ppo.LogitScale(0.0))
+    after = ppo.starting_logprobs(engine, rejected, range(len(rejected)), 128)
+    return [sum(after[i]) - sum(before[i]) for i in before]
+
+
+def check_bandit(directory: Path, parallel: Parallel, group: int = 1) -> dict[str, float]:
+    """Reward 1 for repeating the prompt's last token, 0 otherwise: mean reward of the first and last rounds, and CPU-seconds.
+
+    `group`: completions of each prompt, whose advantages are then the group's.
+    """
+    began = time.process_time()
     config = {"vocab_size": 16, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
     described = json.loads((directory / "config.json").read_text()) | config
     engine = Engine(described, parallel, Optimization(JOB.learning_rate))
     engine.make_optimizer()
-    job = JOB.model_copy(update={"learning_rate": 5e-3, "micro_batch_tokens": 4096, "minibatch": 64, "warmup_steps": 0})
+    changes = {"learning_rate": 5e-3, "micro_batch_tokens": 4096, "minibatch": 64, "warmup_steps": 0, "context_weight": 0.0}
+    job = JOB.model_copy(update=changes)
     generator, rewards = torch.Generator().manual_seed(0), []
-    for number in range(30):
-        prompts = torch.randint(16, (128, 4), generator=generator).tolist()
+    for number in range(60):
+        drawn = torch.randint(16, (128 // group, 4), generator=generator).tolist()
+        prompts = [prompt for prompt in drawn for _ in range(group)]
         asked = [_bandit_sample(prompt, 0, 0.0, 0.0) for prompt in prompts]
         distribution = _next_token_logprobs(engine, asked)
         chosen = torch.multinomial(distribution.exp(), 1, generator=generator)
         told = distribution.gather(1, chosen)[:, 0].tolist()
         reward = [float(token == prompt[-1]) for token, prompt in zip(chosen[:, 0].tolist(), prompts, strict=True)]
         rewards.append(math.fsum(reward) / len(reward))
+        alone = [value - rewards[-1] for value in reward]
+        worth = group_advantages(reward, [number // group for number in range(128)]) if group > 1 else alone
         made = [
-            _bandit_sample(prompt, token, score, value - rewards[-1])
-            for prompt, token, score, value in zip(prompts, chosen[:, 0].tolist(), told, reward, strict=True)
+            _bandit_sample(prompt, token, score, value)
+            for prompt, token, score, value in zip(prompts, chosen[:, 0].tolist(), told, worth, strict=True)
         ]
-        ppo.update(engine, made, job.model_copy(update={"seed": number}), {}, ppo.LogitScale(0.0))
-    return {"first": sum(rewards[:3]) / 3, "last": sum(rewards[-3:]) / 3}
+        with suppress(safety.Refused):  # every answer is right, nothing is left to learn
+            ppo.update(engine, made, job.model_copy(update={"seed": number}), {}, ppo.LogitScale(0.0))
+    return {"first": sum(rewards[:3]) / 3, "last": sum(rewards[-3:]) / 3, "seconds": time.process_time() - began}
 
 
 def _bandit_sample(prompt: list[int], token: int, score: float, advantage: float) -> Sample:
@@ -479,6 +581,7 @@ def _next_token_logprobs(engine: Engine, asked: list[Sample]) -> torch.Tensor:
 LAYOUTS = {
     1: {"one": Parallel()},
     2: {"data": Parallel(), "tensor": Parallel(tensor=2), "pipeline": Parallel(pipeline=2)},
+    4: {"tensor and data": Parallel(tensor=2)},
 }
 MOVES = {
     1: [("tensor", "one"), ("pipeline", "one")],
@@ -532,23 +635,39 @@ def main() -> None:
         job.output.mkdir()
         killed = check_killed(job)
     start(Parallel(), 0)
+    others = {name: tiny(**changes) for name, changes in OTHERS.items()} if dist.get_world_size() < 4 else {}
     if dist.get_rank() == 0:
         model.save_pretrained(directory)
+        for name, other in others.items():
+            other.save_pretrained(options.work / name)
     dist.barrier()
     answers = {"killed": killed} if killed else {}
     for name, parallel in LAYOUTS[dist.get_world_size()].items():
         parallel_state.destroy_model_parallel()
         start(parallel, 0)
+        if dist.get_world_size() == 4:
+            answers[name] = check_parity(directory, model, parallel)
+            continue
         answers[name] = {
             "logprobs": check_logprobs(directory, model, parallel),
             "round_trip": check_round_trip(directory, parallel),
             "collected": check_collected(directory, parallel),
-            "gradients": [check_gradients(directory, model, parallel, job) for job in (JOB, WITH_OPTIONS)],
+            "gradients": {
+                objective: check_gradients(directory, model, parallel, JOB.model_copy(update=changes))
+                for objective, changes in OBJECTIVES.items()
+            },
             "refusals": check_refusals(directory, model, parallel),
             "resumed": [
                 check_resumed(directory, model, parallel, bf16, options.states / f"{name}-{bf16}") for bf16 in (False, True)
             ],
             "frozen": [check_frozen(directory, model, parallel, bf16) for bf16 in (False, True)],
+            "reference": check_reference(directory, parallel),
+            "step_metrics": check_step_metrics(directory, model, parallel),
+        }
+        answers[name]["others"] = {
+            other: check_parity(options.work / other, made, parallel)
+            for other, made in others.items()
+            if name != "data" and made.config.num_hidden_layers % parallel.pipeline == 0
         }
         if name == "pipeline":
             answers[name]["nothing_left"] = nothing_left(directory, parallel)
@@ -558,8 +677,15 @@ def main() -> None:
         answers["muon"] = check_muon(directory)
         answers["with_transformer_engine"] = with_transformer_engine(directory)
         answers["bandit"] = check_bandit(directory, parallel)
-        ppo.run(write_job(options.work, model))
-    else:
+        answers["grouped_bandit"] = check_bandit(directory, parallel, group=8)
+        answers["rejections"] = check_rejections(directory, model)
+        job = write_job(options.work, model)
+        ppo.run(job)
+        ended = ppo.run(job.model_copy(update={"output": options.work / "ended", "max_kl": 1e-6}))
+        answers["ended"] = ended.model_dump(include={"samples", "skipped", "tokens", "mean_reward"}) | {
+            "order": list(next(minibatches(12, 4, 1, job.seed)))
+        }
+    elif dist.get_world_size() == 2:
         answers["moved"] = moved(model, options.states)
     if dist.get_rank() == 0:
         (options.work / "answers.json").write_text(json.dumps(answers, indent=1))

@@ -1,6 +1,8 @@
 """A tiny Qwen2 and samples for it, and the plain reference that the trainer is held against. Imports no Megatron."""
 
+import copy
 import random
+from typing import NamedTuple
 
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -12,22 +14,23 @@ VOCABULARY = 96
 CURRENT, OLDER = "7", "6"
 
 
-def tiny(seed: int = 3) -> Qwen2ForCausalLM:
-    """A random float32 model with biases and norms that matter."""
+def tiny(seed: int = 3, **changes: object) -> Qwen2ForCausalLM:
+    """A random float32 model with biases and norms that matter; `changes` are of its configuration."""
     torch.manual_seed(seed)
-    config = Qwen2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=64,
-        intermediate_size=160,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
-        rms_norm_eps=1e-6,
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-        tie_word_embeddings=True,
-    )
-    model = Qwen2ForCausalLM(config)
+    described = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 64,
+        "intermediate_size": 160,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "tie_word_embeddings": True,
+    }
+    described |= changes
+    model = Qwen2ForCausalLM(Qwen2Config(**described))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
@@ -35,11 +38,30 @@ def tiny(seed: int = 3) -> Qwen2ForCausalLM:
             elif "norm" in name:
                 parameter.uniform_(0.5, 1.5)
             else:
-                parameter.mul_(4)
+                parameter.mul_(32 / described["hidden_size"] ** 0.5)
     return model
 
 
+FAR_ROPE = {"rope_type": "default", "rope_theta": 1e6}
+OTHERS = {
+    "untied": {"tie_word_embeddings": False, "rope_parameters": FAR_ROPE},
+    "heads of Qwen2.5-Coder-1.5B": {
+        **{"hidden_size": 1536, "num_attention_heads": 12, "num_key_value_heads": 2},  # 128 wide
+        **{"intermediate_size": 64, "num_hidden_layers": 1, "rope_parameters": FAR_ROPE},
+    },
+}
+"""Configurations that the trainer is held to beside that of `tiny`."""
 NEUTRAL = torch.zeros(())
+
+
+def without_biases(model: Qwen2ForCausalLM) -> Qwen2ForCausalLM:
+    """A copy that has lost the biases of its queries, keys and values."""
+    bare = copy.deepcopy(model)
+    with torch.no_grad():
+        for name, parameter in bare.named_parameters():
+            if name.endswith("bias"):
+                parameter.zero_()
+    return bare
 
 
 def logprobs(model: Qwen2ForCausalLM, sample: Sample, scale: torch.Tensor = NEUTRAL) -> torch.Tensor:
@@ -71,9 +93,10 @@ def samples(model: Qwen2ForCausalLM, drift: float, count: int = 12) -> list[Samp
             token_ids=tuple(draw.randrange(VOCABULARY) for _ in range(draw.randrange(1, 12))),
             logprobs=(),
             temperature=draw.choice([0.7, 1.0, 1.3]),
-            outcome="accepted",
+            outcome="accepted" if number % 3 else "rejected",
             shown_characters=1,
-            accepted_characters=1,
+            accepted_characters=1 if number % 3 else 0,
+            reward=number / 10 - 0.3,
             advantage=draw.gauss(0, 1),
         )
         with torch.no_grad():
@@ -97,24 +120,38 @@ def distributions(model: Qwen2ForCausalLM, sample: Sample, scale: torch.Tensor) 
     return (model(ids).logits[0, len(sample.prompt_token_ids) - 1 : -1] * scale.exp() / sample.temperature).log_softmax(-1)
 
 
+class Expected(NamedTuple):
+    """What the objective comes to."""
+
+    loss: torch.Tensor
+    clipped: float
+    """Share of the tokens."""
+    bounded: float
+    """Share of the tokens whose importance weight meets its bound."""
+    reference_kl: float
+    """Mean over the tokens, whatever its weight."""
+
+
 def reference_loss(
     model: Qwen2ForCausalLM, made: list[Sample], job: Job, prompted: list[list[int]], scale: torch.Tensor = NEUTRAL
-) -> tuple[torch.Tensor, float]:
-    """The objective token by token in plain Python, with autograd; gives back the loss and the share of clipped tokens.
+) -> Expected:
+    """The objective token by token in plain Python, with autograd.
 
     `prompted`: for each sample, the positions of its prompt that predict a token of the language-model loss. The reference policy
     is `held_near`.
 
-    The proximal policy is the model's own weights now for samples of the older version, and what the server recorded otherwise.
+    The proximal policy is the model's own weights now for samples of the older version, or for all where the job says so, and
+    what the server recorded otherwise.
     """
-    terms, clipped = [], 0
+    terms, clipped, bounded, divergences = [], 0, 0, 0.0
     reference = held_near(made)
     for number, sample in enumerate(made):
         policy = logprobs(model, sample, scale)
         scores = distributions(model, sample, scale)
         for place, (now, recorded) in enumerate(zip(policy, sample.logprobs, strict=True)):
-            near = now.item() if sample.policy_version == OLDER else recorded
+            near = now.item() if sample.policy_version == OLDER or job.recomputed == "all" else recorded
             weight = min(torch.tensor(near - recorded).exp().item(), job.importance_bound)
+            bounded += weight == job.importance_bound
             ratio = (now - near).exp()
             kept = min(max(ratio.item(), 1 - job.clip_low), 1 + job.clip_high)
             inside = kept == ratio.item() or kept * sample.advantage >= ratio.item() * sample.advantage
@@ -124,6 +161,7 @@ def reference_loss(
             clipped += not inside
             log_ratio = reference[number][place] - now
             divergence = log_ratio.exp() - log_ratio - 1
+            divergences += divergence.item()
             entropy = -(scores[place].exp() * scores[place]).sum()
             terms.append(-weight * term + job.kl_weight * divergence - job.entropy_weight * entropy)
     language = torch.zeros(())
@@ -131,4 +169,5 @@ def reference_loss(
         logits = model(torch.tensor([sample.prompt_token_ids])).logits[0]
         for place in places:
             language = language - logits[place].log_softmax(-1)[sample.prompt_token_ids[place + 1]]
-    return torch.stack(terms).mean() + job.context_weight * language / len(terms), clipped / len(terms)
+    loss, tokens = torch.stack(terms).mean() + job.context_weight * language / len(terms), len(terms)
+    return Expected(loss, clipped / tokens, bounded / tokens, divergences / tokens)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from tasks.trainer.losses import Entropy, clipped_surrogate, importance_weights, reference_kl
+from tasks.trainer.losses import Scores, clipped_surrogate, importance_weights, k3_divergence
 
 
 def row(*values):
@@ -38,11 +38,7 @@ def test_clip_by_hand(ratio, advantage, loss, clipped):
 def test_importance_weight_scales_and_mask_removes():
     assert surrogate(1.1, 2.0, importance=0.5).loss.item() == pytest.approx(-1.1)
     hidden = surrogate(1.5, 2.0, mask=0.0)
-    assert (hidden.loss.item(), hidden.clipped.item(), hidden.kl.item()) == (0, 0, 0)
-
-
-def test_kl_is_the_k3_estimate():
-    assert surrogate(2.0, 1.0).kl.item() == pytest.approx(2.0 - 1 - math.log(2.0))
+    assert (hidden.loss.item(), hidden.clipped.item()) == (0, 0)
 
 
 def test_importance_weight_is_truncated_above_only_and_has_no_gradient():
@@ -87,27 +83,37 @@ def test_no_dual_clip_is_the_same_bit_for_bit():
     assert all(torch.equal(a, b) for a, b in zip(without, far, strict=True))
 
 
-def test_kl_to_the_reference_by_hand():
+def test_k3_by_hand():
     policy, reference = row(-1.0, -1.0, -1.0), row(-1.0, -1.0 + math.log(2), -1.0 - math.log(2))
     # reference / policy is 1, 2, 1/2
-    assert reference_kl(policy, reference).tolist()[0] == pytest.approx([0, 1 - math.log(2), math.log(2) - 0.5])
+    assert k3_divergence(policy, reference).tolist()[0] == pytest.approx([0, 1 - math.log(2), math.log(2) - 0.5])
 
 
-def test_kl_to_the_reference_is_unbiased():
+def test_k3_is_unbiased():
     policy = torch.tensor([0.6, 0.3, 0.1], dtype=torch.float64).log()
     reference = torch.tensor([0.2, 0.2, 0.6], dtype=torch.float64).log()
-    expected = (policy.exp() * reference_kl(policy, reference)).sum().item()
+    expected = (policy.exp() * k3_divergence(policy, reference)).sum().item()
     assert expected == pytest.approx((policy.exp() * (policy - reference)).sum().item())
 
 
-def test_entropy_by_hand():
+def test_log_probabilities_and_entropy_by_hand():
     # Chances 1/2, 1/4, 1/4: 1.5 bits; two of four tokens equally likely: 1 bit.
     logits = torch.tensor([[2.0, 1.0, 1.0, -math.inf], [7.0, 7.0, -90.0, -90.0]], dtype=torch.float64)
     logits[0] *= math.log(2)
     logits[0, 3] = -90.0
-    assert Entropy.apply(logits, None).tolist() == pytest.approx([1.5 * math.log(2), math.log(2)])
+    found, entropies = Scores.apply(logits, torch.tensor([1, 0]), None)
+    assert found.tolist() == pytest.approx([math.log(1 / 4), math.log(1 / 2)])
+    assert entropies.tolist() == pytest.approx([1.5 * math.log(2), math.log(2)])
 
 
-def test_gradient_of_entropy_is_autograds():
+@pytest.mark.parametrize("kept", [slice(0, 1), slice(1, 2), slice(0, 2)], ids=["log-probability", "entropy", "both"])
+def test_gradients_of_log_probabilities_and_entropy_are_autograds(kept):
     logits = torch.randn(5, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: Entropy.apply(x, None), (logits,))
+    assert torch.autograd.gradcheck(lambda x: Scores.apply(x, torch.tensor([0, 6, 3, 3, 1]), None)[kept], (logits,))
+
+
+def test_a_token_without_a_chance_spoils_no_gradient():
+    logits = torch.tensor([[0.0, -1e4]], requires_grad=True)
+    _, entropy = Scores.apply(logits, torch.tensor([0]), None)
+    entropy.sum().backward()
+    assert logits.grad.tolist() == [[0, 0]]

@@ -8,13 +8,13 @@ import torch
 from infra.records import Sample
 from tasks.trainer.flops import of_step, peak
 from tasks.trainer.reports import Sums, Totals
-from tasks.trainer.safety import Refused, check_agreement, check_classes, step_refusal
+from tasks.trainer.safety import Refused, agreement, check_agreement, check_classes, empty_refusal, step_refusal
 
 
-def sample(advantage: float, reward: float = -0.05) -> Sample:
+def sample(advantage: float, reward: float = -0.05, outcome: str = "rejected") -> Sample:
     return Sample(
         completion_id="c", user="u", policy_version="1", prompt_token_ids=(1,), token_ids=(2,), logprobs=(-1.0,), temperature=1.0,
-        outcome="rejected", shown_characters=1, accepted_characters=0, reward=reward, advantage=advantage,
+        outcome=outcome, shown_characters=1, accepted_characters=0, reward=reward, advantage=advantage,
     )  # fmt: skip
 
 
@@ -24,17 +24,49 @@ def test_samples_of_one_class_are_refused():
         check_classes([sample(0.0), sample(1e-17), sample(-1e-17)])
 
 
-def test_rejections_without_a_baseline_are_not_one_class():
-    check_classes([sample(-0.25), sample(-0.25)])
+@pytest.mark.parametrize(("outcome", "advantage"), [("rejected", -0.25), ("accepted", 0.75), ("nothing", -0.05)])
+def test_samples_of_one_outcome_that_all_point_one_way_teach(outcome, advantage):
+    check_classes([sample(advantage, outcome=outcome), sample(2 * advantage, outcome=outcome), sample(0.0, outcome=outcome)])
 
 
-def test_a_mean_gap_beyond_its_bound_is_refused():
-    check_agreement([0.0, 0.2], 0.1)
-    check_agreement([], 0.1)
+def test_accepts_alone_that_differ_by_their_length_are_refused():
+    long, short = sample(0.1, 0.95, "accepted"), sample(-0.1, 0.75, "accepted")
+    with pytest.raises(Refused, match=r"outcome = 'accepted' for each of 2 samples.*rewards 0.75 to 0.95.*reward.baseline"):
+        check_classes([long, short])
+    check_classes([long, short, sample(-0.5)])
+
+
+@pytest.mark.parametrize("graded", ["partially_accepted", "judged"])
+def test_one_outcome_whose_rewards_are_graded_teaches(graded):
+    check_classes([sample(0.1, 0.4, graded), sample(-0.1, 0.2, graded)])
+
+
+def test_a_gap_beyond_its_bound_is_refused():
+    check_agreement(agreement([0.0, 0.2]), 0.1, 0.5)
+    check_agreement(agreement([]), 0.1, 0.5)
     with pytest.raises(Refused, match=r"differ by 0.15 nats a token over 2 tokens, expected at most max_logprob_gap = 0.1"):
-        check_agreement([0.0, 0.3], 0.1)
+        check_agreement(agreement([0.0, 0.3]), 0.1, 0.5)
     with pytest.raises(Refused, match="nan"):
-        check_agreement([0.0, math.nan], 0.1)
+        check_agreement(agreement([0.0, math.nan]), 0.1, 0.5)
+
+
+def test_a_few_tokens_far_off_are_refused_although_the_mean_is_small():
+    far = [0.0] * 98 + [2.0] * 2
+    with pytest.raises(
+        Refused, match=r"2 nats in one token of a hundred over 100 tokens, expected at most max_logprob_gap_p99 = 0.5"
+    ):
+        check_agreement(agreement(far), 0.1, 0.5)
+    check_agreement(agreement([0.0] * 99 + [2.0]), 0.1, 0.5)
+
+
+def test_an_agreement_is_told_by_mean_quantile_and_largest():
+    found = agreement([i / 1000 for i in range(200)])
+    assert found == pytest.approx((0.0995, 0.197, 0.199, 200))
+
+
+def test_a_step_of_samples_without_an_advantage_is_refused():
+    assert empty_refusal([sample(0.0), sample(1e-12)]) == "advantage = 0 for each of its 2 samples"
+    assert empty_refusal([sample(0.0), sample(-0.1)]) is None
 
 
 def totals(log_ratio: list[float], **changes: float) -> Totals:
