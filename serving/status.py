@@ -51,7 +51,7 @@ def add_state(app: FastAPI, serving: Serving) -> None:
         version = {"build_date": "", "build_timestamp": "", "git_sha": "", "git_describe": "tabloop"}
         return {
             "model": serving.model,
-            "device": "cpu",
+            "device": "remote",  # the engines' machines, of which this one knows nothing more
             "arch": "",
             "cpu_info": "",
             "cpu_count": 0,
