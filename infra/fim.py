@@ -10,6 +10,8 @@ from typing import Literal, Protocol
 PREFIX, SUFFIX, MIDDLE, PAD = "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|fim_pad|>"
 END, REPOSITORY, FILE = "<|endoftext|>", "<|repo_name|>", "<|file_sep|>"
 SPECIAL_TOKENS = (END, PREFIX, MIDDLE, SUFFIX, PAD, REPOSITORY, FILE)
+FRAME_TOKENS = 3
+"""Tokens of a rendered prompt that are no code."""
 
 Order = Literal["psm", "spm"]
 

@@ -50,18 +50,17 @@ class _Server(uvicorn.Server):
 def policy(settings: Settings) -> Policy:
     """How prompts are rendered and sampled."""
     model = settings.model
-    room = settings.serving.engine_arguments.get("max_model_len")
     champion = settings.serving.sampling
     challenger = settings.serving.challenger_sampling or champion
-    most = max(champion.max_tokens, challenger.max_tokens)
-    need = model.max_prefix_tokens + model.max_suffix_tokens + 3 + most
-    if room is not None and room < need:
-        raise SystemExit(
-            f"serving.engine_arguments.max_model_len = {room}: prompts and completions need {need} (model.max_*_tokens)"
-        )
     tokenizer = load_tokenizer(settings_.path(model.base))
     renderer = Renderer(tokenizer, model.fim_order, model.max_prefix_tokens, model.max_suffix_tokens)
-    return Policy(tokenizer, renderer, {"champion": champion, "challenger": challenger}, stop_token_ids(tokenizer))
+    made = Policy(tokenizer, renderer, {"champion": champion, "challenger": challenger}, stop_token_ids(tokenizer))
+    room = settings.serving.engine_arguments.get("max_model_len")
+    if room is not None and room < made.room:
+        raise SystemExit(
+            f"serving.engine_arguments.max_model_len = {room}: prompts and completions need {made.room} (model.max_*_tokens)"
+        )
+    return made
 
 
 def engine(http: aiohttp.ClientSession, slot: int, settings: Settings, policy: Policy) -> Engine:

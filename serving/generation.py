@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from tokenizers import Tokenizer
 
-from infra.fim import Renderer
+from infra.fim import FRAME_TOKENS, Renderer
 from infra.records import Arm, Completion, FinishReason
 from infra.settings.schema import Sampling
 from serving.access import Caller
@@ -31,6 +31,9 @@ class Asked:
     suffix: str
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
+    line_ms: float | None = None
+    """Once there is a line's end, no token is waited for that comes longer than this after the first (llama.cpp's
+    t_max_predict_ms)."""
 
 
 class Unavailable(RuntimeError):
@@ -45,6 +48,12 @@ class Policy:
     renderer: Renderer
     sampling: Mapping[Arm, Sampling]
     stop_token_ids: Sequence[int]
+
+    @property
+    def room(self) -> int:
+        """Tokens that the longest prompt and its longest completion take."""
+        longest = max(sampling.max_tokens for sampling in self.sampling.values())
+        return self.renderer.max_prefix_tokens + self.renderer.max_suffix_tokens + FRAME_TOKENS + longest
 
     def prompt(self, asked: Asked) -> list[int]:
         """The prompt in the model's own order."""
@@ -91,6 +100,7 @@ class Generation:
         self._seen: list[str] = []
         self._spans: tuple[Span, ...] = ()
         self._first: float | None = None
+        self._ended = self.started
         self._request: Request | None = None
         self._held = False
         self._tells = True
@@ -109,6 +119,22 @@ class Generation:
     def sampled(self) -> int | None:
         """Tokens so far; none where the server does not tell."""
         return len(self._token_ids) if self._tells else None
+
+    @property
+    def sampling(self) -> dict[str, float]:
+        """What it is really sampled with, under llama.cpp's names."""
+        asked = self._request
+        return {"n_predict": asked.max_tokens, "temperature": asked.temperature, "top_p": asked.top_p} if asked else {}
+
+    @property
+    def first_ms(self) -> float | None:
+        """From the request's arrival to the first token."""
+        return None if self._first is None else (self._first - self.started) * 1e3
+
+    @property
+    def total_ms(self) -> float:
+        """From the request's arrival to the end of generation."""
+        return (self._ended - self.started) * 1e3
 
     async def texts(self) -> AsyncGenerator[str]:
         """Text as it is sampled; where some is withheld, at its end and only if it is worth showing.
@@ -141,7 +167,6 @@ class Generation:
         """The event; none where no engine took the request."""
         if self._route is None or self._request is None:
             return None
-        ended = time.perf_counter()
         version, mixed = self._versions()
         counted = version == self._route.version and not mixed
         return Completion(
@@ -169,8 +194,8 @@ class Generation:
             temperature=self._request.temperature,
             top_p=self._request.top_p,
             max_tokens=self._request.max_tokens,
-            ttft_ms=None if self._first is None else (self._first - self.started) * 1e3,
-            total_ms=(ended - self.started) * 1e3,
+            ttft_ms=self.first_ms,
+            total_ms=self.total_ms,
         )
 
     async def _sample(self, route: Route) -> AsyncGenerator[str]:
@@ -191,13 +216,27 @@ class Generation:
                     if self._reader.stopped:
                         self.finish = "stop"
                         break
+                    if not delta.finish and self._late():
+                        self.finish = "length"
+                        break
             rest = self._reader.flush()
             if self._held:
                 self._held, rest = False, self._reader.text
             if rest:
                 yield rest
         finally:
+            self._ended = time.perf_counter()
             route.slot.in_flight -= 1
+
+    def _late(self) -> bool:
+        """Whether the client has its line and waits for no more."""
+        most = self.asked.line_ms
+        return (
+            most is not None
+            and self._first is not None
+            and "\n" in self._reader.text
+            and (time.perf_counter() - self._first) * 1e3 > most
+        )
 
     def _take(self, delta: Delta) -> str:
         if self._first is None:

@@ -185,7 +185,7 @@ async def test_it_is_tried_again_after_it_was_away(tmp_path: Path, tokenizer: To
     service = Service(tokenizer, "processed")
     async with house_on(service, tmp_path, tokenizer) as house:
         service.dies = True
-        assert (await house.complete()).json()["choices"][0]["finish_reason"] == "error"
+        assert (await house.complete()).json()["choices"][0]["finish_reason"] == "length"
         service.dies, service.tells = False, "ids"
         await house.follower.step()
         assert "no log-probabilities" in house.arms.slots[0].state
