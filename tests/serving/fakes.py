@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import socket
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -64,6 +65,8 @@ class FakeEngine:
         self.dies_after: int | None = None
         self.logprob = -0.5
         self.refuses = ""
+        self.may_swap = asyncio.Event()
+        self.may_swap.set()
         self.requests: list[Request] = []
         self.swaps: list[str] = []
         self.aborted = 0
@@ -114,6 +117,7 @@ class FakeEngine:
     async def swap(self, path: str, version: str) -> Swapped:
         if self.refuses == version:
             raise SwapRefused("does not fit")
+        await self.may_swap.wait()
         self.swaps.append(version)
         self.version = version
         return Swapped(version, 1.0, 1.0, 1.0)
@@ -130,6 +134,9 @@ class MemoryStore(ObjectStore):
         self.objects: dict[str, bytes] = {}
         self.puts: list[str] = []
         self.away = False
+        self.answers = threading.Event()
+        """Cleared: a read waits."""
+        self.answers.set()
 
     def put(self, key: str, body: bytes) -> str:
         if self.away:
@@ -141,6 +148,7 @@ class MemoryStore(ObjectStore):
     def get(self, key: str) -> bytes:
         if self.away:
             raise ConnectionError("the store is away")
+        self.answers.wait(20)
         return self.objects[key]
 
     def add_version(self, name: str) -> str:
@@ -252,9 +260,9 @@ class House:
 
     async def follow(self) -> None:
         """Until there is nothing left to do at once."""
-        while await self.follower.step():
-            pass
         await self.follower.step()
+        while await self.follower.loaded():
+            await self.follower.step()
 
     async def complete(
         self, url: str = "/v1/completions", headers: dict[str, str] | None = None, **body: object
