@@ -4,7 +4,7 @@ Text is tokenised piece by piece and framed by token id, so that code which hold
 FIM: Bavarian et al. 2022, "Efficient Training of Language Models to Fill in the Middle" (PSM and SPM orders).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 PREFIX, SUFFIX, MIDDLE, PAD = "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|fim_pad|>"
@@ -121,6 +121,19 @@ class Renderer:
     order: Order
     max_prefix_tokens: int
     max_suffix_tokens: int
+
+    @property
+    def most_code(self) -> int:
+        """Tokens of code in the longest prompt."""
+        return self.max_prefix_tokens + self.max_suffix_tokens
+
+    def within(self, tokens: int) -> "Renderer":
+        """One whose prompts have no more than so many tokens, shared out between prefix and suffix as before."""
+        code = max(0, tokens - FRAME_TOKENS)
+        if code >= self.most_code:
+            return self
+        suffix = code * self.max_suffix_tokens // self.most_code
+        return replace(self, max_prefix_tokens=code - suffix, max_suffix_tokens=suffix)
 
     def render(self, prefix: str, suffix: str) -> list[int]:
         """Token ids of the prompt; what lies farthest from the cursor is cut first, and the frame stays whole."""

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from serving.bodies import BROKEN_OFF, Body, Events, error_body
-from serving.generation import Generation, Unavailable
+from serving.generation import Generation, Unavailable, Unservable
 from serving.recording import Recorder
 
 RETRY_SECONDS = 2
@@ -43,6 +43,9 @@ class Answer(Response, ABC):
                 await self.generate(send)
             except Unavailable as error:
                 await _unavailable(send, f"{error}; try again")
+                return
+            except Unservable as error:
+                await _send_json(send, 400, error_body(str(error), parameter="prompt"))
                 return
         except asyncio.CancelledError:
             self.generation.finish = "disconnected"

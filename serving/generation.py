@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tokenizers import Tokenizer
 
@@ -14,7 +14,7 @@ from infra.records import Arm, Completion, FinishReason
 from infra.settings.schema import Sampling
 from serving.access import Caller
 from serving.arms import Route
-from serving.engines import EngineDown, WrongVersion
+from serving.engines import EngineDown, Refused, WrongVersion
 from serving.protocol import Delta, Request, Span
 from serving.text import Reader
 
@@ -40,6 +40,10 @@ class Unavailable(RuntimeError):
     """No engine can serve this now."""
 
 
+class Unservable(ValueError):
+    """The engines are up and do not take this request."""
+
+
 @dataclass(frozen=True)
 class Policy:
     """How everything is sampled, whatever the client says."""
@@ -53,13 +57,14 @@ class Policy:
     def room(self) -> int:
         """Tokens that the longest prompt and its longest completion take."""
         longest = max(sampling.max_tokens for sampling in self.sampling.values())
-        return self.renderer.max_prefix_tokens + self.renderer.max_suffix_tokens + FRAME_TOKENS + longest
+        return self.renderer.most_code + FRAME_TOKENS + longest
 
-    def prompt(self, asked: Asked) -> list[int]:
-        """The prompt in the model's own order."""
-        prefix = asked.prefix[-self.renderer.max_prefix_tokens * TOKEN_CHARACTERS :]
-        suffix = asked.suffix[: self.renderer.max_suffix_tokens * TOKEN_CHARACTERS]
-        return self.renderer.render(prefix, suffix)
+    def prompt(self, asked: Asked, most: int | None = None) -> list[int]:
+        """The prompt in the model's own order, of at most so many tokens."""
+        renderer = self.renderer if most is None else self.renderer.within(most)
+        prefix = asked.prefix[-renderer.max_prefix_tokens * TOKEN_CHARACTERS :]
+        suffix = asked.suffix[: renderer.max_suffix_tokens * TOKEN_CHARACTERS]
+        return renderer.render(prefix, suffix)
 
     def request(self, asked: Asked, prompt: list[int], route: Route) -> Request:
         """What an engine is asked for: the server's own sampling, and of the client only to stop earlier."""
@@ -92,7 +97,7 @@ class Generation:
     """Sampled, and not given out: the model itself thought too little of it."""
 
     def __post_init__(self) -> None:
-        self.prompt = self.policy.prompt(self.asked)
+        self.prompt = self._whole = self.policy.prompt(self.asked)
         self._reader = Reader(self.policy.tokenizer, self.asked.stop)
         self._route: Route | None = None
         self._token_ids: list[int] = []
@@ -143,7 +148,9 @@ class Generation:
 
         Raises:
             Unavailable: no engine could start.
+            Unservable: an engine could, and refused this request.
         """
+        refused = None
         for route in self.routes:
             self._route = route
             self._seen = [route.version]
@@ -152,6 +159,9 @@ class Generation:
                     yield text
             except (EngineDown, WrongVersion) as error:
                 log.warning("slot %d: %s", route.slot.index, error)
+                if isinstance(error, Refused) and self._first is None:
+                    refused = error
+                    continue
                 route.slot.proven = (None, None)  # no traffic until the follower has looked
                 if self._first is not None:
                     self.finish = "error"
@@ -161,6 +171,8 @@ class Generation:
             else:
                 return
         self._route = None
+        if refused:
+            raise Unservable("no engine takes this request: ask with less code around the cursor") from refused
         raise Unavailable("no engine is ready")
 
     def record(self) -> Completion | None:
@@ -199,7 +211,12 @@ class Generation:
         )
 
     async def _sample(self, route: Route) -> AsyncGenerator[str]:
-        request = self._request = self.policy.request(self.asked, self.prompt, route)
+        request = self.policy.request(self.asked, self._whole, route)
+        room = route.slot.engine.room
+        if room is not None and len(self._whole) + request.max_tokens > room:
+            fitting = self.policy.prompt(self.asked, room - request.max_tokens)
+            request = replace(request, prompt_token_ids=fitting)
+        self._request, self.prompt = request, request.prompt_token_ids
         floor = self.policy.sampling[route.arm].withhold_below
         self._tells = not route.slot.engine.lacks
         self._held = floor > 0 and self._tells
