@@ -23,6 +23,7 @@ from serving import completions, engines, feedback
 from serving.access import Access
 from serving.arms import Arms, Slot
 from serving.board import Board, Links
+from serving.cycles import Cycles
 from serving.engines import Engine, EngineClient
 from serving.external import ExternalEngine
 from serving.follower import Follower
@@ -63,6 +64,14 @@ def policy(settings: Settings) -> Policy:
     return made
 
 
+def links(settings: Settings) -> Links:
+    """Where the status page points to."""
+    registry, orchestration = settings.registry, settings.orchestration
+    mlflow = registry.page or registry.uri
+    prefect = orchestration.page or orchestration.api.removesuffix("/api")
+    return Links(mlflow.rstrip("/"), prefect.rstrip("/"), registry.model)
+
+
 def engine(http: aiohttp.ClientSession, slot: int, settings: Settings, policy: Policy) -> Engine:
     """What serves a slot."""
     found, token = settings.serving.engines[slot], settings.serving.token
@@ -86,9 +95,9 @@ async def serve(settings: Settings) -> None:
         versions = Versions(settings_.path(serving.state))
         registry = Registry.connect(settings.registry)
         follower = Follower(arms, registry, store, versions, metrics, serving.follow_seconds)
-        links = Links(settings.registry.uri, settings.orchestration.api.removesuffix("/api"), settings.registry.model)
+        board = Board(registry, Cycles(store))
         app = completions.create_app(
-            Serving(settings.model.name, access, arms, sampled, recorder, metrics, shipper, Board(registry), links)
+            Serving(settings.model.name, access, arms, sampled, recorder, metrics, shipper, board, links(settings))
         )
         judging = feedback.Judging(access, recorder, metrics)
         feedback.add_feedback(app, judging)

@@ -1,9 +1,10 @@
 """How the app is doing: for supervisors, for Prometheus, and a page at / for a person.
 
-The page shows what this replica served, and what the registry says of tests and versions: the gate leaves every look at a running
-test there, and every verdict on its version.
+The page shows what this replica served, what the registry says of tests and versions, and the last cycles as the object store has
+them: the gate leaves every look at a running test in the registry, and every verdict on its version.
 """
 
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -111,7 +112,7 @@ def _status(serving: Serving) -> dict[str, Any]:
 def _person(serving: Serving) -> dict[str, Any]:
     status, board = _status(serving), serving.board
     running = serving.arms.experiment
-    others = {"object store": serving.shipper.error, "page": board.problem}
+    others = {"object store": serving.shipper.error, **board.problems}
     # A look at an earlier test says nothing of the one that runs.
     look = board.look if board.look and (running is None or board.look.experiment.id == running.id) else None
     return {
@@ -122,8 +123,15 @@ def _person(serving: Serving) -> dict[str, Any]:
         "recent": serving.metrics.recent(serving.clock()),
         "judgements": sorted(serving.metrics.judgements.items()),
         "versions": board.versions,
+        "cycles": board.cycles,
+        "runs": {version.tags.get("cycle"): version.tags.get("run") for version in board.versions},
         "links": serving.links,
     }
+
+
+def _ago(seconds: float) -> str:
+    minutes = max(0.0, time.time() - seconds) / 60
+    return f"{minutes:.0f} min ago" if minutes < 120 else f"{minutes / 60:.0f} h ago"
 
 
 def _template() -> Any:
@@ -131,6 +139,7 @@ def _template() -> Any:
     environment.filters["percent"] = _percent
     environment.filters["span"] = lambda ms: f"{ms[0]:.0f} / {ms[1]:.0f} ms" if ms else ""
     environment.filters["when"] = lambda seconds: datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    environment.filters["ago"] = _ago
     return environment.from_string(PAGE.read_text())
 
 

@@ -14,6 +14,7 @@ from prefect import Task, task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
+from prefect.runtime import flow_run
 
 from infra import settings as settings_
 from infra.records import Decision, ExperimentRecord, Manifest, Verdict
@@ -177,7 +178,8 @@ def reward(settings: Settings, collected: Collected) -> Manifest:
     cycle = cycles.next_name(cycles.index(store))
     forgotten.check(store, served)
     store.put_json(f"cycles/{cycle}/validation.json", {"quarantined": collected.accounts.reasons, "orphans": collected.orphans})
-    return cycles.seal(store, cycle, collected.manifest_fields(time.time()), body, settings)
+    fields = collected.manifest_fields(time.time()) | {"run": flow_run.id or ""}
+    return cycles.seal(store, cycle, fields, body, settings)
 
 
 @step("resume", retries=IO_RETRIES)

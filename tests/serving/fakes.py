@@ -5,7 +5,7 @@ import contextlib
 import json
 import socket
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import httpx
@@ -24,6 +24,7 @@ from serving import completions, engines, feedback
 from serving.access import Access
 from serving.arms import Arms, Slot
 from serving.board import Board, Links
+from serving.cycles import Cycles
 from serving.engine.endpoints import Dead, Endpoints, SwapRefused
 from serving.follower import Follower
 from serving.generation import Policy
@@ -151,6 +152,16 @@ class MemoryStore(ObjectStore):
         self.answers.wait(20)
         return self.objects[key]
 
+    def exists(self, key: str) -> bool:
+        if self.away:
+            raise ConnectionError("the store is away")
+        return key in self.objects
+
+    def keys(self, prefix: str) -> Iterator[str]:
+        if self.away:
+            raise ConnectionError("the store is away")
+        return iter(sorted(key for key in self.objects if key.startswith(prefix)))
+
     def add_version(self, name: str) -> str:
         import hashlib
 
@@ -210,6 +221,8 @@ class House:
         self.store = MemoryStore()
         self.registry = FakeRegistry()
         self.metrics = Metrics()
+        self.clock = 0.0
+        """Seconds, of the status page."""
         self.spool_bytes = spool_bytes
         champion = Sampling(temperature=0.8, max_tokens=24, withhold_below=withhold_below)
         self.sampling = {"champion": champion, "challenger": challenger or champion}
@@ -239,7 +252,7 @@ class House:
             self.recorder,
             self.metrics,
             self.shipper,
-            Board(self.registry.client()),
+            Board(self.registry.client(), Cycles(self.store), clock=lambda: self.clock),
             Links("http://mlflow.test", "http://prefect.test", "m"),
         )
         judging = feedback.Judging(access, self.recorder, self.metrics)
