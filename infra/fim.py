@@ -4,12 +4,25 @@ Text is tokenised piece by piece and framed by token id, so that code which hold
 FIM: Bavarian et al. 2022, "Efficient Training of Language Models to Fill in the Middle" (PSM and SPM orders).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 PREFIX, SUFFIX, MIDDLE, PAD = "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|fim_pad|>"
 END, REPOSITORY, FILE = "<|endoftext|>", "<|repo_name|>", "<|file_sep|>"
 SPECIAL_TOKENS = (END, PREFIX, MIDDLE, SUFFIX, PAD, REPOSITORY, FILE)
+FOREIGN = (
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, StableCode, Granite
+    ("<PRE> ", " <SUF>", " <MID>"),  # CodeLlama
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek
+)
+"""Other models' marks before the prefix, before the suffix and at the cursor: an editor chooses them by the model's name."""
+FOREIGN_SPM = (
+    ("[SUFFIX]", "[PREFIX]", ""),  # Codestral
+    ("<[fim-suffix]>", "<[fim-prefix]>", "<[fim-middle]>"),  # Seed-Coder
+)
+"""The same of models that want the suffix first: marks before the suffix, before the prefix and at the cursor."""
+FRAME_TOKENS = 3
+"""Tokens of a rendered prompt that are no code."""
 
 Order = Literal["psm", "spm"]
 
@@ -44,22 +57,40 @@ def take_apart(prompt: str) -> Context:
     """Split an editor's prompt `[...]<|fim_prefix|>P<|fim_suffix|>S<|fim_middle|>` at the outermost markers.
 
     A prompt without markers is a plain prefix. Code between the markers may hold marker text itself: the first prefix
-    marker, the last middle marker and the last suffix marker before it are the frame.
+    marker, the last middle marker and the last suffix marker before it are the frame. Another model's frame is taken apart in
+    the same way, where the prompt ends as that model's does.
 
     Raises:
         ValueError: markers are present but not in that order.
     """
-    start = prompt.find(PREFIX)
-    if start < 0 and SUFFIX not in prompt and not prompt.endswith(MIDDLE):
-        return Context(prefix=prompt, suffix="")
-    end = prompt.rfind(MIDDLE)
-    middle = prompt.rfind(SUFFIX, 0, end) if end >= 0 else -1
-    if start < 0 or middle < start:
-        raise ValueError(
-            f"prompt: found FIM markers but not as {PREFIX}...{SUFFIX}...{MIDDLE}; "
-            "choose the model's Qwen template in the editor, or send no markers at all"
-        )
-    return Context(prompt[start + len(PREFIX) : middle], prompt[middle + len(SUFFIX) : end], prompt[:start])
+    if PREFIX in prompt or SUFFIX in prompt or prompt.endswith(MIDDLE):
+        return _framed(prompt, PREFIX, SUFFIX, MIDDLE)
+    for before, between, end in FOREIGN:
+        if prompt.endswith(end):
+            return _framed(prompt, before, between, end)
+    for first, between, end in FOREIGN_SPM:
+        if prompt.startswith(first) and prompt.endswith(end):
+            suffix, *prefix = prompt.removeprefix(first).removesuffix(end).split(between)
+            if len(prefix) != 1:
+                raise ValueError(_unclear(first, between, end))
+            return Context(prefix[0], suffix)
+    return Context(prefix=prompt, suffix="")
+
+
+def _framed(prompt: str, before: str, between: str, end: str) -> Context:
+    start, last = prompt.find(before), prompt.rfind(end)
+    middle = prompt.rfind(between, 0, last) if last >= 0 else -1
+    if start < 0 or middle < start + len(before):
+        raise ValueError(_unclear(before, between, end))
+    return Context(prompt[start + len(before) : middle], prompt[middle + len(between) : last], prompt[:start])
+
+
+def _unclear(*markers: str) -> str:
+    return (
+        f"prompt: found FIM markers but not as {'...'.join(markers)}; "
+        f"choose Qwen's template in the editor ({PREFIX}...{SUFFIX}...{MIDDLE}; Continue takes it where the model's name holds "
+        "'qwen' and 'coder'), or send no markers at all"
+    )
 
 
 def asked(prompt: str, prefix: str, suffix: str) -> tuple[str, str]:
@@ -67,13 +98,12 @@ def asked(prompt: str, prefix: str, suffix: str) -> tuple[str, str]:
 
     The prompt is what was sent; beside it may stand more of the file, or other files' code under marks of the editor's own.
     """
-    if PREFIX not in prompt:
-        return prefix, suffix
     try:
         context = take_apart(prompt)
     except ValueError:
         return prefix, suffix
-    return context.prefix, context.suffix
+    framed = context != Context(prompt, "")
+    return (context.prefix, context.suffix) if framed else (prefix, suffix)
 
 
 def _unmarked(text: str) -> str:
@@ -91,6 +121,19 @@ class Renderer:
     order: Order
     max_prefix_tokens: int
     max_suffix_tokens: int
+
+    @property
+    def most_code(self) -> int:
+        """Tokens of code in the longest prompt."""
+        return self.max_prefix_tokens + self.max_suffix_tokens
+
+    def within(self, tokens: int) -> "Renderer":
+        """One whose prompts have no more than so many tokens, shared out between prefix and suffix as before."""
+        code = max(0, tokens - FRAME_TOKENS)
+        if code >= self.most_code:
+            return self
+        suffix = code * self.max_suffix_tokens // self.most_code
+        return replace(self, max_prefix_tokens=code - suffix, max_suffix_tokens=suffix)
 
     def render(self, prefix: str, suffix: str) -> list[int]:
         """Token ids of the prompt; what lies farthest from the cursor is cut first, and the frame stays whole."""

@@ -268,6 +268,24 @@ class Manifest(Record):
     """Rewards by length, for the baseline of later cycles; empty in manifests older than this field."""
     code: str = ""
     """Version of the code that sealed it (infra/version.py)."""
+    run: str = ""
+    """Prefect's flow run that sealed it; empty: none is known."""
+
+
+class CycleOutcome(Record):
+    """How a cycle ended, written once."""
+
+    cycle: str
+    """Its id."""
+    result: Literal["registered", "refused", "abandoned"]
+    """registered: the candidate is a version; refused: by the trainer or by held-out evaluation; abandoned: it failed too often,
+    or the champion that it was to beat was replaced."""
+    reason: str
+    """In words."""
+    version: str = ""
+    """The candidate's version, where there is one."""
+    experiment: str = ""
+    """The experiment it opened."""
 
 
 class ExperimentRecord(Record):

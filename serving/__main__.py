@@ -23,6 +23,7 @@ from serving import completions, engines, feedback
 from serving.access import Access
 from serving.arms import Arms, Slot
 from serving.board import Board, Links
+from serving.cycles import Cycles
 from serving.engines import Engine, EngineClient
 from serving.external import ExternalEngine
 from serving.follower import Follower
@@ -50,18 +51,25 @@ class _Server(uvicorn.Server):
 def policy(settings: Settings) -> Policy:
     """How prompts are rendered and sampled."""
     model = settings.model
-    room = settings.serving.engine_arguments.get("max_model_len")
     champion = settings.serving.sampling
     challenger = settings.serving.challenger_sampling or champion
-    most = max(champion.max_tokens, challenger.max_tokens)
-    need = model.max_prefix_tokens + model.max_suffix_tokens + 3 + most
-    if room is not None and room < need:
-        raise SystemExit(
-            f"serving.engine_arguments.max_model_len = {room}: prompts and completions need {need} (model.max_*_tokens)"
-        )
     tokenizer = load_tokenizer(settings_.path(model.base))
     renderer = Renderer(tokenizer, model.fim_order, model.max_prefix_tokens, model.max_suffix_tokens)
-    return Policy(tokenizer, renderer, {"champion": champion, "challenger": challenger}, stop_token_ids(tokenizer))
+    made = Policy(tokenizer, renderer, {"champion": champion, "challenger": challenger}, stop_token_ids(tokenizer))
+    room = settings.serving.engine_arguments.get("max_model_len")
+    if room is not None and room < made.room:
+        raise SystemExit(
+            f"serving.engine_arguments.max_model_len = {room}: prompts and completions need {made.room} (model.max_*_tokens)"
+        )
+    return made
+
+
+def links(settings: Settings) -> Links:
+    """Where the status page points to."""
+    registry, orchestration = settings.registry, settings.orchestration
+    mlflow = registry.page or registry.uri
+    prefect = orchestration.page or orchestration.api.removesuffix("/api")
+    return Links(mlflow.rstrip("/"), prefect.rstrip("/"), registry.model)
 
 
 def engine(http: aiohttp.ClientSession, slot: int, settings: Settings, policy: Policy) -> Engine:
@@ -87,9 +95,9 @@ async def serve(settings: Settings) -> None:
         versions = Versions(settings_.path(serving.state))
         registry = Registry.connect(settings.registry)
         follower = Follower(arms, registry, store, versions, metrics, serving.follow_seconds)
-        links = Links(settings.registry.uri, settings.orchestration.api.removesuffix("/api"), settings.registry.model)
+        board = Board(registry, Cycles(store))
         app = completions.create_app(
-            Serving(settings.model.name, access, arms, sampled, recorder, metrics, shipper, Board(registry), links)
+            Serving(settings.model.name, access, arms, sampled, recorder, metrics, shipper, board, links(settings))
         )
         judging = feedback.Judging(access, recorder, metrics)
         feedback.add_feedback(app, judging)

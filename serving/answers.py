@@ -4,23 +4,17 @@ import asyncio
 import contextlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from serving.generation import Generation
+from serving.bodies import BROKEN_OFF, Body, Events
+from serving.generation import Generation, Unavailable
 from serving.recording import Recorder
 
 RETRY_SECONDS = 2
-FINISHES = {"stop": "stop", "length": "length"}
-
-
-def error_body(message: str, kind: str = "invalid_request_error", parameter: str | None = None) -> dict[str, Any]:
-    """OpenAI's shape of an error."""
-    return {"error": {"message": message, "type": kind, "param": parameter, "code": None}}
 
 
 class Answer(Response, ABC):
@@ -59,17 +53,17 @@ class Answer(Response, ABC):
 
     @abstractmethod
     async def generate(self, send: Send) -> None:
-        """Sample, sending what can be sent already. Raises Unavailable before anything was sent."""
+        """Sample, sending what can be sent already. Raises Unavailable or Unservable before anything was sent."""
 
     @abstractmethod
     async def end(self, send: Send) -> None:
-        """Record, then send what is left."""
+        """Record, then send what is left. Raises Unavailable where nothing was sent and there is nothing to send."""
 
 
 class Whole(Answer):
     """One JSON body at the end."""
 
-    def __init__(self, generation: Generation, recorder: Recorder, body: Callable[[Generation], dict[str, Any]]) -> None:
+    def __init__(self, generation: Generation, recorder: Recorder, body: Body) -> None:
         super().__init__(generation, recorder)
         self._body = body
 
@@ -80,28 +74,33 @@ class Whole(Answer):
 
     async def end(self, send: Send) -> None:
         await self.keep()
+        if self.generation.finish == "error" and not self.generation.text:
+            raise Unavailable(BROKEN_OFF)
         await _send_json(send, 200, self._body(self.generation), version_header(self.generation))
 
 
 class Stream(Answer):
     """Server-sent events, token by token; the connection is closed at the end, since Continue does not stop at [DONE]."""
 
-    def __init__(self, generation: Generation, recorder: Recorder, model: str) -> None:
+    def __init__(self, generation: Generation, recorder: Recorder, events: Events) -> None:
         super().__init__(generation, recorder)
         self._started = False
-        frame = {"id": generation.id, "object": "text_completion", "created": int(generation.arrived), "model": model}
-        self._head = f'data: {json.dumps(frame)[:-1]}, "choices": [{{"text": '
+        self._events = events
 
     async def generate(self, send: Send) -> None:
         async with aclosing(self.generation.texts()) as texts:
             async for text in texts:
                 await self._start(send)
-                await send({"type": "http.response.body", "body": self._event(text, None), "more_body": True})
+                await send({"type": "http.response.body", "body": self._events.text(text), "more_body": True})
 
     async def end(self, send: Send) -> None:
+        broken_off = self.generation.finish == "error"
+        if broken_off and not self._started:
+            await self.keep()
+            raise Unavailable(BROKEN_OFF)
         await self._start(send)
         await self.keep()
-        last = self._event("", FINISHES.get(self.generation.finish, "error")) + b"data: [DONE]\n\n"
+        last = self._events.broken_off() if broken_off else self._events.last()
         await send({"type": "http.response.body", "body": last})
 
     async def _start(self, send: Send) -> None:
@@ -114,17 +113,6 @@ class Stream(Answer):
                 version_header(self.generation),
             ]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
-
-    def _event(self, text: str, finish: str | None) -> bytes:
-        return (self._head + json.dumps(text) + (MORE if finish is None else _tail(finish))).encode()
-
-
-def _tail(finish: str | None) -> str:
-    """What follows the text in an event."""
-    return f', "index": 0, "logprobs": null, "finish_reason": {json.dumps(finish)}}}]}}\n\n'
-
-
-MORE = _tail(None)
 
 
 def version_header(generation: Generation) -> tuple[bytes, bytes]:

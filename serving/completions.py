@@ -7,12 +7,13 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
-from serving import dialects
+from serving import bodies, dialects
 from serving.access import Caller, Denied, Known, client_name
-from serving.answers import RETRY_SECONDS, Stream, Whole, error_body
+from serving.answers import RETRY_SECONDS, Stream, Whole
 from serving.arms import NotHeld, Route
+from serving.bodies import InfillEvents, OpenAIEvents, error_body
 from serving.dialects import BadRequest
-from serving.generation import Asked, Generation, Unavailable
+from serving.generation import Asked, Generation, Unavailable, Unservable
 from serving.metrics import Metrics
 from serving.standing import Serving
 from serving.status import add_state
@@ -51,6 +52,10 @@ def add_errors(app: FastAPI, metrics: Metrics) -> None:
     async def unavailable(request: Request, error: Unavailable) -> Response:
         return answer(503, str(error), "server_error", **{"Retry-After": str(RETRY_SECONDS)})
 
+    @app.exception_handler(Unservable)
+    async def unservable(request: Request, error: Unservable) -> Response:
+        return answer(400, str(error), "invalid_request_error", "prompt")
+
     @app.exception_handler(Exception)
     async def surprise(request: Request, error: Exception) -> Response:
         return answer(500, f"{type(error).__name__}: what happened stands in the server's log", "server_error")
@@ -71,6 +76,8 @@ def add_posts(app: FastAPI, routes: Mapping[str, Callable[[Request], Awaitable[R
 
 
 def _add_completions(app: FastAPI, serving: Serving) -> None:
+    openai = bodies.openai(serving.model)
+
     def generation(request: Request, known: Known, body: dict[str, Any], asked: Asked) -> Generation:
         user = body.get("user")
         client = client_name(request.headers, dialects.client_guess(body, request.headers))
@@ -82,19 +89,22 @@ def _add_completions(app: FastAPI, serving: Serving) -> None:
         known = serving.access.check(request.headers, "complete")  # before a stranger's body is read
         body = await dialects.read_json(request)
         if "segments" in body:
-            return Whole(generation(request, known, body, dialects.tabby(body)), serving.recorder, _tabby_body)
+            return Whole(generation(request, known, body, dialects.tabby(body)), serving.recorder, bodies.tabby)
+        stream, usage = dialects.streamed(body), dialects.usage_wanted(body)
         asked = generation(request, known, body, dialects.openai(body))
-        if body.get("stream") is True:
-            return Stream(asked, serving.recorder, serving.model)
-        return Whole(asked, serving.recorder, lambda done: _openai_body(done, serving.model))
+        if stream:
+            return Stream(asked, serving.recorder, OpenAIEvents(asked, serving.model, usage=usage))
+        return Whole(asked, serving.recorder, openai)
 
     async def infill(request: Request) -> Response:
         known = serving.access.check(request.headers, "complete")
         body = await dialects.read_json(request)
-        asked = dialects.infill({**body, "n_predict": body.get("n_predict") or 1})
-        if body.get("n_predict") == 0:  # a warm-up: nothing is sampled
-            return JSONResponse({"content": "", "timings": {}})
-        return Whole(generation(request, known, body, asked), serving.recorder, _infill_body)
+        asked, stream, fields = dialects.infill(body), dialects.streamed(body), dialects.response_fields(body)
+        if asked.max_tokens == 0:  # a warm-up: nothing is sampled
+            return JSONResponse({"content": "", "stop": True, "timings": {}})
+        made = generation(request, known, body, asked)
+        told = bodies.infill(serving.model, serving.policy.room, fields)
+        return Stream(made, serving.recorder, InfillEvents(made, told)) if stream else Whole(made, serving.recorder, told)
 
     async def chat(request: Request) -> Response:
         raise BadRequest(
@@ -113,27 +123,3 @@ def _routes(request: Request, serving: Serving, caller: Caller) -> list[Route]:
         return [serving.arms.pinned(arm, version)]
     except ValueError as error:
         raise BadRequest(str(error), "X-Tabloop-Arm") from None
-
-
-def _openai_body(done: Generation, model: str) -> dict[str, Any]:
-    finish = done.finish if done.finish in ("stop", "length") else "error"
-    body = {
-        "id": done.id,
-        "object": "text_completion",
-        "created": int(done.arrived),
-        "model": model,
-        "choices": [{"text": done.text, "index": 0, "logprobs": None, "finish_reason": finish}],
-    }
-    if done.sampled is None:
-        return body
-    prompt = len(done.prompt)
-    usage = {"prompt_tokens": prompt, "completion_tokens": done.sampled, "total_tokens": prompt + done.sampled}
-    return body | {"usage": usage}
-
-
-def _tabby_body(done: Generation) -> dict[str, Any]:
-    return {"id": done.id, "choices": [{"index": 0, "text": done.text}], "mode": "standard"}
-
-
-def _infill_body(done: Generation) -> dict[str, Any]:
-    return {"content": done.text, "tokens_predicted": done.sampled, "stop": True, "timings": {}}

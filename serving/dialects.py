@@ -14,6 +14,19 @@ MOST_BYTES = 1 << 20
 LEFT = 499
 """Status of a request whose client left, as nginx counts it; nobody reads the answer."""
 MOST_STOPS = 64
+OWN_SAMPLING = "the server samples by its own settings (serving.sampling), which completions are trained by"
+REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "n": ((1,), "there is one completion a request"),
+    "best_of": ((1,), "there is one completion a request"),
+    "echo": ((False,), "the prompt is not given back"),
+    "logprobs": ((0, False), "log-probabilities are kept and not given out"),
+    "logit_bias": (({},), OWN_SAMPLING),
+    "presence_penalty": ((0,), OWN_SAMPLING),
+    "frequency_penalty": ((0,), OWN_SAMPLING),
+    "repetition_penalty": ((1,), OWN_SAMPLING),
+    "seed": ((), OWN_SAMPLING + ", and no two requests get the same"),
+}
+"""OpenAI's and vLLM's fields that would change what the answer means, with the values that do not, and why not."""
 
 
 class BadRequest(ValueError):
@@ -53,9 +66,10 @@ def openai(body: Mapping[str, Any]) -> Asked:
         prompt = prompt[0]
     if not isinstance(prompt, str):
         raise BadRequest("prompt: expected a string; several prompts or token ids are not supported", "prompt")
-    for name, fine in {"n": (None, 1), "best_of": (None, 1), "echo": (None, False), "logprobs": (None, 0, False)}.items():
-        if body.get(name) not in fine:
-            raise BadRequest(f"{name}: {str(body[name])[:40]} is not supported", name)
+    for name, (fine, why) in REFUSED.items():
+        if (value := body.get(name)) is not None and value not in fine:
+            expected = f"expected {fine[0]!r} or nothing" if fine else "leave it out"
+            raise BadRequest(f"{name}: {str(value)[:40]} is not supported, {expected}: {why}", name)
     if (suffix := body.get("suffix")) is None:
         try:
             context = fim.take_apart(prompt)
@@ -78,7 +92,32 @@ def tabby(body: Mapping[str, Any]) -> Asked:
 def infill(body: Mapping[str, Any]) -> Asked:
     """llama.vim and llama.vscode; `prompt` is the text before the cursor on its line."""
     prefix = _text(body, "input_prefix") + _text(body, "prompt", optional=True)
-    return Asked(prefix, _text(body, "input_suffix"), _count(body, "n_predict", least=-1), _stops(body))
+    suffix, most = _text(body, "input_suffix"), _count(body, "n_predict", least=-1)
+    return Asked(prefix, suffix, most, _stops(body), _milliseconds(body, "t_max_predict_ms"))
+
+
+def streamed(body: Mapping[str, Any]) -> bool:
+    """Whether the client wants its answer as a stream."""
+    return _flag(body, "stream")
+
+
+def usage_wanted(body: Mapping[str, Any]) -> bool:
+    """Whether a stream is to end with the number of tokens."""
+    options = body.get("stream_options")
+    if options is None:
+        return False
+    if not isinstance(options, dict):
+        raise BadRequest(f"stream_options: expected an object, got {type(options).__name__}", "stream_options")
+    return _flag(options, "include_usage", "stream_options.include_usage")
+
+
+def response_fields(body: Mapping[str, Any]) -> list[str]:
+    """The fields that a llama.cpp client wants told; empty: all."""
+    value = body.get("response_fields")
+    found = [] if value is None else value
+    if not isinstance(found, list) or not all(isinstance(field, str) for field in found):
+        raise BadRequest("response_fields: expected a list of strings", "response_fields")
+    return found
 
 
 def client_guess(body: Mapping[str, Any], headers: Mapping[str, str]) -> str:
@@ -98,6 +137,23 @@ def _text(body: Mapping[str, Any], name: str, shown: str = "", *, optional: bool
     if not isinstance(value, str):
         raise BadRequest(f"{shown or name}: expected a string, got {type(value).__name__}", shown or name)
     return value
+
+
+def _flag(body: Mapping[str, Any], name: str, shown: str = "") -> bool:
+    value = body.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise BadRequest(f"{shown or name}: expected true or false, got {str(value)[:40]}", shown or name)
+    return bool(value)
+
+
+def _milliseconds(body: Mapping[str, Any], name: str) -> float | None:
+    """A time; none where it is not set or not above 0, as llama.cpp has it."""
+    value = body.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise BadRequest(f"{name}: expected a number of milliseconds, got {str(value)[:40]}", name)
+    return value if value > 0 else None
 
 
 def _count(body: Mapping[str, Any], name: str, least: int = 1) -> int | None:

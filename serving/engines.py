@@ -20,8 +20,15 @@ class EngineDown(ConnectionError):
     """The engine does not answer, or ended in the middle."""
 
 
+class Refused(EngineDown):
+    """The engine does not take this request (too long for it, say); it is up and takes others."""
+
+
 class WrongVersion(RuntimeError):
     """The engine holds another version than it was asked for."""
+
+
+FAILURES: dict[int, type[Exception]] = {409: WrongVersion, 400: Refused}
 
 
 class SwapRefused(ValueError):
@@ -44,6 +51,11 @@ class Engine(Protocol):
         """In words, why what it serves cannot be trained on; empty where it can. Such deltas are text without tokens."""
         ...
 
+    @property
+    def room(self) -> int | None:
+        """Tokens that a prompt and its completion may have together; none: as many as any of ours has."""
+        ...
+
     def generate(self, request: Request) -> AsyncGenerator[Delta]:
         """As EngineClient.generate."""
         ...
@@ -62,6 +74,7 @@ class EngineClient:
 
     fixed = False
     lacks = ""
+    room = None  # serving.engine_arguments.max_model_len was held against the settings at the app's start
 
     def __init__(self, http: aiohttp.ClientSession, url: str, token: str | None) -> None:
         self._http = http
@@ -77,6 +90,7 @@ class EngineClient:
 
         Raises:
             WrongVersion: it holds another version.
+            Refused: it does not take this request.
             EngineDown: it does not answer, or the last delta never came.
         """
         channel = await self._connected()
@@ -120,7 +134,7 @@ class EngineClient:
             return self._channel
 
     def _deltas(self, rows: Sequence[Row]) -> Iterator[Delta]:
-        """Rows as deltas, neighbours of one version put together. Raises WrongVersion or EngineDown where a row says so."""
+        """Rows as deltas, neighbours of one version put together. Raises one of FAILURES or EngineDown where a row says so."""
         together: Delta | None = None
         for row in rows:
             failed = isinstance(row[0], int)
@@ -133,7 +147,7 @@ class EngineClient:
             together = delta
             if failed:
                 status, explanation = row
-                raise (WrongVersion if status == 409 else EngineDown)(f"{self.url}: {status}: {explanation}")
+                raise FAILURES.get(status, EngineDown)(f"{self.url}: {status}: {explanation}")
         if together:
             yield together
 

@@ -21,7 +21,7 @@ import aiohttp
 
 from infra import fim
 from infra.settings.schema import External
-from serving.engines import SWAP_SECONDS, EngineDown, SwapRefused, WrongVersion
+from serving.engines import SWAP_SECONDS, EngineDown, Refused, SwapRefused, WrongVersion
 from serving.generation import Policy
 from serving.protocol import Delta, Finish, Health, Request, Swapped
 
@@ -32,14 +32,14 @@ AS_SAMPLED = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_pen
 """Said with every request: else vLLM takes what the checkpoint's generation_config.json says."""
 MOST_STOPS = 4
 """Stop strings that OpenAI's API takes."""
+LEAST_CODE = 16
+"""Tokens around a cursor that a context must have room for."""
 LABEL, HALF = "tabloop-", "tabloop-half-loaded"
 """Weights are labelled in the server itself, where every replica and every restart of the app finds what it holds."""
 DATA, DONE = b"data:", b"[DONE]"
+REFUSALS = (400, 413, 422)
+"""What HTTP says of a request that a server does not take, whatever state it is in."""
 FINISHES: dict[str, Finish] = {"stop": "stop", "length": "length"}
-
-
-class _Refused(EngineDown):
-    """It does not take such a request (400, 422)."""
 
 
 class ExternalEngine:
@@ -53,6 +53,7 @@ class ExternalEngine:
         self._version: str | None = None
         self._lacks: str | None = None
         """None: not tried yet, or away since."""
+        self.room: int | None = None
         self.url = setting.url
         self.fixed = setting.swap == "none"
 
@@ -65,6 +66,7 @@ class ExternalEngine:
 
         Raises:
             WrongVersion: it holds another version.
+            Refused: it does not take this request.
             EngineDown: it does not answer as it did when it was tried, or the end never came.
         """
         version = self._version
@@ -78,7 +80,8 @@ class ExternalEngine:
             async with self._http.post(f"{self.url}/completions", json=body, headers=self._headers) as answer:
                 if answer.status != 200:
                     # No word of its explanation, which may hold the developer's code and goes into a log.
-                    raise EngineDown(f"{self.url}: HTTP {answer.status}")
+                    failed = Refused if answer.status in REFUSALS else EngineDown
+                    raise failed(f"{self.url}: HTTP {answer.status}")
                 finished = False
                 async for line in answer.content:  # to its end, so that the connection can be used again
                     if finished or (delta := _delta(line, version, tells)) is None:
@@ -89,6 +92,8 @@ class ExternalEngine:
                     yield delta
             if not finished:
                 raise EngineDown(f"{self.url}: ended in the middle of a completion")
+        except Refused:
+            raise
         except EngineDown:
             self._lacks = None
             raise
@@ -135,14 +140,27 @@ class ExternalEngine:
 
     async def _look(self) -> Health:
         found = await self._call("GET", f"{self.url}/models")
-        names = [str(entry["id"]) for entry in found["data"]]
-        if self._setting.model not in names:
-            raise EngineDown(f"{self.url}: serving.engines names model {self._setting.model!r}, it has {names[:5]}")
+        models = {str(entry["id"]): entry for entry in found["data"]}
+        if self._setting.model not in models:
+            raise EngineDown(f"{self.url}: serving.engines names model {self._setting.model!r}, it has {list(models)[:5]}")
+        self._fit(models[self._setting.model].get("max_model_len"))
         self._version = await self._held()
         if self._lacks is None:
             self._lacks = await self._try()
             self._say(self._lacks)
         return Health(self._version, pid=0, running=0)
+
+    def _fit(self, room: object) -> None:
+        """Take note of its context, where it tells that. Raises EngineDown where nothing fits."""
+        if not isinstance(room, int) or room == self.room:
+            return
+        policy = self._policy
+        least = policy.room - policy.renderer.most_code + LEAST_CODE
+        if room < least:
+            raise EngineDown(f"{self.url}: max_model_len is {room}, completions and {LEAST_CODE} tokens of code need {least}")
+        if room < policy.room:
+            log.warning("%s: max_model_len is %d and prompts with completions have up to %d: cut", self.url, room, policy.room)
+        self.room = room
 
     def _body(self, request: Request, tells: bool) -> dict[str, Any]:
         """What it is asked for a completion."""
@@ -177,7 +195,7 @@ class ExternalEngine:
         prompt = policy.renderer.render(*TRIED_WITH)
         try:
             hot, cold = await self._one_token(self._text(prompt), 1.0), await self._one_token(prompt, 0.5)
-        except _Refused as error:
+        except Refused as error:
             return f"it refuses to be asked for token ids and log-probabilities ({error})"
         if not hot.get("token_ids"):
             return "it gives no token ids"
@@ -224,8 +242,8 @@ class ExternalEngine:
         limit = aiohttp.ClientTimeout(total=timeout)
         try:
             async with self._http.request(method, url, headers=self._headers, timeout=limit, **body) as answer:
-                if answer.status in (400, 422):
-                    raise _Refused(f"HTTP {answer.status}: {(await answer.text())[:200]}")
+                if answer.status in REFUSALS:
+                    raise Refused(f"HTTP {answer.status}: {(await answer.text())[:200]}")
                 if answer.status == 404 and not url.startswith(self.url):
                     raise EngineDown(
                         f"{url}: not found; serving.engines: swap = 'vllm' needs a vLLM that was started with "

@@ -17,7 +17,8 @@ from infra import fim
 from infra.records import Feedback, Outcome
 from infra.redaction import FEEDBACK_TEXTS
 from serving.access import Access, Caller, client_name
-from serving.answers import RETRY_SECONDS, error_body
+from serving.answers import RETRY_SECONDS
+from serving.bodies import error_body
 from serving.completions import add_errors, add_posts
 from serving.dialects import BadRequest, read_json
 from serving.metrics import Metrics

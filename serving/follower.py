@@ -2,6 +2,8 @@
 
 A slot that takes traffic is never loaded into, so that no request meets a swap and none waits for one: the champion's pointer
 moves to the other slot when the new champion is proven there. On a promotion that slot holds it already: only the pointer moves.
+A load runs beside the looking: what the registry says next is followed at once, and a load that is wanted no more is abandoned
+while its engine is untouched.
 """
 
 import asyncio
@@ -18,7 +20,7 @@ from infra.store import ObjectStore
 from serving.arms import Arms, Slot
 from serving.engines import EngineDown, SwapRefused, WrongVersion
 from serving.metrics import Metrics
-from serving.protocol import BASE_VERSION, Request
+from serving.protocol import BASE_VERSION, Request, Swapped
 from serving.versions import Versions
 
 log = logging.getLogger(__name__)
@@ -48,6 +50,20 @@ class Plan:
     champion: int | None
     challenger: int | None
     load: Load | None
+
+
+@dataclass
+class Loading:
+    """A load under way."""
+
+    load: Load
+    task: asyncio.Task[None] | None = None
+    untouched: bool = True
+    """The engine is as it was, so that this may be abandoned."""
+
+    @property
+    def ended(self) -> bool:
+        return self.task is not None and self.task.done()
 
 
 def plan(wanted: Aliases, held: Sequence[str | None], loadable: Sequence[bool], champion: int | None) -> Plan:
@@ -98,20 +114,28 @@ class Follower:
         self._clock = clock
         self._wanted = versions.aliases() or Aliases(None, None, None, None)
         self._not_before: dict[str, float] = {}
+        self._loading: Loading | None = None
+        self._downloads: dict[str, asyncio.Task[str]] = {}
+        self._hands = [asyncio.Lock() for _ in arms.slots]
+        """Held by who tries a slot or exchanges its weights: never both."""
 
     async def run(self) -> None:
         """Follow until cancelled."""
-        while True:
-            try:
-                busy = await self.step()
-            except Exception as error:  # a surprise must not end the following; it is logged and tried again
-                log.exception("follower")
-                self._arms.problems["follower"] = f"{type(error).__name__}: {error}"
-                busy = False
-            await asyncio.sleep(0 if busy else self._seconds)
+        try:
+            while True:
+                try:
+                    await self.step()
+                except Exception as error:  # a surprise must not end the following; it is logged and tried again
+                    log.exception("follower")
+                    self._arms.problems["follower"] = f"{type(error).__name__}: {error}"
+                if not await self.loaded(self._seconds):
+                    await asyncio.sleep(self._seconds)
+        finally:
+            if self._loading and self._loading.task:
+                self._loading.task.cancel()
 
-    async def step(self) -> bool:
-        """Look once and do one thing; whether there may be more to do at once."""
+    async def step(self) -> None:
+        """Look once, move the pointers, and begin or abandon a load."""
         await asyncio.gather(self._read_registry(), *(self._look(slot) for slot in self._arms.slots))
         slots = self._arms.slots
         held = [slot.version if slot.up else None for slot in slots]
@@ -119,9 +143,30 @@ class Follower:
         todo = plan(self._wanted, held, loadable, self._arms.champion)
         self._point(todo)
         self._note_fixed(held, todo)
-        if todo.load is None or self._clock() < self._not_before.get(todo.load.version, 0.0):
+        self._load_only(todo.load)
+
+    async def loaded(self, seconds: float | None = None) -> bool:
+        """Wait for the load under way, at most so long; whether there was one."""
+        if self._loading is None or self._loading.task is None or self._loading.ended:
             return False
-        return await self._load(todo.load)
+        await asyncio.wait([self._loading.task], timeout=seconds)
+        return True
+
+    def _load_only(self, load: Load | None) -> None:
+        """Abandon what is loaded and not wanted any more, and begin what is."""
+        if self._loading and self._loading.ended:
+            self._loading = None
+        if (running := self._loading) and running.task:
+            if load is not None and (running.load.slot, running.load.version) == (load.slot, load.version):
+                return
+            if not running.untouched:
+                return  # it ends by itself, and then the next look begins what is wanted
+            log.info("version %s into slot %d: wanted no more", running.load.version, running.load.slot)
+            running.task.cancel()
+            self._loading = None
+        if load is not None and self._clock() >= self._not_before.get(load.version, 0.0):
+            self._loading = Loading(load)
+            self._loading.task = asyncio.create_task(self._load(self._loading))
 
     async def _read_registry(self) -> None:
         try:
@@ -139,20 +184,24 @@ class Follower:
 
     async def _look(self, slot: Slot) -> None:
         """Ask an engine what it holds; a process or version that is new to us is tried first."""
-        try:
-            health = await slot.engine.health()
-        except EngineDown as error:
-            slot.version, slot.state = None, f"down: {error}"
-            return
-        slot.version, slot.pid = health.version, health.pid
-        if not slot.up:
+        hands = self._hands[slot.index]
+        if hands.locked():
+            return  # it is being loaded into
+        async with hands:
             try:
-                await self._prove(slot, health.version)
-            except (EngineDown, WrongVersion, NotProven) as error:
-                slot.state = f"not proven: {error}"
+                health = await slot.engine.health()
+            except EngineDown as error:
+                slot.version, slot.state = None, f"down: {error}"
                 return
-        lacks = slot.engine.lacks
-        slot.state = f"version {slot.version}" + (f", not trained on: {lacks}" if lacks else "")
+            slot.version, slot.pid = health.version, health.pid
+            if not slot.up:
+                try:
+                    await self._prove(slot, health.version)
+                except (EngineDown, WrongVersion, NotProven) as error:
+                    slot.state = f"not proven: {error}"
+                    return
+            lacks = slot.engine.lacks
+            slot.state = f"version {slot.version}" + (f", not trained on: {lacks}" if lacks else "")
 
     def _point(self, todo: Plan) -> None:
         arms = self._arms
@@ -173,27 +222,50 @@ class Follower:
             elif fixed and version in held:
                 self._arms.problems.pop(role, None)
 
-    async def _load(self, load: Load) -> bool:
+    async def _load(self, loading: Loading) -> None:
+        load = loading.load
         slot = self._arms.slots[load.slot]
         try:
-            path = await asyncio.to_thread(self._fetch, load.version)
-            slot.state = f"loading version {load.version}"
-            slot.proven = (None, None)  # takes no more traffic
-            await self._drained(slot)
-            swapped = await slot.engine.swap(str(path), load.version)
-            slot.version = load.version
-            await self._prove(slot, load.version)
+            path = await self._downloaded(load.version)
+            async with self._hands[load.slot]:
+                swapped = await self._exchange(slot, path, loading)
         except Exception as error:  # of any part: the slot stays out of traffic, the reason is shown, it is tried again
             log.warning("version %s into slot %d: %s", load.version, load.slot, error)
             self._arms.problems[load.role] = f"version {load.version}: {error}"
             refused = isinstance(error, SwapRefused | ValueError)
             self._not_before[load.version] = self._clock() + (REFUSED_SECONDS if refused else RETRY_SECONDS)
-            return False
+            return
         self._arms.problems.pop(load.role, None)
         self._metrics.swaps.labels(load.slot).inc()
         await asyncio.to_thread(self._keep, load)
         log.info("slot %d: version %s (%.0f ms standing still)", load.slot, load.version, swapped.pause_ms + swapped.commit_ms)
-        return True
+
+    async def _downloaded(self, version: str) -> str:
+        """Where the version lies; a download goes on when its load is abandoned, and serves the next load of that version."""
+        task = self._downloads.get(version)
+        if task is None:
+            task = self._downloads[version] = asyncio.create_task(asyncio.to_thread(self._fetch, version))
+            task.add_done_callback(lambda done: self._forget_download(version, done))
+        return await asyncio.shield(task)
+
+    def _forget_download(self, version: str, done: asyncio.Task[str]) -> None:
+        del self._downloads[version]
+        if not done.cancelled():
+            done.exception()  # who waited for it has it; an abandoned one is tried again when it is wanted
+
+    async def _exchange(self, slot: Slot, path: str, loading: Loading) -> Swapped:
+        proven, slot.proven = slot.proven, (None, None)  # takes no more traffic
+        slot.state = f"loading version {loading.load.version}"
+        try:
+            await self._drained(slot)
+        except asyncio.CancelledError:
+            slot.proven = proven
+            raise
+        loading.untouched = False
+        swapped = await slot.engine.swap(path, loading.load.version)
+        slot.version = loading.load.version
+        await self._prove(slot, slot.version)
+        return swapped
 
     async def _drained(self, slot: Slot) -> None:
         """What the slot still runs may end first; what is left after that is recorded as mixed."""

@@ -5,16 +5,16 @@ import math
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tokenizers import Tokenizer
 
-from infra.fim import Renderer
+from infra.fim import FRAME_TOKENS, Renderer
 from infra.records import Arm, Completion, FinishReason
 from infra.settings.schema import Sampling
 from serving.access import Caller
 from serving.arms import Route
-from serving.engines import EngineDown, WrongVersion
+from serving.engines import EngineDown, Refused, WrongVersion
 from serving.protocol import Delta, Request, Span
 from serving.text import Reader
 
@@ -31,10 +31,17 @@ class Asked:
     suffix: str
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
+    line_ms: float | None = None
+    """Once there is a line's end, no token is waited for that comes longer than this after the first (llama.cpp's
+    t_max_predict_ms)."""
 
 
 class Unavailable(RuntimeError):
     """No engine can serve this now."""
+
+
+class Unservable(ValueError):
+    """The engines are up and do not take this request."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +53,18 @@ class Policy:
     sampling: Mapping[Arm, Sampling]
     stop_token_ids: Sequence[int]
 
-    def prompt(self, asked: Asked) -> list[int]:
-        """The prompt in the model's own order."""
-        prefix = asked.prefix[-self.renderer.max_prefix_tokens * TOKEN_CHARACTERS :]
-        suffix = asked.suffix[: self.renderer.max_suffix_tokens * TOKEN_CHARACTERS]
-        return self.renderer.render(prefix, suffix)
+    @property
+    def room(self) -> int:
+        """Tokens that the longest prompt and its longest completion take."""
+        longest = max(sampling.max_tokens for sampling in self.sampling.values())
+        return self.renderer.most_code + FRAME_TOKENS + longest
+
+    def prompt(self, asked: Asked, most: int | None = None) -> list[int]:
+        """The prompt in the model's own order, of at most so many tokens."""
+        renderer = self.renderer if most is None else self.renderer.within(most)
+        prefix = asked.prefix[-renderer.max_prefix_tokens * TOKEN_CHARACTERS :]
+        suffix = asked.suffix[: renderer.max_suffix_tokens * TOKEN_CHARACTERS]
+        return renderer.render(prefix, suffix)
 
     def request(self, asked: Asked, prompt: list[int], route: Route) -> Request:
         """What an engine is asked for: the server's own sampling, and of the client only to stop earlier."""
@@ -83,7 +97,7 @@ class Generation:
     """Sampled, and not given out: the model itself thought too little of it."""
 
     def __post_init__(self) -> None:
-        self.prompt = self.policy.prompt(self.asked)
+        self.prompt = self._whole = self.policy.prompt(self.asked)
         self._reader = Reader(self.policy.tokenizer, self.asked.stop)
         self._route: Route | None = None
         self._token_ids: list[int] = []
@@ -91,6 +105,7 @@ class Generation:
         self._seen: list[str] = []
         self._spans: tuple[Span, ...] = ()
         self._first: float | None = None
+        self._ended = self.started
         self._request: Request | None = None
         self._held = False
         self._tells = True
@@ -110,6 +125,22 @@ class Generation:
         """Tokens so far; none where the server does not tell."""
         return len(self._token_ids) if self._tells else None
 
+    @property
+    def sampling(self) -> dict[str, float]:
+        """What it is really sampled with, under llama.cpp's names."""
+        asked = self._request
+        return {"n_predict": asked.max_tokens, "temperature": asked.temperature, "top_p": asked.top_p} if asked else {}
+
+    @property
+    def first_ms(self) -> float | None:
+        """From the request's arrival to the first token."""
+        return None if self._first is None else (self._first - self.started) * 1e3
+
+    @property
+    def total_ms(self) -> float:
+        """From the request's arrival to the end of generation."""
+        return (self._ended - self.started) * 1e3
+
     async def texts(self) -> AsyncGenerator[str]:
         """Text as it is sampled; where some is withheld, at its end and only if it is worth showing.
 
@@ -117,7 +148,9 @@ class Generation:
 
         Raises:
             Unavailable: no engine could start.
+            Unservable: an engine could, and refused this request.
         """
+        refused = None
         for route in self.routes:
             self._route = route
             self._seen = [route.version]
@@ -126,6 +159,9 @@ class Generation:
                     yield text
             except (EngineDown, WrongVersion) as error:
                 log.warning("slot %d: %s", route.slot.index, error)
+                if isinstance(error, Refused) and self._first is None:
+                    refused = error
+                    continue
                 route.slot.proven = (None, None)  # no traffic until the follower has looked
                 if self._first is not None:
                     self.finish = "error"
@@ -135,13 +171,14 @@ class Generation:
             else:
                 return
         self._route = None
+        if refused:
+            raise Unservable("no engine takes this request: ask with less code around the cursor") from refused
         raise Unavailable("no engine is ready; try again")
 
     def record(self) -> Completion | None:
         """The event; none where no engine took the request."""
         if self._route is None or self._request is None:
             return None
-        ended = time.perf_counter()
         version, mixed = self._versions()
         counted = version == self._route.version and not mixed
         return Completion(
@@ -169,12 +206,17 @@ class Generation:
             temperature=self._request.temperature,
             top_p=self._request.top_p,
             max_tokens=self._request.max_tokens,
-            ttft_ms=None if self._first is None else (self._first - self.started) * 1e3,
-            total_ms=(ended - self.started) * 1e3,
+            ttft_ms=self.first_ms,
+            total_ms=self.total_ms,
         )
 
     async def _sample(self, route: Route) -> AsyncGenerator[str]:
-        request = self._request = self.policy.request(self.asked, self.prompt, route)
+        request = self.policy.request(self.asked, self._whole, route)
+        room = route.slot.engine.room
+        if room is not None and len(self._whole) + request.max_tokens > room:
+            fitting = self.policy.prompt(self.asked, room - request.max_tokens)
+            request = replace(request, prompt_token_ids=fitting)
+        self._request, self.prompt = request, request.prompt_token_ids
         floor = self.policy.sampling[route.arm].withhold_below
         self._tells = not route.slot.engine.lacks
         self._held = floor > 0 and self._tells
@@ -191,13 +233,27 @@ class Generation:
                     if self._reader.stopped:
                         self.finish = "stop"
                         break
+                    if not delta.finish and self._late():
+                        self.finish = "length"
+                        break
             rest = self._reader.flush()
             if self._held:
                 self._held, rest = False, self._reader.text
             if rest:
                 yield rest
         finally:
+            self._ended = time.perf_counter()
             route.slot.in_flight -= 1
+
+    def _late(self) -> bool:
+        """Whether the client has its line and waits for no more."""
+        most = self.asked.line_ms
+        return (
+            most is not None
+            and self._first is not None
+            and "\n" in self._reader.text
+            and (time.perf_counter() - self._first) * 1e3 > most
+        )
 
     def _take(self, delta: Delta) -> str:
         if self._first is None:

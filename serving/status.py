@@ -1,10 +1,11 @@
 """How the app is doing: for supervisors, for Prometheus, and a page at / for a person.
 
-The page shows what this replica served, and what the registry says of tests and versions: the gate leaves every look at a running
-test there, and every verdict on its version.
+The page shows what this replica served, what the registry says of tests and versions, and the last cycles as the object store has
+them: the gate leaves every look at a running test in the registry, and every verdict on its version.
 """
 
 import asyncio
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ def add_state(app: FastAPI, serving: Serving) -> None:
         version = {"build_date": "", "build_timestamp": "", "git_sha": "", "git_describe": "tabloop"}
         return {
             "model": serving.model,
-            "device": "cpu",
+            "device": "remote",  # the engines' machines, of which this one knows nothing more
             "arch": "",
             "cpu_info": "",
             "cpu_count": 0,
@@ -120,7 +121,7 @@ def _status(serving: Serving) -> dict[str, Any]:
 def _person(serving: Serving) -> dict[str, Any]:
     status, board = _status(serving), serving.board
     running = serving.arms.experiment
-    others = {"object store": serving.shipper.error, "page": board.problem}
+    others = {"object store": serving.shipper.error, **board.problems}
     # A look at an earlier test says nothing of the one that runs.
     look = board.look if board.look and (running is None or board.look.experiment.id == running.id) else None
     return {
@@ -131,8 +132,15 @@ def _person(serving: Serving) -> dict[str, Any]:
         "recent": serving.metrics.recent(serving.clock()),
         "judgements": sorted(serving.metrics.judgements.items()),
         "versions": board.versions,
+        "cycles": board.cycles,
+        "runs": {version.tags.get("cycle"): version.tags.get("run") for version in board.versions},
         "links": serving.links,
     }
+
+
+def _ago(seconds: float) -> str:
+    minutes = max(0.0, time.time() - seconds) / 60
+    return f"{minutes:.0f} min ago" if minutes < 120 else f"{minutes / 60:.0f} h ago"
 
 
 def _template() -> Any:
@@ -140,6 +148,7 @@ def _template() -> Any:
     environment.filters["percent"] = _percent
     environment.filters["span"] = lambda ms: f"{ms[0]:.0f} / {ms[1]:.0f} ms" if ms else ""
     environment.filters["when"] = lambda seconds: datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    environment.filters["ago"] = _ago
     return environment.from_string(PAGE.read_text())
 
 

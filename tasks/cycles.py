@@ -12,33 +12,18 @@ outcome.json             conditional put: the cycle is over
 
 import io
 import re
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow.parquet as pq
 
-from infra.records import Manifest, ObjectReference, Record
+from infra.records import CycleOutcome as Outcome
+from infra.records import Manifest, ObjectReference
 from infra.settings import Settings, dump
 from infra.store import ObjectStore, sha256
 
 NAME = re.compile(r"^cycles/(cycle-(\d{6}))/(.+)$")
 MAX_ATTEMPTS = 3
 """A cycle that failed this many times is given up: its window comes back in the next one."""
-
-
-class Outcome(Record):
-    """How a cycle ended."""
-
-    cycle: str
-    """Its id."""
-    result: Literal["registered", "refused", "abandoned"]
-    """registered: the candidate is a version; refused: by the trainer or by held-out evaluation; abandoned: it failed too often,
-    or the champion that it was to beat was replaced."""
-    reason: str
-    """In words."""
-    version: str = ""
-    """The candidate's version, where there is one."""
-    experiment: str = ""
-    """The experiment it opened."""
 
 
 def name(number: int) -> str:

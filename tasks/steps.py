@@ -14,6 +14,7 @@ from prefect import Task, task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
+from prefect.runtime import flow_run
 
 from infra import settings as settings_
 from infra.records import Decision, ExperimentRecord, Manifest, Verdict
@@ -181,7 +182,8 @@ def reward(settings: Settings, collected: Collected) -> Manifest:
     forgotten.check(store, served)
     store.put_json(f"cycles/{cycle}/validation.json", {"quarantined": collected.accounts.reasons, "orphans": collected.orphans})
     returns = by_length(judged["reward"].to_list(), judged["tokens"].to_list())
-    return cycles.seal(store, cycle, collected.manifest_fields(time.time()) | {"returns": returns}, body, settings)
+    fields = collected.manifest_fields(time.time()) | {"returns": returns, "run": flow_run.id or ""}
+    return cycles.seal(store, cycle, fields, body, settings)
 
 
 @step("resume", retries=IO_RETRIES)

@@ -38,6 +38,8 @@ class Store(Section):
 class Registry(Section):
     uri: str = "http://127.0.0.1:5000"
     """MLflow tracking and registry server."""
+    page: str = ""
+    """Address at which a browser finds MLflow, for links; empty: the one above."""
     model: str = "tabloop"
     """Name of the registered model whose aliases say what is served."""
 
@@ -45,6 +47,8 @@ class Registry(Section):
 class Orchestration(Section):
     api: str = "http://127.0.0.1:4200/api"
     """Prefect API."""
+    page: str = ""
+    """Address at which a browser finds Prefect, for links; empty: the one above, without /api."""
     work_pool: str = "tabloop"
     """Prefect work pool of the deployments."""
     dask_scheduler: str = Field("", pattern=r"^((tcp|tls)://[^/@\s]+:\d+)?$")

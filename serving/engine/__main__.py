@@ -8,12 +8,28 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from infra import settings as settings_
 from infra.settings import Settings
 from serving import versions
 from serving.protocol import BASE_VERSION
+
+SPECULATION = (
+    "vLLM 0.32's engine ended in top_k sampling with n-gram speculation and stood still for seconds without it, and no kind of "
+    "speculation was tried with the log-probabilities that training needs"
+)
+BROKEN = {
+    "enable_lora": (
+        "vLLM 0.32 gives a request of the base weights that is batched with an adapter's the adapter's output, so that records "
+        "would name weights that did not sample them; merge the adapter into a checkpoint and register that"
+    ),
+    "speculative_config": SPECULATION,
+    "spec_method": SPECULATION,
+    "spec_model": SPECULATION,
+}
+"""What is refused at start, with why (the other known defects are kept out by protocol.py and worker.py)."""
 
 
 def environment(settings: Settings) -> dict[str, str]:
@@ -36,6 +52,13 @@ def environment(settings: Settings) -> dict[str, str]:
     return found
 
 
+def check(arguments: Mapping[str, Any]) -> None:
+    """Raises SystemExit for arguments of vLLM's that its 0.32 serves wrongly with; nothing of vLLM is imported for it."""
+    for name, why in BROKEN.items():
+        if arguments.get(name):
+            raise SystemExit(f"engine: serving.engine_arguments.{name} = {str(arguments[name])[:80]}: {why}; take it out")
+
+
 def choose(settings: Settings, slot: int, model: Path | None, version: str | None) -> tuple[Path, str]:
     """Directory and version to start with."""
     if model:
@@ -54,6 +77,7 @@ def main(arguments: list[str], variables: Mapping[str, str]) -> int:
     url = settings.serving.engines[given.slot]
     if not isinstance(url, str):
         raise SystemExit(f"engine: serving.engines[{given.slot}] is a server that already runs, {url.url}: nothing to start")
+    check(settings.serving.engine_arguments)
     for name, value in environment(settings).items():
         if name not in variables:
             os.environ[name] = value

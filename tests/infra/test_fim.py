@@ -5,7 +5,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from infra.fim import END, MIDDLE, PREFIX, SPECIAL_TOKENS, SUFFIX, Context, Order, Renderer, take_apart
+from infra.fim import END, MIDDLE, PREFIX, SPECIAL_TOKENS, SUFFIX, Context, Order, Renderer, asked, take_apart
 
 plain = st.text(max_size=40)
 code = st.lists(plain | st.sampled_from(SPECIAL_TOKENS), max_size=6).map("".join)
@@ -63,8 +63,51 @@ def test_the_outermost_markers_are_the_frame() -> None:
 
 @pytest.mark.parametrize("prompt", [f"{PREFIX}a", f"{SUFFIX}a{MIDDLE}", f"a{SUFFIX}b", f"{PREFIX}a{MIDDLE}", f"a{MIDDLE}"])
 def test_markers_in_another_order_are_refused_with_what_to_do(prompt: str) -> None:
-    with pytest.raises(ValueError, match="Qwen template"):
+    with pytest.raises(ValueError, match="Qwen's template"):
         take_apart(prompt)
+
+
+OTHERS = (  # as Continue renders them for models that it does not take for Qwen's
+    "{preamble}<fim_prefix>{prefix}<fim_suffix>{suffix}<fim_middle>",
+    "{preamble}<PRE> {prefix} <SUF>{suffix} <MID>",
+    "{preamble}<｜fim▁begin｜>{prefix}<｜fim▁hole｜>{suffix}<｜fim▁end｜>",
+)
+
+
+@pytest.mark.parametrize("template", OTHERS)
+@given(plain, plain, st.text(alphabet="ab\n", max_size=10))
+def test_another_models_frame_is_taken_apart(template: str, prefix: str, suffix: str, preamble: str) -> None:
+    prompt = template.format(prefix=prefix, suffix=suffix, preamble=preamble)
+    assert take_apart(prompt) == Context(prefix, suffix, preamble)
+    assert asked(prompt, "more" + prefix, suffix) == (prefix, suffix)
+
+
+@pytest.mark.parametrize("template", ["[SUFFIX]{}[PREFIX]{}", "<[fim-suffix]>{}<[fim-prefix]>{}<[fim-middle]>"])
+def test_a_frame_with_the_suffix_first_is_taken_apart_where_it_is_clear(template: str) -> None:
+    assert take_apart(template.format("\nprint(1)\n", "def f(x):\n    ")) == Context("def f(x):\n    ", "\nprint(1)\n")
+    with pytest.raises(ValueError, match="Qwen's template"):
+        take_apart(template.format("a[PREFIX]<[fim-prefix]>", "b"))
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "<fim_suffix>a<fim_prefix>b<fim_middle>",
+        "b <MID>",
+        "<｜fim▁hole｜>a<｜fim▁end｜>",
+        "[SUFFIX]a",
+        "<fim_prefix>a<fim_middle>",
+    ],
+)
+def test_another_models_frame_that_is_none_of_the_known_is_refused(prompt: str) -> None:
+    with pytest.raises(ValueError, match=r"Qwen's template.*'qwen' and 'coder'"):
+        take_apart(prompt)
+
+
+def test_other_models_markers_in_the_code_stay_text() -> None:
+    for code in ('tokens = ["<fim_prefix>", "<fim_middle>"]\n', "a [SUFFIX] b", "see <PRE> and <MID>\n"):
+        assert take_apart(code) == Context(code, "")
+        assert take_apart(framed(code, code)) == Context(code, code)
 
 
 @given(prefix=plain, suffix=plain, order=st.sampled_from(["psm", "spm"]))

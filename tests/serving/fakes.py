@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import httpx
@@ -23,6 +24,7 @@ from serving import completions, engines, feedback
 from serving.access import Access
 from serving.arms import Arms, Slot
 from serving.board import Board, Links
+from serving.cycles import Cycles
 from serving.engine.endpoints import Dead, Endpoints, SwapRefused
 from serving.follower import Follower
 from serving.generation import Policy
@@ -64,6 +66,8 @@ class FakeEngine:
         self.dies_after: int | None = None
         self.logprob = -0.5
         self.refuses = ""
+        self.may_swap = asyncio.Event()
+        self.may_swap.set()
         self.requests: list[Request] = []
         self.swaps: list[str] = []
         self.aborted = 0
@@ -114,6 +118,7 @@ class FakeEngine:
     async def swap(self, path: str, version: str) -> Swapped:
         if self.refuses == version:
             raise SwapRefused("does not fit")
+        await self.may_swap.wait()
         self.swaps.append(version)
         self.version = version
         return Swapped(version, 1.0, 1.0, 1.0)
@@ -130,6 +135,9 @@ class MemoryStore(ObjectStore):
         self.objects: dict[str, bytes] = {}
         self.puts: list[str] = []
         self.away = False
+        self.answers = threading.Event()
+        """Cleared: a read waits."""
+        self.answers.set()
 
     def put(self, key: str, body: bytes) -> str:
         if self.away:
@@ -141,7 +149,18 @@ class MemoryStore(ObjectStore):
     def get(self, key: str) -> bytes:
         if self.away:
             raise ConnectionError("the store is away")
+        self.answers.wait(20)
         return self.objects[key]
+
+    def exists(self, key: str) -> bool:
+        if self.away:
+            raise ConnectionError("the store is away")
+        return key in self.objects
+
+    def keys(self, prefix: str) -> Iterator[str]:
+        if self.away:
+            raise ConnectionError("the store is away")
+        return iter(sorted(key for key in self.objects if key.startswith(prefix)))
 
     def add_version(self, name: str) -> str:
         import hashlib
@@ -202,6 +221,8 @@ class House:
         self.store = MemoryStore()
         self.registry = FakeRegistry()
         self.metrics = Metrics()
+        self.clock = 0.0
+        """Seconds, of the status page."""
         self.spool_bytes = spool_bytes
         champion = Sampling(temperature=0.8, max_tokens=24, withhold_below=withhold_below)
         self.sampling = {"champion": champion, "challenger": challenger or champion}
@@ -232,7 +253,7 @@ class House:
             self.recorder,
             self.metrics,
             self.shipper,
-            Board(self.registry.client()),
+            Board(self.registry.client(), Cycles(self.store), clock=lambda: self.clock),
             Links("http://mlflow.test", "http://prefect.test", "m"),
         )
         judging = feedback.Judging(access, self.recorder, self.metrics)
@@ -253,9 +274,9 @@ class House:
 
     async def follow(self) -> None:
         """Until there is nothing left to do at once."""
-        while await self.follower.step():
-            pass
         await self.follower.step()
+        while await self.follower.loaded():
+            await self.follower.step()
 
     async def complete(
         self, url: str = "/v1/completions", headers: dict[str, str] | None = None, **body: object

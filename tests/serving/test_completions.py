@@ -45,7 +45,7 @@ async def test_continue_gets_its_stream_and_what_it_got_is_recorded(house: House
     assert found.pop() == "[DONE]"
     chunks = [json.loads(event) for event in found]
     texts = [chunk["choices"][0]["text"] for chunk in chunks]
-    assert "".join(texts) == TEXT and len(texts) > 3
+    assert "".join(texts) == TEXT and len(texts) > 2  # the first token at once, the rest together, the end
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * (len(chunks) - 1) + ["length"]
     (row,) = house.rows("completions")
     assert {chunk["id"] for chunk in chunks} == {row.id}
@@ -165,12 +165,41 @@ async def test_a_dead_engine_is_replaced_by_the_other(house: House) -> None:
     assert (await house.complete()).json()["choices"][0]["text"] == TEXT
 
 
-async def test_an_engine_that_dies_in_the_middle_ends_the_completion(house: House) -> None:
+async def test_a_stream_says_that_the_engine_died_in_the_middle(house: House) -> None:
     house.engines[0].dies_after, house.engines[0].delay = 2, 0.02
     answer = await house.complete(stream=True)
-    assert answer.status_code == 200 and events(answer.text)[-1] == "[DONE]"
+    *texts, error, end = events(answer.text)
+    assert answer.status_code == 200 and end == "[DONE]" and texts
+    assert {json.loads(event)["choices"][0]["finish_reason"] for event in texts} == {None}
+    assert json.loads(error)["error"]["type"] == "server_error"
     (row,) = house.rows("completions")
     assert row.finish_reason == "error" and len(row.token_ids) == 2
+
+
+async def test_an_infill_stream_says_so_too(house: House) -> None:
+    house.engines[0].dies_after, house.engines[0].delay = 2, 0.02
+    *texts, error = map(json.loads, events((await house.complete("/infill", **INFILL, stream=True)).text))
+    assert texts and not any(event["stop"] for event in texts) and error["error"]["type"] == "server_error"
+
+
+async def test_a_whole_answer_whose_engine_died_has_what_there_is_as_a_part(house: House) -> None:
+    house.engines[0].dies_after, house.engines[0].delay = 2, 0.02
+    answer = (await house.complete()).json()["choices"][0]
+    assert TEXT.startswith(answer["text"]) and (answer["text"] != "", answer["finish_reason"]) == (True, "length")
+    assert house.rows("completions")[0].finish_reason == "error"
+
+
+@pytest.mark.parametrize("body", [{}, {"stream": True}, {"segments": {"prefix": "a"}}])
+async def test_an_engine_that_died_with_nothing_to_show_is_a_503(
+    tmp_path: Path, tokenizer: Tokenizer, body: dict[str, object]
+) -> None:
+    async with House(tmp_path, tokenizer, withhold_below=1e-9) as house:  # nothing is shown before the end
+        house.engines[0].dies_after, house.engines[0].delay = 2, 0.02
+        answer = await house.complete(**body)
+        assert answer.status_code == 503 and int(answer.headers["retry-after"]) > 0
+        assert answer.json()["error"]["type"] == "server_error"
+        (row,) = house.rows("completions")
+        assert row.finish_reason == "error" and len(row.token_ids) == 2
 
 
 async def test_an_engine_with_other_weights_than_it_should_have_is_not_used(house: House) -> None:
@@ -386,6 +415,14 @@ async def test_the_user_is_the_header_then_the_body_then_the_token(house: House)
         ({"stop": {"a": 1}}, "stop"),
         ({"stop": ["x"] * 100}, "stop"),
         ({"suffix": 1}, "suffix"),
+        ({"stream": 1}, "stream"),
+        ({"stream": True, "stream_options": {"include_usage": "yes"}}, "stream_options.include_usage"),
+        ({"stream_options": True}, "stream_options"),
+        ({"seed": 7}, "seed"),
+        ({"logit_bias": {"50256": -100}}, "logit_bias"),
+        ({"presence_penalty": 0.5}, "presence_penalty"),
+        ({"frequency_penalty": -1}, "frequency_penalty"),
+        ({"best_of": 2}, "best_of"),
         ({"segments": 1}, "segments"),
         ({"segments": {"prefix": 1}}, "segments.prefix"),
     ],
@@ -442,6 +479,90 @@ async def test_tabby_and_llama_clients_are_served(house: House) -> None:
     assert [row.client for row in rows] == ["tabby", "llama"] and rows[1].prefix == "import os\nx = "
     assert (await house.complete("/infill", input_prefix="", input_suffix="", n_predict=0)).json()["content"] == ""
     assert len(house.rows("completions")) == 2
+
+
+async def test_what_editors_send_by_default_is_refused_nowhere(house: House) -> None:
+    plain = {"temperature": 0.01, "top_p": 0.9, "top_k": 40, "min_p": 0.05, "model": "another", "user": "ada"}
+    nothing = {"n": 1, "best_of": 1, "echo": False, "logprobs": None, "seed": None, "logit_bias": {}, "stream": False}
+    nothing |= {"presence_penalty": 0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "stream_options": None}
+    answer = (await house.complete(**plain, **nothing)).json()
+    assert (answer["choices"][0]["text"], answer["model"]) == (TEXT, "qwen-coder-x")
+
+
+async def test_a_stream_ends_with_its_tokens_where_that_is_asked_for(house: House) -> None:
+    answer = await house.complete(stream=True, stream_options={"include_usage": True})
+    *chunks, usage = [json.loads(event) for event in events(answer.text)[:-1]]
+    tokens = len(house.engines[0].reply)
+    prompt = len(house.engines[0].requests[-1].prompt_token_ids)
+    assert {"choices": [], "usage": usage["usage"]}.items() <= usage.items()
+    assert usage["usage"] == {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
+    assert all(chunk["usage"] is None and chunk["id"] == usage["id"] for chunk in chunks)
+
+
+async def test_infill_samples_as_many_tokens_as_are_asked_for_and_all_where_none_are(house: House) -> None:
+    sampled = []
+    for n_predict in (128, 3, -1, None):
+        await house.complete("/infill", **{**INFILL, "n_predict": n_predict})
+        sampled.append(len(house.rows("completions")[-1].token_ids))
+    body = {name: value for name, value in INFILL.items() if name != "n_predict"}
+    await house.complete("/infill", **body)
+    whole = len(house.engines[0].reply)
+    assert [*sampled, len(house.rows("completions")[-1].token_ids)] == [whole, 3, whole, whole, whole]
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"n_predict": False}, "n_predict"),
+        ({"t_max_predict_ms": "soon"}, "t_max_predict_ms"),
+        ({"response_fields": "content"}, "response_fields"),
+        ({"stream": "yes"}, "stream"),
+    ],
+)
+async def test_a_bad_infill_gets_an_error_that_names_the_field(house: House, body: dict[str, object], field: str) -> None:
+    answer = await house.complete("/infill", **INFILL | body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
+    assert house.rows("completions") == []
+
+
+async def test_infill_tells_what_llama_vscode_shows(house: House) -> None:
+    house.engines[0].delay = 0.002
+    found = (await house.complete("/infill", **INFILL)).json()
+    prompt, sampled = len(house.engines[0].requests[-1].prompt_token_ids), len(house.engines[0].reply)
+    assert found["generation_settings"] == {"n_ctx": 40 + 20 + 3 + 24, "n_predict": 24, "temperature": 0.8, "top_p": 1.0}
+    assert (found["tokens_cached"], found["tokens_evaluated"], found["truncated"]) == (prompt + sampled, prompt, False)
+    timings = found["timings"]
+    assert (timings["prompt_n"], timings["predicted_n"]) == (prompt, sampled)
+    assert timings["predicted_ms"] >= 2 * (sampled - 1) and timings["prompt_ms"] > 0
+    assert timings["predicted_per_second"] == pytest.approx(sampled * 1e3 / timings["predicted_ms"], rel=0.01)
+    row = house.rows("completions")[-1]
+    assert timings["prompt_ms"] + timings["predicted_ms"] == pytest.approx(row.total_ms, abs=0.01)
+
+
+async def test_infill_tells_the_fields_that_are_named(house: House) -> None:
+    fields = ["content", "timings/prompt_n", "truncated", "timings/no_such", "content/x"]
+    found = (await house.complete("/infill", **INFILL, response_fields=fields)).json()
+    prompt = len(house.engines[0].requests[-1].prompt_token_ids)
+    assert found == {"content": TEXT, "timings/prompt_n": prompt, "truncated": False}
+
+
+async def test_infill_streams(house: House) -> None:
+    *texts, last = map(json.loads, events((await house.complete("/infill", **INFILL, stream=True)).text))
+    assert "".join(event["content"] for event in texts) == TEXT and not any(event["stop"] for event in texts)
+    assert (last["stop"], last["content"], last["tokens_predicted"]) == (True, "", len(house.engines[0].reply))
+
+
+async def test_infill_ends_at_its_time_once_there_is_a_line(house: House) -> None:
+    engine = house.engines[0]
+    engine.delay = 0.03
+    for reply, ended in (("return alpha\n + beta + gamma + delta + epsilon", True), (TEXT, False)):
+        engine.reply = house.tokenizer.encode(reply).ids
+        content = (await house.complete("/infill", **INFILL, t_max_predict_ms=1)).json()["content"]
+        assert (content == reply[: len(content)], content != reply) == (True, ended)
+        row = house.rows("completions")[-1]
+        assert row.finish_reason == "length" and (len(row.token_ids) < len(engine.reply)) == ended
+        assert "\n" in content or not ended
+    await _until(lambda: engine.aborted == 1)
 
 
 async def test_how_it_is_doing_can_be_read(house: House) -> None:

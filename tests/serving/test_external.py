@@ -35,6 +35,9 @@ class Service:
         self.reply = TEXT
         self.delay = 0.0
         self.dies = False
+        self.room: int | None = None
+        """Tokens that a prompt and its completion may have together; it says so, and refuses more."""
+        self.refuses = False
         self.asked: list[dict] = []
         self.left = 0
         self.token = "their-secret"
@@ -52,7 +55,8 @@ class Service:
     async def _models(self, http: web.Request) -> web.Response:
         if http.headers.get("authorization") != f"Bearer {self.token}":
             return web.json_response({"error": {"message": "who are you"}}, status=401)
-        return web.json_response({"data": [{"id": "their-model"}]})
+        told = {} if self.room is None else {"max_model_len": self.room}
+        return web.json_response({"data": [{"id": "their-model", **told}]})
 
     async def _completions(self, http: web.Request) -> web.StreamResponse:
         asked = await http.json()
@@ -61,6 +65,8 @@ class Service:
         if not asked.get("stream"):
             return web.json_response({"choices": [self._tried(asked)]})
         self.asked.append(asked)
+        if self.refuses or (self.room is not None and len(asked["prompt"]) + asked["max_tokens"] > self.room):
+            return web.json_response({"error": {"message": "too long: " + str(asked["prompt"])}}, status=400)
         answer = web.StreamResponse()
         await answer.prepare(http)
         ids = self.tokenizer.encode(self.reply).ids[: asked["max_tokens"]]
@@ -185,13 +191,54 @@ async def test_it_is_tried_again_after_it_was_away(tmp_path: Path, tokenizer: To
     service = Service(tokenizer, "processed")
     async with house_on(service, tmp_path, tokenizer) as house:
         service.dies = True
-        assert (await house.complete()).json()["choices"][0]["finish_reason"] == "error"
+        assert (await house.complete()).json()["choices"][0]["finish_reason"] == "length"
         service.dies, service.tells = False, "ids"
         await house.follower.step()
         assert "no log-probabilities" in house.arms.slots[0].state
         assert (await house.complete()).status_code == 200
         rows = house.rows("completions")
         assert [(row.finish_reason, row.behaviour_logprobs) for row in rows] == [("error", "known"), ("length", "unknown")]
+
+
+@pytest.mark.parametrize("room", [60, 87, 4096])
+async def test_a_prompt_is_cut_to_its_context_and_recorded_as_it_was_cut(tmp_path: Path, tokenizer: Tokenizer, room: int) -> None:
+    service = Service(tokenizer, "processed")
+    service.room = room
+    async with house_on(service, tmp_path, tokenizer) as house:
+        lines = "".join(f"value_{n} = {n}\n" for n in range(99))
+        answer = await house.complete(prompt=lines, suffix=lines)
+        assert (answer.status_code, answer.json()["choices"][0]["text"]) == (200, TEXT)
+        (row,) = house.rows("completions")
+        assert list(row.prompt_token_ids) == service.asked[-1]["prompt"] and row.max_tokens == 24
+        sent = row.prompt_token_ids
+        before = tokenizer.decode(sent[sent.index(tokenizer.token_to_id(fim.PREFIX)) + 1 :])
+        assert lines.endswith(before) and len(before) > 10
+        assert 0.6 * min(room, 87) < len(sent) + 24 <= min(room, 87)
+
+
+async def test_a_context_that_nothing_fits_in_is_said(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    service = Service(tokenizer)
+    service.room = 32
+    async with house_on(service, tmp_path, tokenizer) as house:
+        assert "max_model_len is 32, completions and 16 tokens of code need 43" in house.arms.slots[0].state
+
+
+async def test_what_it_refuses_is_that_requests_failure_and_not_its_own(
+    tmp_path: Path, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    service = Service(tokenizer, "processed")
+    async with house_on(service, tmp_path, tokenizer) as house:
+        service.refuses = True
+        for stream in (True, False):
+            answer = await house.complete(stream=stream)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
+        assert house.arms.slots[0].up and house.rows("completions") == []
+        assert "HTTP 400" in caplog.text and "too long" not in caplog.text, "its words may be the developer's code"
+        house.engines[1].up = True
+        await house.follow()
+        assert (await house.complete()).json()["choices"][0]["text"] == "return gamma"
+        service.refuses = False
+        assert (await house.complete()).json()["choices"][0]["text"] == TEXT
 
 
 async def test_a_client_that_leaves_ends_it_there_too(tmp_path: Path, tokenizer: Tokenizer) -> None:

@@ -1,6 +1,8 @@
 """Which slot serves what, as the registry's aliases move and parts come and go."""
 
+import asyncio
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -63,8 +65,6 @@ async def test_versions_come_up_are_promoted_and_rolled_back(house: House) -> No
 
 
 async def test_no_request_fails_while_versions_change(house: House) -> None:
-    import asyncio
-
     for version in map(str, range(1, 7)):
         house.add_version(version)
     for engine in house.engines:
@@ -88,6 +88,95 @@ async def test_no_request_fails_while_versions_change(house: House) -> None:
     assert len(statuses) > 20 and set(statuses) == {200}
     rows = house.rows("completions")
     assert not any(row.mixed for row in rows) and {row.policy_version for row in rows} >= {"1", "6"}
+
+
+async def _both_held(house: House) -> None:
+    """Slots with version 1, which serves, and 2; 3 is there to be loaded."""
+    for version in ("1", "2", "3"):
+        house.add_version(version)
+    house.registry.aliases = {"champion": "1", "challenger": "2"}
+    await house.follow()
+    house.registry.aliases = {"champion": "1"}
+    await house.follow()
+
+
+async def test_a_rollback_is_followed_while_a_version_is_downloaded(house: House) -> None:
+    await _both_held(house)
+    swaps = [list(engine.swaps) for engine in house.engines]
+    house.store.answers.clear()
+    house.registry.aliases = {"champion": "3"}
+    await house.follower.step()
+    house.registry.aliases = {"champion": "2"}
+    await house.follower.step()
+    assert await _served(house) == "2"
+    house.store.answers.set()
+    await house.follow()
+    assert [list(engine.swaps) for engine in house.engines] == swaps, "the load is abandoned"
+    house.registry.aliases = {"champion": "3"}
+    await house.follow()
+    assert await _served(house) == "3"
+
+
+async def test_a_load_that_is_abandoned_while_its_slot_drains_leaves_the_slot_as_it_was(house: House) -> None:
+    await _both_held(house)
+    idle = house.arms.slots[1 - house.arms.champion]
+    idle.in_flight += 1
+    house.registry.aliases = {"champion": "3"}
+    await house.follower.step()
+    await _until(lambda: not idle.up)
+    house.registry.aliases = {"champion": "1"}
+    await house.follower.step()
+    idle.in_flight -= 1
+    await _until(lambda: idle.up)
+    house.registry.aliases = {"champion": "2"}
+    await house.follow()
+    assert await _served(house) == "2" and "3" not in house.engines[idle.index].swaps
+
+
+async def test_a_swap_is_not_torn_and_its_slot_takes_no_traffic_meanwhile(house: House) -> None:
+    await _both_held(house)
+    idle = house.arms.slots[1 - house.arms.champion]
+    engine = house.engines[idle.index]
+    engine.may_swap.clear()
+    house.registry.aliases = {"champion": "3"}
+    await house.follower.step()
+    await _until(lambda: not idle.up)
+    house.registry.aliases = {"champion": "1"}
+    for _ in range(3):
+        await house.follower.step()
+        assert not idle.up and await _served(house) == "1"
+    engine.may_swap.set()
+    await house.follow()
+    assert (engine.swaps[-1], idle.version, idle.up) == ("3", "3", True)
+    assert await _served(house) == "1"
+
+
+async def test_a_champion_that_failed_once_serves_again_while_the_other_slot_is_loaded(house: House) -> None:
+    await _both_held(house)
+    champion = house.arms.slots[house.arms.champion]
+    house.engines[1 - champion.index].may_swap.clear()
+    house.registry.aliases = {"champion": "1", "challenger": "3"}
+    await house.follower.step()
+    await _until(lambda: not house.arms.slots[1 - champion.index].up)
+    house.engines[champion.index].up = False
+    assert (await house.complete()).status_code == 503
+    house.engines[champion.index].up = True
+    await house.follower.step()
+    assert await _served(house) == "1"
+    house.engines[1 - champion.index].may_swap.set()
+    await house.follow()
+    assert house.arms.challenger == 1 - champion.index
+
+
+async def test_following_goes_on_by_itself_through_loads(house: House) -> None:
+    await _both_held(house)
+    following = asyncio.create_task(house.follower.run())
+    for version in ("3", "1", "2"):
+        house.registry.aliases = {"champion": version}
+        await _until(lambda version=version: house.arms.slots[house.arms.champion].version == version)
+        assert await _served(house) == version
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
 
 
 async def test_a_version_that_is_refused_or_corrupt_takes_no_traffic(house: House) -> None:
@@ -213,6 +302,12 @@ def test_old_versions_are_deleted_and_those_in_use_never(tmp_path: Path) -> None
     Versions(tmp_path).prune({"0", "9"})
     left = {path.name for path in (tmp_path / "versions").iterdir()}
     assert {"0", "9"} <= left and len(left) == 6
+
+
+async def _until(reached: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not reached():
+            await asyncio.sleep(0.005)
 
 
 async def _served(house: House) -> str:

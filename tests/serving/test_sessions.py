@@ -1,10 +1,10 @@
 """What real clients sent is answered, byte for byte, as it was when they were satisfied.
 
 Recorded between the client and this app: the bytes of each request and of its answer (sessions/*.json name the client). Only
-dates, times of making, ids of completions and the port differ from one time to the next. Of a streamed answer also the chunks
-and the number of tokens in an event do, since both are a matter of when each token came: it is compared without its chunks and
-with the texts of its events put together, the rest byte for byte. Where the client left in the middle, so does this one, when
-it has the text that the client had.
+dates, times of making, durations (and with them lengths), ids of completions and the port differ from one time to the next, and
+numbers of tokens with the tests' tokenizer. Of a streamed answer also the chunks and the number of tokens in an event do, since
+both are a matter of when each token came: it is compared without its chunks and with the texts of its events put together, the
+rest byte for byte. Where the client left in the middle, so does this one, when it has the text that the client had.
 """
 
 import asyncio
@@ -15,12 +15,16 @@ from pathlib import Path
 
 import pytest
 
-from serving.answers import MORE
+from serving.bodies import MORE
 from tests.serving.fakes import House
 from tests.tasks.rows import join
 
 SESSIONS = sorted(Path(__file__).with_name("sessions").glob("*.json"))
-VARYING = re.compile(r"(?i)^date: .*?\r\n|(?<=cmpl-)[0-9a-f-]{36}|(?<=\"created\": )\d+", re.MULTILINE)
+VARYING = re.compile(
+    r"(?i)^date: .*?\r\n|^content-length: \d+|(?<=cmpl-)[0-9a-f-]{36}|(?<=\"created\": )\d+"
+    r"|(?<=_ms\": )[\d.]+|(?<=_second\": )[\d.]+|(?<=_n\": )\d+|(?<=tokens_cached\": )\d+",
+    re.MULTILINE,
+)
 AFTER = '"' + MORE
 """From the end of an event's text to the end of the event."""
 BETWEEN = re.compile(re.escape(AFTER) + r'data: \{[^\n]*?"choices": \[\{"text": "')

@@ -6,8 +6,10 @@ import re
 from fastapi import FastAPI
 from starlette.routing import Route
 
-from infra.records import Decision, Rate, Verdict
-from infra.settings import ROOT
+from infra.records import CycleOutcome, Decision, Manifest, ObjectReference, Rate, Record, Verdict
+from infra.settings import ROOT, load
+from serving.__main__ import links
+from serving.board import Links
 from tests.serving.fakes import ADMIN, TOKEN, House, experiment
 
 VERDICT = Verdict(
@@ -69,6 +71,73 @@ async def test_the_page_is_there_when_the_registry_is_not(house: House) -> None:
     house.registry.away = True
     answer = await house.client.get(house.urls[0] + "/", headers=password(ADMIN))
     assert answer.status_code == 200 and "away" in answer.text and "version 0" in answer.text
+
+
+async def test_the_page_lists_the_last_cycles_those_too_that_registered_nothing(house: House) -> None:
+    house.add_version("2")
+    house.registry.tags["2"] = {"cycle": "cycle-000011", "run": "run-of-mlflow"}
+    for number in range(1, 13):
+        cycle = f"cycle-{number:06d}"
+        _put(house, f"cycles/{cycle}/manifest.json", manifest(cycle))
+        if number < 11:
+            _put(house, f"cycles/{cycle}/outcome.json", CycleOutcome(cycle=cycle, result="refused", reason="it got worse"))
+    registered = CycleOutcome(cycle="cycle-000011", result="registered", reason="better", version="2", experiment="e1")
+    _put(house, "cycles/cycle-000011/outcome.json", registered)
+    decided = VERDICT.model_copy(update={"verdict": "reject"})
+    _put(house, "decisions/e1.json", Decision(experiment=experiment(), verdict=decided, decided=0.0, by="gate"))
+    page = await _page(house)
+    text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page))
+    cycles = re.findall(r"cycle-\d{6}", text[text.index(" Cycles ") : text.index(" Versions ")])
+    assert cycles == [f"cycle-{number:06d}" for number in range(12, 4, -1)]
+    assert "under way" in text and "refused it got worse" in text and "registered better 2 reject , by gate" in text
+    assert 'href="http://prefect.test/runs/flow-run/run-of-cycle-000012"' in page
+    assert 'href="http://mlflow.test/#/runs/run-of-mlflow"' in page
+    # What goes on is seen at the next look.
+    _put(house, "cycles/cycle-000013/manifest.json", manifest("cycle-000013"))
+    _put(house, "cycles/cycle-000012/outcome.json", registered.model_copy(update={"reason": "the last"}))
+    house.clock += 10
+    page = await _page(house)
+    assert "cycle-000013" in page and "the last" in page
+
+
+async def test_the_page_is_there_when_the_store_is_not(house: House) -> None:
+    house.store.away = True
+    assert "the store is away" in await _page(house)
+
+
+def test_links_lead_where_a_browser_reaches() -> None:
+    cluster = {"TABLOOP_REGISTRY__URI": "http://mlflow.svc:5000", "TABLOOP_ORCHESTRATION__API": "http://prefect.svc:4200/api"}
+    assert links(load(environment=cluster)) == Links("http://mlflow.svc:5000", "http://prefect.svc:4200", "tabloop")
+    pages = {"TABLOOP_REGISTRY__PAGE": "https://mlflow.example/", "TABLOOP_ORCHESTRATION__PAGE": "https://prefect.example"}
+    assert links(load(environment=cluster | pages)) == Links("https://mlflow.example", "https://prefect.example", "tabloop")
+
+
+def manifest(cycle: str) -> Manifest:
+    return Manifest(
+        cycle=cycle,
+        created=0.0,
+        champion="1",
+        parent="1",
+        since=0.0,
+        until=0.0,
+        completions=(),
+        feedback=(),
+        samples=ObjectReference(key="k", sha256="", rows=300),
+        buckets={},
+        requests=0,
+        settings_sha256="",
+        run=f"run-of-{cycle}",
+    )
+
+
+def _put(house: House, key: str, record: Record) -> None:
+    house.store.objects[key] = record.model_dump_json().encode()
+
+
+async def _page(house: House) -> str:
+    answer = await house.client.get(house.urls[0] + "/", headers=password(ADMIN))
+    assert answer.status_code == 200
+    return answer.text
 
 
 async def test_every_route_is_in_the_readme(house: House) -> None:
