@@ -12,6 +12,7 @@ from serving.access import Caller, Denied, Known, client_name
 from serving.answers import RETRY_SECONDS, Stream, Whole, error_body
 from serving.arms import NotHeld, Route
 from serving.dialects import BadRequest
+from serving.document import COMPLETIONS, describe
 from serving.generation import Asked, Generation, Unavailable
 from serving.metrics import Metrics
 from serving.standing import Serving
@@ -102,6 +103,7 @@ def _add_completions(app: FastAPI, serving: Serving) -> None:
         )
 
     add_posts(app, {"/v1/completions": completions, "/infill": infill, "/v1/chat/completions": chat})
+    describe(app, COMPLETIONS)
 
 
 def _routes(request: Request, serving: Serving, caller: Caller) -> list[Route]:
