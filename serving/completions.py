@@ -13,6 +13,7 @@ from serving.answers import RETRY_SECONDS, Stream, Whole
 from serving.arms import NotHeld, Route
 from serving.bodies import InfillEvents, OpenAIEvents, error_body
 from serving.dialects import BadRequest
+from serving.document import COMPLETIONS, describe
 from serving.generation import Asked, Generation, Unavailable, Unservable
 from serving.metrics import Metrics
 from serving.standing import Serving
@@ -112,6 +113,7 @@ def _add_completions(app: FastAPI, serving: Serving) -> None:
         )
 
     add_posts(app, {"/v1/completions": completions, "/infill": infill, "/v1/chat/completions": chat})
+    describe(app, COMPLETIONS)
 
 
 def _routes(request: Request, serving: Serving, caller: Caller) -> list[Route]:

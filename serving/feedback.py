@@ -21,6 +21,7 @@ from serving.answers import RETRY_SECONDS
 from serving.bodies import error_body
 from serving.completions import add_errors, add_posts
 from serving.dialects import BadRequest, read_json
+from serving.document import Schema, describe
 from serving.metrics import Metrics
 from serving.recording import Recorder
 from serving.spool import SpoolFull
@@ -60,7 +61,8 @@ class Autocomplete(Body):
 class ContinueEvent(Body):
     """The frame around it."""
 
-    name: str
+    name: str = Field(examples=["autocomplete"])
+    """Others are taken and not kept."""
     data: dict[str, Any] = {}
 
 
@@ -210,6 +212,18 @@ def add_feedback(app: FastAPI, judging: Judging) -> None:
         "/v1/events": tabby_events,
     }
     add_posts(app, routes)
+    describe(app, _bodies())
+
+
+def _bodies() -> dict[str, Schema]:
+    event, flat = ContinueEvent.model_json_schema(), Autocomplete.model_json_schema()
+    event["properties"]["data"] = flat
+    return {
+        "/v1/continue/events": event,
+        "/api/training/submit": flat,
+        "/v1/feedback": Own.model_json_schema(),
+        "/v1/events": TabbyEvent.model_json_schema(),
+    }
 
 
 def _autocomplete(event: Autocomplete, caller: Caller, now: float) -> Feedback:

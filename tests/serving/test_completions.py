@@ -7,7 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -582,31 +582,6 @@ async def test_a_full_spool_does_not_stop_completions(tmp_path: Path, tokenizer:
         answer = await house.judge("/v1/feedback", {"completion_id": "c", "outcome": "accepted"})
         assert answer.status_code == 503 and int(answer.headers["retry-after"]) > 0
         assert b"tabloop_unrecorded_total 1.0" in house.metrics.text(house.arms, house.spool)
-
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=30),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
-    max_leaves=6,
-)
-fields = st.sampled_from(
-    ["prompt", "suffix", "stop", "max_tokens", "stream", "user", "n", "segments", "input_prefix", "n_predict"]
-)
-
-
-async def test_nothing_that_is_sent_ends_in_a_server_error(house: House) -> None:
-    loop = asyncio.get_running_loop()
-
-    @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
-    @given(st.sampled_from(["/v1/completions", "/infill"]), st.dictionaries(fields, json_values, max_size=6) | json_values)
-    def check(path: str, body: object) -> None:
-        content = json.dumps(body).encode()
-        sent = asyncio.run_coroutine_threadsafe(house.client.post(house.urls[0] + path, content=content), loop)
-        assert sent.result(20).status_code < 500
-
-    await asyncio.to_thread(check)
-    answered = [row for row in house.rows("completions") if row.finish_reason == "error"]
-    assert answered == [] and house.arms.ready
 
 
 async def _experiment(house: House) -> None:

@@ -1,0 +1,70 @@
+"""What routes take, as /openapi.json tells it: of feedback the models that check it, of completions what dialects.py checks.
+
+A test sends what is described here, and what is not, so that the two cannot part.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI
+
+from serving.dialects import MOST_STOPS, REFUSED
+
+Schema = dict[str, Any]
+TEXT: Schema = {"type": "string"}
+NONE: Schema = {"type": "null"}
+FLAG: Schema = {"anyOf": [{"type": "boolean"}, NONE]}
+STOP: Schema = {"anyOf": [TEXT, {"type": "array", "items": TEXT, "maxItems": MOST_STOPS}, NONE]}
+USER: Schema = {"description": "whose completion it is, where X-User-ID does not say it"}
+
+
+def _object(needed: tuple[str, ...], **fields: Schema) -> Schema:
+    """Of a client's body what is used; others may stand there."""
+    return {"type": "object", "required": list(needed), "properties": fields}
+
+
+def _perhaps(schema: Schema) -> Schema:
+    return {"anyOf": [schema, NONE]}
+
+
+OPENAI = _object(
+    ("prompt",),
+    prompt={"anyOf": [TEXT, {"type": "array", "items": TEXT, "minItems": 1, "maxItems": 1}]},
+    suffix=_perhaps(TEXT),
+    max_tokens=_perhaps({"type": "integer", "minimum": 1}),
+    stop=STOP,
+    stream=FLAG,
+    stream_options=_perhaps(_object((), include_usage=FLAG)),
+    **{name: {"enum": [*fine, None], "description": why} for name, (fine, why) in REFUSED.items()},
+    user=USER,
+)
+TABBY = _object(("segments",), segments=_object(("prefix",), prefix=TEXT, suffix=_perhaps(TEXT)), user=USER)
+INFILL = _object(
+    ("input_prefix", "input_suffix"),
+    input_prefix=TEXT,
+    input_suffix=TEXT,
+    prompt=_perhaps(TEXT),
+    n_predict=_perhaps({"type": "integer", "minimum": -1}),
+    t_max_predict_ms=_perhaps({"type": "number"}),
+    stop=STOP,
+    stream=FLAG,
+    response_fields=_perhaps({"type": "array", "items": TEXT}),
+    user=USER,
+)
+COMPLETIONS: dict[str, Schema] = {"/v1/completions": {"anyOf": [OPENAI, TABBY]}, "/infill": INFILL}
+
+
+def describe(app: FastAPI, bodies: Mapping[str, Schema]) -> None:
+    """Add POST routes with these bodies to what the app says of itself."""
+    of_gets = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        found = of_gets()
+        for path, schema in bodies.items():
+            found["paths"].setdefault(path, {})["post"] = {
+                "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
+                "responses": {"200": {"description": "done"}, "default": {"description": "an error in OpenAI's shape"}},
+            }
+        return found
+
+    app.openapi = openapi  # type: ignore[method-assign]
