@@ -18,6 +18,8 @@ EXPERIMENT_TAG = "tabloop.experiment"
 PREVIOUS_TAG = "tabloop.previous_champion"
 LOOK_TAG = "tabloop.look"
 VERDICT_TAG = "verdict"
+REMOVED_TAG = "checkpoint_removed"
+"""Tag of a model version: when its checkpoint was removed, ISO 8601 in UTC; it cannot be served or trained any more."""
 PAGE = 200
 """Versions that are asked for at a time."""
 
