@@ -80,6 +80,10 @@ class Registry:
             previous_champion=tags.get(PREVIOUS_TAG) or None,
         )
 
+    def named(self) -> frozenset[str]:
+        """Versions that any alias points to, one of a person's own included."""
+        return frozenset(str(a["version"]) for a in (self._find() or {}).get("aliases", []))
+
     def last_look(self) -> Decision | None:
         """What the gate said when it last looked at a test, an undecided one too."""
         tags = {t["key"]: t.get("value", "") for t in (self._find() or {}).get("tags", [])}
