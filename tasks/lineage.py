@@ -22,7 +22,7 @@ class Lineage:
     cycles: Mapping[str, str]
     """Version to the cycle that made it; a base has none."""
     removed: frozenset[str] = frozenset()
-    """Versions whose checkpoint is gone (`infra.registry.REMOVED_TAG`)."""
+    """Versions whose checkpoint is gone (tasks/disused.py)."""
 
     def ancestry(self, version: str) -> tuple[str, ...]:
         """A version, its parent, and so on up to the base."""

@@ -4,11 +4,14 @@ The decision record is written first, once, with a conditional put; then the reg
 decision for the running experiment carries it out, so that of two deciders the first one's record stands.
 """
 
-from infra.records import Decision, ExperimentRecord, ObjectReference, Verdict
-from infra.registry import CHALLENGER, CHAMPION, LOOK_TAG, PREVIOUS_TAG, REMOVED_TAG, VERDICT_TAG, Registry
+from collections.abc import Iterable
+from operator import itemgetter
+
+from infra.records import Decision, ExperimentRecord, Manifest, ObjectReference, Verdict
+from infra.registry import CHALLENGER, CHAMPION, LOOK_TAG, PREVIOUS_TAG, REMOVED_TAG, VERDICT_TAG, ModelVersion, Registry
 from infra.settings.schema import Experiment
 from infra.store import ObjectStore
-from tasks.lineage import DATASET_TAG, Lineage
+from tasks.lineage import CYCLE_TAG, DATASET_TAG, Lineage
 
 GATE = "gate"
 MANUAL = "manual-"
@@ -56,6 +59,22 @@ def decision_of(store: ObjectStore, experiment: str) -> Decision | None:
         return Decision.model_validate(store.get_json(f"decisions/{experiment}.json"))
     except KeyError:
         return None
+
+
+def champions(store: ObjectStore, known: Iterable[ModelVersion], manifests: Iterable[Manifest]) -> list[str]:
+    """Versions that were champion, the latest first.
+
+    Decisions tell them, and the cycles at hand: an alias that is moved in MLflow leaves no decision.
+    """
+    promoted = [v for v in known if v.tags.get(VERDICT_TAG, "").startswith("promote") and CYCLE_TAG in v.tags]
+    tests = [experiment_id(v.tags[CYCLE_TAG], v.version) for v in promoted]
+    moves = [key.removeprefix("decisions/").removesuffix(".json") for key in store.keys(f"decisions/{MANUAL}")]
+    seen = [(m.created, m.champion) for m in manifests]
+    for decision in (decision_of(store, name) for name in (*tests, *moves)):
+        if decision and decision.verdict.verdict == "promote":
+            seen += [(decision.decided, decision.experiment.challenger), (decision.decided, decision.experiment.champion)]
+    latest = sorted(seen, key=itemgetter(0), reverse=True)
+    return list(dict.fromkeys(version for _, version in latest if version))
 
 
 def to_train(store: ObjectStore, versions: Lineage, champion: str, previous: str | None) -> str:
