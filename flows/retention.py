@@ -9,7 +9,7 @@ from tasks import steps
 
 @flow(name="retention", persist_result=False)
 def retention(dry_run: bool = True) -> State:
-    """Remove old events and the rows of old cycles."""
+    """Remove old events, the rows of old cycles, and old weights that nobody can want any more."""
     found = steps.retain(settings_.load(), dry_run)
     return Completed(name="DryRun" if dry_run else "Retained", message=found.in_words())
 

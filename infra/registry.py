@@ -18,6 +18,8 @@ EXPERIMENT_TAG = "tabloop.experiment"
 PREVIOUS_TAG = "tabloop.previous_champion"
 LOOK_TAG = "tabloop.look"
 VERDICT_TAG = "verdict"
+REMOVED_TAG = "checkpoint_removed"
+"""Tag of a model version: when its checkpoint was removed, ISO 8601 in UTC; it cannot be served or trained any more."""
 PAGE = 200
 """Versions that are asked for at a time."""
 
@@ -77,6 +79,10 @@ class Registry:
             experiment=ExperimentRecord.model_validate_json(experiment) if experiment else None,
             previous_champion=tags.get(PREVIOUS_TAG) or None,
         )
+
+    def named(self) -> frozenset[str]:
+        """Versions that any alias points to, one of a person's own included."""
+        return frozenset(str(a["version"]) for a in (self._find() or {}).get("aliases", []))
 
     def last_look(self) -> Decision | None:
         """What the gate said when it last looked at a test, an undecided one too."""

@@ -62,6 +62,13 @@ class Corrupt(ValueError):
     """An object's bytes are not those its checksum was made of."""
 
 
+class Incomplete(KeyError):
+    """A directory without checksums: its upload has not ended, or it was removed."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])  # a KeyError shows its text in quotes
+
+
 class ObjectStore:
     """One bucket. Objects are immutable: whole, under unique keys, never overwritten with other bytes.
 
@@ -240,22 +247,31 @@ class ObjectStore:
         return checksums
 
     def directory_sha256(self, prefix: str) -> str:
-        """Checksum of a directory's checksums: the same only for the same files. Raises KeyError where it is not complete."""
-        return sha256([self.get(f"{prefix}/{CHECKSUMS}")])
+        """Checksum of a directory's checksums: the same only for the same files. Raises Incomplete where it is not whole."""
+        return sha256([self._checksums(prefix)])
 
     def get_directory(self, prefix: str, directory: Path) -> None:
         """Download what put_directory wrote, each file checked.
 
         Raises:
-            KeyError: there is no complete directory under the prefix.
+            Incomplete: there is no whole directory under the prefix.
             Corrupt: a file's bytes do not match their checksum.
         """
-        for name, expected in self.get_json(f"{prefix}/{CHECKSUMS}").items():
+        for name, expected in json.loads(self._checksums(prefix)).items():
             body = self.get(f"{prefix}/{name}")
             if (found := hashlib.sha256(body).hexdigest()) != expected:
                 raise Corrupt(f"s3://{self.bucket}/{prefix}/{name}: SHA-256 {found}, expected {expected}")
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
             (directory / name).write_bytes(body)
+
+    def _checksums(self, prefix: str) -> bytes:
+        try:
+            return self.get(f"{prefix}/{CHECKSUMS}")
+        except KeyError as error:
+            raise Incomplete(
+                f"{self.uri(prefix)}: {CHECKSUMS} is missing, so it is not whole: its upload has not ended, or "
+                "retention has removed it. Choose a model version without the tag checkpoint_removed"
+            ) from error
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from infra.registry import ModelVersion
+from infra.registry import REMOVED_TAG, ModelVersion
 
 PARENT_TAG = "parent"
 """Tag of a model version: the version it was trained from."""
@@ -21,6 +21,8 @@ class Lineage:
     """Version to parent; a base has the empty one."""
     cycles: Mapping[str, str]
     """Version to the cycle that made it; a base has none."""
+    removed: frozenset[str] = frozenset()
+    """Versions whose checkpoint is gone (tasks/disused.py)."""
 
     def ancestry(self, version: str) -> tuple[str, ...]:
         """A version, its parent, and so on up to the base."""
@@ -45,4 +47,5 @@ def lineage(versions: Iterable[ModelVersion]) -> Lineage:
     return Lineage(
         parents={v.version: v.tags.get(PARENT_TAG, "") for v in known},
         cycles={v.version: v.tags[CYCLE_TAG] for v in known if v.tags.get(CYCLE_TAG)},
+        removed=frozenset(v.version for v in known if v.tags.get(REMOVED_TAG)),
     )

@@ -4,21 +4,30 @@ The decision record is written first, once, with a conditional put; then the reg
 decision for the running experiment carries it out, so that of two deciders the first one's record stands.
 """
 
-from infra.records import Decision, ExperimentRecord, ObjectReference, Verdict
-from infra.registry import CHALLENGER, CHAMPION, LOOK_TAG, PREVIOUS_TAG, VERDICT_TAG, Registry
+from collections.abc import Iterable
+from operator import itemgetter
+
+from infra.records import Decision, ExperimentRecord, Manifest, ObjectReference, Verdict
+from infra.registry import CHALLENGER, CHAMPION, LOOK_TAG, PREVIOUS_TAG, REMOVED_TAG, VERDICT_TAG, ModelVersion, Registry
 from infra.settings.schema import Experiment
 from infra.store import ObjectStore
-from tasks.lineage import DATASET_TAG, Lineage
+from tasks.lineage import CYCLE_TAG, DATASET_TAG, Lineage
 
 GATE = "gate"
 MANUAL = "manual-"
 """Ids of records of moves by hand begin so."""
 MOST_TAG = 1000
 """Characters of a reason that a version's tag takes."""
+MOST_NAMED = 10
+"""Versions that an error proposes."""
 
 
 class NothingToDo(ValueError):
     """A manual promotion or rollback that names nothing to move to."""
+
+
+class CheckpointRemoved(ValueError):
+    """A version that is to serve again has no weights any more."""
 
 
 def experiment_id(cycle: str, version: str) -> str:
@@ -52,14 +61,30 @@ def decision_of(store: ObjectStore, experiment: str) -> Decision | None:
         return None
 
 
+def champions(store: ObjectStore, known: Iterable[ModelVersion], manifests: Iterable[Manifest]) -> list[str]:
+    """Versions that were champion, the latest first.
+
+    Decisions tell them, and the cycles at hand: an alias that is moved in MLflow leaves no decision.
+    """
+    promoted = [v for v in known if v.tags.get(VERDICT_TAG, "").startswith("promote") and CYCLE_TAG in v.tags]
+    tests = [experiment_id(v.tags[CYCLE_TAG], v.version) for v in promoted]
+    moves = [key.removeprefix("decisions/").removesuffix(".json") for key in store.keys(f"decisions/{MANUAL}")]
+    seen = [(m.created, m.champion) for m in manifests]
+    for decision in (decision_of(store, name) for name in (*tests, *moves)):
+        if decision and decision.verdict.verdict == "promote":
+            seen += [(decision.decided, decision.experiment.challenger), (decision.decided, decision.experiment.champion)]
+    latest = sorted(seen, key=itemgetter(0), reverse=True)
+    return list(dict.fromkeys(version for _, version in latest if version))
+
+
 def to_train(store: ObjectStore, versions: Lineage, champion: str, previous: str | None) -> str:
     """The version to train further: the newest promising candidate trained from the champion, else the champion itself.
 
     One cycle's labels improve a model by less than one test can prove. Thrown away each time, they would never add up; so
     training goes on from a candidate that did no worse, while the champion serves until one has won. Not where the previous
-    champion is such a candidate: it was rolled back.
+    champion is such a candidate: it was rolled back. Nor from one whose checkpoint is gone.
     """
-    for version in sorted(versions.cycles, key=int, reverse=True):
+    for version in sorted(versions.cycles.keys() - versions.removed, key=int, reverse=True):
         line = versions.ancestry(version)
         if champion not in line[1:] or previous in line[: line.index(champion)]:
             continue
@@ -130,6 +155,7 @@ def promote(store: ObjectStore, registry: Registry, version: str, by: str, reaso
 
     Raises:
         NothingToDo: there is no challenger, or the version is the champion.
+        CheckpointRemoved: retention has removed the version's checkpoint.
     """
     aliases = registry.aliases()
     running = aliases.experiment
@@ -139,7 +165,7 @@ def promote(store: ObjectStore, registry: Registry, version: str, by: str, reaso
             f"promote: version {version or '(none given)'}, the champion is {aliases.champion}, there is "
             f"{'no challenger' if not aliases.challenger else f'challenger {aliases.challenger}'}; give version=N"
         )
-    registry.version(version)  # an unknown one is an error here, before anything is written
+    check_servable(registry, version)
     verdict = Verdict(verdict="promote", reason=reason or "by hand")
     if running and running.challenger == version and running.champion == aliases.champion:
         return conclude(store, registry, running, verdict, now, by)
@@ -150,11 +176,23 @@ def promote(store: ObjectStore, registry: Registry, version: str, by: str, reaso
     return conclude(store, registry, by_hand(aliases.champion or "", version, now), verdict, now, by)
 
 
+def check_servable(registry: Registry, version: str) -> None:
+    """Raise where a version is unknown (RegistryError) or has no weights (CheckpointRemoved), before anything is written."""
+    if not (removed := registry.version(version).tags.get(REMOVED_TAG)):
+        return
+    servable = [v.version for v in registry.versions() if not v.tags.get(REMOVED_TAG)]
+    raise CheckpointRemoved(
+        f"version {version}: expected one whose checkpoint is kept, but retention removed this one's at {removed}; nothing was "
+        f"changed. Give version=N with one of the latest that have theirs: {', '.join(servable[-MOST_NAMED:])}"
+    )
+
+
 def rollback(store: ObjectStore, registry: Registry, version: str, by: str, reason: str, now: float) -> Decision:
     """Make an earlier version the champion again: the previous champion where none is named.
 
     Raises:
         NothingToDo: no previous champion is known.
+        CheckpointRemoved: retention has removed the version's checkpoint.
     """
     aliases = registry.aliases()
     version = version or aliases.previous_champion or ""

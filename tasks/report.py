@@ -10,6 +10,7 @@ from tasks.cycles import Outcome
 from tasks.evaluate import Evaluation
 from tasks.forget import Forgetting
 from tasks.quarantine import Evidence
+from tasks.retention import Retained
 from tasks.train import Trained
 from tasks.validate import Validation
 
@@ -71,6 +72,13 @@ def cycle_page(manifest: Manifest, trained: Trained, evaluation: Evaluation, out
         *(f"- {key}" for key in manifest.docs),
     ]
     return "\n".join(lines)
+
+
+def retention_page(found: Retained) -> str:
+    """What was too old, the weights by name, and what was taken out of those who are forgotten."""
+    uploads = [f"| {gone.cycle} | {', '.join(gone.versions)} | {', '.join(gone.folders)} |" for gone in found.uploads]
+    heading = ["\n| cycle | versions | removed |", "| --- | --- | --- |"]
+    return "\n".join([found.in_words(), *(heading if uploads else []), *uploads, "", forgetting_page(found.forgotten)])
 
 
 def forgetting_page(found: Forgetting) -> str:

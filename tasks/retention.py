@@ -1,22 +1,23 @@
-"""Data that are too old are removed: events by the hour that they were shipped in, a finished cycle's rows by its manifest.
+"""Data that are too old are removed: events by the hour that they were shipped in, a finished cycle's rows and weights by its
+manifest.
 
 Manifests, outcomes, settings and metrics stay: which version came from what can be told for ever, what developers wrote cannot.
-Nothing that a cycle may still read is removed: not what lies in the window of the next one, nor the samples of one under way.
+Nothing that a cycle may still read is removed: not what lies in the window of the next one, nor the samples of one under way, nor
+weights that may still serve or be trained (tasks/disused.py).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 
 from infra.records import Forgotten
 from infra.registry import Registry
 from infra.settings import Settings
 from infra.store import ObjectStore
-from tasks import cycles, forgotten
+from tasks import cycles, disused, forgotten
 from tasks.compaction import HOUR, hour_of
+from tasks.disused import CHECKPOINTS, DAY, OPTIMIZERS, Disused
 from tasks.forget import QUARANTINED, SAMPLES, Forgetting, sweep
 
-DAY = timedelta(days=1).total_seconds()
 SLACK = 2 * DAY
 """Readers look a day further back than their window, since a segment may have been opened before it."""
 ROWS = (SAMPLES, QUARANTINED, "docs/", "validation.json")
@@ -35,13 +36,17 @@ class Retained:
     events: tuple[str, ...]
     cycles: tuple[str, ...]
     """Objects of finished cycles."""
+    uploads: tuple[Disused, ...]
+    """Checkpoints and optimizer states that nobody can want any more."""
     forgotten: Forgetting
     """What came in since, or had to wait for a cycle's end, of users and projects that are forgotten."""
 
     def in_words(self) -> str:
         """What became of it, in a line."""
         done = "would be" if self.dry_run else "were"
-        said = f"{len(self.events)} event objects and {len(self.cycles)} objects of finished cycles {done} removed"
+        checkpoints, optimizers = (sum(folder in gone.folders for gone in self.uploads) for folder in (CHECKPOINTS, OPTIMIZERS))
+        said = f"{len(self.events)} event objects, {len(self.cycles)} objects of finished cycles, {checkpoints} checkpoints and "
+        said += f"{optimizers} optimizer states {done} removed"
         return f"{said}; of those to be forgotten: {self.forgotten.in_words()}"
 
 
@@ -50,14 +55,18 @@ def retain(store: ObjectStore, registry: Registry, settings: Settings, now: floa
 
     Raises:
         TooShort: cycles would miss what is removed.
+        NoChampion: which weights are wanted cannot be told.
     """
     check(settings)
+    uploads = disused.find(store, registry, settings, now)
     events = old_events(store, now - settings.retention.events_days * DAY)
     rows = old_rows(store, now - settings.retention.cycles_days * DAY)
     for key in (*events, *rows) if not dry_run else ():
         store.delete(key)
+    if not dry_run:
+        uploads = disused.remove(store, registry, uploads, now)
     records: Sequence[Forgotten] = forgotten.written(store)
-    return Retained(dry_run, tuple(events), tuple(rows), sweep(store, registry, records, now, dry_run=dry_run))
+    return Retained(dry_run, tuple(events), tuple(rows), uploads, sweep(store, registry, records, now, dry_run=dry_run))
 
 
 def check(settings: Settings) -> None:

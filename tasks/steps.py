@@ -360,7 +360,7 @@ def forget(settings: Settings, user: str, project: str, by: str, reason: str, dr
 def retain(settings: Settings, dry_run: bool) -> Retained:
     """Remove what is too old, and what has come in of those who are forgotten."""
     found = retention.retain(store_of(settings), registry_of(settings), settings, time.time(), dry_run=dry_run)
-    show_maintenance("retention", f"{found.in_words()}\n\n{report.forgetting_page(found.forgotten)}")
+    show_maintenance("retention", report.retention_page(found))
     return found
 
 

@@ -390,6 +390,14 @@ class Retention(Section):
     """Days that events are kept; more than collect.window_seconds, since cycles look back so far."""
     cycles_days: float = Field(180.0, gt=0)
     """Days that the rows of a finished cycle are kept: samples, quarantined rows, Data Docs. Its manifest and outcome stay."""
+    checkpoints_days: float = Field(30.0, gt=0)
+    """Days that the checkpoint of a finished cycle is kept, from its manifest on; one that may still be wanted (tasks/disused.py)
+    stays however old it is."""
+    optimizers_days: float = Field(3.0, gt=0)
+    """Days that the optimizer's state of a finished cycle is kept (train.keep_optimizer), but no longer than its checkpoint; that
+    of a version that may still be trained stays however old it is."""
+    champions_kept: int = Field(3, ge=0)
+    """Champions before the present one whose checkpoints stay however old they are: so far back can be rolled by hand."""
     compact_after_seconds: float = Field(7200.0, ge=0)
     """Age of an hour of events at which its small objects are put together."""
     compact_least: int = Field(8, ge=2)

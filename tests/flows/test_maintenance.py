@@ -5,9 +5,10 @@ import pytest
 from flows.compaction import compaction
 from flows.cycle import cycle
 from flows.forget import forget
+from flows.promote import promote
 from flows.retention import retention
-from infra.records import Sample
-from tasks import steps
+from infra.records import Sample, Verdict
+from tasks import release, steps
 from tasks.forget import NobodyNamed
 from tasks.forgotten import ForgottenMeanwhile
 from tests.flows.conftest import World
@@ -61,7 +62,24 @@ def test_old_data_go_and_small_objects_are_put_together(hers: World, monkeypatch
     assert compaction(return_state=True).name == "DryRun"
     assert compaction(dry_run=False, return_state=True).message.startswith("0 objects were put into 0 containers"), "two are few"
     monkeypatch.setattr(steps.time, "time", lambda: NOW + 200 * 86_400)
-    assert retention(return_state=True).message.startswith("4 event objects and 0 objects of finished cycles would be removed")
+    assert retention(return_state=True).message.startswith(
+        "4 event objects, 0 objects of finished cycles, 0 checkpoints and 0 optimizer states would be removed"
+    )
     assert len(list(hers.store.keys("events/"))) == 4
     assert retention(dry_run=False, return_state=True).name == "Retained"
     assert list(hers.store.keys("events/")) == []
+
+
+def test_the_weights_of_a_rejected_candidate_go_and_the_version_says_so(hers: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    cycle()
+    running = hers.registry.client.aliases().experiment
+    assert running
+    release.conclude(hers.store, hers.registry.client, running, Verdict(verdict="reject", reason="worse"), NOW + 200)
+    monkeypatch.setattr(steps.time, "time", lambda: NOW + 31 * 86_400)
+    assert "1 checkpoints and 0 optimizer states would be removed" in retention(return_state=True).message
+    assert hers.store.exists("checkpoints/cycle-000001/checksums.json")
+    retention(dry_run=False)
+    assert list(hers.store.keys("checkpoints/")) == []
+    assert hers.registry.versions["2"]["checkpoint_removed"] == "2027-02-15T08:00:00+00:00"
+    refused = promote(version="2", return_state=True)
+    assert refused.is_failed() and "retention removed this one's at 2027-02-15" in refused.message

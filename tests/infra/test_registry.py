@@ -53,6 +53,15 @@ def test_aliases_experiment_and_previous_are_read_together(registry: Registry) -
     assert registry.aliases() == Aliases("2", None, None, "1")
 
 
+def test_whatever_alias_names_a_version_it_is_named(registry: Registry) -> None:
+    assert registry.named() == frozenset()
+    for name in ("a", "b", "c"):
+        registry.create_version(f"s3://b/{name}", {})
+    registry.set_alias(CHAMPION, "1")
+    registry.set_alias("of-a-person", "3")
+    assert registry.named() == {"1", "3"}
+
+
 def test_a_tag_of_a_version_is_kept(registry: Registry) -> None:
     registry.create_version("s3://b/a", {})
     registry.set_version_tag("1", "judge", "0.5")

@@ -6,7 +6,18 @@ from pathlib import Path
 import pytest
 
 from infra.records import ObjectReference
-from infra.store import CHECKSUMS, AlreadyExists, ConditionalPutsIgnored, Corrupt, ObjectStore, from_parquet, sha256, to_parquet
+from infra.registry import REMOVED_TAG
+from infra.store import (
+    CHECKSUMS,
+    AlreadyExists,
+    ConditionalPutsIgnored,
+    Corrupt,
+    Incomplete,
+    ObjectStore,
+    from_parquet,
+    sha256,
+    to_parquet,
+)
 
 ROWS = [ObjectReference(key="é 试", sha256="0", rows=3, last=0.5), ObjectReference(key="", sha256="", rows=0)]
 
@@ -119,8 +130,14 @@ def test_a_directory_comes_back_whole(any_store: ObjectStore, tmp_path: Path) ->
 
 def test_a_directory_without_checksums_is_not_there_yet(any_store: ObjectStore, tmp_path: Path) -> None:
     any_store.put("t/half/config.json", b"{}")
-    with pytest.raises(KeyError, match=CHECKSUMS):
-        any_store.get_directory("t/half", tmp_path)
+    for read in (lambda: any_store.get_directory("t/half", tmp_path), lambda: any_store.directory_sha256("t/half")):
+        with pytest.raises(Incomplete) as raised:
+            read()
+        said = str(raised.value)
+        assert said.startswith(f"s3://{any_store.bucket}/t/half: {CHECKSUMS} is missing"), (
+            "no text in quotes, as KeyError shows it"
+        )
+        assert REMOVED_TAG in said
 
 
 def test_a_changed_file_is_corrupt(any_store: ObjectStore, tmp_path: Path) -> None:

@@ -180,7 +180,7 @@ async def test_following_goes_on_by_itself_through_loads(house: House) -> None:
 
 
 async def test_a_version_that_is_refused_or_corrupt_takes_no_traffic(house: House) -> None:
-    for version in ("1", "2", "3", "4"):
+    for version in ("1", "2", "3", "4", "5"):
         house.add_version(version)
     house.registry.aliases = {"champion": "1"}
     await house.follow()
@@ -188,7 +188,8 @@ async def test_a_version_that_is_refused_or_corrupt_takes_no_traffic(house: Hous
         engine.refuses = "2"
     house.store.objects["checkpoints/v3/weights"] = b"other bytes"
     house.registry.sources["4"] = "file:///elsewhere/4"
-    for version, reason in (("2", "does not fit"), ("3", "SHA-256"), ("4", "not in s3://")):
+    del house.store.objects["checkpoints/v5/checksums.json"]
+    for version, reason in (("2", "does not fit"), ("3", "SHA-256"), ("4", "not in s3://"), ("5", "retention has removed")):
         house.registry.aliases = {"champion": version}
         await house.follow()
         assert await _served(house) == "1"

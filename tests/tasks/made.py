@@ -166,4 +166,5 @@ class MemoryRegistry:
 
     def _version(self, version: str) -> dict[str, Any]:
         tags = [{"key": k, "value": v} for k, v in self.versions[version].items()]
-        return {"version": version, "source": f"s3://tabloop/checkpoints/{version}", "tags": tags}
+        name = self.versions[version].get("cycle", "base")
+        return {"version": version, "source": f"s3://tabloop/checkpoints/{name}", "tags": tags}

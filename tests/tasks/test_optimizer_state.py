@@ -37,7 +37,6 @@ def store() -> MemoryStore:
 def test_a_candidates_state_is_what_its_childs_update_goes_on_from(
     store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool
 ) -> None:
-    # The registry in memory says that version 2 lies at checkpoints/2, hence the cycle's name.
     registry = MemoryRegistry(v1={})
     monkeypatch.setattr(register, "log_run", lambda *given: "run")
     metrics = Metrics(

@@ -5,9 +5,10 @@ from contextlib import suppress
 import pytest
 
 from infra.records import ExperimentRecord, Verdict
+from infra.registry import REMOVED_TAG
 from infra.settings.schema import Experiment
 from tasks import release
-from tasks.lineage import Lineage
+from tasks.lineage import Lineage, lineage
 from tests.tasks.made import NOW, Killed, MemoryRegistry, MemoryStore
 
 YES = Verdict(verdict="promote", reason="better")
@@ -116,6 +117,27 @@ def test_what_is_trained_further(verdicts: dict[str, Verdict], champion: str, pr
         record = ExperimentRecord(id=test, champion="1", challenger=version, share=0.5, started=NOW)
         release.conclude(store, registry.client, record, verdict, NOW)
     assert release.to_train(store, versions, champion, previous) == parent
+
+
+def test_what_has_no_checkpoint_is_not_trained_further() -> None:
+    store, registry, opened = world()
+    release.conclude(store, registry.client, opened, PROMISING, NOW + 1)
+    registry.versions["2"]["cycle"] = "cycle-000001"
+    assert release.to_train(store, lineage(registry.client.versions()), "1", None) == "2"
+    registry.versions["2"][REMOVED_TAG] = "2027-03-01T03:17:00+00:00"
+    assert release.to_train(store, lineage(registry.client.versions()), "1", None) == "1"
+
+
+@pytest.mark.parametrize("move", [release.promote, release.rollback])
+def test_a_version_without_a_checkpoint_is_refused_before_anything_is_written(move) -> None:
+    store, registry, opened = world()
+    registry.versions["3"][REMOVED_TAG] = "2027-03-01T03:17:00+00:00"
+    objects = dict(store.objects)
+    with pytest.raises(release.CheckpointRemoved, match=r"version 3: .* 2027-03-01T03:17:00.*nothing was changed.*: 1, 2$"):
+        move(store, registry.client, "3", "ada", "", NOW + 1)
+    found = registry.client.aliases()
+    assert (found.champion, found.challenger, found.experiment) == ("1", "2", opened)
+    assert store.objects == objects
 
 
 def test_nothing_to_move_to() -> None:
