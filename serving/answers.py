@@ -15,6 +15,8 @@ from serving.generation import Generation, Unavailable
 from serving.recording import Recorder
 
 RETRY_SECONDS = 2
+ASKED_SECONDS = 0.002
+"""After these the engine has been asked, and there is nothing to do until its first token."""
 
 
 class Answer(Response, ABC):
@@ -28,9 +30,11 @@ class Answer(Response, ABC):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         work = asyncio.create_task(self._work(send))
         left = asyncio.create_task(_disconnected(receive))
+        ahead = asyncio.get_running_loop().call_later(ASKED_SECONDS, self._look_ahead)
         try:
             await asyncio.wait((work, left), return_when=asyncio.FIRST_COMPLETED)
         finally:
+            ahead.cancel()
             left.cancel()
             if not work.done():
                 work.cancel()
@@ -45,6 +49,10 @@ class Answer(Response, ABC):
             await self.keep()
             raise
         await self.end(send)
+
+    def _look_ahead(self) -> None:
+        if not self.generation.caller.opted_out:
+            self._recorder.foresee(self.generation.asked.prefix, self.generation.asked.suffix)
 
     async def keep(self) -> None:
         """Make the record durable."""

@@ -15,8 +15,8 @@ import aiohttp
 from aiohttp import web
 
 Row = list[Any]
-PATIENCE_SECONDS = 0.004
-"""How long a row that can wait does: a quarter of what a screen shows a picture for."""
+PATIENCE_SECONDS = 0.016
+"""How long a row that can wait does: as long as a screen shows a picture."""
 
 
 class Outbox:

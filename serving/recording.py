@@ -38,6 +38,14 @@ class Recorder:
         task.add_done_callback(self._writing.discard)
         await asyncio.shield(task)
 
+    def foresee(self, prefix: str, suffix: str) -> None:
+        """Look through what stands around a cursor while the engine works: `completion` is soon done with remembered lines.
+
+        Much text is left to that, which takes it to a thread.
+        """
+        if len(prefix) + len(suffix) <= MUCH_TEXT:
+            self._redactor.around(prefix, "", suffix)
+
     async def feedback(self, row: Feedback) -> None:
         """Durable when this comes back. Raises SpoolFull or OSError."""
         await self.spool.append(await self._without_secrets(self._redactor.feedback, row, FEEDBACK_TEXTS))

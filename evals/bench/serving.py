@@ -1,8 +1,9 @@
 """The app beside plain vLLM: what it adds to the time to first token, what it takes from throughput, what a swap costs.
 
 Both serve the base model on this machine with the same engine arguments. They get the same prompts, a block each in turn, so that
-what else the machine does meets both. Plain vLLM gets the token ids that the app would send its engine. The CPU time that each
-process spends on a completion is told as well: it says where the time goes, and hardly depends on what else runs.
+what else the machine does meets both. Plain vLLM gets the token ids that the app would send its engine. Throughput is compared in
+tokens, since what is sampled is longer on one side by chance. The CPU time that each process spends on a token is told as well, to
+say where the time goes.
 """
 
 import asyncio
@@ -35,9 +36,9 @@ from infra.settings import ROOT, Settings
 
 PLAIN = ("-m", "vllm.entrypoints.launchers.api_server.entry")
 PLAIN_SECONDS = 240.0
-BLOCKS = 6
-REQUESTS = {1: 300, 16: 400}
-"""Requests of a block, by streams at once: so many that what both sample is about as long."""
+BLOCKS = 12
+REQUESTS = {1: 150, 16: 200}
+"""Requests of a block, by streams at once."""
 ADDED_MS = (3.0, 10.0)
 """What the app may add to the time to first token: median, 99 % quantile."""
 THROUGHPUT = 0.95
@@ -90,7 +91,7 @@ async def beside(
         ours: {"app": settings.serving.port, "engine": urlsplit(await _champion(http, settings)).port},
         plain: {"plain": urlsplit(plain).port},
     }
-    figures = []
+    figures, sides = [], {"own": ours, "plain": plain}
     for at_once, requests in REQUESTS.items():
         shots: dict[str, list[Shot]] = {ours: [], plain: []}
         seconds = dict.fromkeys(shots, 0.0)
@@ -109,16 +110,23 @@ async def beside(
                 shots[url] += found
                 seconds[url] += took
         (median, late), (plain_median, plain_late) = (percentiles(shots[url]) for url in (ours, plain))
+        tokens = {of: sum(shot.tokens for shot in found) for of, found in shots.items()}
         name = f"{at_once}_at_once"
         figures += [
             figure(f"{name}.first_token.plain_median", plain_median, "ms"),
             figure(f"{name}.first_token.plain_p99", plain_late, "ms"),
             figure(f"{name}.first_token.added_median", median - plain_median, "ms", most=ADDED_MS[0]),
             figure(f"{name}.first_token.added_p99", late - plain_late, "ms", most=ADDED_MS[1]),
-            figure(f"{name}.plain_requests_per_second", len(shots[plain]) / seconds[plain], "1/s"),
-            figure(f"{name}.throughput_of_plain", seconds[plain] / seconds[ours], "ratio", least=THROUGHPUT),
+            figure(f"{name}.plain_tokens_per_second", tokens[plain] / seconds[plain], "1/s"),
+            figure(
+                f"{name}.throughput_of_plain",
+                (tokens[ours] / seconds[ours]) / (tokens[plain] / seconds[plain]),
+                "ratio",
+                least=THROUGHPUT,
+            ),
+            *(figure(f"{name}.{said}_tokens_a_completion", tokens[url] / len(shots[url]), "") for said, url in sides.items()),
             *(
-                figure(f"{name}.cpu_a_completion.{process}", 1e3 * used / len(shots[url]), "ms")
+                figure(f"{name}.cpu_a_token.{process}", 1e3 * used / tokens[url], "ms")
                 for url in (ours, plain)
                 for process, used in spent[url].seconds.items()
             ),

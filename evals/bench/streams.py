@@ -1,6 +1,7 @@
 """A plain client of OpenAI's streaming completions: when the first token came, and whether all went well."""
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -21,6 +22,8 @@ class Shot:
     first_ms: float
     """To the first chunk; to the end where there was none."""
     total_ms: float
+    tokens: int
+    """That were sampled, as the server says at the end."""
     version: str
     """X-Tabloop-Version, empty where the server has none."""
     error: str = ""
@@ -38,19 +41,20 @@ async def session(token: str) -> AsyncIterator[aiohttp.ClientSession]:
 async def shoot(http: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> Shot:
     """Stream one completion to its end."""
     began = time.monotonic()
-    first, version, error = None, "", ""
+    first, last, version, error = None, b"", "", ""
     try:
-        async with http.post(url, json=body) as answer:
+        async with http.post(url, json={**body, "stream_options": {"include_usage": True}}) as answer:
             version = answer.headers.get("X-Tabloop-Version", "")
             if answer.status != 200:
                 error = f"HTTP {answer.status}: {(await answer.text())[:200]}"
             async for line in answer.content:
-                if first is None and line.startswith(CHUNK):
-                    first = time.monotonic()
+                if line.startswith(CHUNK):
+                    first, last = first or time.monotonic(), line
     except (aiohttp.ClientError, OSError, TimeoutError) as failed:
         error = f"{type(failed).__name__}: {failed}"
     ended = time.monotonic()
-    return Shot(began, ((first or ended) - began) * 1e3, (ended - began) * 1e3, version, error)
+    tokens = json.loads(last.removeprefix(b"data: "))["usage"]["completion_tokens"] if last and not error else 0
+    return Shot(began, ((first or ended) - began) * 1e3, (ended - began) * 1e3, tokens, version, error)
 
 
 async def volley(

@@ -21,7 +21,7 @@ def test_a_target_is_a_bound_from_above_or_below(tmp_path: Path) -> None:
 
 
 def test_quantiles_are_those_of_the_first_tokens() -> None:
-    shots = [Shot(at=0.0, first_ms=float(ms), total_ms=1e9, version="") for ms in range(101)]
+    shots = [Shot(at=0.0, first_ms=float(ms), total_ms=1e9, tokens=9, version="") for ms in range(101)]
     assert percentiles(shots) == (50.0, 99.0)
 
 

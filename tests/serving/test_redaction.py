@@ -175,3 +175,13 @@ async def test_the_client_is_served_and_the_spool_never_sees_the_secret(house: H
     spooled = [file.read_text() for file in (house.directory / "spool").rglob("*.jsonl")]
     assert spooled and not any(secret in line for line in spooled)
     assert "tabloop_redacted_total 1.0" in house.metrics.text(house.arms, house.spool).decode()
+
+
+async def test_lines_around_a_cursor_are_looked_through_while_the_engine_works(house: House) -> None:
+    prefix, suffix = "".join(f"seen_{n} = token({n})\n" for n in range(40)), "\nlast_one = token()\n"
+    house.recorder.foresee(prefix, suffix)
+    remembered = house.recorder._redactor._remembered
+    before = remembered.cache_info().misses
+    assert before > 40
+    await house.recorder.completion(completion(prefix=prefix, suffix=suffix, text="a new line"))
+    assert remembered.cache_info().misses - before <= 2, "the line at the cursor, with and without what was put there"
