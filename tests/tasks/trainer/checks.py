@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,9 @@ from infra.records import Sample
 from infra.settings.schema import Reward
 from tasks.reward import advantages, group_advantages
 from tasks.trainer import flops, moments, ppo, safety
+from tasks.trainer.attention import SDPACoreAttention
 from tasks.trainer.batches import context_positions, micro_batches, minibatches
+from tasks.trainer.chosen import Chosen
 from tasks.trainer.convert import collected, full_weights
 from tasks.trainer.engine import LAST_NORM, WEIGHTS, Engine, Optimization, Parallel, parallel_state, start, stop
 from tasks.trainer.job import Job
@@ -292,6 +295,26 @@ def check_frozen(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel, b
         "frozen": len(kept),
         "saved_in_float32": sum(t.dtype == torch.float32 for _, t in full_weights(engine.model)) / len(before),
     }
+
+
+def check_chosen() -> dict[str, float]:
+    """Largest difference of attention at chosen positions, and of its gradients, from those among all; one row has none."""
+    positions = {0: (3, 7, 11), 1: (), 2: (0,)}
+    times, rows, heads, groups, width = 12, 3, 4, 2, 8
+    at = torch.tensor([time * rows + row for row, found in positions.items() for time in found])
+    answers = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        torch.manual_seed(0)
+        core = SDPACoreAttention(SimpleNamespace(attention_dropout=0.0, context_parallel_size=1), 1)
+        given = [torch.randn(times, rows, n, width, dtype=dtype).requires_grad_() for n in (heads, groups, groups)]
+        among_all = core(*given).flatten(0, 1)[at][:, None]
+        weights = torch.randn_like(among_all)
+        expected = (among_all, *torch.autograd.grad((among_all * weights).sum(), given))
+        core.chosen = Chosen.of(at, rows, torch.device("cpu"))
+        alone = core(*given)
+        got = (alone, *torch.autograd.grad((alone * weights).sum(), given))
+        answers[str(dtype)] = max((a - b).abs().max().item() for a, b in zip(got, expected, strict=True))
+    return answers
 
 
 def check_muon(directory: Path) -> dict[str, float]:
@@ -675,6 +698,7 @@ def main() -> None:
             answers[name]["pretraining"] = refusals(directory, parallel)
     if dist.get_world_size() == 1:
         answers["muon"] = check_muon(directory)
+        answers["chosen"] = check_chosen()
         answers["with_transformer_engine"] = with_transformer_engine(directory)
         answers["bandit"] = check_bandit(directory, parallel)
         answers["grouped_bandit"] = check_bandit(directory, parallel, group=8)

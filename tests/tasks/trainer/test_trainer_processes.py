@@ -102,6 +102,11 @@ def test_one_process_alone_holds_what_is_written(answers, layout):
     assert answers[layout]["collected"] == ([26] if layout == "one" else [26, 0])
 
 
+def test_chosen_positions_are_answered_and_taught_as_among_all(answers):
+    assert answers["chosen"]["torch.float32"] < 1e-5
+    assert answers["chosen"]["torch.bfloat16"] < 0.05
+
+
 def is_plain_autograds(found: dict) -> None:
     """One process's gradients are those of the plain objective, in every tensor."""
     assert found["missing"] == 0
