@@ -134,7 +134,7 @@ async def _disconnected(receive: Receive) -> None:
 
 
 async def _send_json(send: Send, status: int, body: dict[str, Any], *headers: tuple[bytes, bytes]) -> None:
-    content = json.dumps(body).encode()
+    content = json.dumps(body, separators=(",", ":")).encode()  # llama.vim drops an answer with a space after "content":
     length = (b"content-length", str(len(content)).encode())
     start = [(b"content-type", b"application/json"), length, *headers]
     await send({"type": "http.response.start", "status": status, "headers": start})
