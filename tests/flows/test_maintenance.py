@@ -43,9 +43,9 @@ def test_a_user_is_forgotten(hers: World) -> None:
 def test_who_is_forgotten_while_a_cycle_collects_is_not_trained_on(hers: World, monkeypatch: pytest.MonkeyPatch) -> None:
     rewarded = steps.rewarded
 
-    def meanwhile(samples, settings):
+    def meanwhile(*given):
         forget(user=ADA, dry_run=False)
-        return rewarded(samples, settings)
+        return rewarded(*given)
 
     monkeypatch.setattr(steps, "rewarded", meanwhile)
     with pytest.raises(ForgottenMeanwhile, match="2 requests of this cycle"):
