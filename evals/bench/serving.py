@@ -2,8 +2,7 @@
 
 Both serve the base model on this machine with the same engine arguments. They get the same prompts, a block each in turn, so that
 what else the machine does meets both. Plain vLLM gets the token ids that the app would send its engine. Throughput is compared in
-tokens, since what is sampled is longer on one side by chance. The CPU time that each process spends on a token is told as well, to
-say where the time goes.
+tokens, since what is sampled is longer on one side by chance. The CPU time of each process, by the token, says where it goes.
 """
 
 import asyncio
