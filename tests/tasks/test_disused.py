@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from infra.records import Decision, ExperimentRecord, Manifest, ObjectReference, Verdict
 from infra.registry import EXPERIMENT_TAG, PREVIOUS_TAG, REMOVED_TAG, VERDICT_TAG
 from infra.settings import Settings
-from infra.settings.schema import Retention, Serving, Terms
+from infra.settings.schema import Retention, Serving, Terms, UserTerms
 from infra.store import CHECKSUMS, Incomplete
 from tasks import disused, release
 from tasks.collect import NoChampion
@@ -171,7 +171,7 @@ def test_versions_that_training_may_go_on_from_stay(world: World) -> None:
 def test_versions_that_settings_pin_stay(world: World) -> None:
     for number in (2, 3, 4, 5):
         world.cycle(number, days=300)
-    serving = Serving(terms=Terms(version="2"), projects={"p": Terms(version="3")}, users={"a" * 32: Terms(version="4")})
+    serving = Serving(terms=Terms(version="2"), projects={"p": Terms(version="3")}, users={"a" * 32: UserTerms(version="4")})
     world.retain(serving=serving)
     assert world.left() == names(2, 3, 4)
     assert world.left("optimizers") == set()
