@@ -28,6 +28,9 @@ async def test_a_candidate_goes_from_labels_to_serving_and_back(stack: Stack) ->
     async with Orchestration(settings.orchestration.api) as prefect:
         for deployment in ("cycle", "experiment"):
             await prefect.pause(deployment, True)
+        async with asyncio.timeout(300):
+            while await prefect.busy():  # a scheduled cycle that trains on other tests' labels would have this one's turn
+                await asyncio.sleep(1)
         tally = await _type(settings)
         assert tally.total.judged > 0
         assert tally.total.errors == 0
