@@ -8,9 +8,11 @@ import asyncio
 import logging
 import os
 import shutil
+import threading
 from datetime import datetime
 from pathlib import Path
 
+import pyarrow as pa
 from pydantic import ValidationError
 
 from infra.store import ObjectStore, to_parquet
@@ -18,8 +20,9 @@ from serving.spool import KINDS, Event, Spool
 
 log = logging.getLogger(__name__)
 LONGEST_WAIT = 30.0
-NO_TABLE = (ArithmeticError, TypeError, ValueError, NotImplementedError)
-"""What pyarrow raises of rows that fit no column, and a name that is no segment's: the next round would meet the same."""
+NO_TABLE = (OverflowError, ValueError, pa.ArrowTypeError, pa.ArrowNotImplementedError)
+"""What rows that fit no column raise (ArrowInvalid is a ValueError), and a name that is no segment's: the next round would meet
+the same. Not all of ArrowException: ArrowMemoryError is one, and passes."""
 
 
 def key(kind: str, segment: str) -> str:
@@ -70,6 +73,7 @@ class Shipper:
         self.shipped = {kind: 0 for kind in KINDS}
         self.error = ""
         """Why the last attempt failed, empty when it did not."""
+        self._at_it = threading.Lock()
 
     async def run(self) -> None:
         """Ship until cancelled; failures are retried, ever more slowly."""
@@ -85,7 +89,7 @@ class Shipper:
         try:
             for kind, journal in self._spool.journals.items():
                 for path in journal.closed_segments():
-                    self.shipped[kind] += await asyncio.to_thread(ship_segment, path, kind, self._store, self._spool.bad)
+                    self.shipped[kind] += await asyncio.to_thread(self._ship, path, kind)
             self.error = ""
         except Exception as error:  # whatever the store's client raises: the spool holds the events, the next round tries again
             if not self.error:
@@ -93,3 +97,8 @@ class Shipper:
             self.error = f"{type(error).__name__}: {error}"
         await asyncio.to_thread(self._spool.measure)
         return not self.error
+
+    def _ship(self, path: Path, kind: str) -> int:
+        """One segment, in a thread, where that of a round that was cancelled may be at the same one still."""
+        with self._at_it:
+            return ship_segment(path, kind, self._store, self._spool.bad) if path.exists() else 0

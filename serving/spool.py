@@ -106,9 +106,9 @@ class Journal:
     def _open(self) -> None:
         self._opened = self._clock()
         stamp = datetime.fromtimestamp(self._opened, UTC).strftime("%Y%m%dT%H%M%S.%f")
-        segment = self.directory / f"{stamp}-{secrets.token_hex(4)}{SUFFIX}"
-        self._descriptor = os.open(segment, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
-        self._segment = segment
+        # Named before it is there: who asks meanwhile which segments are closed would take it for one, ship it empty and delete it.
+        self._segment = self.directory / f"{stamp}-{secrets.token_hex(4)}{SUFFIX}"
+        self._descriptor = os.open(self._segment, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
         self._written = 0
         directory = os.open(self.directory, os.O_RDONLY)
         try:
@@ -117,7 +117,8 @@ class Journal:
             os.close(directory)
 
     def _rotate(self, age: float) -> None:
-        if self._descriptor is not None and (self._clock() - self._opened >= age or self._written >= SEGMENT_BYTES):
+        young = 0 <= self._clock() - self._opened < age  # a clock set back makes nothing young for longer
+        if self._descriptor is not None and (not young or self._written >= SEGMENT_BYTES):
             self._close_segment()
 
     def _close_segment(self) -> None:

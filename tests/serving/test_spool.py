@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -26,7 +27,16 @@ def feedback(name: str, text: str = "") -> Feedback:
 
 
 def shipped(store: MemoryStore) -> list[str]:
-    return [row.id for body in store.objects.values() for row in from_parquet(body, Feedback)]
+    return [row.id for row in store.shipped("feedback")]
+
+
+async def closed_segment(directory: Path) -> Path:
+    """What a spool with one event, "a", leaves."""
+    spool = Spool(directory, 1 << 30)
+    await spool.append(feedback("a"))
+    await spool.close()
+    (segment,) = (directory / "feedback").glob("*")
+    return segment
 
 
 async def test_many_at_once_share_few_commits_and_all_are_there(tmp_path: Path) -> None:
@@ -35,6 +45,66 @@ async def test_many_at_once_share_few_commits_and_all_are_there(tmp_path: Path) 
     (segment,) = (tmp_path / "feedback").glob("*")
     rows, bad = read_segment(segment, Feedback)
     assert ({row.id for row in rows}, len(rows), bad) == ({str(n) for n in range(500)}, 500, 0)
+    await spool.close()
+
+
+async def test_a_shipper_that_is_stopped_amid_an_upload_leaves_no_second_one(tmp_path: Path) -> None:
+    class Slow(MemoryStore):
+        """One upload begins, and is held."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.begun, self.go_on = threading.Event(), threading.Event()
+
+        def put(self, key: str, body: bytes) -> str:
+            self.begun.set()
+            self.go_on.wait(20)
+            return super().put(key, body)
+
+    spool, store = Spool(tmp_path, 1 << 30), Slow()
+    shipper = Shipper(spool, store, 0.02)
+    running = asyncio.create_task(shipper.run())
+    await spool.append(feedback("a"))
+    await asyncio.to_thread(store.begun.wait, 20)
+    running.cancel()
+    await asyncio.wait([running])
+    await spool.close()
+    last = asyncio.create_task(shipper.ship())
+    await asyncio.sleep(0.1)
+    store.go_on.set()
+    assert await last, shipper.error
+    assert (len(store.puts), shipped(store), list((tmp_path / "feedback").glob("*"))) == (1, ["a"], [])
+
+
+async def test_a_segment_is_not_taken_for_closed_while_it_is_being_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool, store = Spool(tmp_path, 1 << 30), MemoryStore()
+    shipper, real, closed = Shipper(spool, store, 1.0), os.open, []
+
+    def slow(path: Path, *arguments: int) -> int:
+        """A shipper comes by just after the file was made."""
+        descriptor = real(path, *arguments)
+        closed.extend(spool.journals["feedback"].closed_segments())
+        return descriptor
+
+    monkeypatch.setattr(os, "open", slow)
+    await spool.append(feedback("a"))
+    monkeypatch.undo()
+    await spool.close()
+    assert closed == [] and await shipper.ship() and shipped(store) == ["a"]
+
+
+async def test_a_clock_that_is_set_back_keeps_no_segment_open(tmp_path: Path) -> None:
+    now = 1000.0
+    spool = Spool(tmp_path, 1 << 30, lambda: now)
+    journal = spool.journals["feedback"]
+    await spool.append(feedback("a"))
+    await journal.rotate(60)
+    assert journal.closed_segments() == []
+    now = 10.0
+    await journal.rotate(60)
+    assert len(journal.closed_segments()) == 1
     await spool.close()
 
 
@@ -59,10 +129,7 @@ async def test_a_store_that_is_away_delays_and_loses_nothing(tmp_path: Path) -> 
 
 
 async def test_a_crash_between_upload_and_deletion_writes_the_same_object_again(tmp_path: Path) -> None:
-    spool, store = Spool(tmp_path, 1 << 30), MemoryStore()
-    await spool.append(feedback("a"))
-    await spool.close()
-    (segment,) = (tmp_path / "feedback").glob("*")
+    segment, store = await closed_segment(tmp_path), MemoryStore()
     body = segment.read_bytes()
     for _ in range(2):
         segment.write_bytes(body)
@@ -71,10 +138,7 @@ async def test_a_crash_between_upload_and_deletion_writes_the_same_object_again(
 
 
 async def test_what_a_crash_cut_off_is_dropped_and_what_is_garbage_is_kept_aside(tmp_path: Path) -> None:
-    spool, store = Spool(tmp_path, 1 << 30), MemoryStore()
-    await spool.append(feedback("a"))
-    await spool.close()
-    (segment,) = (tmp_path / "feedback").glob("*")
+    segment, store = await closed_segment(tmp_path), MemoryStore()
     segment.write_bytes(b"\0\0garbage\n" + segment.read_bytes() + b'{"id":"tor')
     assert await Shipper(Spool(tmp_path, 1 << 30), store, 1.0).ship()
     assert shipped(store) == ["a"] and len(list((tmp_path / "bad").glob("*"))) == 1
