@@ -1,6 +1,6 @@
-"""Core attention over torch's scaled_dot_product_attention: grouped queries, right-padded batches, CPU and CUDA.
+"""Core attention over torch's scaled_dot_product_attention: packed samples, rotary embedding, grouped queries, CPU and CUDA.
 
-Causality makes a mask for right padding needless: no real token sees the padding behind it.
+Legend: as in packed.py; H heads, G of them with keys and values of their own, D their width.
 """
 
 from typing import Any
@@ -10,35 +10,48 @@ from megatron.core.transformer.module import MegatronModule
 from torch.nn.functional import scaled_dot_product_attention
 
 from tasks.trainer.chosen import Chosen
+from tasks.trainer.packed import Packed, rotated
 
 PLAIN_UP_TO = 512
 """Longest rows whose scores are held whole: to there, on CPU in bfloat16, plain products take half of the fused kernel's time."""
 
 
 class SDPACoreAttention(MegatronModule):
-    """Drop-in for DotProductAttention of Megatron's local layer spec."""
+    """In the place of DotProductAttention in Megatron's local layer spec, which takes no packed samples.
 
-    def __init__(self, config: Any, layer_number: int, *_: Any, softmax_scale: float | None = None, **__: Any) -> None:
+    It turns queries and keys itself: Megatron's rotary embedding goes through packed samples one by one.
+    """
+
+    def __init__(
+        self, config: Any, layer_number: int, *_: Any, rope_theta: float, softmax_scale: float | None = None, **__: Any
+    ) -> None:
         super().__init__(config=config)
         if config.attention_dropout or config.context_parallel_size != 1:
             raise ValueError("SDPACoreAttention: attention_dropout and context parallelism are not built")
-        self.scale = softmax_scale
+        self.scale, self.rope_theta = softmax_scale, rope_theta
         self.chosen: Chosen | None = None
         """The positions to answer at; none for all."""
 
-    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-        """query [S, B, H, D], key and value [S, B, G, D]; gives back [S, B, H * D], of K chosen positions [K, 1, H * D]."""
+    def forward(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, packed_seq_params: Packed, **__: Any
+    ) -> torch.Tensor:
+        """query [N, H, D], key and value [N, G, D]; gives back [N, H * D], of K chosen positions [K, H * D]."""
+        packed = packed_seq_params
+        cos, sin = packed.angles(self.rope_theta, query.size(2), query.dtype)
+        k, v = packed.rows(rotated(key, cos, sin)), packed.rows(value)
         if self.chosen:
-            rows = self._attend(self.chosen.rows(query).transpose(1, 2), key, value, self.chosen.past(query.size(0)))
-            return self.chosen.line(rows.transpose(1, 2).flatten(2))
-        return self._attend(query.permute(1, 2, 0, 3), key, value, None).permute(2, 0, 1, 3).flatten(2)
+            at = self.chosen.at
+            q = self.chosen.rows(rotated(query[at], cos[at], sin[at]))
+            return self.chosen.line(self._attend(q, k, v, self.chosen.past(k.size(1)))).flatten(1)
+        return packed.line(self._attend(packed.rows(rotated(query, cos, sin)), k, v, None)).flatten(1)
 
     def _attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, seen: torch.Tensor | None) -> torch.Tensor:
-        """query [B, H, N, D], key and value [S, B, G, D], `seen` [B, 1, N, S], none for what came before; [B, H, N, D]."""
-        k, v = key.permute(1, 2, 0, 3), value.permute(1, 2, 0, 3)
-        if query.dtype == torch.bfloat16 and query.device.type == "cpu" and k.size(2) <= PLAIN_UP_TO:
-            return _plain(query, k, v, self.scale or query.size(3) ** -0.5, seen)
-        return scaled_dot_product_attention(query, k, v, seen, is_causal=seen is None, scale=self.scale, enable_gqa=True)
+        """query [B, n, H, D], key and value [B, T, G, D], `seen` [B, 1, n, T], none for what came before; [B, n, H, D]."""
+        q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+        if q.dtype == torch.bfloat16 and q.device.type == "cpu" and k.size(2) <= PLAIN_UP_TO:
+            return _plain(q, k, v, self.scale or q.size(3) ** -0.5, seen).transpose(1, 2)
+        found = scaled_dot_product_attention(q, k, v, seen, is_causal=seen is None, scale=self.scale, enable_gqa=True)
+        return found.transpose(1, 2)
 
     def sharded_state_dict(self, *_: Any, **__: Any) -> dict[str, Any]:
         """Nothing to save."""
@@ -46,7 +59,7 @@ class SDPACoreAttention(MegatronModule):
 
 
 def _plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, seen: torch.Tensor | None) -> torch.Tensor:
-    """Attention with its softmax in float32; q [B, H, N, D], k and v [B, G, S, D], gives back [B, H, N, D]."""
+    """Attention with its softmax in float32; q [B, H, n, D], k and v [B, G, T, D], gives back [B, H, n, D]."""
     rows, heads, places, width = q.shape
     grouped = q.reshape(rows, k.size(1), -1, width)  # queries of a group behind one another: one product a group
     scores = (grouped @ k.transpose(2, 3)).view(rows, heads, places, -1)

@@ -1,7 +1,7 @@
-"""Samples as padded micro-batches.
+"""Samples packed into micro-batches.
 
-Legend: B samples of a micro-batch, T tokens of the longest of them, padded (prompt and completion), K sampled tokens in the
-micro-batch, C prompt tokens on which the language-model loss is taken.
+Legend: B samples of a micro-batch, N tokens of all of them (prompts and completions), K of these sampled, C prompt tokens on
+which the language-model loss is taken.
 """
 
 import math
@@ -16,20 +16,23 @@ import torch
 
 from infra.records import Sample
 
-WIDTHS = 8
-"""Rows are padded to a multiple of so many tokens: products of few shapes are prepared, and freed memory fits what comes next."""
-PAD = 0
-"""Any token does: causality keeps padding on the right out of sight, and the mask out of the loss."""
+GRAIN = 16
+"""Micro-batches are filled to a multiple of so many tokens: products of few shapes are prepared, and freed memory fits what
+comes next."""
+FILLING = 0
+"""Any token does behind the last sample: nothing sees it, and no loss is taken on it."""
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Samples side by side; `at` points at the position that predicts each sampled token."""
+    """Samples end to end; `at` points at the position that predicts each sampled token."""
 
     tokens: torch.Tensor
-    """[B, T] int64, right-padded."""
+    """[N] int64."""
+    lengths: tuple[int, ...]
+    """B: tokens of each sample, of the last and shortest one with what fills the micro-batch."""
     at: torch.Tensor
-    """[K] int64: index into the flattened [T, B] positions whose hidden state predicts the sampled token."""
+    """[K] int64: index into the tokens, to the one whose hidden state predicts the sampled token."""
     targets: torch.Tensor
     """[K] int64, sampled tokens."""
     temperature: torch.Tensor
@@ -44,7 +47,7 @@ class MicroBatch:
     advantage: torch.Tensor
     """[K] float32, the sample's advantage on each of its tokens."""
     samples: tuple[int, ...]
-    """Index of each row among the job's samples."""
+    """B: the index of each among the job's samples."""
     context_at: torch.Tensor
     """[C] int64, as `at`: positions that predict a token of the prompt."""
     context_targets: torch.Tensor
@@ -73,7 +76,7 @@ def _check(sample: Sample, vocabulary: int, positions: int) -> None:
         refuse("token_ids" if sample.prompt_token_ids else "prompt_token_ids", (), "at least one token")
     if len(sample.token_ids) != len(sample.logprobs):
         refuse("logprobs", f"{len(sample.logprobs)} values", f"one for each of {len(sample.token_ids)} token_ids")
-    length = len(sample.prompt_token_ids) + len(sample.token_ids)
+    length = _length(sample)
     if length > positions:
         refuse("token_ids", f"{length} tokens with the prompt", f"at most {positions}, the model's positions")
     for field in ("prompt_token_ids", "token_ids"):
@@ -112,24 +115,27 @@ def micro_batches(
     context: int = 0,
     reference: Proximal = MappingProxyType({}),
 ) -> list[MicroBatch]:
-    """Chosen samples sorted by length into micro-batches of at most `budget` tokens, padding included.
+    """Chosen samples into micro-batches of at most `budget` tokens, or of one sample.
 
-    `context`: prompt tokens of each sample that the language-model loss is taken on.
+    By length: attention, which has them side by side, then needs little padding.
+
+    Args:
+        context: prompt tokens of each sample that the language-model loss is taken on.
     """
-    length = {i: _width(samples[i]) for i in chosen}
     groups: list[list[int]] = []
-    for i in sorted(chosen, key=lambda i: (length[i], i)):
-        # Sorted, so the newest is the longest: the group's padded size is its length times its rows.
-        if groups and length[i] * (len(groups[-1]) + 1) <= budget:
-            groups[-1].append(i)
-        else:
-            groups.append([i])
+    room = 0
+    for i in sorted(chosen, key=lambda i: (-_length(samples[i]), i)):
+        length = _length(samples[i])
+        if not groups or length > room:
+            groups.append([])
+            room = budget // GRAIN * GRAIN
+        groups[-1].append(i)
+        room -= length
     return [_micro_batch(samples, group, proximal, context, reference) for group in groups]
 
 
-def _width(sample: Sample) -> int:
-    """Tokens of a sample with its padding."""
-    return math.ceil((len(sample.prompt_token_ids) + len(sample.token_ids)) / WIDTHS) * WIDTHS
+def _length(sample: Sample) -> int:
+    return len(sample.prompt_token_ids) + len(sample.token_ids)
 
 
 def context_positions(sample: Sample, count: int) -> list[int]:
@@ -142,20 +148,21 @@ def _micro_batch(
     samples: Sequence[Sample], group: list[int], proximal: Proximal, context: int, reference: Proximal
 ) -> MicroBatch:
     rows = [samples[i] for i in group]
-    width = max(map(_width, rows))
-    tokens = torch.full((len(rows), width), PAD, dtype=torch.long)
+    lengths = [_length(row) for row in rows]
+    filling = -sum(lengths) % GRAIN
+    tokens: list[int] = []
     at: list[int] = []
     told: list[tuple[int, int]] = []
+    for row in rows:
+        first = len(tokens) + len(row.prompt_token_ids) - 1
+        at += range(first, first + len(row.token_ids))
+        told += [(len(tokens) + place, row.prompt_token_ids[place + 1]) for place in context_positions(row, context)]
+        tokens += (*row.prompt_token_ids, *row.token_ids)
     near = [value for i, row in zip(group, rows, strict=True) for value in proximal.get(i, row.logprobs)]
     held = [value for i, row in zip(group, rows, strict=True) for value in reference.get(i, row.logprobs)]
-    for b, row in enumerate(rows):
-        ids = (*row.prompt_token_ids, *row.token_ids)
-        tokens[b, : len(ids)] = torch.tensor(ids)
-        first = len(row.prompt_token_ids) - 1
-        at += [t * len(rows) + b for t in range(first, first + len(row.token_ids))]
-        told += [(t * len(rows) + b, row.prompt_token_ids[t + 1]) for t in context_positions(row, context)]
     return MicroBatch(
-        tokens=tokens,
+        tokens=torch.tensor(tokens + [FILLING] * filling),
+        lengths=(*lengths[:-1], lengths[-1] + filling),
         at=torch.tensor(at),
         targets=torch.tensor([token for row in rows for token in row.token_ids]),
         temperature=torch.tensor([row.temperature for row in rows for _ in row.token_ids], dtype=torch.float32),

@@ -95,7 +95,7 @@ class Engine:
             config: Hugging Face's config.json of a Qwen2 model.
 
         Raises:
-            ValueError: a pipeline stage has nothing left to train.
+            ValueError: a pipeline stage has nothing left to train, or the rotary embedding is not a plain one.
         """
         self.hf_config = config
         self.config = _transformer_config(config, parallel, optimization.bf16)
@@ -261,7 +261,7 @@ def _transformer_config(config: dict[str, Any], parallel: Parallel, bf16: bool) 
     )
 
 
-def _layer_spec() -> ModuleSpec:
+def _layer_spec(rope_theta: float) -> ModuleSpec:
     """The layers, on any device: the one place where Transformer Engine's would be chosen.
 
     Raises:
@@ -273,21 +273,34 @@ def _layer_spec() -> ModuleSpec:
             "without it; pip uninstall transformer-engine"
         )
     spec = get_gpt_layer_local_spec(normalization="RMSNorm")
-    spec.submodules.self_attention.submodules.core_attention = SDPACoreAttention
+    attention = ModuleSpec(SDPACoreAttention, params={"rope_theta": rope_theta})
+    spec.submodules.self_attention.submodules.core_attention = attention
     return spec
 
 
+def _rope_theta(config: dict[str, Any]) -> float:
+    """Base of the rotary embedding.
+
+    Raises:
+        ValueError: the embedding is stretched for longer contexts, as YaRN does.
+    """
+    rope = config.get("rope_parameters") or config | (config.get("rope_scaling") or {})
+    if (kind := rope.get("rope_type", rope.get("type", "default"))) != "default":
+        raise ValueError(
+            f"config.json: rope_type = {kind!r}, expected 'default': the trainer is built for no other; take its base"
+        )
+    return float(rope["rope_theta"])
+
+
 def _model(config: dict[str, Any], transformer: TransformerConfig) -> GPTModel:
-    rope = config.get("rope_parameters", config)
     return GPTModel(
         config=transformer,
-        transformer_layer_spec=_layer_spec(),
+        transformer_layer_spec=_layer_spec(_rope_theta(config)),
         vocab_size=config["vocab_size"],
         max_sequence_length=config["max_position_embeddings"],
         pre_process=parallel_state.is_pipeline_first_stage(),
         post_process=parallel_state.is_pipeline_last_stage(),
         parallel_output=True,
         share_embeddings_and_output_weights=config["tie_word_embeddings"],
-        position_embedding_type="rope",
-        rotary_base=int(rope["rope_theta"]),
+        position_embedding_type="none",  # SDPACoreAttention turns queries and keys
     )

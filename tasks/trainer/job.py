@@ -45,7 +45,7 @@ class Job(BaseModel):
     minibatch: Annotated[int, Field(ge=1)] = 256
     """Samples of one optimizer step, over all data-parallel ranks."""
     micro_batch_tokens: Annotated[int, Field(ge=64)] = 8192
-    """Token budget of a micro-batch, padding included."""
+    """Token budget of a micro-batch, with what fills it."""
     proximal: Literal["update", "step"] = "update"
     """Weights that the policy is held near, for samples whose proximal policy is recomputed: those at the update's or at each
     step's start."""
@@ -140,7 +140,7 @@ class StepMetrics(BaseModel):
     cpu_seconds: float
     """Processor time of one of the processes, all of its threads."""
     tokens_per_second: float
-    """Tokens of prompts and completions, padding left out, over that time."""
+    """Tokens of prompts and completions over that time."""
     efficiency: float
     """Share of the processors' arithmetic that the model's own operations took: MFU on GPUs, of the best product on CPUs."""
 

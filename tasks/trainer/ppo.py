@@ -42,6 +42,7 @@ from tasks.trainer.batches import AT_STEP, MicroBatch, Proximal, micro_batches, 
 from tasks.trainer.chosen import at_positions
 from tasks.trainer.job import CHECKPOINT_NAME, METRICS_NAME, OPTIMIZER_NAME, REFUSED_NAME, Job, Metrics, StepMetrics
 from tasks.trainer.losses import Scores, clipped_surrogate, importance_weights, k3_divergence
+from tasks.trainer.packed import Packed
 
 log = logging.getLogger("trainer")
 
@@ -95,10 +96,9 @@ def context_loss(logits: torch.Tensor, targets: torch.Tensor, sharpness: float) 
 def forward(model: Any, batch: MicroBatch) -> torch.Tensor:
     """Logits at the positions that predict sampled tokens, then prompt tokens, [1, K + C, V / TP], on the last pipeline stage."""
     device = next(model.parameters()).device
-    tokens = batch.tokens.to(device)
-    positions = torch.arange(tokens.shape[1], device=device).expand_as(tokens)
-    with at_positions(model, torch.cat([batch.at, batch.context_at]), len(tokens)):
-        return model(input_ids=tokens, position_ids=positions, attention_mask=None)
+    packed, at = Packed(batch.lengths, device), torch.cat([batch.at, batch.context_at]).to(device)
+    with at_positions(model, at, packed):
+        return model(batch.tokens.to(device)[None], packed.time[None], attention_mask=None, packed_seq_params=packed)
 
 
 def at_step(samples: Sequence[Sample], chosen: Sequence[int]) -> Proximal:
@@ -295,7 +295,7 @@ def _sizes(samples: Sequence[Sample], chosen: Sequence[int], context: int) -> It
 
 
 def _shape(batches: Sequence[MicroBatch]) -> tuple[int, int]:
-    return max(b.tokens.shape[0] for b in batches), max(b.tokens.shape[1] for b in batches)
+    return 1, max(b.tokens.numel() for b in batches)
 
 
 def differences(samples: Sequence[Sample], starting: dict[int, list[float]]) -> list[float]:

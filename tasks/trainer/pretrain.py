@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 
 from tasks.trainer.engine import Engine, parallel_state
+from tasks.trainer.packed import Packed
 
 
 @dataclass(frozen=True)
@@ -102,13 +103,15 @@ def _agreed(progress: float, device: torch.device) -> float:
 def _step_of(weigh: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., Any]:
     def forward_step(batches: Iterator[torch.Tensor], model: Any) -> Any:
         tokens = next(batches)
-        positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-        logits = model(input_ids=tokens, position_ids=positions, attention_mask=None)
+        packed = Packed([tokens.shape[1]] * len(tokens), tokens.device)
+        logits = model(tokens.view(1, -1), packed.time[None], attention_mask=None, packed_seq_params=packed)
 
         def loss(logits: torch.Tensor) -> Any:
-            """Logits [B, T, V]; the loss is summed, Megatron divides by the weights."""
+            """Logits [1, B * T, V]; the loss is summed, Megatron divides by the weights."""
             weight = weigh(tokens)[:, 1:]
-            each = cross_entropy(logits[:, :-1].float().flatten(0, 1), tokens[:, 1:].flatten(), reduction="none").view_as(weight)
+            each = cross_entropy(
+                logits.view(*tokens.shape, -1)[:, :-1].float().flatten(0, 1), tokens[:, 1:].flatten(), reduction="none"
+            ).view_as(weight)
             total, count = (each * weight).sum(), weight.sum()
             return total, count.round().int(), torch.stack([total.detach(), count])
 

@@ -54,6 +54,9 @@ def install(processor: Collection[str]) -> torch.library.Library | None:
 
     def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         if a.dtype is torch.float32 and min(*a.shape, *b.shape) >= LEAST:
+            if a.stride(0) == 1 and a.size(0) > b.size(1):
+                # A transposed first factor is copied before: of a weight's gradient the smaller one.
+                return linear(b.t(), a, None, "none", [], "").t()
             return linear(a, b.t(), None, "none", [], "")
         return torch.mm(a, b, out=a.new_empty(a.size(0), b.size(1)))  # another overload, which keeps its own kernel
 
