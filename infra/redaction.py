@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from detect_secrets.core.plugins.util import get_mapping_from_secret_type_to_class
+from detect_secrets.plugins.keyword import KeywordDetector
 
 from infra.records import Completion, Feedback
 
@@ -26,6 +27,8 @@ WORTH_A_LOOK = re.compile(
     r"[A-Za-z0-9+/_\-]{16}|[\"'][0-9a-fA-F]{9}|AP[0-9A-F][A-Za-z0-9]{8}|AKC[A-Za-z0-9]{10}|://|(?i:xox[a-z]-|pass|pwd|secret|key|auth|contrase)"
 )
 """What every secret holds that a detector finds; most lines of code hold none of it and are spared the detectors."""
+KEYWORD = re.compile(r"(?i:pass|pwd|secret|key|contrase)")
+"""What every word holds that the detector of passwords by name looks for."""
 KEY_BEGIN, KEY_END = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY"), re.compile(r"-----END [A-Z ]*PRIVATE KEY")
 IN_BOTH = "PRIVATE KEY"
 """Of either end of a key; most texts hold none, and are spared the search for ends."""
@@ -41,6 +44,8 @@ Span = tuple[int, int]
 
 def _secrets(detector: Any, line: str) -> Iterator[str]:
     """What a detector finds in a line."""
+    if isinstance(detector, KeywordDetector) and not KEYWORD.search(line):
+        return  # as it would find out itself, for half of all the detectors' time
     for secret in detector.analyze_line(filename="code.py", line=line, line_number=1):
         if secret.secret_value:
             yield secret.secret_value

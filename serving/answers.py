@@ -15,8 +15,6 @@ from serving.generation import Generation, Unavailable
 from serving.recording import Recorder
 
 RETRY_SECONDS = 2
-ASKED_SECONDS = 0.002
-"""After these the engine has been asked, and there is nothing to do until its first token."""
 
 
 class Answer(Response, ABC):
@@ -26,15 +24,14 @@ class Answer(Response, ABC):
         super().__init__()
         self.generation = generation
         self._recorder = recorder
+        self._looked_ahead = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         work = asyncio.create_task(self._work(send))
         left = asyncio.create_task(_disconnected(receive))
-        ahead = asyncio.get_running_loop().call_later(ASKED_SECONDS, self._look_ahead)
         try:
             await asyncio.wait((work, left), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            ahead.cancel()
             left.cancel()
             if not work.done():
                 work.cancel()
@@ -50,8 +47,10 @@ class Answer(Response, ABC):
             raise
         await self.end(send)
 
-    def _look_ahead(self) -> None:
-        if not self.generation.caller.opted_out:
+    def look_ahead(self) -> None:
+        """Begin with what the record needs. Not before the first text: of a burst, none is to wait for another's record."""
+        if not self._looked_ahead and not self.generation.caller.opted_out:
+            self._looked_ahead = True
             self._recorder.foresee(self.generation.asked.prefix, self.generation.asked.suffix)
 
     async def keep(self) -> None:
@@ -78,7 +77,7 @@ class Whole(Answer):
     async def generate(self, send: Send) -> None:
         async with aclosing(self.generation.texts()) as texts:
             async for _ in texts:
-                pass
+                self.look_ahead()
 
     async def end(self, send: Send) -> None:
         await self.keep()
@@ -100,6 +99,7 @@ class Stream(Answer):
             async for text in texts:
                 await self._start(send)
                 await send({"type": "http.response.body", "body": self._events.text(text), "more_body": True})
+                self.look_ahead()
 
     async def end(self, send: Send) -> None:
         broken_off = self.generation.finish == "error"

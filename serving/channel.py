@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
@@ -27,6 +27,19 @@ class Outbox:
         self._rows: list[Row] = []
         self._wake = asyncio.Event()
         self._later: asyncio.TimerHandle | None = None
+        self._sent = False
+        """In this turn of the loop, by `hurry`."""
+
+    async def hurry(self, row: Row) -> None:
+        """Send a row now, before the loop turns to what else is ready; what comes in the same turn after it goes as one."""
+        if self._sent:
+            self.put(row)
+            return
+        self._sent = True
+        asyncio.get_running_loop().call_soon(self._turn)
+        self._rows.append(row)
+        with contextlib.suppress(ConnectionError, aiohttp.ClientError):  # who reads from it sees that it ended
+            await self._send()
 
     def put(self, row: Row, *, patient: bool = False) -> None:
         """Send a row soon; a patient one with the next that is not, and after PATIENCE_SECONDS at the latest."""
@@ -45,8 +58,15 @@ class Outbox:
                 if self._later:
                     self._later.cancel()
                     self._later = None
-                rows, self._rows = self._rows, []
-                await self._socket.send_str(json.dumps(rows, separators=(",", ":")))
+                await self._send()
+
+    async def _send(self) -> None:
+        rows, self._rows = self._rows, []
+        if rows:
+            await self._socket.send_str(json.dumps(rows, separators=(",", ":")))
+
+    def _turn(self) -> None:
+        self._sent = False
 
 
 class Inbox:
@@ -84,15 +104,15 @@ class Channel:
         self._reading = asyncio.create_task(self._read())
         self.closed = False
 
-    @contextlib.contextmanager
-    def asking(self, body: Any) -> Iterator[Inbox]:
+    @contextlib.asynccontextmanager
+    async def asking(self, body: Any) -> AsyncIterator[Inbox]:
         """Send a request; leaving this before its last row came stops it."""
         number, inbox = next(self._numbers), Inbox()
         self._inboxes[number] = inbox
         if self.closed:
             inbox.put(self._lost)
-        self._outbox.put([number, body])
         try:
+            await self._outbox.hurry([number, body])
             yield inbox
         finally:
             del self._inboxes[number]

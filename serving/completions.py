@@ -13,16 +13,16 @@ from serving.answers import RETRY_SECONDS, Stream, Whole
 from serving.arms import NotHeld, Route
 from serving.bodies import InfillEvents, OpenAIEvents, error_body
 from serving.dialects import BadRequest
-from serving.document import COMPLETIONS, describe
+from serving.document import COMPLETIONS, Documented
 from serving.generation import Asked, Generation, Unavailable, Unservable
 from serving.metrics import Metrics
 from serving.standing import Serving
 from serving.status import add_state
 
 
-def create_app(serving: Serving) -> FastAPI:
+def create_app(serving: Serving) -> Documented:
     """Completions, and how the app is doing (status.py)."""
-    app = FastAPI(title="tabloop completions", docs_url=None, redoc_url=None)
+    app = Documented("tabloop completions")
     add_errors(app, serving.metrics)
     _add_completions(app, serving)
     add_state(app, serving)
@@ -76,7 +76,7 @@ def add_posts(app: FastAPI, routes: Mapping[str, Callable[[Request], Awaitable[R
         app.add_route(path, answer, methods=["POST"])
 
 
-def _add_completions(app: FastAPI, serving: Serving) -> None:
+def _add_completions(app: Documented, serving: Serving) -> None:
     openai = bodies.openai(serving.model)
 
     def generation(request: Request, known: Known, body: dict[str, Any], asked: Asked) -> Generation:
@@ -113,7 +113,7 @@ def _add_completions(app: FastAPI, serving: Serving) -> None:
         )
 
     add_posts(app, {"/v1/completions": completions, "/infill": infill, "/v1/chat/completions": chat})
-    describe(app, COMPLETIONS)
+    app.bodies |= COMPLETIONS
 
 
 def _routes(request: Request, serving: Serving, caller: Caller) -> list[Route]:

@@ -94,7 +94,7 @@ class EngineClient:
             EngineDown: it does not answer, or the last delta never came.
         """
         channel = await self._connected()
-        with channel.asking(request.fields()) as inbox:
+        async with channel.asking(request.fields()) as inbox:
             late = [504, f"no end in {GENERATE_SECONDS:.0f} s"]
             timer = asyncio.get_running_loop().call_later(GENERATE_SECONDS, inbox.put, late)
             try:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, Literal, TypeVar
 
-from fastapi import FastAPI, Request
+from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -21,7 +21,7 @@ from serving.answers import RETRY_SECONDS
 from serving.bodies import error_body
 from serving.completions import add_errors, add_posts
 from serving.dialects import BadRequest, read_json
-from serving.document import Schema, describe
+from serving.document import Documented, Schema
 from serving.metrics import Metrics
 from serving.recording import Recorder
 from serving.spool import SpoolFull
@@ -124,9 +124,9 @@ class Remembered:
             self._seen.popitem(last=False)
 
 
-def create_app(judging: Judging) -> FastAPI:
+def create_app(judging: Judging) -> Documented:
     """The app on the feedback port."""
-    app = FastAPI(title="tabloop feedback", docs_url=None, redoc_url=None)
+    app = Documented("tabloop feedback")
     add_errors(app, judging.metrics)
     add_feedback(app, judging)
 
@@ -137,7 +137,7 @@ def create_app(judging: Judging) -> FastAPI:
     return app
 
 
-def add_feedback(app: FastAPI, judging: Judging) -> None:
+def add_feedback(app: Documented, judging: Judging) -> None:
     """Continue's events, RLinf's submit, Tabby's events, our own; Tabby's agent knows one address for all it sends."""
     submitted = Remembered(MOST_REMEMBERED)
 
@@ -212,7 +212,7 @@ def add_feedback(app: FastAPI, judging: Judging) -> None:
         "/v1/events": tabby_events,
     }
     add_posts(app, routes)
-    describe(app, _bodies())
+    app.bodies |= _bodies()
 
 
 def _bodies() -> dict[str, Schema]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -26,6 +27,7 @@ class Recorder:
         self._metrics = metrics
         self._redactor = redactor
         self._writing: set[asyncio.Task[None]] = set()
+        self._ahead: deque[tuple[str, str]] = deque()
 
     async def completion(self, row: Completion) -> None:
         """Durable when this comes back, even when the caller is cancelled meanwhile.
@@ -41,10 +43,13 @@ class Recorder:
     def foresee(self, prefix: str, suffix: str) -> None:
         """Look through what stands around a cursor while the engine works: `completion` is soon done with remembered lines.
 
-        Much text is left to that, which takes it to a thread.
+        Soon, and one after another, so that a request which comes meanwhile waits for one text and not for a burst's. Much text
+        is left to `completion`, which takes it to a thread.
         """
         if len(prefix) + len(suffix) <= MUCH_TEXT:
-            self._redactor.around(prefix, "", suffix)
+            self._ahead.append((prefix, suffix))
+            if len(self._ahead) == 1:
+                asyncio.get_running_loop().call_soon(self._look_ahead)
 
     async def feedback(self, row: Feedback) -> None:
         """Durable when this comes back. Raises SpoolFull or OSError."""
@@ -60,6 +65,16 @@ class Recorder:
         """Wait for what is being written."""
         while self._writing:
             await asyncio.wait(self._writing)
+
+    def _look_ahead(self) -> None:
+        """At the first text that waits; what else the loop has to do comes before the next."""
+        prefix, suffix = self._ahead[0]
+        try:
+            self._redactor.around(prefix, "", suffix)
+        finally:
+            self._ahead.popleft()
+            if self._ahead:
+                asyncio.get_running_loop().call_soon(self._look_ahead)
 
     async def _completion(self, row: Completion) -> None:
         if row.opted_out:
