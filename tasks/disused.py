@@ -47,10 +47,10 @@ def find(store: ObjectStore, registry: Registry, settings: Settings, now: float)
     index = cycles.index(store)  # before the registry is asked: what an ended cycle registered is known there by then
     uploads = uploaded(store)
     ended = {cycle for cycle, objects in index.items() if {"manifest.json", "outcome.json"} <= objects}
-    sealed = [cycle for cycle, objects in index.items() if "manifest.json" in objects]
-    manifests = {cycle: cycles.manifest_of(store, cycle) for cycle in sealed if cycle not in ended or cycle in uploads}
+    # Of all cycles, also of those whose upload is gone: nothing else may tell that the champion they name was one.
+    manifests = {cycle: cycles.manifest_of(store, cycle) for cycle, objects in index.items() if "manifest.json" in objects}
     known, aliases, limits = registry.versions(), registry.aliases(), settings.retention
-    unfinished = [manifests[cycle] for cycle in sealed if cycle not in ended]
+    unfinished = [manifest for cycle, manifest in manifests.items() if cycle not in ended]
     trained = registry.named() | trainable(store, lineage(known), aliases, unfinished)
     earlier = [version for version in champions(store, known, manifests.values()) if version != aliases.champion]
     served = pinned(settings.serving) | {*earlier[: limits.champions_kept]}

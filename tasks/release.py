@@ -64,7 +64,7 @@ def decision_of(store: ObjectStore, experiment: str) -> Decision | None:
 def champions(store: ObjectStore, known: Iterable[ModelVersion], manifests: Iterable[Manifest]) -> list[str]:
     """Versions that were champion, the latest first.
 
-    Decisions tell them, and the cycles at hand: an alias that is moved in MLflow leaves no decision.
+    Decisions tell them, and the manifests of cycles: an alias that is moved in MLflow leaves no decision.
     """
     promoted = [v for v in known if v.tags.get(VERDICT_TAG, "").startswith("promote") and CYCLE_TAG in v.tags]
     tests = [experiment_id(v.tags[CYCLE_TAG], v.version) for v in promoted]

@@ -9,9 +9,7 @@ from pathlib import Path
 
 import httpx
 
-from infra import settings as settings_
 from infra.settings import ROOT, Settings
-from infra.store import sha256
 
 DECLARATION = ROOT / "prefect.yaml"
 ATTEMPTS = 5
@@ -51,22 +49,23 @@ def end_left_runs(settings: Settings) -> int:
 
 
 def deploy(settings: Settings, environment: dict[str, str]) -> None:
-    """Deploy prefect.yaml; what is deployed already is left.
+    """Deploy prefect.yaml.
 
     Raises:
-        DeployError: Prefect refused it.
+        DeployError: Prefect refused it, or does not answer: on SQLite its server can block itself.
     """
     if not DECLARATION.exists():
         print(f"  deployments: {DECLARATION.name} is missing, nothing deployed")
         return
-    # Prefect's command takes 7 s of CPU to find that nothing changed.
-    stamp, digest = settings_.path(settings.stack.state) / "prefect/deployed.sha256", _digest()
-    if stamp.exists() and stamp.read_text() == digest:
-        return
     command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"]
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=settings.stack.ready_seconds
-    )
+    seconds = settings.stack.ready_seconds
+    try:
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=seconds)
+    except subprocess.TimeoutExpired as error:
+        raise DeployError(
+            f"deployments: `prefect deploy --all` did not end within {seconds:g} s; Prefect's own words are in logs/prefect.log"
+            "\n  next: `make up` again, which starts the server anew"
+        ) from error
     if done.returncode != 0:
         words = "\n".join((done.stdout + done.stderr).splitlines()[-25:])
         raise DeployError(
@@ -90,11 +89,6 @@ def _post(url: str, body: dict[str, object]) -> httpx.Response:
             break
         time.sleep(attempt)
     return answer.raise_for_status()
-
-
-def _digest() -> str:
-    """Checksum of the declaration and of the flows it names."""
-    return sha256(file.read_bytes() for file in (DECLARATION, *sorted((ROOT / "flows").glob("*.py"))))
 
 
 def _process_template() -> dict[str, object]:
