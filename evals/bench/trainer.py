@@ -2,7 +2,8 @@
 
 One PPO step over the same samples, twice, each in a process of its own with one thread: by the trainer, and by transformers with
 batches as TRL makes them, both in float32 and both in bfloat16 (transformers under autocast). Tokens of prompts and completions,
-padding not counted, per CPU-second; the best of some steps, since other work on the machine only ever adds to one.
+padding not counted, per CPU-second; the best of some steps, since other work on the machine only ever adds to one, and short
+steps by turns, since that work comes and goes.
 """
 
 import asyncio
@@ -11,8 +12,9 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from tokenizers import Tokenizer
 
@@ -26,7 +28,8 @@ from infra.records import Sample
 from infra.settings import Settings
 from infra.store import to_parquet
 
-SIZES = (64, 512)
+SIZES = {64: 4, 512: 1}
+"""Samples of a step, and how often both sides take their steps, one after the other."""
 FASTER = 1.5
 """Goal: the trainer's tokens per CPU-second over those of transformers."""
 LINEAR = 1.15
@@ -102,17 +105,19 @@ async def run(settings: Settings) -> list[Figure]:
     return await asyncio.to_thread(bench, settings, SIZES, STEPS, FOLDER / "trainer")
 
 
-def bench(settings: Settings, sizes: Sequence[int], steps: int, folder: Path) -> list[Figure]:
+def bench(settings: Settings, sizes: Mapping[int, int], steps: int, folder: Path) -> list[Figure]:
     """Both sides at every size, in every precision."""
     figures: list[Figure] = []
     cost = {}
-    for count in sizes:
+    for count, turns in sizes.items():
         samples = samples_of(count, settings)
         tokens = sum(len(s.prompt_token_ids) + len(s.token_ids) for s in samples)
         for precision in PRECISIONS:
             place = folder / f"{count}-{precision}"
             place.mkdir(parents=True, exist_ok=True)
-            (own, own_memory), (other, other_memory) = both(place, samples, settings, steps, precision)
+            both_sides = [both(place, samples, settings, steps, precision) for _ in range(turns)]
+            own, other = (min(side.seconds for side in sides) for sides in zip(*both_sides, strict=True))
+            own_memory, other_memory = (max(side.memory for side in sides) for sides in zip(*both_sides, strict=True))
             cost[count, precision] = own / tokens
             name = f"ppo_step.{count}.{precision}"
             figures += [
@@ -128,10 +133,17 @@ def bench(settings: Settings, sizes: Sequence[int], steps: int, folder: Path) ->
     return figures
 
 
-def both(
-    place: Path, samples: Sequence[Sample], settings: Settings, steps: int, precision: str
-) -> tuple[tuple[float, float], tuple[float, float]]:
-    """CPU-seconds of the best step and peak memory in MiB, of the trainer and of transformers."""
+class Side(NamedTuple):
+    """What one side took."""
+
+    seconds: float
+    """CPU-seconds of its best step."""
+    memory: float
+    """MiB at the peak."""
+
+
+def both(place: Path, samples: Sequence[Sample], settings: Settings, steps: int, precision: str) -> tuple[Side, Side]:
+    """The trainer's steps, then those of transformers."""
     path, job, reference = place / "samples.parquet", place / "job.json", place / "reference.json"
     path.write_bytes(to_parquet(samples))
     job.write_text(json.dumps(job_of(path, place, len(samples), settings, steps, precision)))
@@ -139,4 +151,4 @@ def both(
     own = min(step["cpu_seconds"] for step in json.loads((place / "metrics.json").read_text())["steps"])
     padded = (sys.executable, "-m", "evals.bench.padded", str(path), str(reference), str(steps), precision)
     other_memory = measured(padded, place / "transformers.log")
-    return (own, own_memory), (min(json.loads(reference.read_text())), other_memory)
+    return Side(own, own_memory), Side(min(json.loads(reference.read_text())), other_memory)
