@@ -1,4 +1,4 @@
-"""Events for tests, and a store and a registry in memory that behave like the real ones."""
+"""Events and metrics for tests, and a store and a registry in memory that behave like the real ones."""
 
 import json
 from collections.abc import Iterator
@@ -9,6 +9,7 @@ import httpx
 from infra.records import Completion, Feedback, Sample
 from infra.registry import Registry
 from infra.store import AlreadyExists, ObjectStore, sha256
+from tasks.trainer.job import Metrics
 
 NOW = 1_800_000_000.0
 
@@ -77,6 +78,24 @@ def sample(id: str = "c", **fields: Any) -> Sample:
             "outcome": "accepted",
             "shown_characters": 8,
             "accepted_characters": 8,
+            **fields,
+        }
+    )
+
+
+def metrics(**fields: Any) -> Metrics:
+    """What an update of four samples tells of itself."""
+    return Metrics.model_validate(
+        {
+            "samples": 4,
+            "tokens": 8,
+            "mean_reward": 0.1,
+            "entropy": 1.0,
+            "importance_clipped": 0.0,
+            "logprob_difference_mean": None,
+            "logprob_difference_max": None,
+            "steps": (),
+            "seconds": {"train": 1.0},
             **fields,
         }
     )

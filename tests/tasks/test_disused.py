@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import settings as effort
 from hypothesis import strategies as st
 
@@ -257,7 +257,15 @@ CYCLES = st.fixed_dictionaries(
 )
 
 
+OLD = {"parent": 0, "days": 50, "result": "registered", "verdict": None}
+
+
 @effort(max_examples=300, deadline=None)
+@example(  # a former champion that the manifest of a cycle alone tells of, whose own upload goes
+    made=[{**OLD, "champion": 0}, {**OLD, "champion": 1}],
+    roles=dict.fromkeys(("champion", "challenger", "previous", "of-a-person", "pinned"), 0),
+    kept=1,
+)
 @given(
     made=st.lists(CYCLES, max_size=8),
     roles=st.fixed_dictionaries(

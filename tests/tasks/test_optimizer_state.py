@@ -11,8 +11,8 @@ from tasks import register, steps
 from tasks.checkpoints import fetch_optimizer, optimizer_prefix
 from tasks.evaluate import Evaluation
 from tasks.train import Aids, Trained, write_job
-from tasks.trainer.job import Job, Metrics
-from tests.tasks.made import MemoryRegistry, MemoryStore
+from tasks.trainer.job import Job
+from tests.tasks.made import MemoryRegistry, MemoryStore, metrics
 
 
 def manifest(cycle: str, parent: str, champion: str = "1") -> Manifest:
@@ -39,12 +39,8 @@ def test_a_candidates_state_is_what_its_childs_update_goes_on_from(
 ) -> None:
     registry = MemoryRegistry(v1={})
     monkeypatch.setattr(register, "log_run", lambda *given: "run")
-    metrics = Metrics(
-        samples=4, tokens=8, mean_reward=0.1, entropy=1.0, importance_clipped=0.0, logprob_difference_mean=None,
-        logprob_difference_max=None, steps=(), seconds={},
-    )  # fmt: skip
     state = folder_of(tmp_path / "optimizer", "steps.json", "{}")
-    trained = Trained(folder_of(tmp_path / "checkpoint", "model.safetensors", "w"), metrics, 1.0, state if kept else None)
+    trained = Trained(folder_of(tmp_path / "checkpoint", "model.safetensors", "w"), metrics(), 1.0, state if kept else None)
     scored = Evaluation(passed=True, reason="", judge="reference", candidate={"judged": 1.0}, champion={"judged": 1.0})
     store.put_json("cycles/2/manifest.json", manifest("2", "1"))
     made = register.register(store, registry.client, Settings(), manifest("2", "1"), trained, scored)

@@ -12,8 +12,7 @@ from tasks import cycles, quarantine
 from tasks.evaluate import Evaluation
 from tasks.register import log_run
 from tasks.train import Trained
-from tasks.trainer.job import Metrics
-from tests.tasks.made import NOW, MemoryStore, sample
+from tests.tasks.made import NOW, MemoryStore, metrics, sample
 from tests.tasks.test_cycles import FIELDS
 
 MEASURES = {"judged": 6.0}
@@ -30,12 +29,8 @@ def test_the_run_names_the_data_set_and_holds_what_a_person_looks_at(tmp_path: P
     dataset = cycles.dataset_id(store, "cycle-000001")
     assert dataset == sha256([store.get("cycles/cycle-000001/manifest.json")])
 
-    metrics = Metrics(
-        samples=1, tokens=2, mean_reward=0.1, entropy=1.0, importance_clipped=0.0, logprob_difference_mean=None,
-        logprob_difference_max=None, steps=(), seconds={"train": 1.0},
-    )  # fmt: skip
     evaluation = Evaluation(passed=True, reason="fine", judge="reference", candidate=MEASURES, champion=MEASURES)
-    given = (settings, store, manifest, dataset, Trained(tmp_path, metrics, 1.0), evaluation)
+    given = (settings, store, manifest, dataset, Trained(tmp_path, metrics(samples=1, tokens=2), 1.0), evaluation)
     run = log_run(*given)
     assert log_run(*given) == run, "one run a cycle"
 

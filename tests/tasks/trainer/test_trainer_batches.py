@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.records import Sample
-from tasks.trainer.batches import micro_batches, minibatches, read
+from tasks.trainer.batches import GRAIN, micro_batches, minibatches, read
 
 GOOD = Sample(
     completion_id="cmpl-1",
@@ -90,27 +90,33 @@ def test_micro_batches_hold_every_token_once_at_its_place(lengths, budget):
     assert sorted(i for batch in batches for i in batch.samples) == list(range(len(samples)))
     for batch in batches:
         assert batch.tokens.numel() <= budget or len(batch.samples) == 1
-        # [T, B] order, as Megatron's hidden states lie.
-        flat = batch.tokens.t().flatten()
-        rows = batch.tokens.shape[0]
-        taken = 0
-        for row, i in enumerate(batch.samples):
+        assert sum(batch.lengths) == batch.tokens.numel()
+        taken = start = 0
+        behind = []
+        for length, i in zip(batch.lengths, batch.samples, strict=True):
             sample = samples[i]
+            tokens = [*sample.prompt_token_ids, *sample.token_ids]
+            assert batch.tokens[start : start + len(tokens)].tolist() == tokens
+            behind.append(length - len(tokens))
             own = slice(taken, taken + len(sample.token_ids))
             taken += len(sample.token_ids)
             at = batch.at[own]
-            assert (at % rows == row).all()
-            assert flat[at[0]] == sample.prompt_token_ids[-1]
-            assert flat[at + rows].tolist() == list(sample.token_ids) == batch.targets[own].tolist()
+            assert at[0] == start + len(sample.prompt_token_ids) - 1
+            assert batch.tokens[at + 1].tolist() == list(sample.token_ids) == batch.targets[own].tolist()
             assert batch.advantage[own].tolist() == [float(i)] * len(sample.token_ids)
             assert batch.temperature[own].tolist() == [1.0 + i] * len(sample.token_ids)
             assert batch.behaviour[own].tolist() == pytest.approx(list(sample.logprobs))
             assert batch.proximal[own].tolist() == pytest.approx(proximal.get(i, list(sample.logprobs)))
+            start += length
         assert taken == len(batch.targets)
-        assert flat[batch.context_at + rows].tolist() == batch.context_targets.tolist()
+        # Filled to a grain behind the shortest alone, which stands last.
+        assert not any(behind[:-1]) and 0 <= behind[-1] < GRAIN and min(batch.lengths) >= batch.lengths[-1] - behind[-1]
+        assert batch.tokens[batch.context_at + 1].tolist() == batch.context_targets.tolist()
         # The token that ends the frame is not predicted, nor is any that was sampled.
         lengths_of = [len(samples[i].prompt_token_ids) for i in batch.samples]
-        assert all(0 <= at // rows < lengths_of[at % rows] - 2 for at in batch.context_at.tolist())
+        starts = (sum(batch.lengths[:row]) for row in range(len(batch.lengths)))
+        prompts = {start + place for start, prompt in zip(starts, lengths_of, strict=True) for place in range(prompt - 2)}
+        assert set(batch.context_at.tolist()) <= prompts
         assert len(batch.context_at) == sum(min(4, max(length - 2, 0)) for length in lengths_of)
 
 

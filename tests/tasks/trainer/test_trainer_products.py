@@ -38,6 +38,7 @@ cases = {  # and whether oneDNN is to do it
     "rows": (a, b, True),
     "a transposed": (a.t().contiguous().t(), b, True),
     "b transposed": (a, b.t().contiguous().t(), True),
+    "a transposed and larger": (a.t().contiguous().t(), b[:, :270], True),
     "a part": (a[:, 3:270], b[3:270, :260], True),
     "small": (a[::2, 3:30], b[3:30, :7], False),
     "double": (a.double(), b.double(), False),

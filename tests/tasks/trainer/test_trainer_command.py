@@ -1,0 +1,28 @@
+"""The command that a cycle runs, and the checkpoint that it leaves."""
+
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from tasks.trainer.job import Metrics
+from tests.tasks.trainer.processes import launch
+
+
+def test_the_command_writes_a_checkpoint_that_transformers_reads(work):
+    launch(1, "-m", "tasks.trainer.ppo", "--job", str(work / "job.json"))
+    metrics = Metrics.model_validate_json((work / "command" / "metrics.json").read_text())
+    assert (metrics.samples, len(metrics.steps)) == (12, 6)
+    assert metrics.skipped == 0
+    assert metrics.logprob_difference_max is not None and metrics.logprob_difference_max < 1e-5
+    assert all(step.gradient_norm > 0 for step in metrics.steps)
+    trained = AutoModelForCausalLM.from_pretrained(work / "command" / "checkpoint").state_dict()
+    before = load_file(work / "model" / "model.safetensors")
+    assert all((trained[name] != before[name]).any() for name in before)
+    assert not list((work / "command").glob("*.partial"))
+    assert len(list((work / "sharded").glob("*.safetensors"))) > 1
+    index = "model.safetensors.index.json"
+    assert (work / "sharded" / index).exists()
+    assert not (work / "command" / "checkpoint" / index).exists(), "vLLM wants the files that it names"
+
+    # A cycle that is killed and run again must end in the same candidate.
+    again = load_file(work / "direct" / "checkpoint" / "model.safetensors")
+    assert all((trained[name] == again[name]).all() for name in before)
