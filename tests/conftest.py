@@ -21,6 +21,12 @@ def storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 @pytest.fixture(scope="session")
+def orchestrated(storage: Stack) -> Stack:
+    """The session's stack with at least Prefect's server and its worker up beside the storage."""
+    return stack_.started("prefect", "worker")
+
+
+@pytest.fixture(scope="session")
 def stack(storage: Stack) -> Stack:
     """The session's stack with every part up."""
     return stack_.started()

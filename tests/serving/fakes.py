@@ -2,14 +2,13 @@
 
 import asyncio
 import contextlib
+import hashlib
 import json
-import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import httpx
-import uvicorn
 from aiohttp import web
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -19,7 +18,7 @@ from infra.redaction import Redactor
 from infra.registry import EXPERIMENT_TAG, LOOK_TAG, Registry
 from infra.settings.schema import Sampling
 from infra.settings.schema import Serving as ServingSettings
-from infra.store import ObjectStore
+from infra.store import ObjectStore, from_parquet
 from serving import completions, engines, feedback
 from serving.access import Access
 from serving.arms import Arms, Slot
@@ -36,8 +35,11 @@ from serving.spool import KINDS, Spool
 from serving.standing import Serving
 from serving.text import stop_token_ids
 from serving.versions import Versions
+from tests.serving.listening import aiohttp_app, fastapi_app
 
 TOKEN, ADMIN = "token-of-the-team", "token-of-the-admin"
+TEXT = "return alpha + beta"
+"""What the first engine says."""
 HEADERS = {"Authorization": f"Bearer {TOKEN}", "X-User-ID": "ada", "X-Project-ID": "p1"}
 
 
@@ -75,16 +77,14 @@ class FakeEngine:
         self.url = ""
         self._connections: set[asyncio.Transport] = set()
 
-    async def start(self) -> web.AppRunner:
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[str]:
+        """The address that it answers at."""
         self.endpoints = Endpoints(self, None)
         app = self.endpoints.app()
         app.middlewares.append(self._note)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        host, port = runner.addresses[0][:2]
-        self.url = f"http://{host}:{port}"
-        return runner
+        async with aiohttp_app(app) as self.url:
+            yield self.url
 
     @web.middleware
     async def _note(self, http: web.Request, handler: object) -> web.StreamResponse:
@@ -162,9 +162,11 @@ class MemoryStore(ObjectStore):
             raise ConnectionError("the store is away")
         return iter(sorted(key for key in self.objects if key.startswith(prefix)))
 
-    def add_version(self, name: str) -> str:
-        import hashlib
+    def shipped(self, kind: str) -> list[Completion | Feedback]:
+        """The events that have arrived, in the order of their keys."""
+        return [row for key in self.keys(f"events/{kind}/") for row in from_parquet(self.objects[key], KINDS[kind])]
 
+    def add_version(self, name: str) -> str:
         self.objects[f"checkpoints/{name}/weights"] = name.encode()
         checksums = {"weights": hashlib.sha256(name.encode()).hexdigest()}
         self.objects[f"checkpoints/{name}/checksums.json"] = json.dumps(checksums).encode()
@@ -217,7 +219,7 @@ class House:
     ) -> None:
         self.directory = directory
         self.tokenizer = made
-        self.engines = (FakeEngine(made.encode("return alpha + beta").ids), FakeEngine(made.encode("return gamma").ids))
+        self.engines = (FakeEngine(made.encode(TEXT).ids), FakeEngine(made.encode("return gamma").ids))
         self.store = MemoryStore()
         self.registry = FakeRegistry()
         self.metrics = Metrics()
@@ -233,7 +235,7 @@ class House:
 
     async def __aenter__(self) -> "House":
         for engine in self.engines:
-            self.exits.push_async_callback((await engine.start()).cleanup)
+            await self.exits.enter_async_context(engine.running())
         self.http = await self.exits.enter_async_context(engines.session())
         one, two = (Slot(i, engines.EngineClient(self.http, engine.url, None)) for i, engine in enumerate(self.engines))
         self.arms = Arms((one, two))
@@ -259,7 +261,7 @@ class House:
         judging = feedback.Judging(access, self.recorder, self.metrics)
         self.apps = (completions.create_app(serving), feedback.create_app(judging))
         feedback.add_feedback(self.apps[0], judging)
-        self.urls = tuple([await self.exits.enter_async_context(served(app)) for app in self.apps])
+        self.urls = tuple([await self.exits.enter_async_context(fastapi_app(app)) for app in self.apps])
         self.client = await self.exits.enter_async_context(httpx.AsyncClient(headers=HEADERS, timeout=20))
         await self.follower.step()
         return self
@@ -277,6 +279,12 @@ class House:
         await self.follower.step()
         while await self.follower.loaded():
             await self.follower.step()
+
+    async def ship(self) -> bool:
+        """Close what is on disk and ship it; whether nothing is left."""
+        for journal in self.spool.journals.values():
+            await journal.rotate(0)
+        return await self.shipper.ship()
 
     async def complete(
         self, url: str = "/v1/completions", headers: dict[str, str] | None = None, **body: object
@@ -296,24 +304,8 @@ class House:
         return found
 
 
-@contextlib.asynccontextmanager
-async def served(app: object) -> AsyncIterator[str]:
-    """An app on a free port, in this loop."""
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2)
-        server = uvicorn.Server(config)
-        server.capture_signals = contextlib.nullcontext
-        task = asyncio.create_task(server.serve(sockets=[listening]))
-        while not server.started:
-            await asyncio.sleep(0.005)
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-        server.should_exit = True
-        await task
-
-
 def experiment(champion: str = "1", challenger: str = "2", share: float = 0.5) -> ExperimentRecord:
     return ExperimentRecord(id="e1", champion=champion, challenger=challenger, share=share, started=0.0)
 
 
-__all__ = ["ADMIN", "HEADERS", "TOKEN", "FakeEngine", "House", "MemoryStore", "experiment", "served", "tokenizer"]
+__all__ = ["ADMIN", "HEADERS", "TEXT", "TOKEN", "FakeEngine", "House", "MemoryStore", "experiment", "tokenizer"]

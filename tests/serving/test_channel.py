@@ -5,7 +5,7 @@ import contextlib
 import itertools
 import json
 from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 
 import pytest
 from aiohttp import ClientSession, WSMessage, web
@@ -16,7 +16,9 @@ from serving.channel import PATIENCE_SECONDS, Channel, Outbox
 from serving.engine.endpoints import Endpoints
 from serving.engines import EngineClient, EngineDown, WrongVersion, session
 from serving.protocol import Delta, Request
+from tests.serving.asked import until
 from tests.serving.fakes import FakeEngine
+from tests.serving.listening import aiohttp_app
 
 ASKED = Request([1, 2], 24, 1.0, 1.0, [])
 LOST = [503, "lost"]
@@ -38,15 +40,11 @@ async def connected(handler) -> AsyncIterator[Channel]:
 
     app = web.Application()
     app.add_routes([web.get("/", serve)])
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    async with ClientSession() as http, http.ws_connect("http://{}:{}/".format(*runner.addresses[0][:2])) as socket:
+    async with aiohttp_app(app) as url, ClientSession() as http, http.ws_connect(url) as socket:
         yield Channel(socket, LOST)
-    await runner.cleanup()
 
 
-async def test_what_is_asked_and_answered_together_travels_together() -> None:
+async def test_what_is_asked_first_travels_at_once_and_the_rest_of_the_turn_together() -> None:
     messages: list[int] = []
 
     async def twice(message: WSMessage, outbox: Outbox, socket: web.WebSocketResponse) -> None:
@@ -55,12 +53,12 @@ async def test_what_is_asked_and_answered_together_travels_together() -> None:
         for number, *body in rows * 2:
             outbox.put([number, body])
 
-    async with connected(twice) as channel:
-        with channel.asking("a") as one, channel.asking("b") as two:
-            assert await one.take() == [[["a"]], [["a"]]]
-            assert await two.take() == [[["b"]], [["b"]]]
-            one.done = two.done = True
-    assert messages == [2]
+    async with connected(twice) as channel, AsyncExitStack() as asked:
+        inboxes = [await asked.enter_async_context(channel.asking(body)) for body in "abc"]
+        for body, inbox in zip("abc", inboxes, strict=True):
+            assert await inbox.take() == [[[body]], [[body]]]
+            inbox.done = True
+    assert messages == [1, 2]
 
 
 async def test_what_can_wait_travels_with_what_comes_soon_after_and_waits_no_longer() -> None:
@@ -71,14 +69,12 @@ async def test_what_can_wait_travels_with_what_comes_soon_after_and_waits_no_lon
         if message.data.endswith('"hurry"]]'):
             outbox.put([0, "now"])
 
-    async with connected(many) as channel:
-        with channel.asking("wait") as slow:
-            began = asyncio.get_running_loop().time()
-            assert await slow.take() == [[0], [1], [2]]
-            assert asyncio.get_running_loop().time() - began >= PATIENCE_SECONDS
-    async with connected(many) as channel:
-        with channel.asking("hurry") as fast:
-            assert await fast.take() == [[0], [1], [2], ["now"]]
+    async with connected(many) as channel, channel.asking("wait") as slow:
+        began = asyncio.get_running_loop().time()
+        assert await slow.take() == [[0], [1], [2]]
+        assert asyncio.get_running_loop().time() - began >= PATIENCE_SECONDS
+    async with connected(many) as channel, channel.asking("hurry") as fast:
+        assert await fast.take() == [[0], [1], [2], ["now"]]
 
 
 async def test_first_and_last_tokens_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,13 +91,11 @@ async def test_who_leaves_early_stops_its_own_and_no_other() -> None:
         outbox.put([0, "late"])
 
     async with connected(note) as channel:
-        with channel.asking("a"):
+        async with channel.asking("a"):
             pass
-        with channel.asking("b") as two:
+        async with channel.asking("b") as two:
             two.done = True
-        async with asyncio.timeout(5):
-            while not stopped:
-                await asyncio.sleep(0.01)
+        await until(lambda: stopped)
     assert stopped == [[0]]
 
 
@@ -110,23 +104,18 @@ async def test_everybody_hears_that_the_connection_ended_latecomers_too() -> Non
         await socket.close()
 
     async with connected(end) as channel:
-        with channel.asking("a") as one, channel.asking("b") as two:
+        async with channel.asking("a") as one, channel.asking("b") as two:
             assert await one.take() == await two.take() == [LOST]
         assert channel.closed
-        with channel.asking("c") as three:
+        async with channel.asking("c") as three:
             assert await three.take() == [LOST]
 
 
 @asynccontextmanager
 async def client_of(engine: FakeEngine, token: str | None = None) -> AsyncIterator[EngineClient]:
-    app = Endpoints(engine, "secret").app() if token else None
-    runner = web.AppRunner(app, shutdown_timeout=0.1) if app else await engine.start()
-    if app:
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-    async with session() as http:
-        yield EngineClient(http, "http://{}:{}".format(*runner.addresses[0][:2]), token)
-    await runner.cleanup()
+    running = aiohttp_app(Endpoints(engine, "secret").app()) if token else engine.running()
+    async with running as url, session() as http:
+        yield EngineClient(http, url, token)
 
 
 async def test_many_completions_share_a_connection_and_get_their_own_tokens() -> None:
@@ -151,8 +140,8 @@ async def test_who_leaves_at_once_leaves_nothing_running() -> None:
     async with client_of(engine) as client:
         await _all(client, ASKED)
         channel = client._channel
-        with channel.asking(ASKED.fields()), channel.asking(ASKED.fields()):
-            pass  # both rows of each in one message
+        async with channel.asking(ASKED.fields()), channel.asking(ASKED.fields()):
+            pass  # both rows of the second in one message
         assert len(await _all(client, ASKED)) >= 1
         (running,) = engine.endpoints._open.values()
         assert running == {} and len(engine.requests) == 2
@@ -208,14 +197,9 @@ async def _all(client: EngineClient, request: Request) -> list[Delta]:
 
 @pytest.mark.parametrize("sent", [None, "Bearer", "Bearer wrong", "Bearer é", "Bearer tøkenx", "tøken"])
 async def test_an_engine_tells_its_health_to_anybody_and_all_else_to_its_token_alone(sent: str | None) -> None:
-    runner = web.AppRunner(Endpoints(FakeEngine([1]), "tøken").app(), shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    url = "http://{}:{}".format(*runner.addresses[0][:2])
-    async with session() as http:
+    async with aiohttp_app(Endpoints(FakeEngine([1]), "tøken").app()) as url, session() as http:
         headers = {"Authorization": sent} if sent else {}
         answers = [await http.get(url + "/health", headers=headers)]
         answers += [await http.post(url + "/swap", headers=headers), await http.get(url + "/generate", headers=headers)]
         assert [answer.status for answer in answers] == [200, 401, 401]
         assert (await EngineClient(http, url, "tøken").swap("somewhere", "1")).version == "1"
-    await runner.cleanup()

@@ -16,9 +16,10 @@ from infra import fim
 from infra.settings import SettingsError, load
 from infra.settings.schema import External
 from serving.external import ExternalEngine
-from tests.serving.fakes import House
+from tests.serving.asked import until
+from tests.serving.fakes import TEXT, House
+from tests.serving.listening import aiohttp_app
 
-TEXT = "return alpha + beta"
 KNOWN = {"model", "prompt", "max_tokens", "temperature", "top_p", "stop", "stream"}
 LOGITS = {10: 2.0, 11: 1.0, 12: 0.5, 13: -1.0, 14: -2.0}
 
@@ -43,14 +44,13 @@ class Service:
         self.token = "their-secret"
         self.url = ""
 
-    async def start(self) -> web.AppRunner:
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
         app = web.Application()
         app.add_routes([web.get("/v1/models", self._models), web.post("/v1/completions", self._completions)])
-        runner = web.AppRunner(app, handler_cancellation=True)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        self.url = "http://{}:{}/v1".format(*runner.addresses[0][:2])
-        return runner
+        async with aiohttp_app(app, handler_cancellation=True) as address:
+            self.url = f"{address}/v1"
+            yield
 
     async def _models(self, http: web.Request) -> web.Response:
         if http.headers.get("authorization") != f"Bearer {self.token}":
@@ -111,7 +111,7 @@ async def house_on(
     house = House(directory, tokenizer, **options)
     house.engines[1].up = False
     async with house:
-        house.exits.push_async_callback((await service.start()).cleanup)
+        await house.exits.enter_async_context(service.running())
         slot = house.arms.slots[0]
         slot.engine, slot.version, slot.proven = (
             ExternalEngine(house.http, setting(service, **fields or {}), house.policy),
@@ -249,9 +249,7 @@ async def test_a_client_that_leaves_ends_it_there_too(tmp_path: Path, tokenizer:
         while not service.asked[1:]:  # the first is the smoke prompt
             await asyncio.sleep(0.01)
         task.cancel()
-        async with asyncio.timeout(5):
-            while not (service.left and house.rows("completions")):
-                await asyncio.sleep(0.01)
+        await until(lambda: service.left and house.rows("completions"))
         assert house.rows("completions")[0].finish_reason == "disconnected"
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from tokenizers import Tokenizer
 from infra.registry import Aliases
 from serving.follower import Load, Plan, plan
 from serving.versions import Versions
+from tests.serving.asked import run_experiment, until
 from tests.serving.fakes import FakeEngine, House, experiment
 
 UP = (True, True)
@@ -90,6 +90,13 @@ async def test_no_request_fails_while_versions_change(house: House) -> None:
     assert not any(row.mixed for row in rows) and {row.policy_version for row in rows} >= {"1", "6"}
 
 
+async def _one_served(house: House) -> None:
+    """Version 1 is registered, and serves."""
+    house.add_version("1")
+    house.registry.aliases = {"champion": "1"}
+    await house.follow()
+
+
 async def _both_held(house: House) -> None:
     """Slots with version 1, which serves, and 2; 3 is there to be loaded."""
     for version in ("1", "2", "3"):
@@ -123,11 +130,11 @@ async def test_a_load_that_is_abandoned_while_its_slot_drains_leaves_the_slot_as
     idle.in_flight += 1
     house.registry.aliases = {"champion": "3"}
     await house.follower.step()
-    await _until(lambda: not idle.up)
+    await until(lambda: not idle.up)
     house.registry.aliases = {"champion": "1"}
     await house.follower.step()
     idle.in_flight -= 1
-    await _until(lambda: idle.up)
+    await until(lambda: idle.up)
     house.registry.aliases = {"champion": "2"}
     await house.follow()
     assert await _served(house) == "2" and "3" not in house.engines[idle.index].swaps
@@ -140,7 +147,7 @@ async def test_a_swap_is_not_torn_and_its_slot_takes_no_traffic_meanwhile(house:
     engine.may_swap.clear()
     house.registry.aliases = {"champion": "3"}
     await house.follower.step()
-    await _until(lambda: not idle.up)
+    await until(lambda: not idle.up)
     house.registry.aliases = {"champion": "1"}
     for _ in range(3):
         await house.follower.step()
@@ -157,7 +164,7 @@ async def test_a_champion_that_failed_once_serves_again_while_the_other_slot_is_
     house.engines[1 - champion.index].may_swap.clear()
     house.registry.aliases = {"champion": "1", "challenger": "3"}
     await house.follower.step()
-    await _until(lambda: not house.arms.slots[1 - champion.index].up)
+    await until(lambda: not house.arms.slots[1 - champion.index].up)
     house.engines[champion.index].up = False
     assert (await house.complete()).status_code == 503
     house.engines[champion.index].up = True
@@ -173,7 +180,7 @@ async def test_following_goes_on_by_itself_through_loads(house: House) -> None:
     following = asyncio.create_task(house.follower.run())
     for version in ("3", "1", "2"):
         house.registry.aliases = {"champion": version}
-        await _until(lambda version=version: house.arms.slots[house.arms.champion].version == version)
+        await until(lambda version=version: house.arms.slots[house.arms.champion].version == version)
         assert await _served(house) == version
     following.cancel()
     await asyncio.gather(following, return_exceptions=True)
@@ -212,9 +219,7 @@ async def test_a_version_that_answers_nonsense_takes_no_traffic(house: House) ->
 
 
 async def test_an_engine_that_was_restarted_gets_its_version_back_before_traffic(house: House) -> None:
-    house.add_version("1")
-    house.registry.aliases = {"champion": "1"}
-    await house.follow()
+    await _one_served(house)
     engine = house.engines[house.arms.champion]
     engine.version, engine.pid = "0", 2
     await house.follow()
@@ -223,10 +228,7 @@ async def test_an_engine_that_was_restarted_gets_its_version_back_before_traffic
 
 
 async def test_registry_and_store_may_be_away_restarts_included(house: House, tmp_path: Path, tokenizer: Tokenizer) -> None:
-    for version in ("1", "2"):
-        house.add_version(version)
-    house.registry.aliases, house.registry.experiment = {"champion": "1", "challenger": "2"}, experiment()
-    await house.follow()
+    await run_experiment(house)
     house.registry.away = house.store.away = True
     await house.follow()
     assert await _served(house) in ("1", "2") and "registry" in house.arms.problems
@@ -263,9 +265,7 @@ async def test_what_a_power_loss_left_unreadable_is_set_aside_and_the_app_starts
     async with House(tmp_path, tokenizer) as house:
         assert house.versions.held(0) is None and (await house.complete()).status_code == 200
         assert (state / "aliases.json.unreadable").read_bytes() == left and "aliases.json.unreadable" in caplog.text
-        house.add_version("1")
-        house.registry.aliases = {"champion": "1"}
-        await house.follow()
+        await _one_served(house)
         assert Versions(state).aliases() == Aliases("1", None, None, None)
 
 
@@ -285,9 +285,7 @@ async def test_state_is_on_the_disk_before_it_takes_the_place_of_what_was_there(
 
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(os, "replace", replaced)
-    house.add_version("1")
-    house.registry.aliases = {"champion": "1"}
-    await house.follow()
+    await _one_served(house)
     state = house.directory / "state"
     partials = [path for kind, path in done if kind == "replace"]
     assert {state / ".aliases.json.partial", state / ".slots.json.partial", state / "versions" / ".1.partial"} <= set(partials)
@@ -305,21 +303,13 @@ def test_old_versions_are_deleted_and_those_in_use_never(tmp_path: Path) -> None
     assert {"0", "9"} <= left and len(left) == 6
 
 
-async def _until(reached: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not reached():
-            await asyncio.sleep(0.005)
-
-
 async def _served(house: House) -> str:
     assert (await house.complete()).status_code == 200
     return house.rows("completions")[-1].policy_version
 
 
 async def test_a_version_of_another_registry_is_not_taken_for_one_of_this(house: House) -> None:
-    house.add_version("1")
-    house.registry.aliases = {"champion": "1"}
-    await house.follow()
+    await _one_served(house)
     assert await _served(house) == "1"
     # The registry was made anew, and its first version is another one; engines and downloads are those of before.
     house.registry.sources["1"] = house.store.add_version("another")

@@ -1,6 +1,5 @@
 """What a scrape tells of requests, by version and arm, and of what waits on the disk."""
 
-import asyncio
 import os
 from pathlib import Path
 
@@ -8,7 +7,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tokenizers import Tokenizer
 
-from tests.serving.fakes import ADMIN, House, experiment
+from tests.serving.asked import ADMINISTRATOR, run_experiment, until
+from tests.serving.fakes import House
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -25,16 +25,12 @@ def value(series: Series, name: str, **labels: str) -> float | None:
 
 async def test_requests_tokens_and_times_are_told_by_version_and_arm(tmp_path: Path, tokenizer: Tokenizer) -> None:
     async with House(tmp_path, tokenizer, withhold_below=0.3) as house:
-        for version in ("1", "2"):
-            house.add_version(version)
-        house.registry.aliases = {"champion": "1", "challenger": "2"}
-        house.registry.experiment = experiment()
-        await house.follow()
+        await run_experiment(house)
         house.engines[house.arms.challenger].logprob = -0.01  # worth showing, as the champion's are not
         asked = {"champion": 2, "challenger": 3}
         for arm, times in asked.items():
             for _ in range(times):
-                await house.complete(headers={"X-Tabloop-Arm": arm, "Authorization": f"Bearer {ADMIN}"})
+                await house.complete(headers={"X-Tabloop-Arm": arm, **ADMINISTRATOR})
         rows = house.rows("completions")
         series = await scraped(house)
         for arm, version, finish in (("champion", "1", "stop"), ("challenger", "2", "length")):
@@ -52,9 +48,7 @@ async def test_clients_that_leave_are_told_by_version_and_arm(house: House) -> N
     body = {"prompt": "def f(x):\n    ", "stream": True}
     async with house.client.stream("POST", house.urls[0] + "/v1/completions", json=body) as answer:
         await answer.aiter_lines().__anext__()
-    async with asyncio.timeout(10):
-        while not house.rows("completions"):
-            await asyncio.sleep(0.02)
+    await until(lambda: house.rows("completions"), 10)
     series = await scraped(house)
     assert value(series, "completions_total", arm="champion", version="0", finish="disconnected") == 1
 
@@ -80,7 +74,7 @@ async def test_what_waits_is_measured_at_the_scrape(house: House) -> None:
     assert value(series, "spool_segments") == len(segments) == 2
     assert value(series, "spool_bytes") == sum(segment.stat().st_size for segment in segments) > 0
     assert 100 <= value(series, "spool_oldest_seconds") < 160
-    status = (await house.client.get(house.urls[0] + "/admin/status", headers={"Authorization": f"Bearer {ADMIN}"})).json()
+    status = (await house.client.get(house.urls[0] + "/admin/status", headers=ADMINISTRATOR)).json()
     assert status["spool"]["segments"] == 2 and status["spool"]["oldest_seconds"] >= 100
 
 
@@ -96,7 +90,7 @@ async def test_a_surprise_is_an_error_in_openais_shape_and_counted(house: House,
         raise OSError(28, "no space left on device")
 
     monkeypatch.setattr(house.spool, "measure", full)
-    answer = await house.client.get(house.urls[0] + "/admin/status", headers={"Authorization": f"Bearer {ADMIN}"})
+    answer = await house.client.get(house.urls[0] + "/admin/status", headers=ADMINISTRATOR)
     assert answer.status_code == 500 and "feedback" not in answer.text and answer.json()["error"]["type"] == "server_error"
     monkeypatch.undo()
     assert value(await scraped(house), "refused_total", status="500") == 1

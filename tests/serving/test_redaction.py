@@ -1,19 +1,23 @@
 """Secrets in code do not reach the disk, and code without one is recorded as it is."""
 
+import asyncio
+import re
 import threading
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 from detect_secrets.plugins.base import RegexBasedDetector
+from detect_secrets.plugins.keyword import DENYLIST
 from detect_secrets.settings import get_settings
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from infra.records import Feedback
-from infra.redaction import FEEDBACK_TEXTS, REDACTED, Redactor
+from infra.redaction import FEEDBACK_TEXTS, KEYWORD, REDACTED, Redactor
 from serving.metrics import Metrics
+from serving.protocol import Delta, Request
 from serving.recording import Recorder
 from serving.spool import Spool
 from tests.serving.fakes import House
@@ -136,11 +140,16 @@ def test_no_detector_asks_a_provider_whether_a_secret_is_real() -> None:
 
 
 class Watched(Redactor):
-    """Notes in which threads it looks."""
+    """Notes how often it looks, and of feedback in which threads."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.looked = 0
         self.threads: list[threading.Thread] = []
+
+    def around(self, prefix: str, middle: str, suffix: str) -> tuple[str, str, str]:
+        self.looked += 1
+        return super().around(prefix, middle, suffix)
 
     def feedback(self, row: Feedback) -> Feedback:
         self.threads.append(threading.current_thread())
@@ -180,8 +189,49 @@ async def test_the_client_is_served_and_the_spool_never_sees_the_secret(house: H
 async def test_lines_around_a_cursor_are_looked_through_while_the_engine_works(house: House) -> None:
     prefix, suffix = "".join(f"seen_{n} = token({n})\n" for n in range(40)), "\nlast_one = token()\n"
     house.recorder.foresee(prefix, suffix)
+    await asyncio.sleep(0)
     remembered = house.recorder._redactor._remembered
     before = remembered.cache_info().misses
     assert before > 40
     await house.recorder.completion(completion(prefix=prefix, suffix=suffix, text="a new line"))
     assert remembered.cache_info().misses - before <= 2, "the line at the cursor, with and without what was put there"
+
+
+async def test_of_a_burst_one_text_is_looked_through_in_a_turn_of_the_loop(tmp_path: Path) -> None:
+    watched, spool = Watched(), Spool(tmp_path, 1 << 30)
+    recorder, looked = Recorder(spool, Metrics(), watched), []
+    for number in range(3):
+        recorder.foresee(f"line_{number} = 1\n", "")
+    for _ in range(5):
+        looked.append(watched.looked)
+        await asyncio.sleep(0)
+    assert looked == [0, 1, 2, 3, 3]
+    await spool.close()
+
+
+async def test_nothing_is_looked_through_before_the_first_token(house: House) -> None:
+    engine, remembered = house.engines[0], house.recorder._redactor._remembered
+    sampled, asked, first = engine.generate, asyncio.Event(), asyncio.Event()
+
+    async def slow(request: Request) -> AsyncIterator[Delta]:
+        asked.set()
+        await first.wait()
+        async for delta in sampled(request):
+            yield delta
+
+    engine.generate = slow
+    before = remembered.cache_info().misses
+    body = {"prompt": "never_seen_before = 1\n", "stream": True}
+    answer = asyncio.create_task(house.client.post(house.urls[0] + "/v1/completions", json=body))
+    await asked.wait()
+    await asyncio.sleep(0.05)
+    assert remembered.cache_info().misses == before
+    first.set()
+    assert (await answer).status_code == 200
+    assert remembered.cache_info().misses > before
+
+
+@pytest.mark.parametrize("word", DENYLIST)
+@given(data=st.data())
+def test_no_name_of_a_password_is_passed_over(word: str, data: st.DataObject) -> None:
+    assert KEYWORD.search(data.draw(st.from_regex(re.compile(word, re.IGNORECASE), fullmatch=True)))

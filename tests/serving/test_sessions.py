@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from serving.bodies import MORE
+from tests.serving.asked import until
 from tests.serving.fakes import House
 from tests.tasks.rows import join
 
@@ -141,9 +142,7 @@ async def replay(house: House, exchange: dict[str, object]) -> None:
         assert answer == recorded, exchange["request"][:80]
         return
     assert answer.startswith(enough)
-    async with asyncio.timeout(10):
-        while len(house.rows("completions")) == before:
-            await asyncio.sleep(0.01)
+    await until(lambda: len(house.rows("completions")) > before, 10)
     assert house.rows("completions")[-1].finish_reason == "disconnected"
 
 

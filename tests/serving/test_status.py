@@ -10,6 +10,7 @@ from infra.records import CycleOutcome, Decision, Manifest, ObjectReference, Rat
 from infra.settings import ROOT, load
 from serving.__main__ import links
 from serving.board import Links
+from tests.serving.asked import run_experiment
 from tests.serving.fakes import ADMIN, TOKEN, House, experiment
 
 VERDICT = Verdict(
@@ -42,13 +43,9 @@ async def test_a_browser_is_asked_for_an_administrators_token(house: House) -> N
 
 
 async def test_the_page_says_who_serves_how_it_goes_and_what_was_decided(house: House) -> None:
-    for version in ("1", "2"):
-        house.add_version(version)
-    house.registry.aliases = {"champion": "1", "challenger": "2"}
-    house.registry.experiment = experiment()
+    await run_experiment(house)
     house.registry.look = Decision(experiment=experiment(), verdict=VERDICT, decided=0.0, by="gate")
     house.registry.tags["1"] = {"verdict": "promote, by gate", "verdict.reason": "accepted more", "cycle": "cycle-000001"}
-    await house.follow()
     for _ in range(3):
         await house.complete()
     await house.judge("/v1/feedback", {"completion_id": "c", "outcome": "thumbs_down"})

@@ -1,0 +1,40 @@
+"""What tests ask of a House: an editor's bodies, a stream's events, an experiment that runs, and that something comes true."""
+
+import asyncio
+from collections.abc import Callable
+
+from tests.serving.fakes import ADMIN, House, experiment
+
+ADMINISTRATOR = {"Authorization": f"Bearer {ADMIN}"}
+CONTINUE = {
+    "model": "qwen-coder",
+    "max_tokens": 4096,
+    "temperature": 0.01,
+    "stream": True,
+    "stop": ["<|endoftext|>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "/src/", "#- coding: utf-8", "```"],
+    "prompt": "<|fim_prefix|>def f(x):\n    <|fim_suffix|>\n\nprint(1)\n<|fim_middle|>",
+}
+INFILL = {"input_prefix": "import os\n", "input_suffix": "\n", "prompt": "x = ", "n_predict": 128}
+
+
+def events(body: str) -> list[str]:
+    """The data of each event of a stream."""
+    lines = body.split("\n\n")
+    assert lines.pop() == "" and all(line.startswith("data: ") for line in lines)
+    return [line.removeprefix("data: ") for line in lines]
+
+
+async def run_experiment(house: House) -> None:
+    """Versions 1 and 2, which half of the users are served each."""
+    for version in ("1", "2"):
+        house.add_version(version)
+    house.registry.aliases = {"champion": "1", "challenger": "2"}
+    house.registry.experiment = experiment()
+    await house.follow()
+    assert {slot.version for slot in house.arms.slots} == {"1", "2"}
+
+
+async def until(reached: Callable[[], object], seconds: float = 5.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not reached():
+            await asyncio.sleep(0.01)

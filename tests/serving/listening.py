@@ -1,0 +1,38 @@
+"""Apps on a free port, in the loop of the test that asks them."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+
+import uvicorn
+from aiohttp import web
+from fastapi import FastAPI
+
+
+@contextlib.asynccontextmanager
+async def aiohttp_app(app: web.Application, **options: object) -> AsyncIterator[str]:
+    """The address that aiohttp answers at."""
+    runner = web.AppRunner(app, shutdown_timeout=0.1, **options)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield "http://{}:{}".format(*runner.addresses[0][:2])
+    finally:
+        await runner.cleanup()
+
+
+@contextlib.asynccontextmanager
+async def fastapi_app(app: FastAPI) -> AsyncIterator[str]:
+    """The address that uvicorn answers at."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2)
+        server = uvicorn.Server(config)
+        server.capture_signals = contextlib.nullcontext
+        task = asyncio.create_task(server.serve(sockets=[listening]))
+        while not server.started:
+            await asyncio.sleep(0.005)
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        server.should_exit = True
+        await task
