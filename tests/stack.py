@@ -60,6 +60,7 @@ def _overrides(directory: Path) -> dict[str, str]:
         "TABLOOP_EVALUATE__SAMPLES": "24",
         # Float32 on both sides: the trainer's log-probabilities are held against the server's.
         "TABLOOP_TRAIN__PRECISION": "float32",
+        "TABLOOP_TRAIN__FOLDER": str(directory / "cycles"),
         "TABLOOP_STORE__LOCK": str(directory / "s3.lock"),
         "TABLOOP_STORE__ENDPOINT": f"http://127.0.0.1:{s3}",
         "TABLOOP_REGISTRY__URI": f"http://127.0.0.1:{mlflow}",

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from evals.bench.__main__ import BENCHES, main
 from evals.bench.figures import figure, write
-from evals.bench.serving import percentiles
+from evals.bench.serving import matched, percentiles
 from evals.bench.streams import Shot
 
 
@@ -23,6 +23,18 @@ def test_a_target_is_a_bound_from_above_or_below(tmp_path: Path) -> None:
 def test_quantiles_are_those_of_the_first_tokens() -> None:
     shots = [Shot(at=0.0, first_ms=float(ms), total_ms=1e9, tokens=9, version="") for ms in range(101)]
     assert percentiles(shots) == (50.0, 99.0)
+
+
+def test_one_disturbed_block_moves_neither_the_difference_nor_its_bounds() -> None:
+    """Of 12 values in order, the 3rd and the 10th bound the median: P(X <= 2) = 79 / 4096 < 0.025 for X of B(12, 1/2)."""
+    quiet = [12.0, 3.0, 5.0, 7.0, 1.0, 2.0, 4.0, 6.0, 8.0, 9.0, 10.0, 11.0]
+    for blocks in (quiet, [900.0, *quiet[1:]]):
+        found = matched("late", blocks, "ms", most=6.4)
+        assert [(f.name, f.value, f.met) for f in found] == [
+            ("late", 6.5, False),
+            ("late.low", 3.0, True),
+            ("late.high", 10.0, True),
+        ]
 
 
 def test_a_benchmark_that_is_none_is_named(capsys: pytest.CaptureFixture[str]) -> None:

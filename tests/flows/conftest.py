@@ -9,11 +9,11 @@ import pytest
 from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 from prefect.testing.utilities import prefect_test_harness
 
+from infra.records import Completion, Feedback, Verdict
 from infra.settings import Settings
 from infra.settings.schema import Collect, Experiment
-from tasks import evaluate, register, steps, tracking, train, validate
-from tasks.trainer.job import Metrics
-from tests.tasks.made import NOW, MemoryRegistry, MemoryStore, completion, feedback
+from tasks import evaluate, register, release, steps, tracking, train, validate
+from tests.tasks.made import NOW, MemoryRegistry, MemoryStore, completion, feedback, metrics
 from tests.tasks.test_evaluate import scores
 
 
@@ -42,6 +42,18 @@ class World:
     logged: list[tuple[str, bool, str]] = field(default_factory=list)
     """MLflow's runs that have ended: cycle, whether it has a candidate, reason."""
 
+    def ship(self, segment: str, served: list[Completion], told: list[Feedback]) -> None:
+        """Put events of the hour of NOW into the store."""
+        self.store.put_rows(f"events/completions/date=2027-01-15/hour=08/{segment}.parquet", served)
+        self.store.put_rows(f"events/feedback/date=2027-01-15/hour=08/{segment}.parquet", told)
+
+    def reject(self, reason: str, promising: bool = False) -> None:
+        """End the experiment that runs."""
+        running = self.registry.client.aliases().experiment
+        assert running
+        verdict = Verdict(verdict="reject", reason=reason, promising=promising)
+        release.conclude(self.store, self.registry.client, running, verdict, NOW + 200)
+
 
 @pytest.fixture
 def world(prefect: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> World:
@@ -68,11 +80,7 @@ def world(prefect: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Wor
         checkpoint = folder / "checkpoint"
         checkpoint.mkdir(exist_ok=True)
         (checkpoint / "model.safetensors").write_text(f"weights {len(made.trained_on)}")
-        metrics = Metrics(
-            samples=4, tokens=8, mean_reward=0.1, entropy=1.0, importance_clipped=0.0, logprob_difference_mean=None,
-            logprob_difference_max=None, steps=(), seconds={"train": 1.0},
-        )  # fmt: skip
-        return train.Trained(checkpoint, metrics, 1.0)
+        return train.Trained(checkpoint, metrics(), 1.0)
 
     monkeypatch.setattr(train, "train", trainer)
 
@@ -101,6 +109,5 @@ def labelled(world: World) -> World:
     """Six requests, all judged."""
     served = [completion(str(i), prefix=f"{i} = ") for i in range(6)]
     told = [feedback(str(i), prefix=f"{i} = ", outcome="accepted" if i % 2 else "rejected") for i in range(6)]
-    world.store.put_rows("events/completions/date=2027-01-15/hour=08/a.parquet", served)
-    world.store.put_rows("events/feedback/date=2027-01-15/hour=08/a.parquet", told)
+    world.ship("a", served, told)
     return world

@@ -24,15 +24,11 @@ from infra.records import Manifest
 from infra.settings import Settings
 from infra.store import ObjectStore
 from tasks import evaluate, partitions, register, steps, tracking, train, validate
-from tasks.trainer.job import Metrics
+from tests.tasks.made import metrics
 from tests.tasks.test_evaluate import scores
 
 PIECES, PIECE = 16, 1 << 17
 """A checkpoint of 2 MB, so that a kill may well hit its upload."""
-METRICS: dict[str, Any] = {
-    **{"samples": 4, "tokens": 8, "mean_reward": 0.1, "entropy": 1.0, "importance_clipped": 0.0},
-    **{"logprob_difference_mean": None, "logprob_difference_max": None, "steps": (), "seconds": {"train": 1.0}},
-}
 
 
 def trained(store: ObjectStore, manifest: Manifest, parent: Path, wanted: object, folder: Path, *_: object) -> train.Trained:
@@ -46,7 +42,7 @@ def trained(store: ObjectStore, manifest: Manifest, parent: Path, wanted: object
             file.flush()
             time.sleep(0.005)
     (checkpoint / "config.json").write_text("{}")
-    return train.Trained(checkpoint, Metrics(**METRICS), 1.0)
+    return train.Trained(checkpoint, metrics(), 1.0)
 
 
 def champion(settings: Settings, version: str) -> Path:

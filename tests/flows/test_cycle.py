@@ -4,9 +4,9 @@ import pytest
 
 from flows.cycle import cycle
 from infra import settings as settings_
-from infra.records import ExperimentRecord, Manifest, Quarantined, Sample, Verdict
+from infra.records import ExperimentRecord, Manifest, Quarantined, Sample
 from infra.store import sha256
-from tasks import history, release, steps, validate
+from tasks import history, steps, validate
 from tasks.cycles import MAX_ATTEMPTS, Outcome
 from tests.flows.conftest import World
 from tests.tasks.made import NOW, Killed, completion, feedback
@@ -14,6 +14,15 @@ from tests.tasks.made import NOW, Killed, completion, feedback
 
 def outcome(world: World, name: str = "cycle-000001") -> Outcome:
     return Outcome.model_validate(world.store.get_json(f"cycles/{name}/outcome.json"))
+
+
+def go_on(world: World, monkeypatch: pytest.MonkeyPatch, promising: bool, outcome: str) -> None:
+    """The challenger is rejected, and three requests are judged before the next cycle."""
+    world.reject("no win", promising)
+    later = [completion(f"later {i}", prefix=f"later {i}", time=NOW + 150 + i) for i in range(3)]
+    told = [feedback(f"later {i}", prefix=f"later {i}", time=NOW + 151 + i, outcome=outcome) for i in range(3)]
+    world.ship("b", later, told)
+    monkeypatch.setattr(steps.time, "time", lambda: NOW + 300)
 
 
 def test_labels_become_a_challenger(labelled: World) -> None:
@@ -57,15 +66,7 @@ def test_training_goes_on_from_a_promising_candidate_with_the_labels_it_has_not_
     labelled: World, monkeypatch: pytest.MonkeyPatch, promising: bool, parent: str, samples: int
 ) -> None:
     cycle()
-    opened = labelled.registry.client.aliases().experiment
-    assert opened
-    verdict = Verdict(verdict="reject", reason="no win", promising=promising)
-    release.conclude(labelled.store, labelled.registry.client, opened, verdict, NOW + 200)
-    later = [completion(f"later {i}", prefix=f"later {i}", time=NOW + 150 + i) for i in range(3)]
-    told = [feedback(f"later {i}", prefix=f"later {i}", time=NOW + 151 + i) for i in range(3)]
-    labelled.store.put_rows("events/completions/date=2027-01-15/hour=08/b.parquet", later)
-    labelled.store.put_rows("events/feedback/date=2027-01-15/hour=08/b.parquet", told)
-    monkeypatch.setattr(steps.time, "time", lambda: NOW + 300)
+    go_on(labelled, monkeypatch, promising, "accepted")
     settings = settings_.load()
     monkeypatch.setattr(
         "infra.settings.load",
@@ -87,15 +88,7 @@ def test_a_running_baseline_goes_from_cycle_to_cycle(labelled: World, monkeypatc
     settings = plain.model_copy(update={"reward": running, "collect": plain.collect.model_copy(update={"min_samples": 3})})
     monkeypatch.setattr("infra.settings.load", lambda: settings)
     cycle()
-    opened = labelled.registry.client.aliases().experiment
-    assert opened
-    verdict = Verdict(verdict="reject", reason="no win", promising=True)
-    release.conclude(labelled.store, labelled.registry.client, opened, verdict, NOW + 200)
-    later = [completion(f"later {i}", prefix=f"later {i}", time=NOW + 150 + i) for i in range(3)]
-    told = [feedback(f"later {i}", prefix=f"later {i}", time=NOW + 151 + i, outcome="rejected") for i in range(3)]
-    labelled.store.put_rows("events/completions/date=2027-01-15/hour=08/b.parquet", later)
-    labelled.store.put_rows("events/feedback/date=2027-01-15/hour=08/b.parquet", told)
-    monkeypatch.setattr(steps.time, "time", lambda: NOW + 300)
+    go_on(labelled, monkeypatch, True, "rejected")
     cycle()
     manifest = Manifest.model_validate(labelled.store.get_json("cycles/cycle-000002/manifest.json"))
     found = labelled.store.get_rows(manifest.samples.key, Sample)

@@ -24,8 +24,7 @@ def run(world: World, champion: float, challenger: float) -> None:
             name = f"{user}-{i}"
             served.append(completion(name, user=f"u{user}", prefix=name, arm=arm, experiment=opened.id))
             told.append(feedback(name, user=f"u{user}", prefix=name, outcome="accepted" if draw.random() < rate else "rejected"))
-    world.store.put_rows("events/completions/date=2027-01-15/hour=08/a.parquet", served)
-    world.store.put_rows("events/feedback/date=2027-01-15/hour=08/a.parquet", told)
+    world.ship("a", served, told)
 
 
 def test_nothing_runs(world: World) -> None:

@@ -7,8 +7,8 @@ from flows.cycle import cycle
 from flows.forget import forget
 from flows.promote import promote
 from flows.retention import retention
-from infra.records import Sample, Verdict
-from tasks import release, steps
+from infra.records import Sample
+from tasks import steps
 from tasks.forget import NobodyNamed
 from tasks.forgotten import ForgottenMeanwhile
 from tests.flows.conftest import World
@@ -22,8 +22,7 @@ def hers(labelled: World) -> World:
     """Two requests of Ada's beside the six of the others."""
     served = [completion(f"ada {i}", user=ADA, prefix=f"ada {i}") for i in range(2)]
     told = [feedback(f"ada {i}", user=ADA, prefix=f"ada {i}") for i in range(2)]
-    labelled.store.put_rows("events/completions/date=2027-01-15/hour=08/b.parquet", served)
-    labelled.store.put_rows("events/feedback/date=2027-01-15/hour=08/b.parquet", told)
+    labelled.ship("b", served, told)
     return labelled
 
 
@@ -72,9 +71,7 @@ def test_old_data_go_and_small_objects_are_put_together(hers: World, monkeypatch
 
 def test_the_weights_of_a_rejected_candidate_go_and_the_version_says_so(hers: World, monkeypatch: pytest.MonkeyPatch) -> None:
     cycle()
-    running = hers.registry.client.aliases().experiment
-    assert running
-    release.conclude(hers.store, hers.registry.client, running, Verdict(verdict="reject", reason="worse"), NOW + 200)
+    hers.reject("worse")
     monkeypatch.setattr(steps.time, "time", lambda: NOW + 31 * 86_400)
     assert "1 checkpoints and 0 optimizer states would be removed" in retention(return_state=True).message
     assert hers.store.exists("checkpoints/cycle-000001/checksums.json")

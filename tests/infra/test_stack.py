@@ -49,6 +49,13 @@ def test_no_secret_is_on_a_command_line(tmp_path: Path) -> None:
     assert len(values) == 4 and not [value for value in values if value in words]
 
 
+def test_a_prefect_that_does_not_answer_is_told_with_what_to_do(tmp_path: Path) -> None:
+    settings = load(LOCAL, {"TABLOOP_STACK__STATE": str(tmp_path)})
+    hurried = settings.model_copy(update={"stack": settings.stack.model_copy(update={"ready_seconds": 0.01})})
+    with pytest.raises(orchestration.DeployError, match=r"(?s)did not end within 0.01 s; .*next: `make up` again"):
+        orchestration.deploy(hurried, environment(settings, dict(os.environ)))
+
+
 def test_only_parts_with_a_loopback_address_belong_on_this_machine() -> None:
     assert list(parts(load(LOCAL, {}))) == ["s3", "mlflow", "prefect", "worker", "engine-0", "engine-1", "serving"]
     assert not {"s3", "mlflow", "prefect", "worker"} & set(parts(load(PRODUCTION, {})))
