@@ -57,6 +57,8 @@ class Completion(Record):
     """Text before the cursor, as sent (FIM tokens taken apart)."""
     suffix: str
     """Text after the cursor, as sent."""
+    language: str = ""
+    """Of the code, as the request tells it (infra/language.py); most tell none."""
     prompt_token_ids: tuple[int, ...]
     """Token ids that the engine was given, FIM frame included."""
     token_ids: tuple[int, ...]
@@ -140,6 +142,8 @@ class Feedback(Record):
     """From the request to the judgement, as the client measured it."""
     cache_hit: bool = False
     """Shown from the client's own cache: no request was made."""
+    language: str = ""
+    """Of the code, as the event tells it (infra/language.py)."""
 
 
 class Sample(Record):
@@ -219,7 +223,7 @@ class Profile(Record):
 
 
 class Returns(Record):
-    """Rewards of a cycle's samples of like length, added up: the running baseline of later cycles is made of them."""
+    """Rewards of a cycle's samples of one language and like length, added up: later cycles' running baseline is made of them."""
 
     bits: int
     """Bits of their number of tokens: 1 for one token, 2 for 2 to 3, 3 for 4 to 7, ..."""
@@ -227,6 +231,8 @@ class Returns(Record):
     """Samples."""
     reward: float
     """Sum of their rewards."""
+    language: str = ""
+    """As clients tell it; empty where none did, and in manifests older than this field."""
 
 
 class Manifest(Record):
@@ -265,7 +271,7 @@ class Manifest(Record):
     profile: Profile = Profile()
     """What later batches are held against."""
     returns: tuple[Returns, ...] = ()
-    """Rewards by length, for the baseline of later cycles; empty in manifests older than this field."""
+    """Rewards by language and length, for the baseline of later cycles; empty in manifests older than this field."""
     code: str = ""
     """Version of the code that sealed it (infra/version.py)."""
     run: str = ""

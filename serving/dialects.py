@@ -8,6 +8,7 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from infra import fim
+from infra.language import language
 from serving.generation import Asked
 
 MOST_BYTES = 1 << 20
@@ -86,7 +87,13 @@ def tabby(body: Mapping[str, Any]) -> Asked:
     segments = body.get("segments")
     if not isinstance(segments, dict):
         raise BadRequest("segments: expected an object with prefix and suffix", "segments")
-    return Asked(_text(segments, "prefix", "segments.prefix"), _text(segments, "suffix", "segments.suffix", optional=True))
+    return Asked(
+        _text(segments, "prefix", "segments.prefix"),
+        _text(segments, "suffix", "segments.suffix", optional=True),
+        language=language(
+            _text(segments, "filepath", "segments.filepath", optional=True), _text(body, "language", optional=True)
+        ),
+    )
 
 
 def infill(body: Mapping[str, Any]) -> Asked:

@@ -37,7 +37,8 @@ OPENAI = _object(
     **{name: {"enum": [*fine, None], "description": why} for name, (fine, why) in REFUSED.items()},
     user=USER,
 )
-TABBY = _object(("segments",), segments=_object(("prefix",), prefix=TEXT, suffix=_perhaps(TEXT)), user=USER)
+TABBY_SEGMENTS = _object(("prefix",), prefix=TEXT, suffix=_perhaps(TEXT), filepath=_perhaps(TEXT))
+TABBY = _object(("segments",), segments=TABBY_SEGMENTS, language=_perhaps(TEXT), user=USER)
 INFILL = _object(
     ("input_prefix", "input_suffix"),
     input_prefix=TEXT,

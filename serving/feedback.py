@@ -14,6 +14,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from infra import fim
+from infra.language import language
 from infra.records import Feedback, Outcome
 from infra.redaction import FEEDBACK_TEXTS
 from serving.access import Access, Caller, client_name
@@ -56,6 +57,8 @@ class Autocomplete(Body):
     prompt: str = ""
     completion: Shown = ""
     cacheHit: bool = False
+    filepath: str | None = None
+    """Its ending is kept."""
 
 
 class ContinueEvent(Body):
@@ -75,6 +78,7 @@ class Own(Body):
     retained: Shown | None = None
     shown: Shown = ""
     elapsed_ms: Milliseconds | None = None
+    language: Identifier = ""
 
     @model_validator(mode="after")
     def _partial_counts(self) -> "Own":
@@ -186,6 +190,7 @@ def add_feedback(app: Documented, judging: Judging) -> None:
             "accepted_characters": event.accepted_characters,
             "retained": event.retained or "",
             "elapsed_ms": event.elapsed_ms,
+            "language": language(name=event.language),
         }
         row = _row(caller, judging.clock(), event.completion_id, event.outcome, event.completion_id, **told)
         await keep(row)
@@ -236,13 +241,14 @@ def _autocomplete(event: Autocomplete, caller: Caller, now: float) -> Feedback:
         "shown": event.completion,
         "elapsed_ms": event.time,
         "cache_hit": event.cacheHit,
+        "language": language(event.filepath or ""),
     }
     return _row(caller, now, event.completionId, outcome, **told)
 
 
 def _row(caller: Caller, now: float, client_id: str, outcome: Outcome, completion_id: str = "", **told: Any) -> Feedback:
     """The event, with what else the client told; without its text where the caller leaves no trace."""
-    texts = dict.fromkeys(FEEDBACK_TEXTS, "")
+    texts = dict.fromkeys((*FEEDBACK_TEXTS, "language"), "")
     return Feedback(
         id=f"fb-{uuid.uuid4()}",
         time=now,

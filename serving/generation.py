@@ -34,6 +34,8 @@ class Asked:
     line_ms: float | None = None
     """Once there is a line's end, no token is waited for that comes longer than this after the first (llama.cpp's
     t_max_predict_ms)."""
+    language: str = ""
+    """Of the code, as infra/language.py has it."""
 
 
 class Unavailable(RuntimeError):
@@ -190,6 +192,7 @@ class Generation:
             opted_out=self.caller.opted_out,
             prefix=self.asked.prefix,
             suffix=self.asked.suffix,
+            language=self.asked.language,
             prompt_token_ids=tuple(self.prompt) if self._tells else (),
             token_ids=tuple(self._token_ids),
             logprobs=tuple(self._logprobs),

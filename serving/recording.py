@@ -16,7 +16,10 @@ E = TypeVar("E", Completion, Feedback)
 MUCH_TEXT = 4_000
 """Characters that take longer to look through than other requests should wait: half a millisecond of code, a tenth of a second of
 text that is made to look like secrets."""
-TRACES = {"prefix": "", "suffix": "", "prompt_token_ids": (), "token_ids": (), "logprobs": (), "token_ends": (), "text": ""}
+TRACES = {
+    **{"prefix": "", "suffix": "", "language": "", "text": ""},
+    **{"prompt_token_ids": (), "token_ids": (), "logprobs": (), "token_ends": ()},
+}
 
 
 class Recorder:

@@ -106,7 +106,7 @@ class Journal:
     def _open(self) -> None:
         self._opened = self._clock()
         stamp = datetime.fromtimestamp(self._opened, UTC).strftime("%Y%m%dT%H%M%S.%f")
-        # Named before it is there: who asks meanwhile which segments are closed would take it for one, ship it empty and delete it.
+        # Named before it is there: who asks for closed segments meanwhile would take it for one, ship it empty and delete it.
         self._segment = self.directory / f"{stamp}-{secrets.token_hex(4)}{SUFFIX}"
         self._descriptor = os.open(self._segment, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
         self._written = 0

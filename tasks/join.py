@@ -75,6 +75,7 @@ def merge(feedback: pl.DataFrame) -> pl.DataFrame:
         pl.col("outcome", "client_id", "prefix", "suffix", "shown", "accepted_characters", "retained", "completion_id").first(),
         pl.col("time").min(),
         pl.col("cache_hit").any(),
+        pl.col("language").max(),  # the one that is told, if one is
     )
     # A word by id alone may come without the place that another one told.
     placeless = strongest.join(found.filter(pl.col("shown") == ""), on=key, how="semi")
@@ -215,6 +216,7 @@ def _labelled(pairs: pl.DataFrame) -> pl.DataFrame:
         *("served", "served_time", "text", "told", "client_id", "showing", "time", "cache_hit", "shown_characters", "extent"),
         outcome=outcome.cast(LABEL),
         accepted_characters=kept,
+        told_language="language",
     )
 
 
@@ -248,6 +250,7 @@ def label(completions: pl.DataFrame, matches: pl.DataFrame) -> pl.DataFrame:
     extent                 characters of the generated text, from its start, that the developer saw or typed
     accepted_characters
     cache_hit              judged only in showings from the editor's own cache, which count for nothing
+    language               as who judged it tells it, else as the request did
 
     Several showings of one completion: an accept is the truth, else what was seen of it in all. Further columns of `matches`
     stay with the label.
@@ -262,7 +265,11 @@ def label(completions: pl.DataFrame, matches: pl.DataFrame) -> pl.DataFrame:
     of, told = ["id", "time"], ["served", "served_time"]
     found = completions.join(labels, left_on=of, right_on=told, how="left").join(cached, left_on=of, right_on=told, how="left")
     found = found.sort("time", "id")
-    return found.with_columns(cache_hit=pl.col("outcome").is_null() & pl.col("cached").fill_null(False)).drop("cached")
+    told_so = pl.col("told_language").fill_null("")
+    return found.with_columns(
+        cache_hit=pl.col("outcome").is_null() & pl.col("cached").fill_null(False),
+        language=pl.when(told_so == "").then("language").otherwise(told_so),
+    ).drop("cached", "told_language")
 
 
 def cut(frame: pl.DataFrame) -> pl.DataFrame:

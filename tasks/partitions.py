@@ -32,7 +32,7 @@ AT_ONCE = 2
 TOKEN_FIELDS = ("prompt_token_ids", "token_ids", "logprobs", "token_ends")
 FACTS = (
     *("id", "time", "project", "user", "policy_version", "arm", "experiment", "temperature", "top_p", "finish_reason"),
-    *("opted_out", "redacted", "mixed", "behaviour_logprobs", "withheld", "pinned", "blank"),
+    *("language", "opted_out", "redacted", "mixed", "behaviour_logprobs", "withheld", "pinned", "blank"),
 )
 """What is kept of every completion: about 250 bytes."""
 NAMES = (*join.WHO, "id", "client_id", "completion_id")

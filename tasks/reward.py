@@ -12,7 +12,8 @@ nothing; under the other two rejections alone make what was rejected less likely
 
 Two settings keep long completions, whose accepts are rare, from drowning the rest. A share of the mean may be taken among
 completions of like length: what is then learnt is to be right rather than to be short. And a completion's advantage may fall with
-a power of its length, so that in a sum over tokens each completion has its part.
+a power of its length, so that in a sum over tokens each completion has its part. A third takes the means within each language:
+where one is easier than another, its completions are otherwise pushed up as a whole.
 
 The other estimator, `group` (GRPO: Shao et al. 2024, "DeepSeekMath", section 4.1.2), takes completions of one prompt together:
 
@@ -36,6 +37,11 @@ import polars as pl
 from infra.records import Returns
 from infra.settings.schema import Reward
 
+UNTOLD = ""
+"""The language of code of which no client tells it, and of all that are too rare."""
+LEAST_OF_A_LANGUAGE = 50
+"""Samples from which on a language has means of its own: those of fewer would be noise, and take the signal along."""
+
 
 def reward(settings: Reward) -> pl.Expr:
     """What samples were worth. A partial accept earns the accepted share of an accept and the rest of a reject."""
@@ -54,11 +60,18 @@ def reward(settings: Reward) -> pl.Expr:
     )
 
 
-def advantages(rewards: Sequence[float], lengths: Sequence[int], settings: Reward, past: Sequence[Returns] = ()) -> list[float]:
+def advantages(
+    rewards: Sequence[float],
+    lengths: Sequence[int],
+    settings: Reward,
+    past: Sequence[Returns] = (),
+    languages: Sequence[str] = (),
+) -> list[float]:
     """Returns minus their baseline, over their standard deviation where asked for, each times its completion's weight.
 
     Args:
         past: rewards of earlier cycles, for the running baseline.
+        languages: of each completion; none: nobody told any.
     """
     if not rewards:
         return []
@@ -67,19 +80,39 @@ def advantages(rewards: Sequence[float], lengths: Sequence[int], settings: Rewar
     scale = 1 / deviation if settings.normalise and deviation >= 1e-8 else 1.0
     typical = max(_mean(lengths), 1.0)
     weights = [(typical / max(length, 1)) ** settings.length_exponent for length in lengths]
-    return [scale * weight * c for weight, c in zip(weights, _centred(rewards, lengths, settings, past), strict=True)]
+    centred = _centred(rewards, lengths, languages or [UNTOLD] * len(rewards), settings, past)
+    return [scale * weight * c for weight, c in zip(weights, centred, strict=True)]
 
 
-def _centred(rewards: Sequence[float], lengths: Sequence[int], settings: Reward, past: Sequence[Returns]) -> list[float]:
-    """Returns minus their baseline. A length that earlier cycles never had has the mean of all of theirs."""
+def _centred(
+    rewards: Sequence[float], lengths: Sequence[int], languages: Sequence[str], settings: Reward, past: Sequence[Returns]
+) -> list[float]:
+    """Returns minus their baseline. A length that a language never had has the mean of all of its own."""
     if settings.baseline == "none":
         return list(rewards)
-    usual = past if settings.baseline == "running" and past else by_length(rewards, lengths)
-    mean, alike = _mean_of(usual), means_by_length(usual)
-    share = settings.baseline_by_length
-    return [
-        r - (1 - share) * mean - share * alike.get(length.bit_length(), mean) for r, length in zip(rewards, lengths, strict=True)
-    ]
+    usual = past if settings.baseline == "running" and past else added_up(rewards, lengths, languages)
+    own = _common(usual) if settings.baseline_by_language else frozenset()
+    groups: dict[Hashable, list[Returns]] = defaultdict(list)
+    for one in usual:
+        language = one.language if one.language in own else UNTOLD
+        groups[language].append(one)
+        groups[language, one.bits].append(one)
+    means = {group: _mean_of(found) for group, found in groups.items()}
+    every, share = _mean_of(usual), settings.baseline_by_length
+    found = []
+    for r, length, told in zip(rewards, lengths, languages, strict=True):
+        language = told if told in own else UNTOLD
+        mean = means.get(language, every)
+        found.append(r - (1 - share) * mean - share * means.get((language, length.bit_length()), mean))
+    return found
+
+
+def _common(usual: Sequence[Returns]) -> frozenset[str]:
+    """Languages with enough samples for a mean of their own."""
+    samples: dict[str, int] = defaultdict(int)
+    for one in usual:
+        samples[one.language] += one.samples
+    return frozenset(language for language, count in samples.items() if count >= LEAST_OF_A_LANGUAGE)
 
 
 def group_advantages(rewards: Sequence[float], groups: Sequence[Hashable]) -> list[float]:
@@ -101,27 +134,23 @@ def estimated(
     prompts: Sequence[Hashable],
     settings: Reward,
     past: Sequence[Returns] = (),
+    languages: Sequence[str] = (),
 ) -> list[float]:
     """The advantages of rewarded samples, by the estimator that the settings name."""
     if settings.estimator == "group":
         return group_advantages(rewards, prompts)
-    return advantages(rewards, lengths, settings, past)
+    return advantages(rewards, lengths, settings, past, languages)
 
 
-def by_length(rewards: Sequence[float], lengths: Sequence[int]) -> tuple[Returns, ...]:
-    """Rewards of completions of like length added up, shortest first: what a cycle keeps for the baseline of later ones."""
-    groups: dict[int, list[float]] = defaultdict(list)
-    for r, length in zip(rewards, lengths, strict=True):
-        groups[length.bit_length()].append(r)
-    return tuple(Returns(bits=bits, samples=len(groups[bits]), reward=math.fsum(groups[bits])) for bits in sorted(groups))
-
-
-def means_by_length(found: Sequence[Returns]) -> dict[int, float]:
-    """Mean reward by the number of bits of completions' tokens: 1, 2 to 3, 4 to 7, ..."""
-    groups: dict[int, list[Returns]] = defaultdict(list)
-    for one in found:
-        groups[one.bits].append(one)
-    return {bits: _mean_of(group) for bits, group in groups.items()}
+def added_up(rewards: Sequence[float], lengths: Sequence[int], languages: Sequence[str]) -> tuple[Returns, ...]:
+    """Rewards of completions of one language and like length added up: what a cycle keeps for the baseline of later ones."""
+    groups: dict[tuple[str, int], list[float]] = defaultdict(list)
+    for r, length, language in zip(rewards, lengths, languages, strict=True):
+        groups[language, length.bit_length()].append(r)
+    return tuple(
+        Returns(language=language, bits=bits, samples=len(found), reward=math.fsum(found))
+        for (language, bits), found in sorted(groups.items())
+    )
 
 
 def _mean_of(found: Sequence[Returns]) -> float:
@@ -136,5 +165,6 @@ def rewarded(samples: pl.DataFrame, settings: Reward, past: Sequence[Returns] = 
     """Samples with their `reward` and `advantage`; `prompt` is the same for those of one prompt."""
     found = samples.with_columns(reward=reward(settings))
     assert not found["reward"].null_count(), "a judge has rewarded it, no setting does"
-    rewards, lengths, prompts = (found[name].to_list() for name in ("reward", "tokens", "prompt"))
-    return found.with_columns(advantage=pl.Series(estimated(rewards, lengths, prompts, settings, past), dtype=pl.Float64))
+    rewards, lengths, prompts, languages = (found[name].to_list() for name in ("reward", "tokens", "prompt", "language"))
+    advantages = estimated(rewards, lengths, prompts, settings, past, languages)
+    return found.with_columns(advantage=pl.Series(advantages, dtype=pl.Float64))

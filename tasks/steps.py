@@ -52,7 +52,7 @@ from tasks.forget import Forgetting
 from tasks.partitions import Partition, Sifted
 from tasks.register import Registered
 from tasks.retention import Retained
-from tasks.reward import by_length, rewarded
+from tasks.reward import added_up, rewarded
 from tasks.runners import runner
 from tasks.train import Aids, Refused, Trained
 from tasks.weights import capped
@@ -181,7 +181,7 @@ def reward(settings: Settings, collected: Collected) -> Manifest:
     cycle = cycles.next_name(cycles.index(store))
     forgotten.check(store, served)
     store.put_json(f"cycles/{cycle}/validation.json", {"quarantined": collected.accounts.reasons, "orphans": collected.orphans})
-    returns = by_length(judged["reward"].to_list(), judged["tokens"].to_list())
+    returns = added_up(*(judged[name].to_list() for name in ("reward", "tokens", "language")))
     fields = collected.manifest_fields(time.time()) | {"returns": returns, "run": flow_run.id or ""}
     return cycles.seal(store, cycle, fields, body, settings)
 

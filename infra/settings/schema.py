@@ -249,6 +249,10 @@ class Reward(Section):
     """Share of the baseline that is the mean of completions of like length (tokens, in powers of two), the rest being the mean of
     all. Short completions are accepted more often: at 0 a model may win by showing less, at 1 it learns nothing about how much to
     show."""
+    baseline_by_language: bool = False
+    """Take the baseline's means within each language, as clients tell it by the file's ending or the language's name; languages
+    with less than 50 samples, and code of which no client tells it, together. Where one language is completed better than
+    another, its completions are otherwise all pushed up, and the other's down."""
     length_exponent: float = Field(0.0, ge=0, le=1)
     """A completion's weight falls with this power of its tokens: at 0 every token counts the same, at 1 every completion."""
 

@@ -19,6 +19,16 @@ async def test_tabby_and_llama_clients_are_served(house: House) -> None:
     assert len(house.rows("completions")) == 2
 
 
+async def test_a_language_is_told_by_the_file_s_ending_else_by_its_name(house: House) -> None:
+    code = {"prefix": "def f(", "suffix": "\n"}
+    await house.complete(segments={**code, "filepath": "src/a.py"}, language="python")
+    await house.complete(segments=code, language="python")
+    await house.complete(segments={**code, "filepath": "src/a.py"}, language="python", headers={"X-Tabloop-Opt-Out": "1"})
+    assert [row.language for row in house.rows("completions")] == ["py", "python", ""]
+    refused = await house.complete(segments={**code, "filepath": 1})
+    assert refused.status_code == 400 and "segments.filepath" in refused.text
+
+
 async def test_infill_samples_as_many_tokens_as_are_asked_for_and_all_where_none_are(house: House) -> None:
     sampled = []
     for n_predict in (128, 3, -1, None):

@@ -49,6 +49,17 @@ async def test_continues_events_are_kept_as_they_were_shown(house: House) -> Non
     assert (accepted.user, accepted.project) == (served.user, served.project)
 
 
+async def test_of_a_file_s_path_its_ending_is_kept_and_nothing_else(house: House) -> None:
+    there = {**DATA, "filepath": "file:///home/ada/plans/merger.py"}
+    await house.judge("/v1/continue/events", event(there))
+    await house.judge("/api/training/submit", {**RLINF, "filepath": "merger.ts"})
+    await house.judge("/v1/feedback", {"completion_id": "c", "outcome": "accepted", "language": "Rust"})
+    await house.judge("/v1/continue/events", event(DATA))
+    rows = house.rows("feedback")
+    assert [row.language for row in rows] == ["py", "ts", "rust", ""]
+    assert "merger" not in "".join(row.model_dump_json() for row in rows)
+
+
 async def test_a_prompt_without_a_frame_leaves_prefix_and_suffix(house: House) -> None:
     await house.judge("/v1/continue/events", event({**DATA, "prompt": ""}))
     (row,) = house.rows("feedback")

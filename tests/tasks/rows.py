@@ -131,6 +131,7 @@ def sampled(rows: Sequence[Sample]) -> pl.DataFrame:
         id="completion_id",
         time=pl.lit(NOW),
         prompt=pl.col("prompt_token_ids").hash(),
+        language=pl.lit(""),
         prompt_tokens=pl.col("prompt_token_ids").list.len(),
         tokens=pl.col("token_ids").list.len(),
         logprobs=pl.col("logprobs").list.len(),

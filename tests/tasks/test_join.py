@@ -30,6 +30,13 @@ def test_by_id_where_the_client_knows_it() -> None:
     assert [j.completion.id for j in found.joined if j.label] == ["c"]
 
 
+@pytest.mark.parametrize(("asked", "told", "kept"), [("", ["", "py"], "py"), ("python", ["", ""], "python"), ("", [""], "")])
+def test_the_language_is_the_event_s_else_the_request_s(asked: str, told: list[str], kept: str) -> None:
+    events = [feedback(str(n), client_id="k", time=NOW + n, language=language) for n, language in enumerate(told)]
+    assert only([completion(language=asked)], events).completion.language == kept
+    assert only([completion(language=asked)], []).completion.language == asked
+
+
 @pytest.mark.parametrize(
     "fields",
     [

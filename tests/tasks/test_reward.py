@@ -1,6 +1,7 @@
 """Rewards and advantages by hand."""
 
 import math
+from itertools import product
 
 import pytest
 from hypothesis import given
@@ -9,7 +10,7 @@ from pydantic import ValidationError
 
 from infra.records import Returns
 from infra.settings.schema import Reward
-from tasks.reward import advantages, by_length, group_advantages, rewarded
+from tasks.reward import LEAST_OF_A_LANGUAGE, added_up, advantages, group_advantages, rewarded
 from tests.tasks.made import sample
 from tests.tasks.rows import sampled
 
@@ -68,6 +69,7 @@ def test_without_a_baseline_a_reward_is_the_advantage() -> None:
     assert advantages([3.0, 1.0], [5] * 2, Reward(baseline="none")) == [3.0, 1.0]  # over a deviation of 1
 
 
+MANY = LEAST_OF_A_LANGUAGE
 RUNNING = RAW.model_copy(update={"baseline": "running"})
 PAST = [Returns(bits=3, samples=3, reward=1.5), Returns(bits=4, samples=2, reward=0.0), Returns(bits=3, samples=1, reward=-0.5)]
 
@@ -84,14 +86,48 @@ def test_a_running_baseline_without_earlier_cycles_is_the_batch_s_own() -> None:
     assert advantages([3.0, 1.0], [5, 9], RUNNING) == advantages([3.0, 1.0], [5, 9], RAW) == [1.0, -1.0]
 
 
-@given(st.lists(st.tuples(st.floats(-2, 2), st.integers(0, 40)), min_size=1, max_size=50))
-def test_what_a_cycle_keeps_of_its_rewards_has_their_means(judged: list[tuple[float, int]]) -> None:
-    rewards, lengths = map(list, zip(*judged, strict=True))
-    for share in (0.0, 1.0):
-        mean = RAW.model_copy(update={"baseline_by_length": share})
+@given(
+    st.lists(st.tuples(st.floats(-2, 2), st.integers(0, 40), st.sampled_from(["", "py", "rs"])), min_size=1, max_size=50),
+    st.sampled_from([1, 10, MANY]),
+)
+def test_what_a_cycle_keeps_of_its_rewards_has_their_means(judged: list[tuple[float, int, str]], times: int) -> None:
+    rewards, lengths, languages = map(list, zip(*judged * times, strict=True))
+    for share, by_language in product((0.0, 1.0), (False, True)):
+        mean = RAW.model_copy(update={"baseline_by_length": share, "baseline_by_language": by_language})
         running = mean.model_copy(update={"baseline": "running"})
-        kept = by_length(rewards, lengths)
-        assert advantages(rewards, lengths, running, kept) == pytest.approx(advantages(rewards, lengths, mean), abs=1e-9)
+        kept = added_up(rewards, lengths, languages)
+        expected = advantages(rewards, lengths, mean, languages=languages)
+        assert advantages(rewards, lengths, running, kept, languages) == pytest.approx(expected, abs=1e-9)
+
+
+BY_LANGUAGE = RAW.model_copy(update={"baseline_by_language": True})
+
+
+def test_a_baseline_by_language_compares_completions_of_one_language() -> None:
+    rewards = [1.0] * MANY + [0.0] * MANY  # one is always accepted, the other never
+    languages = ["py"] * MANY + ["rs"] * MANY
+    lengths = [5] * len(rewards)
+    assert set(advantages(rewards, lengths, RAW, languages=languages)) == {0.5, -0.5}
+    assert set(advantages(rewards, lengths, BY_LANGUAGE, languages=languages)) == {0.0}
+    assert advantages(rewards, lengths, BY_LANGUAGE) == advantages(rewards, lengths, RAW), "none is told"
+
+
+def test_rare_languages_are_compared_with_each_other_and_with_what_is_told_of_none() -> None:
+    rewards, languages = [1.0] * MANY + [3.0, 1.0, 2.0], ["py"] * MANY + ["rs", "go", ""]
+    found = advantages(rewards, [5] * len(rewards), BY_LANGUAGE, languages=languages)
+    assert found == [0.0] * MANY + [1.0, -1.0, 0.0]
+
+
+def test_a_running_baseline_by_language_and_length() -> None:
+    running = BY_LANGUAGE.model_copy(update={"baseline": "running", "baseline_by_length": 1.0})
+    past = [
+        Returns(language="py", bits=3, samples=MANY, reward=MANY * 0.5),
+        Returns(language="py", bits=4, samples=MANY, reward=0.0),
+        Returns(bits=3, samples=10, reward=10.0),
+    ]
+    found = advantages([1.0] * 5, [5, 9, 1, 5, 20], running, past, ["py", "py", "py", "rs", ""])
+    # Of a length that Python never had: its own mean, a quarter. Rust is rare, and so with what is told of none: 1.
+    assert found == pytest.approx([0.5, 1.0, 0.75, 0.0, 0.0])
 
 
 def test_a_completion_s_weight_falls_with_its_length() -> None:
