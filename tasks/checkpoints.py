@@ -9,6 +9,9 @@ from urllib.parse import urlsplit
 from infra.registry import Registry
 from infra.store import CHECKSUMS, ObjectStore
 
+KEPT = 8
+"""Downloads that stay, those used last: a cycle uses four at most (its parent, the champion, a reference, an optimizer's state)."""
+
 
 def prefix_of(source: str, bucket: str) -> str:
     """The key prefix in a version's source URI.
@@ -43,9 +46,11 @@ def fetch_optimizer(store: ObjectStore, registry: Registry, version: str, folder
 
 def _downloaded(store: ObjectStore, prefix: str, folder: Path, name: str) -> Path:
     target = folder / f"{name}-{store.directory_sha256(prefix)[:16]}"
-    if target.is_dir():
-        return target
     folder.mkdir(parents=True, exist_ok=True)
+    if target.is_dir():
+        os.utime(target)
+        return target
+    _make_room(folder)
     partial = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=folder))
     try:
         store.get_directory(prefix, partial)
@@ -56,3 +61,10 @@ def _downloaded(store: ObjectStore, prefix: str, folder: Path, name: str) -> Pat
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return target
+
+
+def _make_room(folder: Path) -> None:
+    """Delete what was not used for longest, what a killed download left included."""
+    used = sorted((path for path in folder.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in used[KEPT - 1 :]:
+        shutil.rmtree(path, ignore_errors=True)
