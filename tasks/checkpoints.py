@@ -10,7 +10,7 @@ from infra.registry import Registry
 from infra.store import CHECKSUMS, ObjectStore
 
 KEPT = 8
-"""Downloads that stay, those used last: a cycle uses four at most (its parent, the champion, a reference, an optimizer's state)."""
+"""Downloads that stay, those used last: a cycle uses four at most (parent, champion, a reference, an optimizer's state)."""
 
 
 def prefix_of(source: str, bucket: str) -> str:
