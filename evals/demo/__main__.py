@@ -48,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
     add("--cycles", type=int, default=3, help="cycles to have been run, earlier demos counted in (default %(default)s)")
     add("--labels", type=int, default=2400, help="labels that a cycle waits for at least (default %(default)s)")
     add("--minutes", type=float, default=11.0, help="begin no cycle after so long (default %(default)s)")
-    add("--visits", type=int, default=2500, help="places of the closing comparison (default %(default)s)")
+    add("--visits", type=int, default=3500, help="places of the closing comparison (default %(default)s)")
     add("--rate", type=float, default=0.0, help="most requests a second (default: what the concurrency lets through)")
     add("--concurrency", type=int, default=48, help="developers who type at the same time (default %(default)s)")
     return result

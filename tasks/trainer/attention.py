@@ -59,11 +59,12 @@ class SDPACoreAttention(MegatronModule):
 
 
 def _plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, seen: torch.Tensor | None) -> torch.Tensor:
-    """Attention with its softmax in float32; q [B, H, n, D], k and v [B, G, T, D], gives back [B, H, n, D]."""
+    """Attention whose softmax reads and writes bfloat16; q [B, H, n, D], k and v [B, G, T, D], gives back [B, H, n, D]."""
     rows, heads, places, width = q.shape
-    grouped = q.reshape(rows, k.size(1), -1, width)  # queries of a group behind one another: one product a group
+    grouped = (q * scale).reshape(rows, k.size(1), -1, width)  # queries of a group behind one another: one product a group
     scores = (grouped @ k.transpose(2, 3)).view(rows, heads, places, -1)
     if seen is None:
         seen = torch.ones(places, places, dtype=torch.bool).tril()
-    weights = (scores.float() * scale).masked_fill(~seen, -torch.inf).softmax(-1).to(v.dtype)
+    # An addition has no gradient of its own to be made, a mask has. Inside, the softmax is float32's.
+    weights = (scores + q.new_zeros(seen.shape).masked_fill_(~seen, -torch.inf)).softmax(-1)
     return (weights.view(rows, k.size(1), -1, k.size(2)) @ v).view(rows, heads, places, width)
