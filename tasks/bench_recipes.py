@@ -38,7 +38,7 @@ from infra.settings import Settings
 from infra.settings.schema import Reward, Train
 from infra.store import to_parquet
 from tasks import groups
-from tasks.reward import rewarded
+from tasks.reward import UNTOLD, rewarded
 from tasks.train import command, follow, write_job
 from tasks.trainer.job import CHECKPOINT_NAME
 
@@ -100,7 +100,8 @@ def worth(samples: Sequence[Sample], settings: Reward) -> list[Sample]:
     told = ("outcome", "shown_characters", "accepted_characters")
     frame = pl.DataFrame({name: [getattr(sample, name) for sample in samples] for name in told})
     lengths = [len(sample.token_ids) for sample in samples]
-    found = rewarded(frame.with_columns(tokens=pl.Series(lengths), prompt=pl.int_range(len(samples))), settings)
+    frame = frame.with_columns(tokens=pl.Series(lengths), prompt=pl.int_range(len(samples)), language=pl.lit(UNTOLD))
+    found = rewarded(frame, settings)
     rows = found.select("reward", "advantage").iter_rows(named=True)
     return [sample.model_copy(update=row) for sample, row in zip(samples, rows, strict=True)]
 

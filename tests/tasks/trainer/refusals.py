@@ -51,9 +51,11 @@ def check_refusals(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel)
     own = range(parallel_state.get_data_parallel_rank(), len(exact), parallel_state.get_data_parallel_world_size())
     batches = micro_batches(exact, own, 128, {})
     engine.accumulate(ppo.objective(job, ppo.LogitScale(0.0)), batches, (1, 128))
-    answers["finite"] = engine.finite()
-    if dist.get_rank() == dist.get_world_size() - 1:
-        engine.model.buffers[0].grad_data[0] = math.inf
+    answers["finite"], answers["not_finite"] = engine.finite(), []
+    for broken in (math.nan, -math.inf, math.inf):
+        if dist.get_rank() == dist.get_world_size() - 1:
+            engine.model.buffers[0].grad_data[7] = broken
+        answers["not_finite"].append(engine.finite())
     try:
         engine.apply(1e-3)
     except FloatingPointError as error:

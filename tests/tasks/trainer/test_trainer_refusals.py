@@ -12,7 +12,7 @@ def test_what_is_refused_says_why_and_leaves_the_weights(answers, layout):
     assert found["loss"].startswith("no step was taken; step 1 refused: the loss is not finite (nan")
     assert found["ratio"].endswith("as likely as it was, expected at most max_ratio = 1.0001")
     assert "step 1 refused: advantage = 0 for each of its 4 samples" in found["zero"]
-    assert found["finite"]
+    assert found["finite"] and found["not_finite"] == [False] * 3
     assert found["gradient"].startswith("optimizer: the gradient is not finite, the step was not taken")
     assert found["moved"] == 0
     assert found["taken"] == 2
