@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from infra.records import Completion, Feedback
-from infra.redaction import COMPLETION_TEXTS, FEEDBACK_TEXTS, Redactor
+from infra.redaction import COMPLETION_TEXTS, FEEDBACK_TEXTS, TRACES, Redactor
 from serving.metrics import Metrics
 from serving.spool import Spool, SpoolFull
 
@@ -16,10 +16,8 @@ E = TypeVar("E", Completion, Feedback)
 MUCH_TEXT = 4_000
 """Characters that take longer to look through than other requests should wait: half a millisecond of code, a tenth of a second of
 text that is made to look like secrets."""
-TRACES = {
-    **{"prefix": "", "suffix": "", "language": "", "text": ""},
-    **{"prompt_token_ids": (), "token_ids": (), "logprobs": (), "token_ends": ()},
-}
+OPTED_OUT = TRACES | dict.fromkeys((*COMPLETION_TEXTS, "language"), "")
+"""What is not kept of who opted out."""
 
 
 class Recorder:
@@ -81,7 +79,7 @@ class Recorder:
 
     async def _completion(self, row: Completion) -> None:
         if row.opted_out:
-            kept = row.model_copy(update=TRACES)
+            kept = row.model_copy(update=OPTED_OUT)
         else:
             kept = await self._without_secrets(self._redactor.completion, row, COMPLETION_TEXTS)
         self._metrics.redacted.inc(kept.redacted)
