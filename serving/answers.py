@@ -93,10 +93,15 @@ class Stream(Answer):
         super().__init__(generation, recorder)
         self._started = False
         self._events = events
+        self._rest = ""
+        """Goes out with the end: by itself it would wake the client while the record is written (serving/README.md)."""
 
     async def generate(self, send: Send) -> None:
         async with aclosing(self.generation.texts()) as texts:
             async for text in texts:
+                if self._started and self.generation.finished:
+                    self._rest += text
+                    continue
                 await self._start(send)
                 await send({"type": "http.response.body", "body": self._events.text(text), "more_body": True})
                 self.look_ahead()
@@ -108,8 +113,9 @@ class Stream(Answer):
             raise Unavailable(BROKEN_OFF)
         await self._start(send)
         await self.keep()
+        rest = self._events.text(self._rest) if self._rest else b""
         last = self._events.broken_off() if broken_off else self._events.last()
-        await send({"type": "http.response.body", "body": last})
+        await send({"type": "http.response.body", "body": rest + last})
 
     async def _start(self, send: Send) -> None:
         if not self._started:

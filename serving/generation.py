@@ -118,6 +118,11 @@ class Generation:
         return "" if self._held else self._reader.text
 
     @property
+    def finished(self) -> bool:
+        """No more is sampled."""
+        return self.finish != "disconnected"
+
+    @property
     def version(self) -> str:
         """Policy version that the request was sent to; empty before."""
         return self._route.version if self._route else ""
@@ -231,13 +236,13 @@ class Generation:
                     if self._held and math.exp(math.fsum(self._logprobs)) < floor:
                         self.withheld, self.finish = True, "stop"  # more tokens only make it less likely
                         return
+                    cut: FinishReason | None = "stop" if self._reader.stopped else None
+                    if not cut and not delta.finish and self._late():
+                        cut = "length"
+                    self.finish = cut or self.finish
                     if text and not self._held:
                         yield text
-                    if self._reader.stopped:
-                        self.finish = "stop"
-                        break
-                    if not delta.finish and self._late():
-                        self.finish = "length"
+                    if cut:
                         break
             rest = self._reader.flush()
             if self._held:

@@ -62,6 +62,16 @@ async def test_the_record_is_on_disk_before_the_last_chunk(house: House) -> None
     raise AssertionError("no last chunk")
 
 
+async def test_the_last_text_comes_with_the_end(house: House) -> None:
+    house.engines[0].delay = 0.02  # token by token
+    async with house.client.stream("POST", house.urls[0] + "/v1/completions", json=CONTINUE) as answer:
+        *before, last = [chunk async for chunk in answer.aiter_raw()]
+    assert len(before) > 1 and not any(b"[DONE]" in chunk for chunk in before)
+    text, finish, done = events(last.decode())
+    assert json.loads(text)["choices"][0]["text"] and TEXT.endswith(json.loads(text)["choices"][0]["text"])
+    assert json.loads(finish)["choices"][0]["finish_reason"] == "length" and done == "[DONE]"
+
+
 async def test_the_prompt_goes_to_the_engine_in_the_models_order(house: House, tokenizer: Tokenizer) -> None:
     await house.complete(prompt="a<|fim_middle|>b", suffix="\n#end")  # the marker is the developer's text here
     sent = house.engines[0].requests[-1].prompt_token_ids
