@@ -46,7 +46,7 @@ BLOCKS = {1: 36, 16: 36}
 30 ms from block to block, the median of 36 differences hence by 6 from run to run."""
 REQUESTS = {1: 100, 16: 200}
 """Requests of a block, by streams at once. The longer the blocks, the more of what the machine does meets one side alone: with 12
-of 150, runs of one program gave 0.92 to 1.01 of plain vLLM's throughput at one stream."""
+and 24 of 150, runs of one program gave 0.92 to 1.01 of plain vLLM's throughput at one stream."""
 ADDED_MS = (3.0, 10.0)
 """What the app may add to the time to first token: median, 99 % quantile."""
 THROUGHPUT = 0.95
