@@ -54,7 +54,7 @@ class Answer(Response, ABC):
             self._recorder.foresee(self.generation.asked.prefix, self.generation.asked.suffix)
 
     async def keep(self) -> None:
-        """Make the record durable."""
+        """Record it; the answer ends after that."""
         if row := self.generation.record():
             await self._recorder.completion(row)
 

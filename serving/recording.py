@@ -3,8 +3,7 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
 from infra.records import Completion, Feedback
 from infra.redaction import COMPLETION_TEXTS, FEEDBACK_TEXTS, TRACES, Redactor
@@ -12,7 +11,6 @@ from serving.metrics import Metrics
 from serving.spool import Spool, SpoolFull
 
 log = logging.getLogger(__name__)
-E = TypeVar("E", Completion, Feedback)
 MUCH_TEXT = 4_000
 """Characters that take longer to look through than other requests should wait: half a millisecond of code, a tenth of a second of
 text that is made to look like secrets."""
@@ -31,15 +29,21 @@ class Recorder:
         self._ahead: deque[tuple[str, str]] = deque()
 
     async def completion(self, row: Completion) -> None:
-        """Durable when this comes back, even when the caller is cancelled meanwhile.
+        """In the spool's file when this comes back, even when the caller is cancelled meanwhile; on the disk before any feedback
+        that comes later is acknowledged.
 
         A spool that refuses does not stop completions: the row is counted as lost, and said so.
         """
         self._metrics.completed(row)
-        task = asyncio.create_task(self._completion(row))
-        self._writing.add(task)
-        task.add_done_callback(self._writing.discard)
-        await asyncio.shield(task)
+        if row.opted_out:
+            self._write(row.model_copy(update=OPTED_OUT))
+        elif not _much(row, COMPLETION_TEXTS):
+            self._write(self._redactor.completion(row))
+        else:
+            task = asyncio.create_task(self._much_text(row))
+            self._writing.add(task)
+            task.add_done_callback(self._writing.discard)
+            await asyncio.shield(task)
 
     def foresee(self, prefix: str, suffix: str) -> None:
         """Look through what stands around a cursor while the engine works: `completion` is soon done with remembered lines.
@@ -53,14 +57,10 @@ class Recorder:
                 asyncio.get_running_loop().call_soon(self._look_ahead)
 
     async def feedback(self, row: Feedback) -> None:
-        """Durable when this comes back. Raises SpoolFull or OSError."""
-        await self.spool.append(await self._without_secrets(self._redactor.feedback, row, FEEDBACK_TEXTS))
+        """On the disk when this comes back, and every completion that was recorded before it. Raises SpoolFull or OSError."""
+        redact = self._redactor.feedback
+        await self.spool.append(await asyncio.to_thread(redact, row) if _much(row, FEEDBACK_TEXTS) else redact(row))
         self._metrics.judged(row)
-
-    async def _without_secrets(self, redact: Callable[[E], E], row: E, texts: Sequence[str]) -> E:
-        """The row as it may be kept; much text is looked through in a thread."""
-        much = sum(len(getattr(row, name)) for name in texts) > MUCH_TEXT
-        return await asyncio.to_thread(redact, row) if much else redact(row)
 
     async def settle(self) -> None:
         """Wait for what is being written."""
@@ -77,14 +77,26 @@ class Recorder:
             if self._ahead:
                 asyncio.get_running_loop().call_soon(self._look_ahead)
 
-    async def _completion(self, row: Completion) -> None:
-        if row.opted_out:
-            kept = row.model_copy(update=OPTED_OUT)
-        else:
-            kept = await self._without_secrets(self._redactor.completion, row, COMPLETION_TEXTS)
+    async def _much_text(self, row: Completion) -> None:
+        self._write(await asyncio.to_thread(self._redactor.completion, row))
+
+    def _write(self, kept: Completion) -> None:
         self._metrics.redacted.inc(kept.redacted)
-        try:
-            await self.spool.append(kept)
-        except (SpoolFull, OSError) as error:
+
+        def lost(error: BaseException) -> None:
             self._metrics.unrecorded.inc()
-            log.error("completion %s is not recorded: %s", row.id, error)
+            log.error("completion %s is not recorded: %s", kept.id, error)
+
+        def synced(on_disk: asyncio.Future[None]) -> None:
+            if error := on_disk.exception():
+                lost(error)
+
+        try:
+            self.spool.write(kept).add_done_callback(synced)
+        except (SpoolFull, OSError) as error:
+            lost(error)
+
+
+def _much(row: Completion | Feedback, texts: Sequence[str]) -> bool:
+    """Whether it is looked through in a thread."""
+    return sum(len(getattr(row, name)) for name in texts) > MUCH_TEXT

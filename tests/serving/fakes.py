@@ -4,9 +4,11 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import os
 import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 from aiohttp import web
@@ -202,6 +204,32 @@ class FakeRegistry:
     def _version(self, version: str) -> dict[str, object]:
         tags = [{"key": key, "value": value} for key, value in self.tags.get(version, {}).items()]
         return {"version": version, "source": self.sources[version], "tags": tags}
+
+
+class Disk:
+    """The `os` of serving/journal.py, whose disk can break, stand still and take half a line."""
+
+    def __init__(self) -> None:
+        self.broken, self.half = False, False
+        self.still = ""
+        """Whose path holds this waits for the disk."""
+        self.moves = threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+    def write(self, descriptor: int, line: bytes) -> int:
+        if not self.half:
+            return os.write(descriptor, line)
+        os.write(descriptor, line[: len(line) // 2])
+        raise OSError(28, "no space left on device")
+
+    def fsync(self, descriptor: int) -> None:
+        if self.still and self.still in os.readlink(f"/proc/self/fd/{descriptor}"):
+            self.moves.wait(20)
+        if self.broken:
+            raise OSError(5, "broken")
+        os.fsync(descriptor)
 
 
 class House:

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
+from serving import journal
 from tests.serving.asked import ADMINISTRATOR, CONTINUE, events, until
-from tests.serving.fakes import TEXT, TOKEN, House
+from tests.serving.fakes import TEXT, TOKEN, Disk, House
 
 
 async def test_continue_gets_its_stream_and_what_it_got_is_recorded(house: House) -> None:
@@ -53,7 +54,7 @@ async def test_what_the_model_believes_is_shown_at_once_where_some_is_withheld(t
         assert not row.withheld and row.text == TEXT and len(row.token_ids) == len(house.engines[0].reply)
 
 
-async def test_the_record_is_on_disk_before_the_last_chunk(house: House) -> None:
+async def test_the_record_is_in_its_file_before_the_last_chunk(house: House) -> None:
     async with house.client.stream("POST", house.urls[0] + "/v1/completions", json=CONTINUE) as answer:
         async for line in answer.aiter_lines():
             if '"finish_reason": "length"' in line:
@@ -296,3 +297,14 @@ async def test_a_full_spool_does_not_stop_completions(tmp_path: Path, tokenizer:
         answer = await house.judge("/v1/feedback", {"completion_id": "c", "outcome": "accepted"})
         assert answer.status_code == 503 and int(answer.headers["retry-after"]) > 0
         assert b"tabloop_unrecorded_total 1.0" in house.metrics.text(house.arms, house.spool)
+
+
+async def test_a_record_that_the_disk_refuses_is_said_and_counted(
+    house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(journal, "os", disk := Disk())
+    disk.broken = True
+    assert (await house.complete()).json()["choices"][0]["text"] == TEXT
+    await house.spool.close()
+    assert b"tabloop_unrecorded_total 1.0" in house.metrics.text(house.arms, house.spool)
+    assert "is not recorded: [Errno 5] broken" in caplog.text and house.rows("completions") == []

@@ -16,14 +16,22 @@ from hypothesis import strategies as st
 
 from infra.records import Feedback
 from infra.store import from_parquet
+from serving import journal
 from serving.shipping import Shipper, key, read_segment, ship_segment
 from serving.spool import Spool, SpoolFull
-from tests.serving.fakes import MemoryStore
+from tests.serving.fakes import Disk, MemoryStore
 
 
 def feedback(name: str, text: str = "") -> Feedback:
     common = {"project": "p", "user": "u", "client": "c", "client_id": "i", "prefix": text, "suffix": "", "shown": text}
     return Feedback(id=name, time=1.0, made_at=None, outcome="accepted", **common)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    """The journals' disk."""
+    monkeypatch.setattr(journal, "os", found := Disk())
+    return found
 
 
 def shipped(store: MemoryStore) -> list[str]:
@@ -172,23 +180,88 @@ async def test_a_full_spool_says_so_until_it_was_shipped(tmp_path: Path) -> None
     await spool.close()
 
 
-async def test_a_disk_that_refuses_is_an_error_and_not_a_hole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_disk_that_refuses_is_an_error_and_not_a_hole(tmp_path: Path, disk: Disk) -> None:
     spool = Spool(tmp_path, 1 << 30)
     await spool.append(feedback("a"))
-    real = os.fsync
-
-    def broken(descriptor: int) -> None:
-        raise OSError(28, "no space left on device")
-
-    monkeypatch.setattr(os, "fsync", broken)
-    with pytest.raises(OSError, match="no space"):
+    disk.broken = True
+    with pytest.raises(OSError, match="broken"):
         await spool.append(feedback("b"))
-    monkeypatch.setattr(os, "fsync", real)
+    disk.broken = False
     await spool.append(feedback("c"))
+    assert len(list((tmp_path / "feedback").glob("*"))) == 2  # nobody writes behind what the disk refused
     await spool.close()
     store = MemoryStore()
     assert await Shipper(spool, store, 1.0).ship()
     assert sorted(shipped(store)) == ["a", "c"]
+
+
+async def test_a_line_is_in_its_file_while_the_disk_stands_still(tmp_path: Path, disk: Disk) -> None:
+    spool = Spool(tmp_path, 1 << 30)
+    disk.still = "feedback"
+    on_disk = spool.write(feedback("a"))
+    rotated = asyncio.create_task(spool.journals["feedback"].rotate(0))
+    await asyncio.sleep(0.05)
+    (segment,) = (tmp_path / "feedback").glob("*")
+    assert [row.id for row in read_segment(segment, Feedback)[0]] == ["a"] and not on_disk.done()
+    assert spool.journals["feedback"].closed_segments() == []
+    disk.moves.set()
+    await rotated
+    assert on_disk.done() and spool.journals["feedback"].closed_segments() == [segment]
+    await spool.close()
+
+
+async def test_feedback_is_acknowledged_when_the_completions_before_it_are_on_the_disk(tmp_path: Path, disk: Disk) -> None:
+    spool = Spool(tmp_path, 1 << 30)
+    disk.still = "completions"
+    before = spool.journals["completions"].write(b"{}\n")
+    acknowledged = asyncio.create_task(spool.append(feedback("a")))
+    await asyncio.sleep(0.05)
+    newest = spool.journals["feedback"].newest
+    assert newest is not None and newest.done() and not before.done() and not acknowledged.done()
+    disk.moves.set()
+    await acknowledged
+    assert before.done()
+    await spool.close()
+
+
+DEEDS = ("write", "write", "turn", "rotate", "ship", "break", "mend", "half")
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.sampled_from(DEEDS), max_size=40))
+def test_whatever_the_disk_does_what_was_acknowledged_arrives_once_and_nothing_else(
+    tmp_path_factory: pytest.TempPathFactory, deeds: list[str]
+) -> None:
+    store, acknowledged, refused = MemoryStore(), set[str](), set[str]()
+
+    async def through(disk: Disk) -> None:
+        spool = Spool(tmp_path_factory.mktemp("spool"), 1 << 30)
+        journal, shipper = spool.journals["feedback"], Shipper(spool, store, 1.0)
+        waiting: dict[str, asyncio.Future[None]] = {}
+        for number, deed in enumerate(deeds):
+            if deed in ("write", "half"):
+                disk.half = deed == "half"
+                try:
+                    waiting[str(number)] = spool.write(feedback(str(number)))
+                except OSError:
+                    refused.add(str(number))
+            elif deed == "turn":
+                await asyncio.sleep(0.002)
+            elif deed == "rotate":
+                await journal.rotate(0)
+            elif deed == "ship":
+                assert await shipper.ship()
+            else:
+                disk.broken = deed == "break"
+        await spool.close()
+        for name, on_disk in waiting.items():
+            (refused if on_disk.exception() else acknowledged).add(name)
+        assert await shipper.ship() and list((spool.directory / "feedback").glob("*")) == []
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(journal, "os", disk := Disk())
+        asyncio.run(through(disk))
+    assert sorted(shipped(store)) == sorted(acknowledged) and not acknowledged & refused
 
 
 @settings(max_examples=40)
