@@ -1,8 +1,9 @@
 """The app beside plain vLLM: what it adds to the time to first token, what it takes from throughput, what a swap costs.
 
 Both serve the base model on this machine with the same engine arguments. They get the same prompts, a block each in turn, so that
-what else the machine does meets both. Plain vLLM gets the token ids that the app would send its engine. Throughput is compared in
-tokens, since what is sampled is longer on one side by chance. The CPU time of each process, by the token, says where it goes.
+what else the machine does meets both. Both get text, as editors send it: plain vLLM the one of which it makes the token ids that
+the app sends its engine. Throughput is compared in tokens, since what is sampled is longer on one side by chance. The CPU time of
+each process, by the token, says where it goes.
 
 The late quantile and throughput are compared block by block, and the median counts: of all requests together, what else the
 machine did in one or two blocks sets the quantile (that of two plain servers differed by 227 ms); it is told without a target.
@@ -47,6 +48,8 @@ BLOCKS = {1: 36, 16: 36}
 REQUESTS = {1: 100, 16: 200}
 """Requests of a block, by streams at once. The longer the blocks, the more of what the machine does meets one side alone: with 12
 and 24 of 150, runs of one program gave 0.92 to 1.01 of plain vLLM's throughput at one stream."""
+SPARE = 50
+"""One prompt more for so many, since some are left out: one in a thousand."""
 ADDED_MS = (3.0, 10.0)
 """What the app may add to the time to first token: median, 99 % quantile."""
 THROUGHPUT = 0.95
@@ -62,35 +65,46 @@ async def run(settings: Settings) -> list[Figure]:
     Raises:
         RuntimeError: a server does not come up, or requests fail.
     """
-    renderer, asked = prompts(settings, sum(BLOCKS[at_once] * requests for at_once, requests in REQUESTS.items()))
+    asked = prompts(settings, sum(BLOCKS[at_once] * requests for at_once, requests in REQUESTS.items()))
     token = settings.serving.token.get_secret_value() if settings.serving.token else ""
     ours = f"http://{settings.serving.host}:{settings.serving.port}/v1/completions"
     async with session(token) as http:
         async with plain_vllm(settings, http) as plain:
-            found = await beside(http, settings, renderer, asked, ours, plain)
-        return found + await swap(http, settings, ours, [editor_body(settings, p) for p in asked])
+            found = await beside(http, settings, asked, ours, plain)
+        return found + await swap(http, settings, ours, [editor_body(settings, sent) for sent, _ in asked])
 
 
-def prompts(settings: Settings, count: int) -> tuple[fim.Renderer, Sequence[positions.Position]]:
-    """Places in held-out code, each once; other ones at each run, since the engine still has an earlier run's in its cache."""
+def prompts(settings: Settings, count: int) -> list[tuple[str, str]]:
+    """What an editor sends, and the text that holds the token ids which the app makes of it, for places in held-out code.
+
+    Each place once, and other ones at each run, since the engine still has an earlier run's in its cache. The few prompts that
+    are other token ids when they are read as one text are left out.
+    """
     model = settings.model
     tokenizer = Tokenizer.from_file(str(configuration.path(model.base) / "tokenizer.json"))
     renderer = fim.Renderer(tokenizer, model.fim_order, model.max_prefix_tokens, model.max_suffix_tokens)
     sources = positions.read(held_out_files(), [site_packages()])
-    return renderer, positions.sample(positions.for_scores(sources), count, seed=secrets.randbits(32))
+    found = []
+    for place in positions.sample(positions.for_scores(sources), count + count // SPARE, seed=secrets.randbits(32)):
+        prefix, suffix = place.prefix[-2000:], place.suffix[:1000]
+        ids = renderer.render(prefix, suffix)
+        text = tokenizer.decode(ids, skip_special_tokens=False)
+        if tokenizer.encode(text, add_special_tokens=False).ids == ids:
+            found.append((f"{fim.PREFIX}{prefix}{fim.SUFFIX}{suffix}{fim.MIDDLE}", text))
+    if len(found) < count:
+        raise RuntimeError(f"only {len(found)} of {count} prompts are the same token ids as one text; is model.base changed?")
+    return found[:count]
 
 
-def editor_body(settings: Settings, place: positions.Position) -> dict[str, Any]:
+def editor_body(settings: Settings, prompt: str) -> dict[str, Any]:
     """What Continue would send."""
-    prompt = f"{fim.PREFIX}{place.prefix[-2000:]}{fim.SUFFIX}{place.suffix[:1000]}{fim.MIDDLE}"
     return {"model": settings.model.name, "prompt": prompt, "max_tokens": settings.serving.sampling.max_tokens, "stream": True}
 
 
 async def beside(
     http: aiohttp.ClientSession,
     settings: Settings,
-    renderer: fim.Renderer,
-    asked: Sequence[positions.Position],
+    asked: Sequence[tuple[str, str]],
     ours: str,
     plain: str,
 ) -> list[Figure]:
@@ -110,8 +124,8 @@ async def beside(
         for block in range(BLOCKS[at_once]):
             places = [next(waiting) for _ in range(requests)]
             bodies = {
-                ours: [editor_body(settings, p) for p in places],
-                plain: [same | {"prompt": renderer.render(p.prefix[-2000:], p.suffix[:1000])} for p in places],
+                ours: [editor_body(settings, sent) for sent, _ in places],
+                plain: [same | {"prompt": text} for _, text in places],
             }
             for url in (ours, plain) if block % 2 else (plain, ours):
                 with spent[url]:

@@ -293,7 +293,12 @@ WRITER = """
         async def one(worker):
             for n in range(100_000):
                 name = f"{sys.argv[2]}-{worker}-{n}"
-                await spool.append(ROW.model_copy(update={"id": name}))
+                row = ROW.model_copy(update={"id": name})
+                if sys.argv[4] == "append":
+                    await spool.append(row)
+                else:  # as completions: acknowledged before the disk has it
+                    spool.write(row)
+                    await asyncio.sleep(0)
                 sys.stdout.write(name + "\\n"); sys.stdout.flush()
                 if n % 7 == 0:
                     await spool.journals["feedback"].rotate(0)
@@ -303,10 +308,11 @@ WRITER = """
 """
 
 
-def test_kill_9_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["append", "write"])
+def test_kill_9_loses_nothing_that_was_acknowledged(tmp_path: Path, how: str) -> None:
     acknowledged: list[str] = []
     for life in range(4):
-        command = [sys.executable, "-c", textwrap.dedent(WRITER), str(tmp_path), str(life), feedback("").model_dump_json()]
+        command = [sys.executable, "-c", textwrap.dedent(WRITER), str(tmp_path), str(life), feedback("").model_dump_json(), how]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
             assert writer.stdout is not None
             acknowledged.append(writer.stdout.readline().strip())
