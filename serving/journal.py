@@ -108,7 +108,7 @@ class Journal:
         stamp = datetime.fromtimestamp(opened, UTC).strftime("%Y%m%dT%H%M%S.%f")
         path = self.directory / f"{stamp}-{secrets.token_hex(4)}{SUFFIX}"
         segment = _Segment(path, -1, opened)
-        # Known before it is there: a shipper's thread that looks meanwhile would ship it empty and delete it.
+        # Known before it is there: whoever looks meanwhile would take it for a closed one, ship it empty and delete it.
         self._open[path] = segment
         try:
             segment.descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)

@@ -1,6 +1,6 @@
 """Events on this machine's disk until they are shipped, so that the object store may be away.
 
-SPOOL/completions/SEGMENT.jsonl   SPOOL/feedback/SEGMENT.jsonl   SPOOL/bad/...
+A journal each: SPOOL/completions/SEGMENT.jsonl, SPOOL/feedback/SEGMENT.jsonl; in SPOOL/bad what cannot be shipped.
 """
 
 import asyncio

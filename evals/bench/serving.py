@@ -122,10 +122,10 @@ async def beside(
         pace: dict[str, list[float]] = {ours: [], plain: []}
         spent = {url: Cpu(ports) for url, ports in processes.items()}
         for block in range(BLOCKS[at_once]):
-            places = [next(waiting) for _ in range(requests)]
+            pairs = [next(waiting) for _ in range(requests)]
             bodies = {
-                ours: [editor_body(settings, sent) for sent, _ in places],
-                plain: [same | {"prompt": text} for _, text in places],
+                ours: [editor_body(settings, sent) for sent, _ in pairs],
+                plain: [same | {"prompt": text} for _, text in pairs],
             }
             for url in (ours, plain) if block % 2 else (plain, ours):
                 with spent[url]:

@@ -236,7 +236,7 @@ def test_whatever_the_disk_does_what_was_acknowledged_arrives_once_and_nothing_e
 
     async def through(disk: Disk) -> None:
         spool = Spool(tmp_path_factory.mktemp("spool"), 1 << 30)
-        journal, shipper = spool.journals["feedback"], Shipper(spool, store, 1.0)
+        shipper = Shipper(spool, store, 1.0)
         waiting: dict[str, asyncio.Future[None]] = {}
         for number, deed in enumerate(deeds):
             if deed in ("write", "half"):
@@ -248,7 +248,7 @@ def test_whatever_the_disk_does_what_was_acknowledged_arrives_once_and_nothing_e
             elif deed == "turn":
                 await asyncio.sleep(0.002)
             elif deed == "rotate":
-                await journal.rotate(0)
+                await spool.journals["feedback"].rotate(0)
             elif deed == "ship":
                 assert await shipper.ship()
             else:
