@@ -7,7 +7,8 @@ step is lost in bfloat16.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from megatron.core.utils import unwrap_model
+from safetensors import safe_open
 
 Entry = tuple[list[str], str, int | None]
 """Hugging Face names, how they are merged, and the axis split over tensor-parallel ranks."""
@@ -36,6 +38,25 @@ _TOP: dict[str, Entry] = {
     "decoder.final_layernorm.weight": (["model.norm.weight"], "copy", None),
     "output_layer.weight": (["lm_head.weight"], "copy", 0),
 }
+
+
+class Stored(Mapping[str, torch.Tensor]):
+    """The tensors of safetensors files, each read when it is asked for: a rank's memory holds one beside its model."""
+
+    def __init__(self, files: Iterable[Path]) -> None:
+        self._files = {name: opened for file in files for opened in [safe_open(file, "pt")] for name in opened.keys()}
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        """A tensor, whole."""
+        return self._files[name].get_tensor(name)
+
+    def __iter__(self) -> Iterator[str]:
+        """Their names."""
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._files)
 
 
 @torch.no_grad()
@@ -139,6 +160,19 @@ def collected(model: Any, dtype: torch.dtype, of: Like = trained) -> dict[str, t
     for name, tensor in full_weights(model, of):
         if dist.get_rank() == 0:
             kept[name] = tensor.to(dtype).cpu().contiguous()
+    return kept
+
+
+@torch.no_grad()
+def share(model: Any, of: Like = trained) -> dict[str, torch.Tensor]:
+    """Hugging Face tensors, each whole and in the memory of one rank of its pipeline stage, the ranks' shares about equal."""
+    group = parallel_state.get_tensor_and_data_parallel_group()
+    held, kept = [0] * dist.get_world_size(group), {}
+    for name, tensor in _own_weights(model, of):
+        keeper = held.index(min(held))
+        held[keeper] += tensor.numel()
+        if keeper == dist.get_rank(group):
+            kept[name] = tensor.cpu().contiguous()
     return kept
 
 

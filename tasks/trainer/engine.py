@@ -30,10 +30,10 @@ from megatron.core.pipeline_parallel import get_forward_backward_func  # noqa: E
 from megatron.core.transformer.module import Float16Module  # noqa: E402
 from megatron.core.transformer.spec_utils import ModuleSpec  # noqa: E402
 from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
-from safetensors.torch import load_file, save_file  # noqa: E402
+from safetensors.torch import save_file  # noqa: E402
 
 from tasks.trainer.attention import SDPACoreAttention  # noqa: E402
-from tasks.trainer.convert import collected, freeze, load_weights  # noqa: E402
+from tasks.trainer.convert import Stored, collected, freeze, load_weights  # noqa: E402
 from tasks.trainer.muon import MuonWithAdamW  # noqa: E402
 
 WEIGHTS = "model.safetensors"
@@ -113,9 +113,7 @@ class Engine:
 
     def load(self, directory: Path) -> None:
         """Load weights in Hugging Face layout (one safetensors file or several), into the float32 masters too."""
-        weights: dict[str, torch.Tensor] = {}
-        for file in sorted(directory.glob("*.safetensors")):
-            weights |= load_file(file)
+        weights = Stored(sorted(directory.glob("*.safetensors")))
         if not weights:
             raise ValueError(f"{directory}: no *.safetensors; expected a checkpoint in Hugging Face layout")
         load_weights(self.model, weights)

@@ -67,6 +67,7 @@ def in_layout(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel, left
         "logprobs": parity.check_logprobs(directory, model, parallel),
         "round_trip": parity.check_round_trip(directory, parallel),
         "collected": state.check_collected(directory, parallel),
+        "shared": state.check_shared(directory, parallel),
         "gradients": {
             objective: parity.check_gradients(directory, model, parallel, JOB.model_copy(update=changes))
             for objective, changes in parity.OBJECTIVES.items()

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from transformers import Qwen2ForCausalLM
 
 from tasks.trainer import moments, ppo
-from tasks.trainer.convert import collected, full_weights
+from tasks.trainer.convert import Stored, collected, full_weights, share
 from tasks.trainer.engine import WEIGHTS, Engine, Optimization, Parallel, parallel_state, start
 from tasks.trainer.job import Job
 from tests.tasks.trainer.engines import JOB, LAYOUTS, engine_of, weights_of
@@ -74,8 +74,10 @@ def check_moved(model: Qwen2ForCausalLM, parallel: Parallel, bf16: bool, state: 
     again = state.with_name("again")
     moments.save(engine, again)
     dist.barrier()
-    pairs = [(state / "optimizer" / name, again / name) for name in ("exp_avg.safetensors", "exp_avg_sq.safetensors")]
-    changed = [name for a, b in pairs for name, tensor in load_file(a).items() if not torch.equal(tensor, load_file(b)[name])]
+    before, after = ({m: Stored(place.glob(f"{m}-*")) for m in moments.MOMENTS} for place in (state / "optimizer", again))
+    changed = [
+        n for m in moments.MOMENTS for n in before[m].keys() | after[m].keys() if not torch.equal(before[m][n], after[m][n])
+    ]
     counts = [(place / moments.STEPS_NAME).read_text() for place in (state / "optimizer", again)]
     dist.barrier()
     return answers | {"changed": len(changed) + (counts[0] != counts[1])}
@@ -187,3 +189,18 @@ def check_collected(directory: Path, parallel: Parallel) -> list[int]:
     held: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(held, len(collected(engine_of(directory, parallel).model, torch.float32)))
     return held
+
+
+def check_shared(directory: Path, parallel: Parallel) -> dict[str, Any]:
+    """Elements that each rank is to write where ranks share, of how many; and tensors that no rank or several would write."""
+    model = engine_of(directory, parallel).model
+    shares: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(shares, {name: tensor.numel() for name, tensor in share(model).items()})
+    whole = {name: tensor.numel() for name, tensor in full_weights(model)}
+    told = sorted(name for found in shares for name in found)
+    return {
+        "elements": [sum(found.values()) for found in shares],
+        "whole": sum(whole.values()),
+        "largest": max(whole.values()),
+        "astray": len(set(whole) ^ set(told)) + len(told) - len(set(told)),
+    }

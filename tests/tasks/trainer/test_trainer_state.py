@@ -13,6 +13,15 @@ def test_one_process_alone_holds_what_is_written(answers, layout):
 
 
 @LAYOUTS
+def test_each_rank_writes_its_share_of_the_optimizers_state(answers, layout):
+    found = answers[layout]["shared"]
+    assert found["astray"] == 0, "each tensor once"
+    assert sum(found["elements"]) == found["whole"]
+    assert min(found["elements"]) > 0
+    assert layout == "pipeline" or max(found["elements"]) - min(found["elements"]) <= found["largest"]
+
+
+@LAYOUTS
 def test_an_update_goes_on_bit_for_bit_from_weights_and_moments_on_disk(answers, layout):
     for found in answers[layout]["resumed"]:
         assert found["resumed"] == 0
