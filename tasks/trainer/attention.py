@@ -10,7 +10,8 @@ from megatron.core.transformer.module import MegatronModule
 from torch.nn.functional import scaled_dot_product_attention
 
 from tasks.trainer.chosen import Chosen
-from tasks.trainer.packed import Packed, rotated
+from tasks.trainer.elementwise import rotated
+from tasks.trainer.packed import Packed
 
 PLAIN_UP_TO = 512
 """Longest rows whose scores are held whole: to there, on CPU in bfloat16, plain products take half of the fused kernel's time."""

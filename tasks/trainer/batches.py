@@ -16,7 +16,7 @@ import torch
 
 from infra.records import Sample
 
-GRAIN = 16
+GRAIN = 32
 """Micro-batches are filled to a multiple of so many tokens: products of few shapes are prepared, and freed memory fits what
 comes next."""
 FILLING = 0

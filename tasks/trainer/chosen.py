@@ -3,13 +3,15 @@
 Legend: N tokens of a micro-batch, B samples, T tokens of the longest, K chosen positions, n of the sample that has most of them.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from tasks.trainer.packed import Packed
+from tasks.trainer.batches import GRAIN
+from tasks.trainer.packed import WIDTHS, Packed
 
 
 class Chosen:
@@ -22,7 +24,7 @@ class Chosen:
         order = row.argsort(stable=True)
         rank = torch.empty_like(at)
         rank[order] = torch.arange(len(at), device=at.device) - (counts.cumsum(0) - counts)[row[order]]
-        most = int(counts.max())
+        most = math.ceil(int(counts.max()) / WIDTHS) * WIDTHS
         self.at = at
         self._places = row * most + rank
         self._times = at.new_zeros(len(counts) * most).index_copy(0, self._places, packed.time[at]).view(len(counts), most)
@@ -55,12 +57,12 @@ def at_positions(model: Any, at: torch.Tensor, packed: Packed) -> Iterator[None]
         yield
         return
     layer = core.decoder.layers[-1]
-    chosen = Chosen(at, packed)
+    chosen = Chosen(_filled(at, packed), packed)
     attention, add = layer.self_attention.core_attention, layer.self_attn_bda
     # In one row, [1, K, H]: with K in front, a frozen output layer's gradient is a product for each position.
     hooks = [
         core.output_layer.register_forward_pre_hook(lambda _, given: (given[0].transpose(0, 1), *given[1:])),
-        core.output_layer.register_forward_hook(lambda _, __, answer: (answer[0].transpose(0, 1), answer[1])),
+        core.output_layer.register_forward_hook(lambda _, __, answer: (answer[0].transpose(0, 1)[: len(at)], answer[1])),
     ]
     attention.chosen, layer.self_attn_bda = chosen, _of_chosen(add, chosen)
     try:
@@ -69,6 +71,12 @@ def at_positions(model: Any, at: torch.Tensor, packed: Packed) -> Iterator[None]
         attention.chosen, layer.self_attn_bda = None, add
         for hook in hooks:
             hook.remove()
+
+
+def _filled(at: torch.Tensor, packed: Packed) -> torch.Tensor:
+    """Positions up to a multiple of GRAIN, by samples' first tokens: products of few shapes are prepared."""
+    first = packed.cu_seqlens_q[torch.arange(-len(at) % GRAIN, device=at.device) % packed.shape[0]]
+    return torch.cat([at, first.to(at.dtype)])
 
 
 def _of_chosen(add: Callable[..., Any], chosen: Chosen) -> Callable[..., Any]:

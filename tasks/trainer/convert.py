@@ -44,7 +44,9 @@ class Stored(Mapping[str, torch.Tensor]):
     """The tensors of safetensors files, each read when it is asked for: a rank's memory holds one beside its model."""
 
     def __init__(self, files: Iterable[Path]) -> None:
-        self._files = {name: opened for file in files for opened in [safe_open(file, "pt")] for name in opened.keys()}
+        self._files: dict[str, Any] = {}
+        for opened in (safe_open(file, "pt") for file in files):
+            self._files |= dict.fromkeys(opened.keys(), opened)
 
     def __getitem__(self, name: str) -> torch.Tensor:
         """A tensor, whole."""

@@ -34,6 +34,7 @@ from safetensors.torch import save_file  # noqa: E402
 
 from tasks.trainer.attention import SDPACoreAttention  # noqa: E402
 from tasks.trainer.convert import Stored, collected, freeze, load_weights  # noqa: E402
+from tasks.trainer.elementwise import RMSNorm, SwiGLU  # noqa: E402
 from tasks.trainer.muon import MuonWithAdamW  # noqa: E402
 
 WEIGHTS = "model.safetensors"
@@ -257,6 +258,7 @@ def _transformer_config(config: dict[str, Any], parallel: Parallel, bf16: bool) 
         bias_activation_fusion=False,
         bias_dropout_fusion=False,
         apply_rope_fusion=False,
+        use_te_activation_func=True,  # the spec's, which is SwiGLU
     )
 
 
@@ -274,6 +276,8 @@ def _layer_spec(rope_theta: float) -> ModuleSpec:
     spec = get_gpt_layer_local_spec(normalization="RMSNorm")
     attention = ModuleSpec(SDPACoreAttention, params={"rope_theta": rope_theta})
     spec.submodules.self_attention.submodules.core_attention = attention
+    spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = RMSNorm
+    spec.submodules.mlp.submodules.activation_func = SwiGLU
     return spec
 
 

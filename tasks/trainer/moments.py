@@ -1,9 +1,9 @@
 """The optimizer's state across updates: Adam's moments and step counts, beside a checkpoint's weights.
 
 Moments have the shapes of the weights, so they are kept as the weights are: whole float32 tensors in Hugging Face's layout. Each
-rank writes its share of them, and reads what its part of the model is made of, whichever layout of processes wrote it. The float32
-masters are the checkpoint itself, and no random numbers belong to an update: the order of samples follows from its seed, and
-nothing else draws any.
+rank writes its share of them, and reads what its part of the model is made of, whichever layout of processes wrote it. The
+float32 masters are the checkpoint itself, and no random numbers belong to an update: the order of samples follows from its seed,
+and nothing else draws any.
 """
 
 import json

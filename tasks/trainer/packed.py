@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 
-WIDTHS = 8
+WIDTHS = 16
 """Attention multiplies rows of few lengths then; oneDNN keeps what it prepared for each."""
 
 
@@ -55,20 +55,13 @@ class Packed(PackedSeqParams):
         return _Moved.apply(rows.flatten(0, 1), self._place, self._none, self._source, self._padding)
 
     def angles(self, theta: float, width: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and signed sines of each token's rotation, [N, 1, width], for `rotated`."""
+        """Cosines and sines of each token's rotation, [N, 1, width / 2], for `rotated`."""
         key = (theta, width, dtype)
         if key not in self._angles:
             rates = theta ** -(torch.arange(0, width, 2, device=self.time.device).float() / width)
             turns = self.time[:, None, None] * rates
-            cos, sin = turns.cos(), turns.sin()
-            self._angles[key] = torch.cat([cos, cos], -1).to(dtype), torch.cat([-sin, sin], -1).to(dtype)
+            self._angles[key] = turns.cos().to(dtype), turns.sin().to(dtype)
         return self._angles[key]
-
-
-def rotated(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotary position embedding over halves (Su et al. 2021, "RoFormer", eq. 34); states [..., heads, width]."""
-    swapped = states.unflatten(-1, (2, -1)).flip(-2).flatten(-2)
-    return torch.addcmul(states * cos, swapped, sin)
 
 
 class _Moved(torch.autograd.Function):

@@ -15,8 +15,9 @@ from pathlib import Path
 import torch
 
 CPU_INFO = Path("/proc/cpuinfo")
-KEPT_KERNELS = 64
-"""Products, each of one shape, that oneDNN keeps prepared, 0.3 MB each: its own bound of 1,024 takes more than the model."""
+KEPT_KERNELS = 128
+"""Products, each of one shape, that oneDNN keeps prepared, 0.3 MB each: its own bound of 1,024 takes more than the model. What
+does not fit is prepared again each time, 1 ms with AMX (README.md)."""
 
 LEAST = 256
 """Smallest side of a product that is worth preparing: smaller ones have a new shape in every batch, as the sampled tokens do."""

@@ -1,0 +1,99 @@
+"""What a layer does element by element, in fewer passes over memory than torch's own gradients take on a CPU.
+
+Legend: N tokens, H their width, F the width of the MLP, D of a head.
+"""
+
+from typing import Any
+
+import torch
+from torch.nn.functional import silu
+
+
+class RMSNorm(torch.nn.RMSNorm):
+    """Root-mean-square normalisation (Zhang & Sennrich 2019, eq. 4) of states [N, 1, H], as Megatron's specs make one."""
+
+    def __init__(self, config: Any, hidden_size: int, eps: float, **_: Any) -> None:
+        super().__init__(hidden_size, eps)
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """Normalised states, computed in float32; on a GPU by torch's kernel."""
+        return super().forward(states) if states.is_cuda else _Normalised.apply(states, self.weight, self.eps)
+
+
+class _Normalised(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, states: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        single = states.float()
+        squares = torch.linalg.vector_norm(single, dim=-1, keepdim=True).square_()
+        scale = squares.div_(states.size(-1)).add_(eps).rsqrt_()
+        ctx.save_for_backward(states, weight, scale)
+        return (single * scale).mul_(weight).to(states.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        states, weight, scale = ctx.saved_tensors
+        width, gradient = states.size(-1), gradients[0].float()
+        unit = states.float() * scale
+        both = (gradient * unit).view(-1, width)
+        along = (both @ weight.float()).view_as(scale).div_(-width)
+        found = torch.addcmul(gradient * weight, unit, along).mul_(scale)
+        return found.to(states.dtype), both.sum(0).to(weight.dtype), None
+
+
+class SwiGLU(torch.nn.Module):
+    """Gated activation (Shazeer 2020, "GLU variants improve transformer", eq. 6), gate and value side by side."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """[N, 1, 2 F] to [N, 1, F]."""
+        return _Gated.apply(states)
+
+
+class _Gated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, states: torch.Tensor) -> torch.Tensor:
+        gate, value = states.chunk(2, -1)
+        opened = silu(gate)
+        ctx.save_for_backward(states, opened)
+        return opened * value
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        states, opened = ctx.saved_tensors
+        gate, value = states.chunk(2, -1)
+        found = torch.empty_like(states)
+        of_gate, of_value = found.chunk(2, -1)
+        torch.mul(gradients[0], opened, out=of_value)
+        torch.ops.aten.silu_backward.grad_input(gradients[0] * value, gate, grad_input=of_gate)
+        return found
+
+
+def rotated(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotary position embedding over halves (Su et al. 2021, "RoFormer", eq. 34) of states [N, heads, D].
+
+    Args:
+        cos: of each token's and pair's angle, [N, 1, D / 2]; `sin` the same.
+    """
+    return _Turned.apply(states, cos, sin)
+
+
+class _Turned(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _turn(states, cos, sin, 1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        return _turn(gradients[0], cos, sin, -1), None, None
+
+
+def _turn(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, sign: int) -> torch.Tensor:
+    found = states * torch.cat([cos, cos], -1)
+    (low, high), (to_low, to_high) = states.chunk(2, -1), found.chunk(2, -1)
+    to_low.addcmul_(high, sin, value=-sign)
+    to_high.addcmul_(low, sin, value=sign)
+    return found
