@@ -70,9 +70,10 @@ class Gain:
     """Learnt against base at the same places, by user."""
 
     users: tuple[str, ...]
-    base: np.ndarray
-    """Expected accepts of each place, [places]."""
-    learnt: np.ndarray
+    accepted: tuple[np.ndarray, np.ndarray]
+    """Expected accepts of each place, [places], of the base and of what was learnt."""
+    characters: tuple[np.ndarray, np.ndarray]
+    """Expected accepted characters, likewise."""
 
 
 def temperature(recipe: Recipe, settings: Settings) -> float:
@@ -196,21 +197,26 @@ def gain(plan: Plan, settings: Settings) -> dict[str, Gain]:
     found: dict[str, Gain] = {}
     for name, degree in (("", temperature(plan.recipe, settings)), (" when served at 0.1", RLINF_TEMPERATURE)):
         if plan.recipe != "rlinf" or not name:
-            before, after = (np.array([o.accepted for o in judged(c, degree)]) for c in (base, learnt))
-            found[plan.recipe + name] = Gain(users, before, after)
+            before, after = (judged(checkpoint, degree) for checkpoint in (base, learnt))
+            found[plan.recipe + name] = Gain(
+                users,
+                (np.array([o.accepted for o in before]), np.array([o.accepted for o in after])),
+                (np.array([o.accepted_characters for o in before]), np.array([o.accepted_characters for o in after])),
+            )
     return found
 
 
-def difference(gains: Sequence[Gain]) -> tuple[float, float]:
-    """Points of acceptance gained, over all seeds' users, and half of the interval."""
+def difference(gains: Sequence[Gain], measure: Literal["accepted", "characters"]) -> tuple[float, float]:
+    """What was gained a request, over all seeds' users, and half of the interval."""
     sums: dict[tuple[int, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
     for seed, found in enumerate(gains):
-        for user, change in zip(found.users, found.learnt - found.base, strict=True):
+        base, learnt = getattr(found, measure)
+        for user, change in zip(found.users, learnt - base, strict=True):
             sums[seed, user][0] += change
             sums[seed, user][1] += 1
     changes, places = np.array(list(sums.values())).T
     estimate, influence = ratio(changes, places)
-    return 100 * estimate, 100 * margin(influence)
+    return estimate, margin(influence)
 
 
 def figures(gains: dict[str, list[Gain]], seeds: Sequence[int]) -> list[Figure]:
@@ -218,15 +224,27 @@ def figures(gains: dict[str, list[Gain]], seeds: Sequence[int]) -> list[Figure]:
     found: list[Figure] = []
     for name, of_seeds in gains.items():
         for seed, one in zip(seeds, of_seeds, strict=True):
-            found.append(figure(f"{name}: gain, seed {seed}", difference([one])[0], "points"))
-        estimate, width = difference(of_seeds)
-        base = 100 * float(np.mean([g.base.mean() for g in of_seeds]))
+            found.append(figure(f"{name}: gain, seed {seed}", 100 * difference([one], "accepted")[0], "points"))
+            found.append(figure(f"{name}: characters, seed {seed}", difference([one], "characters")[0], "a request"))
+        estimate, width = difference(of_seeds, "accepted")
         found += [
-            figure(f"{name}: acceptance of the base", base, "%"),
-            figure(f"{name}: gain", estimate, "points"),
-            figure(f"{name}: half of its interval", width, "points"),
+            figure(f"{name}: acceptance of the base", 100 * float(np.mean([g.accepted[0].mean() for g in of_seeds])), "%"),
+            figure(f"{name}: gain", 100 * estimate, "points"),
+            figure(f"{name}: half of its interval", 100 * width, "points"),
         ]
-    ahead, behind = difference(gains["tabloop"])[0], difference(gains["rlinf"])[0]
+        estimate, width = difference(of_seeds, "characters")
+        found += [
+            figure(
+                f"{name}: accepted characters of the base",
+                float(np.mean([g.characters[0].mean() for g in of_seeds])),
+                "a request",
+            ),
+            figure(f"{name}: accepted characters gained", estimate, "a request"),
+            figure(f"{name}: half of their interval", width, "a request"),
+        ]
+    if not {"tabloop", "rlinf"} <= gains.keys():
+        return found
+    ahead, behind = (100 * difference(gains[name], "accepted")[0] for name in ("tabloop", "rlinf"))
     wanted = TIMES_THE_GAIN * max(behind, 0.0)
     # Where RLinf's loses, half of its loss would be no gain.
     return [
@@ -239,6 +257,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and write. Exit code 1 where the target is missed."""
     parser = argparse.ArgumentParser(prog="python -m tasks.bench_recipes", description=(__doc__ or "").split("\n")[0])
     add = parser.add_argument
+    add("--recipes", choices=RECIPES, nargs="+", default=RECIPES, help="(default: all)")
     add("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of developers, places and draws (default 0 1 2)")
     add("--users", type=int, default=240, help="developers (default %(default)s)")
     add("--interactions", type=int, default=3600, help="completions between updates (default %(default)s)")
@@ -251,7 +270,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         plans = [
             Plan(recipe, seed, options.users, options.interactions, options.updates, options.places, Path(folder))
             for seed in options.seeds
-            for recipe in RECIPES
+            for recipe in options.recipes
         ]
         # The trainer's processes come and go by themselves; spawned, so that torch's threads are not forked.
         with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:

@@ -1,6 +1,7 @@
 """The last layer at the positions alone that a loss is taken on: most of a batch is prompt, and nothing reads its last layer.
 
-Legend: N tokens of a micro-batch, B samples, T tokens of the longest, K chosen positions, n of the sample that has most of them.
+Legend: N tokens of a micro-batch, B samples, T tokens of the longest, K chosen positions, n of the sample that has most of
+them, up to a multiple of WIDTHS.
 """
 
 import math

@@ -21,6 +21,8 @@ class RMSNorm(torch.nn.RMSNorm):
 
 
 class _Normalised(torch.autograd.Function):
+    """x / rms(x) * w; along x itself its gradient is zero, but for eps."""
+
     @staticmethod
     def forward(ctx: Any, states: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         single = states.float()
@@ -52,6 +54,8 @@ class SwiGLU(torch.nn.Module):
 
 
 class _Gated(torch.autograd.Function):
+    """silu(gate) * value, whose gradients are written next to one another at once."""
+
     @staticmethod
     def forward(ctx: Any, states: torch.Tensor) -> torch.Tensor:
         gate, value = states.chunk(2, -1)
@@ -80,6 +84,8 @@ def rotated(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch
 
 
 class _Turned(torch.autograd.Function):
+    """Pairs turned by their angles; a gradient is turned back."""
+
     @staticmethod
     def forward(ctx: Any, states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(cos, sin)

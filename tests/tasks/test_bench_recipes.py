@@ -48,7 +48,8 @@ def test_groups_are_as_many_samples_at_fewer_places_and_nobody_judges_them():
 )
 def test_twice_the_gain_is_asked_of_a_gain(ours_gains, rlinf_gains, met):
     def made(change: float) -> list[Gain]:
-        return [Gain(("a", "b", "c"), np.zeros(3), np.full(3, change))]
+        none = np.zeros(3)
+        return [Gain(("a", "b", "c"), (none, np.full(3, change)), (none, none))]
 
     found = figures({"tabloop": made(ours_gains), "rlinf": made(rlinf_gains)}, [0])
     assert found[-1].met == met
@@ -60,11 +61,13 @@ def test_a_gain_is_told_in_points_with_its_interval_over_the_users_of_all_seeds(
 
     def made(change: float) -> Gain:
         base = rng.random(1000) * 0.2
-        return Gain(users, base, base + change + rng.normal(0, 0.01, 1000))
+        learnt = base + change + rng.normal(0, 0.01, 1000)
+        return Gain(users, (base, learnt), (10 * base, 10 * learnt))
 
     ahead, behind = [made(0.03), made(0.01)], [made(0.0), made(0.01)]
-    estimate, width = difference(ahead)
-    assert estimate == pytest.approx(2.0, abs=width) and 0 < width < difference(ahead[:1])[1] + 0.5
+    estimate, width = difference(ahead, "accepted")
+    assert estimate == pytest.approx(0.02, abs=width) and 0 < width < difference(ahead[:1], "accepted")[1] + 0.005
     found = {f.name: f for f in figures({"tabloop": ahead, "rlinf": behind}, [0, 7])}
     assert found["tabloop: gain, seed 7"].value == pytest.approx(1.0, abs=0.2)
+    assert found["tabloop: accepted characters gained"].value == pytest.approx(10 * estimate, abs=1e-4)
     assert found["tabloop's gain less twice rlinf's, if that is one"].met

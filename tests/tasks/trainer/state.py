@@ -66,9 +66,9 @@ def apart(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float
     return max((one[name] - other[name]).abs().max().item() for name in one)
 
 
-def check_moved(model: Qwen2ForCausalLM, parallel: Parallel, bf16: bool, state: Path) -> dict[str, float]:
-    """Going on from another layout's state, and what of it changes when it is written again."""
-    answers = {"apart": gone_on(model, parallel, bf16, state)}
+def check_moved(model: Qwen2ForCausalLM, parallel: Parallel, bf16: bool, state: Path) -> dict[str, Any]:
+    """Going on from another layout's state; what changes when it is written again, and what is said where a file is lost."""
+    answers: dict[str, Any] = {"apart": gone_on(model, parallel, bf16, state)}
     engine = engine_of(state / "model", parallel, bf16)
     moments.load(engine, state / "optimizer")
     again = state.with_name("again")
@@ -80,10 +80,18 @@ def check_moved(model: Qwen2ForCausalLM, parallel: Parallel, bf16: bool, state: 
     ]
     counts = [(place / moments.STEPS_NAME).read_text() for place in (state / "optimizer", again)]
     dist.barrier()
-    return answers | {"changed": len(changed) + (counts[0] != counts[1])}
+    if dist.get_rank() == 0:
+        (again / "exp_avg_sq-00000.safetensors").unlink()
+    dist.barrier()
+    try:
+        moments.load(engine, again)
+        lost = ""
+    except ValueError as refused:
+        lost = str(refused)
+    return answers | {"changed": len(changed) + (counts[0] != counts[1]), "lost": lost}
 
 
-def moved(model: Qwen2ForCausalLM, states: Path) -> dict[str, list[dict[str, float]]]:
+def moved(model: Qwen2ForCausalLM, states: Path) -> dict[str, list[dict[str, Any]]]:
     """Every move to this number of processes, in float32 and bfloat16."""
     answers = {}
     for source, target in MOVES[dist.get_world_size()]:

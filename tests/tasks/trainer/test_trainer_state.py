@@ -34,6 +34,7 @@ def test_an_update_goes_on_in_another_layout_of_processes(answers, move):
     assert set(answers["moved"]) == set(MOVES)
     single, half = answers["moved"][move]
     assert single["changed"] == half["changed"] == 0, "bits of the moments"
+    assert "whose exp_avg_sq is in no file" in single["lost"]
     without, _ = answers[move.split()[0]]["resumed"]
     assert single["apart"] < 1e-2 * without["without"]
 
