@@ -138,7 +138,8 @@ def trained(parameter: torch.Tensor) -> torch.Tensor:
 def full_weights(model: Any, of: Like = trained) -> Iterator[tuple[str, torch.Tensor]]:
     """Every Hugging Face tensor, whole, on every rank: gathered over tensor-parallel ranks, broadcast over pipeline stages.
 
-    `of`: what is gathered of each parameter.
+    Args:
+        of: what is gathered of each parameter.
     """
     stages, group = parallel_state.get_pipeline_model_parallel_world_size(), parallel_state.get_pipeline_model_parallel_group()
     if stages == 1:
@@ -156,10 +157,10 @@ def full_weights(model: Any, of: Like = trained) -> Iterator[tuple[str, torch.Te
             yield name, tensor
 
 
-def collected(model: Any, dtype: torch.dtype, of: Like = trained) -> dict[str, torch.Tensor]:
+def collected(model: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """Every Hugging Face tensor in a type, in the memory of the rank that writes; the others take part and keep none."""
     kept: dict[str, torch.Tensor] = {}
-    for name, tensor in full_weights(model, of):
+    for name, tensor in full_weights(model):
         if dist.get_rank() == 0:
             kept[name] = tensor.to(dtype).cpu().contiguous()
     return kept
@@ -167,7 +168,11 @@ def collected(model: Any, dtype: torch.dtype, of: Like = trained) -> dict[str, t
 
 @torch.no_grad()
 def share(model: Any, of: Like = trained) -> dict[str, torch.Tensor]:
-    """Hugging Face tensors, each whole and in the memory of one rank of its pipeline stage, the ranks' shares about equal."""
+    """Hugging Face tensors, each whole and in the memory of one rank of its pipeline stage, the ranks' shares about equal.
+
+    Args:
+        of: what is gathered of each parameter.
+    """
     group = parallel_state.get_tensor_and_data_parallel_group()
     held, kept = [0] * dist.get_world_size(group), {}
     for name, tensor in _own_weights(model, of):
