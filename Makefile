@@ -1,4 +1,4 @@
-# tabloop: `make` lists what there is to make.
+# tabloop: `make` lists the targets.
 PYTHON ?= python3.11
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -9,44 +9,44 @@ STAMP := $(VENV)/.installed-$(if $(GPU),gpu,cpu)
 .DEFAULT_GOAL := help
 .PHONY: help setup up down status demo try test check bench base requirements
 
-help: ## list these targets
+help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(STAMP) ## make .venv with the pinned packages (GPU=1: the CUDA builds)
+setup: $(STAMP) ## create .venv with the pinned packages (GPU=1: CUDA builds)
 
 $(STAMP): $(LIST)
 	sh infra/requirements/install.sh $(PYTHON) $(VENV) $(LIST)
 	@touch $@
 
-up: $(STAMP) ## start the stack on this machine and wait until every part answers
+up: $(STAMP) ## start the stack on this machine and wait until every part is ready
 	$(PY) -m infra.stack up
 
-down: $(STAMP) ## stop the stack, whatever an earlier run left included
+down: $(STAMP) ## stop the stack, including processes left by earlier runs
 	$(PY) -m infra.stack down
 
-status: $(STAMP) ## how every part is, with addresses and logs
+status: $(STAMP) ## show every part's state, address and log
 	@$(PY) -m infra.stack status
 
-demo: $(STAMP) ## watch a model get better from simulated developers
+demo: $(STAMP) ## run the whole loop with simulated developers and show the model improve
 	$(PY) -m evals.demo $(ARGS)
 
-try: $(STAMP) ## one completion and one feedback event through the real endpoints, step by step
+try: $(STAMP) ## send one completion and one feedback event to the running stack, step by step
 	@$(PY) -m infra.stack.try_it
 
-test: $(STAMP) ## all tests, the real stack included (ARGS="-m 'not stack'" for the quick ones)
+test: $(STAMP) ## run all tests, including those that start the stack (ARGS="-m 'not stack'": without them)
 	$(PY) -m pytest $(ARGS)
 
-check: $(STAMP) ## lint, format, types, layering
+check: $(STAMP) ## check lint, format, types and layering
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy infra serving tasks evals flows
 	$(PY) -m pytest tests/test_layering.py
 
-bench: $(STAMP) ## the benchmarks, into var/bench/NAME.json
+bench: $(STAMP) ## run the benchmarks and write var/bench/NAME.json
 	$(PY) -m evals.bench $(ARGS)
 
-base: $(STAMP) ## train the small base model again, into infra/base_model
+base: $(STAMP) ## train the small base model into infra/base_model
 	$(PY) -m tasks.trainer.base $(ARGS)
 
-requirements: $(STAMP) ## resolve the pinned lists again from pyproject.toml
+requirements: $(STAMP) ## resolve the pinned lists from pyproject.toml
 	sh infra/requirements/compile.sh $(PY)

@@ -1,1 +1,1 @@
-"""How a model is measured: held-out code, metrics, judges, statistics, simulated developers."""
+"""Model evaluation: held-out code, metrics, judges, statistics, simulated developers, the demo and the benchmarks."""

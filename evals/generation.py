@@ -1,7 +1,7 @@
-"""Completions of many positions at once by a Hugging Face checkpoint, on CPU or GPU.
+"""Batched completions by a Hugging Face checkpoint, on CPU or GPU.
 
-Shapes: B rows of a batch, T padded prompt length, V vocabulary. Each row draws from a stream of its own, seeded by the row's
-number, so that a completion does not depend on its batch and two checkpoints meet the same draws at the same position.
+Shapes: B rows of a batch, T padded prompt length, V vocabulary. The row's number seeds its random draws, so a completion does not
+depend on its batch, and two checkpoints get the same draws at the same position.
 """
 
 from collections.abc import Sequence
@@ -18,24 +18,28 @@ from infra.settings.schema import Model
 
 
 @dataclass(frozen=True)
-class Sampled:
-    """One sampled completion, as a policy update wants it."""
+class SampledCompletion:
+    """A sampled completion with the tokens and log-probabilities that a policy update reads."""
 
     prompt: tuple[int, ...]
     """Token ids of the prompt."""
     tokens: tuple[int, ...]
-    """Sampled token ids, the end token too where it was sampled."""
+    """Sampled token ids, including the end token if it was sampled."""
     logprobs: tuple[float, ...]
-    """Log-probability of each under the distribution it was drawn from."""
+    """Log-probability of each token under the distribution it was drawn from."""
     text: str
-    """Without the end token."""
+    """The decoded tokens without the end token."""
 
 
 class Generator:
-    """A checkpoint that completes FIM contexts."""
+    """A checkpoint that completes FIM contexts.
+
+    Raises:
+        ValueError: the checkpoint has no tokenizer.json.
+    """
 
     def __init__(self, checkpoint: Path, model: Model, device: str | None = None, threads: int = 1) -> None:
-        # On cores that others use as well, two threads wait for each other: measured 4 times the CPU time of one.
+        # On cores that other processes use too, two threads wait for each other and take 4 times the CPU time of one.
         torch.set_num_threads(threads)
         self._device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         tokenizer = checkpoint / "tokenizer.json"
@@ -54,50 +58,50 @@ class Generator:
     def complete(
         self, contexts: Sequence[tuple[str, str]], max_tokens: int, temperature: float, seed: int, batch: int = 64
     ) -> list[str]:
-        """The text after each (prefix, suffix), up to a token with a newline in it; temperature 0 takes the likeliest token."""
-        return [found.text for found in self.sample(contexts, max_tokens, temperature, seed, batch)]
+        """Return the completion of each (prefix, suffix), up to a token with a newline; temperature 0 is greedy."""
+        return [completion.text for completion in self.sample(contexts, max_tokens, temperature, seed, batch)]
 
     def sample(
         self, contexts: Sequence[tuple[str, str]], max_tokens: int, temperature: float, seed: int, batch: int = 64
-    ) -> list[Sampled]:
-        """The same completions with their tokens and log-probabilities (those of temperature 1 where it is 0)."""
+    ) -> list[SampledCompletion]:
+        """Return the same completions with their tokens and log-probabilities (those at temperature 1 where it is 0)."""
         prompts = [self._renderer.render(prefix, suffix) for prefix, suffix in contexts]
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-        found: dict[int, Sampled] = {}
+        completions: dict[int, SampledCompletion] = {}
         for start in range(0, len(order), batch):
             rows = order[start : start + batch]
-            written = self._batch([prompts[i] for i in rows], rows, max_tokens, temperature, seed)
-            for row, drawn in zip(rows, written, strict=True):
-                tokens, scores = zip(*drawn, strict=True)
+            sampled_rows = self._sample_batch([prompts[i] for i in rows], rows, max_tokens, temperature, seed)
+            for row, sampled in zip(rows, sampled_rows, strict=True):
+                tokens, logprobs = zip(*sampled, strict=True)
                 text = self._tokenizer.decode([token for token in tokens if token not in self._end_ids])
-                found[row] = Sampled(tuple(prompts[row]), tokens, scores, text)
-        return [found[row] for row in range(len(prompts))]
+                completions[row] = SampledCompletion(tuple(prompts[row]), tokens, logprobs, text)
+        return [completions[row] for row in range(len(prompts))]
 
     @torch.inference_mode()
     def score(
         self, rows: Sequence[tuple[Sequence[int], Sequence[int]]], temperature: float = 1.0, batch: int = 64
     ) -> list[list[float]]:
-        """Of each (prompt, completion) in token ids, the log-probability of every token of the completion."""
+        """Return the log-probability of every completion token, for each row of (prompt, completion) token ids."""
         order = sorted(range(len(rows)), key=lambda i: len(rows[i][0]) + len(rows[i][1]))
-        found: dict[int, list[float]] = {}
+        logprobs: dict[int, list[float]] = {}
         for start in range(0, len(order), batch):
             numbers = order[start : start + batch]
-            whole = [[*rows[i][0], *rows[i][1]] for i in numbers]
-            longest = max(map(len, whole))
-            # Padded on the right, where a causal model does not look.
-            ids = torch.tensor([row + [0] * (longest - len(row)) for row in whole], device=self._device)  # B T
+            sequences = [[*rows[i][0], *rows[i][1]] for i in numbers]
+            longest = max(map(len, sequences))
+            # Padding on the right is invisible to a causal model.
+            ids = torch.tensor([tokens + [0] * (longest - len(tokens)) for tokens in sequences], device=self._device)  # B T
             logits = self._model(input_ids=ids, use_cache=False).logits[:, :-1].float() / temperature
-            scores = logits.log_softmax(-1).gather(2, ids[:, 1:, None])[..., 0]  # B T-1, of the token after each place
-            for row, i in zip(scores.tolist(), numbers, strict=True):
+            scores = logits.log_softmax(-1).gather(2, ids[:, 1:, None])[..., 0]  # B T-1, of each next token
+            for row_scores, i in zip(scores.tolist(), numbers, strict=True):
                 first = len(rows[i][0]) - 1
-                found[i] = row[first : first + len(rows[i][1])]
-        return [found[i] for i in range(len(rows))]
+                logprobs[i] = row_scores[first : first + len(rows[i][1])]
+        return [logprobs[i] for i in range(len(rows))]
 
     @torch.inference_mode()
-    def _batch(
+    def _sample_batch(
         self, prompts: list[list[int]], rows: list[int], max_tokens: int, temperature: float, seed: int
     ) -> list[list[tuple[int, float]]]:
-        """Of each row its sampled tokens with their log-probabilities."""
+        """Return the sampled tokens of each row with their log-probabilities."""
         longest = max(map(len, prompts))
         ids = torch.zeros(len(prompts), longest, dtype=torch.long)  # B T, padded on the left
         mask = torch.zeros(len(prompts), longest, dtype=torch.long)
@@ -107,33 +111,41 @@ class Generator:
         ids, mask = ids.to(self._device), mask.to(self._device)
         draws = np.stack([np.random.default_rng((seed, row)).random(max_tokens) for row in rows])
         uniform = torch.tensor(draws, dtype=torch.float64, device=self._device)  # B max_tokens
-        places = (mask.cumsum(1) - 1).clamp(min=0)
+        position_ids = (mask.cumsum(1) - 1).clamp(min=0)
         done = torch.zeros(len(prompts), dtype=torch.bool, device=self._device)
-        written: list[torch.Tensor] = []
-        scores: list[torch.Tensor] = []
+        tokens: list[torch.Tensor] = []
+        logprobs: list[torch.Tensor] = []
         cache = None
         for step in range(max_tokens):
             out = self._model(
-                input_ids=ids, attention_mask=mask, position_ids=places, past_key_values=cache, use_cache=True, logits_to_keep=1
+                input_ids=ids,
+                attention_mask=mask,
+                position_ids=position_ids,
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=1,
             )
             cache = out.past_key_values
-            token = pick(out.logits[:, -1], temperature, uniform[:, step])  # B
-            drawn_from = (out.logits[:, -1].float() / (temperature or 1.0)).log_softmax(-1)
-            scores.append(drawn_from.gather(1, token[:, None])[:, 0])
-            written.append(torch.where(done, -1, token))
+            token = pick_tokens(out.logits[:, -1], temperature, uniform[:, step])  # B
+            distribution = (out.logits[:, -1].float() / (temperature or 1.0)).log_softmax(-1)
+            logprobs.append(distribution.gather(1, token[:, None])[:, 0])
+            tokens.append(torch.where(done, -1, token))
             done = done | torch.isin(token, self._ends) | self._newlines[token]
             if bool(done.all()):
                 break
-            ids, places = token[:, None], places[:, -1:] + 1
+            ids, position_ids = token[:, None], position_ids[:, -1:] + 1
             mask = torch.cat([mask, mask.new_ones(len(prompts), 1)], dim=1)
-        rows_of = zip(torch.stack(written, 1).tolist(), torch.stack(scores, 1).tolist(), strict=True)
-        return [[(t, score) for t, score in zip(*row, strict=True) if t >= 0] for row in rows_of]
+        sampled_rows = zip(torch.stack(tokens, 1).tolist(), torch.stack(logprobs, 1).tolist(), strict=True)
+        return [[(t, logprob) for t, logprob in zip(*row, strict=True) if t >= 0] for row in sampled_rows]
 
 
-def pick(logits: torch.Tensor, temperature: float, uniform: torch.Tensor) -> torch.Tensor:
-    """One token a row from logits (B V): the cumulative distribution inverted at `uniform` (B), or the likeliest."""
+def pick_tokens(logits: torch.Tensor, temperature: float, uniform: torch.Tensor) -> torch.Tensor:
+    """Return one token [B] for each row of logits [B, V], by inverting the cumulative distribution at `uniform` [B].
+
+    Temperature 0 takes the likeliest token.
+    """
     if temperature == 0:
         return logits.argmax(-1)
     cumulative = torch.softmax(logits.double() / temperature, -1).cumsum(-1)
-    drawn = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:]).squeeze(-1)
-    return drawn.clamp(max=logits.shape[-1] - 1)
+    tokens = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:]).squeeze(-1)
+    return tokens.clamp(max=logits.shape[-1] - 1)

@@ -1,7 +1,7 @@
-"""Which installed Python sources the base model may learn from, and which packages are held out whole.
+"""The installed Python sources that the base model is trained on, and the packages held out of its training.
 
-Simulated developers type, and held-out scores are taken, in packages that the base model never saw; a training file that repeats
-their lines (a vendored copy, a fork) is left out as well.
+Simulated developers type in held-out packages and models are scored on them. Training also skips files that repeat lines of
+held-out packages, such as a vendored copy or a fork.
 """
 
 import hashlib
@@ -21,65 +21,65 @@ HELD_OUT_PACKAGES = (
     "marshmallow",
     "supervisor",
 )
-"""Installed packages of ordinary Python that training never reads."""
+"""Installed packages of ordinary Python, none of whose files is training data."""
 
 MIN_CHARACTERS, MAX_CHARACTERS = 400, 200_000
 MAX_LINE, MAX_MEAN_LINE = 400, 60.0
 LONG_LINE = 30
 MAX_SHARED = 0.1
-"""Largest share of a training file's long lines that may stand in held-out files too."""
+"""Largest share of a training file's long lines that held-out files may hold too."""
 SKIPPED_PARTS = frozenset(
     {"tests", "test", "_vendor", "vendor", "vendored", "lib2to3", "idlelib", "site-packages", "locale", "__pycache__"}
 )
 
 
 def site_packages() -> Path:
-    """Where the installed packages lie."""
+    """Return the folder of the installed packages."""
     return Path(sysconfig.get_paths()["purelib"])
 
 
 def standard_library() -> Path:
-    """Where the standard library lies."""
+    """Return the folder of the standard library."""
     return Path(sysconfig.get_paths()["stdlib"])
 
 
 def held_out_files(packages: Iterable[str] = HELD_OUT_PACKAGES) -> list[Path]:
-    """Source files of the held-out packages, in a fixed order.
+    """Return the source files of the held-out packages, in a fixed order.
 
     Raises:
         FileNotFoundError: a package is not installed.
     """
     files: list[Path] = []
     for package in packages:
-        found = sorted(_sources(site_packages() / package))
-        if not found:
+        sources = sorted(_source_files(site_packages() / package))
+        if not sources:
             raise FileNotFoundError(f"held-out package {package} is not installed in {site_packages()}; run `make setup`")
-        files += found
+        files += sources
     return [file for file in files if read_source(file) is not None]
 
 
 def training_files() -> list[Path]:
-    """Sources of the standard library and of all other installed packages, without copies of one another or of held-out code."""
-    seen: set[bytes] = set()
+    """Return the sources of the standard library and the other packages, without duplicates and copies of held-out code."""
+    digests: set[bytes] = set()
     held_lines = {line for file in held_out_files() for line in _long_lines(read_source(file) or "")}
-    held = {site_packages() / package for package in HELD_OUT_PACKAGES}
-    chosen = []
+    held_out = {site_packages() / package for package in HELD_OUT_PACKAGES}
+    files = []
     for root in (standard_library(), site_packages()):
-        for file in sorted(_sources(root)):
-            if any(parent in held for parent in file.parents):
+        for file in sorted(_source_files(root)):
+            if any(parent in held_out for parent in file.parents):
                 continue
             text = read_source(file)
-            if text is None or (digest := hashlib.sha256(text.encode()).digest()) in seen:
+            if text is None or (digest := hashlib.sha256(text.encode()).digest()) in digests:
                 continue
-            seen.add(digest)
+            digests.add(digest)
             lines = _long_lines(text)
             if sum(line in held_lines for line in lines) <= MAX_SHARED * len(lines):
-                chosen.append(file)
-    return chosen
+                files.append(file)
+    return files
 
 
 def read_source(file: Path) -> str | None:
-    """A file's text, or none where it is not ordinary hand-written code (too small or large, tables, generated)."""
+    """Return a file's text, or None unless it is ordinary hand-written code: not too short or long, no table, not generated."""
     try:
         text = file.read_text(encoding="utf-8")
     except (UnicodeDecodeError, OSError):
@@ -95,7 +95,7 @@ def read_source(file: Path) -> str | None:
     return text if ordinary else None
 
 
-def _sources(root: Path) -> Iterator[Path]:
+def _source_files(root: Path) -> Iterator[Path]:
     for file in root.rglob("*.py"):
         if SKIPPED_PARTS.isdisjoint(file.relative_to(root).parts) and not file.name.endswith(("_pb2.py", "_pb2_grpc.py")):
             yield file

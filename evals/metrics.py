@@ -1,23 +1,23 @@
-"""How near a completion comes to what was really written. Pure functions over text.
+"""The similarity of a completion to the real text. Pure functions over text.
 
 Edit similarity is 1 - d(a, b) / max(|a|, |b|) with d of Levenshtein 1966, as in CodeXGLUE's line completion (Lu et al. 2021).
 """
 
 
 def exact(completion: str, truth: str) -> bool:
-    """Whether the two are the same, white space at their ends aside."""
+    """Return whether the texts are equal, apart from white space at their ends."""
     return completion.strip() == truth.strip()
 
 
 def edit_similarity(completion: str, truth: str) -> float:
-    """1 for the same text, 0 for nothing in common; white space at the ends does not count."""
+    """Return 1 for equal texts and 0 for texts with nothing in common; ignores white space at their ends."""
     a, b = completion.strip(), truth.strip()
     longest = max(len(a), len(b))
     return 1.0 if longest == 0 else 1.0 - distance(a, b) / longest
 
 
 def distance(a: str, b: str) -> int:
-    """Levenshtein distance: fewest insertions, deletions and substitutions from a to b."""
+    """Return the Levenshtein distance: the fewest insertions, deletions and substitutions that turn a into b."""
     if len(a) < len(b):
         a, b = b, a
     row = list(range(len(b) + 1))
@@ -29,7 +29,7 @@ def distance(a: str, b: str) -> int:
 
 
 def matching_prefix(completion: str, truth: str) -> int:
-    """Characters from the start that are the same in both."""
+    """Return the number of characters from the start that are equal in both."""
     for index, (left, right) in enumerate(zip(completion, truth, strict=False)):
         if left != right:
             return index
@@ -37,5 +37,5 @@ def matching_prefix(completion: str, truth: str) -> int:
 
 
 def first_line(completion: str) -> str:
-    """The completion up to its first newline: what answers a rest-of-line position."""
+    """Return the completion up to its first newline: the answer at a rest-of-line position."""
     return completion.split("\n", 1)[0].rstrip()

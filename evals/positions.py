@@ -1,6 +1,6 @@
-"""Places in real code where a developer's cursor stands: what is before it, what is after, what they really wrote.
+"""Cursor positions in real code: the text before the cursor, the text after it, and the text that the file holds between.
 
-Files are split in two by a hash of their path: simulated developers type in one part, models are scored in the other.
+A hash of the path splits the files in two: simulated developers type in one part, models are scored on the other.
 """
 
 import hashlib
@@ -23,12 +23,12 @@ class Source:
     """One file of code."""
 
     name: str
-    """Path below its package's folder: no machine's paths."""
+    """Path relative to the folder that was read."""
     text: str
 
     @cached_property
     def lines(self) -> tuple[tuple[int, int], ...]:
-        """Start and end of each line that holds code or a comment, its newline left out."""
+        """Start and end offset of each line that holds code or a comment, without its newline."""
         ends = list(accumulate(map(len, self.text.splitlines(keepends=True))))
         spans = zip([0, *ends], ends, strict=False)
         return tuple((start, start + len(line)) for start, end in spans if (line := self.text[start:end].rstrip()))
@@ -41,17 +41,21 @@ class Position:
     file: str
     """Source.name."""
     offset: int
-    """Where the cursor stands in the file."""
+    """Offset of the cursor in the file, in characters."""
     prefix: str
-    """Text before the cursor, nearest CONTEXT_CHARACTERS."""
+    """Text before the cursor, the nearest CONTEXT_CHARACTERS."""
     suffix: str
-    """Text after the span that was taken out."""
+    """Text after the removed span."""
     truth: str
-    """What was really written there; never part of a prompt."""
+    """The removed span: what the file holds there; never part of a prompt."""
 
 
 class Code:
-    """Source files, drawn from by their number of lines."""
+    """Source files from which positions are drawn, each file with the weight of its number of lines.
+
+    Raises:
+        ValueError: no source has a line.
+    """
 
     def __init__(self, sources: Iterable[Source]) -> None:
         self.sources = tuple(source for source in sources if source.lines)
@@ -60,7 +64,10 @@ class Code:
         self._ends = list(accumulate(len(source.lines) for source in self.sources))
 
     def draw(self, rng: random.Random, several_lines: float = 0.0) -> Position:
-        """One place, every line equally likely; `several_lines` of the places span one to three lines more."""
+        """Return a random position, each line equally likely.
+
+        `several_lines`: the share of positions whose removed span covers one to three further lines.
+        """
         line = rng.randrange(self._ends[-1])
         index = bisect_left(self._ends, line + 1)
         source = self.sources[index]
@@ -68,12 +75,12 @@ class Code:
         start, end = source.lines[number]
         last = number + (rng.randint(1, 3) if rng.random() < several_lines else 0)
         stop = source.lines[min(last, len(source.lines) - 1)][1]
-        cursor = start + _column(source.text[start:end], rng)
-        return position(source, cursor, stop)
+        cursor = start + _draw_column(source.text[start:end], rng)
+        return position_at(source, cursor, stop)
 
 
-def position(source: Source, cursor: int, stop: int) -> Position:
-    """The position at `cursor` when the text up to `stop` is yet to be written."""
+def position_at(source: Source, cursor: int, stop: int) -> Position:
+    """Return the position at offset `cursor` with the text up to offset `stop` removed."""
     text = source.text
     return Position(
         file=source.name,
@@ -84,23 +91,23 @@ def position(source: Source, cursor: int, stop: int) -> Position:
     )
 
 
-def _column(line: str, rng: random.Random) -> int:
-    """Where on the line the cursor pauses: after its indentation and before its last character, tokens' ends preferred."""
+def _draw_column(line: str, rng: random.Random) -> int:
+    """Return a column after the indentation and before the last character; token ends are more likely."""
     columns = range(len(line) - len(line.lstrip()), len(line))
     weights = [1 if _inside_word(line, column) else BOUNDARY_WEIGHT for column in columns]
     return rng.choices(columns, weights)[0]
 
 
 def _inside_word(line: str, column: int) -> bool:
-    return 0 < column < len(line) and _wordy(line[column - 1]) and _wordy(line[column])
+    return 0 < column < len(line) and _is_word_character(line[column - 1]) and _is_word_character(line[column])
 
 
-def _wordy(character: str) -> bool:
+def _is_word_character(character: str) -> bool:
     return character.isalnum() or character == "_"
 
 
-def read(files: Iterable[Path], roots: Sequence[Path]) -> list[Source]:
-    """Read files, each named by its path below the first of `roots` that holds it; unreadable ones are left out."""
+def read_sources(files: Iterable[Path], roots: Sequence[Path]) -> list[Source]:
+    """Read files, each named by its path relative to the first of `roots` that holds it; skips unreadable files."""
     sources = []
     for file in files:
         root = next((root for root in roots if file.is_relative_to(root)), file.parent)
@@ -111,27 +118,31 @@ def read(files: Iterable[Path], roots: Sequence[Path]) -> list[Source]:
     return sources
 
 
-def for_developers(sources: Iterable[Source]) -> list[Source]:
-    """The part that simulated developers type in: three files in four."""
-    return [source for source in sources if not _scored(source)]
+def developer_sources(sources: Iterable[Source]) -> list[Source]:
+    """Return the three files in four that simulated developers type in."""
+    return [source for source in sources if not _is_scored(source)]
 
 
-def for_scores(sources: Iterable[Source]) -> list[Source]:
-    """The part that models are scored on: one file in four, which no simulated developer opens."""
-    return [source for source in sources if _scored(source)]
+def scored_sources(sources: Iterable[Source]) -> list[Source]:
+    """Return the one file in four that models are scored on, which no simulated developer opens."""
+    return [source for source in sources if _is_scored(source)]
 
 
-def _scored(source: Source) -> bool:
+def _is_scored(source: Source) -> bool:
     return hashlib.sha256(source.name.encode()).digest()[0] % 4 == 0
 
 
-def sample(sources: Iterable[Source], count: int, seed: int) -> tuple[Position, ...]:
-    """Rest-of-line positions to score a model on, no place twice; the same for the same sources, count and seed."""
+def sample_positions(sources: Iterable[Source], count: int, seed: int) -> tuple[Position, ...]:
+    """Return `count` distinct rest-of-line positions; the same ones for the same sources, count and seed.
+
+    Raises:
+        ValueError: the sources hold too few positions.
+    """
     code, rng = Code(sources), random.Random(f"positions/{seed}")
-    found: dict[tuple[str, int], Position] = {}
+    positions: dict[tuple[str, int], Position] = {}
     for _ in range(50 * count):
-        if len(found) == count:
-            return tuple(found.values())
-        drawn = code.draw(rng)
-        found.setdefault((drawn.file, drawn.offset), drawn)
-    raise ValueError(f"positions: asked for {count} in {len(code.sources)} files, found only {len(found)}; ask for fewer")
+        if len(positions) == count:
+            return tuple(positions.values())
+        position = code.draw(rng)
+        positions.setdefault((position.file, position.offset), position)
+    raise ValueError(f"positions: asked for {count} in {len(code.sources)} files, found only {len(positions)}; ask for fewer")

@@ -4,14 +4,14 @@ from prefect import flow
 from prefect.states import Completed, State
 
 from infra import settings as settings_
-from tasks import steps
+from tasks.steps import compaction as steps
 
 
 @flow(name="compaction", persist_result=False)
 def compaction(dry_run: bool = True) -> State:
     """Put small objects together; what lies in a container since the pass before is removed."""
     found = steps.compact(settings_.load(), dry_run)
-    return Completed(name="DryRun" if dry_run else "Compacted", message=found.in_words())
+    return Completed(name="DryRun" if dry_run else "Compacted", message=found.summary())
 
 
 if __name__ == "__main__":

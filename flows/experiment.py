@@ -1,11 +1,11 @@
-"""The experiment watch: a verdict on the running A/B test, and what follows from it."""
+"""The experiment watch: a verdict on the running A/B test, and the move that follows from it."""
 
 from prefect import flow
 from prefect.states import Completed, State
 
 from infra import settings as settings_
 from infra.records import Verdict
-from tasks import steps
+from tasks.steps import experiment as steps
 
 
 @flow(name="experiment", persist_result=False)
@@ -15,10 +15,10 @@ def experiment() -> State:
     running = steps.running_experiment(settings)
     if running is None:
         return Completed(name="NoExperiment", message="no experiment runs")
-    found = steps.verdict(settings, running)
-    if isinstance(found, Verdict):
-        return Completed(name="Undecided", message=found.reason)
-    decision = steps.conclude(settings, found)
+    verdict = steps.verdict(settings, running)
+    if isinstance(verdict, Verdict):
+        return Completed(name="Undecided", message=verdict.reason)
+    decision = steps.conclude(settings, verdict)
     name = "Promoted" if decision.verdict.verdict == "promote" else "Rejected"
     return Completed(name=name, message=decision.verdict.reason)
 

@@ -4,7 +4,7 @@ from prefect import flow
 from prefect.states import Completed, State
 
 from infra import settings as settings_
-from tasks import steps
+from tasks.steps import forget as steps
 
 
 @flow(name="forget", persist_result=False)
@@ -12,7 +12,7 @@ def forget(user: str = "", project: str = "", by: str = "operator", reason: str 
     """Remove the events and samples of one, and say which versions were trained on them."""
     found = steps.forget(settings_.load(), user, project, by, reason, dry_run)
     name = "DryRun" if dry_run else "Pending" if found.pending else "Forgotten"
-    return Completed(name=name, message=found.in_words())
+    return Completed(name=name, message=found.summary())
 
 
 if __name__ == "__main__":

@@ -4,13 +4,13 @@ from prefect import flow
 from prefect.states import Completed, State
 
 from infra import settings as settings_
-from tasks import steps
+from tasks.steps import promote as steps
 
 
 @flow(name="promote", persist_result=False)
-def promote(version: str = "", by: str = "operator", reason: str = "") -> State:
-    """Make a version the champion; the running experiment ends."""
-    decision = steps.promote(settings_.load(), version, by, reason)
+def promote(version: int | str = "", by: str = "operator", reason: str = "") -> State:
+    """Make a version the champion; the running experiment ends. Without a version, the challenger."""
+    decision = steps.promote(settings_.load(), str(version), by, reason)  # `--param version=3` is a number, as Prefect reads it
     return Completed(name="Promoted", message=f"version {decision.experiment.challenger}, was {decision.experiment.champion}")
 
 

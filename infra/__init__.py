@@ -1,1 +1,1 @@
-"""What every room stands on: settings, records, object store, registry, the local stack."""
+"""The base layer of every other package: settings, records, object store, registry, the local stack."""

@@ -1,6 +1,6 @@
-"""Fill-in-the-middle prompts: taken apart as editors send them, rendered in the order the served model was trained on.
+"""Fill-in-the-middle (FIM) prompts: parse them as editors send them, render them in the order of the served model.
 
-Text is tokenised piece by piece and framed by token id, so that code which holds a FIM token's text cannot break the frame.
+Prefix and suffix are tokenised separately and framed by token id, so code that contains a FIM marker cannot break the frame.
 FIM: Bavarian et al. 2022, "Efficient Training of Language Models to Fill in the Middle" (PSM and SPM orders).
 """
 
@@ -15,27 +15,27 @@ FOREIGN = (
     ("<PRE> ", " <SUF>", " <MID>"),  # CodeLlama
     ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek
 )
-"""Other models' marks before the prefix, before the suffix and at the cursor: an editor chooses them by the model's name."""
+"""Other models' markers before the prefix, before the suffix and at the cursor; an editor chooses them by the model's name."""
 FOREIGN_SPM = (
     ("[SUFFIX]", "[PREFIX]", ""),  # Codestral
     ("<[fim-suffix]>", "<[fim-prefix]>", "<[fim-middle]>"),  # Seed-Coder
 )
-"""The same of models that want the suffix first: marks before the suffix, before the prefix and at the cursor."""
+"""Markers of models that take the suffix first: before the suffix, before the prefix and at the cursor."""
 FRAME_TOKENS = 3
-"""Tokens of a rendered prompt that are no code."""
+"""Marker tokens in a rendered prompt."""
 
 Order = Literal["psm", "spm"]
 
 
 class Encoder(Protocol):
-    """What is needed of a tokenizer (tokenizers.Tokenizer fits)."""
+    """The part of a tokenizer that rendering needs; tokenizers.Tokenizer implements it."""
 
     def encode(self, sequence: str, *, add_special_tokens: bool = ...) -> "Encoded": ...
     def token_to_id(self, token: str) -> int | None: ...
 
 
 class Encoded(Protocol):
-    """Result of Encoder.encode."""
+    """The result of Encoder.encode."""
 
     @property
     def ids(self) -> list[int]: ...
@@ -50,18 +50,18 @@ class Context:
     prefix: str
     suffix: str
     preamble: str = ""
-    """Other files that the editor put in front (repository and file markers), as sent."""
+    """Code of other files that the editor put in front, with repository and file markers, as sent."""
 
 
-def take_apart(prompt: str) -> Context:
-    """Split an editor's prompt `[...]<|fim_prefix|>P<|fim_suffix|>S<|fim_middle|>` at the outermost markers.
+def parse_prompt(prompt: str) -> Context:
+    """Return the context in an editor's prompt `[PREAMBLE]<|fim_prefix|>PREFIX<|fim_suffix|>SUFFIX<|fim_middle|>`.
 
-    A prompt without markers is a plain prefix. Code between the markers may hold marker text itself: the first prefix
-    marker, the last middle marker and the last suffix marker before it are the frame. Another model's frame is taken apart in
-    the same way, where the prompt ends as that model's does.
+    A prompt without markers is a plain prefix. The code may itself contain marker text: the first prefix marker, the last middle
+    marker and the last suffix marker before it form the frame. If the prompt ends like another model's, that model's frame is
+    parsed the same way.
 
     Raises:
-        ValueError: markers are present but not in that order.
+        ValueError: the prompt has markers, but not in that order.
     """
     if PREFIX in prompt or SUFFIX in prompt or prompt.endswith(MIDDLE):
         return _framed(prompt, PREFIX, SUFFIX, MIDDLE)
@@ -72,7 +72,7 @@ def take_apart(prompt: str) -> Context:
         if prompt.startswith(first) and prompt.endswith(end):
             suffix, *prefix = prompt.removeprefix(first).removesuffix(end).split(between)
             if len(prefix) != 1:
-                raise ValueError(_unclear(first, between, end))
+                raise ValueError(_frame_error(first, between, end))
             return Context(prefix[0], suffix)
     return Context(prefix=prompt, suffix="")
 
@@ -81,33 +81,34 @@ def _framed(prompt: str, before: str, between: str, end: str) -> Context:
     start, last = prompt.find(before), prompt.rfind(end)
     middle = prompt.rfind(between, 0, last) if last >= 0 else -1
     if start < 0 or middle < start + len(before):
-        raise ValueError(_unclear(before, between, end))
+        raise ValueError(_frame_error(before, between, end))
     return Context(prompt[start + len(before) : middle], prompt[middle + len(between) : last], prompt[:start])
 
 
-def _unclear(*markers: str) -> str:
+def _frame_error(*markers: str) -> str:
     return (
-        f"prompt: found FIM markers but not as {'...'.join(markers)}; "
-        f"choose Qwen's template in the editor ({PREFIX}...{SUFFIX}...{MIDDLE}; Continue takes it where the model's name holds "
-        "'qwen' and 'coder'), or send no markers at all"
+        f"prompt: contains FIM markers, but not in the order {'...'.join(markers)}; "
+        f"choose Qwen's template in the editor ({PREFIX}...{SUFFIX}...{MIDDLE}; Continue uses it if the model's name contains "
+        "'qwen' and 'coder'), or send no markers"
     )
 
 
-def asked(prompt: str, prefix: str, suffix: str) -> tuple[str, str]:
-    """Prefix and suffix that an editor asked with, of an event that tells all three.
+def request_context(prompt: str, prefix: str, suffix: str) -> tuple[str, str]:
+    """Return the prefix and suffix of the completion request that an event describes.
 
-    The prompt is what was sent; beside it may stand more of the file, or other files' code under marks of the editor's own.
+    The prompt is the request's; prefix and suffix may hold more of the file, or other files' code under the editor's own markers.
+    They are returned if the prompt has no valid frame.
     """
     try:
-        context = take_apart(prompt)
+        context = parse_prompt(prompt)
     except ValueError:
         return prefix, suffix
     framed = context != Context(prompt, "")
     return (context.prefix, context.suffix) if framed else (prefix, suffix)
 
 
-def _unmarked(text: str) -> str:
-    """A tokenizer would read marker text in code as the markers; a zero-width joint keeps it text."""
+def _escape_markers(text: str) -> str:
+    """Return text with a zero-width space in every marker, so that a tokenizer reads it as plain text."""
     for marker in SPECIAL_TOKENS:
         text = text.replace(marker, marker[:2] + "\u200b" + marker[2:])
     return text
@@ -115,7 +116,7 @@ def _unmarked(text: str) -> str:
 
 @dataclass(frozen=True)
 class Renderer:
-    """Renders a context as token ids in the model's own order."""
+    """Renders code around a cursor as the token ids of a prompt."""
 
     encoder: Encoder
     order: Order
@@ -123,20 +124,20 @@ class Renderer:
     max_suffix_tokens: int
 
     @property
-    def most_code(self) -> int:
-        """Tokens of code in the longest prompt."""
+    def max_code_tokens(self) -> int:
+        """Maximum code tokens in a prompt."""
         return self.max_prefix_tokens + self.max_suffix_tokens
 
     def within(self, tokens: int) -> "Renderer":
-        """One whose prompts have no more than so many tokens, shared out between prefix and suffix as before."""
+        """Return a renderer of prompts with at most this many tokens, with the same ratio of prefix to suffix."""
         code = max(0, tokens - FRAME_TOKENS)
-        if code >= self.most_code:
+        if code >= self.max_code_tokens:
             return self
-        suffix = code * self.max_suffix_tokens // self.most_code
+        suffix = code * self.max_suffix_tokens // self.max_code_tokens
         return replace(self, max_prefix_tokens=code - suffix, max_suffix_tokens=suffix)
 
     def render(self, prefix: str, suffix: str) -> list[int]:
-        """Token ids of the prompt; what lies farthest from the cursor is cut first, and the frame stays whole."""
+        """Return the token ids of the prompt. Code farthest from the cursor is cut first; the markers always stay."""
         before = self._nearest(prefix)
         after = self.encode(suffix)[: self.max_suffix_tokens]
         begin, end, middle = self._id(PREFIX), self._id(SUFFIX), self._id(MIDDLE)
@@ -145,27 +146,27 @@ class Renderer:
         return [end, *after, begin, *before, middle]
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a piece of text; marker text in it stays text."""
-        return self.encoder.encode(_unmarked(text), add_special_tokens=False).ids
+        """Return the token ids of a text; markers in it are plain text."""
+        return self.encoder.encode(_escape_markers(text), add_special_tokens=False).ids
 
     def _nearest(self, prefix: str) -> list[int]:
-        """The end of the prefix, from the start of a line where one is near.
+        """Return the tokens at the end of the prefix, from the start of a line if one is near.
 
-        While a developer types, that start moves with every few tokens' worth of lines and not with every token: the prompt
-        begins as the one before it did, and the engine's prefix cache holds most of it.
+        The start then moves once every few lines and not with every token a developer types, so consecutive prompts begin
+        alike and hit the engine's prefix cache.
         """
-        text = _unmarked(prefix)
-        found = self.encoder.encode(text, add_special_tokens=False)
-        ids = found.ids
+        text = _escape_markers(prefix)
+        encoded = self.encoder.encode(text, add_special_tokens=False)
+        ids = encoded.ids
         first = len(ids) - self.max_prefix_tokens
         if first <= 0:
             return ids
-        offsets = found.offsets  # made anew whenever it is asked for
+        offsets = encoded.offsets  # each access builds a new list
         starts = range(first, first + self.max_prefix_tokens // 4)
         return ids[next((i for i in starts if text[offsets[i][0] - 1] == "\n"), first) :]
 
     def _id(self, token: str) -> int:
         identifier = self.encoder.token_to_id(token)
         if identifier is None:
-            raise ValueError(f"tokenizer: no token {token}; the model cannot fill in the middle")
+            raise ValueError(f"tokenizer: no token {token}; choose a model trained to fill in the middle (model.base)")
         return identifier

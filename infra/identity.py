@@ -1,4 +1,4 @@
-"""Users are stored as a keyed hash alone: python -m infra.identity NAME prints it, for who has to name one."""
+"""Keyed hashes of user ids, the only form in which they are stored. `python -m infra.identity NAME` prints one."""
 
 import hashlib
 import hmac
@@ -11,15 +11,17 @@ HASH = re.compile(r"[0-9a-f]{32}")
 
 
 def user_hash(secret: bytes, identity: str) -> str:
-    """The keyed hash of a user's id, as it stands in events."""
+    """Return the keyed hash of a user's id as 32 hex digits, as events hold it."""
     return hmac.new(secret, identity.encode(), hashlib.sha256).hexdigest()[:32]
 
 
 def main(identity: str) -> None:
-    """Print the hash of an id that a client sends in X-User-ID."""
+    """Print the hash of an id as sent in X-User-ID."""
     secret = load().serving.user_secret
     if secret is None:
-        raise SystemExit("serving.user_secret is not set: set TABLOOP_SERVING__USER_SECRET to the one that serving runs with")
+        raise SystemExit(
+            "serving.user_secret is not set; set TABLOOP_SERVING__USER_SECRET to the value that the serving app uses"
+        )
     print(user_hash(secret.get_secret_value().encode(), identity))
 
 

@@ -1,8 +1,8 @@
-"""Secrets in code, found before anything of them reaches the disk.
+"""Remove secrets from code before it is written to disk.
 
-The detectors are detect-secrets' own (providers' keys, private keys, passwords by name, strings of high entropy), all but the one
-for IP addresses, which are no secret. A line is looked at once: while a developer types, the others stay. The cursor may stand
-in the middle of a secret: what is around it is looked at as it stands in the file, too.
+The detectors are those of detect-secrets (providers' keys, private keys, passwords by name, high-entropy strings), except the
+one for IP addresses, which are not secret. Results are cached by line, since most lines stay the same while a developer types.
+The cursor may be in the middle of a secret, so the text around it is also scanned as one piece.
 """
 
 import re
@@ -16,63 +16,63 @@ from detect_secrets.plugins.keyword import KeywordDetector
 from infra.records import Completion, Feedback
 
 REDACTED = "[redacted]"
-NO_SECRET = "Public IP (ipv4)"
-LINES_REMEMBERED = 50_000
-LONGEST_REMEMBERED = 200
-"""Longer lines are looked at each time: what is remembered stays within 50 MB, whatever is sent."""
-LONGEST_LINE = 2_000
-"""Longer lines are no code that a person wrote: they are redacted whole where anything is found in a part of them."""
-AROUND = r"[^\s\"'`,;=()\[\]{}<>]*"
-WORTH_A_LOOK = re.compile(
+EXCLUDED_DETECTOR = "Public IP (ipv4)"
+CACHED_LINES = 50_000
+MAX_CACHED_LENGTH = 200
+"""Maximum characters of a cached line, so that the cache stays within 50 MB."""
+MAX_LINE_LENGTH = 2_000
+"""A longer line is not handwritten code: if a part of it contains a secret, the whole line is redacted."""
+TOKEN_PART = r"[^\s\"'`,;=()\[\]{}<>]*"
+CANDIDATE = re.compile(
     r"[A-Za-z0-9+/_\-]{16}|[\"'][0-9a-fA-F]{9}|AP[0-9A-F][A-Za-z0-9]{8}|AKC[A-Za-z0-9]{10}|://|(?i:xox[a-z]-|pass|pwd|secret|key|auth|contrase)"
 )
-"""What every secret holds that a detector finds; most lines of code hold none of it and are spared the detectors."""
+"""Matches in every line a detector can find a secret in; other lines, the great majority, skip the detectors."""
 KEYWORD = re.compile(r"(?i:pass|pwd|secret|key|contrase)")
-"""What every word holds that the detector of passwords by name looks for."""
+"""Matches in every line the detector of passwords by name can find a secret in."""
 KEY_BEGIN, KEY_END = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY"), re.compile(r"-----END [A-Z ]*PRIVATE KEY")
-IN_BOTH = "PRIVATE KEY"
-"""Of either end of a key; most texts hold none, and are spared the search for ends."""
+KEY_MARK = "PRIVATE KEY"
+"""Part of both markers; texts without it skip the search for private keys."""
 KEY_LINE = re.compile(r"\s*[\"']?[A-Za-z0-9+/]{60,}={0,2}(\\n)?[\"']?\s*")
-"""A line of nothing but base64: the middle of a key, whose first line may lie outside of what was sent."""
-TRACES: dict[str, Any] = {"prompt_token_ids": (), "token_ids": (), "logprobs": (), "token_ends": ()}
-"""Fields that hold the text once more."""
+"""A line of base64: the middle of a key whose first line may be outside the text sent."""
+EMPTY_TOKENS: dict[str, Any] = {"prompt_token_ids": (), "token_ids": (), "logprobs": (), "token_ends": ()}
+"""Fields from which the text could be reconstructed, with their empty values."""
 COMPLETION_TEXTS = ("prefix", "text", "suffix")
 FEEDBACK_TEXTS = ("prefix", "shown", "suffix", "retained")
 Span = tuple[int, int]
-"""Begin and end of what is secret in a text."""
+"""Start and end of a secret in a text, in characters."""
 
 
 def _secrets(detector: Any, line: str) -> Iterator[str]:
-    """What a detector finds in a line."""
+    """Yield the secrets that a detector finds in a line."""
     if isinstance(detector, KeywordDetector) and not KEYWORD.search(line):
-        return  # as it would find out itself, for half of all the detectors' time
+        return  # it would find nothing, in half of all the detectors' time
     for secret in detector.analyze_line(filename="code.py", line=line, line_number=1):
         if secret.secret_value:
             yield secret.secret_value
             continue
-        # Of a pattern with a group it names the group alone, which may be empty.
+        # Of a pattern with a group, the detector returns only the group, which may be empty.
         yield from (match.group() for pattern in detector.denylist for match in pattern.finditer(line))
 
 
 class Redactor:
-    """Takes secrets out of events."""
+    """Replaces secrets in events by "[redacted]"."""
 
     def __init__(self) -> None:
         classes: dict[str, Any] = get_mapping_from_secret_type_to_class()
-        self._detectors = [made() for kind, made in sorted(classes.items()) if kind != NO_SECRET]
-        self._remembered = lru_cache(LINES_REMEMBERED)(self._look)
+        self._detectors = [detector() for kind, detector in sorted(classes.items()) if kind != EXCLUDED_DETECTOR]
+        self._remembered = lru_cache(CACHED_LINES)(self._scan)
 
     def text(self, text: str) -> str:
-        """The text with what is secret in it replaced by REDACTED; the same text where nothing is."""
+        """Return the text with every secret replaced; without a secret, the same text."""
         return self.around(text, "", "")[0]
 
     def around(self, prefix: str, middle: str, suffix: str) -> tuple[str, str, str]:
-        """What stands around a cursor and at it, without what is secret in one of them, in all of them, or without the middle."""
-        found = [list(self._spans(text)) for text in (prefix, middle, suffix)]
-        # Of lines elsewhere nothing new is seen by joining them; of the ends of a key there is.
+        """Return prefix, middle and suffix without the secrets in each, in all three joined, or in prefix and suffix joined."""
+        spans = [list(self._spans(text)) for text in (prefix, middle, suffix)]
+        # Joining only affects the cursor's line, except for private keys, whose markers may be in different texts.
         begin, end = prefix.rfind("\n") + 1, suffix.find("\n")
         tail, head = prefix[begin:], suffix if end < 0 else suffix[:end]
-        if any(IN_BOTH in text for text in (prefix, suffix, tail + middle + head, tail + head)):
+        if any(KEY_MARK in text for text in (prefix, suffix, tail + middle + head, tail + head)):
             begin, tail, head = 0, prefix, suffix
         for texts in ({0: tail, 1: middle, 2: head}, {0: tail, 2: head}):
             for first, last in self._spans("".join(texts.values())):
@@ -81,61 +81,61 @@ class Redactor:
                     low, high = max(first - at, 0), min(last - at, len(text))
                     if low < high:
                         shift = begin if place == 0 else 0
-                        found[place].append((low + shift, high + shift))
+                        spans[place].append((low + shift, high + shift))
                     at += len(text)
-        return _without(prefix, found[0]), _without(middle, found[1]), _without(suffix, found[2])
+        return _without(prefix, spans[0]), _without(middle, spans[1]), _without(suffix, spans[2])
 
     def completion(self, row: Completion) -> Completion:
-        """Without secrets, and then without tokens, which could be read back."""
-        told = (row.prefix, row.text, row.suffix)
-        if (kept := self.around(*told)) == told:
+        """Return the completion without secrets; if there are any, also without tokens, from which they could be read."""
+        original = (row.prefix, row.text, row.suffix)
+        if (texts := self.around(*original)) == original:
             return row
-        return row.model_copy(update={**dict(zip(COMPLETION_TEXTS, kept, strict=True)), **TRACES, "redacted": True})
+        return row.model_copy(update={**dict(zip(COMPLETION_TEXTS, texts, strict=True)), **EMPTY_TOKENS, "redacted": True})
 
     def feedback(self, row: Feedback) -> Feedback:
-        """Without secrets."""
+        """Return the event without secrets."""
         prefix, shown, suffix = self.around(row.prefix, row.shown, row.suffix)
         prefix, retained, suffix = self.around(prefix, row.retained, suffix) if row.retained else (prefix, "", suffix)
         texts = dict(zip(FEEDBACK_TEXTS, (prefix, shown, suffix, retained), strict=True))
         return row if all(getattr(row, name) == text for name, text in texts.items()) else row.model_copy(update=texts)
 
     def _spans(self, text: str) -> Iterator[Span]:
-        """What is secret in a text, line by line."""
+        """Yield the spans of secrets in a text, line by line."""
         lines = text.split("\n")
-        found = list(map(self._remembered if max(map(len, lines)) <= LONGEST_REMEMBERED else self._line, lines))
-        if IN_BOTH in text:
+        by_line = list(map(self._remembered if max(map(len, lines)) <= MAX_CACHED_LENGTH else self._line, lines))
+        if KEY_MARK in text:
             for number in _key_lines(lines):
-                found[number] = ((0, len(lines[number])),)
-        if not any(found):
+                by_line[number] = ((0, len(lines[number])),)
+        if not any(by_line):
             return
         at = 0
-        for line, spans in zip(lines, found, strict=True):
+        for line, spans in zip(lines, by_line, strict=True):
             yield from ((at + start, at + end) for start, end in spans)
             at += len(line) + 1
 
     def _line(self, line: str) -> tuple[Span, ...]:
-        return self._look(line) if len(line) > LONGEST_REMEMBERED else self._remembered(line)
+        return self._scan(line) if len(line) > MAX_CACHED_LENGTH else self._remembered(line)
 
-    def _look(self, line: str) -> tuple[Span, ...]:
-        if not WORTH_A_LOOK.search(line):
+    def _scan(self, line: str) -> tuple[Span, ...]:
+        if not CANDIDATE.search(line):
             return ()
         whole = (0, len(line))
         if KEY_LINE.fullmatch(line):
             return (whole,)
-        half = LONGEST_LINE // 2  # parts overlap by as much, so that a secret lies whole in one of them
-        parts = [line[at : at + LONGEST_LINE] for at in range(0, max(len(line) - half, 1), half)]
+        half = MAX_LINE_LENGTH // 2  # parts overlap by half, so that every secret is whole in one of them
+        parts = [line[at : at + MAX_LINE_LENGTH] for at in range(0, max(len(line) - half, 1), half)]
         secrets = {secret for part in parts for detector in self._detectors for secret in _secrets(detector, part)}
         if secrets and len(parts) > 1:
             return (whole,)
-        # Some detectors name only the first letters of what they found: what hangs together goes as a whole.
-        return tuple(m.span() for secret in secrets for m in re.finditer(f"{AROUND}{re.escape(secret)}{AROUND}", line))
+        # Some detectors return only the first characters of a secret: extend each match to the whole token.
+        return tuple(m.span() for secret in secrets for m in re.finditer(f"{TOKEN_PART}{re.escape(secret)}{TOKEN_PART}", line))
 
 
 def _key_lines(lines: list[str]) -> Iterator[int]:
-    """Numbers of the lines of private keys."""
+    """Yield the numbers of the lines inside private keys."""
     ends = [number for number, line in enumerate(lines) if KEY_END.search(line)]
     begins = [number for number, line in enumerate(lines) if KEY_BEGIN.search(line)]
-    # Cut windows may hold only one end of a key.
+    # A cut text may hold only one end of a key.
     inside = bool(ends) and (not begins or ends[0] < begins[0])
     for number, line in enumerate(lines):
         inside = inside or bool(KEY_BEGIN.search(line))
@@ -146,11 +146,11 @@ def _key_lines(lines: list[str]) -> Iterator[int]:
 
 
 def _without(text: str, spans: list[Span]) -> str:
-    """The text with each span, or several that meet, replaced by REDACTED."""
-    kept: list[str] = []
+    """Return the text with each span, or each run of overlapping spans, replaced by REDACTED."""
+    pieces: list[str] = []
     at = 0
     for start, end in sorted(spans):
-        if start > at or not kept:
-            kept += [text[at:start], REDACTED]
+        if start > at or not pieces:
+            pieces += [text[at:start], REDACTED]
         at = max(at, end)
-    return "".join([*kept, text[at:]])
+    return "".join([*pieces, text[at:]])

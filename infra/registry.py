@@ -1,8 +1,7 @@
-"""The model registry: MLflow's REST API for what serving follows and flows decide.
+"""A client of the model registry, over MLflow's REST API.
 
-MLflow's own client takes 4 s to import, so the always-on app talks to the server over HTTP. A model version is an
-immutable checkpoint in the object store; `champion` and `challenger` are aliases, and the running experiment is a tag
-of the registered model.
+A model version is an immutable checkpoint in the object store; `champion` and `challenger` are aliases, and the running
+experiment is a tag of the registered model. MLflow's own client is not used since importing it takes 4 s.
 """
 
 from dataclasses import dataclass
@@ -19,26 +18,26 @@ PREVIOUS_TAG = "tabloop.previous_champion"
 LOOK_TAG = "tabloop.look"
 VERDICT_TAG = "verdict"
 REMOVED_TAG = "checkpoint_removed"
-"""Tag of a model version: when its checkpoint was removed, ISO 8601 in UTC; it cannot be served or trained any more."""
+"""Tag of a model version: when its checkpoint was removed (ISO 8601, UTC); the version cannot be served or trained."""
 PAGE = 200
-"""Versions that are asked for at a time."""
+"""Versions per request."""
 
 
 @dataclass(frozen=True)
 class ModelVersion:
-    """An immutable version of the policy."""
+    """A frozen record of a version of the policy."""
 
     version: str
     """MLflow's version number, as text."""
     source: str
     """URI of its checkpoint directory, s3://bucket/checkpoints/NAME."""
     tags: dict[str, str]
-    """Lineage: parent, cycle, metrics."""
+    """The version's tags: parent, cycle, metrics."""
 
 
 @dataclass(frozen=True)
 class Aliases:
-    """Who serves, at one moment."""
+    """A frozen record of the versions that serve and the running experiment, read in one request."""
 
     champion: str | None
     challenger: str | None
@@ -47,11 +46,11 @@ class Aliases:
 
 
 class RegistryError(RuntimeError):
-    """The registry answered with an error or not at all."""
+    """The registry returned an error or did not respond."""
 
 
 class Registry:
-    """One registered model of an MLflow server."""
+    """A client of one registered model on an MLflow server."""
 
     def __init__(self, http: httpx.Client, model: str) -> None:
         self._http = http
@@ -59,54 +58,53 @@ class Registry:
 
     @classmethod
     def connect(cls, settings: RegistrySettings) -> "Registry":
-        """A registry from settings; makes no request yet."""
+        """Return a registry for the settings, without making a request."""
         return cls(httpx.Client(base_url=settings.uri, timeout=10.0), settings.model)
 
     def ensure_model(self) -> None:
-        """Make the registered model where it is missing."""
-        if self._find() is None:
+        """Create the registered model if it is missing."""
+        if self._model() is None:
             self._call("POST", "registered-models/create", json={"name": self.model})
 
     def aliases(self) -> Aliases:
-        """Read who serves; one request, so the answer is of one moment."""
-        model = self._find() or {}
-        named = {a["alias"]: str(a["version"]) for a in model.get("aliases", [])}
+        """Return the aliases and the experiment, read in one request and so consistent."""
+        model = self._model() or {}
+        versions = {a["alias"]: str(a["version"]) for a in model.get("aliases", [])}
         tags = {t["key"]: t.get("value", "") for t in model.get("tags", [])}
         experiment = tags.get(EXPERIMENT_TAG)
         return Aliases(
-            champion=named.get(CHAMPION),
-            challenger=named.get(CHALLENGER),
+            champion=versions.get(CHAMPION),
+            challenger=versions.get(CHALLENGER),
             experiment=ExperimentRecord.model_validate_json(experiment) if experiment else None,
             previous_champion=tags.get(PREVIOUS_TAG) or None,
         )
 
-    def named(self) -> frozenset[str]:
-        """Versions that any alias points to, one of a person's own included."""
-        return frozenset(str(a["version"]) for a in (self._find() or {}).get("aliases", []))
+    def aliased(self) -> frozenset[str]:
+        """Return the versions that any alias points to, including aliases set by hand."""
+        return frozenset(str(a["version"]) for a in (self._model() or {}).get("aliases", []))
 
     def last_look(self) -> Decision | None:
-        """What the gate said when it last looked at a test, an undecided one too."""
-        tags = {t["key"]: t.get("value", "") for t in (self._find() or {}).get("tags", [])}
+        """Return the A/B gate's latest verdict, undecided ones included; none if it never ran."""
+        tags = {t["key"]: t.get("value", "") for t in (self._model() or {}).get("tags", [])}
         return Decision.model_validate_json(tags[LOOK_TAG]) if tags.get(LOOK_TAG) else None
 
     def version(self, version: str) -> ModelVersion:
-        """One version. Raises RegistryError where there is none."""
-        found = self._call("GET", "model-versions/get", params={"name": self.model, "version": version})["model_version"]
-        return _version(found)
+        """Return a version. Raises RegistryError if it does not exist."""
+        return _version(self._call("GET", "model-versions/get", params={"name": self.model, "version": version})["model_version"])
 
     def versions(self) -> list[ModelVersion]:
-        """All versions, oldest first."""
+        """Return all versions, oldest first."""
         params: dict[str, Any] = {"filter": f"name='{self.model}'", "max_results": PAGE}
-        found: list[dict[str, Any]] = []
+        entries: list[dict[str, Any]] = []
         while True:
             page = self._call("GET", "model-versions/search", params=params)
-            found += page.get("model_versions", [])
+            entries += page.get("model_versions", [])
             if not (token := page.get("next_page_token")):
-                return sorted(map(_version, found), key=lambda v: int(v.version))
+                return sorted(map(_version, entries), key=lambda v: int(v.version))
             params["page_token"] = token
 
     def create_version(self, source: str, tags: dict[str, str], description: str = "", run_id: str | None = None) -> ModelVersion:
-        """Register a checkpoint that lies in the object store."""
+        """Register a checkpoint in the object store as a new version, and return it."""
         body = {
             "name": self.model,
             "source": source,
@@ -118,7 +116,7 @@ class Registry:
         return _version(self._call("POST", "model-versions/create", json=body)["model_version"])
 
     def delete_version(self, version: str) -> None:
-        """Remove a version that was registered to measure something; its checkpoint stays."""
+        """Remove a version from the registry; its checkpoint stays."""
         self._call("DELETE", "model-versions/delete", json={"name": self.model, "version": version})
 
     def set_alias(self, alias: str, version: str) -> None:
@@ -126,12 +124,12 @@ class Registry:
         self._call("POST", "registered-models/alias", json={"name": self.model, "alias": alias, "version": version})
 
     def delete_alias(self, alias: str) -> None:
-        """Remove an alias; nothing happens where there is none."""
-        # MLflow reads the body of a DELETE, not its query.
-        self._call("DELETE", "registered-models/alias", json={"name": self.model, "alias": alias}, absent_is_fine=True)
+        """Remove an alias if it exists."""
+        # MLflow reads the body of a DELETE request, not its query.
+        self._call("DELETE", "registered-models/alias", json={"name": self.model, "alias": alias}, missing_ok=True)
 
     def set_experiment(self, experiment: ExperimentRecord | None) -> None:
-        """Say which experiment runs; none ends it."""
+        """Set the running experiment; none ends it."""
         self.set_tag(EXPERIMENT_TAG, experiment.model_dump_json() if experiment else "")
 
     def set_tag(self, key: str, value: str) -> None:
@@ -143,22 +141,23 @@ class Registry:
         body = {"name": self.model, "version": version, "key": key, "value": value}
         self._call("POST", "model-versions/set-tag", json=body)
 
-    def _find(self) -> dict[str, Any] | None:
-        answer = self._call("GET", "registered-models/get", params={"name": self.model}, absent_is_fine=True)
-        return answer.get("registered_model")
+    def _model(self) -> dict[str, Any] | None:
+        return self._call("GET", "registered-models/get", params={"name": self.model}, missing_ok=True).get("registered_model")
 
-    def _call(self, method: str, path: str, *, absent_is_fine: bool = False, **request: Any) -> dict[str, Any]:
+    def _call(self, method: str, path: str, *, missing_ok: bool = False, **request: Any) -> dict[str, Any]:
         try:
-            answer = self._http.request(method, f"/api/2.0/mlflow/{path}", **request)
+            response = self._http.request(method, f"/api/2.0/mlflow/{path}", **request)
         except httpx.HTTPError as error:
-            raise RegistryError(f"registry {self._http.base_url}: {error}; is it up? `make status`") from error
-        if answer.is_success:
-            return answer.json()
-        if absent_is_fine and answer.status_code == 404:
+            raise RegistryError(
+                f"registry.uri = {str(self._http.base_url)!r}: no response: {error}; check with `make status` that MLflow runs"
+            ) from error
+        if response.is_success:
+            return response.json()
+        if missing_ok and response.status_code == 404:
             return {}
-        raise RegistryError(f"registry: {method} {path}: HTTP {answer.status_code}: {answer.text[:300]}")
+        raise RegistryError(f"registry: {method} {path}: HTTP {response.status_code}: {response.text[:300]}")
 
 
-def _version(found: dict[str, Any]) -> ModelVersion:
-    tags = {t["key"]: t.get("value", "") for t in found.get("tags", [])}
-    return ModelVersion(version=str(found["version"]), source=found["source"], tags=tags)
+def _version(entry: dict[str, Any]) -> ModelVersion:
+    tags = {t["key"]: t.get("value", "") for t in entry.get("tags", [])}
+    return ModelVersion(version=str(entry["version"]), source=entry["source"], tags=tags)

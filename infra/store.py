@@ -1,13 +1,4 @@
-"""The object store, through boto3 alone: the same against the local server and AWS S3.
-
-Bucket layout (see infra/README.md):
-    events/completions/date=YYYY-MM-DD/hour=HH/SEGMENT.parquet
-    events/feedback/date=YYYY-MM-DD/hour=HH/SEGMENT.parquet
-    cycles/CYCLE/{manifest,settings,validation,evaluation,outcome}.json, cycles/CYCLE/samples-SHA256.parquet
-    checkpoints/NAME/... and checkpoints/NAME/checksums.json, written last
-    experiments/ID.json, decisions/ID.json
-    forgotten/KIND-DIGEST.json, offline/SHA256.parquet
-"""
+"""The object store: one bucket of an S3 server, through boto3 alone. infra/docs/operations.md describes the bucket's layout."""
 
 import fcntl
 import hashlib
@@ -40,47 +31,47 @@ else:
 CHECKSUMS = "checksums.json"
 PROBE = "probes/conditional-put"
 ATTEMPTS = 4
-TAKEN = ("PreconditionFailed", "ConditionalRequestConflict")
-TORN = (IncompleteReadError, ResponseStreamingError, ReadTimeoutError, HTTPError, OSError)
-"""What a body that is cut off, or stands still, is told as."""
+KEY_TAKEN_CODES = ("PreconditionFailed", "ConditionalRequestConflict")
+INTERRUPTED = (IncompleteReadError, ResponseStreamingError, ReadTimeoutError, HTTPError, OSError)
+"""Exceptions raised if the body of a response is cut off or stalls."""
 R = TypeVar("R", bound=Record)
 
 
 class AlreadyExists(ValueError):
-    """A conditional put found an object under its key."""
+    """The key of a conditional put is taken."""
 
 
 class Unreachable(RuntimeError):
-    """The object store did not answer, or not whole, however often it was asked."""
+    """The object store did not respond completely in any attempt."""
 
 
 class ConditionalPutsIgnored(RuntimeError):
-    """The server overwrites what may be written only once, and nothing else keeps writers apart."""
+    """The server ignores conditional puts, and no file lock replaces them."""
 
 
 class Corrupt(ValueError):
-    """An object's bytes are not those its checksum was made of."""
+    """An object's bytes do not match their checksum."""
 
 
 class Incomplete(KeyError):
-    """A directory without checksums: its upload has not ended, or it was removed."""
+    """A directory has no checksums: its upload has not finished, or it was removed."""
 
     def __str__(self) -> str:
-        return str(self.args[0])  # a KeyError shows its text in quotes
+        return str(self.args[0])  # KeyError puts its text in quotes
 
 
 class ObjectStore:
-    """One bucket. Objects are immutable: whole, under unique keys, never overwritten with other bytes.
+    """A bucket of immutable objects: each has a unique key and is never overwritten with other bytes.
 
-    Two things alone break that, each on purpose: forgetting somebody and retention (tasks/forget.py, tasks/retention.py).
+    Only erasure and retention (tasks/upkeep/forget.py, tasks/upkeep/retention.py) rewrite or remove objects.
     """
 
     def __init__(self, client: "S3Client", bucket: str, *, lock: Path | None = None, pause: float = 0.5) -> None:
-        """A bucket.
+        """Use a bucket through an S3 client.
 
         Args:
-            lock: file that is locked around conditional puts, where the server does not keep to the condition.
-            pause: seconds before an answer that was cut off is asked for again; doubled each time.
+            lock: file to lock around conditional puts, for a server that ignores the condition.
+            pause: seconds before the first retry of an interrupted response; doubled at each retry.
         """
         self._client = client
         self.bucket = bucket
@@ -89,7 +80,7 @@ class ObjectStore:
 
     @classmethod
     def connect(cls, settings: StoreSettings) -> "ObjectStore":
-        """A store from settings; makes no request yet."""
+        """Return a store for the settings, without making a request."""
         key, secret = settings.access_key, settings.secret_key
         client = boto3.client(
             "s3",
@@ -98,11 +89,11 @@ class ObjectStore:
             aws_access_key_id=key.get_secret_value() if key else None,
             aws_secret_access_key=secret.get_secret_value() if secret else None,
             config=Config(
-                # Refused, torn before the answer, 500, 503 and timeouts are tried again, each time after longer.
+                # Retries refused connections, missing responses, timeouts, 500 and 503, with growing pauses.
                 retries={"mode": "standard", "max_attempts": ATTEMPTS},
                 connect_timeout=3,
                 read_timeout=30,
-                # The local server answers without the checksums that newer clients ask for.
+                # The local server does not send the checksums that newer clients expect.
                 response_checksum_validation="when_required",
                 request_checksum_calculation="when_required",
             ),
@@ -110,92 +101,92 @@ class ObjectStore:
         return cls(client, settings.bucket, lock=settings_.path(settings.lock) if settings.lock else None)
 
     def ensure_bucket(self) -> None:
-        """Make the bucket where it is missing."""
-        with self._clearly("look for the bucket"):
+        """Create the bucket if it is missing."""
+        with self._reporting("look for the bucket"):
             try:
                 self._client.head_bucket(Bucket=self.bucket)
             except ClientError:
                 self._client.create_bucket(Bucket=self.bucket)
 
     def check_conditional_puts(self) -> None:
-        """Try whether the server keeps to conditional puts, which is what lets two flows run without undoing each other's work.
+        """Check that two writers cannot overwrite each other's object: the server honours conditional puts, or a lock exists.
 
         Raises:
-            ConditionalPutsIgnored: it does not, and no lock on this machine keeps writers apart.
+            ConditionalPutsIgnored: the server ignores conditional puts, and no lock file on this machine replaces them.
         """
         self.put(PROBE, b"probe")
         try:
-            with self._clearly("try a conditional put", PROBE):
+            with self._reporting("try a conditional put", PROBE):
                 self._client.put_object(Bucket=self.bucket, Key=PROBE, Body=b"probe", IfNoneMatch="*")
         except ClientError as error:
-            if error.response["Error"]["Code"] in TAKEN:
+            if error.response["Error"]["Code"] in KEY_TAKEN_CODES:
                 return
             if error.response["Error"]["Code"] != "NotImplemented":
                 raise
         host = urlsplit(self._client.meta.endpoint_url).hostname
         if self._lock is None or host not in settings_.LOOPBACK:
             raise ConditionalPutsIgnored(
-                f"store.endpoint = {self._client.meta.endpoint_url!r}: a conditional put (If-None-Match: *) on "
-                f"{self.uri(PROBE)}, which was there, was accepted; expected HTTP 412, as AWS S3, Ceph and SeaweedFS answer. Two "
-                f"flows at once could undo each other's work. store.lock = {str(self._lock) if self._lock else None!r} keeps "
-                "writers apart on one machine alone: set TABLOOP_STORE__LOCK to a file where the server is on this machine, else "
-                "use another server"
+                f"store.endpoint = {self._client.meta.endpoint_url!r}: the server accepted a conditional put (If-None-Match: *) "
+                f"of {self.uri(PROBE)}, which exists; expected HTTP 412, as from AWS S3, Ceph and SeaweedFS. Without it, two "
+                f"flows at once could overwrite each other's work. store.lock = {str(self._lock) if self._lock else None!r} "
+                "protects only writers on the server's machine: if the server runs on this machine, set TABLOOP_STORE__LOCK to a "
+                "file, else use another server"
             )
 
     def put(self, key: str, body: bytes) -> str:
-        """Write an object and give back its SHA-256; the same bytes may be written again."""
-        with self._clearly("write", key):
+        """Write an object and return its SHA-256 in hex; writing the same bytes again is allowed."""
+        with self._reporting("write", key):
             self._client.put_object(Bucket=self.bucket, Key=key, Body=body)
         return hashlib.sha256(body).hexdigest()
 
     def put_new(self, key: str, body: bytes) -> str:
-        """Write an object only where there is none (a conditional put).
+        """Write an object only if the key is free (a conditional put), and return its SHA-256 in hex.
 
-        Where the server ignores the condition, a file on this machine is locked while the key is looked up and written.
+        With a lock file, the file is locked while the key is looked up and written.
 
         Raises:
             AlreadyExists: the key is taken.
         """
-        with self._alone():
+        with self._locked():
             if self.exists(key):
                 raise AlreadyExists(f"{self.uri(key)} exists and is never overwritten")
             try:
-                with self._clearly("write once", key):
+                with self._reporting("write once", key):
                     self._client.put_object(Bucket=self.bucket, Key=key, Body=body, IfNoneMatch="*")
             except ClientError as error:
-                if error.response["Error"]["Code"] not in TAKEN:
+                if error.response["Error"]["Code"] not in KEY_TAKEN_CODES:
                     raise
-                # An attempt whose answer was lost may have written it: what lies there is then ours.
+                # An earlier attempt whose response was lost may have written the object.
                 repeated = error.response["ResponseMetadata"].get("RetryAttempts", 0) > 0
                 if not (repeated and self.get(key) == body):
                     raise AlreadyExists(f"{self.uri(key)} exists and is never overwritten") from error
         return hashlib.sha256(body).hexdigest()
 
     def get(self, key: str) -> bytes:
-        """An object's bytes, whole. Raises KeyError where there is none."""
+        """Return an object's bytes. Raises KeyError if it does not exist."""
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                with self._clearly("read", key):
+                with self._reporting("read", key):
                     return self._client.get_object(Bucket=self.bucket, Key=key)["Body"].read()
             except ClientError as error:
                 if error.response["Error"]["Code"] in ("NoSuchKey", "404"):
                     raise KeyError(self.uri(key)) from error
                 raise
             except Unreachable as error:
-                # boto3 asks again for an answer, not for the rest of one that was cut off.
-                if attempt == ATTEMPTS or not isinstance(error.__cause__, TORN):
+                # boto3 retries a request without a response, but not one whose body was cut off.
+                if attempt == ATTEMPTS or not isinstance(error.__cause__, INTERRUPTED):
                     raise
                 time.sleep(self._pause * 2 ** (attempt - 1) * (0.5 + random.random() / 2))
         raise AssertionError("the last attempt returns or raises")
 
     def uri(self, key: str) -> str:
-        """Where an object lies, for people."""
+        """Return the s3:// URI of a key."""
         return f"s3://{self.bucket}/{key}"
 
     def exists(self, key: str) -> bool:
-        """Whether there is an object under the key."""
+        """Return whether the key has an object."""
         try:
-            with self._clearly("look for", key):
+            with self._reporting("look for", key):
                 self._client.head_object(Bucket=self.bucket, Key=key)
         except ClientError as error:
             if error.response["Error"]["Code"] in ("NoSuchKey", "404", "NotFound"):
@@ -204,31 +195,31 @@ class ObjectStore:
         return True
 
     def delete(self, key: str) -> None:
-        """Remove an object; nothing happens where there is none."""
-        with self._clearly("remove", key):
+        """Remove an object if it exists."""
+        with self._reporting("remove", key):
             self._client.delete_object(Bucket=self.bucket, Key=key)
 
     def keys(self, prefix: str) -> Iterator[str]:
-        """Keys under a prefix, sorted."""
-        with self._clearly("list", prefix):
+        """Yield the keys that start with a prefix, sorted."""
+        with self._reporting("list", prefix):
             for page in self._client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=prefix):
                 yield from (entry["Key"] for entry in page.get("Contents", []))
 
     def put_rows(self, key: str, rows: Sequence[Record]) -> str:
-        """Write records of one type as Parquet; gives back the SHA-256."""
+        """Write records of one type as Parquet, and return the SHA-256 in hex."""
         return self.put(key, to_parquet(rows))
 
     def get_rows(self, key: str, record: type[R]) -> list[R]:
-        """Read records back."""
+        """Return the records of a Parquet object, each validated."""
         return from_parquet(self.get(key), record)
 
     def put_json(self, key: str, value: Record | dict[str, Any], *, new: bool = False) -> str:
-        """Write a record or a mapping as JSON, with `new` only where there is none."""
+        """Write a record or a mapping as JSON, with `new` only if the key is free; return the SHA-256 in hex."""
         text = value.model_dump_json(indent=2) if isinstance(value, Record) else json.dumps(value, indent=2)
         return (self.put_new if new else self.put)(key, text.encode())
 
     def put_once(self, key: str, record: R) -> R:
-        """Write a record where there is none; gives back the one that stands, be it another writer's."""
+        """Write a record if the key is free, and return the record stored there, possibly another writer's."""
         try:
             self.put_json(key, record, new=True)
         except AlreadyExists:
@@ -236,31 +227,31 @@ class ObjectStore:
         return record
 
     def get_json(self, key: str) -> Any:
-        """Read JSON back."""
+        """Return the value of a JSON object."""
         return json.loads(self.get(key))
 
     def put_directory(self, prefix: str, directory: Path) -> dict[str, str]:
-        """Upload a directory's files, their checksums last: a directory without checksums is not there yet."""
+        """Upload a directory's files, then their checksums, which mark the upload as complete; return the checksums."""
         names = sorted(str(p.relative_to(directory)) for p in directory.rglob("*") if p.is_file())
         checksums = {name: self.put(f"{prefix}/{name}", (directory / name).read_bytes()) for name in names}
         self.put_json(f"{prefix}/{CHECKSUMS}", checksums)
         return checksums
 
     def directory_sha256(self, prefix: str) -> str:
-        """Checksum of a directory's checksums: the same only for the same files. Raises Incomplete where it is not whole."""
+        """Return the SHA-256 of a directory's checksums, in hex. Raises Incomplete if they are missing."""
         return sha256([self._checksums(prefix)])
 
     def get_directory(self, prefix: str, directory: Path) -> None:
-        """Download what put_directory wrote, each file checked.
+        """Download a directory that put_directory uploaded, and verify each file.
 
         Raises:
-            Incomplete: there is no whole directory under the prefix.
+            Incomplete: the directory's checksums are missing.
             Corrupt: a file's bytes do not match their checksum.
         """
         for name, expected in json.loads(self._checksums(prefix)).items():
             body = self.get(f"{prefix}/{name}")
-            if (found := hashlib.sha256(body).hexdigest()) != expected:
-                raise Corrupt(f"s3://{self.bucket}/{prefix}/{name}: SHA-256 {found}, expected {expected}")
+            if (digest := hashlib.sha256(body).hexdigest()) != expected:
+                raise Corrupt(f"s3://{self.bucket}/{prefix}/{name}: SHA-256 {digest}, expected {expected}")
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
             (directory / name).write_bytes(body)
 
@@ -269,13 +260,13 @@ class ObjectStore:
             return self.get(f"{prefix}/{CHECKSUMS}")
         except KeyError as error:
             raise Incomplete(
-                f"{self.uri(prefix)}: {CHECKSUMS} is missing, so it is not whole: its upload has not ended, or "
-                "retention has removed it. Choose a model version without the tag checkpoint_removed"
+                f"{self.uri(prefix)}: {CHECKSUMS} is missing: the upload has not finished, or retention removed the directory. "
+                "Choose a model version without the tag checkpoint_removed"
             ) from error
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Hold the lock file, where there is one."""
+    def _locked(self) -> Iterator[None]:
+        """Hold the lock file, if one is set."""
         if self._lock is None:
             yield
             return
@@ -285,8 +276,8 @@ class ObjectStore:
             yield
 
     @contextmanager
-    def _clearly(self, what: str, key: str = "") -> Iterator[None]:
-        """Say what could not be done where the server did not answer; its own refusals pass."""
+    def _reporting(self, what: str, key: str = "") -> Iterator[None]:
+        """Turn network errors and HTTP 5xx into Unreachable, which names the action; other errors of the server pass through."""
         try:
             yield
         except ClientError as error:
@@ -298,13 +289,13 @@ class ObjectStore:
 
     def _unreachable(self, what: str, key: str, error: Exception) -> Unreachable:
         return Unreachable(
-            f"object store {self._client.meta.endpoint_url}: could not {what} {self.uri(key)}: {error}; tried up to {ATTEMPTS} "
-            "times. What was not written is written when it is tried again. Is it up (store.endpoint)? `make status`"
+            f"object store {self._client.meta.endpoint_url}: could not {what} {self.uri(key)}: {error}; gave up after "
+            f"{ATTEMPTS} attempts. Check store.endpoint, and with `make status` that the server runs; then run the step again"
         )
 
 
 def to_parquet(rows: Sequence[Record]) -> bytes:
-    """Records of one type as Parquet bytes, the same for the same rows."""
+    """Return records of one type as Parquet; equal rows give equal bytes."""
     table = pa.Table.from_pylist([row.model_dump(mode="json") for row in rows])
     sink = io.BytesIO()
     pq.write_table(table, sink, compression="zstd")
@@ -312,12 +303,12 @@ def to_parquet(rows: Sequence[Record]) -> bytes:
 
 
 def from_parquet(body: bytes, record: type[R]) -> list[R]:
-    """Parquet bytes as records, each checked."""
+    """Return the records in Parquet bytes, each validated."""
     return [record.model_validate(row) for row in pq.read_table(io.BytesIO(body)).to_pylist()]
 
 
 def sha256(parts: Iterable[bytes]) -> str:
-    """Checksum of byte strings read one after another."""
+    """Return the SHA-256 of concatenated byte strings, in hex."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part)

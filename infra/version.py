@@ -1,6 +1,6 @@
-"""Which code this is, told without git's command: the version of pyproject.toml, the commit where there is one, and a checksum.
+"""The version of the running code: release of pyproject.toml, git commit if there is one, checksum of the sources.
 
-The checksum is over the sources themselves, so that what was changed and not committed, or installed without git, has a name too.
+The checksum also identifies uncommitted changes and installations without git. The git command is not needed.
 """
 
 import tomllib
@@ -16,21 +16,21 @@ SHORT = 12
 
 
 def code_version(root: Path = ROOT) -> str:
-    """For example 0.1.0+commit.a48bd2cf0b6b.sources.1f0d5c8e7a90; without the commit where there is no git directory."""
+    """Return for example 0.1.0+commit.a48bd2cf0b6b.sources.1f0d5c8e7a90; without a git directory, the commit is left out."""
     release = tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"]
-    found = commit(root)
-    return f"{release}+{f'commit.{found[:SHORT]}.' if found else ''}sources.{sources_sha256(root)[:SHORT]}"
+    head = commit(root)
+    return f"{release}+{f'commit.{head[:SHORT]}.' if head else ''}sources.{sources_sha256(root)[:SHORT]}"
 
 
 def sources_sha256(root: Path) -> str:
-    """Checksum of the rooms' sources, their names included."""
+    """Return the SHA-256 of the rooms' source files, names included, in hex."""
     files = sorted(file for room in ROOMS for pattern in SOURCES for file in (root / room).rglob(pattern))
-    kept = [file for file in files if not set(NOT_SOURCES) & set(file.parts)]
-    return sha256(part for file in kept for part in (str(file.relative_to(root)).encode(), b"\0", file.read_bytes(), b"\0"))
+    sources = [file for file in files if not set(NOT_SOURCES) & set(file.parts)]
+    return sha256(part for file in sources for part in (str(file.relative_to(root)).encode(), b"\0", file.read_bytes(), b"\0"))
 
 
 def commit(root: Path) -> str:
-    """The commit that git's directory names, read from its files; empty where there is none."""
+    """Return the commit checked out at root, read from git's files; empty if there is none."""
     git = root / ".git"
     try:
         if git.is_file():  # a linked worktree

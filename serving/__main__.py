@@ -1,4 +1,4 @@
-"""Start the serving app: `python -m serving`; completions and feedback on their ports, one process, one event loop."""
+"""Starts the serving app: `python -m serving`. One process and one event loop serve the completions and feedback ports."""
 
 import asyncio
 import contextlib
@@ -19,29 +19,34 @@ from infra.redaction import Redactor
 from infra.registry import Registry
 from infra.settings import Settings
 from infra.store import ObjectStore
-from serving import completions, engines, feedback
 from serving.access import Access
-from serving.arms import Arms, Slot
-from serving.board import Board, Links
-from serving.cycles import Cycles
-from serving.engines import Engine, EngineClient
-from serving.external import ExternalEngine
-from serving.follower import Follower
-from serving.generation import Policy
+from serving.engine.version_cache import VersionCache
+from serving.app import create_completions_app, create_feedback_app
+from serving.gateway.completions import Gateway
+from serving.gateway.detokenizer import load_tokenizer, stop_token_ids
+from serving.gateway.dialects import CLIENT_NAMES
+from serving.gateway.feedback import FeedbackService
+from serving.slots.policy import Policy
 from serving.metrics import Metrics
-from serving.recording import Recorder
-from serving.shipping import Shipper
-from serving.spool import Spool
-from serving.standing import Serving
-from serving.text import load_tokenizer, stop_token_ids
-from serving.versions import Versions
+from serving.recording.recorder import Recorder
+from serving.recording.shipping import Shipper
+from serving.recording.spool import Spool
+from serving.slots import client
+from serving.slots.arms import Arms, Slot
+from serving.slots.client import SlotEngine, EngineClient
+from serving.slots.external import ExternalEngine
+from serving.slots.follower import Follower
+from serving.slots.version_source import VersionSource
+from serving.status.cycle_history import CycleHistory
+from serving.status.data import Links, StatusData
+from serving.status.routes import StatusSources
 
 log = logging.getLogger("serving")
 LAST_SHIPPING_SECONDS = 10.0
 
 
 class _Server(uvicorn.Server):
-    """Signals are handled once for both servers."""
+    """A server without signal handlers: `_serve_both` handles signals for both."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -49,64 +54,67 @@ class _Server(uvicorn.Server):
 
 
 def policy(settings: Settings) -> Policy:
-    """How prompts are rendered and sampled."""
+    """Return how prompts are rendered and completions sampled. Exits if an engine's context is too short for it."""
     model = settings.model
     champion = settings.serving.sampling
     challenger = settings.serving.challenger_sampling or champion
     tokenizer = load_tokenizer(settings_.path(model.base))
     renderer = Renderer(tokenizer, model.fim_order, model.max_prefix_tokens, model.max_suffix_tokens)
-    made = Policy(tokenizer, renderer, {"champion": champion, "challenger": challenger}, stop_token_ids(tokenizer))
-    room = settings.serving.engine_arguments.get("max_model_len")
-    if room is not None and room < made.room:
+    policy = Policy(tokenizer, renderer, {"champion": champion, "challenger": challenger}, stop_token_ids(tokenizer))
+    context = settings.serving.engine_arguments.get("max_model_len")
+    if context is not None and context < policy.max_context:
         raise SystemExit(
-            f"serving.engine_arguments.max_model_len = {room}: prompts and completions need {made.room} (model.max_*_tokens)"
+            f"serving.engine_arguments.max_model_len = {context}: prompts and completions need {policy.max_context}; "
+            "raise it, or lower model.max_prefix_tokens or model.max_suffix_tokens"
         )
-    return made
+    return policy
 
 
 def links(settings: Settings) -> Links:
-    """Where the status page points to."""
+    """Return the addresses that the status page links to."""
     registry, orchestration = settings.registry, settings.orchestration
     mlflow = registry.page or registry.uri
     prefect = orchestration.page or orchestration.api.removesuffix("/api")
     return Links(mlflow.rstrip("/"), prefect.rstrip("/"), registry.model)
 
 
-def engine(http: aiohttp.ClientSession, slot: int, settings: Settings, policy: Policy) -> Engine:
-    """What serves a slot."""
-    found, token = settings.serving.engines[slot], settings.serving.token
-    if isinstance(found, str):
-        return EngineClient(http, found, token.get_secret_value() if token else None)
-    return ExternalEngine(http, found, policy)
+def engine(http: aiohttp.ClientSession, slot: int, settings: Settings, policy: Policy) -> SlotEngine:
+    """Return the client of the engine of a slot."""
+    setting, token = settings.serving.engines[slot], settings.serving.token
+    if isinstance(setting, str):
+        return EngineClient(http, setting, token.get_secret_value() if token else None)
+    return ExternalEngine(http, setting, policy)
 
 
 async def serve(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT; what was acknowledged is on disk, what can be shipped is."""
+    """Serve until SIGTERM or SIGINT, then ship what the object store takes within LAST_SHIPPING_SECONDS."""
     serving = settings.serving
-    metrics = Metrics()
+    metrics = Metrics(CLIENT_NAMES)
     spool = Spool(settings_.path(serving.spool), serving.spool_bytes)
     store = ObjectStore.connect(settings.store)
     shipper = Shipper(spool, store, serving.ship_seconds)
     recorder = Recorder(spool, metrics, Redactor())
     access = Access(serving)
-    sampled = policy(settings)
-    async with engines.session() as http:
-        arms = Arms((Slot(0, engine(http, 0, settings, sampled)), Slot(1, engine(http, 1, settings, sampled))))
-        versions = Versions(settings_.path(serving.state))
+    sampling = policy(settings)
+    async with client.session() as http:
+        arms = Arms((Slot(0, engine(http, 0, settings, sampling)), Slot(1, engine(http, 1, settings, sampling))))
+        versions = VersionCache(settings_.path(serving.state))
         registry = Registry.connect(settings.registry)
-        follower = Follower(arms, registry, store, versions, metrics, serving.follow_seconds)
-        board = Board(registry, Cycles(store))
-        app = completions.create_app(
-            Serving(settings.model.name, access, arms, sampled, recorder, metrics, shipper, board, links(settings))
-        )
-        judging = feedback.Judging(access, recorder, metrics)
-        feedback.add_feedback(app, judging)
-        judge = feedback.create_app(judging)
+        follower = Follower(arms, VersionSource(registry, store, versions), metrics, serving.follow_seconds)
+        gateway = Gateway(settings.model.name, access, arms, sampling, recorder)
+        feedback = FeedbackService(access, recorder)
+        data = StatusData(registry, CycleHistory(store))
+        status = StatusSources(access, arms, spool, shipper, metrics, data, links(settings))
+        completions_app = create_completions_app(gateway, feedback, status)
+        feedback_app = create_feedback_app(feedback, metrics)
         gc.collect()
-        gc.freeze()  # what stands now stays: not to be looked through again, in the middle of a completion
+        gc.freeze()  # objects made so far stay: a collection in the middle of a completion need not look at them
         background = [asyncio.create_task(follower.run()), asyncio.create_task(shipper.run())]
         try:
-            await _serve_both(_server(app, serving.host, serving.port), _server(judge, serving.host, serving.feedback_port))
+            await _serve_both(
+                _server(completions_app, serving.host, serving.port),
+                _server(feedback_app, serving.host, serving.feedback_port),
+            )
         finally:
             for task in background:
                 task.cancel()
@@ -130,7 +138,7 @@ async def _serve_both(*servers: _Server) -> None:
         try:
             await server.serve()
         finally:
-            stop()  # one port alone is no service
+            stop()  # the app needs both ports
 
     await asyncio.gather(*(run(server) for server in servers))
 

@@ -1,22 +1,18 @@
-"""What Prometheus reads. Every app has a registry of its own, so that two apps can live in one process."""
+"""Prometheus metrics of one app. Each app has a registry of its own, so that two apps can run in one process."""
 
 from collections import Counter as Tally
 from collections import deque
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from statistics import quantiles
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from infra.records import Completion, Feedback
-from serving.arms import Arms
-from serving.spool import Spool
 
 SECONDS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-
-CLIENTS = frozenset({"continue", "llama", "rlinf", "tabby"})
-"""Those that are counted by name; any other is named by its User-Agent, and would be a series for each that is made up."""
 RECENT_SECONDS = 300.0
-MOST_RECENT = 20_000
+MAX_RECENT = 20_000
 
 
 @dataclass(frozen=True)
@@ -27,21 +23,46 @@ class Recent:
     version: str
     requests: int
     shown: int
+    """Requests with a text that is not blank."""
     disconnected: int
     first_ms: tuple[float, float] | None
-    """Time to first token, median and 95 % quantile; none of less than two."""
+    """Time to the first token, median and 95 % quantile; none for fewer than two."""
     total_ms: tuple[float, float] | None
+
+
+@dataclass(frozen=True)
+class SpoolState:
+    """What waits on the disk for the object store."""
+
+    bytes: int
+    segments: int
+    oldest_seconds: float
+    set_aside: int
+    """Segments in SPOOL/bad."""
+
+
+@dataclass(frozen=True)
+class SlotState:
+    """One slot at a scrape."""
+
+    slot: int
+    version: str
+    """Empty while the engine does not answer."""
+    role: str
+    up: bool
 
 
 class Metrics:
     """Counters of one app."""
 
-    def __init__(self) -> None:
+    def __init__(self, clients: Collection[str] = ()) -> None:
+        """`clients`: names counted one by one. Others count as "other": a User-Agent can be anything, and each would be a series."""
         self.registry = registry = CollectorRegistry()
+        self._clients = clients
         arm = ("arm", "version")
         self._completions = Counter("tabloop_completions", "Completions served", (*arm, "finish"), registry=registry)
         self._tokens = Counter("tabloop_tokens", "Tokens sampled", arm, registry=registry)
-        self._mixed = Counter("tabloop_mixed", "Completions of more than one version", registry=registry)
+        self._mixed = Counter("tabloop_mixed", "Completions sampled by more than one version", registry=registry)
         self._withheld = Counter("tabloop_withheld", "Completions sampled and not shown", arm, registry=registry)
         self._first = Histogram(
             "tabloop_first_token_seconds", "From arrival to first token", arm, buckets=SECONDS, registry=registry
@@ -49,19 +70,20 @@ class Metrics:
         self._total = Histogram("tabloop_completion_seconds", "From arrival to the end", arm, buckets=SECONDS, registry=registry)
         self._feedback = Counter("tabloop_feedback", "Feedback events", ("client", "outcome"), registry=registry)
         self.refused = Counter("tabloop_refused", "Requests answered with an error", ("status",), registry=registry)
-        self.redacted = Counter("tabloop_redacted", "Completions recorded without a secret that was in them", registry=registry)
-        self.unrecorded = Counter("tabloop_unrecorded", "Completions served that could not be recorded", registry=registry)
+        self.redacted = Counter("tabloop_redacted", "Completions recorded with a secret removed", registry=registry)
+        self.unrecorded = Counter("tabloop_unrecorded", "Completions served and not recorded", registry=registry)
         self.swaps = Counter("tabloop_swaps", "Versions loaded into a slot", ("slot",), registry=registry)
         self._spool_bytes = Gauge("tabloop_spool_bytes", "Bytes of events that wait for the object store", registry=registry)
-        self._spool_segments = Gauge("tabloop_spool_segments", "Segments that wait", registry=registry)
+        self._spool_segments = Gauge("tabloop_spool_segments", "Segments that wait for the object store", registry=registry)
         self._set_aside = Gauge("tabloop_spool_set_aside", "Segments that could not be shipped whole, in bad/", registry=registry)
         self._spool_age = Gauge("tabloop_spool_oldest_seconds", "Age of the oldest segment", registry=registry)
-        self._slot = Gauge("tabloop_slot_up", "1 where a slot takes traffic", ("slot", "version", "role"), registry=registry)
-        self._latest: deque[tuple[float, str, str, bool, bool, float | None, float]] = deque(maxlen=MOST_RECENT)
-        self.judgements: Tally[tuple[str, str]] = Tally()
+        self._slot = Gauge("tabloop_slot_up", "1 if the slot takes traffic", ("slot", "version", "role"), registry=registry)
+        self._latest: deque[tuple[float, str, str, bool, bool, float | None, float]] = deque(maxlen=MAX_RECENT)
+        self.feedback_counts: Tally[tuple[str, str]] = Tally()
         """Feedback events by client and outcome since the start."""
 
     def completed(self, row: Completion) -> None:
+        """Count a completion."""
         labels = (row.arm, row.policy_version)
         shown, left = bool(row.text.strip()), row.finish_reason == "disconnected"
         self._latest.append((row.time, *labels, shown, left, row.ttft_ms, row.total_ms))
@@ -75,19 +97,20 @@ class Metrics:
         if row.withheld:
             self._withheld.labels(*labels).inc()
 
-    def judged(self, row: Feedback) -> None:
-        client = row.client if row.client in CLIENTS else "other"
+    def feedback_received(self, row: Feedback) -> None:
+        """Count a feedback event."""
+        client = row.client if row.client in self._clients else "other"
         self._feedback.labels(client, row.outcome).inc()
-        self.judgements[client, row.outcome] += 1
+        self.feedback_counts[client, row.outcome] += 1
 
     def recent(self, now: float) -> list[Recent]:
-        """The last minutes, by arm and version."""
+        """Return the completions of the last minutes by arm and version; `now` in Unix seconds."""
         rows = [row for row in self._latest if row[0] > now - RECENT_SECONDS]
-        found = []
+        summaries = []
         for arm, version in sorted({(row[1], row[2]) for row in rows}):
             of_arm = [row for row in rows if row[1:3] == (arm, version)]
             firsts = [row[5] for row in of_arm if row[5] is not None]
-            found.append(
+            summaries.append(
                 Recent(
                     arm=arm,
                     version=version,
@@ -98,18 +121,17 @@ class Metrics:
                     total_ms=_median_and_95([row[6] for row in of_arm]),
                 )
             )
-        return found
+        return summaries
 
-    def text(self, arms: Arms, spool: Spool) -> bytes:
-        """The exposition, gauges read now; of the spool what was measured last."""
+    def text(self, spool: SpoolState, slots: Iterable[SlotState]) -> bytes:
+        """Return Prometheus' exposition, with gauges of the states given."""
         self._spool_bytes.set(spool.bytes)
         self._spool_segments.set(spool.segments)
-        self._spool_age.set(spool.oldest)
+        self._spool_age.set(spool.oldest_seconds)
         self._set_aside.set(spool.set_aside)
         self._slot.clear()
-        for slot in arms.slots:
-            role = {arms.champion: "champion", arms.challenger: "challenger"}.get(slot.index, "idle")
-            self._slot.labels(slot.index, slot.version or "", role).set(float(slot.up))
+        for slot in slots:
+            self._slot.labels(slot.slot, slot.version, slot.role).set(float(slot.up))
         return generate_latest(self.registry)
 
 

@@ -29,15 +29,21 @@ from evals.bench.figures import figure, write
 from infra.settings import ROOT, Settings
 from infra.settings.schema import Collect
 from infra.store import ObjectStore, sha256
-from tasks import samples
-from tasks.batch import batch, bounds
-from tasks.buckets import account
-from tasks.lineage import Lineage
-from tasks.partitions import AT_ONCE, LEAST_REQUESTS, Partition, Sifted, gathered, plan, sift
-from tasks.reward import rewarded
-from tasks.validate import validate
-from tasks.weights import capped
-from tasks.window import Window
+from tasks.labels import samples
+from tasks.labels.accounting import WindowCounts, classify
+from tasks.labels.partitions import (
+    AT_ONCE,
+    LEAST_REQUESTS,
+    JoinedPartition,
+    Partition,
+    join_partition,
+    merge_partitions,
+    plan_window,
+)
+from tasks.labels.window import Window
+from tasks.rewards.reward import reward_samples
+from tasks.validation.batch import batch_stats, bounds
+from tasks.validation.suite import validate
 
 BEGIN = 1_800_000_000.0 - 1_800_000_000.0 % 86_400
 HOUR = 3600.0
@@ -54,7 +60,7 @@ TARGET_TWICE = 2.2
 TARGET_FLAT = 1.1
 """Memory with so many times the partitions, over that with fewer."""
 PARTITIONS_FEWER = 4
-Join = Callable[[Callable[[Partition], Sifted], Sequence[Partition]], list[Sifted]]
+Join = Callable[[Callable[[Partition], JoinedPartition], Sequence[Partition]], list[JoinedPartition]]
 """Joins partitions, wherever."""
 
 
@@ -184,7 +190,7 @@ def joining(workers: int) -> Iterator[Join]:
         from distributed import Client
 
         with Client(n_workers=workers, threads_per_worker=1, dashboard_address="127.0.0.1:0") as client:
-            client.run(__import__, sift.__module__)
+            client.run(__import__, join_partition.__module__)
             yield lambda join, parts: client.gather(client.map(join, parts))
     else:
         with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -210,29 +216,27 @@ def measured(folder: Path, hours: int, served: int, least: int, joined: Join) ->
     settings = Settings(collect=Collect(max_samples=served, min_samples=1))
     now = BEGIN + HOUR * hours + settings.collect.join_seconds
     window = Window(since=BEGIN - 1, until=now, oldest=BEGIN - HOUR, known={})
-    found = plan(store, window, now, settings.collect.join_seconds, least)
+    found = plan_window(store, window, now, settings.collect.join_seconds, least)
     done("plan")
-    sifted = joined(partial(sift, store), found.partitions)
+    sifted = joined(partial(join_partition, store), found.partitions)
     done("join")
-    labelled, duplicates = gathered(sifted)
+    labelled, duplicates = merge_partitions(sifted)
     orphans = sum(part.orphans for part in sifted)
     del sifted
-    accounts = account(
+    accounts = classify(
         labelled,
-        parent="1",
-        lineage=Lineage({"1": ""}, {}),
-        until=found.partitions[-1].end,
-        settings=settings.collect,
-        requests=found.requests,
-        duplicates=duplicates,
+        {"1": 0},
+        found.partitions[-1].end,
+        settings.collect,
+        WindowCounts(found.requests, duplicates),
     )
     del labelled  # as in a cycle, which holds the accounts alone
     assert sum(accounts.buckets.values()) == accounts.requests == served, (accounts.buckets, served)
     done("account")
     chosen = accounts.samples
-    validate(chosen, batch(accounts, 0.0), bounds(chosen, [], settings.collect)).check(0.0)
+    validate(chosen, batch_stats(accounts, 0.0), bounds(chosen, [], settings.collect)).check(0.0)
     done("validate")
-    chosen = capped(rewarded(chosen, settings.reward), settings.collect.max_user_weight)
+    chosen = reward_samples(chosen, settings.reward, settings.collect.max_user_weight)
     store.put("cycles/bench/samples.parquet", samples.parquet(samples.tables(store, found.partitions, chosen)))
     done("batch")
     return seconds | {

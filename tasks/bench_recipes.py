@@ -28,8 +28,8 @@ from rich.console import Console
 from tokenizers import Tokenizer
 
 from evals.bench.figures import Figure, figure, write
-from evals.developers import Look, Outcome, Quirks, Schedule, code_from
-from evals.generation import Generator, Sampled
+from evals.developers import ExpectedOutcome, Pause, Quirks, Schedule, code_from
+from evals.generation import Generator, SampledCompletion
 from evals.judge import ReferenceJudge
 from evals.statistics import margin, ratio
 from infra import settings as configuration
@@ -38,9 +38,9 @@ from infra.settings import Settings
 from infra.settings.schema import Reward, Train
 from infra.store import to_parquet
 from tasks import groups
-from tasks.reward import UNTOLD, rewarded
-from tasks.train import command, follow, write_job
+from tasks.rewards.reward import UNKNOWN_LANGUAGE, with_advantages
 from tasks.trainer.job import CHECKPOINT_NAME
+from tasks.trainer.run import command, follow, write_job
 
 Recipe = Literal["tabloop", "rlinf", "group"]
 RECIPES: tuple[Recipe, ...] = get_args(Recipe)
@@ -81,13 +81,13 @@ def temperature(recipe: Recipe, settings: Settings) -> float:
     return RLINF_TEMPERATURE if recipe == "rlinf" else settings.serving.sampling.temperature
 
 
-def complete(checkpoint: Path, looks: Sequence[Look], degree: float, seed: int, settings: Settings) -> list[Sampled]:
+def complete(checkpoint: Path, looks: Sequence[Pause], degree: float, seed: int, settings: Settings) -> list[SampledCompletion]:
     """A completion for each look."""
     generator = Generator(checkpoint, settings.model)
     return generator.sample([(k.prefix, k.suffix) for k in looks], settings.serving.sampling.max_tokens, degree, seed)
 
 
-def ours(looks: Sequence[Look], drawn: Sequence[Sampled], settings: Settings, version: str) -> list[Sample]:
+def ours(looks: Sequence[Pause], drawn: Sequence[SampledCompletion], settings: Settings, version: str) -> list[Sample]:
     """Samples as a cycle makes them."""
     samples = [
         row(number, version, look, found, found.tokens, found.logprobs, settings.serving.sampling.temperature)
@@ -101,14 +101,20 @@ def worth(samples: Sequence[Sample], settings: Reward) -> list[Sample]:
     told = ("outcome", "shown_characters", "accepted_characters")
     frame = pl.DataFrame({name: [getattr(sample, name) for sample in samples] for name in told})
     lengths = [len(sample.token_ids) for sample in samples]
-    frame = frame.with_columns(tokens=pl.Series(lengths), prompt=pl.int_range(len(samples)), language=pl.lit(UNTOLD))
-    found = rewarded(frame, settings)
+    frame = frame.with_columns(tokens=pl.Series(lengths), prompt=pl.int_range(len(samples)), language=pl.lit(UNKNOWN_LANGUAGE))
+    found = with_advantages(frame, settings)
     rows = found.select("reward", "advantage").iter_rows(named=True)
     return [sample.model_copy(update=row) for sample, row in zip(samples, rows, strict=True)]
 
 
 def row(
-    number: int, version: str, look: Look, found: Sampled, tokens: Sequence[int], logprobs: Sequence[float], degree: float
+    number: int,
+    version: str,
+    look: Pause,
+    found: SampledCompletion,
+    tokens: Sequence[int],
+    logprobs: Sequence[float],
+    degree: float,
 ) -> Sample:
     """One labelled completion."""
     outcome, judgement = look.judge(found.text)
@@ -127,7 +133,9 @@ def row(
     )
 
 
-def rlinfs(looks: Sequence[Look], drawn: Sequence[Sampled], checkpoint: Path, settings: Settings, version: str) -> list[Sample]:
+def rlinfs(
+    looks: Sequence[Pause], drawn: Sequence[SampledCompletion], checkpoint: Path, settings: Settings, version: str
+) -> list[Sample]:
     """Samples as RLinf's online example makes them: what was shown, tokenised again and scored by the weights at hand."""
     tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
     texts = [look.judge(found.text)[0].shown for look, found in zip(looks, drawn, strict=True)]
@@ -141,11 +149,11 @@ def rlinfs(looks: Sequence[Look], drawn: Sequence[Sampled], checkpoint: Path, se
     return worth(samples, RLINF_REWARD)
 
 
-def grouped(looks: Sequence[Look], checkpoint: Path, settings: Settings, version: str, seed: int) -> list[Sample]:
+def grouped(looks: Sequence[Pause], checkpoint: Path, settings: Settings, version: str, seed: int) -> list[Sample]:
     """Samples as GRPO has them, as many as there are looks: at fewer places, several at each, judged without a developer."""
     by_group = settings.model_copy(update={"reward": settings.reward.model_copy(update={"estimator": "group"})})
-    places = [look.place for look in looks[::GROUP]]
-    made = groups.make(Generator(checkpoint, settings.model), ReferenceJudge(), places, GROUP, by_group, seed)
+    places = [look.position for look in looks[::GROUP]]
+    made = groups.sample_groups(Generator(checkpoint, settings.model), ReferenceJudge(), places, GROUP, by_group, seed)
     return [sample.model_copy(update={"policy_version": version}) for sample in made.samples]
 
 
@@ -155,7 +163,7 @@ def rlinf_training(settings: Train) -> Train:
     return settings.model_copy(update=plain)
 
 
-def taught(plan: Plan, looks: Sequence[Look], checkpoint: Path, settings: Settings, version: str, seed: int) -> list[Sample]:
+def taught(plan: Plan, looks: Sequence[Pause], checkpoint: Path, settings: Settings, version: str, seed: int) -> list[Sample]:
     """What a recipe trains on after these looks."""
     if plan.recipe == "group":
         return grouped(looks, checkpoint, settings, version, seed)
@@ -171,7 +179,7 @@ def learn(plan: Plan, settings: Settings) -> Path:
     checkpoint = configuration.path(settings.model.base)
     for update in range(plan.updates):
         first, version = update * plan.interactions, str(update + 1)
-        looks = [schedule.look(number) for number in range(first, first + plan.interactions)]
+        looks = [schedule.first_pause(number) for number in range(first, first + plan.interactions)]
         samples = taught(plan, looks, checkpoint, settings, version, plan.seed * 1000 + update)
         training = rlinf_training(settings.train) if plan.recipe == "rlinf" else settings.train
         folder = plan.folder / f"{plan.recipe}-{plan.seed}-{update}"
@@ -187,9 +195,9 @@ def gain(plan: Plan, settings: Settings) -> dict[str, Gain]:
     """What a recipe gains at its own temperature, and at RLinf's."""
     learnt, base = learn(plan, settings), configuration.path(settings.model.base)
     schedule = Schedule(plan.users, plan.seed, code_from(), Quirks(), "paired")
-    looks = [schedule.look(number) for number in range(plan.places)]
+    looks = [schedule.first_pause(number) for number in range(plan.places)]
 
-    def judged(checkpoint: Path, degree: float) -> list[Outcome]:
+    def judged(checkpoint: Path, degree: float) -> list[ExpectedOutcome]:
         drawn = complete(checkpoint, looks, degree, plan.seed, settings)
         return [look.judge(found.text)[0] for look, found in zip(looks, drawn, strict=True)]
 

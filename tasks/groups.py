@@ -23,14 +23,14 @@ from infra import settings as configuration
 from infra.records import Sample
 from infra.settings import Settings
 from infra.store import to_parquet
-from tasks.reward import estimated
-from tasks.train import command, write_job
+from tasks.rewards.reward import estimate_advantages
+from tasks.trainer.run import command, write_job
 
 VERSION = "offline"
 
 
 @dataclass(frozen=True)
-class Made:
+class GroupedSamples:
     """Grouped samples."""
 
     samples: tuple[Sample, ...]
@@ -39,9 +39,9 @@ class Made:
     """Completions that the judge could not score; their groups are left out whole."""
 
 
-def make(
+def sample_groups(
     generator: Generator, judge: judges.Judge, places: Sequence[positions.Position], group: int, settings: Settings, seed: int
-) -> Made:
+) -> GroupedSamples:
     """Complete each place `group` times and score it."""
     many = [place for place in places for _ in range(group)]
     sampling = settings.serving.sampling
@@ -71,9 +71,9 @@ def make(
                 )
             )
     columns = [s.reward for s in samples], [len(s.token_ids) for s in samples], [s.prompt_token_ids for s in samples]
-    advantages = estimated(*columns, settings.reward)
+    advantages = estimate_advantages(*columns, settings.reward)
     failed = sum(isinstance(score, judges.Failed) for score in scores)
-    return Made(tuple(s.model_copy(update={"advantage": a}) for s, a in zip(samples, advantages, strict=True)), failed)
+    return GroupedSamples(tuple(s.model_copy(update={"advantage": a}) for s, a in zip(samples, advantages, strict=True)), failed)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -90,10 +90,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     loaded = configuration.load()
     settings = loaded.model_copy(update={"reward": loaded.reward.model_copy(update={"estimator": options.estimator})})
     checkpoint = configuration.path(options.checkpoint or settings.model.base)
-    sources = positions.for_developers(positions.read(held_out_files(), [site_packages()]))
-    places = positions.sample(sources, options.positions, options.seed)
+    sources = positions.developer_sources(positions.read_sources(held_out_files(), [site_packages()]))
+    places = positions.sample_positions(sources, options.positions, options.seed)
     generator, judge = Generator(checkpoint, settings.model), judges.build(settings.evaluate.judge)
-    made = make(generator, judge, places, options.group, settings, options.seed)
+    made = sample_groups(generator, judge, places, options.group, settings, options.seed)
     if not made.samples:
         told = f"judge {judge.name}: scored none of {len(places)} groups, {made.failed} judgements failed"
         print(f"{told}; look at evaluate.judge", file=sys.stderr)

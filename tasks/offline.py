@@ -22,12 +22,12 @@ from typing import Any, Literal, get_args
 
 from infra import fim
 from infra import settings as settings_
+from infra.events import tombstones
 from infra.identity import user_hash
 from infra.records import OfflineExample
 from infra.redaction import Redactor
 from infra.store import ObjectStore, to_parquet
-from tasks import forgotten
-from tasks.join import after_selected
+from tasks.labels.attribution import after_selected
 
 Bucket = Literal["kept", "superseded", "cache_hit", "unjudged", "no_code", "malformed", "other_event"]
 BUCKETS: tuple[Bucket, ...] = get_args(Bucket)
@@ -82,7 +82,7 @@ def example(line: str, name: str, user: str, project: str) -> OfflineExample | B
             return "unjudged"
         if not all(isinstance(told.get(field), str) for field in ("prefix", "suffix")) or not told.get("completion"):
             return "no_code"
-        prefix, suffix = fim.asked(str(told.get("prompt") or ""), told["prefix"], told["suffix"])
+        prefix, suffix = fim.request_context(str(told.get("prompt") or ""), told["prefix"], told["suffix"])
         return OfflineExample(
             id=str(told.get("completionId") or name),
             time=seconds(told.get("timestamp")),
@@ -116,7 +116,7 @@ def write(store: ObjectStore, examples: Sequence[OfflineExample]) -> str:
 
 def read(store: ObjectStore) -> list[OfflineExample]:
     """All examples, each completion once, without those of who is forgotten."""
-    unwanted = forgotten.names(forgotten.written(store))
+    unwanted = tombstones.subjects(tombstones.read_all(store))
     every = (e for key in store.keys("offline/") for e in store.get_rows(key, OfflineExample))
     return list({(e.user, e.id): e for e in every if not unwanted.hold(e.user, e.project)}.values())
 

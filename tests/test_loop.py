@@ -29,7 +29,7 @@ async def test_a_candidate_goes_from_labels_to_serving_and_back(stack: Stack) ->
         for deployment in ("cycle", "experiment"):
             await prefect.pause(deployment, True)
         async with asyncio.timeout(300):
-            while await prefect.busy():  # a scheduled cycle that trains on other tests' labels would have this one's turn
+            while await prefect.busy_deployments():  # a scheduled cycle would train on the labels of other tests first
                 await asyncio.sleep(1)
         tally = await _type(settings)
         assert tally.total.judged > 0
@@ -38,7 +38,7 @@ async def test_a_candidate_goes_from_labels_to_serving_and_back(stack: Stack) ->
 
         await asyncio.sleep(settings.collect.settle_seconds + settings.serving.ship_seconds + 2)
         ended = await _finish(prefect, "cycle")
-        world = history.look(store, registry)
+        world = history.read_state(store, registry)
         assert list(world.ended.values())[-1]["result"] == "registered", ended
 
         manifest = Manifest.model_validate(store.get_json(f"cycles/{next(iter(world.ended))}/manifest.json"))
@@ -49,7 +49,7 @@ async def test_a_candidate_goes_from_labels_to_serving_and_back(stack: Stack) ->
         training = store.get_json(f"cycles/{manifest.cycle}/training.json")
         assert training["logprob_difference_max"] < 1e-3
 
-        row = history.rows(store, world)[-1]
+        row = history.cycle_rows(store, world)[-1]
         assert row.verdict == "running"
         assert row.samples == len(samples)
 
@@ -86,7 +86,7 @@ async def _type(settings: Settings) -> developers.Tally:
             stop.set()
 
     assert settings.serving.token
-    run = developers.Run(
+    run = developers.RunSettings(
         address=developers.Address(
             api_base=f"http://127.0.0.1:{settings.serving.port}/v1",
             feedback_url=f"http://127.0.0.1:{settings.serving.feedback_port}/v1/continue/events",
@@ -103,7 +103,7 @@ async def _finish(prefect: Orchestration, deployment: str, parameters: dict[str,
     run = await prefect.start(deployment, parameters)
     deadline = time.monotonic() + 600
     while time.monotonic() < deadline:
-        found = await prefect.run(run)
+        found = await prefect.flow_run(run)
         if found.ended:
             assert found.state not in ("Failed", "Crashed", "Cancelled"), found
             return found

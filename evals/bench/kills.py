@@ -42,7 +42,7 @@ async def run(settings: Settings) -> list[Figure]:
         ValueError: an object is not what it says.
     """
     traffic, stop = Traffic(0.0), asyncio.Event()
-    run = developers.Run(address=address_of(settings), users=USERS, concurrency=8, seed=int(time.time()))
+    run = developers.RunSettings(address=address_of(settings), users=USERS, concurrency=8, seed=int(time.time()))
     typing = asyncio.create_task(developers.run(run, developers.code_from(), stop=stop, progress=traffic, rate=traffic.rate))
     while traffic.tally.total.answered < LABELS and not typing.done():
         await asyncio.sleep(0.5)
@@ -77,7 +77,7 @@ def killed(settings: Settings) -> list[Figure]:
             if cycle(settings, log, draw.uniform(0, seconds) if left and kills < KILLS else None):
                 break
             kills += 1
-            read_everything(store)
+            verify_objects(store)
         ended += 1
     return [
         figure("cycle_undisturbed", seconds, "s"),
@@ -87,7 +87,7 @@ def killed(settings: Settings) -> list[Figure]:
 
 
 def cycle(settings: Settings, log: Path, killed_after: float | None = None) -> bool:
-    """Run a cycle in a process of its own; whether it ended before it was killed."""
+    """RunSettings a cycle in a process of its own; whether it ended before it was killed."""
     with log.open("a") as output:
         command, variables = (sys.executable, "-m", "flows.cycle"), environment(settings, dict(os.environ))
         process = subprocess.Popen(command, cwd=ROOT, env=variables, stdout=output, stderr=output)
@@ -120,7 +120,7 @@ def candidate(store: ObjectStore, registry: Registry) -> tuple[str, str]:
     return manifest.samples.sha256, store.directory_sha256(f"checkpoints/{name}")
 
 
-def read_everything(store: ObjectStore) -> None:
+def verify_objects(store: ObjectStore) -> None:
     """Every object that can be seen is whole, and what it says of others holds; MLflow's own are left to it.
 
     Raises:

@@ -25,7 +25,7 @@ async def run(settings: Settings) -> list[Figure]:
         RuntimeError: the cycle made no version, or it was not served.
     """
     traffic, stop = Traffic(0.0), asyncio.Event()
-    run = developers.Run(address=address_of(settings), users=USERS, concurrency=8, seed=int(time.time()))
+    run = developers.RunSettings(address=address_of(settings), users=USERS, concurrency=8, seed=int(time.time()))
     typing = asyncio.create_task(developers.run(run, developers.code_from(), stop=stop, progress=traffic, rate=traffic.rate))
     try:
         began = time.monotonic()
@@ -66,7 +66,7 @@ def address_of(settings: Settings) -> developers.Address:
 
 
 async def _cycle(prefect: Orchestration) -> list[tuple[str, float]]:
-    """Run the deployment; its steps and their seconds."""
+    """RunSettings the deployment; its steps and their seconds."""
     identifier = await prefect.start(CYCLE)
     while not (found := await prefect.run(identifier)).ended:
         await asyncio.sleep(0.5)

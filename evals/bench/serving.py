@@ -83,9 +83,9 @@ def prompts(settings: Settings, count: int) -> list[tuple[str, str]]:
     model = settings.model
     tokenizer = Tokenizer.from_file(str(configuration.path(model.base) / "tokenizer.json"))
     renderer = fim.Renderer(tokenizer, model.fim_order, model.max_prefix_tokens, model.max_suffix_tokens)
-    sources = positions.read(held_out_files(), [site_packages()])
+    sources = positions.read_sources(held_out_files(), [site_packages()])
     found = []
-    for place in positions.sample(positions.for_scores(sources), count + count // SPARE, seed=secrets.randbits(32)):
+    for place in positions.sample_positions(positions.scored_sources(sources), count + count // SPARE, seed=secrets.randbits(32)):
         prefix, suffix = place.prefix[-2000:], place.suffix[:1000]
         ids = renderer.render(prefix, suffix)
         text = tokenizer.decode(ids, skip_special_tokens=False)

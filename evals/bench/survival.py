@@ -27,7 +27,7 @@ async def run(settings: Settings) -> list[Figure]:
         RuntimeError: a part stays away, nothing is answered any more, or no cycle comes to its end.
     """
     traffic, stop = Traffic(0.0), asyncio.Event()
-    run = developers.Run(address=address_of(settings), users=USERS, concurrency=4, seed=int(time.time()))
+    run = developers.RunSettings(address=address_of(settings), users=USERS, concurrency=4, seed=int(time.time()))
     typing = asyncio.create_task(developers.run(run, developers.code_from(), stop=stop, progress=traffic, rate=traffic.rate))
     figures = []
     try:

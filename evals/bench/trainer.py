@@ -45,7 +45,9 @@ def samples_of(count: int, settings: Settings) -> list[Sample]:
     model = settings.model
     renderer = Renderer(tokenizer, model.fim_order, model.max_prefix_tokens, model.max_suffix_tokens)
     draw, end = random.Random(0), tokenizer.token_to_id(END)
-    places = positions.sample(positions.for_developers(positions.read(held_out_files(), [site_packages()])), count, 0)
+    places = positions.sample_positions(
+        positions.developer_sources(positions.read_sources(held_out_files(), [site_packages()])), count, 0
+    )
     made = []
     for number, place in enumerate(places):
         tokens = (*renderer.encode(place.truth), end)[: settings.serving.sampling.max_tokens]
@@ -147,7 +149,7 @@ def both(place: Path, samples: Sequence[Sample], settings: Settings, steps: int,
     path, job, reference = place / "samples.parquet", place / "job.json", place / "reference.json"
     path.write_bytes(to_parquet(samples))
     job.write_text(json.dumps(job_of(path, place, len(samples), settings, steps, precision)))
-    own_memory = measured((sys.executable, "-m", "tasks.trainer.ppo", "--job", str(job)), place / "trainer.log")
+    own_memory = measured((sys.executable, "-m", "tasks.trainer.worker", "--job", str(job)), place / "trainer.log")
     own = min(step["cpu_seconds"] for step in json.loads((place / "metrics.json").read_text())["steps"])
     padded = (sys.executable, "-m", "evals.bench.padded", str(path), str(reference), str(steps), precision)
     other_memory = measured(padded, place / "transformers.log")

@@ -55,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the demo. Exit code 0 when the champion beats the base for sure, 1 when not, or the error of the part that failed."""
+    """RunSettings the demo. Exit code 0 when the champion beats the base for sure, 1 when not, or the error of the part that failed."""
     options = parser().parse_args(arguments)
     console = Console()
     began = time.monotonic()
@@ -79,13 +79,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def demo(options: argparse.Namespace, settings: Settings, code: Code, console: Console, began: float) -> Report:
-    """Run the loop, then measure."""
+    """RunSettings the loop, then measure."""
     store, registry = ObjectStore.connect(settings.store), Registry.connect(settings.registry)
     traffic, stop = Traffic(options.rate), asyncio.Event()
     test, deadline = settings.experiment, began + 60 * options.minutes
     plan = Plan(options.cycles, options.labels, test.planned_requests, test.max_seconds, deadline)
     async with Orchestration(settings.orchestration.api) as prefect:
-        before = await asyncio.to_thread(history.look, store, registry)
+        before = await asyncio.to_thread(history.read_state, store, registry)
         if before.ended:
             # Something is to be seen in a second demo too: one more cycle than there was.
             plan = replace(plan, cycles=max(options.cycles, len(before.ended) + 1))
@@ -117,7 +117,7 @@ async def demo(options: argparse.Namespace, settings: Settings, code: Code, cons
         judge=settings.evaluate.judge.kind,
         **measure.comparisons(paired),
         versions=measure.live_rows(live),
-        history=history.rows(store, world),
+        history=history.cycle_rows(store, world),
         examples=measure.examples(paired),
         addresses={
             "Prefect": settings.orchestration.api.removesuffix("/api"),
@@ -136,7 +136,7 @@ async def _start_later() -> None:
 
 async def _compare(
     options: argparse.Namespace, settings: Settings, code: Code, registry: Registry, champion: str, loop: Loop
-) -> developers.Paired:
+) -> developers.PairedRun:
     """Put the base into the idle slot, without an experiment, and let the developers meet both."""
     challenger = (await asyncio.to_thread(registry.aliases)).challenger  # of a test that has no verdict yet
     if champion != BASE:
@@ -160,7 +160,7 @@ async def _compare(
             await asyncio.to_thread(registry.delete_alias, CHALLENGER)
 
 
-async def _until_served(run: developers.Run, code: Code, versions: set[str]) -> None:
+async def _until_served(run: developers.RunSettings, code: Code, versions: set[str]) -> None:
     deadline = time.monotonic() + SWAP_SECONDS
     while time.monotonic() < deadline:
         tried = await developers.measure(run, code, sorted(versions), 1)
@@ -172,11 +172,11 @@ async def _until_served(run: developers.Run, code: Code, versions: set[str]) -> 
 
 def _developers(
     options: argparse.Namespace, settings: Settings, *, first_visit: int = 0, pinning: bool = False
-) -> developers.Run:
+) -> developers.RunSettings:
     serving = settings.serving
     secret = (serving.admin_token if pinning else None) or serving.token
     token = secret.get_secret_value() if secret else ""
-    return developers.Run(
+    return developers.RunSettings(
         address=developers.Address(
             api_base=f"http://{serving.host}:{serving.port}/v1",
             feedback_url=f"http://{serving.host}:{serving.feedback_port}/v1/continue/events",

@@ -14,12 +14,12 @@ from infra.store import ObjectStore
 
 
 @dataclass(frozen=True)
-class World:
+class LoopState:
     """The loop at one moment."""
 
     aliases: Aliases
     ended: dict[str, dict[str, Any]]
-    """Outcome of each cycle that is over, oldest first (tasks/cycles.py)."""
+    """Outcome of each cycle that is over, oldest first (infra/cycles.py)."""
     decisions: dict[str, Decision]
     """Decisions of the gate, by experiment."""
 
@@ -35,21 +35,21 @@ class World:
         return rejected + sum(outcome["result"] == "refused" for outcome in self.ended.values())
 
 
-def look(store: ObjectStore, registry: Registry) -> World:
+def read_state(store: ObjectStore, registry: Registry) -> LoopState:
     """Read the loop's state."""
     keys = list(store.keys("cycles/"))
     ended = {key.split("/")[1]: store.get_json(key) for key in keys if key.endswith("/outcome.json")}
     decided = [Decision.model_validate(store.get_json(key)) for key in store.keys("decisions/")]
     decisions = {d.experiment.id: d for d in decided if d.by == "gate"}
-    return World(registry.aliases(), ended, decisions)
+    return LoopState(registry.aliases(), ended, decisions)
 
 
-def rows(store: ObjectStore, world: World) -> list[CycleRow]:
+def cycle_rows(store: ObjectStore, world: LoopState) -> list[CycleRow]:
     """The cycles that are over, oldest first."""
     return [_row(store, world, cycle, outcome) for cycle, outcome in world.ended.items() if outcome["result"] != "abandoned"]
 
 
-def _row(store: ObjectStore, world: World, cycle: str, outcome: dict[str, Any]) -> CycleRow:
+def _row(store: ObjectStore, world: LoopState, cycle: str, outcome: dict[str, Any]) -> CycleRow:
     manifest = Manifest.model_validate(store.get_json(f"cycles/{cycle}/manifest.json"))
     training = _json(store, f"cycles/{cycle}/training.json")
     evaluation = _json(store, f"cycles/{cycle}/evaluation.json")

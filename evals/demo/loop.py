@@ -73,7 +73,7 @@ class Loop:
         self._traffic, self._console = traffic, console
         self._began = time.monotonic()
 
-    async def run(self) -> history.World:
+    async def run(self) -> history.LoopState:
         """Run cycles and experiments; gives back the world at the end."""
         world = await self._world()
         labelled = 0
@@ -97,10 +97,10 @@ class Loop:
     def _late(self) -> bool:
         return time.monotonic() > self._plan.deadline
 
-    async def _world(self) -> history.World:
+    async def _world(self) -> history.LoopState:
         for _ in range(30):
             try:
-                return await asyncio.to_thread(history.look, self._store, self._registry)
+                return await asyncio.to_thread(history.read_state, self._store, self._registry)
             except (RegistryError, OSError) as error:
                 self.say(f"waiting for the registry: {error}")
                 await asyncio.sleep(POLL_SECONDS)
@@ -114,7 +114,7 @@ class Loop:
                 told = time.monotonic()
             await asyncio.sleep(POLL_SECONDS)
 
-    async def _cycle(self, before: history.World) -> history.World:
+    async def _cycle(self, before: history.LoopState) -> history.LoopState:
         self.say("cycle: collect, validate, reward, train, evaluate, register")
         run = await self._deployment(CYCLE)
         world = await self._world()
@@ -125,7 +125,7 @@ class Loop:
             self.say(f"cycle: {run.state}: {run.message}")
         return world
 
-    async def _experiment(self, world: history.World) -> history.World:
+    async def _experiment(self, world: history.LoopState) -> history.LoopState:
         experiment = world.aliases.experiment
         assert experiment is not None
         self.say(f"A/B test: version {experiment.challenger} against {experiment.champion}, {experiment.share:.0%} of developers")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from evals.demo.record import Comparison, Difference, Example, VersionRow
-from evals.developers import Outcome, Paired, Tally
+from evals.developers import ExpectedOutcome, PairedRun, Tally
 from evals.statistics import margin, rate, ratio
 
 EXAMPLES = 8
@@ -26,11 +26,11 @@ def compare(base: tuple[Sequence[float], Sequence[float]], champion: tuple[Seque
     )
 
 
-def comparisons(paired: Paired) -> dict[str, Comparison]:
+def comparisons(paired: PairedRun) -> dict[str, Comparison]:
     """The report's four comparisons of the two pins of a paired run, base first."""
     places = paired.by_user(lambda outcome: 1.0)
 
-    def sums(value: Callable[[Outcome], float]) -> tuple[list[float], list[float]]:
+    def sums(value: Callable[[ExpectedOutcome], float]) -> tuple[list[float], list[float]]:
         by_user = paired.by_user(value)
         return [by_user[user][1][0] for user in places], [by_user[user][1][1] for user in places]
 
@@ -64,7 +64,7 @@ def live_rows(tally: Tally) -> list[VersionRow]:
     return rows
 
 
-def examples(paired: Paired) -> list[Example]:
+def examples(paired: PairedRun) -> list[Example]:
     """Places where the two versions' suggestions differ, those that either had accepted first."""
     by_pin = [{(e.user, e.file, e.before, e.truth): e for e in tally.examples} for tally in paired.tallies]
     both = [(by_pin[0][key], by_pin[1][key]) for key in by_pin[0] if key in by_pin[1]]

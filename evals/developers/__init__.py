@@ -1,11 +1,12 @@
-"""Simulated developers: many users with secret tastes who type through real code and speak Continue's protocol.
+"""Simulated developers: users with secret tastes who type through real code and speak Continue's protocol.
 
-`await run(Run(...), code)` lets them type; `await measure(Run(...), code, pins, visits)` compares versions in pairs.
+`await run(settings, code)` lets them type; `await measure(settings, code, pins, visits)` compares versions in pairs.
 """
 
 from evals.developers.draws import Quirks
-from evals.developers.looks import Look, Outcome, Schedule
-from evals.developers.running import Pair, Paired, Run, measure, run
+from evals.developers.live_run import RunSettings, run
+from evals.developers.paired_run import Pair, PairedRun, measure
+from evals.developers.schedule import ExpectedOutcome, Pause, Schedule
 from evals.developers.sources import code_from
 from evals.developers.tally import Counts, Example, Tally
 from evals.developers.transport import Address
@@ -16,12 +17,12 @@ __all__ = [
     "Counts",
     "Decision",
     "Example",
-    "Look",
-    "Outcome",
+    "ExpectedOutcome",
     "Pair",
-    "Paired",
+    "PairedRun",
+    "Pause",
     "Quirks",
-    "Run",
+    "RunSettings",
     "Schedule",
     "Tally",
     "code_from",

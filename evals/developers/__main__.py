@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
-from evals.developers import Address, Decision, Run, Tally, code_from, run
+from evals.developers import Address, Decision, RunSettings, Tally, code_from, run
 from infra import settings as configuration
 
 
@@ -47,12 +47,12 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run and tell. Exit code 1 when no request was answered."""
+    """RunSettings and tell. Exit code 1 when no request was answered."""
     options = parser().parse_args(arguments)
     if options.requests is None and options.seconds is None:
         options.requests = 500
     model = configuration.load().model.name
-    settings = Run(
+    settings = RunSettings(
         address=Address(options.url.rstrip("/"), options.feedback_url, options.token, options.version, model),
         users=options.users,
         seed=options.seed,
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if tally.total.answered else 1
 
 
-async def _run(settings: Run, directories: Sequence[Path], decided: Callable[[Decision], None]) -> Tally:
+async def _run(settings: RunSettings, directories: Sequence[Path], decided: Callable[[Decision], None]) -> Tally:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)
     progress = (lambda tally: print(summary(tally), file=sys.stderr)) if sys.stderr.isatty() else None

@@ -1,14 +1,14 @@
-"""Every chance event of a developer at a place, drawn before anything is served.
+"""Every chance event of a developer at a position, drawn before the server answers.
 
-A stream of random numbers of its own for each (seed, occasion, user, visit, stop): neither timing nor what is served moves the
-draws of another place, so that two models meet the same developers in the same mood.
+Each (occasion, seed, visit, developer, pause) has a random stream of its own. Neither timing nor the served text shifts the draws at
+another position, so two models meet the same developers with the same chance events.
 """
 
 import random
 import re
 from dataclasses import dataclass
 
-from evals.developers.taste import Taste, draw
+from evals.developers.taste import Taste, draw_taste
 
 WORD = re.compile(r"\s*(?:\w+|[^\w\s]+)")
 
@@ -18,35 +18,35 @@ class Quirks:
     """Rates of what Continue does besides one event for each suggestion, and of people's habits."""
 
     late_accepts: float = 0.04
-    """Of accepts: accepted false after 10 s, then accepted true with the same id."""
+    """Of accepts: the editor sends accepted false after 10 s, then accepted true with the same id."""
     superseded: float = 0.03
-    """Of shows: another completion within 500 ms, and no event."""
+    """Of impressions: another completion within 500 ms, and no event."""
     cache_hits: float = 0.03
-    """Of judged shows: shown again from the editor's cache, without a request."""
+    """Of reported impressions: shown again from the editor's cache, without a request."""
     duplicates: float = 0.01
-    """Of events: posted twice, as a proxy that retries does."""
+    """Of events: posted twice, as by a proxy that retries."""
     several_lines: float = 0.12
-    """Of places: the line and one to three more are missing."""
+    """Of positions: the rest of the line and one to three further lines are missing."""
     goes_on: float = 0.5
-    """After a suggestion not taken: a word is typed and a pause made again."""
+    """After a suggestion not taken: the developer types a word and pauses again."""
     most_stops: int = 4
-    """Pauses at one place."""
+    """Pauses at one position at most."""
 
 
 @dataclass(frozen=True)
 class Draws:
-    """What happens at one pause."""
+    """The chance events of one pause."""
 
     types_on: bool
-    """Types on while the answer streams."""
+    """The developer types on while the answer streams."""
     typed: int
     """Characters typed on."""
     typed_at: int
-    """Streamed characters at which the keystroke falls."""
+    """Number of streamed characters at which the keystroke falls."""
     flipped: bool
-    """Decides the other way round."""
+    """The decision comes out the other way round."""
     accept_seconds: float
-    """From the show to the Tab."""
+    """From the impression to the Tab."""
     late: bool
     late_seconds: float
     """From the 10 s timer to the late Tab."""
@@ -55,26 +55,26 @@ class Draws:
     duplicated: bool
     goes_on: bool
     completion_bits: int
-    """Of the editor's completion id."""
+    """Random bits of the editor's completion id."""
 
 
-def stream(*key: object) -> random.Random:
-    """The random numbers of a key."""
+def random_stream(*key: object) -> random.Random:
+    """Return the random generator that the key seeds."""
     return random.Random("/".join(map(str, key)))
 
 
 def user_name(number: int) -> str:
-    """A developer's id as it is sent."""
+    """Return the id that a developer sends."""
     return f"developer-{number:03d}"
 
 
 def taste_of(seed: int, user: int) -> Taste:
-    """A developer's secret taste."""
-    return draw(stream("taste", seed, user))
+    """Return the secret taste of a developer."""
+    return draw_taste(random_stream("taste", seed, user))
 
 
 def draws_at(rng: random.Random, taste: Taste, quirks: Quirks) -> Draws:
-    """Always the same number of draws, in the same order."""
+    """Return the draws of one pause; always takes the same number of draws in the same order."""
     return Draws(
         types_on=rng.random() > taste.patience,
         typed=rng.randint(1, 6),
@@ -92,6 +92,6 @@ def draws_at(rng: random.Random, taste: Taste, quirks: Quirks) -> Draws:
 
 
 def next_word(truth: str) -> str:
-    """What is typed until the next pause: a word or a run of signs, with the space before it."""
+    """Return the text typed until the next pause: a word or a run of symbols, with the space before it."""
     match = WORD.match(truth)
     return match.group() if match else truth

@@ -1,7 +1,7 @@
-"""What Continue does with text: the context it sends, and what of a completion it shows.
+"""Continue's text handling: the context that it sends and the part of a completion that it shows.
 
-Follows core/autocomplete of continuedev/continue (filtering/streamTransforms, postprocessing, templating), applied to whole text
-where Continue works on the stream. Left out: the cut at 300 to 375 ms, since it makes what is shown depend on the machine's load.
+Follows core/autocomplete of continuedev/continue (filtering/streamTransforms, postprocessing, templating), applied to the whole text
+where Continue works on the stream. Omits the cut at 300 to 375 ms, which would make the shown text depend on the machine's load.
 """
 
 from evals.metrics import distance
@@ -12,11 +12,11 @@ SUFFIX_CHARACTERS = 715
 """maxPromptTokens 1024 x maxSuffixPercentage 0.2."""
 SUFFIX_WINDOW = 20
 REPEATS = 3
-"""The third of equal lines in a row ends a completion, and the second is left out."""
+"""The third of equal consecutive lines ends a completion; the second is dropped."""
 
 
-def window(prefix: str, suffix: str) -> tuple[str, str]:
-    """The context that is sent: whole lines, the farthest dropped first; an empty suffix is sent as a newline."""
+def prompt_context(prefix: str, suffix: str) -> tuple[str, str]:
+    """Return the prefix and suffix to send: whole lines, the farthest dropped first; an empty suffix becomes a newline."""
     if len(prefix) > PREFIX_CHARACTERS:
         cut = prefix.find("\n", len(prefix) - PREFIX_CHARACTERS)
         prefix = prefix[cut + 1 :] if cut >= 0 else prefix[-PREFIX_CHARACTERS:]
@@ -26,22 +26,22 @@ def window(prefix: str, suffix: str) -> tuple[str, str]:
     return prefix, suffix or "\n"
 
 
-def multiline(prefix: str) -> bool:
-    """Whether several lines may be shown: not in a comment (multilineCompletions "auto"); the middle of a line is no matter."""
+def allows_multiline(prefix: str) -> bool:
+    """Return whether the editor shows several lines: not in a comment (multilineCompletions "auto")."""
     return not prefix.rsplit("\n", 1)[-1].lstrip().startswith("#")
 
 
-def shown(generated: str, prefix: str, suffix: str) -> str:
-    """What the editor shows of a completion; empty when it shows nothing."""
-    text = generated if multiline(prefix) else generated.split("\n", 1)[0]
-    text = "\n".join(_lines(_until_suffix(text, suffix), _line_below(suffix)))
+def shown_text(generated: str, prefix: str, suffix: str) -> str:
+    """Return the part of a completion that the editor shows; empty if it shows nothing."""
+    text = generated if allows_multiline(prefix) else generated.split("\n", 1)[0]
+    text = "\n".join(_filter_lines(_until_suffix(text, suffix), _line_below(suffix)))
     if not text.strip() or _rewrites_line_above(text, prefix):
         return ""
     return text.removeprefix(" ") if prefix.endswith(" ") else text
 
 
 def lost_space(generated: str, text: str) -> bool:
-    """Whether the editor took leading spaces off."""
+    """Return whether the editor removed leading spaces."""
     return generated.startswith(" ") and not generated.startswith(text)
 
 
@@ -50,25 +50,25 @@ def _until_suffix(text: str, suffix: str) -> str:
         return text
     target = suffix.lstrip()[: SUFFIX_WINDOW * 3 // 2]
     for end in range(SUFFIX_WINDOW, len(text) + 1):
-        start = max(0, end - SUFFIX_WINDOW - 1)  # the character that came last is looked at before the first one goes
+        start = max(0, end - SUFFIX_WINDOW - 1)  # the newest character joins the window before the oldest leaves
         if text[start:end] in target:
             return text[:start]
     return text
 
 
-def _lines(text: str, below: str) -> list[str]:
+def _filter_lines(text: str, below: str) -> list[str]:
     lines: list[str] = []
-    before, equal = "", 0
+    previous, equal = "", 0
     for line in text.split("\n"):
         if below.strip() and line == below:
             break
-        equal = equal + 1 if line == before and equal else 1
-        before = line
+        equal = equal + 1 if line == previous and equal else 1
+        previous = line
         if equal == REPEATS:
             break
         if equal > 1 or line.strip() == "#":
             continue
-        if not line.strip() and lines:  # the double newline
+        if not line.strip() and lines:  # a blank line
             break
         if below.strip() and _similar_to_below(line, below.strip()):
             break

@@ -1,4 +1,4 @@
-"""The bodies and headers that Continue sends. What the developer is about to write has no way in."""
+"""The bodies and headers that Continue sends. No function here takes the text that the developer is about to write."""
 
 import uuid
 from dataclasses import dataclass
@@ -30,32 +30,32 @@ VERSION_HEADER = "X-Tabloop-Version"
 
 
 @dataclass(frozen=True)
-class Shown:
-    """A completion on a developer's screen."""
+class Impression:
+    """A completion shown to a developer."""
 
     completion_id: str
-    """Made by the editor; the completions server never sees it."""
+    """The editor generates it; the completions server never sees it."""
     user: str
     file: str
     prefix: str
-    """As sent, with what was typed since where a stream was used again."""
+    """The sent prefix, followed by the text typed since if the editor reused a stream."""
     suffix: str
     completion: str
-    """After the editor's own cuts."""
-    made: float
+    """The text that the editor shows."""
+    requested_at: float
     """Unix seconds."""
     elapsed_ms: float
-    """From the pause in typing, debounce included."""
+    """From the pause in typing, including the debounce."""
     model: str
 
 
 def prompt(prefix: str, suffix: str) -> str:
-    """Continue's prompt for Qwen."""
+    """Return Continue's prompt for Qwen."""
     return f"{fim.PREFIX}{prefix}{fim.SUFFIX}{suffix}{fim.MIDDLE}"
 
 
-def request(model: str, prefix: str, suffix: str) -> dict[str, Any]:
-    """Body of `POST {apiBase}/completions`."""
+def request_body(model: str, prefix: str, suffix: str) -> dict[str, Any]:
+    """Return the body of `POST {apiBase}/completions`."""
     return {
         "model": model,
         "max_tokens": 4096,
@@ -67,38 +67,38 @@ def request(model: str, prefix: str, suffix: str) -> dict[str, Any]:
 
 
 def request_headers(token: str, user: str, pin: str = "") -> dict[str, str]:
-    """Its headers; the user arrives through requestOptions.headers, a pin asks for one version."""
+    """Return the headers of a request. Continue adds the user by requestOptions.headers; `pin` requests one version."""
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {token}", "api-key": token, "X-User-ID": user}
     return headers | ({VERSION_HEADER: pin} if pin else {})
 
 
 def event_headers(token: str, user: str) -> dict[str, str]:
-    """Headers of an event."""
+    """Return the headers of an event."""
     return {"Content-Type": "application/json", "Authorization": f"Bearer {token}", "X-User-ID": user}
 
 
-def event(shown: Shown, accepted: bool, cache_hit: bool = False) -> dict[str, Any]:
-    """One autocomplete event, schema 0.2.0, level all."""
-    made = datetime.fromtimestamp(shown.made, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+def event_body(impression: Impression, accepted: bool, cache_hit: bool = False) -> dict[str, Any]:
+    """Return an autocomplete event, schema 0.2.0, level all."""
+    timestamp = datetime.fromtimestamp(impression.requested_at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     data = {
         "eventName": "autocomplete",
         "schema": "0.2.0",
-        "timestamp": made,
+        "timestamp": timestamp,
         "userId": "",
         "userAgent": "Visual Studio Code/1.103.0 (Continue/2.1.0)",
         "selectedProfileId": "local",
         **OPTIONS,
         "accepted": accepted,
-        "time": round(shown.elapsed_ms),
-        "prefix": shown.prefix,
-        "suffix": shown.suffix,
-        "prompt": prompt(shown.prefix, shown.suffix),
-        "completion": shown.completion,
+        "time": round(impression.elapsed_ms),
+        "prefix": impression.prefix,
+        "suffix": impression.suffix,
+        "prompt": prompt(impression.prefix, impression.suffix),
+        "completion": impression.completion,
         "modelProvider": "openai",
-        "modelName": shown.model,
+        "modelName": impression.model,
         "cacheHit": cache_hit,
-        "filepath": f"file:///workspace/{shown.file}",
-        "completionId": shown.completion_id,
-        "uniqueId": str(uuid.uuid5(uuid.NAMESPACE_OID, shown.user)),
+        "filepath": f"file:///workspace/{impression.file}",
+        "completionId": impression.completion_id,
+        "uniqueId": str(uuid.uuid5(uuid.NAMESPACE_OID, impression.user)),
     }
     return {"name": "autocomplete", "schema": "0.2.0", "level": "all", "profileId": "local", "data": data}

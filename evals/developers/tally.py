@@ -1,65 +1,62 @@
-"""What happened: counts for each developer and policy version, frozen when handed out."""
+"""Counts of a run for each developer and policy version."""
 
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 
-UNKNOWN = ""
-"""Version of a request whose response named none."""
-
 
 @dataclass(frozen=True)
 class Counts:
-    """Sums that add up: requests = cancelled + errors + nothing + shown; shown = judged + unreported."""
+    """Sums over requests: requests = cancelled + errors + nothing + shown; shown = judged + unreported."""
 
     requests: int = 0
     """Requests sent to the completions server."""
     errors: int = 0
-    """Refused, broken off or timed out."""
+    """Requests refused, interrupted or timed out."""
     cancelled: int = 0
-    """Typed over before there was anything to show."""
+    """Requests whose answer the developer typed over before the editor could show it."""
     nothing: int = 0
-    """Answered, and the editor had nothing to show."""
+    """Answered requests for which the editor had nothing to show."""
     shown: int = 0
     judged: int = 0
-    """Shown and reported: accepted + rejected."""
+    """Impressions with an event: accepted + rejected."""
     accepted: int = 0
     rejected: int = 0
     unreported: int = 0
-    """Shown, and replaced by the next before its event was sent."""
+    """Impressions replaced by the next one before their event was due."""
     reused: int = 0
-    """Of shown: the stream went on while matching text was typed."""
+    """Of shown: the stream continued while the developer typed matching text."""
     late: int = 0
-    """Of accepted: first reported as not."""
+    """Of accepted: first reported as not accepted."""
     cache_hits: int = 0
-    """Shown again without a request; in none of the counts above."""
+    """Impressions from the editor's cache, without a request; in none of the counts above."""
     duplicates: int = 0
     """Events posted a second time."""
     lost_events: int = 0
-    """Events that the feedback server did not take."""
+    """Events that the feedback server did not accept."""
     shown_characters: int = 0
     accepted_characters: int = 0
-    """Characters of accepted suggestions as shown."""
+    """Characters of accepted suggestions, as shown."""
     kept_characters: int = 0
-    """Of these, what was right."""
+    """Of these, right characters from the start."""
 
     def __add__(self, other: "Counts") -> "Counts":
         return Counts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
     @property
     def answered(self) -> int:
-        """Requests that were neither typed over nor failed, nor lost their event: what acceptance is a share of."""
+        """The denominator of acceptance: requests that were not typed over, did not fail and did not stay unreported."""
         return self.nothing + self.judged
 
     @property
     def acceptance(self) -> float:
-        """Accepted suggestions per answered request; not a number where there is none."""
+        """Accepted suggestions per answered request; NaN without answered requests."""
         return self.accepted / self.answered if self.answered else float("nan")
 
 
 @dataclass(frozen=True)
 class Example:
-    """One suggestion, for a report."""
+    """One suggestion for a report."""
 
     user: str
     version: str
@@ -74,34 +71,34 @@ class Example:
 
 @dataclass(frozen=True)
 class Tally:
-    """A run's sums so far."""
+    """The sums of a run at one moment."""
 
     cells: Mapping[tuple[str, str], Counts]
-    """By (user, policy version)."""
+    """By (user, policy version); the version is empty where the response names none."""
     examples: tuple[Example, ...]
     seconds: float
 
     def by_user(self) -> dict[str, Counts]:
-        """Sums over versions."""
-        return self._sum(0)
+        """Return the sums over versions, by user."""
+        return self._sum_by(0)
 
     def by_version(self) -> dict[str, Counts]:
-        """Sums over users."""
-        return self._sum(1)
+        """Return the sums over users, by version."""
+        return self._sum_by(1)
 
     @property
     def total(self) -> Counts:
-        """The whole run."""
+        """Sums of the whole run."""
         return sum(self.cells.values(), Counts())
 
-    def _sum(self, part: int) -> dict[str, Counts]:
+    def _sum_by(self, part: int) -> dict[str, Counts]:
         sums: dict[str, Counts] = {}
         for key, counts in self.cells.items():
             sums[key[part]] = sums.get(key[part], Counts()) + counts
         return sums
 
     def as_json(self) -> dict[str, object]:
-        """For --report."""
+        """Return the report that `--report` writes."""
         return {
             "seconds": round(self.seconds, 3),
             "acceptance": self.total.acceptance if self.total.answered else None,
@@ -113,22 +110,22 @@ class Tally:
 
 
 class Ledger:
-    """Counts while a run goes on."""
+    """The mutable counts of a running run."""
 
     def __init__(self, examples: int) -> None:
         self._cells: dict[tuple[str, str], Counter[str]] = {}
         self._examples: list[Example] = []
-        self._room = examples
+        self._max_examples = examples
 
     def add(self, user: str, version: str, **counts: int) -> None:
-        """Add to a cell."""
+        """Add to the counts of a user and version."""
         self._cells.setdefault((user, version), Counter()).update(counts)
 
-    def show(self, example: Example) -> None:
-        """Keep an example while there is room."""
-        if len(self._examples) < self._room:
+    def add_example(self, example: Example) -> None:
+        """Keep an example, up to the maximum number."""
+        if len(self._examples) < self._max_examples:
             self._examples.append(example)
 
     def tally(self, seconds: float) -> Tally:
-        """What there is."""
+        """Return a frozen copy of the counts."""
         return Tally({key: Counts(**counter) for key, counter in self._cells.items()}, tuple(self._examples), seconds)

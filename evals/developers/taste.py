@@ -1,6 +1,6 @@
-"""What a simulated developer takes and what not: secret, drawn once a user, the same whichever model serves.
+"""The secret taste of a simulated developer: which suggestions they accept. It is drawn once per user and independent of the model.
 
-A person takes a suggestion whose start is right and worth a Tab, or that is right as a whole. Nothing here knows of models.
+A developer accepts a suggestion that is entirely right, or whose start is right and worth a Tab.
 """
 
 import random
@@ -14,42 +14,42 @@ Reason = Literal["whole", "start", "wrong", "short", "overruns", "half_word", "c
 
 @dataclass(frozen=True)
 class Taste:
-    """One developer's."""
+    """The taste of one developer."""
 
     strictness: float
     """Least share of the shown characters that must be right."""
     least: int
-    """Fewest right characters from the start that are worth a Tab."""
+    """Minimum right characters from the start that are worth a Tab."""
     least_whole: int
-    """The same for a suggestion that is right as a whole: some take a single closing bracket, some type it."""
+    """The same for an entirely right suggestion: some accept a single closing bracket, some type it."""
     longest: int
-    """Characters from which a suggestion that is not right as a whole is too much to read."""
+    """Maximum length in characters, unless the suggestion is entirely right."""
     dislikes_overrun: bool
-    """Refuses text that goes on after what they were about to write."""
+    """Rejects text that continues past the text they were about to write."""
     dislikes_half_words: bool
-    """Refuses text that stops in the middle of a word."""
+    """Rejects text that stops in the middle of a word."""
     dislikes_comments: bool
-    """Refuses comments they were not about to write."""
+    """Rejects comments that they were not about to write."""
     patience: float
-    """Share of requests whose answer they wait for; at the others they type on."""
+    """Share of requests whose answer they wait for; otherwise they type on."""
     noise: float
     """Share of decisions that come out the other way round."""
     activity: float
-    """How much they type, next to others."""
+    """Relative frequency of their visits."""
 
 
 @dataclass(frozen=True)
 class Opinion:
-    """What a developer thinks of a suggestion."""
+    """A developer's verdict on a suggestion, without decision noise."""
 
     accepted: bool
     reason: Reason
     right: int
-    """Characters from the start that are right: what is kept of an accepted one."""
+    """Right characters from the start, which the developer keeps after accepting."""
 
 
-def draw(rng: random.Random) -> Taste:
-    """A developer's taste."""
+def draw_taste(rng: random.Random) -> Taste:
+    """Return a random taste."""
     return Taste(
         strictness=rng.uniform(0.6, 1.0),
         least=rng.choice((1, 2, 3, 3, 4, 4, 5, 6, 8)),
@@ -65,11 +65,11 @@ def draw(rng: random.Random) -> Taste:
 
 
 def judge(taste: Taste, shown: str, truth: str) -> Opinion:
-    """What they think of `shown` when they are about to write `truth`; decision noise is not in it."""
+    """Return the opinion of a developer about `shown` who is about to write `truth`."""
     right = matching_prefix(shown, truth)
     if shown.rstrip() == truth.rstrip():
-        worth = right >= taste.least_whole
-        return Opinion(worth, "whole" if worth else "short", right)
+        accepted = right >= taste.least_whole
+        return Opinion(accepted, "whole" if accepted else "short", right)
     if right < taste.strictness * len(shown):
         return Opinion(False, "wrong", right)
     if right < taste.least:
@@ -83,12 +83,17 @@ def _objection(taste: Taste, shown: str, truth: str, right: int) -> Reason | Non
         return "long"
     if taste.dislikes_overrun and right >= len(truth.rstrip()):
         return "overruns"
-    if taste.dislikes_half_words and right == len(shown) and _wordy(truth[right - 1]) and _wordy(truth[right]):
+    if (
+        taste.dislikes_half_words
+        and right == len(shown)
+        and _is_word_character(truth[right - 1])
+        and _is_word_character(truth[right])
+    ):
         return "half_word"
     if taste.dislikes_comments and "#" in shown[right:]:
         return "comment"
     return None
 
 
-def _wordy(character: str) -> bool:
+def _is_word_character(character: str) -> bool:
     return character.isalnum() or character == "_"

@@ -1,4 +1,4 @@
-"""One developer at one place: types, pauses, looks at what is suggested, takes it or types on."""
+"""One developer at one position: types, pauses, reads the suggestion, accepts it or types on."""
 
 import asyncio
 import time
@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 
 from evals.developers import draws, editor, protocol
 from evals.developers.draws import Draws, Quirks
+from evals.developers.protocol import Impression
 from evals.developers.tally import Example, Ledger
 from evals.developers.taste import Opinion, Taste, judge
-from evals.developers.transport import Answer, Wire
+from evals.developers.transport import Answer, EditorClient
 from evals.positions import Position
 
 DEBOUNCE_MS = 350.0
@@ -20,11 +21,12 @@ CHARACTERS_PER_SECOND = 6.0
 
 @dataclass(frozen=True)
 class Decision:
-    """One pause and what came of it; never sent anywhere, written by --decisions."""
+    """One pause and its outcome, as `--decisions` writes it; never sent to a server."""
 
     user: str
     visit: int
     stop: int
+    """Number of the pause at this position."""
     version: str
     outcome: str
     """accepted, rejected, unreported, nothing, cancelled or error."""
@@ -32,200 +34,201 @@ class Decision:
     shown: str
     truth: str
     right: int
+    """Right characters from the start."""
     elapsed_ms: float
 
 
 @dataclass(frozen=True)
 class Developer:
-    """Who types."""
+    """A simulated developer."""
 
     name: str
     taste: Taste
 
 
 @dataclass(frozen=True)
-class Desk:
-    """What all developers of a run share."""
+class RunContext:
+    """What all visits of a run share."""
 
-    wire: Wire
+    client: EditorClient
     ledger: Ledger
     quirks: Quirks
     speed: float
     """How many times faster than people."""
     run_id: str
     """Keeps the editors' completion ids of two runs apart."""
-    pace: Callable[[], Awaitable[bool]]
-    """Waits for the next request's turn; false when the run is over."""
+    pacer: Callable[[], Awaitable[bool]]
+    """Waits for the turn of the next request; returns False when the run is over."""
     background: Callable[[Awaitable[None]], None]
-    """Has events sent when their time comes."""
-    decided: Callable[[Decision], None]
+    """Runs the sending of events beside the visit."""
+    on_decision: Callable[[Decision], None]
+
+
+@dataclass(frozen=True)
+class PendingRejection:
+    """A suggestion not taken. Its event is due 10 s after the impression unless the next suggestion cancels it."""
+
+    impression: Impression
+    version: str
+    shown_at: float
+    """Monotonic seconds."""
+    draws: Draws
 
 
 class Visit:
-    """Goes through the pauses at one place."""
+    """The pauses of one developer at one position."""
 
-    def __init__(self, desk: Desk, developer: Developer, number: int, key: tuple[object, ...], place: Position) -> None:
-        self._desk, self._developer, self._number, self._key, self._place = desk, developer, number, key, place
-        self._waiting: tuple[protocol.Shown, float, Draws, str] | None = None
-        """A suggestion not taken, whose event is due 10 s after the show unless the next one cancels it."""
+    def __init__(
+        self, context: RunContext, developer: Developer, number: int, key: tuple[object, ...], position: Position
+    ) -> None:
+        self._context, self._developer, self._number, self._key, self._position = context, developer, number, key, position
+        self._pending: PendingRejection | None = None
 
-    async def go(self) -> None:
-        """Type until the place is written or the developer turns elsewhere."""
-        prefix, suffix = editor.window(self._place.prefix, self._place.suffix)
-        truth = self._place.truth
-        for stop in range(self._desk.quirks.most_stops):
-            if not truth.strip() or not await self._desk.pace():
+    async def run(self) -> None:
+        """Type until the text is complete or the developer leaves."""
+        prefix, suffix = editor.prompt_context(self._position.prefix, self._position.suffix)
+        truth, quirks = self._position.truth, self._context.quirks
+        for stop in range(quirks.most_stops):
+            if not truth.strip() or not await self._context.pacer():
                 break
-            drawn = draws.draws_at(draws.stream(*self._key, stop), self._developer.taste, self._desk.quirks)
-            outcome, typed = await self._pause(stop, prefix, suffix, truth, drawn)
-            if outcome == "accepted" or not (drawn.goes_on or outcome == "cancelled"):
+            stop_draws = draws.draws_at(draws.random_stream(*self._key, stop), self._developer.taste, quirks)
+            outcome, typed = await self._pause(stop, prefix, suffix, truth, stop_draws)
+            if outcome == "accepted" or not (stop_draws.goes_on or outcome == "cancelled"):
                 break
             typed += draws.next_word(truth[len(typed) :]) if outcome != "cancelled" else ""
             prefix, truth = prefix + typed, truth[len(typed) :]
-            await asyncio.sleep((len(typed) / CHARACTERS_PER_SECOND + DEBOUNCE_MS / 1000) / self._desk.speed)
-        self._report_waiting()
+            await self._wait(len(typed) / CHARACTERS_PER_SECOND + DEBOUNCE_MS / 1000)
+        self._report_pending()
 
-    async def _pause(self, stop: int, prefix: str, suffix: str, truth: str, drawn: Draws) -> tuple[str, str]:
-        """One request. Returns its outcome and what was typed meanwhile."""
-        typed = truth[: drawn.typed] if drawn.types_on and len(truth) > drawn.typed else ""
-        moment = {"began": time.time()}
-        answer = await self._desk.wire.complete(self._developer.name, prefix, suffix, _leaving(typed, drawn.typed_at))
+    async def _pause(self, stop: int, prefix: str, suffix: str, truth: str, draws: Draws) -> tuple[str, str]:
+        """Send one request. Return its outcome and the text typed while the answer streamed."""
+        typed = truth[: draws.typed] if draws.types_on and len(truth) > draws.typed else ""
+        requested_at = time.time()
+        name, context = self._developer.name, self._context
+        answer = await context.client.complete(name, prefix, suffix, _typing_check(typed, draws.typed_at))
         self._count(answer, requests=1)
+        decision = Decision(name, self._number, stop, answer.version, "error", answer.error, "", truth, 0, answer.elapsed_ms)
         if answer.error:
             self._count(answer, errors=1)
-            self._decide(stop, answer, "error", answer.error, "", truth, 0)
+            context.on_decision(decision)
             return "error", ""
         if answer.cancelled or not answer.text.startswith(typed):
             self._count(answer, cancelled=1)
-            self._decide(stop, answer, "cancelled", "typed over", "", truth, 0)
+            context.on_decision(replace(decision, outcome="cancelled", reason="typed over"))
             return "cancelled", typed
         prefix, truth, generated = prefix + typed, truth[len(typed) :], answer.text[len(typed) :]
-        text = editor.shown(generated, prefix, suffix)
+        text = editor.shown_text(generated, prefix, suffix)
         if not text:
             self._count(answer, nothing=1)
-            self._decide(stop, answer, "nothing", "", "", truth, 0)
+            context.on_decision(replace(decision, outcome="nothing", truth=truth))
             return "nothing", typed
         self._count(answer, shown=1, shown_characters=len(text), reused=int(bool(typed)))
-        shown = protocol.Shown(
-            completion_id=self._completion_id(drawn),
-            user=self._developer.name,
-            file=self._place.file,
+        impression = Impression(
+            completion_id=str(uuid.uuid5(uuid.NAMESPACE_OID, f"{context.run_id}/{draws.completion_bits}")),
+            user=name,
+            file=self._position.file,
             prefix=prefix,
             suffix=suffix,
             completion=text,
-            made=moment["began"],
+            requested_at=requested_at,
             elapsed_ms=DEBOUNCE_MS + answer.elapsed_ms,
-            model=self._desk.wire.address.model,
+            model=context.client.address.model,
         )
-        self._replace_waiting(text)
-        opinion, accepted = opinion_of(self._developer.taste, generated, text, truth, drawn.flipped)
-        outcome = self._settle(shown, accepted, opinion, answer, drawn)
-        self._decide(stop, answer, outcome, opinion.reason, text, truth, opinion.right)
+        self._replace_pending(text)
+        opinion, accepted = opinion_of(self._developer.taste, generated, text, truth, draws.flipped)
+        outcome = self._settle(impression, accepted, opinion, answer, draws)
+        context.on_decision(
+            replace(decision, outcome=outcome, reason=opinion.reason, shown=text, truth=truth, right=opinion.right)
+        )
         before = "\n".join(prefix.split("\n")[-2:])
-        self._desk.ledger.show(
-            Example(self._developer.name, answer.version, shown.file, before, text, truth, accepted, opinion.reason)
-        )
+        context.ledger.add_example(Example(name, answer.version, impression.file, before, text, truth, accepted, opinion.reason))
         return outcome, typed
 
-    def _settle(self, shown: protocol.Shown, accepted: bool, opinion: Opinion, answer: Answer, drawn: Draws) -> str:
-        """Count the decision and have its events sent."""
-        if drawn.superseded:
+    def _settle(self, impression: Impression, accepted: bool, opinion: Opinion, answer: Answer, draws: Draws) -> str:
+        """Count the decision and schedule its events. Return the outcome."""
+        if draws.superseded:
             self._count(answer, unreported=1)
             return "unreported"
         if not accepted:
-            self._waiting = (shown, time.monotonic(), drawn, answer.version)
+            self._pending = PendingRejection(impression, answer.version, time.monotonic(), draws)
             return "rejected"
-        size = len(shown.completion)
-        kept = min(opinion.right, size)
-        self._count(answer, judged=1, accepted=1, accepted_characters=size, kept_characters=kept, late=int(drawn.late))
-        self._desk.background(self._accept(shown, answer.version, drawn))
+        size = len(impression.completion)
+        right = min(opinion.right, size)
+        self._count(answer, judged=1, accepted=1, accepted_characters=size, kept_characters=right, late=int(draws.late))
+        self._context.background(self._accept(impression, answer.version, draws))
         return "accepted"
 
-    def _replace_waiting(self, text: str) -> None:
-        """Continue drops the event of a suggestion when the next one's first line is its start or end, or the other way round."""
-        if self._waiting is None:
+    def _replace_pending(self, text: str) -> None:
+        """Settle the pending rejection as Continue does when a new suggestion appears.
+
+        Continue drops the pending event if the first line of one suggestion is a start or an end of the other's.
+        """
+        if self._pending is None:
             return
-        shown, _, _, version = self._waiting
-        old, new = shown.completion.split("\n")[0], text.split("\n")[0]
+        old, new = self._pending.impression.completion.split("\n")[0], text.split("\n")[0]
         if old.startswith(new) or old.endswith(new) or new.startswith(old) or new.endswith(old):
-            self._desk.ledger.add(self._developer.name, version, unreported=1)
-            self._waiting = None
-        self._report_waiting()
+            self._context.ledger.add(self._developer.name, self._pending.version, unreported=1)
+            self._pending = None
+        self._report_pending()
 
-    def _report_waiting(self) -> None:
-        if self._waiting is not None:
-            shown, since, drawn, version = self._waiting
-            self._desk.ledger.add(self._developer.name, version, judged=1, rejected=1)
-            self._desk.background(self._reject(shown, version, since, drawn))
-            self._waiting = None
+    def _report_pending(self) -> None:
+        if self._pending is not None:
+            self._context.ledger.add(self._developer.name, self._pending.version, judged=1, rejected=1)
+            self._context.background(self._reject(self._pending))
+            self._pending = None
 
-    async def _accept(self, shown: protocol.Shown, version: str, drawn: Draws) -> None:
-        if drawn.late:
+    async def _accept(self, impression: Impression, version: str, draws: Draws) -> None:
+        if draws.late:
             await self._wait(REJECTED_AFTER_SECONDS)
-            await self._post(shown, version, False, drawn)
-            await self._wait(drawn.late_seconds)
+            await self._post(impression, version, False, draws)
+            await self._wait(draws.late_seconds)
         else:
-            await self._wait(drawn.accept_seconds)
-        await self._post(shown, version, True, drawn)
-        await self._show_cached(shown, version, True, drawn)
+            await self._wait(draws.accept_seconds)
+        await self._post(impression, version, True, draws)
+        await self._show_cached(impression, version, True, draws)
 
-    async def _reject(self, shown: protocol.Shown, version: str, since: float, drawn: Draws) -> None:
-        passed = (time.monotonic() - since) * self._desk.speed
+    async def _reject(self, pending: PendingRejection) -> None:
+        passed = (time.monotonic() - pending.shown_at) * self._context.speed
         await self._wait(max(0.0, REJECTED_AFTER_SECONDS - passed))
-        await self._post(shown, version, False, drawn)
-        await self._show_cached(shown, version, False, drawn)
+        await self._post(pending.impression, pending.version, False, pending.draws)
+        await self._show_cached(pending.impression, pending.version, False, pending.draws)
 
-    async def _show_cached(self, shown: protocol.Shown, version: str, accepted: bool, drawn: Draws) -> None:
-        if drawn.cached:
-            again = replace(shown, completion_id=str(uuid.uuid5(uuid.UUID(shown.completion_id), "again")), made=time.time())
-            self._desk.ledger.add(shown.user, version, cache_hits=1)
-            await self._wait(drawn.accept_seconds if accepted else REJECTED_AFTER_SECONDS)
-            await self._post(again, version, accepted, drawn, cache_hit=True)
+    async def _show_cached(self, impression: Impression, version: str, accepted: bool, draws: Draws) -> None:
+        if draws.cached:
+            completion_id = str(uuid.uuid5(uuid.UUID(impression.completion_id), "again"))
+            repeat = replace(impression, completion_id=completion_id, requested_at=time.time())
+            self._context.ledger.add(impression.user, version, cache_hits=1)
+            await self._wait(draws.accept_seconds if accepted else REJECTED_AFTER_SECONDS)
+            await self._post(repeat, version, accepted, draws, cache_hit=True)
 
-    async def _post(self, shown: protocol.Shown, version: str, accepted: bool, drawn: Draws, cache_hit: bool = False) -> None:
-        body = protocol.event(shown, accepted, cache_hit)
-        if not await self._desk.wire.post(shown.user, body):
-            self._desk.ledger.add(shown.user, version, lost_events=1)
-        if drawn.duplicated:
-            self._desk.ledger.add(shown.user, version, duplicates=1)
-            await self._desk.wire.post(shown.user, body)
+    async def _post(self, impression: Impression, version: str, accepted: bool, draws: Draws, cache_hit: bool = False) -> None:
+        body = protocol.event_body(impression, accepted, cache_hit)
+        if not await self._context.client.post(impression.user, body):
+            self._context.ledger.add(impression.user, version, lost_events=1)
+        if draws.duplicated:
+            self._context.ledger.add(impression.user, version, duplicates=1)
+            await self._context.client.post(impression.user, body)
 
     async def _wait(self, seconds: float) -> None:
-        await asyncio.sleep(seconds / self._desk.speed)
-
-    def _completion_id(self, drawn: Draws) -> str:
-        return str(uuid.uuid5(uuid.NAMESPACE_OID, f"{self._desk.run_id}/{drawn.completion_bits}"))
+        await asyncio.sleep(seconds / self._context.speed)
 
     def _count(self, answer: Answer, **counts: int) -> None:
-        self._desk.ledger.add(self._developer.name, answer.version, **counts)
-
-    def _decide(self, stop: int, answer: Answer, outcome: str, reason: str, text: str, truth: str, right: int) -> None:
-        self._desk.decided(
-            Decision(
-                user=self._developer.name,
-                visit=self._number,
-                stop=stop,
-                version=answer.version,
-                outcome=outcome,
-                reason=reason,
-                shown=text,
-                truth=truth,
-                right=right,
-                elapsed_ms=answer.elapsed_ms,
-            )
-        )
+        self._context.ledger.add(self._developer.name, answer.version, **counts)
 
 
 def opinion_of(taste: Taste, generated: str, text: str, truth: str, flipped: bool) -> tuple[Opinion, bool]:
-    """What they think of what is shown, and what they do; a space that the editor took off is not held against it."""
+    """Return a developer's opinion of the shown `text`, and whether they accept it, which `flipped` inverts.
+
+    The opinion ignores a space that the editor removed.
+    """
     if editor.lost_space(generated, text):
         truth = truth.removeprefix(" ")
     opinion = judge(taste, text, truth)
     return opinion, opinion.accepted is not flipped
 
 
-def _leaving(typed: str, at: int) -> Callable[[str], bool] | None:
-    """Close the connection when, at the keystroke, the text so far and the typed text part ways."""
+def _typing_check(typed: str, keystroke_at: int) -> Callable[[str], bool] | None:
+    """Return the check that closes the connection if, at the keystroke, the streamed and the typed text differ."""
     if not typed:
         return None
-    return lambda text: len(text) >= at and not (text.startswith(typed) or typed.startswith(text))
+    return lambda text: len(text) >= keystroke_at and not (text.startswith(typed) or typed.startswith(text))

@@ -1,4 +1,4 @@
-"""Judges of completions: a module each, and one builder that picks by settings."""
+"""Judges of completions: one module each, and `build`, which picks one by the settings."""
 
 from evals.judge.base import Failed, FailureKind, Item, Judge, Judgement, Scored
 from evals.judge.reference import ReferenceJudge
@@ -8,7 +8,7 @@ __all__ = ["Failed", "FailureKind", "Item", "Judge", "Judgement", "ReferenceJudg
 
 
 def build(settings: schema.Judge) -> Judge:
-    """The judge that the settings name."""
+    """Return the judge that `settings.kind` names."""
     if settings.kind == "openai":
         from evals.judge.openai import OpenAIJudge
 

@@ -1,4 +1,4 @@
-"""What a judge is: it scores completions from 0 to 10, and says so where it could not."""
+"""The judge's interface: it scores completions from 0 to 10 and reports each completion that it could not score."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ FailureKind = Literal["timeout", "refused", "unavailable", "garbage", "out_of_ra
 
 @dataclass(frozen=True)
 class Item:
-    """A completion to be judged, with what was really written there."""
+    """A completion to judge, with the text that the file really holds there."""
 
     prefix: str
     suffix: str
@@ -20,15 +20,15 @@ class Item:
 
 @dataclass(frozen=True)
 class Scored:
-    """A judgement."""
+    """A judgement with a score."""
 
     score: float
-    """From 0 (useless) to 10 (as good as what was written)."""
+    """From 0 (useless) to 10 (as good as the real text)."""
 
 
 @dataclass(frozen=True)
 class Failed:
-    """No judgement: it counts towards the failure rate and never as a score."""
+    """A judgement without a score. It counts towards the failure rate and never as a score."""
 
     kind: FailureKind
     detail: str
@@ -38,13 +38,13 @@ Judgement = Scored | Failed
 
 
 class Judge(Protocol):
-    """Scores completions; never raises for a single item."""
+    """Scores completions. A failure on one item never raises."""
 
     @property
     def name(self) -> str:
-        """What is told wherever its scores are shown."""
+        """The name shown beside the judge's scores."""
         ...
 
     def score(self, items: Sequence[Item]) -> list[Judgement]:
-        """One judgement an item, in order."""
+        """Return one judgement for each item, in order."""
         ...

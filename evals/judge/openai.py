@@ -1,7 +1,7 @@
-"""A judge behind any OpenAI-compatible chat endpoint: DeepSeek, a local vLLM, OpenAI.
+"""A judge that asks any OpenAI-compatible chat endpoint: DeepSeek, a local vLLM, OpenAI.
 
-The answer must be JSON of one schema with a score from 0 to 10. What is not is a failure with its kind, never a score. Failures
-that may pass are tried again, a deadline bounds each judgement as a whole, and an endpoint that keeps failing is left alone.
+The answer must be JSON of one schema with a score from 0 to 10; any other answer is a failure with a kind. The judge retries
+transient failures, bounds each judgement with a deadline, and stops sending requests to an endpoint that keeps failing.
 """
 
 import json
@@ -19,7 +19,7 @@ from evals.judge.base import HIGHEST, LOWEST, Failed, Item, Judgement, Scored
 from infra.settings import schema
 
 CONTEXT_CHARACTERS = 1_500
-MOST_BYTES = 1 << 18
+MAX_BYTES = 1 << 18
 SCHEMA = {
     "type": "object",
     "properties": {"score": {"type": "number", "minimum": LOWEST, "maximum": HIGHEST}},
@@ -36,89 +36,91 @@ RETRIED_STATUS = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 
 
 @dataclass(frozen=True)
-class Policy:
-    """How hard it tries."""
+class RequestPolicy:
+    """How many requests the judge sends."""
 
     attempts: int = 3
-    """Tries of one judgement."""
+    """Requests for one judgement at most."""
     pause_seconds: float = 0.5
-    """Before the second try; doubled before each more."""
+    """Pause before the second attempt; doubles before each further one."""
     open_after: int = 8
-    """Judgements that failed in a row until the endpoint is left alone."""
+    """Consecutive failed judgements after which the judge sends no more requests."""
     concurrency: int = 8
     """Judgements at a time."""
 
 
-class Circuit:
-    """Opens after so many failures in a row; shared by threads."""
+class CircuitBreaker:
+    """Opens after `limit` consecutive failures. Threads share it."""
 
     def __init__(self, limit: int) -> None:
         self._limit, self._failures, self._lock = limit, 0, threading.Lock()
 
     @property
     def open(self) -> bool:
-        """Whether the endpoint is left alone."""
+        """Whether the judge must send no more requests."""
         return self._failures >= self._limit
 
-    def tell(self, worked: bool) -> None:
-        """The outcome of a judgement."""
+    def record(self, success: bool) -> None:
+        """Count the result of one judgement."""
         with self._lock:
-            self._failures = 0 if worked else self._failures + 1
+            self._failures = 0 if success else self._failures + 1
 
 
 class OpenAIJudge:
-    """Scores by a chat model."""
+    """Scores completions by a chat model."""
 
-    def __init__(self, settings: schema.Judge, policy: Policy | None = None, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(
+        self, settings: schema.Judge, policy: RequestPolicy | None = None, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
         if not settings.url or not settings.model:
             raise ValueError(
                 f"evaluate.judge: kind openai needs url and model, got url={settings.url!r} and model={settings.model!r}; "
                 "set both, e.g. url = http://127.0.0.1:8000/v1, or choose kind = reference"
             )
         self.name = settings.model
-        self._settings, self._policy, self._sleep = settings, policy or Policy(), sleep
+        self._settings, self._policy, self._sleep = settings, policy or RequestPolicy(), sleep
 
     def score(self, items: Sequence[Item]) -> list[Judgement]:
-        """One judgement an item, in order; never raises for an item."""
+        """Return one judgement for each item, in order; never raises for an item."""
         key = self._settings.api_key
         headers = {"Authorization": f"Bearer {key.get_secret_value()}"} if key else {}
-        circuit = Circuit(self._policy.open_after)
+        breaker = CircuitBreaker(self._policy.open_after)
         with (
             httpx.Client(base_url=self._settings.url.rstrip("/") + "/", headers=headers) as client,
             ThreadPoolExecutor(self._policy.concurrency) as pool,
         ):
-            return list(pool.map(partial(self._judge, client, circuit), items))
+            return list(pool.map(partial(self._judge, client, breaker), items))
 
-    def _judge(self, client: httpx.Client, circuit: Circuit, item: Item) -> Judgement:
-        if circuit.open:
+    def _judge(self, client: httpx.Client, breaker: CircuitBreaker, item: Item) -> Judgement:
+        if breaker.open:
             return Failed("circuit_open", f"{self._policy.open_after} judgements failed in a row")
-        end = time.monotonic() + self._settings.timeout_seconds
+        deadline = time.monotonic() + self._settings.timeout_seconds
         pause = self._policy.pause_seconds
-        judgement, again = self._try(client, item, end)
+        judgement, retry = self._request(client, item, deadline)
         for _ in range(self._policy.attempts - 1):
-            if not again or time.monotonic() + pause >= end:
+            if not retry or time.monotonic() + pause >= deadline:
                 break
             self._sleep(pause)
             pause *= 2
-            judgement, again = self._try(client, item, end)
-        circuit.tell(isinstance(judgement, Scored))
+            judgement, retry = self._request(client, item, deadline)
+        breaker.record(isinstance(judgement, Scored))
         return judgement
 
-    def _try(self, client: httpx.Client, item: Item, end: float) -> tuple[Judgement, bool]:
-        """One request: its judgement, and whether another try may help."""
-        left = end - time.monotonic()
-        if left <= 0:
+    def _request(self, client: httpx.Client, item: Item, deadline: float) -> tuple[Judgement, bool]:
+        """Send one request. Return its judgement and whether a retry may help."""
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
             return Failed("timeout", f"no answer in {self._settings.timeout_seconds:g} s"), False
         try:
-            with client.stream("POST", "chat/completions", json=self._body(item), timeout=left) as response:
-                status, answer = response.status_code, _read(response, end)
+            with client.stream("POST", "chat/completions", json=self._body(item), timeout=remaining) as response:
+                status, answer = response.status_code, _read_body(response, deadline)
         except (httpx.TimeoutException, TimeoutError):
             return Failed("timeout", f"no answer in {self._settings.timeout_seconds:g} s"), False
         except httpx.HTTPError as error:
             return Failed("unavailable", type(error).__name__), True
         if status != 200:
-            again = status in RETRIED_STATUS
-            return Failed("unavailable" if again else "refused", f"status {status}"), again
+            retry = status in RETRIED_STATUS
+            return Failed("unavailable" if retry else "refused", f"status {status}"), retry
         judgement = read_score(answer)
         return judgement, isinstance(judgement, Failed)
 
@@ -138,20 +140,20 @@ class OpenAIJudge:
         }
 
 
-def _read(response: httpx.Response, end: float) -> str:
-    """The body; bounded in time as a whole, where httpx bounds the wait for each piece, and in size."""
+def _read_body(response: httpx.Response, deadline: float) -> str:
+    """Return the body, at most MAX_BYTES of it. Raises TimeoutError after the deadline, since httpx bounds each chunk only."""
     body = bytearray()
-    for piece in response.iter_bytes():
-        body += piece
-        if time.monotonic() > end:
+    for chunk in response.iter_bytes():
+        body += chunk
+        if time.monotonic() > deadline:
             raise TimeoutError
-        if len(body) > MOST_BYTES:
+        if len(body) > MAX_BYTES:
             break
     return body.decode(errors="replace")
 
 
 def read_score(answer: str) -> Judgement:
-    """The score in a chat completion's body, checked."""
+    """Return the score in the body of a chat completion, or the failure where it is malformed or out of range."""
     try:
         content = json.loads(answer)["choices"][0]["message"]["content"]
         score = json.loads(content)["score"]

@@ -1,4 +1,4 @@
-"""The embedded judge: a score from the similarity to what was really written. Named `reference` wherever it shows."""
+"""The built-in judge, named `reference`: it scores the similarity to the real text."""
 
 from collections.abc import Sequence
 
@@ -7,17 +7,20 @@ from evals.judge.base import HIGHEST, Item, Judgement, Scored
 
 
 class ReferenceJudge:
-    """Half for how much of the truth stands at the start of the completion, half for edit similarity; 10 for the same text."""
+    """Scores `similarity` on a scale from 0 to 10."""
 
     name = "reference"
 
     def score(self, items: Sequence[Item]) -> list[Judgement]:
-        """One score an item; never fails."""
+        """Return one score for each item; never fails."""
         return [Scored(HIGHEST * similarity(item.completion, item.truth)) for item in items]
 
 
 def similarity(completion: str, truth: str) -> float:
-    """0 to 1; the start counts since a developer reads a suggestion from its start and stops at the first wrong character."""
+    """Return the mean of two shares from 0 to 1: the right characters from the start, and the edit similarity.
+
+    The start counts by itself because a developer reads a suggestion from its start and stops at the first wrong character.
+    """
     completion, truth = completion.strip(), truth.strip()
     if not truth:
         return float(not completion)

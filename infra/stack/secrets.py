@@ -1,4 +1,4 @@
-"""The local stack's secrets: made once, kept in its state directory, readable by its owner alone."""
+"""The local stack's secrets: generated once, in its state directory, readable only by the owner."""
 
 import os
 import secrets
@@ -8,14 +8,14 @@ from infra.settings import SECRETS_NAME
 
 
 def ensure(state: Path) -> Path:
-    """Make the secrets file where it is missing; gives back where it is."""
+    """Generate the secrets file if it is missing, and return its path."""
     file = state / SECRETS_NAME
     if file.exists():
         return file
     state.mkdir(parents=True, exist_ok=True)
     text = (
-        "# Made on the first start. Delete it together with this directory, not alone: the S3 server's data and\n"
-        "# the stored user hashes belong to these keys.\n"
+        "# Generated on the first start. Delete it only together with this directory: the S3 server's data and the\n"
+        "# stored user hashes depend on these keys.\n"
         f'[store]\naccess_key = "{secrets.token_hex(10)}"\nsecret_key = "{secrets.token_hex(20)}"\n\n'
         f'[serving]\ntoken = "{secrets.token_urlsafe(24)}"\nuser_secret = "{secrets.token_hex(32)}"\n'
     )

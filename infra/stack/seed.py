@@ -1,4 +1,4 @@
-"""What a fresh stack needs before it can serve: the bucket, the registered model, the base model as its version 1."""
+"""Seed a fresh stack: the bucket, the registered model, and the base model as version 1."""
 
 import time
 
@@ -11,30 +11,30 @@ BASE_CHECKPOINT = "checkpoints/base"
 
 
 class NoBaseModel(ValueError):
-    """The base model's directory holds no model."""
+    """The base model's directory contains no model."""
 
 
 def check_base(settings: Settings) -> None:
-    """Raise NoBaseModel where there is no base model on disk."""
+    """Raise NoBaseModel if the base model is not on disk."""
     directory = settings_.path(settings.model.base)
     if not (directory / "config.json").exists():
         raise NoBaseModel(
-            f"model.base = {str(settings.model.base)!r}: no model there (config.json is missing); "
-            "`make base` trains it, or set model.base to a Hugging Face checkpoint's directory"
+            f"model.base = {str(settings.model.base)!r}: config.json is missing there; expected the directory of a Hugging Face "
+            "checkpoint. Train the base model with `make base`, or set model.base"
         )
 
 
 def bucket(settings: Settings) -> None:
-    """Make the bucket where it is missing, and see to it that what must be written once is."""
+    """Create the bucket if it is missing, and check that conditional puts are safe."""
     store = ObjectStore.connect(settings.store)
     store.ensure_bucket()
     store.check_conditional_puts()
 
 
 def base_model(settings: Settings) -> str:
-    """Upload and register the base model where the registry has no champion; gives back the champion's version.
+    """Upload and register the base model if the registry has no champion; return the champion's version.
 
-    May be stopped anywhere and run again: what is there already is used.
+    An interrupted call can be repeated: it uses what already exists.
     """
     registry = Registry.connect(settings.registry)
     registry.ensure_model()
@@ -47,6 +47,6 @@ def base_model(settings: Settings) -> str:
         check_base(settings)
         checksums = store.put_directory(BASE_CHECKPOINT, settings_.path(settings.model.base))
         tags = {"parent": "", "cycle": "", "created": f"{time.time():.0f}", "files": str(len(checksums))}
-        known = [registry.create_version(source, tags, "The base model that this stack started from.").version]
+        known = [registry.create_version(source, tags, "The base model this stack started from.").version]
     registry.set_alias(CHAMPION, known[0])
     return known[0]

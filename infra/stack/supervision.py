@@ -1,4 +1,4 @@
-"""supervisord: one per stack, its configuration and socket in the state directory, controlled over XML-RPC."""
+"""supervisord: one per stack, with configuration and socket in the state directory, controlled over XML-RPC."""
 
 import contextlib
 import hashlib
@@ -27,16 +27,16 @@ UNREACHABLE = (OSError, xmlrpc.client.ProtocolError)
 
 @dataclass(frozen=True)
 class State:
-    """What supervisord says of a part."""
+    """A frozen record of a part's state as supervisord reports it."""
 
     name: str
-    """Part."""
+    """Name of the part."""
     state: str
     """STOPPED, STARTING, RUNNING, BACKOFF, STOPPING, EXITED or FATAL."""
     pid: int
-    """Process id; 0 where there is none."""
+    """Process id; 0 if it does not run."""
     started: float
-    """When it was started last."""
+    """Unix time of the last start."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Supervisor:
 
     @property
     def socket(self) -> Path:
-        """Where it listens: in the state directory, where the path is short enough for a socket."""
+        """Path of its socket: in the state directory, or in the temporary directory if that path is too long for a socket."""
         usual = self.directory / "supervisor.sock"
         if len(str(usual)) <= SOCKET_LIMIT:
             return usual
@@ -56,11 +56,11 @@ class Supervisor:
         return Path(tempfile.gettempdir()) / f"tabloop-{digest}.sock"
 
     def log(self, part: str) -> Path:
-        """A part's log file."""
+        """Return the path of a part's log."""
         return self.directory / "logs" / f"{part}.log"
 
     def running(self) -> bool:
-        """Whether it answers."""
+        """Return whether supervisord responds."""
         try:
             with self._connection() as remote:
                 return remote.getState()["statename"] == "RUNNING"
@@ -68,10 +68,10 @@ class Supervisor:
             return False
 
     def start(self, parts: Iterable[Part], environment: dict[str, str], seconds: float = 20) -> None:
-        """Start it with all parts stopped; does nothing where it runs.
+        """Start supervisord with all parts stopped, if it does not run.
 
         Raises:
-            RuntimeError: it does not answer in time.
+            RuntimeError: it does not respond in time.
         """
         if self.running():
             return
@@ -80,47 +80,47 @@ class Supervisor:
         log = self.log("supervisord")
         command = [sys.executable, "-m", "supervisor.supervisord", "-n", "-c", str(self._configuration)]
         with log.open("ab") as out:
-            # A session of its own: it outlives this terminal, and its parts can be told by their session.
+            # Its own session outlives this terminal and identifies its parts.
             daemon = subprocess.Popen(
                 command, env=environment, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
             )
         deadline = time.monotonic() + seconds
         while not self.running():
             if daemon.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"supervisord did not come up; its log is {log}:\n{tail(log)}")
+                raise RuntimeError(f"supervisord did not start; next: read its log {log}, which ends with:\n{tail(log)}")
             time.sleep(0.1)
 
     def states(self) -> dict[str, State]:
-        """State of every part; empty where supervisord does not run."""
+        """Return the state of every part by name; empty if supervisord does not run."""
         try:
             with self._connection() as remote:
-                found = remote.getAllProcessInfo()
+                infos = remote.getAllProcessInfo()
         except UNREACHABLE:
             return {}
-        return {i["name"]: State(i["name"], i["statename"], i["pid"], float(i["start"])) for i in found}
+        return {i["name"]: State(i["name"], i["statename"], i["pid"], float(i["start"])) for i in infos}
 
     def start_part(self, part: str) -> None:
-        """Start a part, without waiting for it."""
+        """Start a part without waiting for it."""
         with self._connection() as remote:
             remote.startProcess(part, False)
 
     def stop_part(self, part: str) -> None:
-        """Stop a part with its process group, and wait for its end."""
+        """Stop a part with its process group, and wait until it has ended."""
         with self._connection() as remote:
             remote.stopProcess(part, True)
 
     def stop_together(self, parts: Iterable[str]) -> None:
-        """Stop parts at the same time, and wait for their end."""
+        """Stop parts at the same time, and wait until all have ended."""
         names = [n for n, s in self.states().items() if n in set(parts) and s.state in ("RUNNING", "STARTING", "BACKOFF")]
         with self._connection() as remote:
             for name in names:
-                with contextlib.suppress(xmlrpc.client.Fault):  # it ended by itself meanwhile
+                with contextlib.suppress(xmlrpc.client.Fault):  # it has ended by itself
                     remote.stopProcess(name, False)
         while any(s.state == "STOPPING" for n, s in self.states().items() if n in names):
             time.sleep(0.1)
 
     def shut_down(self, seconds: float = 60) -> None:
-        """Stop it and what it still runs."""
+        """Stop supervisord and its remaining parts."""
         try:
             with self._connection() as remote:
                 daemon = psutil.Process(remote.getPID())
@@ -161,16 +161,16 @@ class Supervisor:
 
 
 def tail(log: Path, lines: int = 15) -> str:
-    """Last lines of a log, indented."""
+    """Return the last lines of a log, indented."""
     try:
-        found = log.read_text(errors="replace").splitlines()[-lines:]
+        text = log.read_text(errors="replace").splitlines()[-lines:]
     except FileNotFoundError:
-        found = ["(no log yet)"]
-    return "\n".join(f"    {line[:300]}" for line in found)
+        text = ["(no log yet)"]
+    return "\n".join(f"    {line[:300]}" for line in text)
 
 
 def sweep(directory: Path) -> int:
-    """End what is left of a stack once supervisord is gone; gives back how many processes there were."""
+    """Kill the remaining processes of a stack after supervisord has ended, and return their number."""
     return processes.kill(processes.of_stack(directory))
 
 
@@ -179,7 +179,7 @@ def _escaped(value: object) -> str:
 
 
 _DAEMON = """\
-; Written by infra/stack on every start.
+; infra/stack writes this file on every start.
 [unix_http_server]
 file={socket}
 chmod=0600

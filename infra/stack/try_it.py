@@ -1,6 +1,6 @@
-"""One completion and one feedback event through the real endpoints, as Continue sends them: python -m infra.stack.try_it
+"""Send one completion and one feedback event to the running stack, as Continue does: python -m infra.stack.try_it
 
-Says of each step what came back, and where it fails what to do.
+Prints the response to each step; if a step fails, prints what to do.
 """
 
 import json
@@ -22,11 +22,11 @@ CODE = ("import os\n\ndef read(path):\n    with open(path) as ", ":\n        ret
 
 
 class StepFailed(RuntimeError):
-    """A step did not do what it should; the message says what to do."""
+    """A step failed; the message says what to do."""
 
 
 def main(settings: Settings, say: Callable[[str], None] = print) -> int:
-    """Try everything once; gives back the exit code."""
+    """Run every step once, and return the exit code."""
     serving = settings.serving
     host = "127.0.0.1" if serving.host == "0.0.0.0" else serving.host
     headers = {"X-Project-ID": "try", "X-User-ID": "try"}
@@ -42,28 +42,28 @@ def main(settings: Settings, say: Callable[[str], None] = print) -> int:
         except StepFailed as failure:
             say(f"  FAILED  {failure}")
             return 1
-    say("everything works: a completion was served, and its feedback is in the object store")
+    say("everything works: the completion was served, and its feedback is in the object store")
     return 0
 
 
 def check_ready(client: httpx.Client, url: str, say: Callable[[str], None]) -> None:
-    """The app is up, and a model is loaded."""
+    """Check that the app responds and a model is loaded."""
     say(f"1. is the serving app ready?  GET {url}/ready")
-    answer = _ask(client, "GET", f"{url}/ready")
-    if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE:
+    response = _ask(client, "GET", f"{url}/ready")
+    if response.status_code == httpx.codes.SERVICE_UNAVAILABLE:
         raise StepFailed(
-            f"no model is loaded yet: {answer.text[:300]}\n  `make status` shows the engines and where their logs are"
+            f"no model is loaded yet: {response.text[:300]}\n  `make status` shows the engines and where their logs are"
         )
-    if not answer.is_success:
+    if not response.is_success:
         raise StepFailed(
-            f"HTTP {answer.status_code}: {answer.text[:200]}\n  that is not tabloop; another program has the port: "
+            f"HTTP {response.status_code}: {response.text[:200]}\n  another program, not tabloop, uses the port: "
             "`make down`, choose another serving.port in the settings, `make up`"
         )
-    say(f"  ok  {answer.text[:200]}")
+    say(f"  ok  {response.text[:200]}")
 
 
 def complete(client: httpx.Client, url: str, model: str, say: Callable[[str], None]) -> str:
-    """One streamed completion; gives back its text."""
+    """Request one streamed completion, and return its text."""
     say(f"2. a completion  POST {url}/v1/completions")
     prefix, suffix = CODE
     body = {
@@ -76,21 +76,21 @@ def complete(client: httpx.Client, url: str, model: str, say: Callable[[str], No
     }
     began, text = time.monotonic(), ""
     try:
-        with client.stream("POST", f"{url}/v1/completions", json=body) as answer:
-            if not answer.is_success:
-                answer.read()
-                _explain(answer)
-            for line in answer.iter_lines():
+        with client.stream("POST", f"{url}/v1/completions", json=body) as response:
+            if not response.is_success:
+                response.read()
+                _explain(response)
+            for line in response.iter_lines():
                 if line.startswith("data: ") and line != "data: [DONE]":
                     text += json.loads(line.removeprefix("data: "))["choices"][0]["text"]
     except httpx.HTTPError as error:
-        raise StepFailed(f"the stream broke: {error!r}\n  an engine died? `make status`, then its log") from error
+        raise StepFailed(f"the stream broke: {error!r}\n  an engine may have died: `make status`, then its log") from error
     say(f"  ok  {(time.monotonic() - began) * 1000:.0f} ms: {prefix.splitlines()[-1]}[{text}]")
     return text
 
 
 def send_feedback(client: httpx.Client, url: str, shown: str, say: Callable[[str], None]) -> str:
-    """One autocomplete event of Continue's, schema 0.2.0; gives back its completionId."""
+    """Send one of Continue's autocomplete events (schema 0.2.0), and return its completionId."""
     say(f"3. a feedback event  POST {url}/v1/continue/events")
     prefix, suffix = CODE
     event = str(uuid.uuid4())
@@ -108,20 +108,20 @@ def send_feedback(client: httpx.Client, url: str, shown: str, say: Callable[[str
         "cacheHit": False,
         "filepath": "file:///try.py",
     }
-    answer = _ask(
+    response = _ask(
         client,
         "POST",
         f"{url}/v1/continue/events",
         {"name": "autocomplete", "schema": "0.2.0", "level": "all", "profileId": "local", "data": data},
     )
-    if not answer.is_success:
-        _explain(answer)
-    say(f"  ok  {answer.text[:200]}")
+    if not response.is_success:
+        _explain(response)
+    say(f"  ok  {response.text[:200]}")
     return event
 
 
 def wait_for_event(settings: Settings, event: str, say: Callable[[str], None]) -> None:
-    """Look for the event in the object store until it is there."""
+    """Wait until the event is in the object store."""
     seconds = 30 + 3 * settings.serving.ship_seconds
     where, every = f"s3://{settings.store.bucket}/events/feedback/", settings.serving.ship_seconds
     say(f"4. is it in the object store?  {where} (shipped every {every:g} s)")
@@ -135,14 +135,14 @@ def wait_for_event(settings: Settings, event: str, say: Callable[[str], None]) -
                 if any(row.client_id == event for row in store.get_rows(key, Feedback)):
                     say(f"  ok  {key}")
                     return
-        except Exception as error:  # whatever the store says is what the user has to see
+        except Exception as error:  # the user needs to see any error of the store
             raise StepFailed(
-                f"the object store does not answer: {error}\n  `make status`; the spool keeps the event until the store is back"
+                f"the object store does not respond: {error}\n  `make status`; the spool keeps the event until the store is back"
             ) from error
         time.sleep(0.5)
     raise StepFailed(
-        f"nothing reached the store in {seconds:.0f} s; the event waits in {settings_.path(settings.serving.spool)}\n"
-        "  the serving app's log says why it is not shipped: `make status` shows where it is"
+        f"the event did not reach the store in {seconds:.0f} s; it waits in {settings_.path(settings.serving.spool)}\n"
+        "  the serving app's log says why it is not shipped; `make status` shows the log's path"
     )
 
 
@@ -153,25 +153,25 @@ def _ask(client: httpx.Client, method: str, url: str, body: dict[str, object] | 
         raise StepFailed(f"nothing listens at {url}: {error}\n  `make up` starts the stack, `make status` shows it") from error
     except httpx.HTTPError as error:
         raise StepFailed(
-            f"{url}: {error!r}\n  something else may have the port: `make status`, and serving.port in the settings"
+            f"{url}: {error!r}\n  another program may use the port: `make status`, and serving.port in the settings"
         ) from error
 
 
-def _explain(answer: httpx.Response) -> None:
-    """Raise StepFailed with what an error of the app means."""
-    words = f"HTTP {answer.status_code}: {answer.text[:300]}"
-    match answer.status_code:
+def _explain(response: httpx.Response) -> None:
+    """Raise StepFailed with the meaning of an error response."""
+    status = f"HTTP {response.status_code}: {response.text[:300]}"
+    match response.status_code:
         case 401 | 403:
             raise StepFailed(
-                f"the token was refused. {words}\n  the app was started with another one: `make down`, `make up`; "
-                "is TABLOOP_SERVING__TOKEN set in this terminal?"
+                f"the token was refused. {status}\n  the app was started with another token: `make down`, "
+                "`make up`, and check whether TABLOOP_SERVING__TOKEN is set in this terminal"
             )
         case 404 | 405:
-            raise StepFailed(f"{words}\n  another program has the port: `make status`, and serving.port in the settings")
+            raise StepFailed(f"{status}\n  another program uses the port: `make status`, and serving.port in the settings")
         case 502 | 503 | 504:
-            raise StepFailed(f"the model is not loaded, or the spool is full. {words}\n  `make status`, then the engines' logs")
+            raise StepFailed(f"the model is not loaded, or the spool is full. {status}\n  `make status`, then the engines' logs")
         case _:
-            raise StepFailed(f"{words}\n  the serving app's log has more: `make status` shows where it is")
+            raise StepFailed(f"{status}\n  the serving app's log has details; `make status` shows its path")
 
 
 if __name__ == "__main__":

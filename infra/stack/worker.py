@@ -1,7 +1,7 @@
-"""Prefect's worker, once the runs that died with an earlier one are ended: python -m infra.stack.worker POOL NAME
+"""Run Prefect's worker, after ending the runs that died with the previous one: python -m infra.stack.worker POOL NAME
 
-A run that died would hold its deployment's only slot for minutes, and longer where Prefect's server was killed as well, which
-keeps leases in memory.
+A dead run would hold its deployment's only concurrency slot for minutes, or longer if Prefect's server, which keeps leases in
+memory, was killed too.
 """
 
 import os
@@ -14,12 +14,12 @@ from infra.stack import orchestration
 
 
 def main(pool: str, name: str) -> None:
-    """Become the worker."""
+    """Replace this process by the worker."""
     try:
-        if ended := orchestration.end_left_runs(settings_.load()):
-            print(f"worker: ended {ended} run(s) that died with the earlier one", flush=True)
+        if ended := orchestration.end_dead_runs(settings_.load()):
+            print(f"worker: ended {ended} run(s) that died with the previous worker", flush=True)
     except httpx.HTTPError as error:
-        raise SystemExit(f"worker: Prefect's server does not answer: {error}; started again in a moment") from None
+        raise SystemExit(f"worker: Prefect's server does not respond: {error}; supervisord starts the worker again") from None
     command = (sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", "process", "--name", name)
     os.execvp(command[0], (*command, "--install-policy", "never"))
 

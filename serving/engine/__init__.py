@@ -1,1 +1,1 @@
-"""One engine: vLLM behind the small protocol of serving/protocol.py, a process for each slot."""
+"""The engine of one slot: vLLM in a process of its own, behind the protocol of protocol.py. Importing this loads no vLLM."""

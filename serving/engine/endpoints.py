@@ -1,4 +1,4 @@
-"""The protocol of serving/protocol.py over HTTP and a WebSocket; nothing of vLLM is known here."""
+"""The HTTP and WebSocket routes of an engine process (protocol.py). This module does not import vLLM."""
 
 import asyncio
 import dataclasses
@@ -12,43 +12,43 @@ from typing import Any, Protocol
 
 from aiohttp import web
 
-from serving.channel import Outbox
-from serving.protocol import Delta, Health, Request, Swapped
+from serving.engine.channel import Outbox
+from serving.engine.protocol import Delta, EngineRequest, Health, SwapResult
 
 log = logging.getLogger(__name__)
-Running = dict[int, asyncio.Task[None]]
-"""What runs for one connection, by its number there."""
+RunningTasks = dict[int, asyncio.Task[None]]
+"""The running completions of one connection, by their number there."""
 STOP_SECONDS = 5.0
-"""What runs may end when the process is told to stop."""
+"""Time that running completions have to end when the process is told to stop."""
 
 
 class BadRequest(ValueError):
-    """The request cannot be served, by whatever engine."""
+    """No engine can serve this request."""
 
 
 class SwapRefused(ValueError):
-    """The checkpoint does not fit; the engine goes on as it was."""
+    """The checkpoint does not fit; the engine keeps its weights."""
 
 
-class Dead(RuntimeError):
-    """The engine has ended; its process follows."""
+class EngineDead(RuntimeError):
+    """The engine has ended; its process ends next."""
 
 
-class Engine(Protocol):
-    """What answers (server.Engine)."""
+class EngineBackend(Protocol):
+    """The engine behind the routes (server.VLLMEngine)."""
 
     version: str
 
     @property
-    def dead(self) -> str:
-        """Why it must end, once it must; else empty."""
+    def fatal_error(self) -> str:
+        """Why the process must end; empty while it need not."""
         ...
 
-    def generate(self, request: Request) -> AsyncGenerator[Delta]:
-        """Raises BadRequest or Dead."""
+    def generate(self, request: EngineRequest) -> AsyncGenerator[Delta]:
+        """Raises BadRequest or EngineDead."""
         ...
 
-    async def swap(self, path: str, version: str) -> Swapped:
+    async def swap(self, path: str, version: str) -> SwapResult:
         """Raises SwapRefused."""
         ...
 
@@ -56,70 +56,70 @@ class Engine(Protocol):
 
 
 class Endpoints:
-    """An engine's routes. With a token, every request but the one for its health, which supervisors ask for, must carry it."""
+    """An engine's routes. If a token is set, every request must carry it, except /health, which supervisors call."""
 
-    def __init__(self, engine: Engine, token: str | None) -> None:
+    def __init__(self, engine: EngineBackend, token: str | None) -> None:
         self._engine = engine
         self._token = token
-        self._open: dict[web.WebSocketResponse, Running] = {}
+        self._running: dict[web.WebSocketResponse, RunningTasks] = {}
 
     def app(self) -> web.Application:
-        found = web.Application()
+        app = web.Application()
         routes = [web.get("/generate", self._generate), web.post("/swap", self._swap), web.get("/health", self._health)]
-        found.add_routes(routes)
-        found.on_shutdown.append(self._stop)
-        return found
+        app.add_routes(routes)
+        app.on_shutdown.append(self._stop)
+        return app
 
     async def _generate(self, http: web.Request) -> web.StreamResponse:
-        """One connection of an app: all of its completions."""
-        if refused := self._refused(http):
-            return refused
+        """Serve one connection, which carries all completions of an app."""
+        if refusal := self._check_token(http):
+            return refusal
         socket = web.WebSocketResponse(compress=False)
         await socket.prepare(http)
         outbox = Outbox(socket)
         sending = asyncio.create_task(outbox.run())
-        running = self._open[socket] = {}
+        running = self._running[socket] = {}
         try:
             async for message in socket:
-                for number, *asked in json.loads(message.data):
-                    if asked:
-                        running[number] = asyncio.create_task(self._answer(number, asked[0], outbox))
-                        # Not in _answer: a task that is stopped before its first step runs none of its lines.
+                for number, *fields in json.loads(message.data):
+                    if fields:
+                        running[number] = asyncio.create_task(self._complete(number, fields[0], outbox))
+                        # A callback, because a task cancelled before its first step runs none of its own code.
                         running[number].add_done_callback(partial(_forget, running, number))
                     elif number in running:
                         running[number].cancel()
         finally:
-            del self._open[socket]
+            del self._running[socket]
             for task in (sending, *running.values()):
                 task.cancel()
         return socket
 
-    async def _answer(self, number: int, asked: dict[str, Any], outbox: Outbox) -> None:
-        """One completion; cancelling this stops it in the engine."""
+    async def _complete(self, number: int, fields: dict[str, Any], outbox: Outbox) -> None:
+        """Sample one completion; cancelling this stops it in the engine."""
         engine, first, finished = self._engine, True, False
         try:
-            request = Request.of(asked)
+            request = EngineRequest.parse(fields)
             if request.version not in (None, engine.version):
                 outbox.put([number, 409, f"holds version {engine.version}, asked for {request.version}"])
                 return
             async with aclosing(engine.generate(request)) as deltas:
                 async for delta in deltas:
                     finished = delta.finish is not None
-                    outbox.put([number, *delta.row()], patient=not (first or finished))
+                    outbox.put([number, *delta.row()], can_wait=not (first or finished))
                     first = False
             if not finished:
-                raise Dead("it ended in the middle of a completion")
+                raise EngineDead("it ended in the middle of a completion")
         except ValueError as error:
             outbox.put([number, 400, str(error)])
-        except Dead as error:
+        except EngineDead as error:
             outbox.put([number, 503, str(error)])
-        except Exception as error:  # a surprise: who asked must not wait for its end
-            log.exception("completion")
+        except Exception as error:  # unexpected: the app must not wait for a last row
+            log.exception("completion %d failed", number)
             outbox.put([number, 500, f"{type(error).__name__}: {error}"])
 
     async def _swap(self, http: web.Request) -> web.Response:
-        if refused := self._refused(http):
-            return refused
+        if refusal := self._check_token(http):
+            return refusal
         body = await http.json()
         try:
             return web.json_response(dataclasses.asdict(await self._engine.swap(body["path"], body["version"])))
@@ -129,22 +129,23 @@ class Endpoints:
             return web.json_response({"error": f"{type(error).__name__}: {error}"}, status=500)
 
     async def _health(self, http: web.Request) -> web.Response:
-        if why := self._engine.dead:
-            return web.json_response({"error": why}, status=503)
+        if fatal_error := self._engine.fatal_error:
+            return web.json_response({"error": fatal_error}, status=503)
         return web.json_response(dataclasses.asdict(self._engine.health()))
 
     async def _stop(self, _: web.Application) -> None:
-        if tasks := [task for running in self._open.values() for task in running.values()]:
+        if tasks := [task for running in self._running.values() for task in running.values()]:
             await asyncio.wait(tasks, timeout=STOP_SECONDS)
-        for socket in list(self._open):
+        for socket in list(self._running):
             await socket.close()
 
-    def _refused(self, http: web.Request) -> web.Response | None:
-        sent = http.headers.get("authorization", "").encode(errors="surrogateescape")
-        if self._token and not hmac.compare_digest(sent, f"Bearer {self._token}".encode()):
+    def _check_token(self, http: web.Request) -> web.Response | None:
+        """Return a 401 response, or None if the request may pass."""
+        header = http.headers.get("authorization", "").encode(errors="surrogateescape")
+        if self._token and not hmac.compare_digest(header, f"Bearer {self._token}".encode()):
             return web.json_response({"error": "wrong or missing bearer token"}, status=401)
         return None
 
 
-def _forget(running: Running, number: int, _: asyncio.Task[None]) -> None:
+def _forget(running: RunningTasks, number: int, _: asyncio.Task[None]) -> None:
     del running[number]

@@ -1,7 +1,7 @@
-"""Runs inside vLLM's worker: checks a checkpoint while the engine goes on, then puts it in place while the engine stands still.
+"""The extension of vLLM's worker that swaps weights: it checks a checkpoint while the engine generates, and loads it in a pause.
 
-Written around two defects of vLLM 0.32: a failed `reload_weights` leaves parameters on the meta device and ends the engine at the
-next request, so everything that can be wrong is found before; and on CPU a tied output head keeps its old, prepacked weights.
+It works around two defects of vLLM 0.32: a failed `reload_weights` leaves parameters on the meta device and crashes the engine at
+the next request, so every check runs first; and on CPU a tied output head keeps its old, prepacked weights.
 """
 
 import ctypes
@@ -22,13 +22,13 @@ Gather = Callable[[torch.Tensor, int, torch.Tensor], LogprobsTensors]
 
 TIED_HEAD = "lm_head.weight"
 PR_SET_PDEATHSIG = 1
-FREE = ("transformers_version", "torch_dtype", "dtype", "_name_or_path", "use_cache")
+IGNORED_CONFIG_KEYS = ("transformers_version", "torch_dtype", "dtype", "_name_or_path", "use_cache")
 """Keys of config.json in which two checkpoints of one architecture may differ."""
 
 
 @dataclass
-class Staged:
-    """A checkpoint on its way in."""
+class StagedCheckpoint:
+    """A checkpoint that is being read and checked before a swap."""
 
     path: str
     thread: threading.Thread | None = None
@@ -37,7 +37,7 @@ class Staged:
 
 
 def read_weights(path: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a Hugging Face checkpoint."""
+    """Return all tensors of a Hugging Face checkpoint by name."""
     weights: dict[str, torch.Tensor] = {}
     for file in sorted(path.glob("*.safetensors")):
         with safe_open(file, framework="pt", device="cpu") as tensors:
@@ -49,27 +49,27 @@ def read_weights(path: Path) -> dict[str, torch.Tensor]:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """What of config.json two versions must have in common."""
+    """Return the keys of config.json that must agree between two versions."""
     try:
         config = json.loads((path / "config.json").read_text())
     except FileNotFoundError:
         raise ValueError(f"{path}: no config.json") from None
-    return {key: value for key, value in config.items() if key not in FREE}
+    return {key: value for key, value in config.items() if key not in IGNORED_CONFIG_KEYS}
 
 
 def read_tokenizer(path: Path) -> Any:
-    """The whole tokenizer; none where the checkpoint leaves it to the base model."""
+    """Return the parsed tokenizer.json, or None if the checkpoint has none and uses the base model's."""
     file = path / "tokenizer.json"
     return json.loads(file.read_text()) if file.exists() else None
 
 
-def check(weights: dict[str, torch.Tensor], shapes: dict[str, torch.Size]) -> None:
-    """Raises ValueError naming the first tensors that are missing, unknown, of another shape or not finite."""
-    found = {name: weight.shape for name, weight in weights.items()}
-    wrong = sorted(name for name in found.keys() | shapes.keys() if found.get(name) != shapes.get(name))
-    if wrong:
-        shown = ", ".join(f"{n} is {_size(found.get(n))}, served is {_size(shapes.get(n))}" for n in wrong[:3])
-        raise ValueError(f"checkpoint does not fit the served model in {len(wrong)} tensors: {shown}")
+def check_weights(weights: dict[str, torch.Tensor], shapes: dict[str, torch.Size]) -> None:
+    """Raise ValueError naming the first tensors that are missing, unknown, not finite or of another shape."""
+    actual = {name: weight.shape for name, weight in weights.items()}
+    mismatched = sorted(name for name in actual.keys() | shapes.keys() if actual.get(name) != shapes.get(name))
+    if mismatched:
+        examples = ", ".join(f"{n} is {_size(actual.get(n))}, expected {_size(shapes.get(n))}" for n in mismatched[:3])
+        raise ValueError(f"checkpoint does not fit the served model in {len(mismatched)} tensors: {examples}")
     if broken := sorted(name for name, weight in weights.items() if not torch.isfinite(weight).all()):
         raise ValueError(f"not finite: {', '.join(broken[:3])} ({len(broken)} of {len(weights)} tensors)")
 
@@ -78,53 +78,53 @@ def _size(shape: torch.Size | None) -> str:
     return "missing" if shape is None else str(tuple(shape))
 
 
-def unranked(gather: Gather) -> Gather:
-    """vLLM's Sampler.gather_logprobs, without the rank where the sampled token's log-probability is all that is asked for.
+def without_ranks(gather: Gather) -> Gather:
+    """Return vLLM's Sampler.gather_logprobs without the rank computation for requests that want the sampled token only.
 
-    Nobody reads that rank, and on a CPU finding it takes longer than the rest of the function.
+    The rank is not used, and on a CPU it takes longer to compute than the rest of the function.
     """
 
-    def found(logprobs: torch.Tensor, num_logprobs: int, token_ids: torch.Tensor) -> LogprobsTensors:
+    def gather_logprobs(logprobs: torch.Tensor, num_logprobs: int, token_ids: torch.Tensor) -> LogprobsTensors:
         if num_logprobs:
             return gather(logprobs, num_logprobs, token_ids)
         column = token_ids.unsqueeze(-1)
         return LogprobsTensors(column.to(torch.int32), logprobs.gather(-1, column), token_ids.new_zeros(len(token_ids)))
 
-    return found
+    return gather_logprobs
 
 
 class SwapWorker:
-    """Mixed into vLLM's worker (worker_extension_cls); every method is called by name from the engine's app."""
+    """A mixin for vLLM's worker (worker_extension_cls). The app calls its methods by name, through collective_rpc."""
 
     model_config: Any
     model_runner: Any
     device: torch.device
-    tabloop_staged: Staged | None = None
+    tabloop_staged: StagedCheckpoint | None = None
     tabloop_served: tuple[dict[str, Any], dict[str, torch.Size]] | None = None
 
     def tabloop_prepare(self) -> None:
-        """Remember the shapes of what is served, and end with the parent however it ends, so that no worker is orphaned."""
+        """Record the shapes of the served weights, and let the kernel kill this process when its parent ends."""
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if self.device.type == "cpu":
             sampler = self.model_runner.sampler
-            sampler.gather_logprobs = unranked(sampler.gather_logprobs)
+            sampler.gather_logprobs = without_ranks(sampler.gather_logprobs)
         self._remember_served()
 
     def tabloop_stage(self, path: str) -> None:
-        """Start reading and checking; the engine keeps generating."""
-        staged = Staged(path)
+        """Start reading and checking a checkpoint in a thread; the engine keeps generating."""
+        staged = StagedCheckpoint(path)
         staged.thread = threading.Thread(target=self._stage, args=(staged,), daemon=True)
         self.tabloop_staged = staged
         staged.thread.start()
 
     def tabloop_stage_status(self) -> dict[str, Any]:
-        """Whether it is still reading (`busy`), and what was wrong (`error`)."""
+        """Return whether the staging still runs (`busy`) and why it failed (`error`)."""
         staged = self.tabloop_staged
         assert staged is not None and staged.thread is not None
         return {"busy": staged.thread.is_alive(), "error": staged.error}
 
     def tabloop_commit(self, path: str) -> float:
-        """Put the staged weights in place; the scheduler must stand still. Gives back milliseconds."""
+        """Load the staged weights and return the milliseconds it took. The scheduler must be paused."""
         staged, self.tabloop_staged = self.tabloop_staged, None
         if staged is None or staged.path != path or staged.weights is None:
             raise ValueError(f"{path} is not staged")
@@ -139,21 +139,21 @@ class SwapWorker:
         self.tabloop_served = (read_config(path), shapes)
         return self.tabloop_served
 
-    def _stage(self, staged: Staged) -> None:
+    def _stage(self, staged: StagedCheckpoint) -> None:
         try:
-            config, shapes = self.tabloop_served or self._remember_served()  # nobody prepared a server of somebody else's
+            config, shapes = self.tabloop_served or self._remember_served()  # an external server is never prepared
             path = Path(staged.path)
             other = read_config(path)
-            if differs := sorted(key for key in config.keys() | other.keys() if config.get(key) != other.get(key)):
+            if differing := sorted(key for key in config.keys() | other.keys() if config.get(key) != other.get(key)):
                 raise ValueError(
-                    f"config.json differs from the served model's in {', '.join(differs)}; start an engine with it instead"
+                    f"config.json differs from the served model's in {', '.join(differing)}; start an engine with it instead"
                 )
             if (tokenizer := read_tokenizer(path)) and tokenizer != read_tokenizer(Path(self.model_config.model)):
-                raise ValueError("tokenizer.json differs from the served model's; its token ids would mean other text")
+                raise ValueError("tokenizer.json differs from the served model's; its token ids stand for other text")
             weights = self._read(path)
-            check(weights, shapes)
+            check_weights(weights, shapes)
             staged.weights = weights
-        except Exception as error:  # whatever is wrong with the files is the answer of the swap
+        except Exception as error:  # any defect of the files becomes the swap's error
             staged.error = f"{type(error).__name__}: {error}"
 
     def _read(self, path: Path) -> dict[str, torch.Tensor]:

@@ -16,9 +16,11 @@ from tokenizers import Tokenizer
 
 from evals.heldout import read_source, training_files
 from infra.fim import END, MIDDLE, PAD, SPECIAL_TOKENS, Renderer
-from tasks.trainer import corpus, products, sources
-from tasks.trainer.engine import Engine, Optimization, Parallel, start, stop
-from tasks.trainer.pretrain import Schedule, train, weights_of
+from tasks.trainer import sources
+from tasks.trainer.model import matmul
+from tasks.trainer.model.engine import TrainedModel, Optimization, Parallel, start, stop
+from tasks.trainer.pretraining import corpus
+from tasks.trainer.pretraining.pretrain import Schedule, train, weights_of
 
 VOCABULARY, LENGTH = 4096, 256
 TOKENIZER_FILES = 4000
@@ -103,16 +105,16 @@ def main() -> None:
 
     start(Parallel(), arguments.seed)
     lead = dist.get_rank() == 0
-    files = corpus.capped(training_files(), arguments.seed)
+    files = corpus.truncate(training_files(), arguments.seed)
     if lead:
         print(f"{len(files)} files, {sum(file.stat().st_size for file in files) / 1e6:.0f} MB", flush=True)
         prepare(files, arguments)
     dist.barrier()
     rows = np.load(arguments.work / ROWS, mmap_mode="r")
     precise = Optimization(
-        arguments.learning_rate, optimizer="muon", weight_decay=0.1, bf16=products.faster_in_bf16(products.processor())
+        arguments.learning_rate, optimizer="muon", weight_decay=0.1, bf16=matmul.faster_in_bf16(matmul.processor())
     )
-    engine = Engine(architecture(), Parallel(), precise)
+    engine = TrainedModel(architecture(), Parallel(), precise)
     engine.make_optimizer()
     if arguments.parent:
         engine.load(arguments.parent)

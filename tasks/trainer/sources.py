@@ -10,7 +10,7 @@ from importlib.metadata import PackageMetadata, metadata, packages_distributions
 from pathlib import Path
 
 from evals.heldout import HELD_OUT_PACKAGES, site_packages, training_files
-from tasks.trainer.corpus import capped
+from tasks.trainer.pretraining.corpus import truncate
 
 STANDARD_LIBRARY = "the standard library"
 
@@ -65,4 +65,4 @@ def document(files: Iterable[Path]) -> str:
 
 
 if __name__ == "__main__":
-    print(document(capped(training_files(), seed=0)), end="")
+    print(document(truncate(training_files(), seed=0)), end="")

@@ -22,7 +22,7 @@ def end_with_parent(number: signal.Signals) -> None:
 def main() -> None:
     """Run the job file named on the command line; what is written, is written whole, so that SIGKILL does no harm."""
     end_with_parent(signal.SIGKILL)
-    from tasks.trainer import ppo  # takes seconds, of torch and Megatron
+    from tasks.trainer.update import ppo  # takes seconds, of torch and Megatron
 
     ppo.main()
 

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from evals.developers import Address, Quirks, Run, measure, run
+from evals.developers import Address, Quirks, RunSettings, measure, run
 from evals.positions import Code, Source
 from tests.serving import fakes
 from tests.serving.fakes import House
@@ -17,10 +17,10 @@ async def test_labels_joined_from_serving_are_the_developers_own(tmp_path):
         house.engines[0].reply = house.tokenizer.encode("alpha").ids
         address = Address(f"{house.urls[0]}/v1", f"{house.urls[1]}/v1/continue/events", fakes.ADMIN)
         quirks = Quirks(late_accepts=0.3, cache_hits=0.1, duplicates=0.1, several_lines=0)
-        tally = await run(Run(address=address, users=30, seed=1, requests=300, speed=300, quirks=quirks), CODE)
+        tally = await run(RunSettings(address=address, users=30, seed=1, requests=300, speed=300, quirks=quirks), CODE)
         await house.recorder.settle()
         completions, feedback = house.rows("completions"), house.rows("feedback")
-        paired = await measure(Run(address=address, users=30, seed=1), CODE, ["0"], 20)
+        paired = await measure(RunSettings(address=address, users=30, seed=1), CODE, ["0"], 20)
     total = tally.total
     assert (total.requests, total.errors, total.lost_events) == (len(completions), 0, 0)
     assert set(tally.by_version()) == {"0"} and len(paired.pairs) == 20

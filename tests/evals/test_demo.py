@@ -9,15 +9,15 @@ import pytest
 
 from evals.demo import measure, report
 from evals.demo.record import Comparison, CycleRow, Difference, Example, Rate, Report
-from evals.developers import Counts, Outcome, Pair, Paired, Tally
+from evals.developers import Counts, ExpectedOutcome, Pair, PairedRun, Tally
 
 
-def _paired(outcomes: list[tuple[str, bool, bool]]) -> Paired:
-    def outcome(accepted: bool) -> Outcome:
-        return Outcome(float(accepted), "x = 1")
+def _paired(outcomes: list[tuple[str, bool, bool]]) -> PairedRun:
+    def outcome(accepted: bool) -> ExpectedOutcome:
+        return ExpectedOutcome(float(accepted), "x = 1")
 
     pairs = tuple(Pair(user, i, (outcome(a), outcome(b))) for i, (user, a, b) in enumerate(outcomes))
-    return Paired(("1", "2"), pairs, (Tally({}, (), 0.0), Tally({}, (), 0.0)), 0)
+    return PairedRun(("1", "2"), pairs, (Tally({}, (), 0.0), Tally({}, (), 0.0)), 0)
 
 
 def test_a_rate_by_hand() -> None:

@@ -14,7 +14,7 @@ from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evals.developers import Address, Counts, Decision, Quirks, Run, code_from, measure, run
+from evals.developers import Address, Counts, Decision, Quirks, RunSettings, code_from, measure, run
 from evals.developers.__main__ import main
 from evals.developers.protocol import OPTIONS, STOPS, Shown, event, prompt
 from evals.developers.running import Pacer
@@ -48,7 +48,7 @@ class Server:
 
     def text(self, sent_prompt: str, version: str) -> str:
         rng = random.Random(version + sent_prompt)
-        context = fim.take_apart(sent_prompt)
+        context = fim.parse_prompt(sent_prompt)
         whole = next(s.text for s in CODE.sources if context.prefix in s.text)
         at = whole.index(context.prefix) + len(context.prefix)
         truth = whole[at:].split("\n", 1)[0]
@@ -98,7 +98,7 @@ MANY_QUIRKS = Quirks(late_accepts=0.2, superseded=0.1, cache_hits=0.2, duplicate
 async def typed(server: Server, **changes):
     decisions: list[Decision] = []
     async with server.running() as address:
-        wanted = Run(address=address, users=20, seed=5, requests=300, speed=500, concurrency=8, run_id="r", **changes)
+        wanted = RunSettings(address=address, users=20, seed=5, requests=300, speed=500, concurrency=8, run_id="r", **changes)
         tally = await run(wanted, CODE, decided=decisions.append)
     return tally, decisions
 
@@ -144,7 +144,7 @@ async def test_what_is_yet_to_be_written_is_never_sent():
     assert len(truths) > 50
     served = {server.text(body["prompt"], "1") for _, body in server.requests}
     for headers, body in server.requests:
-        sent = fim.take_apart(body["prompt"])
+        sent = fim.parse_prompt(body["prompt"])
         source = next(s.text for s in CODE.sources if sent.prefix in s.text)
         end = source.index(sent.prefix) + len(sent.prefix)
         gap = source[end : source.index(sent.suffix, end)] if sent.suffix.strip() else source[end:]
@@ -184,7 +184,7 @@ async def test_events_hold_the_join():
     tally, _ = await typed(server, quirks=MANY_QUIRKS)
     requests = defaultdict(list)
     for headers, body in server.requests:
-        requests[headers["X-User-ID"]].append((fim.take_apart(body["prompt"]), server.text(body["prompt"], "1")))
+        requests[headers["X-User-ID"]].append((fim.parse_prompt(body["prompt"]), server.text(body["prompt"], "1")))
     reused = 0
     for headers, body in server.events:
         data, found = body["data"], False
@@ -211,7 +211,7 @@ async def test_late_accepts_keep_their_id():
 async def test_who_types_over_closes_the_connection():
     server = Server(delay=0.02)
     async with server.running() as address:
-        await run(Run(address=address, users=20, seed=5, requests=120, speed=500, concurrency=12), CODE)
+        await run(RunSettings(address=address, users=20, seed=5, requests=120, speed=500, concurrency=12), CODE)
         await asyncio.sleep(0.1)
     assert server.left > 0
 
@@ -222,9 +222,9 @@ async def test_errors_and_lost_events_are_counted_and_not_fatal():
     assert any(d.reason.startswith("503: ") for d in decisions if d.outcome == "error")
     async with Server().running() as address:
         nowhere = replace(address, feedback_url="http://127.0.0.1:9/none")
-        tally = await run(Run(address=nowhere, requests=60, speed=500, quirks=Quirks(duplicates=0, cache_hits=0)), CODE)
+        tally = await run(RunSettings(address=nowhere, requests=60, speed=500, quirks=Quirks(duplicates=0, cache_hits=0)), CODE)
     assert tally.total.lost_events == tally.total.judged + tally.total.late > 0
-    tally = await run(Run(address=Address("http://127.0.0.1:9/v1", "http://127.0.0.1:9"), requests=5, speed=500), CODE)
+    tally = await run(RunSettings(address=Address("http://127.0.0.1:9/v1", "http://127.0.0.1:9"), requests=5, speed=500), CODE)
     assert tally.total.errors == tally.total.requests == 5
 
 
@@ -237,18 +237,18 @@ async def test_a_run_can_be_stopped_and_paced():
             stop.set()
 
         tally = await asyncio.wait_for(
-            run(Run(address=address, speed=500, rate=50, concurrency=4), CODE, stop=stop, progress=progress), 10
+            run(RunSettings(address=address, speed=500, rate=50, concurrency=4), CODE, stop=stop, progress=progress), 10
         )
         assert seen and 25 <= tally.total.requests <= 100
         began = time.monotonic()
-        await run(Run(address=address, speed=500, seconds=0.5), CODE)
+        await run(RunSettings(address=address, speed=500, seconds=0.5), CODE)
         assert time.monotonic() - began < 3
 
 
 async def test_pairs_meet_the_same_developers_at_the_same_places():
     server = Server()
     async with server.running() as address:
-        wanted = Run(address=address, users=30, seed=3, concurrency=6)
+        wanted = RunSettings(address=address, users=30, seed=3, concurrency=6)
         paired = await measure(wanted, CODE, ["1", "2", "1"], 200)
         again = await measure(wanted, CODE, ["1", "2", "1"], 200)
     assert paired.pairs == again.pairs and len(paired.pairs) == 200 and paired.dropped == 0
@@ -270,7 +270,7 @@ async def test_pairs_meet_the_same_developers_at_the_same_places():
 
 async def test_a_place_that_one_version_did_not_answer_is_dropped_for_all():
     async with Server(broken=0.3).running() as address:
-        paired = await measure(Run(address=address, users=30), CODE, ["1", "2"], 100)
+        paired = await measure(RunSettings(address=address, users=30), CODE, ["1", "2"], 100)
     assert paired.dropped > 10 and paired.dropped + len(paired.pairs) == 100
 
 

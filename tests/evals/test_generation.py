@@ -7,7 +7,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from evals import judge
 from evals.evaluation import evaluate, held_out_positions, main
-from evals.generation import Generator, pick
+from evals.generation import Generator, pick_tokens
 from infra.fim import END, SPECIAL_TOKENS, Renderer
 from infra.settings import schema
 
@@ -66,12 +66,12 @@ def test_sampling_is_seeded_and_does_not_depend_on_the_batch(checkpoint):
 
 def test_picking_follows_the_distribution():
     logits = torch.log(torch.tensor([[0.5, 0.3, 0.2]])).expand(3, 3)
-    assert pick(logits, 1.0, torch.tensor([0.49, 0.79, 0.81], dtype=torch.float64)).tolist() == [0, 1, 2]
+    assert pick_tokens(logits, 1.0, torch.tensor([0.49, 0.79, 0.81], dtype=torch.float64)).tolist() == [0, 1, 2]
     # At temperature 0.5 the probabilities are squared: 25, 9 and 4 of 38.
     edges = torch.tensor([24.9, 25.1, 34.1], dtype=torch.float64) / 38
-    assert pick(logits, 0.5, edges).tolist() == [0, 1, 2]
-    assert pick(logits, 0.0, edges).tolist() == [0, 0, 0]
-    assert pick(logits, 1.0, torch.ones(3, dtype=torch.float64)).tolist() == [2, 2, 2]
+    assert pick_tokens(logits, 0.5, edges).tolist() == [0, 1, 2]
+    assert pick_tokens(logits, 0.0, edges).tolist() == [0, 0, 0]
+    assert pick_tokens(logits, 1.0, torch.ones(3, dtype=torch.float64)).tolist() == [2, 2, 2]
 
 
 def test_a_checkpoint_without_tokenizer_is_told(tmp_path):

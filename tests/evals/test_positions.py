@@ -19,7 +19,7 @@ def test_the_same_seed_gives_the_same_places():
 
 
 def test_a_position_is_the_rest_of_a_line_of_its_file():
-    sources = {s.name: s.text for s in positions.read(heldout.held_out_files(), [heldout.site_packages()])}
+    sources = {s.name: s.text for s in positions.read_sources(heldout.held_out_files(), [heldout.site_packages()])}
     drawn = held_out_positions(200, 1)
     assert len({(place.file, place.offset) for place in drawn}) == 200
     for place in drawn:
@@ -42,9 +42,9 @@ def test_people_pause_everywhere_and_not_only_where_it_is_easy():
 
 
 def test_developers_and_scores_never_share_a_file():
-    sources = positions.read(heldout.held_out_files(), [heldout.site_packages()])
-    typed = {source.name for source in positions.for_developers(sources)}
-    scored = {source.name for source in positions.for_scores(sources)}
+    sources = positions.read_sources(heldout.held_out_files(), [heldout.site_packages()])
+    typed = {source.name for source in positions.developer_sources(sources)}
+    scored = {source.name for source in positions.scored_sources(sources)}
     assert typed and scored and not typed & scored
     assert typed | scored == {source.name for source in sources}
     assert {place.file for place in held_out_positions(100, 1)} <= scored
@@ -73,4 +73,4 @@ def test_no_code_and_too_little_code_are_told():
     with pytest.raises(ValueError, match="--code"):
         Code([Source("a.py", "\n\n")])
     with pytest.raises(ValueError, match="asked for 50 in 1 files"):
-        positions.sample([Source("a.py", "x = 1\n")], 50, 0)
+        positions.sample_positions([Source("a.py", "x = 1\n")], 50, 0)

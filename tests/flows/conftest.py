@@ -1,5 +1,6 @@
 """Prefect's own server for the flows' tests, and a small world in memory for their steps."""
 
+import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -12,9 +13,13 @@ from prefect.testing.utilities import prefect_test_harness
 from infra.records import Completion, Feedback, Verdict
 from infra.settings import Settings
 from infra.settings.schema import Collect, Experiment
-from tasks import evaluate, register, release, steps, tracking, train, validate
-from tests.tasks.made import NOW, MemoryRegistry, MemoryStore, completion, feedback, metrics
-from tests.tasks.test_evaluate import scores
+from tasks.experiments import release
+from tasks.steps import clients
+from tasks.trainer import run
+from tasks.validation import suite
+from tasks.versions import evaluate, register, tracking
+from tests.tasks.made import NOW, MemoryRegistry, MemoryStore, completion, decision, feedback, metrics
+from tests.tasks.versions.test_evaluate import scores
 
 
 @pytest.fixture(scope="session")
@@ -52,16 +57,16 @@ class World:
         running = self.registry.client.aliases().experiment
         assert running
         verdict = Verdict(verdict="reject", reason=reason, promising=promising)
-        release.conclude(self.store, self.registry.client, running, verdict, NOW + 200)
+        release.conclude(self.store, self.registry.client, decision(running, verdict, NOW + 200))
 
 
 @pytest.fixture
 def world(prefect: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> World:
     made = World()
     made.registry.aliases["champion"] = "1"
-    monkeypatch.setattr(steps, "store_of", lambda settings: made.store)
-    monkeypatch.setattr(steps, "registry_of", lambda settings: made.registry.client)
-    monkeypatch.setattr(steps.time, "time", lambda: NOW + 100)
+    monkeypatch.setattr(clients, "store_of", lambda settings: made.store)
+    monkeypatch.setattr(clients, "registry_of", lambda settings: made.registry.client)
+    monkeypatch.setattr(time, "time", lambda: NOW + 100)
     settings = Settings(
         collect=Collect(settle_seconds=10, min_samples=4, max_user_share=1),
         train=Settings().train.model_copy(update={"folder": tmp_path}),
@@ -75,14 +80,14 @@ def world(prefect: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Wor
         if made.training:
             raise made.training
         if made.refused:
-            return train.Refused(made.refused)
+            return run.UpdateRefused(made.refused)
         folder.mkdir(parents=True, exist_ok=True)
         checkpoint = folder / "checkpoint"
         checkpoint.mkdir(exist_ok=True)
         (checkpoint / "model.safetensors").write_text(f"weights {len(made.trained_on)}")
-        return train.Trained(checkpoint, metrics(), 1.0)
+        return run.Candidate(checkpoint, metrics(), 1.0)
 
-    monkeypatch.setattr(train, "train", trainer)
+    monkeypatch.setattr(run, "train", trainer)
 
     def served(settings, version):
         folder = tmp_path / f"version-{version}"
@@ -90,16 +95,16 @@ def world(prefect: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Wor
         (folder / "model.safetensors").write_text(f"version {version}")
         return folder
 
-    monkeypatch.setattr(steps, "checkpoint_of", served)
+    monkeypatch.setattr(clients, "checkpoint_of", served)
     monkeypatch.setattr(evaluate, "score", lambda settings, path: scores(made.judged if path.name == "checkpoint" else 6.0))
-    monkeypatch.setattr(validate, "validate", lambda samples, *_: validate.Validation(len(samples), 0, {}, ()))
+    monkeypatch.setattr(suite, "validate", lambda samples, *_: suite.Validation(len(samples), 0, {}, ()))
 
     def log_run(settings, store, manifest, dataset, trained, evaluation):
         made.logged.append((manifest.cycle, evaluation.passed, evaluation.reason))
         return "run"
 
     monkeypatch.setattr(register, "log_run", log_run)
-    monkeypatch.setattr(tracking, "told", lambda settings, cycle, say, warn: nullcontext(say))
+    monkeypatch.setattr(tracking, "log_steps_live", lambda settings, cycle, say, warn: nullcontext(say))
     monkeypatch.setattr(tracking, "give_up", lambda settings, cycle, reason: made.logged.append((cycle, False, reason)))
     return made
 

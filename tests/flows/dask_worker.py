@@ -7,8 +7,8 @@ from pathlib import Path
 from distributed import Worker
 
 from infra.store import ObjectStore
-from tasks import partitions
-from tasks.partitions import Partition, Sifted
+from tasks.labels import partitions
+from tasks.labels.partitions import JoinedPartition, Partition
 
 FOLDER = "DASK_WORKER_FOLDER"
 """Variable with the directory that workers and tests share."""
@@ -18,10 +18,10 @@ AFTER = 1
 
 def dask_setup(worker: Worker) -> None:
     """Write down each partition as it begins; the process that the file `still` names ends one more, and no other."""
-    folder, process, join = Path(os.environ[FOLDER]), str(os.getpid()), partitions.sift
+    folder, process, join = Path(os.environ[FOLDER]), str(os.getpid()), partitions.join_partition
     ended = 0
 
-    def sift(store: ObjectStore, partition: Partition) -> Sifted:
+    def sift(store: ObjectStore, partition: Partition) -> JoinedPartition:
         nonlocal ended
         still = folder / "still"
         named = still.exists() and still.read_text() == process
@@ -33,4 +33,4 @@ def dask_setup(worker: Worker) -> None:
         ended += named
         return join(store, partition)
 
-    partitions.sift = sift
+    partitions.join_partition = sift

@@ -23,15 +23,20 @@ from flows.cycle import cycle
 from infra.records import Manifest
 from infra.settings import Settings
 from infra.store import ObjectStore
-from tasks import evaluate, partitions, register, steps, tracking, train, validate
+from tasks.labels import partitions
+from tasks.steps import clients, step
+from tasks.steps import cycle as steps
+from tasks.trainer import run
+from tasks.validation import suite
+from tasks.versions import evaluate, register, tracking
 from tests.tasks.made import metrics
-from tests.tasks.test_evaluate import scores
+from tests.tasks.versions.test_evaluate import scores
 
 PIECES, PIECE = 16, 1 << 17
 """A checkpoint of 2 MB, so that a kill may well hit its upload."""
 
 
-def trained(store: ObjectStore, manifest: Manifest, parent: Path, wanted: object, folder: Path, *_: object) -> train.Trained:
+def trained(store: ObjectStore, manifest: Manifest, parent: Path, wanted: object, folder: Path, *_: object) -> run.Candidate:
     """Weights that its samples decide, written a piece at a time."""
     checkpoint = folder / "checkpoint"
     checkpoint.mkdir(parents=True, exist_ok=True)
@@ -42,7 +47,7 @@ def trained(store: ObjectStore, manifest: Manifest, parent: Path, wanted: object
             file.flush()
             time.sleep(0.005)
     (checkpoint / "config.json").write_text("{}")
-    return train.Trained(checkpoint, metrics(), 1.0)
+    return run.Candidate(checkpoint, metrics(), 1.0)
 
 
 def champion(settings: Settings, version: str) -> Path:
@@ -60,14 +65,14 @@ def run(settings: Settings) -> None:
     played: list[tuple[Any, str, Any]] = [
         (steps, "get_run_logger", logging.getLogger),
         (steps, "create_table_artifact", lambda *_, **__: None),
-        (steps, "create_markdown_artifact", lambda *_, **__: None),
-        (steps, "spread", lambda given, window: [partitions.sift(steps.store_of(given), part) for part in window]),
-        (steps, "checkpoint_of", champion),
-        (train, "train", trained),
+        (step, "create_markdown_artifact", lambda *_, **__: None),
+        (steps, "join_all", lambda given, window: [partitions.join_partition(clients.store_of(given), part) for part in window]),
+        (clients, "checkpoint_of", champion),
+        (run, "train", trained),
         (evaluate, "score", lambda *_: scores(6.0)),
-        (validate, "validate", lambda samples, *_: validate.Validation(samples.height, 0, {}, ())),
-        (validate, "docs", lambda results: {"samples": "<html></html>"}),
-        (tracking, "told", lambda settings, cycle, say, warn: nullcontext(say)),
+        (suite, "validate", lambda samples, *_: suite.Validation(samples.height, 0, {}, ())),
+        (suite, "docs", lambda results: {"samples": "<html></html>"}),
+        (tracking, "log_steps_live", lambda settings, cycle, say, warn: nullcontext(say)),
         (register, "log_run", lambda *_: "run"),
         (infra.settings, "load", lambda: settings),
     ]

@@ -1,19 +1,21 @@
 """The cycle as Prefect runs it: its order, its early ends, and how it goes on after a kill."""
 
+import time
+
 import pytest
 
 from flows.cycle import cycle
 from infra import settings as settings_
-from infra.records import ExperimentRecord, Manifest, Quarantined, Sample
+from infra.records import CycleOutcome, ExperimentRecord, Manifest, Quarantined, Sample
 from infra.store import sha256
-from tasks import history, steps, validate
-from tasks.cycles import MAX_ATTEMPTS, Outcome
+from tasks.steps.sealing import MAX_ATTEMPTS
+from tasks.validation import drift, suite
 from tests.flows.conftest import World
 from tests.tasks.made import NOW, Killed, completion, feedback
 
 
-def outcome(world: World, name: str = "cycle-000001") -> Outcome:
-    return Outcome.model_validate(world.store.get_json(f"cycles/{name}/outcome.json"))
+def outcome(world: World, name: str = "cycle-000001") -> CycleOutcome:
+    return CycleOutcome.model_validate(world.store.get_json(f"cycles/{name}/outcome.json"))
 
 
 def go_on(world: World, monkeypatch: pytest.MonkeyPatch, promising: bool, outcome: str) -> None:
@@ -22,7 +24,7 @@ def go_on(world: World, monkeypatch: pytest.MonkeyPatch, promising: bool, outcom
     later = [completion(f"later {i}", prefix=f"later {i}", time=NOW + 150 + i) for i in range(3)]
     told = [feedback(f"later {i}", prefix=f"later {i}", time=NOW + 151 + i, outcome=outcome) for i in range(3)]
     world.ship("b", later, told)
-    monkeypatch.setattr(steps.time, "time", lambda: NOW + 300)
+    monkeypatch.setattr(time, "time", lambda: NOW + 300)
 
 
 def test_labels_become_a_challenger(labelled: World) -> None:
@@ -94,15 +96,15 @@ def test_a_running_baseline_goes_from_cycle_to_cycle(labelled: World, monkeypatc
     found = labelled.store.get_rows(manifest.samples.key, Sample)
     # Three accepts at 0.75 and three rejections at -0.25 before.
     assert [s.advantage for s in found] == pytest.approx([-0.25 - 0.25] * 3)
-    assert sum(r.reward for r in history.returns(labelled.store, settings)) == pytest.approx(1.5 - 0.75)
+    assert sum(r.reward for r in drift.returns(labelled.store, settings)) == pytest.approx(1.5 - 0.75)
     other = settings.model_copy(update={"reward": plain.reward})
-    assert history.returns(labelled.store, other) == [], "other rewards are no baseline of these"
+    assert drift.returns(labelled.store, other) == [], "other rewards are no baseline of these"
 
 
 def test_a_batch_that_is_refused_leaves_its_rows_and_begins_nothing(labelled: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = validate.Validation(6, 2, {"1": "logprobs_are_finite"}, ("clocks_agree: clock_skew_seconds is 99",))
-    monkeypatch.setattr(validate, "validate", lambda *_: broken)
-    with pytest.raises(validate.BatchRefused, match=r"clock_skew_seconds is 99.*s3://tabloop/cycles/cycle-000001/quarantined-"):
+    broken = suite.Validation(6, 2, {"1": "logprobs_are_finite"}, ("clocks_agree: clock_skew_seconds is 99",))
+    monkeypatch.setattr(suite, "validate", lambda *_: broken)
+    with pytest.raises(suite.BatchRefused, match=r"clock_skew_seconds is 99.*s3://tabloop/cycles/cycle-000001/quarantined-"):
         cycle()
     (key,) = labelled.store.keys("cycles/")
     assert [q.completion_id for q in labelled.store.get_rows(key, Quarantined)] == ["1"]

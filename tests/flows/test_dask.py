@@ -22,10 +22,10 @@ from prefect.flows import load_flow_from_entrypoint
 
 from infra.settings import ROOT, Settings, load
 from infra.store import ObjectStore
-from tasks import collect as collecting
-from tasks import samples
-from tasks.collect import Collected
-from tasks.runners import NoScheduler, runner
+from tasks.labels import collect as collecting
+from tasks.labels import samples
+from tasks.labels.collect import Collected
+from tasks.steps.runner import NoScheduler, runner
 from tests.flows import dask_worker
 from tests.flows.test_kills import served
 from tests.stack import free_ports, running
@@ -128,7 +128,7 @@ def cycle(cluster: Cluster, prefect: None, monkeypatch: pytest.MonkeyPatch) -> I
         return found[-1]
 
     monkeypatch.setattr(collecting, "collect", noted)
-    monkeypatch.setattr(collecting, "plan", partial(collecting.plan, least=0))
+    monkeypatch.setattr(collecting, "plan_window", partial(collecting.plan_window, least=0))
     monkeypatch.setenv("TABLOOP_COLLECT__MIN_SAMPLES", str(10**6))
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.chdir(ROOT)
@@ -148,15 +148,15 @@ def cycle(cluster: Cluster, prefect: None, monkeypatch: pytest.MonkeyPatch) -> I
 def told(collected: Collected) -> tuple[Any, ...]:
     """All that a cycle takes on of its window, the bytes of its samples too."""
     store = ObjectStore.connect(load().store)
-    accounts = collected.accounts
+    accounts = collected.accounting
     body = samples.parquet(samples.tables(store, collected.plan.partitions, accounts.samples))
-    return accounts.placed.to_dicts(), accounts.buckets, collected.orphans, body
+    return accounts.classified.to_dicts(), accounts.buckets, collected.orphans, body
 
 
 def test_both_workers_join_what_threads_join(cluster: Cluster, cycle: Cycle) -> None:
     by_threads = cycle("")
     assert not cluster.joined()
-    assert by_threads.accounts.buckets["trained"] == HOURS * REQUESTS
+    assert by_threads.accounting.buckets["trained"] == HOURS * REQUESTS
     by_workers = cycle(cluster.address)
     assert told(by_workers) == told(by_threads)
     joined = cluster.joined()

@@ -5,8 +5,9 @@ import random
 from flows.experiment import experiment
 from flows.promote import promote
 from flows.rollback import rollback
+from infra.cycles import decision_of
 from infra.settings.schema import Experiment
-from tasks import release
+from tasks.experiments import release
 from tests.flows.conftest import World
 from tests.tasks.made import NOW, completion, feedback
 
@@ -35,7 +36,7 @@ def test_a_better_challenger_is_promoted_once(world: World) -> None:
     run(world, 0.1, 0.5)
     state = experiment(return_state=True)
     assert (state.name, world.registry.aliases) == ("Promoted", {"champion": "2"})
-    decision = release.decision_of(world.store, "cycle-000001-version-2")
+    decision = decision_of(world.store, "cycle-000001-version-2")
     assert decision
     assert decision.by == "gate"
     assert len(decision.inputs) == 2

@@ -20,13 +20,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from evals.bench.kills import read_everything
-from infra.records import Sample
+from evals.bench.kills import verify_objects
+from infra import cycles
+from infra.records import CycleOutcome, Sample
 from infra.settings import ROOT, Settings
 from infra.settings.schema import Collect, Registry
 from infra.store import CHECKSUMS, ObjectStore
-from tasks import cycles
-from tasks.collect import collect
+from tasks.labels.collect import collect
 from tests.stack import running
 from tests.tasks.made import MemoryRegistry, MemoryStore, completion, feedback
 
@@ -115,7 +115,7 @@ def begin(settings: Settings, registry: MemoryRegistry, bucket: str, now: float)
 def ended(settings: Settings, registry: MemoryRegistry) -> tuple[str, str]:
     """What a cycle has made, every label of it used once; its samples' key and its checkpoint's checksum."""
     store = ObjectStore.connect(settings.store)
-    outcome = cycles.Outcome.model_validate(store.get_json(f"cycles/{CYCLE}/outcome.json"))
+    outcome = CycleOutcome.model_validate(store.get_json(f"cycles/{CYCLE}/outcome.json"))
     assert (outcome.result, outcome.version, list(cycles.index(store))) == ("registered", "2", [CYCLE])
     assert [tags.get("cycle") for tags in registry.versions.values()] == [None, CYCLE]
     opened = registry.client.aliases().experiment
@@ -125,7 +125,7 @@ def ended(settings: Settings, registry: MemoryRegistry) -> tuple[str, str]:
     used = Counter(s.completion_id for s in store.get_rows(manifest.samples.key, Sample))
     assert len(used) == REQUESTS and set(used.values()) == {1}
     registry.aliases, registry.tags = {"champion": "2"}, {}
-    assert collect(store, registry.client, settings, time.time()).accounts.requests == 0, "the candidate's labels are used up"
+    assert collect(store, registry.client, settings, time.time()).accounting.requests == 0, "the candidate's labels are used up"
     return manifest.samples.key, store.directory_sha256(f"checkpoints/{CYCLE}")
 
 
@@ -142,10 +142,10 @@ def test_what_is_half_written_would_be_seen(key: str, body: bytes | None) -> Non
     store = MemoryStore()
     store.put("checkpoints/c/config.json", b"{}")
     store.put_rows("events/completions/c.parquet", [completion("c")])
-    read_everything(store)
+    verify_objects(store)
     store.put(key, store.get("events/completions/c.parquet") if body is None else body)
     with pytest.raises(ValueError):
-        read_everything(store)
+        verify_objects(store)
 
 
 @pytest.mark.timeout(300 + 30 * KILLS)
@@ -171,7 +171,7 @@ def test_killed_at_any_moment_it_ends_in_the_same_candidate(tmp_path: Path) -> N
             world = begin(settings, registry, f"kill-{resumed}", now)
             while not runs.run(world, draw.uniform(0, seconds) if kills < KILLS else None):
                 kills += 1
-                read_everything(ObjectStore.connect(world.store))
+                verify_objects(ObjectStore.connect(world.store))
             assert ended(world, registry) == expected
             resumed += 1
         runs.end()

@@ -1,5 +1,7 @@
 """Forget, retention and compaction as Prefect runs them: they only look, until they are told not to."""
 
+import time
+
 import pytest
 
 from flows.compaction import compaction
@@ -7,10 +9,10 @@ from flows.cycle import cycle
 from flows.forget import forget
 from flows.promote import promote
 from flows.retention import retention
+from infra.events.tombstones import ErasedDuringCycle
 from infra.records import Sample
-from tasks import steps
-from tasks.forget import NobodyNamed
-from tasks.forgotten import ForgottenMeanwhile
+from tasks.steps import cycle as steps
+from tasks.upkeep.forget import NobodyNamed
 from tests.flows.conftest import World
 from tests.tasks.made import NOW, completion, feedback
 
@@ -40,27 +42,27 @@ def test_a_user_is_forgotten(hers: World) -> None:
 
 
 def test_who_is_forgotten_while_a_cycle_collects_is_not_trained_on(hers: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    rewarded = steps.rewarded
+    rewarded = steps.reward_samples
 
     def meanwhile(*given):
         forget(user=ADA, dry_run=False)
         return rewarded(*given)
 
-    monkeypatch.setattr(steps, "rewarded", meanwhile)
-    with pytest.raises(ForgottenMeanwhile, match="2 requests of this cycle"):
+    monkeypatch.setattr(steps, "reward_samples", meanwhile)
+    with pytest.raises(ErasedDuringCycle, match="2 requests of this cycle"):
         cycle()
     assert not hers.store.exists("cycles/cycle-000001/manifest.json")
-    monkeypatch.setattr(steps, "rewarded", rewarded)
+    monkeypatch.setattr(steps, "reward_samples", rewarded)
     assert cycle().result == "registered"
     manifest = hers.store.get_json("cycles/cycle-000001/manifest.json")
     assert (manifest["requests"], manifest["buckets"]["trained"]) == (6, 6)
 
 
 def test_old_data_go_and_small_objects_are_put_together(hers: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps.time, "time", lambda: NOW + 3 * 3600)
+    monkeypatch.setattr(time, "time", lambda: NOW + 3 * 3600)
     assert compaction(return_state=True).name == "DryRun"
     assert compaction(dry_run=False, return_state=True).message.startswith("0 objects were put into 0 containers"), "two are few"
-    monkeypatch.setattr(steps.time, "time", lambda: NOW + 200 * 86_400)
+    monkeypatch.setattr(time, "time", lambda: NOW + 200 * 86_400)
     assert retention(return_state=True).message.startswith(
         "4 event objects, 0 objects of finished cycles, 0 checkpoints and 0 optimizer states would be removed"
     )
@@ -72,7 +74,7 @@ def test_old_data_go_and_small_objects_are_put_together(hers: World, monkeypatch
 def test_the_weights_of_a_rejected_candidate_go_and_the_version_says_so(hers: World, monkeypatch: pytest.MonkeyPatch) -> None:
     cycle()
     hers.reject("worse")
-    monkeypatch.setattr(steps.time, "time", lambda: NOW + 31 * 86_400)
+    monkeypatch.setattr(time, "time", lambda: NOW + 31 * 86_400)
     assert "1 checkpoints and 0 optimizer states would be removed" in retention(return_state=True).message
     assert hers.store.exists("checkpoints/cycle-000001/checksums.json")
     retention(dry_run=False)

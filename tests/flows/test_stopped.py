@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM
 from infra import settings as settings_
 from infra.stack import orchestration
 from infra.store import ObjectStore, to_parquet
-from tasks import cycles, steps
-from tasks.train import LOG_NAME
+from tasks.steps import clients, sealing
+from tasks.trainer.run import LOG_NAME
 from tests.stack import Stack
 from tests.tasks.trainer import models
 
@@ -46,8 +46,8 @@ def folder(quiet: Stack, store: ObjectStore) -> Iterator[Path]:
     base = AutoModelForCausalLM.from_pretrained(settings_.path(settings.model.base), dtype=torch.float32)
     made = [sample.model_copy(update={"policy_version": "1"}) for sample in models.samples(base, 0.0)]
     endless = settings.model_copy(update={"train": settings.train.model_copy(update=ENDLESS)})
-    cycles.seal(store, CYCLE, MANIFEST, to_parquet(made), endless)
-    found = steps.folder_of(settings, CYCLE)
+    sealing.seal(store, CYCLE, MANIFEST, to_parquet(made), endless)
+    found = clients.folder_of(settings, CYCLE)
     yield found
     for process in trainers(found):
         with suppress(psutil.NoSuchProcess):

@@ -2,12 +2,14 @@
 
 from prefect import flow
 
+from infra import cycles
 from infra import settings as settings_
-from tasks import cycles, steps
+from tasks.steps import clients
+from tasks.steps import cycle as steps
 
 
 @flow(name="training", persist_result=False)
 def training(cycle: str) -> None:
     """Train on what was sealed under a name."""
     settings = settings_.load()
-    steps.train(settings, cycles.manifest_of(steps.store_of(settings), cycle))
+    steps.train(settings, cycles.manifest_of(clients.store_of(settings), cycle))

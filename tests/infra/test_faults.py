@@ -7,11 +7,13 @@ import boto3
 import pytest
 from botocore.config import Config
 
+from infra import cycles
 from infra.settings import Settings
 from infra.settings.schema import Collect
 from infra.store import AlreadyExists, ObjectStore, Unreachable, sha256
-from tasks import cycles
-from tasks.collect import collect
+from tasks.labels.collect import collect
+from tasks.steps import sealing
+from tasks.validation.quarantine import ValidationEvidence
 from tests.infra.conftest import KEYS
 from tests.infra.faulty import FAULTS, Fault, Weather, proxy
 from tests.stack import free_ports
@@ -110,13 +112,13 @@ def test_a_cycle_in_bad_weather_is_sealed_once_with_every_label(moto: str) -> No
     registry.aliases["champion"] = "1"
     limits = Settings(collect=Collect(settle_seconds=10, join_seconds=60, max_user_share=1.0))
     expected = collect(calm, registry.client, limits, NOW + 100)
-    assert expected.accounts.samples.height == 60
+    assert expected.accounting.samples.height == 60
 
     with proxy(moto, weather) as address:
         store = client(address, "weather")
         weather.share = 0.4
         found, failures = again_and_again(lambda: collect(store, registry.client, limits, NOW + 100))
-        assert found.accounts.samples.equals(expected.accounts.samples)
+        assert found.accounting.samples.equals(expected.accounting.samples)
         assert found.plan.completions.drop("source").equals(expected.plan.completions.drop("source"))
         assert found.plan.feedback.drop("source").equals(expected.plan.feedback.drop("source"))
 
@@ -124,7 +126,9 @@ def test_a_cycle_in_bad_weather_is_sealed_once_with_every_label(moto: str) -> No
             index = cycles.index(store)
             if (name := cycles.unfinished(index)) is None:
                 name = cycles.next_name(index)
-                cycles.seal(store, name, found.manifest_fields(NOW + 100), rows.batch(store, found), limits)
+                sealing.seal(
+                    store, name, sealing.manifest_fields(found, ValidationEvidence(), NOW + 100), rows.batch(store, found), limits
+                )
             return name
 
         name, more = again_and_again(sealed)

@@ -16,8 +16,8 @@ from infra.fim import (
     Context,
     Order,
     Renderer,
-    asked,
-    take_apart,
+    parse_prompt,
+    request_context,
 )
 
 MARKERS = {*SPECIAL_TOKENS, *(marker.strip() for frame in FOREIGN + FOREIGN_SPM for marker in frame if marker)}
@@ -63,22 +63,22 @@ def renderer(order: Order, prefix: int = 10_000, suffix: int = 10_000) -> Render
 
 @given(code, plain, st.text(alphabet="ab\n", max_size=10))
 def test_taking_apart_undoes_framing(prefix: str, suffix: str, preamble: str) -> None:
-    assert take_apart(framed(prefix, suffix, preamble)) == Context(prefix, suffix, preamble)
+    assert parse_prompt(framed(prefix, suffix, preamble)) == Context(prefix, suffix, preamble)
 
 
 @given(plain)
 def test_text_without_markers_is_a_plain_prefix(text: str) -> None:
-    assert take_apart(text) == Context(text, "")
+    assert parse_prompt(text) == Context(text, "")
 
 
 def test_the_outermost_markers_are_the_frame() -> None:
-    assert take_apart(framed(f"a{PREFIX}b{MIDDLE}", f"c{MIDDLE}d")) == Context(f"a{PREFIX}b{MIDDLE}", f"c{MIDDLE}d")
+    assert parse_prompt(framed(f"a{PREFIX}b{MIDDLE}", f"c{MIDDLE}d")) == Context(f"a{PREFIX}b{MIDDLE}", f"c{MIDDLE}d")
 
 
 @pytest.mark.parametrize("prompt", [f"{PREFIX}a", f"{SUFFIX}a{MIDDLE}", f"a{SUFFIX}b", f"{PREFIX}a{MIDDLE}", f"a{MIDDLE}"])
 def test_markers_in_another_order_are_refused_with_what_to_do(prompt: str) -> None:
     with pytest.raises(ValueError, match="Qwen's template"):
-        take_apart(prompt)
+        parse_prompt(prompt)
 
 
 OTHERS = (  # as Continue renders them for models that it does not take for Qwen's
@@ -92,15 +92,15 @@ OTHERS = (  # as Continue renders them for models that it does not take for Qwen
 @given(plain, plain, st.text(alphabet="ab\n", max_size=10))
 def test_another_models_frame_is_taken_apart(template: str, prefix: str, suffix: str, preamble: str) -> None:
     prompt = template.format(prefix=prefix, suffix=suffix, preamble=preamble)
-    assert take_apart(prompt) == Context(prefix, suffix, preamble)
-    assert asked(prompt, "more" + prefix, suffix) == (prefix, suffix)
+    assert parse_prompt(prompt) == Context(prefix, suffix, preamble)
+    assert request_context(prompt, "more" + prefix, suffix) == (prefix, suffix)
 
 
 @pytest.mark.parametrize("template", ["[SUFFIX]{}[PREFIX]{}", "<[fim-suffix]>{}<[fim-prefix]>{}<[fim-middle]>"])
 def test_a_frame_with_the_suffix_first_is_taken_apart_where_it_is_clear(template: str) -> None:
-    assert take_apart(template.format("\nprint(1)\n", "def f(x):\n    ")) == Context("def f(x):\n    ", "\nprint(1)\n")
+    assert parse_prompt(template.format("\nprint(1)\n", "def f(x):\n    ")) == Context("def f(x):\n    ", "\nprint(1)\n")
     with pytest.raises(ValueError, match="Qwen's template"):
-        take_apart(template.format("a[PREFIX]<[fim-prefix]>", "b"))
+        parse_prompt(template.format("a[PREFIX]<[fim-prefix]>", "b"))
 
 
 @pytest.mark.parametrize(
@@ -115,13 +115,13 @@ def test_a_frame_with_the_suffix_first_is_taken_apart_where_it_is_clear(template
 )
 def test_another_models_frame_that_is_none_of_the_known_is_refused(prompt: str) -> None:
     with pytest.raises(ValueError, match=r"Qwen's template.*'qwen' and 'coder'"):
-        take_apart(prompt)
+        parse_prompt(prompt)
 
 
 def test_other_models_markers_in_the_code_stay_text() -> None:
     for code in ('tokens = ["<fim_prefix>", "<fim_middle>"]\n', "a [SUFFIX] b", "see <PRE> and <MID>\n"):
-        assert take_apart(code) == Context(code, "")
-        assert take_apart(framed(code, code)) == Context(code, code)
+        assert parse_prompt(code) == Context(code, "")
+        assert parse_prompt(framed(code, code)) == Context(code, code)
 
 
 @given(prefix=plain, suffix=plain, order=st.sampled_from(["psm", "spm"]))
@@ -138,7 +138,7 @@ def test_marker_text_in_code_cannot_break_the_frame(prefix: str, suffix: str, or
 
 @given(code, plain, st.sampled_from(["psm", "spm"]))
 def test_an_editors_prompt_is_rendered_as_the_same_code(prefix: str, suffix: str, order: Order) -> None:
-    context = take_apart(framed(prefix, suffix))
+    context = parse_prompt(framed(prefix, suffix))
     assert renderer(order).render(context.prefix, context.suffix) == renderer(order).render(prefix, suffix)
 
 

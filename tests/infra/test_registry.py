@@ -54,12 +54,12 @@ def test_aliases_experiment_and_previous_are_read_together(registry: Registry) -
 
 
 def test_whatever_alias_names_a_version_it_is_named(registry: Registry) -> None:
-    assert registry.named() == frozenset()
+    assert registry.aliased() == frozenset()
     for name in ("a", "b", "c"):
         registry.create_version(f"s3://b/{name}", {})
     registry.set_alias(CHAMPION, "1")
     registry.set_alias("of-a-person", "3")
-    assert registry.named() == {"1", "3"}
+    assert registry.aliased() == {"1", "3"}
 
 
 def test_a_tag_of_a_version_is_kept(registry: Registry) -> None:

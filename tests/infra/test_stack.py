@@ -1,4 +1,4 @@
-"""The local stack: secrets, clear errors, and parts that come back. The whole of it is started once a session (conftest)."""
+"""The local stack: secrets, clear errors, and parts that restart. The whole stack starts once per session (conftest)."""
 
 import json
 import os
@@ -7,7 +7,8 @@ import socket
 import stat
 import time
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +27,19 @@ from tests.stack import Stack
 
 
 def test_secrets_are_made_once_and_for_their_owner_alone(tmp_path: Path) -> None:
-    first = secrets.ensure(tmp_path)
-    made = first.read_text()
-    assert secrets.ensure(tmp_path).read_text() == made
-    assert stat.S_IMODE(first.stat().st_mode) == 0o600
-    assert set(tomllib.loads(made)) == {"store", "serving"}
+    file = secrets.ensure(tmp_path)
+    text = file.read_text()
+    assert secrets.ensure(tmp_path).read_text() == text
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert set(tomllib.loads(text)) == {"store", "serving"}
 
 
 def test_every_cache_profile_and_database_lies_below_the_state(tmp_path: Path) -> None:
     secrets.ensure(tmp_path)
     settings = load(LOCAL, {"TABLOOP_STACK__STATE": str(tmp_path)})
-    found = environment(settings, {"HOME": "/home/someone", "PATH": "/bin", "PREFECT_HOME": "/home/someone/.prefect"})
-    assert not [name for name, value in found.items() if "/home/someone" in value]
-    assert found["PREFECT_HOME"].startswith(str(tmp_path)) and found["HOME"].startswith(str(tmp_path))
+    variables = environment(settings, {"HOME": "/home/someone", "PATH": "/bin", "PREFECT_HOME": "/home/someone/.prefect"})
+    assert not [name for name, value in variables.items() if "/home/someone" in value]
+    assert variables["PREFECT_HOME"].startswith(str(tmp_path)) and variables["HOME"].startswith(str(tmp_path))
 
 
 def test_no_secret_is_on_a_command_line(tmp_path: Path) -> None:
@@ -62,9 +63,9 @@ def test_only_parts_with_a_loopback_address_belong_on_this_machine() -> None:
 
 
 def test_a_server_that_already_runs_is_not_started() -> None:
-    theirs = {"kind": "external", "url": "http://127.0.0.1:8000/v1", "model": "m"}
-    found = parts(load(LOCAL, {"TABLOOP_SERVING__ENGINES": json.dumps(["http://127.0.0.1:18100", theirs])}))
-    assert "engine-0" in found and "engine-1" not in found
+    external = {"kind": "external", "url": "http://127.0.0.1:8000/v1", "model": "m"}
+    local_parts = parts(load(LOCAL, {"TABLOOP_SERVING__ENGINES": json.dumps(["http://127.0.0.1:18100", external])}))
+    assert "engine-0" in local_parts and "engine-1" not in local_parts
 
 
 def test_a_missing_base_model_is_told_with_the_command_that_makes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,11 +95,11 @@ def test_a_part_that_ends_names_its_log_and_leaves_nothing_behind(tmp_path: Path
     with stack_.environment_of(tmp_path):
         monkeypatch.setenv("TABLOOP_STORE__ACCESS_KEY", "two,keys")  # the server ends at once
         monkeypatch.setenv("TABLOOP_STORE__SECRET_KEY", "a secret")
-        said: list[str] = []
+        lines: list[str] = []
         state = settings_.path(load().stack.state)
         with pytest.raises(control.StackError, match=r"(?s)s3: it ended.*logs/s3\.log.*next: "):
-            control.up(["s3"], said.append)
-        assert "stopping what was started" in said
+            control.up(["s3"], lines.append)
+        assert "stopping the parts that were started" in lines
         assert processes.of_stack(state) == []
 
 
@@ -112,59 +113,68 @@ def test_down_ends_orphans_whose_supervisor_was_killed(tmp_path: Path) -> None:
         os.kill(supervisor, signal.SIGKILL)
         _until(lambda: not Supervisor(stack.state).running(), 10)
         assert processes.of_stack(stack.state) != []
-        said: list[str] = []
-        control.down(said.append)
-        assert "that were left" in said[0] and processes.of_stack(stack.state) == []
+        lines: list[str] = []
+        control.down(lines.append)
+        assert "leftover" in lines[0] and processes.of_stack(stack.state) == []
 
 
 @pytest.mark.stack
-def test_a_run_that_went_down_with_the_stack_frees_its_deployments_slot(tmp_path: Path) -> None:
-    with stack_.running(tmp_path, "prefect") as stack:
-        orchestration.ensure_pool(stack.settings)
-        with httpx.Client(base_url=stack.settings.orchestration.api, timeout=60) as api:
+def test_a_run_that_went_down_with_the_stack_frees_its_deployments_slot(orchestrated: Stack) -> None:
+    # A pool of its own, without a worker.
+    orchestration_settings = orchestrated.settings.orchestration.model_copy(update={"work_pool": "without-a-worker"})
+    settings = orchestrated.settings.model_copy(update={"orchestration": orchestration_settings})
+    orchestration.ensure_pool(settings)
+    with httpx.Client(base_url=settings.orchestration.api, timeout=60) as api:
 
-            def post(path: str, body: dict[str, Any]) -> Any:
-                return api.post(path, json=body).raise_for_status().json()
+        def post(path: str, body: dict[str, Any]) -> Any:
+            return api.post(path, json=body).raise_for_status().json()
 
-            pool, one = stack.settings.orchestration.work_pool, {"collision_strategy": "CANCEL_NEW"}
-            flow = post("/flows/", {"name": "made-up"})["id"]
-            declared = {
-                "name": "once",
-                "flow_id": flow,
-                "work_pool_name": pool,
-                "concurrency_limit": 1,
-                "concurrency_options": one,
-            }
-            deployment = post("/deployments/", declared)["id"]
+        flow = post("/flows/", {"name": "made-up"})["id"]
+        declared = {
+            "name": "once",
+            "flow_id": flow,
+            "work_pool_name": settings.orchestration.work_pool,
+            "concurrency_limit": 1,
+            "concurrency_options": {"collision_strategy": "CANCEL_NEW"},
+        }
+        deployment = post("/deployments/", declared)["id"]
 
-            def begun() -> tuple[str, str]:
-                run = post(f"/deployments/{deployment}/create_flow_run", {})["id"]
-                answer = post(f"/flow_runs/{run}/set_state", {"state": {"type": "PENDING"}})["status"]
-                if answer == "ACCEPT":
-                    post(f"/flow_runs/{run}/set_state", {"state": {"type": "RUNNING"}})
-                return run, answer
+        def begin_run() -> tuple[str, str]:
+            run = post(f"/deployments/{deployment}/create_flow_run", {})["id"]
+            status = post(f"/flow_runs/{run}/set_state", {"state": {"type": "PENDING"}})["status"]
+            if status == "ACCEPT":
+                post(f"/flow_runs/{run}/set_state", {"state": {"type": "RUNNING"}})
+            return run, status
 
-            first, answer = begun()
-            assert answer == "ACCEPT" and begun()[1] == "REJECT"
-            assert orchestration.end_left_runs(stack.settings) == 1
-            assert api.get(f"/flow_runs/{first}").json()["state"]["type"] == "CRASHED"
-            assert begun()[1] == "ACCEPT"
+        first, status = begin_run()
+        assert status == "ACCEPT" and begin_run()[1] == "REJECT"
+        assert orchestration.end_dead_runs(settings) == 1
+        assert api.get(f"/flow_runs/{first}").json()["state"]["type"] == "CRASHED"
+        assert begin_run()[1] == "ACCEPT"
+        orchestration.end_dead_runs(settings)
+        for path in (f"/deployments/{deployment}", f"/flows/{flow}", f"/work_pools/{settings.orchestration.work_pool}"):
+            api.delete(path).raise_for_status()
 
 
-@pytest.mark.stack
-def test_up_again_changes_nothing(stack: Stack) -> None:
+@pytest.fixture(scope="module")
+def pids_before_second_up(stack: Stack) -> dict[str, int]:
+    """The parts' process ids before a second `up --paused`."""
     before = _pids()
-    control.up(say=lambda _: None)
-    assert _pids() == before
+    control.up(say=lambda _: None, paused=True)
+    return before
 
 
 @pytest.mark.stack
-def test_up_can_leave_the_schedules_paused(stack: Stack) -> None:
-    control.up(say=lambda _: None, paused=True)
+def test_up_again_changes_nothing(pids_before_second_up: dict[str, int]) -> None:
+    assert _pids() == pids_before_second_up
+
+
+@pytest.mark.stack
+def test_up_can_leave_the_schedules_paused(stack: Stack, pids_before_second_up: dict[str, int]) -> None:
     with httpx.Client(base_url=stack.settings.orchestration.api) as api:
-        found = [d for d in api.post("/deployments/filter", json={}).json() if d["schedules"]]
-        assert {d["name"] for d in found} == {"cycle", "experiment", "retention", "compaction"}
-        assert all(d["paused"] for d in found)
+        deployments = [d for d in api.post("/deployments/filter", json={}).json() if d["schedules"]]
+        assert {d["name"] for d in deployments} == {"cycle", "experiment", "retention", "compaction"}
+        assert all(d["paused"] for d in deployments)
         orchestration.set_schedules(stack.settings, paused=False)
         assert not any(d["paused"] for d in api.post("/deployments/filter", json={}).json())
 
@@ -178,45 +188,58 @@ def test_other_settings_do_not_join_a_running_stack(stack: Stack, monkeypatch: p
 
 @pytest.mark.stack
 def test_try_it_goes_through(stack: Stack) -> None:
-    said: list[str] = []
-    assert try_it.main(stack.settings, said.append) == 0, "\n".join(said)
-    assert sum(line.startswith("  ok") for line in said) == 4
+    lines: list[str] = []
+    assert try_it.main(stack.settings, lines.append) == 0, "\n".join(lines)
+    assert sum(line.startswith("  ok") for line in lines) == 4
 
 
 @pytest.mark.stack
 def test_try_it_says_what_to_do_about_a_refused_token(stack: Stack) -> None:
     serving = stack.settings.serving.model_copy(update={"token": SecretStr("another")})
-    said: list[str] = []
-    assert try_it.main(stack.settings.model_copy(update={"serving": serving}), said.append) == 1
-    assert "the token was refused" in said[-1] and "make up" in said[-1]
+    lines: list[str] = []
+    assert try_it.main(stack.settings.model_copy(update={"serving": serving}), lines.append) == 1
+    assert "the token was refused" in lines[-1] and "make up" in lines[-1]
+
+
+KILLED = ("s3", "mlflow", "prefect", "worker", "engine-1", "serving")
+
+
+@pytest.fixture(scope="module")
+def killed(stack: Stack) -> Iterator[dict[str, int]]:
+    """The process ids of parts that are all killed at once; at the end, all of them are ready again."""
+    before = _pids()
+    for name in KILLED:
+        os.kill(before[name], signal.SIGKILL)
+    yield before
+    for name in KILLED:
+        _until(partial(_is_back, name, before), stack.settings.stack.ready_seconds)
 
 
 @pytest.mark.stack
-@pytest.mark.parametrize("name", ["s3", "mlflow", "prefect", "worker", "engine-1", "serving"])
-def test_a_killed_part_comes_back_by_itself(stack: Stack, name: str) -> None:
-    before = _pids()[name]
-    os.kill(before, signal.SIGKILL)
-
-    def back() -> bool:
-        row = next(row for row in control.status() if row.part == name)
-        return row.ready and row.pid != before
-
-    _until(back, stack.settings.stack.ready_seconds)
+@pytest.mark.parametrize("name", KILLED)
+def test_a_killed_part_comes_back_by_itself(stack: Stack, killed: dict[str, int], name: str) -> None:
+    _until(partial(_is_back, name, killed), stack.settings.stack.ready_seconds)
 
 
 def test_try_it_says_what_to_do_where_nothing_listens(tmp_path: Path) -> None:
     with stack_.environment_of(tmp_path):
-        said: list[str] = []
-        assert try_it.main(load(), said.append) == 1
-        assert "nothing listens" in said[-1] and "make up" in said[-1]
+        lines: list[str] = []
+        assert try_it.main(load(), lines.append) == 1
+        assert "nothing listens" in lines[-1] and "make up" in lines[-1]
 
 
 def _pids() -> dict[str, int]:
     return {row.part: row.pid for row in control.status()}
 
 
-def _until(true: Callable[[], bool], seconds: float) -> None:
+def _is_back(name: str, before: dict[str, int]) -> bool:
+    """Whether a part is ready with another process than before."""
+    row = next(row for row in control.status() if row.part == name)
+    return row.ready and row.pid != before[name]
+
+
+def _until(condition: Callable[[], bool], seconds: float) -> None:
     deadline = time.monotonic() + seconds
-    while not true():
+    while not condition():
         assert time.monotonic() < deadline, f"not within {seconds} s"
         time.sleep(0.3)

@@ -12,6 +12,12 @@ from typing import Any
 
 import httpx
 from aiohttp import web
+from serving.recording.recorder import Recorder
+from serving.recording.shipping import Shipper, read_segment
+from serving.recording.spool import KINDS, Spool
+from serving.status.cycle_history import CycleHistory
+from serving.status.data import Links, StatusData
+from serving.status.routes import StatusSources, metrics_text
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from infra.fim import SPECIAL_TOKENS, Renderer
@@ -21,22 +27,21 @@ from infra.registry import EXPERIMENT_TAG, LOOK_TAG, Registry
 from infra.settings.schema import Sampling
 from infra.settings.schema import Serving as ServingSettings
 from infra.store import ObjectStore, from_parquet
-from serving import completions, engines, feedback
 from serving.access import Access
-from serving.arms import Arms, Slot
-from serving.board import Board, Links
-from serving.cycles import Cycles
-from serving.engine.endpoints import Dead, Endpoints, SwapRefused
-from serving.follower import Follower
-from serving.generation import Policy
+from serving.engine.endpoints import EngineDead, Endpoints, SwapRefused
+from serving.engine.protocol import Delta, Health, EngineRequest, SwapResult
+from serving.engine.version_cache import VersionCache
+from serving.app import create_completions_app, create_feedback_app
+from serving.gateway.completions import Gateway
+from serving.gateway.detokenizer import stop_token_ids
+from serving.gateway.dialects import CLIENT_NAMES
+from serving.gateway.feedback import FeedbackService
+from serving.slots.policy import Policy
 from serving.metrics import Metrics
-from serving.protocol import Delta, Health, Request, Swapped
-from serving.recording import Recorder
-from serving.shipping import Shipper, read_segment
-from serving.spool import KINDS, Spool
-from serving.standing import Serving
-from serving.text import stop_token_ids
-from serving.versions import Versions
+from serving.slots import client
+from serving.slots.arms import Arms, Slot
+from serving.slots.follower import Follower
+from serving.slots.version_source import VersionSource
 from tests.serving.listening import aiohttp_app, fastapi_app
 
 TOKEN, ADMIN = "token-of-the-team", "token-of-the-admin"
@@ -72,7 +77,7 @@ class FakeEngine:
         self.refuses = ""
         self.may_swap = asyncio.Event()
         self.may_swap.set()
-        self.requests: list[Request] = []
+        self.requests: list[EngineRequest] = []
         self.swaps: list[str] = []
         self.aborted = 0
         self.up = True
@@ -94,12 +99,12 @@ class FakeEngine:
         return await handler(http)
 
     @property
-    def dead(self) -> str:
+    def fatal_error(self) -> str:
         return "" if self.up else "dead"
 
-    async def generate(self, request: Request) -> AsyncIterator[Delta]:
+    async def generate(self, request: EngineRequest) -> AsyncIterator[Delta]:
         if not self.up:
-            raise Dead("dead")
+            raise EngineDead("dead")
         self.requests.append(request)
         tokens = self.reply[: request.max_tokens]
         try:
@@ -117,13 +122,13 @@ class FakeEngine:
             self.aborted += 1
             raise
 
-    async def swap(self, path: str, version: str) -> Swapped:
+    async def swap(self, path: str, version: str) -> SwapResult:
         if self.refuses == version:
             raise SwapRefused("does not fit")
         await self.may_swap.wait()
         self.swaps.append(version)
         self.version = version
-        return Swapped(version, 1.0, 1.0, 1.0)
+        return SwapResult(version, 1.0, 1.0, 1.0)
 
     def health(self) -> Health:
         return Health(self.version, self.pid, 0)
@@ -207,7 +212,7 @@ class FakeRegistry:
 
 
 class Disk:
-    """The `os` of serving/journal.py, whose disk can break, stand still and take half a line."""
+    """The `os` of serving/recording/journal.py, whose disk can break, stand still and take half a line."""
 
     def __init__(self) -> None:
         self.broken, self.half = False, False
@@ -250,7 +255,7 @@ class House:
         self.engines = (FakeEngine(made.encode(TEXT).ids), FakeEngine(made.encode("return gamma").ids))
         self.store = MemoryStore()
         self.registry = FakeRegistry()
-        self.metrics = Metrics()
+        self.metrics = Metrics(CLIENT_NAMES)
         self.clock = 0.0
         """Seconds, of the status page."""
         self.spool_bytes = spool_bytes
@@ -264,31 +269,24 @@ class House:
     async def __aenter__(self) -> "House":
         for engine in self.engines:
             await self.exits.enter_async_context(engine.running())
-        self.http = await self.exits.enter_async_context(engines.session())
-        one, two = (Slot(i, engines.EngineClient(self.http, engine.url, None)) for i, engine in enumerate(self.engines))
+        self.http = await self.exits.enter_async_context(client.session())
+        one, two = (Slot(i, client.EngineClient(self.http, engine.url, None)) for i, engine in enumerate(self.engines))
         self.arms = Arms((one, two))
         self.spool = Spool(self.directory / "spool", self.spool_bytes)
         self.recorder = Recorder(self.spool, self.metrics, Redactor())
         self.shipper = Shipper(self.spool, self.store, 0.05)
-        self.versions = Versions(self.directory / "state")
-        self.follower = Follower(self.arms, self.registry.client(), self.store, self.versions, self.metrics, 0.01)
+        self.versions = VersionCache(self.directory / "state")
+        source = VersionSource(self.registry.client(), self.store, self.versions)
+        self.follower = Follower(self.arms, source, self.metrics, 0.01)
         access = Access(self.settings)
         renderer = Renderer(self.tokenizer, "spm", 40, 20)
         self.policy = Policy(self.tokenizer, renderer, self.sampling, stop_token_ids(self.tokenizer))
-        serving = Serving(
-            "qwen-coder-x",
-            access,
-            self.arms,
-            self.policy,
-            self.recorder,
-            self.metrics,
-            self.shipper,
-            Board(self.registry.client(), Cycles(self.store), clock=lambda: self.clock),
-            Links("http://mlflow.test", "http://prefect.test", "m"),
-        )
-        judging = feedback.Judging(access, self.recorder, self.metrics)
-        self.apps = (completions.create_app(serving), feedback.create_app(judging))
-        feedback.add_feedback(self.apps[0], judging)
+        gateway = Gateway("qwen-coder-x", access, self.arms, self.policy, self.recorder)
+        feedback = FeedbackService(access, self.recorder)
+        data = StatusData(self.registry.client(), CycleHistory(self.store), clock=lambda: self.clock)
+        links = Links("http://mlflow.test", "http://prefect.test", "m")
+        status = StatusSources(access, self.arms, self.spool, self.shipper, self.metrics, data, links)
+        self.apps = (create_completions_app(gateway, feedback, status), create_feedback_app(feedback, self.metrics))
         self.urls = tuple([await self.exits.enter_async_context(fastapi_app(app)) for app in self.apps])
         self.client = await self.exits.enter_async_context(httpx.AsyncClient(headers=HEADERS, timeout=20))
         await self.follower.step()
@@ -305,8 +303,12 @@ class House:
     async def follow(self) -> None:
         """Until there is nothing left to do at once."""
         await self.follower.step()
-        while await self.follower.loaded():
+        while await self.follower.wait_for_load():
             await self.follower.step()
+
+    def metrics_text(self) -> bytes:
+        """Prometheus' exposition, without a request."""
+        return metrics_text(self.metrics, self.spool, self.arms)
 
     async def ship(self) -> bool:
         """Close what is on disk and ship it; whether nothing is left."""

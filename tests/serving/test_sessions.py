@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.bodies import MORE
+from serving.gateway.dialects.openai import AFTER_TEXT
 from tests.serving.asked import until
 from tests.serving.fakes import House
 from tests.tasks.rows import join
@@ -27,7 +27,7 @@ VARYING = re.compile(
     r"|((?:created|_ms|_second|_n|tokens\w*)\": ?)[\d.]+",
     re.MULTILINE,
 )
-AFTER = '"' + MORE
+AFTER = '"' + AFTER_TEXT
 """From the end of an event's text to the end of the event."""
 BETWEEN = re.compile(re.escape(AFTER) + r'data: \{[^\n]*?"choices": \[\{"text": "')
 SECONDS_A_TOKEN = 0.1

@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 
-from infra.records import Completion, Feedback, Sample
+from infra.records import Completion, Decision, ExperimentRecord, Feedback, Sample, Verdict
 from infra.registry import Registry
 from infra.store import AlreadyExists, ObjectStore, sha256
 from tasks.trainer.job import Metrics
@@ -99,6 +99,11 @@ def metrics(**fields: Any) -> Metrics:
             **fields,
         }
     )
+
+
+def decision(experiment: ExperimentRecord, verdict: Verdict, decided: float, by: str = "gate") -> Decision:
+    """The decision that ends an experiment."""
+    return Decision(experiment=experiment, verdict=verdict, decided=decided, by=by)
 
 
 class MemoryStore(ObjectStore):

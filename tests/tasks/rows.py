@@ -1,22 +1,22 @@
 """The functions over frames, given rows and giving rows: what tests say is said of single requests and showings."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
 
+from infra.events.tables import schema
+from infra.lineage import Lineage
 from infra.records import Completion, Feedback, Record, Sample
 from infra.settings.schema import Collect
 from infra.store import from_parquet
-from tasks import join as joining
-from tasks import samples
-from tasks.buckets import Accounts, account
-from tasks.collect import Collected
-from tasks.lineage import Lineage
-from tasks.partitions import Plan, gathered, plan, sift
-from tasks.tables import schema
-from tasks.window import Window
+from tasks.labels import attribution as joining
+from tasks.labels import samples
+from tasks.labels.accounting import RequestAccounting, WindowCounts, classify
+from tasks.labels.collect import Collected
+from tasks.labels.partitions import WindowPlan, join_partition, merge_partitions, plan_window
+from tasks.labels.window import Window
 from tests.tasks.made import NOW, MemoryStore
 
 FOLDER = "date=2027-01-15/hour=08"
@@ -66,9 +66,9 @@ def cut(completion: Completion, extent: int) -> int:
     return joining.cut(frame([completion], Completion).with_columns(extent=pl.lit(extent)))["tokens"][0]
 
 
-def planned(store: MemoryStore, join_seconds: float = 60.0) -> Plan:
+def planned(store: MemoryStore, join_seconds: float = 60.0) -> WindowPlan:
     """The whole store as one window."""
-    return plan(store, Window(NOW - 1000, NOW + 10_000, NOW - 1000, {}), NOW + 100_000, join_seconds)
+    return plan_window(store, Window(NOW - 1000, NOW + 10_000, NOW - 1000, {}), NOW + 100_000, join_seconds)
 
 
 def put(store: MemoryStore, completions: Sequence[Record], told: Sequence[Record], name: str = "a") -> None:
@@ -78,7 +78,7 @@ def put(store: MemoryStore, completions: Sequence[Record], told: Sequence[Record
             store.put_rows(f"events/{kind}/{FOLDER}/{name}.parquet", rows)
 
 
-def accounted(completions: Sequence[Completion], told: Sequence[Feedback] = (), **fields: Any) -> Accounts:
+def accounted(completions: Sequence[Completion], told: Sequence[Feedback] = (), **fields: Any) -> RequestAccounting:
     """Completions and feedback through objects and partitions to their buckets."""
     return sealed(completions, told, **fields)[0]
 
@@ -92,30 +92,27 @@ def sealed(
     parent: str = "1",
     until: float = NOW + 100,
     malformed: int = 0,
-    **fields: Any,
-) -> tuple[Accounts, list[Sample]]:
+    trained: Collection[str] = frozenset(),
+) -> tuple[RequestAccounting, list[Sample]]:
     """The same, and the samples as the trainer reads them, not rewarded."""
     store = MemoryStore()
     put(store, completions, told)
     found = planned(store)
-    labelled, duplicates = gathered([sift(store, partition) for partition in found.partitions])
-    accounts = account(
+    labelled, duplicates = merge_partitions([join_partition(store, partition) for partition in found.partitions])
+    accounts = classify(
         labelled,
-        parent=parent,
-        lineage=lineage,
-        until=until,
-        settings=limits,
-        requests=found.requests + malformed,
-        duplicates=duplicates,
-        malformed=malformed,
-        **fields,
+        lineage.distances(labelled["policy_version"].unique(), parent),
+        until,
+        limits,
+        WindowCounts(found.requests + malformed, duplicates, malformed),
+        trained,
     )
     return accounts, from_parquet(samples.parquet(samples.tables(store, found.partitions, accounts.samples)), Sample)
 
 
 def batch(store: MemoryStore, found: Collected) -> bytes:
     """A cycle's samples as they are sealed, not rewarded."""
-    return samples.parquet(samples.tables(store, found.plan.partitions, found.accounts.samples))
+    return samples.parquet(samples.tables(store, found.plan.partitions, found.accounting.samples))
 
 
 def trained(store: MemoryStore, found: Collected) -> list[Sample]:
@@ -135,7 +132,7 @@ def sampled(rows: Sequence[Sample]) -> pl.DataFrame:
         prompt_tokens=pl.col("prompt_token_ids").list.len(),
         tokens=pl.col("token_ids").list.len(),
         logprobs=pl.col("logprobs").list.len(),
-        # What tasks/join.py's cut says of them, by hand.
+        # What tasks/labels/attribution.py's cut says of them, by hand.
         logprob_lowest=pl.Series([-float("inf") if not f or None in f else min(f) for f in finite], dtype=pl.Float64),
         logprob_highest=pl.Series([float("inf") if not f or None in f else max(f) for f in finite], dtype=pl.Float64),
     )

@@ -5,7 +5,7 @@ import pytest
 
 from evals import positions
 from evals.developers import Quirks, Schedule
-from evals.generation import Sampled
+from evals.generation import SampledCompletion
 from infra import settings as configuration
 from tasks.bench_recipes import Gain, difference, figures, grouped, ours, rlinfs
 
@@ -17,10 +17,10 @@ CODE = positions.Code(
 def test_a_rejection_teaches_ours_and_not_rlinfs():
     settings = configuration.load()
     schedule = Schedule(30, 0, CODE, Quirks(several_lines=0.0), "live")
-    looks = [schedule.look(number) for number in range(60)]
+    looks = [schedule.first_pause(number) for number in range(60)]
     # Every other one is right.
-    texts = [look.place.truth if number % 2 else "zz" for number, look in enumerate(looks)]
-    drawn = [Sampled((1, 2), (3, 4), (-1.0, -0.5), text) for text in texts]
+    texts = [look.position.truth if number % 2 else "zz" for number, look in enumerate(looks)]
+    drawn = [SampledCompletion((1, 2), (3, 4), (-1.0, -0.5), text) for text in texts]
     base = configuration.path(settings.model.base)
     mine, theirs = ours(looks, drawn, settings, "1"), rlinfs(looks, drawn, base, settings, "1")
     assert {s.outcome for s in mine} == {"accepted", "rejected"}
@@ -34,7 +34,7 @@ def test_a_rejection_teaches_ours_and_not_rlinfs():
 def test_groups_are_as_many_samples_at_fewer_places_and_nobody_judges_them():
     settings = configuration.load()
     schedule = Schedule(30, 0, CODE, Quirks(several_lines=0.0), "live")
-    looks = [schedule.look(number) for number in range(16)]
+    looks = [schedule.first_pause(number) for number in range(16)]
     made = grouped(looks, configuration.path(settings.model.base), settings, "7", seed=1)
     assert len(made) == 16
     assert len({s.prompt_token_ids for s in made[:8]}) == len({s.prompt_token_ids for s in made[8:]}) == 1

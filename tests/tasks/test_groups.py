@@ -32,7 +32,7 @@ def generator() -> Generator:
 
 
 def test_completions_of_a_place_are_judged_against_one_another(generator: Generator) -> None:
-    made = groups.make(generator, ReferenceJudge(), PLACES, 4, GROUP, seed=1)
+    made = groups.sample_groups(generator, ReferenceJudge(), PLACES, 4, GROUP, seed=1)
     assert (len(made.samples), made.failed) == (12, 0)
     for first in (0, 4, 8):
         group = made.samples[first : first + 4]
@@ -52,7 +52,7 @@ class FailsOnce(ReferenceJudge):
 
 
 def test_a_group_that_was_not_judged_whole_is_left_out(generator: Generator) -> None:
-    made = groups.make(generator, FailsOnce(), PLACES, 4, GROUP, seed=1)
+    made = groups.sample_groups(generator, FailsOnce(), PLACES, 4, GROUP, seed=1)
     assert (len(made.samples), made.failed) == (8, 1)
 
 

@@ -8,15 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from infra.events import tombstones
 from infra.records import OfflineExample, Sample
 from infra.redaction import REDACTED, Redactor
 from infra.settings import Settings
 from infra.settings.schema import Collect
-from tasks import forgotten
-from tasks.collect import collect
-from tasks.forget import forget, request
+from tasks.labels.collect import collect
 from tasks.offline import Imported, parse, read, write
-from tasks.trainer import batches
+from tasks.trainer.update import batches
+from tasks.upkeep.forget import forget, request
 from tests.tasks.made import NOW, MemoryRegistry, MemoryStore
 
 ADA = "a" * 32
@@ -125,7 +125,7 @@ def test_the_same_file_is_the_same_object_and_the_forgotten_are_not_in_it() -> N
     made = imported(line(), line(completionId="2")).examples
     assert write(store, made) == write(store, made)
     assert read(store) == list(made)
-    forgotten.write(store, request(ADA, "", NOW, "", ""))
+    tombstones.write(store, request(ADA, "", NOW, "", ""))
     assert read(store) == []
     done = forget(store, MemoryRegistry().client, request(ADA, "", NOW, "", ""), NOW, dry_run=False)
     assert sum(done.rows.values()) == 2
@@ -142,6 +142,6 @@ def test_ppo_never_takes_one_for_a_sample(tmp_path: Path) -> None:
     with pytest.raises(ValidationError, match="logprobs"):
         batches.read(tmp_path / "samples.parquet", vocabulary=100, positions=100)
     found = collect(store, registry.client, Settings(collect=Collect()), NOW)
-    assert found.accounts.requests == 0, "a cycle does not look there"
+    assert found.accounting.requests == 0, "a cycle does not look there"
     with pytest.raises(ValidationError, match="behaviour_logprobs"):
         OfflineExample.model_validate({**imported(line()).examples[0].model_dump(), "behaviour_logprobs": "made up"})

@@ -15,8 +15,8 @@ from typing import Any
 import torch.distributed as dist
 from transformers import Qwen2ForCausalLM
 
-from tasks.trainer import ppo
-from tasks.trainer.engine import Parallel, parallel_state, start, stop
+from tasks.trainer.model.engine import Parallel, parallel_state, start, stop
+from tasks.trainer.update import ppo
 from tests.tasks.trainer import learning, parity, refusals, state
 from tests.tasks.trainer.engines import JOB, LAYOUTS, write_job
 from tests.tasks.trainer.models import OTHERS, tiny

@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import torch
 from transformers import Qwen2ForCausalLM
 
-from tasks.trainer.convert import full_weights
-from tasks.trainer.engine import Engine, Optimization, Parallel
 from tasks.trainer.job import Job
+from tasks.trainer.model.convert import full_weights
+from tasks.trainer.model.engine import Optimization, Parallel, TrainedModel
 from tests.tasks.trainer.models import CURRENT, samples
 
 JOB = Job(
@@ -36,25 +36,25 @@ LAYOUTS = {
 }
 
 
-def engine_of(directory: Path, parallel: Parallel, bf16: bool = False, **config: object) -> Engine:
+def engine_of(directory: Path, parallel: Parallel, bf16: bool = False, **config: object) -> TrainedModel:
     """The trainer's engine over a saved model, with some of its configuration changed."""
     described = json.loads((directory / "config.json").read_text()) | config
-    engine = Engine(described, parallel, Optimization(JOB.learning_rate, bf16=bf16))
+    engine = TrainedModel(described, parallel, Optimization(JOB.learning_rate, bf16=bf16))
     engine.make_optimizer()
     engine.load(directory)
     return engine
 
 
-def pretrained(directory: Path, parallel: Parallel) -> Engine:
+def pretrained(directory: Path, parallel: Parallel) -> TrainedModel:
     """An engine with Muon over a saved model."""
     described = json.loads((directory / "config.json").read_text())
-    engine = Engine(described, parallel, Optimization(5e-3, optimizer="muon", bf16=True))
+    engine = TrainedModel(described, parallel, Optimization(5e-3, optimizer="muon", bf16=True))
     engine.make_optimizer()
     engine.load(directory)
     return engine
 
 
-def weights_of(engine: Engine) -> dict[str, torch.Tensor]:
+def weights_of(engine: TrainedModel) -> dict[str, torch.Tensor]:
     """All weights, the masters where there are any."""
     return {name: tensor.clone() for name, tensor in full_weights(engine.model)}
 

@@ -14,12 +14,12 @@ from transformers import Qwen2ForCausalLM
 
 from infra.records import Sample
 from infra.settings.schema import Reward
-from tasks.reward import advantages, group_advantages
-from tasks.trainer import ppo, safety
-from tasks.trainer.batches import micro_batches
-from tasks.trainer.convert import full_weights
-from tasks.trainer.engine import Engine, Optimization, Parallel
-from tasks.trainer.pretrain import Schedule, train
+from tasks.rewards.reward import advantages, group_advantages
+from tasks.trainer.model.convert import full_weights
+from tasks.trainer.model.engine import Optimization, Parallel, TrainedModel
+from tasks.trainer.pretraining.pretrain import Schedule, train
+from tasks.trainer.update import ppo, safety
+from tasks.trainer.update.batches import micro_batches
 from tests.tasks.trainer.engines import JOB, engine_of, pretrained
 from tests.tasks.trainer.models import CURRENT, samples
 
@@ -32,7 +32,7 @@ def check_bandit(directory: Path, parallel: Parallel, group: int = 1) -> dict[st
     began = time.process_time()
     config = {"vocab_size": 16, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
     described = json.loads((directory / "config.json").read_text()) | config
-    engine = Engine(described, parallel, Optimization(JOB.learning_rate))
+    engine = TrainedModel(described, parallel, Optimization(JOB.learning_rate))
     engine.make_optimizer()
     changes = {"learning_rate": 5e-3, "micro_batch_tokens": 4096, "minibatch": 64, "warmup_steps": 0, "context_weight": 0.0}
     job = JOB.model_copy(update=changes)
@@ -52,7 +52,7 @@ def check_bandit(directory: Path, parallel: Parallel, group: int = 1) -> dict[st
             _bandit_sample(prompt, token, score, value)
             for prompt, token, score, value in zip(prompts, chosen[:, 0].tolist(), told, worth, strict=True)
         ]
-        with suppress(safety.Refused):  # every answer is right, nothing is left to learn
+        with suppress(safety.HarmfulUpdate):  # every answer is right, nothing is left to learn
             ppo.update(engine, made, job.model_copy(update={"seed": number}), {}, ppo.LogitScale(0.0))
     return {"first": sum(rewards[:3]) / 3, "last": sum(rewards[-3:]) / 3, "seconds": time.process_time() - began}
 
@@ -73,7 +73,7 @@ def _bandit_sample(prompt: list[int], token: int, score: float, advantage: float
     )
 
 
-def _next_token_logprobs(engine: Engine, asked: list[Sample]) -> torch.Tensor:
+def _next_token_logprobs(engine: TrainedModel, asked: list[Sample]) -> torch.Tensor:
     (batch,) = micro_batches(asked, range(len(asked)), 10_000, {})
 
     def forward_step(queue: Iterator[object], model: object) -> object:

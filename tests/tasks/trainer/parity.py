@@ -12,14 +12,15 @@ from safetensors.torch import load_file
 from transformers import Qwen2ForCausalLM
 
 from infra.records import Sample
-from tasks.trainer import flops, ppo
-from tasks.trainer.attention import SDPACoreAttention
-from tasks.trainer.batches import context_positions, micro_batches
-from tasks.trainer.chosen import Chosen
-from tasks.trainer.convert import full_weights
-from tasks.trainer.engine import LAST_NORM, Engine, Parallel, parallel_state
 from tasks.trainer.job import Job
-from tasks.trainer.packed import Packed
+from tasks.trainer.model import flops
+from tasks.trainer.model.attention import SDPACoreAttention
+from tasks.trainer.model.convert import full_weights
+from tasks.trainer.model.engine import LAST_NORM, Parallel, TrainedModel, parallel_state
+from tasks.trainer.model.last_layer import SelectedPositions
+from tasks.trainer.model.packed import Packed
+from tasks.trainer.update import ppo
+from tasks.trainer.update.batches import context_positions, micro_batches
 from tests.tasks.trainer.engines import JOB, engine_of, weights_of
 from tests.tasks.trainer.models import OLDER, held_near, logprobs, reference_loss, samples, tiny, without_biases
 
@@ -33,7 +34,7 @@ OBJECTIVES = {
 """Settings of the objective that gradients are compared at."""
 
 
-def largest_gap(engine: Engine, model: Qwen2ForCausalLM, made: list[Sample]) -> float:
+def largest_gap(engine: TrainedModel, model: Qwen2ForCausalLM, made: list[Sample]) -> float:
     """Largest difference of a token's log-probability between the trainer and transformers."""
     return apart_from(model, made, ppo.starting_logprobs(engine, made, range(len(made)), 128))
 
@@ -188,7 +189,7 @@ def check_chosen() -> dict[str, float]:
         among_all = core(*given, packed_seq_params=packed)[at]
         weights = torch.randn_like(among_all)
         expected = (among_all, *torch.autograd.grad((among_all * weights).sum(), given))
-        core.chosen = Chosen(at, packed)
+        core.chosen = SelectedPositions(at, packed)
         alone = core(*given, packed_seq_params=packed)
         got = (alone, *torch.autograd.grad((alone * weights).sum(), given))
         answers[str(dtype)] = max((a - b).abs().max().item() for a, b in zip(got, expected, strict=True))

@@ -11,12 +11,12 @@ import torch.distributed as dist
 from transformers import Qwen2ForCausalLM
 
 from infra.records import Sample
-from tasks.trainer import ppo, safety
-from tasks.trainer.batches import micro_batches, minibatches
-from tasks.trainer.convert import full_weights
-from tasks.trainer.engine import Engine, Optimization, Parallel, parallel_state
 from tasks.trainer.job import Job
-from tasks.trainer.pretrain import Schedule, train
+from tasks.trainer.model.convert import full_weights
+from tasks.trainer.model.engine import Optimization, Parallel, TrainedModel, parallel_state
+from tasks.trainer.pretraining.pretrain import Schedule, train
+from tasks.trainer.update import ppo, safety
+from tasks.trainer.update.batches import micro_batches, minibatches
 from tests.tasks.trainer.engines import JOB, engine_of, pretrained
 from tests.tasks.trainer.models import OLDER, samples
 
@@ -31,7 +31,7 @@ def check_refusals(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel)
     def told(made: list[Sample], **changes: float) -> str:
         try:
             ppo.update(engine, made, job.model_copy(update=changes), {}, ppo.LogitScale(0.5))
-        except safety.Refused as error:
+        except safety.HarmfulUpdate as error:
             return str(error)
         return ""
 
@@ -46,7 +46,7 @@ def check_refusals(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel)
     for name, bound in (("older_ratio", {"max_ratio": 1.0001}), ("older_kl", {"max_kl": 1e-6})):
         try:
             ppo.update(engine, older, job.model_copy(update=bound), at_step, ppo.LogitScale(0.5))
-        except safety.Refused as error:
+        except safety.HarmfulUpdate as error:
             answers[name] = str(error)
     own = range(parallel_state.get_data_parallel_rank(), len(exact), parallel_state.get_data_parallel_world_size())
     batches = micro_batches(exact, own, 128, {})
@@ -91,7 +91,7 @@ def pretraining(directory: Path, parallel: Parallel) -> list[str]:
 def nothing_left(directory: Path, parallel: Parallel) -> str:
     """What a pipeline says whose first stage would have nothing to train."""
     try:
-        Engine(json.loads((directory / "config.json").read_text()), parallel, Optimization(1e-3, frozen_layers=1))
+        TrainedModel(json.loads((directory / "config.json").read_text()), parallel, Optimization(1e-3, frozen_layers=1))
     except ValueError as error:
         return str(error)
     return ""

@@ -16,10 +16,10 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from transformers import Qwen2ForCausalLM
 
-from tasks.trainer import moments, ppo
-from tasks.trainer.convert import Stored, collected, full_weights, share
-from tasks.trainer.engine import WEIGHTS, Engine, Optimization, Parallel, parallel_state, start
 from tasks.trainer.job import Job
+from tasks.trainer.model.convert import Stored, collected, full_weights, share
+from tasks.trainer.model.engine import WEIGHTS, Optimization, Parallel, TrainedModel, parallel_state, start
+from tasks.trainer.update import optimizer_state, ppo
 from tests.tasks.trainer.engines import JOB, LAYOUTS, engine_of, weights_of
 from tests.tasks.trainer.models import samples
 
@@ -40,7 +40,7 @@ def check_resumed(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel, 
     ppo.update(straight, made, FIRST, {}, ppo.LogitScale(0.0))
     drew = not torch.equal(torch.get_rng_state(), before)
     straight.save(state / "model", torch.float32)
-    moments.save(straight, state / "optimizer")
+    optimizer_state.save(straight, state / "optimizer")
     dist.barrier()
     ppo.update(straight, made, SECOND, {}, ppo.LogitScale(0.0))
     straight.save(state / "wanted", torch.float32)
@@ -56,7 +56,7 @@ def gone_on(model: Qwen2ForCausalLM, parallel: Parallel, bf16: bool, state: Path
     """How far the second update ends from where it did without a break."""
     engine = engine_of(state / "model", parallel, bf16)
     if with_moments:
-        moments.load(engine, state / "optimizer")
+        optimizer_state.load(engine, state / "optimizer")
     ppo.update(engine, samples(model, drift=0.0), SECOND, {}, ppo.LogitScale(0.0))
     return apart(load_file(state / "wanted" / WEIGHTS), weights_of(engine))
 
@@ -70,21 +70,24 @@ def check_moved(model: Qwen2ForCausalLM, parallel: Parallel, bf16: bool, state: 
     """Going on from another layout's state; what changes when it is written again, and what is said where a file is lost."""
     answers: dict[str, Any] = {"apart": gone_on(model, parallel, bf16, state)}
     engine = engine_of(state / "model", parallel, bf16)
-    moments.load(engine, state / "optimizer")
+    optimizer_state.load(engine, state / "optimizer")
     again = state.with_name("again")
-    moments.save(engine, again)
+    optimizer_state.save(engine, again)
     dist.barrier()
-    before, after = ({m: Stored(place.glob(f"{m}-*")) for m in moments.MOMENTS} for place in (state / "optimizer", again))
+    before, after = ({m: Stored(place.glob(f"{m}-*")) for m in optimizer_state.MOMENTS} for place in (state / "optimizer", again))
     changed = [
-        n for m in moments.MOMENTS for n in before[m].keys() | after[m].keys() if not torch.equal(before[m][n], after[m][n])
+        n
+        for m in optimizer_state.MOMENTS
+        for n in before[m].keys() | after[m].keys()
+        if not torch.equal(before[m][n], after[m][n])
     ]
-    counts = [(place / moments.STEPS_NAME).read_text() for place in (state / "optimizer", again)]
+    counts = [(place / optimizer_state.STEPS_NAME).read_text() for place in (state / "optimizer", again)]
     dist.barrier()
     if dist.get_rank() == 0:
         (again / "exp_avg_sq-00000.safetensors").unlink()
     dist.barrier()
     try:
-        moments.load(engine, again)
+        optimizer_state.load(engine, again)
         lost = ""
     except ValueError as refused:
         lost = str(refused)
@@ -178,7 +181,7 @@ def check_killed(job: Job) -> dict[str, object]:
 def check_frozen(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel, bf16: bool) -> dict[str, float]:
     """One update with the lowest of four layers left as it is: tensors that moved against that, or stayed although free."""
     described = json.loads((directory / "config.json").read_text()) | {"num_hidden_layers": 4}
-    engine = Engine(described, parallel, Optimization(JOB.learning_rate, bf16=bf16, frozen_layers=1))
+    engine = TrainedModel(described, parallel, Optimization(JOB.learning_rate, bf16=bf16, frozen_layers=1))
     engine.make_optimizer()
     before = {name: tensor.clone() for name, tensor in full_weights(engine.model)}
     ppo.update(engine, samples(model, drift=0.0), JOB.model_copy(update={"minibatch": 6}), {}, ppo.LogitScale(0.0))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.records import Sample
-from tasks.trainer.batches import GRAIN, micro_batches, minibatches, read
+from tasks.trainer.update.batches import GRAIN, micro_batches, minibatches, read
 
 GOOD = Sample(
     completion_id="cmpl-1",

@@ -8,7 +8,7 @@ from tests.tasks.trainer.processes import launch
 
 
 def test_the_command_writes_a_checkpoint_that_transformers_reads(work):
-    launch(1, "-m", "tasks.trainer.ppo", "--job", str(work / "job.json"))
+    launch(1, "-m", "tasks.trainer.worker", "--job", str(work / "job.json"))
     metrics = Metrics.model_validate_json((work / "command" / "metrics.json").read_text())
     assert (metrics.samples, len(metrics.steps)) == (12, 6)
     assert metrics.skipped == 0

@@ -8,7 +8,8 @@ import pytest
 
 from evals.heldout import HELD_OUT_PACKAGES, held_out_files, read_source, site_packages, training_files
 from infra.fim import END, MIDDLE, PREFIX, SPECIAL_TOKENS, SUFFIX, Renderer
-from tasks.trainer import corpus, sources
+from tasks.trainer import sources
+from tasks.trainer.pretraining import corpus
 
 TEXT = (
     '''def area(width: float, height: float) -> float:

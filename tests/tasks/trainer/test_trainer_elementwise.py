@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import rms_norm, silu
 
-from tasks.trainer.elementwise import RMSNorm, SwiGLU, rotated
+from tasks.trainer.model.elementwise import RMSNorm, SwiGLU, rotated
 
 MADE = torch.Generator().manual_seed(0)
 PRECISIONS = pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from tasks.trainer.losses import Scores, clipped_surrogate, importance_weights, k3_divergence
+from tasks.trainer.update.losses import Scores, clipped_surrogate, importance_weights, k3_divergence
 
 
 def row(*values):

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from infra.settings import ROOT
-from tasks.trainer import products
+from tasks.trainer.model import matmul
 
 INTEL, AMD = "GenuineIntel", "AuthenticAMD"
 
@@ -24,8 +24,8 @@ INTEL, AMD = "GenuineIntel", "AuthenticAMD"
     ],
 )
 def test_the_processor_tells_what_is_fast(processor: tuple[str, ...], bf16: bool, slow: bool) -> None:
-    assert products.faster_in_bf16(processor) is bf16
-    assert products.slow_mkl(processor) is slow
+    assert matmul.faster_in_bf16(processor) is bf16
+    assert matmul.slow_mkl(processor) is slow
 
 
 PROGRAM = """

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from infra.records import Sample
-from tasks.trainer.flops import of_step, peak
-from tasks.trainer.reports import Sums, Totals
-from tasks.trainer.safety import Refused, agreement, check_agreement, check_classes, empty_refusal, step_refusal
+from tasks.trainer.model.flops import of_step, peak
+from tasks.trainer.update.reports import Sums, Totals
+from tasks.trainer.update.safety import HarmfulUpdate, agreement, check_agreement, check_classes, empty_refusal, step_refusal
 
 
 def sample(advantage: float, reward: float = -0.05, outcome: str = "rejected") -> Sample:
@@ -20,7 +20,7 @@ def sample(advantage: float, reward: float = -0.05, outcome: str = "rejected") -
 
 def test_samples_of_one_class_are_refused():
     check_classes([sample(0.0), sample(-0.1)])
-    with pytest.raises(Refused, match=r"advantage = 0 for each of 3 samples of reward \[-0.05\]"):
+    with pytest.raises(HarmfulUpdate, match=r"advantage = 0 for each of 3 samples of reward \[-0.05\]"):
         check_classes([sample(0.0), sample(1e-17), sample(-1e-17)])
 
 
@@ -31,7 +31,7 @@ def test_samples_of_one_outcome_that_all_point_one_way_teach(outcome, advantage)
 
 def test_accepts_alone_that_differ_by_their_length_are_refused():
     long, short = sample(0.1, 0.95, "accepted"), sample(-0.1, 0.75, "accepted")
-    with pytest.raises(Refused, match=r"outcome = 'accepted' for each of 2 samples.*rewards 0.75 to 0.95.*reward.baseline"):
+    with pytest.raises(HarmfulUpdate, match=r"outcome = 'accepted' for each of 2 samples.*rewards 0.75 to 0.95.*reward.baseline"):
         check_classes([long, short])
     check_classes([long, short, sample(-0.5)])
 
@@ -44,16 +44,16 @@ def test_one_outcome_whose_rewards_are_graded_teaches(graded):
 def test_a_gap_beyond_its_bound_is_refused():
     check_agreement(agreement([0.0, 0.2]), 0.1, 0.5)
     check_agreement(agreement([]), 0.1, 0.5)
-    with pytest.raises(Refused, match=r"differ by 0.15 nats a token over 2 tokens, expected at most max_logprob_gap = 0.1"):
+    with pytest.raises(HarmfulUpdate, match=r"differ by 0.15 nats a token over 2 tokens, expected at most max_logprob_gap = 0.1"):
         check_agreement(agreement([0.0, 0.3]), 0.1, 0.5)
-    with pytest.raises(Refused, match="nan"):
+    with pytest.raises(HarmfulUpdate, match="nan"):
         check_agreement(agreement([0.0, math.nan]), 0.1, 0.5)
 
 
 def test_a_few_tokens_far_off_are_refused_although_the_mean_is_small():
     far = [0.0] * 98 + [2.0] * 2
     with pytest.raises(
-        Refused, match=r"2 nats in one token of a hundred over 100 tokens, expected at most max_logprob_gap_p99 = 0.5"
+        HarmfulUpdate, match=r"2 nats in one token of a hundred over 100 tokens, expected at most max_logprob_gap_p99 = 0.5"
     ):
         check_agreement(agreement(far), 0.1, 0.5)
     check_agreement(agreement([0.0] * 99 + [2.0]), 0.1, 0.5)

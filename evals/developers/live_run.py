@@ -1,0 +1,131 @@
+"""A live run: many developers type at once and send events."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from evals.developers.draws import Quirks
+from evals.developers.pacer import Pacer
+from evals.developers.schedule import Schedule
+from evals.developers.tally import Ledger, Tally
+from evals.developers.transport import Address, EditorClient, connect
+from evals.developers.visit import Decision, RunContext, Visit
+from evals.positions import Code
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """The settings of a run of simulated developers."""
+
+    address: Address = field(default_factory=Address)
+    users: int = 120
+    seed: int = 0
+    """Seed of the tastes, the positions and the chance events."""
+    requests: int | None = None
+    """End after so many requests; None: no bound."""
+    seconds: float | None = None
+    """End after so many seconds; None: no bound."""
+    speed: float = 20.0
+    """How many times faster than people they pause, type and decide; does not scale the server's time."""
+    rate: float = 0.0
+    """Maximum requests a second; 0: limited by the concurrency only."""
+    concurrency: int = 16
+    """Developers who type at the same time."""
+    first_visit: int = 0
+    """Number of the first visit. A run that continues after an earlier one's visits uses other positions."""
+    quirks: Quirks = field(default_factory=Quirks)
+    examples: int = 200
+    """Maximum number of suggestions kept for a report."""
+    run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """Keeps the editors' completion ids of two runs apart."""
+
+
+class BackgroundTasks:
+    """The event posts in progress."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __call__(self, work: Awaitable[None]) -> None:
+        """Start a task."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def finish(self) -> None:
+        """Wait for all tasks; raises the error of a failed task."""
+        while self._tasks:
+            await asyncio.gather(*self._tasks)
+
+
+class ProgressReporter:
+    """Calls `progress` about once a second while the block runs."""
+
+    def __init__(self, progress: Callable[[Tally], None] | None, tally: Callable[[], Tally]) -> None:
+        self._progress, self._tally = progress, tally
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> None:
+        if self._progress is not None:
+            self._task = asyncio.create_task(self._report(self._progress))
+
+    async def __aexit__(self, *error: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _report(self, progress: Callable[[Tally], None]) -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            progress(self._tally())
+
+
+async def run(
+    settings: RunSettings,
+    code: Code,
+    *,
+    stop: asyncio.Event | None = None,
+    progress: Callable[[Tally], None] | None = None,
+    on_decision: Callable[[Decision], None] | None = None,
+    rate: Callable[[], float] | None = None,
+) -> Tally:
+    """Let developers type until the run is over. Return the sums after the last event was sent.
+
+    Args:
+        settings: The run.
+        code: The sources that the developers type in.
+        stop: Ends the run early.
+        progress: Gets the sums about once a second.
+        on_decision: Gets every decision, with the text that the developer was about to write.
+        rate: Returns the current maximum of requests a second and replaces `settings.rate`.
+    """
+    began = time.monotonic()
+    ledger, background = Ledger(settings.examples), BackgroundTasks()
+    pacer = Pacer(settings.requests, settings.seconds, rate or (lambda: settings.rate), stop)
+    schedule = Schedule(settings.users, settings.seed, code, settings.quirks, "live")
+    numbers = iter(range(settings.first_visit, 2**62))
+    async with connect(settings.concurrency) as session:
+        context = RunContext(
+            client=EditorClient(session, settings.address),
+            ledger=ledger,
+            quirks=settings.quirks,
+            speed=settings.speed,
+            run_id=settings.run_id,
+            pacer=pacer,
+            background=background,
+            on_decision=on_decision or (lambda decision: None),
+        )
+
+        async def run_visits() -> None:
+            while not pacer.over:
+                number = next(numbers)
+                developer, key, position = schedule.visit(number)
+                await Visit(context, developer, number, key, position).run()
+
+        async with ProgressReporter(progress, lambda: ledger.tally(time.monotonic() - began)), asyncio.TaskGroup() as group:
+            for _ in range(settings.concurrency):
+                group.create_task(run_visits())
+        await background.finish()
+    return ledger.tally(time.monotonic() - began)

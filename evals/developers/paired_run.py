@@ -1,0 +1,128 @@
+"""A paired run: the same developers meet several pinned versions at the same positions."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from evals.developers.live_run import RunSettings
+from evals.developers.pacer import Pacer
+from evals.developers.schedule import ExpectedOutcome, Pause, Schedule
+from evals.developers.tally import Example, Ledger, Tally
+from evals.developers.transport import EditorClient, connect
+from evals.positions import Code
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A developer at a position, once with each pin."""
+
+    user: str
+    visit: int
+    outcomes: tuple[ExpectedOutcome, ...]
+    """One for each pin, in the order of PairedRun.pins."""
+
+
+@dataclass(frozen=True)
+class PairedRun:
+    """The result of a paired run."""
+
+    pins: tuple[str, ...]
+    pairs: tuple[Pair, ...]
+    """The positions that all pins answered."""
+    tallies: tuple[Tally, ...]
+    """For each pin, the sums over all its answers."""
+    dropped: int
+    """Positions that some pin did not answer; missing from `pairs`."""
+
+    def by_user(self, value: Callable[[ExpectedOutcome], float]) -> dict[str, tuple[int, tuple[float, ...]]]:
+        """Return each developer's number of positions and the sum of `value` for each pin.
+
+        A comparison clustered by user needs exactly these sums.
+        """
+        positions: Counter[str] = Counter(pair.user for pair in self.pairs)
+        sums = {user: [0.0] * len(self.pins) for user in positions}
+        for pair in self.pairs:
+            for index, outcome in enumerate(pair.outcomes):
+                sums[pair.user][index] += value(outcome)
+        return {user: (positions[user], tuple(sums[user])) for user in sorted(positions)}
+
+
+async def measure(
+    settings: RunSettings,
+    code: Code,
+    pins: Sequence[str],
+    visits: int,
+    *,
+    stop: asyncio.Event | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> PairedRun:
+    """Show completions of each pinned version to the same developers at the same positions.
+
+    Developers do not type over answers and send no events. The positions differ from those of a live run with the same seed.
+    `progress` gets the number of positions done so far.
+    """
+    began = time.monotonic()
+    ledgers = [Ledger(settings.examples) for _ in pins]
+    pacer = Pacer(None, settings.seconds, lambda: settings.rate, stop)
+    schedule = Schedule(settings.users, settings.seed, code, settings.quirks, "paired")
+    numbers = iter(range(settings.first_visit, settings.first_visit + visits))
+    pairs: list[Pair] = []
+    done = 0
+    async with connect(settings.concurrency) as session:
+        client = EditorClient(session, settings.address)
+
+        async def run_pauses() -> None:
+            nonlocal done
+            for number in numbers:
+                outcomes: dict[int, ExpectedOutcome | None] = {}
+                pause = schedule.first_pause(number)
+                for turn in range(len(pins)):
+                    index = (number + turn) % len(pins)  # the pins take turns at being first
+                    if not await pacer():
+                        return
+                    outcomes[index] = await _outcome(client, pause, pins[index], ledgers[index])
+                answered = tuple(outcome for index in range(len(pins)) if (outcome := outcomes[index]) is not None)
+                done += 1
+                if len(answered) == len(pins):
+                    pairs.append(Pair(pause.developer.name, number, answered))
+                if progress is not None:
+                    progress(done)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(settings.concurrency):
+                group.create_task(run_pauses())
+    tallies = tuple(ledger.tally(time.monotonic() - began) for ledger in ledgers)
+    ordered = tuple(sorted(pairs, key=lambda pair: pair.visit))
+    return PairedRun(tuple(pins), ordered, tallies, done - len(ordered))
+
+
+async def _outcome(client: EditorClient, pause: Pause, pin: str, ledger: Ledger) -> ExpectedOutcome | None:
+    """Return the expected outcome of one version at one pause; None without an answer."""
+    user = pause.developer.name
+    answer = await client.complete(user, pause.prefix, pause.suffix, pin=pin)
+    ledger.add(user, pin, requests=1)
+    if answer.error:
+        ledger.add(user, pin, errors=1)
+        return None
+    outcome, choice = pause.judge(answer.text)
+    if choice is None:
+        ledger.add(user, pin, nothing=1)
+        return outcome
+    accepted, text = choice.accepted, outcome.shown
+    ledger.add(
+        user,
+        pin,
+        shown=1,
+        judged=1,
+        accepted=int(accepted),
+        rejected=int(not accepted),
+        shown_characters=len(text),
+        accepted_characters=len(text) * accepted,
+        kept_characters=choice.opinion.right * accepted,
+    )
+    before = "\n".join(pause.prefix.split("\n")[-2:])
+    position = pause.position
+    ledger.add_example(Example(user, pin, position.file, before, text, position.truth, accepted, choice.opinion.reason))
+    return outcome

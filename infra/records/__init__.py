@@ -1,0 +1,37 @@
+"""The records that pass between processes, a module for each boundary.
+
+Every record is frozen and refuses unknown fields. Times are Unix seconds (UTC), durations milliseconds unless
+the name says otherwise. `policy_version` is the MLflow version number of the weights, as text ("1", "2", ...).
+"""
+
+from infra.records.base import Arm, LabelOutcome, ObjectReference, Record
+from infra.records.cycles import Bucket, CycleOutcome, Manifest, Profile, Quarantined, RewardTotals, Sample
+from infra.records.erasure import Amendment, Forgotten
+from infra.records.events import Completion, Feedback, FinishReason, OfflineExample, Outcome
+from infra.records.experiments import Decision, ExperimentRecord, Rate, Verdict, VerdictName
+
+__all__ = [
+    "Amendment",
+    "Arm",
+    "Bucket",
+    "Completion",
+    "CycleOutcome",
+    "Decision",
+    "ExperimentRecord",
+    "Feedback",
+    "FinishReason",
+    "Forgotten",
+    "LabelOutcome",
+    "Manifest",
+    "ObjectReference",
+    "OfflineExample",
+    "Outcome",
+    "Profile",
+    "Quarantined",
+    "Rate",
+    "Record",
+    "RewardTotals",
+    "Sample",
+    "Verdict",
+    "VerdictName",
+]

@@ -1,0 +1,158 @@
+"""Cycles: what a cycle trains on, what it quarantines, and how it ends."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from infra.records.base import LabelOutcome, ObjectReference, Record
+
+Bucket = Literal[
+    "trained",
+    "waiting",
+    "unlabelled",
+    "cache_hit",
+    "stale",
+    "duplicate",
+    "quarantined",
+    "opted_out",
+    "withheld",
+    "pinned",
+    "over_share",
+    "surplus",
+]
+"""Every request is in exactly one bucket; the counts sum to the requests served (see tasks/README.md)."""
+
+
+class Sample(Record):
+    """A completion to train on: the sampled tokens the developer was shown, and their reward."""
+
+    completion_id: str
+    """Id of the completion."""
+    user: str
+    """Keyed hash of the user, for shares and clustering."""
+    project: str = ""
+    """As in Completion; empty in samples written before this field existed."""
+    policy_version: str
+    """Version that sampled the tokens."""
+    prompt_token_ids: tuple[int, ...]
+    """Token ids of the prompt, as served."""
+    token_ids: tuple[int, ...]
+    """Sampled token ids, cut to the text shown; the end token stays if all of the text was shown."""
+    logprobs: tuple[float, ...]
+    """Log-probability of each of token_ids under the behaviour policy, in nats."""
+    temperature: float
+    """Sampling temperature."""
+    outcome: LabelOutcome | Literal["nothing", "judged"]
+    """The label. "nothing": there was no text to show; "judged": a judge scored the completion and no developer saw it."""
+    shown_characters: int
+    """Number of characters shown."""
+    accepted_characters: int
+    """Number of characters accepted."""
+    reward: float = 0.0
+    """Signed reward (tasks/rewards/reward.py)."""
+    advantage: float = 0.0
+    """Advantage: the reward minus its baseline, scaled (tasks/rewards/reward.py)."""
+
+
+class Quarantined(Record):
+    """A request excluded from training, and the reason."""
+
+    completion_id: str
+    """Id of the completion; empty if the row could not be read that far."""
+    project: str
+    """As in Completion."""
+    user: str
+    """As in Completion."""
+    time: float
+    """When the request arrived; 0 if unknown."""
+    reason: str
+    """The failed expectation, or the quarantine reason of a request that never became a sample."""
+    row: str
+    """The row as JSON, as it failed; empty if only the reason may be stored."""
+
+
+class Profile(Record):
+    """Sums over a cycle's samples, for comparison with later cycles; profiles can be added."""
+
+    samples: int = 0
+    """Number of samples."""
+    judged: int = 0
+    """Number of samples with text shown."""
+    accepted: int = 0
+    """Number of shown samples accepted in part or whole."""
+    shown_characters: int = 0
+    """Total number of characters shown."""
+    shown_characters_squared: int = 0
+    """Sum over shown samples of the squared number of characters."""
+
+
+class RewardTotals(Record):
+    """Reward totals of a cycle's samples of one language and similar length, for the running baseline of later cycles."""
+
+    bits: int
+    """Bit length of the number of tokens: 1 for one token, 2 for 2 to 3, 3 for 4 to 7, ..."""
+    samples: int
+    """Number of samples."""
+    reward: float
+    """Sum of the rewards."""
+    language: str = ""
+    """Language as named by clients; empty if none named it, and in manifests written before this field existed."""
+
+
+class Manifest(Record):
+    """What a cycle trains on. Written by a conditional put before training starts; a resumed cycle reads it."""
+
+    cycle: str
+    """Cycle id, also the name of its folder."""
+    created: float
+    """When the manifest was written."""
+    champion: str
+    """Version the candidate has to beat."""
+    parent: str
+    """Version to train from: the champion, or a promising candidate trained from it."""
+    since: float
+    """Start of the window: the parent's cycle accounted for earlier requests, except those in objects that arrived late."""
+    until: float
+    """End of the window. Later requests may still get a label, so they wait for the next cycle, whose window starts here."""
+    completions: tuple[ObjectReference, ...]
+    """Completion objects read."""
+    feedback: tuple[ObjectReference, ...]
+    """Feedback objects read."""
+    samples: ObjectReference
+    """The cycle's samples, in training order."""
+    buckets: dict[Bucket, int]
+    """Number of requests in each bucket; they sum to `requests`."""
+    requests: int
+    """Number of requests served in the window."""
+    quarantined: dict[str, int] = Field(default={})
+    """Number of quarantined requests by reason."""
+    settings_sha256: str
+    """SHA-256 of the resolved settings stored beside the manifest, in hex."""
+    quarantine: ObjectReference | None = None
+    """The quarantined rows, each with its reason; none if no request was quarantined."""
+    docs: tuple[str, ...] = ()
+    """Keys of the validation's Data Docs."""
+    profile: Profile = Profile()
+    """Sums that later cycles are compared with."""
+    returns: tuple[RewardTotals, ...] = ()
+    """Reward totals by language and length, for later baselines; empty in manifests written before this field existed."""
+    code: str = ""
+    """Version of the code that sealed the cycle (infra/version.py)."""
+    run: str = ""
+    """Id of the Prefect flow run that sealed the cycle; empty if unknown."""
+
+
+class CycleOutcome(Record):
+    """How a cycle ended; written once."""
+
+    cycle: str
+    """Cycle id."""
+    result: Literal["registered", "refused", "abandoned"]
+    """registered: the candidate is a version. refused: the trainer or the held-out evaluation refused it. abandoned: the cycle
+    failed too often, or its champion was replaced meanwhile."""
+    reason: str
+    """The reason, as a sentence."""
+    version: str = ""
+    """The candidate's version; empty if not registered."""
+    experiment: str = ""
+    """The experiment the candidate entered; empty if none."""

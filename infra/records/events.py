@@ -1,0 +1,145 @@
+"""Events: what serving records of completions and feedback, and labels imported from an editor's own log."""
+
+from typing import Literal
+
+from pydantic import model_validator
+
+from infra.records.base import Arm, LabelOutcome, Record
+
+FinishReason = Literal["stop", "length", "disconnected", "error"]
+Outcome = LabelOutcome | Literal["shown", "retained", "thumbs_down"]
+
+
+class Completion(Record):
+    """A request that serving answered: one row per request, also if the client disconnected early."""
+
+    id: str
+    """The id in the response ("cmpl-...")."""
+    time: float
+    """When the request arrived."""
+    project: str
+    """Project of the bearer token or of the X-Project-ID header."""
+    user: str
+    """Keyed hash of the user's id; the user's name is never stored."""
+    client: str
+    """The client ("continue", "rlinf", ...), from the User-Agent or the shape of the request."""
+    opted_out: bool = False
+    """Whether the user opted out of logging: all text and token fields are empty."""
+    redacted: bool = False
+    """Whether a secret was removed from the text: all token fields are empty, and the completion is not trained on."""
+    prefix: str
+    """Text before the cursor, as sent, without FIM tokens."""
+    suffix: str
+    """Text after the cursor, as sent."""
+    language: str = ""
+    """Language of the code, as named by the request (infra/language.py); empty if the request does not name it."""
+    prompt_token_ids: tuple[int, ...]
+    """Token ids of the prompt sent to the engine, FIM tokens included."""
+    token_ids: tuple[int, ...]
+    """Sampled token ids, including the end token if it was sampled."""
+    logprobs: tuple[float, ...]
+    """Natural-log probability of each sampled token under the sampling distribution; same length as token_ids."""
+    token_ends: tuple[int, ...]
+    """For each sampled token, the length in characters of the generated text up to and including it; same length as token_ids."""
+    behaviour_logprobs: Literal["known", "unknown"] = "known"
+    """Whether the log-probabilities of the sampling distribution are known. "unknown": an external server sampled the
+    completion without reporting them; all token fields are empty, and the completion is not trained on."""
+    text: str
+    """Generated text as streamed to the client."""
+    finish_reason: FinishReason
+    """Why generation ended. "disconnected": the client left; the other fields hold what was generated until then."""
+    policy_version: str
+    """Version of the weights that sampled the tokens."""
+    mixed: bool = False
+    """Whether the weights were swapped during this completion; if so, it is not trained on."""
+    withheld: bool = False
+    """Whether the completion was generated but not shown."""
+    pinned: bool = False
+    """Whether an administrator pinned the version; experiment is then empty, and no experiment counts the request."""
+    arm: Arm
+    """Arm that served the request."""
+    experiment: str = ""
+    """Experiment the user took part in; empty if none."""
+    temperature: float
+    """Sampling temperature the server used."""
+    top_p: float
+    """Nucleus mass the server used."""
+    max_tokens: int
+    """Upper limit of sampled tokens."""
+    ttft_ms: float | None
+    """Milliseconds to the first token; none if no token was sampled."""
+    total_ms: float
+    """Milliseconds from the request's arrival to the end of generation."""
+
+    @model_validator(mode="after")
+    def _aligned(self) -> "Completion":
+        if not len(self.token_ids) == len(self.logprobs) == len(self.token_ends):
+            raise ValueError(
+                f"completion {self.id}: token_ids, logprobs and token_ends must have the same length, "
+                f"got {len(self.token_ids)}, {len(self.logprobs)}, {len(self.token_ends)}"
+            )
+        return self
+
+
+class Feedback(Record):
+    """A client's report on a completion: one row per event; tasks/labels attributes it to a completion."""
+
+    id: str
+    """Id of this event, assigned by the server. The same body sent twice gives two events with the same client_id."""
+    time: float
+    """When the event arrived."""
+    made_at: float | None
+    """When the completion was made, according to the client."""
+    project: str
+    """As in Completion."""
+    user: str
+    """As in Completion."""
+    client: str
+    """As in Completion."""
+    client_id: str
+    """The client's own id of the impression (Continue's completionId); a reject and a later accept of it share the id."""
+    completion_id: str = ""
+    """The server's completion id, if the client knows it; empty: the event is matched by content."""
+    outcome: Outcome
+    """What the developer did."""
+    prefix: str
+    """Text before the cursor at the impression."""
+    suffix: str
+    """Text after the cursor at the impression."""
+    shown: str
+    """Text shown, after the client's post-processing."""
+    accepted_characters: int | None = None
+    """For a partial accept, the number of characters accepted."""
+    retained: str = ""
+    """For "retained", the text in the place of an accepted completion some time later."""
+    elapsed_ms: float | None = None
+    """Milliseconds from the request to the developer's action, as measured by the client."""
+    cache_hit: bool = False
+    """Whether the client showed it from its own cache, without a request."""
+    language: str = ""
+    """Language of the code, as named by the event (infra/language.py); empty if the event does not name it."""
+
+
+class OfflineExample(Record):
+    """A labelled completion from an editor's own log: text and label, without tokens or log-probabilities."""
+
+    id: str
+    """The editor's id of the completion."""
+    time: float
+    """When the completion was made; 0 if the log does not say."""
+    project: str
+    """As in Completion."""
+    user: str
+    """As in Completion."""
+    model: str
+    """Model name in the editor's request."""
+    prefix: str
+    """Text before the cursor."""
+    suffix: str
+    """Text after the cursor."""
+    shown: str
+    """Text shown."""
+    accepted: bool
+    """Whether the developer accepted it in the end."""
+    behaviour_logprobs: Literal["unknown"] = "unknown"
+    """Marks the row as no Sample: without log-probabilities it cannot be corrected for its sampling policy."""

@@ -1,0 +1,45 @@
+"""Settings of collecting and validating a cycle's data."""
+
+from pydantic import Field
+
+from infra.settings.section import Section
+
+
+class Collect(Section):
+    settle_seconds: float = Field(30.0, ge=0)
+    """Seconds to wait for feedback before using a completion."""
+    join_seconds: float = Field(600.0, gt=0)
+    """Maximum seconds between a completion and its feedback."""
+    window_seconds: float = Field(7 * 86_400.0, gt=0)
+    """Maximum age of requests in a window, in seconds; older ones are ignored."""
+    max_staleness: int = Field(2, ge=0)
+    """Maximum updates between the policy that sampled a completion and the version to train, counted along parents; a completion
+    beyond it is not trained on. 0: only completions of that version itself."""
+    min_samples: int = Field(256, ge=1)
+    """Minimum samples of a cycle; with fewer, no cycle starts."""
+    max_samples: int = Field(4096, ge=1)
+    """Maximum samples of a cycle; the newest are kept."""
+    max_user_share: float = Field(0.2, gt=0, le=1)
+    """Maximum share of a cycle's samples from one user. With fewer than 1/share users, each gets an equal share."""
+    max_quarantined: float = Field(0.2, ge=0, le=1)
+    """Maximum share of labelled samples that may fail validation; beyond it the cycle stops."""
+    max_project_share: float = Field(1.0, gt=0, le=1)
+    """Maximum share of a cycle's samples from one project; beyond it the cycle stops. With fewer than 1/share projects, an equal
+    share is allowed. 1: no limit, for a team with one project."""
+    max_user_weight: float = Field(0.2, gt=0, le=1)
+    """Maximum share of a cycle's weight (the sum of absolute advantages) from one user; the user's advantages are scaled down to
+    it. With fewer than 1/share users, each may have an equal share."""
+    max_duplicates: float = Field(0.1, ge=0, le=1)
+    """Maximum share of a window's requests that were delivered or trained on before; beyond it the cycle stops, since events are
+    probably shipped twice."""
+    max_unknown_versions: float = Field(0.05, ge=0, le=1)
+    """Maximum share of a window's requests from versions the registry does not know; beyond it the cycle stops. These requests
+    are never trained on."""
+    max_clock_skew_seconds: float = Field(60.0, ge=0)
+    """Maximum seconds by which an event's time may be ahead of the collector's clock; beyond it the cycle stops, since windows
+    are cut by time."""
+    history_cycles: int = Field(10, ge=0)
+    """Number of earlier cycles to compare a batch's acceptance rate and shown length with; 0: no comparison."""
+    max_history_factor: float = Field(4.0, gt=1)
+    """Maximum factor between a batch's acceptance rate or shown length and that of earlier cycles, in either direction. Beyond it
+    the cycle stops if the difference is also more than five standard errors."""

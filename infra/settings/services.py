@@ -1,0 +1,57 @@
+"""Settings of the services that tabloop stands on: object store, model registry, Prefect, and the local stack that runs them."""
+
+from pathlib import Path
+
+from pydantic import Field, SecretStr, field_validator
+
+from infra.settings.section import Section
+
+
+class Store(Section):
+    bucket: str = "tabloop"
+    """Bucket for events, cycles, checkpoints and decisions."""
+    endpoint: str | None = "http://127.0.0.1:9000"
+    """URL of the S3 endpoint; none or empty: AWS itself (TOML has no null, so write "")."""
+    region: str = "us-east-1"
+    """Region of the S3 client."""
+    access_key: SecretStr | None = None
+    """S3 access key; none: boto3 looks for credentials itself (environment, profile, instance role)."""
+    secret_key: SecretStr | None = None
+    """S3 secret key that belongs to the access key."""
+
+    lock: Path | None = None
+    """File to lock around writes that must happen only once, for an S3 server on this machine that ignores conditional puts (the
+    local one does). None: the server must honour conditional puts, which every start checks."""
+
+    @field_validator("endpoint", mode="before")
+    @classmethod
+    def _empty_is_none(cls, value: str | None) -> str | None:
+        return value or None
+
+
+class Registry(Section):
+    uri: str = "http://127.0.0.1:5000"
+    """URL of the MLflow tracking and registry server."""
+    page: str = ""
+    """URL of MLflow for a browser, used in links; empty: registry.uri."""
+    model: str = "tabloop"
+    """Name of the registered model, whose aliases name the versions to serve."""
+
+
+class Orchestration(Section):
+    api: str = "http://127.0.0.1:4200/api"
+    """URL of the Prefect API."""
+    page: str = ""
+    """URL of Prefect for a browser, used in links; empty: orchestration.api without /api."""
+    work_pool: str = "tabloop"
+    """Prefect work pool of the deployments."""
+    dask_scheduler: str = Field("", pattern=r"^((tcp|tls)://[^/@\s]+:\d+)?$")
+    """Address of a Dask scheduler whose workers join a window's partitions, "tcp://HOST:PORT" or "tls://HOST:PORT"; empty:
+    threads of the flow's own process join them."""
+
+
+class Stack(Section):
+    state: Path = Path("var/stack")
+    """State directory of the local stack: logs, databases, secrets, supervisord."""
+    ready_seconds: float = Field(300.0, gt=0)
+    """Seconds to wait for a part to become ready; then the start fails."""

@@ -1,0 +1,128 @@
+"""Settings of the serving app: sampling, access, terms of participation, engine slots, spool."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import Discriminator, Field, SecretStr, Tag, field_validator
+
+from infra.settings.section import Section
+
+
+class Sampling(Section):
+    temperature: float = Field(1.0, gt=0, le=2)
+    """Temperature of every completion. The client's own is ignored, since a near-greedy policy does not explore."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Nucleus mass. Below 1 the recorded log-probabilities belong to the truncated distribution, and training refuses them."""
+    max_tokens: int = Field(32, ge=1)
+    """Maximum tokens of a completion; a client may ask for fewer."""
+    withhold_below: float = Field(0.0, ge=0, lt=1)
+    """Withhold a completion if its probability under the model falls below this: it is recorded but not shown. 0: show all.
+    Above 0, nothing is streamed before the last token is sampled."""
+
+
+Role = Literal["complete", "feedback", "admin"]
+ProjectName = Annotated[str, Field(pattern=r"^[\w.-]{1,64}$")]
+
+
+class AccessToken(Section):
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    """SHA-256 of the token, in hex; `python -m serving.access NAME` prints a new token and its settings."""
+    projects: tuple[ProjectName, ...] = ()
+    """Projects the token may name; the first is the default of requests that name none. Empty: any project."""
+    roles: tuple[Role, ...] = ("complete", "feedback")
+    """What the token allows: complete (request completions), feedback (send feedback), admin (administrate)."""
+    requests_per_minute: int = Field(600, ge=1)
+    """Requests per minute, spread evenly over the minute; each replica of the app counts separately."""
+
+
+class Terms(Section):
+    logged: bool = True
+    """Whether completions and feedback are recorded; false has the effect of X-Tabloop-Opt-Out on every request."""
+    experiments: bool = False
+    """Whether to take part in A/B tests; false: the champion serves."""
+    version: str = ""
+    """Policy version to serve if a slot holds it, else the champion serves; no experiment counts these completions. Empty: the
+    version follows the registry."""
+
+
+class UserTerms(Terms):
+    experiments: bool = True
+    """Whether the user takes part in A/B tests if the project does; false: the champion serves."""
+
+
+class External(Section):
+    """An engine slot served by an external server."""
+
+    kind: Literal["external"]
+    """Marks the slot as external: the stack starts no engine for it."""
+    url: str
+    """Base URL of its OpenAI-compatible API, including /v1."""
+    model: str
+    """Model name in requests to it."""
+    token: SecretStr | None = None
+    """Bearer token for it; none: no Authorization header."""
+    version: str = Field("0", pattern=r"^\d+$")
+    """Registry version of the weights it was started with; 0: the base model."""
+    swap: Literal["none", "vllm"] = "none"
+    """How its weights are exchanged. none: it always serves that version. vllm: by the development endpoints of a vLLM that runs
+    tabloop's worker extension and serves this replica of the app alone (serving/README.md)."""
+
+    @field_validator("url")
+    @classmethod
+    def _plain_address(cls, value: str) -> str:
+        address = urlsplit(value)
+        if address.scheme not in ("http", "https") or not address.hostname or "@" in address.netloc:
+            raise ValueError("expected http://HOST:PORT/v1 or https://... without credentials; put a token into `token`")
+        return value.rstrip("/")
+
+
+def _kind_of_engine(value: object) -> str:
+    return "address" if isinstance(value, str) else "external"
+
+
+EngineSetting = Annotated[Annotated[str, Tag("address")] | Annotated[External, Tag("external")], Discriminator(_kind_of_engine)]
+
+
+class Serving(Section):
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = 8081
+    """TCP port for completions."""
+    feedback_port: int = 8082
+    """TCP port for feedback."""
+    token: SecretStr | None = None
+    """Bearer token of the clients; none: the stack generates one and keeps it in its state directory."""
+    admin_token: SecretStr | None = None
+    """Bearer token for /admin and for pinning an arm; none: serving.token has the admin role too."""
+    user_secret: SecretStr | None = None
+    """Key of the keyed hash that replaces user ids in records; none: generated like serving.token."""
+    tokens: dict[str, AccessToken] = Field(default={})
+    """Further tokens by name, each with its own projects, roles and rate. The two tokens above may name every project."""
+    requests_per_minute: int = Field(60_000, ge=1)
+    """Requests per minute of each of the two tokens above; a whole team sends about a hundredth of this."""
+    terms: Terms = Terms()
+    """Terms of projects without an entry in serving.projects."""
+    projects: dict[ProjectName, Terms] = Field(default={})
+    """Terms by project. An entry replaces serving.terms completely."""
+    users: dict[str, UserTerms] = Field(default={})
+    """Terms by user, named by keyed hash (`python -m infra.identity NAME` prints it). A user is logged and takes part in A/B
+    tests only if the project is and does; a version here overrides the project's."""
+    sampling: Sampling = Sampling()
+    """How completions are sampled."""
+    challenger_sampling: Sampling | None = None
+    """Sampling on the challenger's arm, so that an A/B test compares weights and sampling together; none: as serving.sampling."""
+    engines: tuple[EngineSetting, EngineSetting] = ("http://127.0.0.1:18100", "http://127.0.0.1:18101")
+    """The two engine slots: the URL of an engine of tabloop, or a table that describes an external server."""
+    engine_arguments: dict[str, Any] = Field(default={})
+    """Arguments passed to vLLM's engines verbatim (names as in vLLM's AsyncEngineArgs)."""
+    spool: Path = Path("var/spool")
+    """Directory of events that are not shipped yet."""
+    spool_bytes: int = Field(1 << 30, ge=1 << 20)
+    """Maximum bytes of events in the spool. If it is full, feedback gets 503 and completions are served unrecorded."""
+    ship_seconds: float = Field(5.0, gt=0)
+    """Seconds until an open spool segment is closed and shipped to the object store."""
+    follow_seconds: float = Field(2.0, gt=0)
+    """Seconds between two reads of the registry's aliases."""
+    state: Path = Path("var/serving")
+    """Directory of downloaded versions and the last known assignment of versions to slots."""

@@ -1,0 +1,102 @@
+"""Settings of the trainer: the options of one update, and how the flow starts it."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field
+
+from infra.settings.section import Section
+
+
+def _zero_or_above_one(bound: float) -> float:
+    if 0 < bound <= 1:
+        raise ValueError("expected 0, for none, or a bound above 1 (3 is usual): one of at most 1 clips tokens that did not move")
+    return bound
+
+
+DualClip = Annotated[float, Field(ge=0), AfterValidator(_zero_or_above_one)]
+
+
+class UpdateSettings(Section):
+    """The options of one PPO update, which settings (`Train`) and job file (`tasks.trainer.job.Job`) share."""
+
+    tensor_parallel: int = Field(1, ge=1)
+    """Megatron tensor-parallel size."""
+    pipeline_parallel: int = Field(1, ge=1)
+    """Megatron pipeline-parallel size."""
+    threads: int = Field(0, ge=0)
+    """CPU threads of each trainer process; 0: torch's default, which OMP_NUM_THREADS sets."""
+    precision: Literal["float32", "bfloat16", "fastest"] = "float32"
+    """Data type of the matrix products; the master weights are float32. fastest: bfloat16 on GPUs and on CPUs that compute it
+    faster (Intel's with AMX, AMD's with AVX512-BF16), float32 elsewhere."""
+    learning_rate: float = Field(2e-6, gt=0)
+    """Learning rate after the warm-up."""
+    warmup_steps: int = Field(2, ge=0)
+    """Optimizer steps over which the learning rate rises linearly to its full value; 0: no warm-up."""
+    epochs: int = Field(2, ge=1)
+    """Passes over a cycle's samples."""
+    minibatch: int = Field(256, ge=1)
+    """Samples of one optimizer step, over all data-parallel ranks."""
+    micro_batch_tokens: int = Field(8192, ge=64)
+    """Most tokens of a micro-batch, prompts and padding included; a longer sample is a micro-batch by itself."""
+    proximal: Literal["update", "step"] = "update"
+    """Weights of the proximal policy, for samples whose proximal policy is recomputed. update: the weights at the update's start,
+    at the cost of a forward pass over these samples. step: the weights at each step's start, which the step computes anyway."""
+    recomputed: Literal["older", "all"] = "older"
+    """Samples whose proximal policy is recomputed. older: samples of earlier versions; for the current version's the server's
+    log-probabilities are taken as exact. all: every sample, so that the importance weight also corrects differences between
+    trainer and server (bfloat16, another implementation)."""
+    clip_low: float = Field(0.2, gt=0, lt=1)
+    """PPO clips the ratio below 1 - clip_low."""
+    clip_high: float = Field(0.2, gt=0)
+    """PPO clips the ratio above 1 + clip_high."""
+    dual_clip: DualClip = 0.0
+    """Lower bound of a token's objective where its advantage is negative, as a multiple of the advantage (Ye et al. 2020 use 3);
+    above 1, or 0 for no bound. It limits the gradient of rejected tokens that became much likelier since they were sampled."""
+    importance_bound: float = Field(2.0, gt=1)
+    """Upper bound of the importance weight from the recorded behaviour policy to the proximal policy."""
+    kl_weight: float = Field(0.0, ge=0)
+    """Weight of the estimated KL divergence from the reference policy, per sampled token; 0: no KL term."""
+    entropy_weight: float = Field(0.0, ge=0)
+    """Weight of the entropy at each sampled token, which the update then raises; 0: no entropy term."""
+    max_kl: float = Field(0.0, ge=0)
+    """KL divergence, in nats per token, at which the update ends: the step whose samples exceed it and all later steps are left
+    out. Measured from the proximal policy, or from the behaviour policy where each step takes its own. 0: no bound."""
+    max_ratio: float = Field(1000.0, gt=1)
+    """Largest ratio of a token's probability to that under the same policies; a step with a larger ratio is refused."""
+    max_logprob_gap: float = Field(0.1, gt=0)
+    """Largest mean difference, in nats, between the trainer's and the server's log-probabilities of the same tokens under the same
+    weights; a larger one refuses the update. Measured before the first step on up to 64 samples of the current version."""
+    max_logprob_gap_p99: float = Field(0.5, gt=0)
+    """Largest 99th percentile of these differences, in nats; a larger one refuses the update. A mean hides a few large errors."""
+    context_weight: float = Field(0.0, ge=0)
+    """Weight of the language-model loss of a prompt token, relative to 1 for a sampled token; 0: no such loss."""
+    context_tokens: int = Field(32, ge=1)
+    """Prompt tokens per sample that the language-model loss covers."""
+    logit_scale_rate: float = Field(0.0, ge=0)
+    """Learning rate of the logarithm of the logits' scale (the model's sharpness), by plain gradient steps; 0: the scale stays."""
+    frozen_layers: int = Field(0, ge=0)
+    """Lowest layers to freeze, with the embeddings; 0: everything is trained."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    """Norm to which larger gradients are clipped."""
+    keep_optimizer: bool = False
+    """Keep Adam's state, twice the size of the weights, in the object store with each candidate; the update of a child version
+    continues from it. Off: every update starts with a new optimizer."""
+    seed: int = 0
+    """Seed of the order of samples."""
+    megatron_arguments: dict[str, Any] = Field(default={})
+    """Arguments of Megatron-core, passed through verbatim to its TransformerConfig and OptimizerConfig (names as there). Names
+    that the trainer must set itself are refused."""
+
+
+class Train(UpdateSettings):
+    """Settings of the cycle's training step."""
+
+    processes: int = Field(1, ge=1)
+    """Trainer processes (torchrun's nproc_per_node)."""
+    kl_reference: Literal["start", "champion"] = "start"
+    """Reference policy of the KL term: the weights that the update starts from, or the champion's."""
+    environment: dict[str, str] = Field(default={})
+    """Environment variables of the trainer's processes."""
+    folder: Path = Path("var/cycles")
+    """Directory of the working files of cycles: samples, logs, and checkpoints until they are registered."""

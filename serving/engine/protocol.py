@@ -1,0 +1,100 @@
+"""The messages between the app and an engine process: token ids in, token ids and log-probabilities out.
+
+    WebSocket /generate, both ways JSON lists of rows, all completions of an app over one connection (channel.py):
+        app     [number, EngineRequest]         sample a completion, under a number that the app chooses
+                [number]                        stop that completion
+        engine  [number, *Delta]                tokens, the last row with a finish
+                [number, status, explanation]   error: 409 it holds another version, 400 bad request, 503 the engine is ending
+    POST /swap      {"path": ..., "version": .} -> SwapResult; 409, with the engine unchanged, if the checkpoint does not fit
+    GET  /health                                -> Health
+
+No text is sent: the app renders prompts and decodes tokens, so a record holds exactly what was sampled.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+BASE_VERSION = "0"
+"""Version of the base model, held until a registered version is loaded. The registry counts from 1."""
+
+Finish = Literal["stop", "length", "abort"]
+Span = tuple[str, int, int]
+"""(version, start, end): that version's weights sampled tokens [start, end)."""
+
+
+@dataclass(frozen=True)
+class EngineRequest:
+    """One completion to sample. It has no seed: vLLM 0.32 on CPU crashes on a seeded request with a chunked prefill."""
+
+    prompt_token_ids: list[int]
+    max_tokens: int
+    temperature: float
+    top_p: float
+    stop_token_ids: list[int]
+    version: str | None = None
+    """The engine refuses the request unless it holds this version; None accepts any."""
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields for JSON. Unlike dataclasses.asdict, it does not copy the token ids."""
+        return vars(self)
+
+    @classmethod
+    def parse(cls, fields: dict[str, Any]) -> "EngineRequest":
+        """Return a request from its JSON fields. Raises ValueError naming an unknown or missing field."""
+        try:
+            return cls(**fields)
+        except TypeError as error:
+            raise ValueError(f"not a generate request: {error}") from None
+
+
+@dataclass(frozen=True)
+class Delta:
+    """The tokens sampled since the last delta."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    version: str
+    """Version loaded when this left the engine. The spans of the last delta are exact; this serves completions cut short."""
+    finish: Finish | None = None
+    spans: tuple[Span, ...] = ()
+    text: str | None = None
+    """Sampled text, from an external server that gives no token ids; our own engines never send it."""
+
+    def row(self) -> list[Any]:
+        """Return the delta as a JSON list."""
+        row: list[Any] = [self.token_ids, self.logprobs, self.version]
+        return [*row, self.finish, self.spans] if self.finish else row
+
+    @classmethod
+    def parse(cls, row: list[Any]) -> "Delta":
+        """Return a delta from its JSON list."""
+        if len(row) == 3:
+            return cls(*row)
+        return cls(row[0], row[1], row[2], row[3], tuple((v, a, b) for v, a, b in row[4]))
+
+    def merge(self, later: "Delta") -> "Delta":
+        """Return this delta and the next one, of the same version, as one."""
+        return Delta(self.token_ids + later.token_ids, self.logprobs + later.logprobs, later.version, later.finish, later.spans)
+
+
+@dataclass(frozen=True)
+class Health:
+    """State of an engine that answers."""
+
+    version: str
+    pid: int
+    running: int
+    """Number of requests in the engine."""
+
+
+@dataclass(frozen=True)
+class SwapResult:
+    """A finished swap and the time it took."""
+
+    version: str
+    stage_ms: float
+    """Time to read and check the checkpoint; the engine keeps generating."""
+    pause_ms: float
+    """Time until the engine was paused."""
+    commit_ms: float
+    """Time to copy the weights; the engine is paused."""

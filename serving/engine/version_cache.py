@@ -1,0 +1,146 @@
+"""A replica's state on disk, from which it can restart without the registry: versions, and the last known slots and aliases.
+
+STATE/versions/VERSION/...   complete checkpoints, renamed into place; source.txt names their origin
+STATE/slots.json             the version that each slot held last
+STATE/aliases.json           the registry's last answer
+
+Every write is synced to the disk before it takes effect. An unreadable file is renamed to NAME.unreadable: the registry has its
+contents too.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable, Collection
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from infra.records import ExperimentRecord
+from infra.registry import Aliases
+from infra.store import ObjectStore
+
+log = logging.getLogger(__name__)
+SOURCE = "source.txt"
+SLOTS, ALIASES = "slots.json", "aliases.json"
+T = TypeVar("T")
+KEPT_VERSIONS = 4
+"""Number of unused versions to keep, so that a rollback needs no download."""
+
+
+class VersionCache:
+    """The state directory of one replica of the app."""
+
+    def __init__(self, state: Path) -> None:
+        self._state = state
+
+    def path(self, version: str) -> Path | None:
+        """Return a version's directory, or None if it is not on this disk."""
+        path = self._state / "versions" / version
+        return path if path.is_dir() else None
+
+    def source(self, version: str) -> str | None:
+        """Return the source of a version on this disk. The same number in another registry is another checkpoint."""
+        try:
+            return (self._state / "versions" / version / SOURCE).read_text()
+        except FileNotFoundError:
+            return None
+
+    def download(self, version: str, source: str, store: ObjectStore) -> Path:
+        """Fetch a version from the object store, check every file's checksum, and return its directory.
+
+        Raises:
+            ValueError: the source is not in this store, or a file is corrupt.
+            KeyError: the checkpoint is not complete in the store.
+        """
+        if (path := self.path(version)) and self.source(version) == source:
+            return path
+        address = urlsplit(source)
+        if address.scheme != "s3" or address.netloc != store.bucket:
+            raise ValueError(f"version {version}: source {source!r} is not in s3://{store.bucket}/")
+        path = self._state / "versions" / version
+        partial = path.with_name(f".{version}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        store.get_directory(address.path.strip("/"), partial)
+        (partial / SOURCE).write_text(source)
+        for file in partial.rglob("*"):
+            _sync(file)
+        _sync(partial)
+        shutil.rmtree(path, ignore_errors=True)
+        os.replace(partial, path)
+        _sync(path.parent)
+        return path
+
+    def prune(self, in_use: Collection[str]) -> None:
+        """Delete versions that are not in use, except the newest KEPT_VERSIONS."""
+        unused = [p for p in (self._state / "versions").glob("*") if p.is_dir() and p.name not in in_use]
+        for path in sorted(unused, key=lambda p: p.stat().st_mtime)[:-KEPT_VERSIONS]:
+            shutil.rmtree(path, ignore_errors=True)
+
+    def slot_version(self, slot: int) -> tuple[Path, str] | None:
+        """Return the directory and version that a slot held last, or None if the version is not on this disk."""
+        version = self._slots().get(str(slot))
+        path = self.path(version) if version else None
+        return (path, version) if path and version else None
+
+    def remember_slot(self, slot: int, version: str) -> None:
+        """Write the version that a slot holds."""
+        self._write(SLOTS, {**self._slots(), str(slot): version})
+
+    def aliases(self) -> Aliases | None:
+        """Return the aliases that the registry gave last, or None."""
+        return self._read(ALIASES, _aliases)
+
+    def remember_aliases(self, aliases: Aliases) -> None:
+        """Write the registry's aliases."""
+        experiment = aliases.experiment.model_dump() if aliases.experiment else None
+        self._write(ALIASES, {**asdict(aliases), "experiment": experiment})
+
+    def _slots(self) -> dict[str, str]:
+        return self._read(SLOTS, _versions_by_slot) or {}
+
+    def _read(self, name: str, parse: Callable[[Any], T]) -> T | None:
+        """Return a file's parsed contents, or None if it is missing or unreadable."""
+        path = self._state / name
+        try:
+            return parse(json.loads(path.read_text()))
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            aside = path.with_name(name + ".unreadable")
+            log.error(
+                "%s is unreadable: %s: %s; moved to %s, serving continues without it", path, type(error).__name__, error, aside
+            )
+            with contextlib.suppress(FileNotFoundError):  # the app or another engine has moved it
+                os.replace(path, aside)
+            return None
+
+    def _write(self, name: str, value: dict[str, Any]) -> None:
+        self._state.mkdir(parents=True, exist_ok=True)
+        partial = self._state / f".{name}.partial"
+        partial.write_text(json.dumps(value, indent=2))
+        _sync(partial)
+        os.replace(partial, self._state / name)
+        _sync(self._state)
+
+
+def _aliases(fields: dict[str, Any]) -> Aliases:
+    experiment = fields.pop("experiment")
+    return Aliases(**fields, experiment=ExperimentRecord.model_validate(experiment) if experiment else None)
+
+
+def _versions_by_slot(fields: dict[str, str]) -> dict[str, str]:
+    return {slot: str(version) for slot, version in fields.items()}
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file's bytes, or a directory's entries, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,90 @@
+"""The completion routes of every dialect."""
+
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from fastapi import Request, Response
+
+from serving.access import Access, Caller
+from serving.gateway.dialects import DIALECTS, client_name
+from serving.gateway.dialects.base import CompletionFormat, Dialect, Fields, ServedModel
+from serving.gateway.errors import BadRequest
+from serving.gateway.generation import Generation
+from serving.gateway.openapi import DocumentedApp
+from serving.gateway.requests import read_json
+from serving.gateway.responses import StreamedResponse, WholeResponse
+from serving.recording.recorder import Recorder
+from serving.slots.arms import Arms, Route
+from serving.slots.policy import Policy
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """What the completion routes need."""
+
+    model: str
+    """The model's name, as clients see it."""
+    access: Access
+    arms: Arms
+    policy: Policy
+    recorder: Recorder
+    clock: Callable[[], float] = time.time
+    """Unix seconds."""
+
+
+def add_completions(app: DocumentedApp, gateway: Gateway) -> None:
+    """Add the completion routes of all dialects, and their other routes."""
+    model = ServedModel(gateway.model, gateway.policy.max_context)
+    formats: dict[str, list[tuple[Dialect, CompletionFormat]]] = {}
+    for dialect in DIALECTS:
+        dialect.add_routes(app, gateway.access, model)
+        for completions in dialect.completions:
+            formats.setdefault(completions.path, []).append((dialect, completions))
+    for path, choices in formats.items():
+        # Starlette's route: FastAPI's would look for dependencies in each request, and there are none.
+        app.add_route(path, _endpoint(gateway, model, choices), methods=["POST"])
+        schemas = [completions.schema for _, completions in choices]
+        app.bodies[path] = {"anyOf": schemas} if len(schemas) > 1 else schemas[0]
+
+
+def _endpoint(
+    gateway: Gateway, model: ServedModel, choices: Sequence[tuple[Dialect, CompletionFormat]]
+) -> Callable[[Request], Awaitable[Response]]:
+    """Return the endpoint of a path: the first dialect that recognizes the body reads it, else the first of the list."""
+
+    async def complete(request: Request) -> Response:
+        token = gateway.access.check(request.headers, "complete")  # before the body of an unknown sender is read
+        body = await read_json(request)
+        completions = next((form for dialect, form in choices if dialect.recognizes(body, request.headers)), choices[0][1])
+        parsed = completions.parse(body, model)
+        if isinstance(parsed, Response):
+            return parsed
+        caller = gateway.access.caller(request.headers, token, _user(body), client_name(request.headers, body))
+        routes = _routes(request, gateway, caller)
+        generation = Generation(
+            f"cmpl-{uuid.uuid4()}", parsed.request, caller, routes, gateway.policy, gateway.clock()
+        )
+        if parsed.events:
+            return StreamedResponse(generation, gateway.recorder, parsed.events(generation))
+        return WholeResponse(generation, gateway.recorder, parsed.render)
+
+    return complete
+
+
+def _user(body: Fields) -> str | None:
+    user = body.get("user")
+    return user if isinstance(user, str) else None
+
+
+def _routes(request: Request, gateway: Gateway, caller: Caller) -> list[Route]:
+    """Return the slots to try: those of the caller's arm, or the one that an administrator pins by header."""
+    arm, version = request.headers.get("x-tabloop-arm", ""), request.headers.get("x-tabloop-version", "")
+    if not arm and not version:
+        return gateway.arms.route(caller.user, experiments=caller.experiments, version=caller.version)
+    gateway.access.check(request.headers, "admin")
+    try:
+        return [gateway.arms.pinned(arm, version)]
+    except ValueError as error:
+        raise BadRequest(str(error), "X-Tabloop-Arm") from None

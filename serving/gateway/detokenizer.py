@@ -1,0 +1,90 @@
+"""Token ids to text, one token at a time, up to the first stop string."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from infra import fim
+
+
+def load_tokenizer(model: Path) -> Tokenizer:
+    """Return the tokenizer of a checkpoint."""
+    file = model / "tokenizer.json"
+    if not file.exists():
+        raise SystemExit(f"{model}: no tokenizer.json; set model.base to the directory of a checkpoint")
+    return Tokenizer.from_file(str(file))
+
+
+def stop_token_ids(tokenizer: Tokenizer) -> list[int]:
+    """Return the tokens that end a completion: the FIM tokens, none of which belongs in code."""
+    identifiers = (tokenizer.token_to_id(token) for token in fim.SPECIAL_TOKENS)
+    return sorted(identifier for identifier in identifiers if identifier is not None)
+
+
+class Detokenizer:
+    """Turns sampled tokens into text that may be shown.
+
+    Text that may be the beginning of a stop string, or half a character, is held back. `text` is the text returned so far.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str]) -> None:
+        self._tokenizer = tokenizer
+        self._stream = DecodeStream(skip_special_tokens=True)
+        self._stop = stop
+        self._generated = ""
+        self.text = ""
+        self.ends: list[int] = []
+        """Length in characters of the generated text after each token."""
+        self.stopped = False
+        """Whether a stop string was found."""
+
+    def feed(self, token_ids: Sequence[int]) -> str:
+        """Add tokens; return the text that may be shown now."""
+        before = len(self._generated)
+        for token in token_ids:
+            self._generated += self._stream.step(self._tokenizer, token) or ""
+            self.ends.append(len(self._generated))
+        return self._release(before)
+
+    def feed_text(self, text: str) -> str:
+        """Add text, of a server that reports no tokens; return the text that may be shown now."""
+        before = len(self._generated)
+        self._generated += text
+        return self._release(before)
+
+    def flush(self) -> str:
+        """Return the text still held back, after the last token."""
+        return "" if self.stopped else self._release_to(len(self._generated))
+
+    def _release(self, before: int) -> str:
+        stop_start = self._find_stop(before)
+        if stop_start is not None:
+            self.stopped = True
+            return self._release_to(stop_start)
+        return self._release_to(len(self._generated) - self._possible_stop())
+
+    def _release_to(self, end: int) -> str:
+        text = self._generated[len(self.text) : end]
+        self.text += text
+        return text
+
+    def _find_stop(self, before: int) -> int | None:
+        """Return the start of the stop string that ends first; the same however the text was cut into tokens."""
+        matches = []
+        for stop in self._stop:
+            start = self._generated.find(stop, max(0, before - len(stop) + 1))
+            if start >= 0:
+                matches.append((start + len(stop), start))
+        return min(matches)[1] if matches else None
+
+    def _possible_stop(self) -> int:
+        """Return the number of characters at the end that may begin a stop string."""
+        longest = 0
+        for stop in self._stop:
+            for length in range(min(len(stop) - 1, len(self._generated)), longest, -1):
+                if self._generated.endswith(stop[:length]):
+                    longest = length
+                    break
+        return longest

@@ -1,0 +1,30 @@
+"""The clients' dialects, a module each: the apps, /openapi.json and the metrics read this one list."""
+
+import re
+
+from serving.gateway.dialects.base import Dialect, Fields
+from serving.gateway.dialects.continue_ import CONTINUE, RLINF
+from serving.gateway.dialects.llama import LLAMA
+from serving.gateway.dialects.native import NATIVE
+from serving.gateway.dialects.openai import OPENAI
+from serving.gateway.dialects.tabby import TABBY
+
+DIALECTS: tuple[Dialect, ...] = (OPENAI, TABBY, LLAMA, CONTINUE, RLINF, NATIVE)
+"""In the order in which they are asked whether they recognize a request; the first format of a path is its default."""
+CLIENT_NAMES = frozenset(dialect.name for dialect in DIALECTS if dialect.name)
+"""The names that metrics count one by one."""
+UNSAFE = re.compile(r"[^\w.+-]")
+
+
+def client_name(headers: Fields, body: Fields | None = None) -> str:
+    """Return the client's name: of the dialect that the User-Agent names or that recognizes the body, else the User-Agent's product."""
+    agent = headers.get("user-agent", "")
+    lower = agent.lower()
+    for dialect in DIALECTS:
+        if dialect.agent and dialect.agent in lower:
+            return dialect.name
+    if body is not None:
+        for dialect in DIALECTS:
+            if dialect.name and dialect.recognizes(body, headers):
+                return dialect.name
+    return UNSAFE.sub("", agent.split("/")[0])[:32] or "unknown"

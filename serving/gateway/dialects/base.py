@@ -1,0 +1,184 @@
+"""What a dialect consists of, and readers of a body's fields that the dialects share."""
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+
+from fastapi import FastAPI, Response
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from infra import fim
+from infra.records import Outcome
+from serving.access import Access
+from serving.gateway.errors import BROKEN_OFF, BadRequest, error_body
+from serving.gateway.generation import CompletionRequest, Generation
+from serving.gateway.openapi import MAX_STOPS, Schema
+
+MAX_CHARACTERS = 10_000
+"""Characters of a text in a feedback event; a completion has some tens of tokens."""
+MAX_MS = 1e12
+"""Thirty years."""
+Identifier = Annotated[str, Field(max_length=200)]
+ShownText = Annotated[str, Field(max_length=MAX_CHARACTERS)]
+Milliseconds = Annotated[float, Field(ge=0, le=MAX_MS, allow_inf_nan=False)]
+Fields = Mapping[str, Any]
+"""A body, or a request's headers or query parameters."""
+Render = Callable[[Generation], dict[str, Any]]
+"""The body of a finished completion."""
+B = TypeVar("B", bound=BaseModel)
+
+
+class Events(ABC):
+    """The server-sent events of a streamed completion."""
+
+    @abstractmethod
+    def text(self, text: str) -> bytes:
+        """Return the event of newly sampled text."""
+
+    @abstractmethod
+    def last(self) -> bytes:
+        """Return the events after the last text."""
+
+    def broken_off(self) -> bytes:
+        """Return the events after the last text if the engine failed."""
+        return encode_event(error_body(BROKEN_OFF, "server_error"))
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """The model as clients see it."""
+
+    name: str
+    max_context: int
+    """Tokens of the longest prompt and its completion together."""
+
+
+@dataclass(frozen=True)
+class ParsedCompletion:
+    """A completion's request, and the form of its response."""
+
+    request: CompletionRequest
+    render: Render
+    events: Callable[[Generation], Events] | None = None
+    """For a streamed response; none: the response is one body."""
+
+
+@dataclass(frozen=True)
+class CompletionFormat:
+    """Completions at one path."""
+
+    path: str
+    schema: Schema
+    parse: Callable[[Fields, ServedModel], ParsedCompletion | Response]
+    """Raises BadRequest; a Response is sent as it is, and nothing is sampled."""
+
+
+@dataclass(frozen=True)
+class FeedbackEvent:
+    """A client's report on one completion; the fields are those of the record (infra/records/events.py)."""
+
+    client_id: str
+    outcome: Outcome
+    completion_id: str = ""
+    made_at: float | None = None
+    prefix: str = ""
+    suffix: str = ""
+    shown: str = ""
+    accepted_characters: int | None = None
+    retained: str = ""
+    elapsed_ms: float | None = None
+    cache_hit: bool = False
+    language: str = ""
+
+
+@dataclass(frozen=True)
+class FeedbackFormat:
+    """Feedback events at one path."""
+
+    path: str
+    schema: Schema
+    parse: Callable[[Fields, Fields], FeedbackEvent | None]
+    """From body and query parameters; none: the event is ignored. Raises BadRequest."""
+    answer: Callable[[str, int], dict[str, Any]]
+    """The body of the response, from the record's id ("" if there is none) and the number of segments in the spool."""
+    once: bool = False
+    """Whether the same client id and outcome of a user are recorded once."""
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """One client's way to request completions and to report feedback. All of it is optional."""
+
+    name: str = ""
+    """The client's name in records and metrics; empty: the client is named by its User-Agent."""
+    agent: str = ""
+    """Part of the User-Agent, in lower case, that names the client before anything else does."""
+    recognizes: Callable[[Fields, Fields], bool] = lambda body, headers: False
+    """Whether a completion request (body, headers) is this client's; it also chooses among the formats at one path."""
+    completions: tuple[CompletionFormat, ...] = ()
+    feedback: tuple[FeedbackFormat, ...] = ()
+    add_routes: Callable[[FastAPI, Access, ServedModel], None] = lambda app, access, model: None
+    """Adds the client's other routes to the completions app."""
+
+
+class FeedbackBody(BaseModel):
+    """The fields of a feedback body that the server reads; clients send others too."""
+
+    model_config = ConfigDict(extra="ignore", strict=False)
+
+
+def read_body(model: type[B], body: Fields, parent: str = "", status: int = 422) -> B:
+    """Return the body as a model. Raises BadRequest with the first wrong field; `parent` is the path of `body`."""
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name, value = parent + ".".join(map(str, first["loc"])), first["input"]
+        got = f", got {str(value)[:40]!r}" if isinstance(value, str | int | float) else ""
+        raise BadRequest(f"{name}: {first['msg']}{got}", name or None, status) from None
+
+
+def read_text(body: Fields, name: str, path: str = "", *, optional: bool = False) -> str:
+    """Return a string; `path` names the field in errors, `optional` takes null or nothing as "". Raises BadRequest."""
+    value = body.get(name)
+    if optional and value is None:
+        return ""
+    if not isinstance(value, str):
+        raise BadRequest(f"{path or name}: expected a string, got {type(value).__name__}", path or name)
+    return value
+
+
+def read_flag(body: Fields, name: str, path: str = "") -> bool:
+    """Return a boolean; null or nothing is false. Raises BadRequest."""
+    value = body.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise BadRequest(f"{path or name}: expected true or false, got {str(value)[:40]}", path or name)
+    return bool(value)
+
+
+def read_count(body: Fields, name: str, minimum: int = 1) -> int | None:
+    """Return a whole number; none for null or nothing, and for -1 where `minimum` is below 0. Raises BadRequest."""
+    value = body.get(name)
+    if value is None or (minimum < 0 and value == -1):
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or value < max(0, minimum):
+        raise BadRequest(f"{name}: expected a whole number of at least {max(0, minimum)}, got {str(value)[:40]}", name)
+    return value
+
+
+def read_stop(body: Fields) -> tuple[str, ...]:
+    """Return the stop strings without FIM tokens, which end a completion anyway and are never text. Raises BadRequest."""
+    value = body.get("stop")
+    values = [value] if isinstance(value, str) else [] if value is None else value
+    if not isinstance(values, list) or not all(isinstance(v, str) for v in values):
+        raise BadRequest("stop: expected a string or a list of strings", "stop")
+    if len(values) > MAX_STOPS:
+        raise BadRequest(f"stop: expected at most {MAX_STOPS} strings, got {len(values)}", "stop")
+    return tuple(v for v in values if v and v not in fim.SPECIAL_TOKENS)
+
+
+def encode_event(body: dict[str, Any]) -> bytes:
+    """Return a server-sent event of a JSON object."""
+    return f"data: {json.dumps(body)}\n\n".encode()

@@ -1,0 +1,117 @@
+"""Continue's and RLinf's feedback events. Their completions are OpenAI's."""
+
+from datetime import datetime
+from typing import Any
+
+from pydantic import Field
+
+from infra import fim
+from infra.language import language
+from serving.gateway.dialects.base import (
+    Dialect,
+    FeedbackBody,
+    FeedbackEvent,
+    FeedbackFormat,
+    Fields,
+    Identifier,
+    Milliseconds,
+    ShownText,
+    read_body,
+)
+from serving.gateway.openapi import Schema
+
+
+class Autocomplete(FeedbackBody):
+    """The data of Continue's autocomplete event, schemas 0.1.0 and 0.2.0, and RLinf's flat body."""
+
+    completionId: Identifier = Field(min_length=1)
+    accepted: bool | None = None
+    timestamp: str | float | None = None
+    time: Milliseconds | None = None
+    prefix: str = ""
+    suffix: str = ""
+    prompt: str = ""
+    completion: ShownText = ""
+    cacheHit: bool = False
+    filepath: str | None = None
+    """Only its ending is stored."""
+
+
+class ContinueEvent(FeedbackBody):
+    """An event of Continue, with its name and its data."""
+
+    name: str = Field(examples=["autocomplete"])
+    """Events of other names are ignored."""
+    data: dict[str, Any] = {}
+
+
+def parse_event(body: Fields, query: Fields) -> FeedbackEvent | None:
+    """Read a body of /v1/continue/events; none for other events than autocomplete. Raises BadRequest."""
+    event = read_body(ContinueEvent, body)
+    return _feedback(read_body(Autocomplete, event.data, "data.")) if event.name == "autocomplete" else None
+
+
+def parse_submit(body: Fields, query: Fields) -> FeedbackEvent:
+    """Read a body of /api/training/submit. Raises BadRequest."""
+    return _feedback(read_body(Autocomplete, body))
+
+
+def _feedback(event: Autocomplete) -> FeedbackEvent:
+    prefix, suffix = fim.asked(event.prompt, event.prefix, event.suffix)
+    return FeedbackEvent(
+        client_id=event.completionId,
+        outcome="shown" if event.accepted is None else "accepted" if event.accepted else "rejected",
+        made_at=_seconds(event.timestamp),
+        prefix=prefix,
+        suffix=suffix,
+        shown=event.completion,
+        elapsed_ms=event.time,
+        cache_hit=event.cacheHit,
+        language=language(event.filepath or ""),
+    )
+
+
+def _seconds(timestamp: str | float | None) -> float | None:
+    """Return Unix seconds from an ISO time or from JavaScript's milliseconds; none if it is neither."""
+    try:
+        if isinstance(timestamp, str):
+            return datetime.fromisoformat(timestamp).timestamp()
+        return None if timestamp is None else datetime.fromtimestamp(timestamp / 1e3).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def _event_schema() -> Schema:
+    schema = ContinueEvent.model_json_schema()
+    schema["properties"]["data"] = Autocomplete.model_json_schema()
+    return schema
+
+
+def _recognizes(body: Fields, headers: Fields) -> bool:
+    """Continue has no User-Agent of its own: its stop strings or its second key header tell it."""
+    stops = body.get("stop")
+    return "api-key" in headers or (isinstance(stops, list) and fim.PREFIX in stops)
+
+
+def _event_answer(record_id: str, segments: int) -> dict[str, Any]:
+    return {"status": "recorded" if record_id else "ignored"}
+
+
+def _submit_answer(record_id: str, segments: int) -> dict[str, Any]:
+    return {"status": "submitted", "message": "Training data submitted successfully", "queue_position": segments}
+
+
+CONTINUE = Dialect(
+    name="continue",
+    agent="continue",
+    recognizes=_recognizes,
+    feedback=(FeedbackFormat("/v1/continue/events", _event_schema(), parse_event, _event_answer),),
+)
+RLINF = Dialect(
+    name="rlinf",
+    feedback=(
+        FeedbackFormat(
+            "/api/training/submit", Autocomplete.model_json_schema(), parse_submit, _submit_answer, once=True
+        ),
+    ),
+)

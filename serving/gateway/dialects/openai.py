@@ -1,0 +1,158 @@
+"""OpenAI's completions: Continue, RLinf's Continue and any OpenAI client."""
+
+import json
+from functools import partial
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+
+from infra import fim
+from serving.access import Access
+from serving.gateway.dialects.base import (
+    CompletionFormat,
+    Dialect,
+    Events,
+    Fields,
+    ParsedCompletion,
+    ServedModel,
+    encode_event,
+    read_count,
+    read_flag,
+    read_stop,
+    read_text,
+)
+from serving.gateway.errors import BadRequest
+from serving.gateway.generation import CompletionRequest, Generation
+from serving.gateway.openapi import FLAG, STOP, TEXT, USER, object_schema, optional
+
+OWN_SAMPLING = "the server samples with its own settings (serving.sampling), and training relies on them"
+UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "n": ((1,), "a request gets one completion"),
+    "best_of": ((1,), "a request gets one completion"),
+    "echo": ((False,), "the response does not repeat the prompt"),
+    "logprobs": ((0, False), "log-probabilities are recorded and not sent"),
+    "logit_bias": (({},), OWN_SAMPLING),
+    "presence_penalty": ((0,), OWN_SAMPLING),
+    "frequency_penalty": ((0,), OWN_SAMPLING),
+    "repetition_penalty": ((1,), OWN_SAMPLING),
+    "seed": ((), OWN_SAMPLING + ", each request with another seed"),
+}
+"""Fields of OpenAI and vLLM that would change the response: the values that change nothing, and why others are refused."""
+FINISH_REASONS = {"stop": "stop", "length": "length", "error": "length"}
+"""OpenAI has no reason for a failed engine; "length" marks a partial completion."""
+SCHEMA = object_schema(
+    ("prompt",),
+    prompt={"anyOf": [TEXT, {"type": "array", "items": TEXT, "minItems": 1, "maxItems": 1}]},
+    suffix=optional(TEXT),
+    max_tokens=optional({"type": "integer", "minimum": 1}),
+    stop=STOP,
+    stream=FLAG,
+    stream_options=optional(object_schema((), include_usage=FLAG)),
+    **{name: {"enum": [*allowed, None], "description": why} for name, (allowed, why) in UNSUPPORTED.items()},
+    user=USER,
+)
+
+
+def parse(body: Fields, model: ServedModel) -> ParsedCompletion:
+    """Read a body of /v1/completions. Raises BadRequest."""
+    stream, usage = read_flag(body, "stream"), _usage_requested(body)
+    events = partial(CompletionEvents, model=model.name, usage=usage) if stream else None
+    return ParsedCompletion(_request(body), partial(_body, model.name), events)
+
+
+def _request(body: Fields) -> CompletionRequest:
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1:
+        prompt = prompt[0]
+    if not isinstance(prompt, str):
+        raise BadRequest("prompt: expected a string; several prompts or token ids are not supported", "prompt")
+    for name, (allowed, why) in UNSUPPORTED.items():
+        if (value := body.get(name)) is not None and value not in allowed:
+            expected = f"expected {allowed[0]!r} or nothing" if allowed else "leave it out"
+            raise BadRequest(f"{name}: {str(value)[:40]} is not supported, {expected}: {why}", name)
+    if (suffix := body.get("suffix")) is None:
+        try:
+            context = fim.take_apart(prompt)
+        except ValueError as error:
+            raise BadRequest(str(error), "prompt") from None
+        prefix, suffix = context.prefix, context.suffix
+    else:
+        prefix, suffix = prompt, read_text(body, "suffix")
+    return CompletionRequest(prefix, suffix, read_count(body, "max_tokens"), read_stop(body))
+
+
+def _usage_requested(body: Fields) -> bool:
+    """Return whether a stream is to end with the numbers of tokens."""
+    options = body.get("stream_options")
+    if options is None:
+        return False
+    if not isinstance(options, dict):
+        raise BadRequest(f"stream_options: expected an object, got {type(options).__name__}", "stream_options")
+    return read_flag(options, "include_usage", "stream_options.include_usage")
+
+
+def _body(model: str, generation: Generation) -> dict[str, Any]:
+    finish = FINISH_REASONS[generation.finish]
+    choice = {"text": generation.text, "index": 0, "logprobs": None, "finish_reason": finish}
+    return _frame(generation, model) | {"choices": [choice]} | _usage(generation)
+
+
+class CompletionEvents(Events):
+    """OpenAI's events; each is put together from pieces that are encoded once."""
+
+    def __init__(self, generation: Generation, model: str, *, usage: bool) -> None:
+        self._generation = generation
+        self._frame = _frame(generation, model)
+        self._usage = usage
+        frame = {**self._frame, "usage": None} if usage else self._frame
+        self._head = f'data: {json.dumps(frame)[:-1]}, "choices": [{{"text": '
+
+    def text(self, text: str) -> bytes:
+        return (self._head + json.dumps(text) + AFTER_TEXT).encode()
+
+    def last(self) -> bytes:
+        events = (self._head + '""' + _tail(FINISH_REASONS[self._generation.finish])).encode()
+        if self._usage:
+            events += encode_event({**self._frame, "choices": [], **_usage(self._generation)})
+        return events + DONE
+
+    def broken_off(self) -> bytes:
+        return super().broken_off() + DONE
+
+
+def _frame(generation: Generation, model: str) -> dict[str, Any]:
+    return {"id": generation.id, "object": "text_completion", "created": int(generation.arrived), "model": model}
+
+
+def _tail(finish: str | None) -> str:
+    return f', "index": 0, "logprobs": null, "finish_reason": {json.dumps(finish)}}}]}}\n\n'
+
+
+AFTER_TEXT = _tail(None)
+"""The rest of an event after its text."""
+DONE = b"data: [DONE]\n\n"
+
+
+def _usage(generation: Generation) -> dict[str, Any]:
+    """Return the numbers of tokens; nothing if the server reports no tokens."""
+    if generation.sampled_tokens is None:
+        return {}
+    prompt, sampled = len(generation.prompt), generation.sampled_tokens
+    return {"usage": {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}}
+
+
+def _add_routes(app: FastAPI, access: Access, model: ServedModel) -> None:
+    @app.get("/v1/models")
+    async def models(request: Request) -> Any:
+        access.check(request.headers, "complete")
+        return {"object": "list", "data": [{"id": model.name, "object": "model", "created": 0, "owned_by": "tabloop"}]}
+
+    async def chat(request: Request) -> Response:
+        raise BadRequest(
+            "only /v1/completions is served; give the model a name that contains 'qwen' and 'coder', as /v1/models does"
+        )
+
+    app.add_route("/v1/chat/completions", chat, methods=["POST"])
+
+
+OPENAI = Dialect(completions=(CompletionFormat("/v1/completions", SCHEMA, parse),), add_routes=_add_routes)

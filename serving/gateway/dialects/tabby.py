@@ -1,0 +1,99 @@
+"""Tabby's agent: completions of `segments`, view, select and dismiss events, and the routes that the agent reads first."""
+
+from typing import Any, Literal
+
+from fastapi import FastAPI, Request, Response
+from pydantic import Field
+
+from infra.language import language
+from infra.records import Outcome
+from serving.access import Access
+from serving.gateway.dialects.base import (
+    CompletionFormat,
+    Dialect,
+    FeedbackBody,
+    FeedbackEvent,
+    FeedbackFormat,
+    Fields,
+    Identifier,
+    Milliseconds,
+    ParsedCompletion,
+    ServedModel,
+    read_body,
+    read_text,
+)
+from serving.gateway.errors import BadRequest
+from serving.gateway.generation import CompletionRequest, Generation
+from serving.gateway.openapi import TEXT, USER, object_schema, optional
+
+SEGMENTS = object_schema(("prefix",), prefix=TEXT, suffix=optional(TEXT), filepath=optional(TEXT))
+SCHEMA = object_schema(("segments",), segments=SEGMENTS, language=optional(TEXT), user=USER)
+
+
+class TabbyEvent(FeedbackBody):
+    """Tabby's view, select and dismiss."""
+
+    type: Literal["view", "select", "dismiss"]
+    completion_id: Identifier = Field(min_length=1)
+    view_id: Identifier = ""
+    elapsed: Milliseconds | None = None
+
+
+def parse(body: Fields, model: ServedModel) -> ParsedCompletion | Response:
+    """Read a body with `segments`. Raises BadRequest."""
+    segments = body.get("segments")
+    if not isinstance(segments, dict):
+        raise BadRequest("segments: expected an object with prefix and suffix", "segments")
+    prefix = read_text(segments, "prefix", "segments.prefix")
+    suffix = read_text(segments, "suffix", "segments.suffix", optional=True)
+    path = read_text(segments, "filepath", "segments.filepath", optional=True)
+    name = read_text(body, "language", optional=True)
+    return ParsedCompletion(CompletionRequest(prefix, suffix, language=language(path, name)), _body)
+
+
+def _body(generation: Generation) -> dict[str, Any]:
+    return {"id": generation.id, "choices": [{"index": 0, "text": generation.text}], "mode": "standard"}
+
+
+def parse_event(body: Fields, query: Fields) -> FeedbackEvent:
+    """Read a body of /v1/events. Raises BadRequest."""
+    event = read_body(TabbyEvent, body, status=400)
+    outcomes: dict[str, Outcome] = {
+        "view": "shown",
+        "select": "partially_accepted" if query.get("select_kind") == "line" else "accepted",
+        "dismiss": "rejected",
+    }
+    return FeedbackEvent(
+        event.view_id or event.completion_id, outcomes[event.type], event.completion_id, elapsed_ms=event.elapsed
+    )
+
+
+def _add_routes(app: FastAPI, access: Access, model: ServedModel) -> None:
+    @app.get("/v1/health")
+    async def tabby_health(request: Request) -> Any:
+        version = {"build_date": "", "build_timestamp": "", "git_sha": "", "git_describe": "tabloop"}
+        return {
+            "model": model.name,
+            "device": "remote",  # the engines run elsewhere; this app knows nothing of their machines
+            "arch": "",
+            "cpu_info": "",
+            "cpu_count": 0,
+            "cuda_devices": [],
+            "version": version,
+        }
+
+    @app.get("/v1beta/server_setting")
+    async def tabby_setting(request: Request) -> Any:
+        access.check(request.headers, "complete")
+        return {"disable_client_side_telemetry": True}  # the agent sends what developers type to nobody else
+
+
+TABBY = Dialect(
+    name="tabby",
+    recognizes=lambda body, headers: "segments" in body,
+    completions=(CompletionFormat("/v1/completions", SCHEMA, parse),),
+    feedback=(
+        FeedbackFormat("/v1/events", TabbyEvent.model_json_schema(), parse_event, lambda record_id, segments: {}),
+    ),
+    add_routes=_add_routes,
+)

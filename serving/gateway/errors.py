@@ -1,0 +1,82 @@
+"""Errors: each is answered in OpenAI's shape and counted by its status."""
+
+import logging
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+
+from serving.access import Denied
+from serving.gateway.generation import Unavailable, Unservable
+from serving.metrics import Metrics
+from serving.slots.arms import NotServed
+
+log = logging.getLogger(__name__)
+RETRY_SECONDS = 2
+"""Retry-After of a 503."""
+BROKEN_OFF = "the engine ended in the middle of this completion; try again"
+
+
+class BadRequest(ValueError):
+    """A mistake in a client's request; `parameter` names the field."""
+
+    def __init__(self, message: str, parameter: str | None = None, status: int = 400) -> None:
+        super().__init__(message)
+        self.parameter = parameter
+        self.status = status
+
+
+class FeedbackNotStored(RuntimeError):
+    """The spool cannot store a feedback event now."""
+
+
+def error_body(message: str, kind: str = "invalid_request_error", parameter: str | None = None) -> dict[str, Any]:
+    """Return the body of an error in OpenAI's shape."""
+    return {"error": {"message": message, "type": kind, "param": parameter, "code": None}}
+
+
+def add_errors(app: FastAPI, metrics: Metrics) -> None:
+    """Answer every error of the app in OpenAI's shape, and count it."""
+
+    def error(status: int, message: str, kind: str, parameter: str | None = None, **headers: str) -> JSONResponse:
+        metrics.refused.labels(status).inc()
+        return JSONResponse(error_body(message, kind, parameter), status, headers=headers)
+
+    @app.exception_handler(BadRequest)
+    async def bad_request(request: Request, cause: BadRequest) -> Response:
+        return error(cause.status, str(cause), "invalid_request_error", cause.parameter)
+
+    @app.exception_handler(Denied)
+    async def denied(request: Request, cause: Denied) -> Response:
+        wait = {"Retry-After": str(cause.retry_seconds)} if cause.retry_seconds else {}
+        return error(cause.status, str(cause), "rate_limit_error" if wait else "authentication_error", **wait)
+
+    @app.exception_handler(NotServed)
+    async def not_served(request: Request, cause: NotServed) -> Response:
+        return error(409, str(cause), "invalid_request_error")
+
+    @app.exception_handler(Unavailable)
+    async def unavailable(request: Request, cause: Unavailable) -> Response:
+        return error(503, str(cause), "server_error", **{"Retry-After": str(RETRY_SECONDS)})
+
+    @app.exception_handler(Unservable)
+    async def unservable(request: Request, cause: Unservable) -> Response:
+        return error(400, str(cause), "invalid_request_error", "prompt")
+
+    @app.exception_handler(FeedbackNotStored)
+    async def not_stored(request: Request, cause: FeedbackNotStored) -> Response:
+        log.error("feedback refused: %s", cause)
+        retry = {"Retry-After": str(RETRY_SECONDS)}
+        return error(503, "the feedback cannot be stored now; try again", "server_error", **retry)
+
+    @app.exception_handler(Exception)
+    async def internal(request: Request, cause: Exception) -> Response:
+        return error(500, f"{type(cause).__name__}: internal error, see the server log", "server_error")
+
+    @app.exception_handler(404)
+    async def unknown_route(request: Request, cause: Exception) -> Response:
+        return error(404, f"{request.method} {request.url.path}: no such route", "invalid_request_error")
+
+    @app.exception_handler(405)
+    async def wrong_method(request: Request, cause: Exception) -> Response:
+        return error(405, f"{request.method} {request.url.path}: method not allowed", "invalid_request_error")

@@ -1,0 +1,102 @@
+"""Feedback routes of every dialect. An event is on the disk before its response."""
+
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response
+
+from infra.records import Feedback
+from infra.redaction import FEEDBACK_TEXTS
+from serving.access import Access, Caller
+from serving.gateway.dialects import DIALECTS, client_name
+from serving.gateway.dialects.base import Dialect, FeedbackEvent, FeedbackFormat
+from serving.gateway.errors import FeedbackNotStored
+from serving.gateway.openapi import DocumentedApp
+from serving.gateway.requests import read_json
+from serving.recording.recorder import Recorder
+from serving.recording.spool import SpoolFull
+
+MAX_REMEMBERED = 20_000
+NO_TEXT = dict.fromkeys((*FEEDBACK_TEXTS, "language"), "")
+"""Replaces the text of an event whose user opted out."""
+
+
+@dataclass(frozen=True)
+class FeedbackService:
+    """Writes feedback events."""
+
+    access: Access
+    recorder: Recorder
+    clock: Callable[[], float] = time.time
+    """Unix seconds."""
+
+    @property
+    def waiting_segments(self) -> int:
+        """Segments in the spool, as last measured."""
+        return self.recorder.spool.segments
+
+    async def store(self, event: FeedbackEvent, caller: Caller) -> str:
+        """Write an event to the disk and return its id. Raises FeedbackNotStored."""
+        fields = vars(event) | (NO_TEXT if caller.opted_out else {})
+        row = Feedback(
+            id=f"fb-{uuid.uuid4()}",
+            time=self.clock(),
+            project=caller.project,
+            user=caller.user,
+            client=caller.client,
+            **fields,
+        )
+        try:
+            await self.recorder.record_feedback(row)
+        except (SpoolFull, OSError) as error:
+            raise FeedbackNotStored(str(error)) from error
+        return row.id
+
+
+class RecentKeys:
+    """The last keys that were added, at most `limit`."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._keys: OrderedDict[tuple[str, ...], None] = OrderedDict()
+
+    def __contains__(self, key: tuple[str, ...]) -> bool:
+        return key in self._keys
+
+    def add(self, key: tuple[str, ...]) -> None:
+        self._keys[key] = None
+        if len(self._keys) > self._limit:
+            self._keys.popitem(last=False)
+
+
+def add_feedback(app: DocumentedApp, service: FeedbackService) -> None:
+    """Add the feedback routes of all dialects; both ports have them, since Tabby's agent sends everything to one address."""
+    for dialect in DIALECTS:
+        for form in dialect.feedback:
+            app.add_route(form.path, _endpoint(service, dialect, form), methods=["POST"])
+            app.bodies[form.path] = form.schema
+
+
+def _endpoint(
+    service: FeedbackService, dialect: Dialect, form: FeedbackFormat
+) -> Callable[[Request], Awaitable[Response]]:
+    recent = RecentKeys(MAX_REMEMBERED)
+
+    async def receive(request: Request) -> Response:
+        token = service.access.check(request.headers, "feedback")
+        caller = service.access.caller(request.headers, token, None, dialect.name or client_name(request.headers))
+        event = form.parse(await read_json(request), request.query_params)
+        record_id = ""
+        if event is not None:
+            key = (caller.project, caller.user, event.client_id, event.outcome)
+            if not (form.once and key in recent):
+                record_id = await service.store(event, caller)
+                if form.once:
+                    recent.add(key)
+        return JSONResponse(form.answer(record_id, service.waiting_segments))
+
+    return receive

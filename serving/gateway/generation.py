@@ -1,0 +1,249 @@
+"""One completion from prompt to record."""
+
+import logging
+import math
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+
+from infra.records import Completion, FinishReason
+from serving.access import Caller
+from serving.engine.protocol import Delta, EngineRequest, Span
+from serving.gateway.detokenizer import Detokenizer
+from serving.slots.arms import Route
+from serving.slots.client import EngineDown, RequestRefused, WrongVersion
+from serving.slots.policy import Policy
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class CompletionRequest:
+    """The completion that a client requests, whatever its dialect."""
+
+    prefix: str
+    suffix: str
+    max_tokens: int | None = None
+    """The client's own limit; none: the server's."""
+    stop: tuple[str, ...] = ()
+    line_ms: float | None = None
+    """Milliseconds after the first token after which sampling ends once the text has a line break (llama.cpp's
+    t_max_predict_ms); none: no limit."""
+    language: str = ""
+    """Language of the code (infra/language.py); empty if the request does not name it."""
+
+
+class Unavailable(RuntimeError):
+    """No engine can serve the request now."""
+
+
+class Unservable(ValueError):
+    """Engines are up, and each refuses this request."""
+
+
+@dataclass
+class Generation:
+    """Samples one completion and collects the fields of its record."""
+
+    id: str
+    request: CompletionRequest
+    caller: Caller
+    routes: Sequence[Route]
+    """Slots to try, in order."""
+    policy: Policy
+    arrived: float
+    """Unix seconds."""
+    started: float = field(default_factory=time.perf_counter)
+    finish: FinishReason = "disconnected"
+    """Stays "disconnected" until the end is reached."""
+    withheld: bool = False
+    """Sampled but not shown: its probability fell below withhold_below."""
+
+    def __post_init__(self) -> None:
+        self.prompt = self._full_prompt = self.policy.prompt(self.request.prefix, self.request.suffix)
+        self.engine_request: EngineRequest | None = None
+        """The request as the engine got it; none before."""
+        self._detokenizer = Detokenizer(self.policy.tokenizer, self.request.stop)
+        self._route: Route | None = None
+        self._token_ids: list[int] = []
+        self._logprobs: list[float] = []
+        self._delta_versions: list[str] = []
+        self._spans: tuple[Span, ...] = ()
+        self._first: float | None = None
+        self._ended = self.started
+        self._withholding = False
+        self._has_tokens = True
+
+    @property
+    def text(self) -> str:
+        """Text that may be shown so far."""
+        return "" if self._withholding else self._detokenizer.text
+
+    @property
+    def finished(self) -> bool:
+        """Whether sampling has ended."""
+        return self.finish != "disconnected"
+
+    @property
+    def version(self) -> str:
+        """Policy version of the slot that got the request; empty before."""
+        return self._route.version if self._route else ""
+
+    @property
+    def sampled_tokens(self) -> int | None:
+        """Number of tokens so far; none if the server reports no tokens."""
+        return len(self._token_ids) if self._has_tokens else None
+
+    @property
+    def first_ms(self) -> float | None:
+        """Milliseconds from the request's arrival to the first token; none before it."""
+        return None if self._first is None else (self._first - self.started) * 1e3
+
+    @property
+    def total_ms(self) -> float:
+        """Milliseconds from the request's arrival to the end of generation."""
+        return (self._ended - self.started) * 1e3
+
+    async def texts(self) -> AsyncGenerator[str]:
+        """Yield text as it is sampled; with withhold_below, yield it at the end, if its probability allows.
+
+        When an engine fails before its first token, the next route is tried.
+
+        Raises:
+            Unavailable: no engine could start.
+            Unservable: every engine that answered refused this request.
+        """
+        refusal = None
+        for route in self.routes:
+            self._route = route
+            self._delta_versions = [route.version]
+            try:
+                async for text in self._sample(route):
+                    yield text
+            except (EngineDown, WrongVersion) as error:
+                log.warning("slot %d: %s", route.slot.index, error)
+                if isinstance(error, RequestRefused) and self._first is None:
+                    refusal = error
+                    continue
+                route.slot.verified = (None, None)  # no traffic until the follower has checked it
+                if self._first is not None:
+                    self.finish = "error"
+                    if not self._withholding:
+                        yield self._detokenizer.flush()
+                    return
+            else:
+                return
+        self._route = None
+        if refusal:
+            raise Unservable("every engine refuses this request: send less code around the cursor") from refusal
+        raise Unavailable("no engine is ready; try again")
+
+    def record(self) -> Completion | None:
+        """Return the event; none if no engine took the request."""
+        if self._route is None or self.engine_request is None:
+            return None
+        version, mixed = self._versions()
+        in_experiment = version == self._route.version and not mixed
+        return Completion(
+            id=self.id,
+            time=self.arrived,
+            project=self.caller.project,
+            user=self.caller.user,
+            client=self.caller.client,
+            opted_out=self.caller.opted_out,
+            prefix=self.request.prefix,
+            suffix=self.request.suffix,
+            language=self.request.language,
+            prompt_token_ids=tuple(self.prompt) if self._has_tokens else (),
+            token_ids=tuple(self._token_ids),
+            logprobs=tuple(self._logprobs),
+            token_ends=tuple(self._detokenizer.ends),
+            behaviour_logprobs="known" if self._has_tokens else "unknown",
+            text=self.text,
+            finish_reason=self.finish,
+            policy_version=version,
+            mixed=mixed,
+            withheld=self.withheld,
+            pinned=self._route.pinned,
+            arm=self._route.arm,
+            experiment=self._route.experiment if in_experiment else "",
+            temperature=self.engine_request.temperature,
+            top_p=self.engine_request.top_p,
+            max_tokens=self.engine_request.max_tokens,
+            ttft_ms=self.first_ms,
+            total_ms=self.total_ms,
+        )
+
+    async def _sample(self, route: Route) -> AsyncGenerator[str]:
+        engine = route.slot.engine
+        self.engine_request = request = self._request_of(route)
+        self.prompt = request.prompt_token_ids
+        floor = self.policy.sampling[route.arm].withhold_below
+        self._has_tokens = not engine.untrainable_reason
+        self._withholding = floor > 0 and self._has_tokens
+        route.slot.in_flight += 1
+        try:
+            async with aclosing(engine.generate(request)) as deltas:
+                async for delta in deltas:
+                    text = self._add(delta)
+                    if self._withholding and math.exp(math.fsum(self._logprobs)) < floor:
+                        self.withheld, self.finish = True, "stop"  # more tokens only lower the probability
+                        return
+                    cut: FinishReason | None = "stop" if self._detokenizer.stopped else None
+                    if not cut and not delta.finish and self._line_time_is_over():
+                        cut = "length"
+                    self.finish = cut or self.finish
+                    if text and not self._withholding:
+                        yield text
+                    if cut:
+                        break
+            rest = self._detokenizer.flush()
+            if self._withholding:
+                self._withholding, rest = False, self._detokenizer.text
+            if rest:
+                yield rest
+        finally:
+            self._ended = time.perf_counter()
+            route.slot.in_flight -= 1
+
+    def _request_of(self, route: Route) -> EngineRequest:
+        """Return the engine's request, its prompt cut to the engine's context."""
+        request = self.policy.request(self._full_prompt, route.arm, route.version, self.request.max_tokens)
+        max_context = route.slot.engine.max_context
+        if max_context is None or len(self._full_prompt) + request.max_tokens <= max_context:
+            return request
+        prompt = self.policy.prompt(self.request.prefix, self.request.suffix, max_context - request.max_tokens)
+        return replace(request, prompt_token_ids=prompt)
+
+    def _line_time_is_over(self) -> bool:
+        """Whether the text has a line break and the client's time for a line is over."""
+        line_ms = self.request.line_ms
+        return (
+            line_ms is not None
+            and self._first is not None
+            and "\n" in self._detokenizer.text
+            and (time.perf_counter() - self._first) * 1e3 > line_ms
+        )
+
+    def _add(self, delta: Delta) -> str:
+        """Collect a delta; return the text that may be shown now."""
+        if self._first is None:
+            self._first = time.perf_counter()
+        self._token_ids += delta.token_ids
+        self._logprobs += delta.logprobs
+        if delta.version not in self._delta_versions:
+            self._delta_versions.append(delta.version)
+        if delta.finish:
+            self.finish = "error" if delta.finish == "abort" else delta.finish
+            self._spans = delta.spans
+        return self._detokenizer.feed(delta.token_ids) if delta.text is None else self._detokenizer.feed_text(delta.text)
+
+    def _versions(self) -> tuple[str, bool]:
+        """Return the version that sampled the last tokens, and whether others sampled tokens too.
+
+        A finished completion has exact spans. One cut short has only the versions of its deltas, which can be ahead of the
+        tokens by one: it counts as unmixed if all of them equal the version that it was sent to.
+        """
+        versions = [version for version, start, end in self._spans if end > start] or self._delta_versions
+        return versions[-1], len(set(versions)) > 1

@@ -1,0 +1,146 @@
+"""Sends a generation to the client, and stops it when the client leaves."""
+
+import asyncio
+import contextlib
+import json
+from abc import ABC, abstractmethod
+from contextlib import aclosing
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from serving.gateway.dialects.base import Events, Render
+from serving.gateway.errors import BROKEN_OFF
+from serving.gateway.generation import Generation, Unavailable
+from serving.recording.recorder import Recorder
+
+
+class CompletionResponse(Response, ABC):
+    """Runs a generation while it watches the connection; when the client leaves, the generation ends."""
+
+    def __init__(self, generation: Generation, recorder: Recorder) -> None:
+        super().__init__()
+        self.generation = generation
+        self._recorder = recorder
+        self._looked_ahead = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        work = asyncio.create_task(self._work(send))
+        left = asyncio.create_task(_disconnected(receive))
+        try:
+            await asyncio.wait((work, left), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            left.cancel()
+            if not work.done():
+                work.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await work
+
+    async def _work(self, send: Send) -> None:
+        try:
+            await self.generate(send)
+        except asyncio.CancelledError:
+            self.generation.finish = "disconnected"
+            await self.record()
+            raise
+        await self.end(send)
+
+    def look_ahead(self) -> None:
+        """Search the code around the cursor for secrets, once. Called after the first text, so that no request of a burst waits."""
+        if not self._looked_ahead and not self.generation.caller.opted_out:
+            self._looked_ahead = True
+            self._recorder.scan_ahead(self.generation.request.prefix, self.generation.request.suffix)
+
+    async def record(self) -> None:
+        """Write the completion's event; the response ends after that."""
+        if row := self.generation.record():
+            await self._recorder.record_completion(row)
+
+    @abstractmethod
+    async def generate(self, send: Send) -> None:
+        """Sample, and send what can be sent already. Raises Unavailable or Unservable before anything is sent."""
+
+    @abstractmethod
+    async def end(self, send: Send) -> None:
+        """Record, then send the rest. Raises Unavailable if nothing was sent and there is no text."""
+
+
+class WholeResponse(CompletionResponse):
+    """One JSON body at the end."""
+
+    def __init__(self, generation: Generation, recorder: Recorder, render: Render) -> None:
+        super().__init__(generation, recorder)
+        self._render = render
+
+    async def generate(self, send: Send) -> None:
+        async with aclosing(self.generation.texts()) as texts:
+            async for _ in texts:
+                self.look_ahead()
+
+    async def end(self, send: Send) -> None:
+        await self.record()
+        if self.generation.finish == "error" and not self.generation.text:
+            raise Unavailable(BROKEN_OFF)
+        await _send_json(send, 200, self._render(self.generation), version_header(self.generation))
+
+
+class StreamedResponse(CompletionResponse):
+    """Server-sent events, token by token. The connection is closed at the end, since Continue does not stop at [DONE]."""
+
+    def __init__(self, generation: Generation, recorder: Recorder, events: Events) -> None:
+        super().__init__(generation, recorder)
+        self._started = False
+        self._events = events
+        self._rest = ""
+        """The last text is sent with the end: a write of its own would wake the client while the record is written."""
+
+    async def generate(self, send: Send) -> None:
+        async with aclosing(self.generation.texts()) as texts:
+            async for text in texts:
+                if self._started and self.generation.finished:
+                    self._rest += text
+                    continue
+                await self._start(send)
+                await send({"type": "http.response.body", "body": self._events.text(text), "more_body": True})
+                self.look_ahead()
+
+    async def end(self, send: Send) -> None:
+        broken_off = self.generation.finish == "error"
+        if broken_off and not self._started:
+            await self.record()
+            raise Unavailable(BROKEN_OFF)
+        await self._start(send)
+        await self.record()
+        rest = self._events.text(self._rest) if self._rest else b""
+        last = self._events.broken_off() if broken_off else self._events.last()
+        await send({"type": "http.response.body", "body": rest + last})
+
+    async def _start(self, send: Send) -> None:
+        if not self._started:
+            self._started = True
+            headers = [
+                (b"content-type", b"text/event-stream; charset=utf-8"),
+                (b"cache-control", b"no-cache"),
+                (b"connection", b"close"),
+                version_header(self.generation),
+            ]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+
+def version_header(generation: Generation) -> tuple[bytes, bytes]:
+    """Return the header with the policy version that serves the completion."""
+    return b"x-tabloop-version", generation.version.encode()
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _send_json(send: Send, status: int, body: dict[str, Any], *headers: tuple[bytes, bytes]) -> None:
+    content = json.dumps(body, separators=(",", ":")).encode()  # llama.vim ignores a response with a space after "content":
+    length = (b"content-length", str(len(content)).encode())
+    start = [(b"content-type", b"application/json"), length, *headers]
+    await send({"type": "http.response.start", "status": status, "headers": start})
+    await send({"type": "http.response.body", "body": content})

@@ -1,0 +1,69 @@
+"""The spool: events on this machine's disk until they are shipped, so that serving does not depend on the object store.
+
+One journal per kind: SPOOL/completions/SEGMENT.jsonl, SPOOL/feedback/SEGMENT.jsonl. SPOOL/bad holds unshippable ones.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from infra.records import Completion, Feedback
+from serving.recording.journal import SUFFIX, Journal
+
+Event = Completion | Feedback
+KINDS: dict[str, type[Event]] = {"completions": Completion, "feedback": Feedback}
+
+
+class SpoolFull(RuntimeError):
+    """The spool has reached serving.spool_bytes."""
+
+
+class Spool:
+    """Both journals and the size of the events that wait in them."""
+
+    def __init__(self, directory: Path, max_bytes: int, clock: Callable[[], float] = time.time) -> None:
+        self.directory = directory
+        self.bad = directory / "bad"
+        self._max_bytes = max_bytes
+        self._clock = clock
+        self.journals = {kind: Journal(directory / kind, clock) for kind in KINDS}
+        self.bytes, self.segments, self.oldest, self.set_aside = 0, 0, 0.0, 0
+        self.measure()
+
+    def write(self, event: Event) -> asyncio.Future[None]:
+        """Write an event to its journal's file; the future is done when the event is on the disk (Journal.write).
+
+        Raises:
+            SpoolFull: the spool has reached its limit.
+            OSError: the event cannot be written.
+        """
+        if self.bytes >= self._max_bytes:
+            raise SpoolFull(f"{self.bytes} bytes of events wait for the object store, the limit is {self._max_bytes}")
+        line = event.model_dump_json().encode() + b"\n"
+        on_disk = self.journals["completions" if isinstance(event, Completion) else "feedback"].write(line)
+        self.bytes += len(line)
+        return on_disk
+
+    async def append(self, event: Event) -> None:
+        """Write an event and wait until it and every earlier one are on the disk. Raises SpoolFull or OSError."""
+        on_disk = self.write(event)
+        await asyncio.wait([journal.newest for journal in self.journals.values() if journal.newest])
+        on_disk.result()
+
+    def measure(self) -> None:
+        """Measure the waiting segments on the disk. Between two calls, `write` adds its bytes to the last result."""
+        stats = []
+        for kind in KINDS:
+            for path in (self.directory / kind).glob(f"*{SUFFIX}"):
+                with contextlib.suppress(FileNotFoundError):
+                    stats.append(path.stat())
+        self.bytes = sum(s.st_size for s in stats)
+        self.segments = len(stats)
+        self.oldest = self._clock() - min((s.st_mtime for s in stats), default=self._clock())
+        self.set_aside = len(list(self.bad.glob(f"*{SUFFIX}")))
+
+    async def close(self) -> None:
+        for journal in self.journals.values():
+            await journal.close()

@@ -1,0 +1,177 @@
+"""The interface of the engine behind a slot, and the client of our own engine process (serving/engine)."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from typing import Any, Protocol
+
+import aiohttp
+
+from serving.engine.channel import Channel, Row
+from serving.engine.protocol import Delta, EngineRequest, Health, SwapResult
+
+SWAP_SECONDS = 120.0
+GENERATE_SECONDS = 60.0
+HEARTBEAT_SECONDS = 30.0
+"""Interval of WebSocket pings. A machine that vanishes is noticed within one and a half intervals."""
+
+
+class EngineDown(ConnectionError):
+    """The engine does not answer, or its connection ended during a completion."""
+
+
+class RequestRefused(EngineDown):
+    """The engine refuses this request, for example because it is too long; it accepts others."""
+
+
+class WrongVersion(RuntimeError):
+    """The engine holds another version than the request names."""
+
+
+FAILURES: dict[int, type[Exception]] = {409: WrongVersion, 400: RequestRefused}
+
+
+class SwapRefused(ValueError):
+    """The checkpoint does not fit the engine; the engine keeps its weights."""
+
+
+class SlotEngine(Protocol):
+    """The engine behind a slot: our own engine process (EngineClient) or an external server (external.ExternalEngine)."""
+
+    @property
+    def url(self) -> str: ...
+
+    @property
+    def weights_fixed(self) -> bool:
+        """The engine always holds the same version: `swap` is refused."""
+        ...
+
+    @property
+    def untrainable_reason(self) -> str:
+        """Why its completions cannot be trained on, or "". If set, its deltas are text without tokens."""
+        ...
+
+    @property
+    def max_context(self) -> int | None:
+        """Most tokens of a prompt and its completion together; None: as many as our own engines take."""
+        ...
+
+    def generate(self, request: EngineRequest) -> AsyncGenerator[Delta]:
+        """See EngineClient.generate."""
+        ...
+
+    async def health(self) -> Health:
+        """See EngineClient.health."""
+        ...
+
+    async def swap(self, path: str, version: str) -> SwapResult:
+        """See EngineClient.swap."""
+        ...
+
+
+class EngineClient:
+    """The client of one engine process, over a shared HTTP session."""
+
+    weights_fixed = False
+    untrainable_reason = ""
+    max_context = None  # the app checks serving.engine_arguments.max_model_len at its start
+
+    def __init__(self, http: aiohttp.ClientSession, url: str, token: str | None) -> None:
+        self._http = http
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._channel: Channel | None = None
+        self._connecting = asyncio.Lock()
+        self.url = url.rstrip("/")
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[Delta]:
+        """Sample a completion. Closing the generator, or cancelling the task that waits for it, stops the engine's work.
+
+        Deltas that arrive together are merged.
+
+        Raises:
+            WrongVersion: the engine holds another version.
+            RequestRefused: the engine refuses this request.
+            EngineDown: the engine does not answer, or the last delta never arrived.
+        """
+        channel = await self._connected()
+        async with channel.request(request.fields()) as inbox:
+            timeout = [504, f"the completion did not end in {GENERATE_SECONDS:.0f} s"]
+            timer = asyncio.get_running_loop().call_later(GENERATE_SECONDS, inbox.put, timeout)
+            try:
+                while not inbox.done:
+                    for delta in self._deltas(await inbox.take()):
+                        inbox.done = delta.finish is not None
+                        yield delta
+            finally:
+                timer.cancel()
+
+    async def health(self) -> Health:
+        """Return the engine's state. Raises EngineDown."""
+        return Health(**await self._call("GET", "/health", timeout=5.0))
+
+    async def swap(self, path: str, version: str) -> SwapResult:
+        """Load the weights in a directory under a version.
+
+        Raises:
+            SwapRefused: the checkpoint does not fit.
+            EngineDown: any other failure.
+        """
+        return SwapResult(**await self._call("POST", "/swap", timeout=SWAP_SECONDS, json={"path": path, "version": version}))
+
+    async def _connected(self) -> Channel:
+        """Return the connection that all completions share, opening it if needed. Raises EngineDown."""
+        async with self._connecting:
+            if self._channel is None or self._channel.closed:
+                try:
+                    socket = await self._http.ws_connect(
+                        f"{self.url}/generate", headers=self._headers, heartbeat=HEARTBEAT_SECONDS, compress=0
+                    )
+                except aiohttp.WSServerHandshakeError as error:
+                    raise EngineDown(f"{self.url}: HTTP {error.status}") from error
+                except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                    raise EngineDown(f"{self.url}: {error}") from error
+                self._channel = Channel(socket, [503, "it ended"])
+            return self._channel
+
+    def _deltas(self, rows: Sequence[Row]) -> Iterator[Delta]:
+        """Parse rows, merging neighbours of one version. An error row raises its class in FAILURES, or EngineDown."""
+        pending: Delta | None = None
+        for row in rows:
+            failed = isinstance(row[0], int)
+            delta = None if failed else Delta.parse(row)
+            if pending and delta and pending.version == delta.version:
+                pending = pending.merge(delta)
+                continue
+            if pending:
+                yield pending
+            pending = delta
+            if failed:
+                status, explanation = row
+                raise FAILURES.get(status, EngineDown)(f"{self.url}: {status}: {explanation}")
+        if pending:
+            yield pending
+
+    async def _call(self, method: str, path: str, *, timeout: float, **body: Any) -> dict[str, Any]:
+        limit = aiohttp.ClientTimeout(total=timeout)
+        try:
+            async with self._http.request(method, self.url + path, headers=self._headers, timeout=limit, **body) as response:
+                if response.status == 409:
+                    raise SwapRefused(await _error(response))
+                if response.status != 200:
+                    raise EngineDown(f"{self.url}{path}: HTTP {response.status}: {await _error(response)}")
+                return await response.json()
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise EngineDown(f"{self.url}{path}: {type(error).__name__}: {error}") from error
+
+
+def session() -> aiohttp.ClientSession:
+    """Return an HTTP session with unlimited connections; it closes idle ones before the engine does."""
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0)
+    return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=60.0, sock_connect=2.0))
+
+
+async def _error(response: aiohttp.ClientResponse) -> str:
+    try:
+        return str((await response.json())["error"])
+    except (aiohttp.ClientError, json.JSONDecodeError, KeyError):
+        return "no explanation"

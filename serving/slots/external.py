@@ -1,0 +1,299 @@
+"""The engine of a slot that is an external server: a team's own vLLM, or any service with OpenAI's completions API.
+
+A probe request finds out what the server can do, when it is first inspected and again after it was down:
+
+    tokens   it accepts and returns our token ids, with log-probabilities of the distribution it samples from (vLLM): its
+             completions are recorded and trained on like our own engines'
+    text     anything else: prompt and completion are text, recorded with behaviour_logprobs "unknown" and never trained on
+
+Its weights are fixed, or swapped through vLLM's development endpoints with our worker extension (engine/worker.py).
+"""
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import aiohttp
+
+from infra import fim
+from infra.settings.schema import External
+from serving.engine.protocol import Delta, EngineRequest, Finish, Health, SwapResult
+from serving.slots.client import SWAP_SECONDS, EngineDown, RequestRefused, SwapRefused, WrongVersion
+from serving.slots.policy import Policy
+
+log = logging.getLogger(__name__)
+PROBE = ("def add(first, second):\n    return ", "\n\n\nprint(add(1, 2))\n")
+"""Code before and after the cursor in the probe's prompt."""
+NEUTRAL_SAMPLING = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+"""Sent with every request; vLLM takes absent values from the checkpoint's generation_config.json."""
+MAX_STOPS = 4
+"""Most stop strings in OpenAI's API."""
+MIN_CODE_TOKENS = 16
+"""Fewest tokens of code for which a context must have space."""
+LABEL, PARTIAL_LABEL = "tabloop-", "tabloop-half-loaded"
+"""Prefix of the label that stores the version in the server, for every replica and restarted app; the label during a swap."""
+DATA, DONE = b"data:", b"[DONE]"
+REFUSALS = (400, 413, 422)
+"""HTTP statuses of a request that the server refuses for its contents."""
+FINISHES: dict[str, Finish] = {"stop": "stop", "length": "length"}
+
+
+class ExternalEngine:
+    """The client of one external server, over a shared HTTP session; a client.SlotEngine."""
+
+    def __init__(self, http: aiohttp.ClientSession, setting: External, policy: Policy) -> None:
+        self._http = http
+        self._setting = setting
+        self._policy = policy
+        self._headers = {"Authorization": f"Bearer {setting.token.get_secret_value()}"} if setting.token else {}
+        self._version: str | None = None
+        self._untrainable_reason: str | None = None
+        """None: not probed yet, or down since."""
+        self.max_context: int | None = None
+        self.url = setting.url
+        self.weights_fixed = setting.swap == "none"
+
+    @property
+    def untrainable_reason(self) -> str:
+        return "not probed yet" if self._untrainable_reason is None else self._untrainable_reason
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[Delta]:
+        """Sample a completion. Closing the generator closes the connection, at which vLLM and most services stop.
+
+        Raises:
+            WrongVersion: the server holds another version.
+            RequestRefused: the server refuses this request.
+            EngineDown: the response does not match the probe's, or the stream ended early.
+        """
+        version = self._version
+        if self._untrainable_reason is None or version is None:
+            raise EngineDown(f"{self.url}: not probed yet")
+        if request.version not in (None, version):
+            raise WrongVersion(f"holds version {version}, asked for {request.version}")
+        has_tokens = not self._untrainable_reason
+        body = self._body(request, has_tokens)
+        try:
+            async with self._http.post(f"{self.url}/completions", json=body, headers=self._headers) as response:
+                if response.status != 200:
+                    # Without the response's text: it may quote the developer's code, and this goes into a log.
+                    error_type = RequestRefused if response.status in REFUSALS else EngineDown
+                    raise error_type(f"{self.url}: HTTP {response.status}")
+                finished = False
+                async for line in response.content:  # to its end, so that the connection can be reused
+                    if finished or (delta := _delta(line, version, has_tokens)) is None:
+                        continue
+                    if finished := delta.finish is not None:
+                        # Another replica may have swapped the weights meanwhile.
+                        delta = replace(delta, version=await self._current_version())
+                    yield delta
+            if not finished:
+                raise EngineDown(f"{self.url}: ended in the middle of a completion")
+        except RequestRefused:
+            raise
+        except EngineDown:
+            self._untrainable_reason = None
+            raise
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError, LookupError, TypeError) as error:
+            self._untrainable_reason = None
+            raise EngineDown(f"{self.url}: {type(error).__name__}") from error
+
+    async def health(self) -> Health:
+        """Return the version that the server holds, probing the server first if needed. Raises EngineDown."""
+        try:
+            return await self._inspect()
+        except EngineDown:
+            self._untrainable_reason = None
+            raise
+        except (LookupError, TypeError) as error:
+            self._untrainable_reason = None
+            raise EngineDown(f"{self.url}: not OpenAI's API: {type(error).__name__}: {error}") from error
+
+    async def swap(self, path: str, version: str) -> SwapResult:
+        """Load the weights in a directory that the server sees under the same path.
+
+        Raises:
+            SwapRefused: the checkpoint does not fit, or the server's weights are fixed.
+            EngineDown: any other failure. After one halfway the server stays paused and unused until it is restarted.
+        """
+        if self.weights_fixed:
+            raise SwapRefused(f"{self.url} always serves version {self._setting.version} (serving.engines: swap = 'none')")
+        started = time.perf_counter()
+        await self._rpc("tabloop_stage", path)
+        while (status := await self._rpc("tabloop_stage_status"))["busy"]:
+            await asyncio.sleep(0.02)
+        if status["error"]:
+            raise SwapRefused(f"version {version}: {status['error']}")
+        staged = time.perf_counter()
+        await self._set_label(PARTIAL_LABEL)  # if the swap ends early, no replica uses the server
+        # "keep" preempts running requests and drops the KV cache of the old weights.
+        await self._call("POST", f"{self._root}/pause?mode=keep")
+        paused = time.perf_counter()
+        commit_ms = float(await self._rpc("tabloop_commit", path))
+        await self._call("POST", f"{self._root}/resume")
+        await self._set_label(LABEL + version)
+        self._version = version
+        return SwapResult(version, (staged - started) * 1e3, (paused - staged) * 1e3, commit_ms)
+
+    async def _inspect(self) -> Health:
+        listing = await self._call("GET", f"{self.url}/models")
+        models = {str(entry["id"]): entry for entry in listing["data"]}
+        if self._setting.model not in models:
+            raise EngineDown(f"{self.url}: serving.engines names model {self._setting.model!r}, it has {list(models)[:5]}")
+        self._set_max_context(models[self._setting.model].get("max_model_len"))
+        self._version = await self._current_version()
+        if self._untrainable_reason is None:
+            self._untrainable_reason = await self._probe()
+            self._log_probe(self._untrainable_reason)
+        return Health(self._version, pid=0, running=0)
+
+    def _set_max_context(self, max_model_len: object) -> None:
+        """Store the server's context length, if it names one. Raises EngineDown if it is too short for any prompt."""
+        if not isinstance(max_model_len, int) or max_model_len == self.max_context:
+            return
+        needed, policy = self._policy.max_context, self._policy
+        least = needed - policy.renderer.most_code + MIN_CODE_TOKENS
+        if max_model_len < least:
+            raise EngineDown(
+                f"{self.url}: max_model_len is {max_model_len}, completions and {MIN_CODE_TOKENS} tokens of code need {least}"
+            )
+        if max_model_len < needed:
+            log.warning(
+                "%s: max_model_len is %d, prompts and completions take up to %d: cutting prompts", self.url, max_model_len, needed
+            )
+        self.max_context = max_model_len
+
+    def _body(self, request: EngineRequest, has_tokens: bool) -> dict[str, Any]:
+        """Return the body of a completion request."""
+        body: dict[str, Any] = {
+            "model": self._setting.model,
+            "max_tokens": request.max_tokens,
+            "temperature": request.temperature,
+            "top_p": request.top_p,
+            "stream": True,
+        }
+        if has_tokens:
+            tokens = {"prompt": request.prompt_token_ids, "stop_token_ids": request.stop_token_ids}
+            return body | tokens | {"logprobs": 0, "return_token_ids": True} | NEUTRAL_SAMPLING
+        return body | {"prompt": self._text(request.prompt_token_ids), "stop": list(fim.SPECIAL_TOKENS[:MAX_STOPS])}
+
+    def _text(self, token_ids: list[int]) -> str:
+        """Return a prompt as text with its FIM markers. Rendering has split any marker inside the code itself."""
+        return self._policy.tokenizer.decode(token_ids, skip_special_tokens=False)
+
+    async def _current_version(self) -> str:
+        """Return the version that the server holds. Raises EngineDown."""
+        if self.weights_fixed:
+            return self._setting.version
+        label = (await self._call("GET", f"{self._root}/weight_info"))["weight_version"]
+        if label == PARTIAL_LABEL:
+            raise EngineDown(f"{self.url}: a swap failed halfway, its weights may be of two versions; restart it")
+        return label.removeprefix(LABEL) if label.startswith(LABEL) else self._setting.version
+
+    async def _probe(self) -> str:
+        """Return why the server's completions cannot be trained on, or "". Raises EngineDown."""
+        policy = self._policy
+        prompt = policy.renderer.render(*PROBE)
+        try:
+            hot, cold = await self._sample_token(self._text(prompt), 1.0), await self._sample_token(prompt, 0.5)
+        except RequestRefused as error:
+            return f"it refuses requests for token ids and log-probabilities ({error})"
+        if not hot.get("token_ids"):
+            return "it returns no token ids"
+        if not (_top(hot) and _top(cold)):
+            return "it returns no log-probabilities"
+        if hot.get("prompt_token_ids") != prompt:
+            return "its tokenizer differs from model.base's: it encodes the same prompt as other token ids"
+        temperatures = sorted({sampling.temperature for sampling in policy.sampling.values()} - {1.0})
+        if temperatures and not _scaled_by_temperature(_top(hot), _top(cold)):
+            return (
+                f"its log-probabilities are those of temperature 1, and serving.sampling.temperature is {temperatures[0]:g}: "
+                "start it with --logprobs-mode processed_logprobs"
+            )
+        return ""
+
+    async def _sample_token(self, prompt: str | list[int], temperature: float) -> dict[str, Any]:
+        """Sample one token and return its choice, with token ids and log-probabilities requested."""
+        body = {"model": self._setting.model, "prompt": prompt, "max_tokens": 1, "temperature": temperature}
+        outputs = {"logprobs": 5, "return_token_ids": True, "return_tokens_as_token_ids": True, **NEUTRAL_SAMPLING}
+        return (await self._call("POST", f"{self.url}/completions", json=body | outputs))["choices"][0]
+
+    def _log_probe(self, untrainable_reason: str) -> None:
+        if not untrainable_reason:
+            log.info("%s: returns token ids and log-probabilities like our own engines", self.url)
+            return
+        withheld = any(sampling.withhold_below for sampling in self._policy.sampling.values())
+        note = "; serving.sampling.withhold_below has no effect there" if withheld else ""
+        log.warning("%s: completions are recorded but not trained on: %s%s", self.url, untrainable_reason, note)
+
+    @property
+    def _root(self) -> str:
+        """URL of vLLM's development endpoints."""
+        return self.url.removesuffix("/v1")
+
+    async def _set_label(self, label: str) -> None:
+        await self._call("POST", f"{self._root}/update_weight_version", json={"new_version": label})
+
+    async def _rpc(self, method: str, *arguments: str) -> Any:
+        """Call a worker method and return the first worker's result."""
+        body = {"method": method, "args": list(arguments)}
+        return (await self._call("POST", f"{self._root}/collective_rpc", timeout=SWAP_SECONDS, json=body))["results"][0]
+
+    async def _call(self, method: str, url: str, *, timeout: float = 10.0, **body: Any) -> Any:
+        limit = aiohttp.ClientTimeout(total=timeout)
+        try:
+            async with self._http.request(method, url, headers=self._headers, timeout=limit, **body) as response:
+                if response.status in REFUSALS:
+                    raise RequestRefused(f"HTTP {response.status}: {(await response.text())[:200]}")
+                if response.status == 404 and not url.startswith(self.url):
+                    raise EngineDown(
+                        f"{url}: not found; serving.engines: swap = 'vllm' needs a vLLM started with VLLM_SERVER_DEV_MODE=1 and "
+                        "--worker-extension-cls serving.engine.worker.SwapWorker"
+                    )
+                if response.status != 200:
+                    raise EngineDown(f"{url}: HTTP {response.status}: {(await response.text())[:200]}")
+                return await response.json(content_type=None)
+        except EngineDown:
+            raise
+        except (aiohttp.ClientError, OSError, TimeoutError, json.JSONDecodeError) as error:
+            raise EngineDown(f"{url}: {type(error).__name__}: {error}") from error
+
+
+def _delta(line: bytes, version: str, has_tokens: bool) -> Delta | None:
+    """Parse one line of the stream; None if it has no tokens. Raises ValueError, LookupError or TypeError if it is malformed."""
+    if not line.startswith(DATA):
+        return None
+    data = line.removeprefix(DATA).strip()
+    if data == DONE:
+        if has_tokens:
+            raise ValueError("[DONE] before a finish_reason")
+        return Delta([], [], version, "stop", text="")  # some services send no finish_reason
+    chunk = json.loads(data)
+    if "error" in chunk:
+        raise ValueError("an error in the stream")
+    if not chunk["choices"]:
+        return None
+    choice = chunk["choices"][0]
+    reason = choice.get("finish_reason")
+    finish = FINISHES.get(reason, "abort") if reason else None
+    if not has_tokens:
+        return Delta([], [], version, finish, text=choice.get("text") or "")
+    logprobs = choice["logprobs"]["token_logprobs"] if choice["token_ids"] else []
+    if len(logprobs) != len(choice["token_ids"]):
+        raise ValueError("the numbers of log-probabilities and token ids differ")
+    return Delta(choice["token_ids"], logprobs, version, finish)
+
+
+def _top(choice: Mapping[str, Any]) -> dict[str, float]:
+    """Return the log-probabilities of the likeliest first tokens."""
+    return ((choice.get("logprobs") or {}).get("top_logprobs") or [{}])[0] or {}
+
+
+def _scaled_by_temperature(hot: Mapping[str, float], cold: Mapping[str, float]) -> bool:
+    """Return whether log-probabilities at temperature 0.5 lie twice as far apart as at 1; those of the raw logits do not."""
+    both = hot.keys() & cold.keys()
+    spread, colder = (max(at[token] for token in both) - min(at[token] for token in both) for at in (hot, cold))
+    return colder > 1.5 * spread

@@ -1,0 +1,247 @@
+"""The follower: it moves the arms to the versions that the registry's aliases name.
+
+A version is downloaded, loaded into the slot without traffic, and verified with a smoke test before it takes traffic, so that no
+request meets a swap or waits for one. On a promotion the challenger's slot holds the new champion already: only the champion's
+index changes. A load runs in the background while the follower reads the registry; one that is no longer needed is cancelled as
+long as its engine is unchanged.
+"""
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+from infra.registry import Aliases
+from serving.engine.protocol import EngineRequest, SwapResult
+from serving.metrics import Metrics
+from serving.slots.arms import Arms, Slot
+from serving.slots.client import EngineDown, SwapRefused, WrongVersion
+from serving.slots.plan import Load, SlotPlan, plan_slots
+from serving.slots.version_source import SourceMismatch, VersionSource
+
+log = logging.getLogger(__name__)
+DRAIN_SECONDS = 10.0
+"""Longest wait for a slot's running completions before a swap."""
+RETRY_SECONDS = 5.0
+"""Delay before a failed load is tried again."""
+REFUSED_SECONDS = 300.0
+"""Delay before a checkpoint that does not fit, or is corrupt, is tried again."""
+SMOKE_TEST = EngineRequest(prompt_token_ids=[1, 2, 3, 4, 5, 6, 7, 8], max_tokens=4, temperature=1.0, top_p=1.0, stop_token_ids=[])
+
+
+class SmokeTestFailed(RuntimeError):
+    """A loaded version gave no log-probabilities, or impossible ones, for the smoke test."""
+
+
+@dataclass
+class Loading:
+    """A load in progress."""
+
+    load: Load
+    task: asyncio.Task[None] | None = None
+    cancellable: bool = True
+    """The engine is unchanged so far."""
+
+    @property
+    def ended(self) -> bool:
+        return self.task is not None and self.task.done()
+
+
+class Follower:
+    """Keeps the arms as the registry's aliases say, as far as engines, store and registry are available."""
+
+    def __init__(
+        self, arms: Arms, source: VersionSource, metrics: Metrics, seconds: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._arms = arms
+        self._source = source
+        self._metrics = metrics
+        self._seconds = seconds
+        """Interval between two reads of the registry."""
+        self._clock = clock
+        self._aliases = source.cache.aliases() or Aliases(None, None, None, None)
+        self._retry_at: dict[str, float] = {}
+        self._loading: Loading | None = None
+        self._downloads: dict[str, asyncio.Task[str]] = {}
+        self._locks = [asyncio.Lock() for _ in arms.slots]
+        """One per slot, held while it is verified or its weights are swapped."""
+
+    async def run(self) -> None:
+        """Follow the registry until cancelled."""
+        try:
+            while True:
+                try:
+                    await self.step()
+                except (
+                    Exception
+                ) as error:  # an unexpected error must not end the follower: it is logged, the next step tries again
+                    log.exception("follower step failed")
+                    self._arms.problems["follower"] = f"{type(error).__name__}: {error}"
+                if not await self.wait_for_load(self._seconds):
+                    await asyncio.sleep(self._seconds)
+        finally:
+            if self._loading and self._loading.task:
+                self._loading.task.cancel()
+
+    async def step(self) -> None:
+        """Read the registry and the engines once, set the arms, and start or cancel a load."""
+        await asyncio.gather(self._read_registry(), *(self._inspect(slot) for slot in self._arms.slots))
+        slots = self._arms.slots
+        versions = [slot.version if slot.up else None for slot in slots]
+        loadable = [slot.version is not None and not slot.engine.weights_fixed for slot in slots]
+        plan = plan_slots(self._aliases, versions, loadable, self._arms.champion)
+        self._set_arms(plan)
+        self._report_unloadable(versions, plan)
+        self._start_load(plan.load)
+
+    async def wait_for_load(self, seconds: float | None = None) -> bool:
+        """Wait for the load in progress, at most `seconds`; return whether there was one."""
+        if self._loading is None or self._loading.task is None or self._loading.ended:
+            return False
+        await asyncio.wait([self._loading.task], timeout=seconds)
+        return True
+
+    def _start_load(self, load: Load | None) -> None:
+        """Start a load, cancelling another one in progress if its engine is unchanged."""
+        if self._loading and self._loading.ended:
+            self._loading = None
+        if (running := self._loading) and running.task:
+            if load is not None and (running.load.slot, running.load.version) == (load.slot, load.version):
+                return
+            if not running.cancellable:
+                return  # a later step starts the new load
+            log.info("stopped loading version %s into slot %d: no longer needed", running.load.version, running.load.slot)
+            running.task.cancel()
+            self._loading = None
+        if load is not None and self._clock() >= self._retry_at.get(load.version, 0.0):
+            self._loading = Loading(load)
+            self._loading.task = asyncio.create_task(self._load(self._loading))
+
+    async def _read_registry(self) -> None:
+        try:
+            aliases = await asyncio.to_thread(self._source.aliases)
+        except Exception as error:  # whatever fails in the registry, serving continues with the last aliases
+            if self._arms.problems.get("registry") is None:
+                log.warning("registry: %s; serving continues with the last aliases", error)
+            self._arms.problems["registry"] = str(error)
+            return
+        self._arms.problems.pop("registry", None)
+        if aliases != self._aliases:
+            log.info("registry: champion %s, challenger %s", aliases.champion, aliases.challenger)
+            self._aliases = aliases
+            await asyncio.to_thread(self._source.cache.remember_aliases, aliases)
+
+    async def _inspect(self, slot: Slot) -> None:
+        """Update a slot from its engine's health. A new process or version is verified first."""
+        lock = self._locks[slot.index]
+        if lock.locked():
+            return  # the slot is being loaded
+        async with lock:
+            try:
+                health = await slot.engine.health()
+            except EngineDown as error:
+                slot.version, slot.state = None, f"down: {error}"
+                return
+            slot.version, slot.pid = health.version, health.pid
+            if not slot.up:
+                try:
+                    await self._verify(slot, health.version)
+                except (EngineDown, WrongVersion, SourceMismatch, SmokeTestFailed) as error:
+                    slot.state = f"not verified: {error}"
+                    return
+            reason = slot.engine.untrainable_reason
+            slot.state = f"version {slot.version}" + (f", not trained on: {reason}" if reason else "")
+
+    def _set_arms(self, plan: SlotPlan) -> None:
+        arms = self._arms
+        if plan.champion != arms.champion:
+            log.info("champion: slot %s", plan.champion)
+        arms.champion, arms.challenger, arms.experiment = plan.champion, plan.challenger, self._aliases.experiment
+
+    def _report_unloadable(self, versions: Sequence[str | None], plan: SlotPlan) -> None:
+        """Set a problem for a role whose version no slot holds and none can load."""
+        fixed = [slot for slot in self._arms.slots if slot.engine.weights_fixed]
+        for role, version in (("champion", self._aliases.champion), ("challenger", self._aliases.challenger)):
+            if fixed and version and version not in versions and plan.load is None:
+                names = ", ".join(f"{slot.index} ({slot.engine.url})" for slot in fixed)
+                self._arms.problems[role] = (
+                    f"version {version}: no slot holds it or can load it; slots with fixed weights: {names}. Start a server with "
+                    "this version and name it in serving.engines, or give the slot an engine of its own"
+                )
+            elif fixed and version in versions:
+                self._arms.problems.pop(role, None)
+
+    async def _load(self, loading: Loading) -> None:
+        load = loading.load
+        slot = self._arms.slots[load.slot]
+        try:
+            path = await self._downloaded(load.version)
+            async with self._locks[load.slot]:
+                result = await self._swap(slot, path, loading)
+        except (
+            Exception
+        ) as error:  # of any part: the slot takes no traffic, the status page shows the reason, a later step retries
+            log.warning("cannot load version %s into slot %d: %s", load.version, load.slot, error)
+            self._arms.problems[load.role] = f"version {load.version}: {error}"
+            refused = isinstance(error, SwapRefused | ValueError)
+            self._retry_at[load.version] = self._clock() + (REFUSED_SECONDS if refused else RETRY_SECONDS)
+            return
+        self._arms.problems.pop(load.role, None)
+        self._metrics.swaps.labels(load.slot).inc()
+        await asyncio.to_thread(self._remember, load)
+        log.info("slot %d: loaded version %s, paused %.0f ms", load.slot, load.version, result.pause_ms + result.commit_ms)
+
+    async def _downloaded(self, version: str) -> str:
+        """Return a version's directory. Its download outlives a cancelled load and serves the next load of that version."""
+        task = self._downloads.get(version)
+        if task is None:
+            task = self._downloads[version] = asyncio.create_task(asyncio.to_thread(self._source.fetch, version))
+            task.add_done_callback(lambda done: self._forget_download(version, done))
+        return await asyncio.shield(task)
+
+    def _forget_download(self, version: str, done: asyncio.Task[str]) -> None:
+        del self._downloads[version]
+        if not done.cancelled():
+            done.exception()  # mark it as retrieved: its load may have been cancelled
+
+    async def _swap(self, slot: Slot, path: str, loading: Loading) -> SwapResult:
+        verified, slot.verified = slot.verified, (None, None)  # takes no more traffic
+        slot.state = f"loading version {loading.load.version}"
+        try:
+            await self._drain(slot)
+        except asyncio.CancelledError:
+            slot.verified = verified
+            raise
+        loading.cancellable = False
+        result = await slot.engine.swap(path, loading.load.version)
+        slot.version = loading.load.version
+        await self._verify(slot, slot.version)
+        return result
+
+    async def _drain(self, slot: Slot) -> None:
+        """Wait for the slot's running completions. One still running after DRAIN_SECONDS is recorded as mixed."""
+        deadline = self._clock() + DRAIN_SECONDS
+        while slot.in_flight and self._clock() < deadline:
+            await asyncio.sleep(0.02)
+
+    async def _verify(self, slot: Slot, version: str) -> None:
+        """Check the version's source and run the smoke test; from then on the slot may take traffic."""
+        await asyncio.to_thread(self._source.check, version)
+        logprobs: list[float] = []
+        async with aclosing(slot.engine.generate(replace(SMOKE_TEST, version=version))) as deltas:
+            async for delta in deltas:
+                logprobs += delta.logprobs
+        has_logprobs = not slot.engine.untrainable_reason  # else an answer without an error is enough
+        if has_logprobs and (not logprobs or not all(math.isfinite(p) and p <= 0 for p in logprobs)):
+            raise SmokeTestFailed(f"version {version}: log-probabilities {logprobs} of the smoke test")
+        slot.verified = (slot.pid, version)
+
+    def _remember(self, load: Load) -> None:
+        in_use = {slot.version or "" for slot in self._arms.slots} | {
+            self._aliases.champion or "",
+            self._aliases.challenger or "",
+        }
+        self._source.remember_slot(load.slot, load.version, in_use)

@@ -1,0 +1,56 @@
+"""The source of versions: the registry, the object store with the checkpoints, and the cache on this machine's disk."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from infra.registry import Aliases, Registry, RegistryError
+from infra.store import ObjectStore
+from serving.engine.version_cache import VersionCache
+
+
+class SourceMismatch(RuntimeError):
+    """The cached version of a number comes from another checkpoint than the registry's version of that number."""
+
+
+@dataclass(frozen=True)
+class VersionSource:
+    """Reads aliases and fetches checkpoints; works from the cache while the registry is unavailable."""
+
+    registry: Registry
+    store: ObjectStore
+    cache: VersionCache
+
+    def aliases(self) -> Aliases:
+        """Return the registry's aliases. Raises RegistryError."""
+        return self.registry.aliases()
+
+    def fetch(self, version: str) -> str:
+        """Return a version's directory, downloading it if needed. Raises what VersionCache.download raises, or RegistryError."""
+        try:
+            source = self.registry.version(version).source
+        except RegistryError:
+            if path := self.cache.path(version):
+                return str(path)
+            raise
+        return str(self.cache.download(version, source, self.store))
+
+    def check(self, version: str) -> None:
+        """Compare the cached version's source with the registry's. A slot restarted from the cache may hold another registry's.
+
+        Raises:
+            SourceMismatch: the registry names another source.
+        """
+        cached_source = self.cache.source(version)
+        if cached_source is None:
+            return
+        try:
+            source = self.registry.version(version).source
+        except RegistryError:
+            return
+        if cached_source != source:
+            raise SourceMismatch(f"version {version} comes from {cached_source}, the registry's comes from {source}")
+
+    def remember_slot(self, slot: int, version: str, in_use: Collection[str]) -> None:
+        """Write the version that a slot holds, and delete old versions that are not in use."""
+        self.cache.remember_slot(slot, version)
+        self.cache.prune(in_use)

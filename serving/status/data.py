@@ -1,0 +1,70 @@
+"""The status page's data from registry and object store: the last analysis of an A/B test, the newest versions and cycles."""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from infra.records import Decision
+from infra.registry import ModelVersion, Registry
+from serving.status.cycle_history import Cycle, CycleHistory
+
+REFRESH_SECONDS = 5.0
+"""Shortest interval between two reads."""
+MAX_VERSIONS = 12
+MAX_CYCLES = 8
+WAIT_SECONDS = 3.0
+"""Longest wait of the page for a registry or store that does not answer."""
+
+
+@dataclass(frozen=True)
+class Links:
+    """The addresses of other pages, as a browser reaches them."""
+
+    mlflow: str
+    prefect: str
+    model: str
+    """Name of the registered model."""
+
+
+@dataclass
+class StatusData:
+    """The last answers of registry and store, kept while they are unavailable."""
+
+    registry: Registry
+    history: CycleHistory
+    analysis: Decision | None = None
+    versions: list[ModelVersion] = field(default_factory=list)
+    cycles: list[Cycle] = field(default_factory=list)
+    problems: dict[str, str] = field(default_factory=dict)
+    clock: Callable[[], float] = time.monotonic
+    _refreshed: float = -math.inf
+    _reading: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+
+    async def refresh(self) -> None:
+        """Read everything again if the last read is older than REFRESH_SECONDS; a failure goes into `problems`."""
+        now = self.clock()
+        if now - self._refreshed < REFRESH_SECONDS:
+            return
+        self._refreshed = now
+        await asyncio.gather(self._read("versions", self._read_registry), self._read("cycles", self._read_cycles))
+
+    async def _read(self, part: str, read: Callable[[], None]) -> None:
+        task = self._reading.get(part)
+        if task is None or task.done():  # a read that hangs occupies one thread, not one more per refresh
+            task = self._reading[part] = asyncio.create_task(asyncio.to_thread(read))
+        try:
+            await asyncio.wait_for(asyncio.shield(task), WAIT_SECONDS)
+            self.problems.pop(part, None)
+        except TimeoutError:
+            self.problems[part] = f"no answer in {WAIT_SECONDS:.0f} s"
+        except Exception as error:  # of either part: the page shows the other one
+            self.problems[part] = f"{error}"
+
+    def _read_registry(self) -> None:
+        self.analysis = self.registry.last_look()
+        self.versions = self.registry.versions()[::-1][:MAX_VERSIONS]
+
+    def _read_cycles(self) -> None:
+        self.cycles = self.history.last(MAX_CYCLES)

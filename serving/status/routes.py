@@ -1,0 +1,164 @@
+"""The status routes: for supervisors, for Prometheus, and the page at / for people.
+
+The page shows what this replica served, the registry's tests and versions, and the last cycles in the object store. The gate
+stores each analysis of a running test in the registry, and each verdict on its version.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from jinja2 import Environment, StrictUndefined
+
+from infra.records import Rate
+from serving.access import Access, Denied
+from serving.metrics import Metrics, SlotState, SpoolState
+from serving.recording.shipping import Shipper
+from serving.recording.spool import Spool
+from serving.slots.arms import Arms
+from serving.status.data import Links, StatusData
+
+PAGE = Path(__file__).with_name("status.html")
+
+
+@dataclass(frozen=True)
+class StatusSources:
+    """The parts of the app whose state the routes show."""
+
+    access: Access
+    arms: Arms
+    spool: Spool
+    shipper: Shipper
+    metrics: Metrics
+    data: StatusData
+    links: Links
+    clock: Callable[[], float] = time.time
+
+
+def add_status(app: FastAPI, sources: StatusSources) -> None:
+    """Add health, readiness, metrics, status and the page."""
+    page = _template()
+
+    @app.get("/", response_class=HTMLResponse)
+    async def status_page(request: Request) -> Response:
+        try:
+            sources.access.check(request.headers, "admin")
+        except Denied as denied:
+            if denied.status != 401:
+                raise
+            # A browser then asks for a user name, which is ignored, and a password: the token.
+            return PlainTextResponse(
+                "the password is an administrator's token", 401, {"WWW-Authenticate": 'Basic realm="tabloop"'}
+            )
+        await _measure(sources)
+        await sources.data.refresh()
+        return HTMLResponse(page.render(_page_values(sources)), headers={"Cache-Control": "no-store"})
+
+    @app.get("/health")
+    async def health() -> Any:
+        return {"status": "ok"}
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        is_ready = sources.arms.ready
+        return JSONResponse({"ready": is_ready, "slots": [slot.state for slot in sources.arms.slots]}, 200 if is_ready else 503)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        await _measure(sources)
+        return PlainTextResponse(metrics_text(sources.metrics, sources.spool, sources.arms))
+
+    @app.get("/admin/status")
+    async def status(request: Request) -> Any:
+        sources.access.check(request.headers, "admin")
+        await _measure(sources)
+        return _status(sources)
+
+
+def metrics_text(metrics: Metrics, spool: Spool, arms: Arms) -> bytes:
+    """Return Prometheus' exposition, with the spool as last measured and the slots as they are."""
+    roles = _roles(arms)
+    spool_state = SpoolState(spool.bytes, spool.segments, spool.oldest, spool.set_aside)
+    slot_states = [SlotState(slot.index, slot.version or "", roles.get(slot.index, "idle"), slot.up) for slot in arms.slots]
+    return metrics.text(spool_state, slot_states)
+
+
+async def _measure(sources: StatusSources) -> None:
+    """Measure the spool now: while the object store is unavailable, the shipper measures it less and less often."""
+    await asyncio.to_thread(sources.spool.measure)
+
+
+def _roles(arms: Arms) -> dict[int | None, str]:
+    return {arms.champion: "champion", arms.challenger: "challenger"}
+
+
+def _status(sources: StatusSources) -> dict[str, Any]:
+    arms, spool, roles = sources.arms, sources.spool, _roles(sources.arms)
+    slots = [
+        {
+            "slot": slot.index,
+            "url": slot.engine.url,
+            "role": roles.get(slot.index, "idle"),
+            "version": slot.version,
+            "up": slot.up,
+            "state": slot.state,
+            "in_flight": slot.in_flight,
+        }
+        for slot in arms.slots
+    ]
+    versions = {role: arms.slots[index].version for index, role in roles.items() if index is not None}
+    return {
+        "ready": arms.ready,
+        "champion": versions.get("champion"),
+        "challenger": versions.get("challenger"),
+        "experiment": arms.experiment.model_dump() if arms.experiment else None,
+        "slots": slots,
+        "problems": arms.problems,
+        "spool": {"bytes": spool.bytes, "segments": spool.segments, "oldest_seconds": spool.oldest, "set_aside": spool.set_aside},
+        "shipped": sources.shipper.shipped,
+        "store_error": sources.shipper.error,
+    }
+
+
+def _page_values(sources: StatusSources) -> dict[str, Any]:
+    status, data = _status(sources), sources.data
+    running = sources.arms.experiment
+    errors = {"object store": sources.shipper.error, **data.problems}
+    # The analysis of an earlier test says nothing about the running one.
+    analysis = data.analysis if data.analysis and (running is None or data.analysis.experiment.id == running.id) else None
+    return {
+        **status,
+        "problems": [*status["problems"].items(), *((part, problem) for part, problem in errors.items() if problem)],
+        "running": running is not None,
+        "analysis": analysis,
+        "recent": sources.metrics.recent(sources.clock()),
+        "feedback_counts": sorted(sources.metrics.feedback_counts.items()),
+        "versions": data.versions,
+        "cycles": data.cycles,
+        "runs": {version.tags.get("cycle"): version.tags.get("run") for version in data.versions},
+        "links": sources.links,
+    }
+
+
+def _ago(seconds: float) -> str:
+    minutes = max(0.0, time.time() - seconds) / 60
+    return f"{minutes:.0f} min ago" if minutes < 120 else f"{minutes / 60:.0f} h ago"
+
+
+def _template() -> Any:
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    environment.filters["percent"] = _percent
+    environment.filters["median_and_95"] = lambda ms: f"{ms[0]:.0f} / {ms[1]:.0f} ms" if ms else ""
+    environment.filters["when"] = lambda seconds: datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    environment.filters["ago"] = _ago
+    return environment.from_string(PAGE.read_text())
+
+
+def _percent(rate: Rate) -> str:
+    return f"{100 * rate.rate:.1f} % [{100 * rate.low:.1f}, {100 * rate.high:.1f}]"

@@ -1,0 +1,233 @@
+"""Every request of the window in exactly one bucket: pure, deterministic, and checked to add up."""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, get_args
+
+import polars as pl
+
+from infra.events.read import MALFORMED
+from infra.records import Bucket, Manifest
+from infra.settings.schema import Collect
+
+BUCKETS: tuple[Bucket, ...] = get_args(Bucket)
+BUCKET = pl.Enum(BUCKETS)
+NEWEST = ["time", "id"]
+
+
+class Unaccounted(AssertionError):
+    """The buckets do not add up to the requests served: data were lost or counted twice."""
+
+
+@dataclass(frozen=True)
+class WindowCounts:
+    """Rows of a window, counted before the rows were joined."""
+
+    requests: int
+    """Rows that were served, repeated deliveries included."""
+    duplicates: int = 0
+    """Rows that were delivered again."""
+    malformed: int = 0
+    """Rows that are not valid completions."""
+
+
+@dataclass(frozen=True, eq=False)
+class RequestAccounting:
+    """All requests of a window, each in one bucket."""
+
+    classified: pl.DataFrame
+    """A row for each completion, by time, then id: its facts, its label, its `bucket`, and its `reason` where it is quarantined
+    (else the empty text)."""
+    counts: WindowCounts
+
+    @property
+    def requests(self) -> int:
+        """Rows that were served in the window, repeated deliveries included."""
+        return self.counts.requests
+
+    @property
+    def samples(self) -> pl.DataFrame:
+        """The completions that are trained, without their tokens."""
+        return self.classified.filter(pl.col("bucket") == "trained")
+
+    def samples_of(self, completions: Iterable[str]) -> pl.DataFrame:
+        """Return the samples of these completions, given by id."""
+        return self.samples.join(pl.DataFrame({"id": list(completions)}, {"id": pl.String}), on="id", how="semi")
+
+    @property
+    def buckets(self) -> dict[Bucket, int]:
+        """Requests by bucket.
+
+        Raises:
+            Unaccounted: the buckets do not add up to the requests.
+        """
+        counts = Counter({"duplicate": self.counts.duplicates, "quarantined": self.counts.malformed})
+        counts += _count(self.classified["bucket"])
+        if sum(counts.values()) != self.requests:
+            raise Unaccounted(
+                f"buckets {dict(counts)} add up to {sum(counts.values())}, but {self.requests} requests were served"
+            )
+        return {bucket: counts[bucket] for bucket in BUCKETS}
+
+    @property
+    def quarantined(self) -> dict[str, int]:
+        """Quarantined requests by reason."""
+        counts = _count(self._quarantined["reason"]) + Counter({MALFORMED: self.counts.malformed})
+        return dict(sorted(counts.items()))
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        """The reason of each quarantined request, by completion id."""
+        return dict(self._quarantined.select("id", "reason").iter_rows())
+
+    @property
+    def _quarantined(self) -> pl.DataFrame:
+        return self.classified.filter(pl.col("bucket") == "quarantined")
+
+    def quarantine(self, reasons: Mapping[str, str]) -> "RequestAccounting":
+        """Return the accounting with these samples moved to the quarantine; `reasons` are by completion id."""
+        reason = (
+            pl.col("id").replace_strict(reasons, default=None, return_dtype=pl.String) if reasons else pl.lit(None, pl.String)
+        )
+        return replace(
+            self,
+            classified=self.classified.with_columns(
+                bucket=pl.when(reason.is_not_null()).then(pl.lit("quarantined", BUCKET)).otherwise("bucket"),
+                reason=pl.coalesce(reason, "reason"),
+            ),
+        )
+
+
+def classify(
+    labelled: pl.DataFrame,
+    distances: Mapping[str, int | None],
+    until: float,
+    settings: Collect,
+    counts: WindowCounts,
+    trained: Collection[str] = frozenset(),
+) -> RequestAccounting:
+    """Put every labelled completion (tasks/labels/attribution.py) in its bucket.
+
+    Args:
+        distances: updates between each policy version and the version to train; None for a version that the registry lacks.
+        until: requests after this time, in Unix seconds, wait for their labels.
+        trained: ids of the completions on which the parent's ancestry was trained.
+    """
+    classified = assign_buckets(labelled, distances, until, settings.max_staleness, trained)
+    classified = cap_users(classified, settings.max_user_share)
+    classified = cap_total(classified, settings.max_samples)
+    classified = cap_users(classified, settings.max_user_share)
+    return RequestAccounting(classified, counts)
+
+
+def account_rows(buckets: Mapping[Bucket, int], quarantined: Mapping[str, int], requests: int) -> list[dict[str, Any]]:
+    """Return every bucket with its share, the quarantine's reasons, and the sum, as rows of a table."""
+    total = max(requests, 1)
+    rows = [{"bucket": name, "requests": count, "share": f"{count / total:.1%}"} for name, count in buckets.items() if count]
+    reasons = [
+        {"bucket": f"quarantined: {reason}", "requests": count, "share": f"{count / total:.1%}"}
+        for reason, count in quarantined.items()
+    ]
+    return [*rows, *reasons, {"bucket": "all requests", "requests": requests, "share": "100%"}]
+
+
+def account_page(manifest: Manifest) -> str:
+    """Return the same table in Markdown."""
+    rows = account_rows(manifest.buckets, manifest.quarantined, manifest.requests)
+    lines = [f"| {row['bucket']} | {row['requests']} | {row['share']} |" for row in rows]
+    return "\n".join(
+        [f"# {manifest.cycle}: every request once\n", "| bucket | requests | share |", "| --- | --- | --- |", *lines, ""]
+    )
+
+
+def assign_buckets(
+    labelled: pl.DataFrame, distances: Mapping[str, int | None], until: float, max_staleness: int, seen: Collection[str]
+) -> pl.DataFrame:
+    """The bucket of each request, before shares and totals are capped: the first that fits counts."""
+    far = pl.DataFrame(list(distances.items()), {"policy_version": pl.String, "distance": pl.Int64}, orient="row")
+    classified = labelled.join(far, on="policy_version", how="left").with_columns(reason=quarantine_reason())
+    bucket = (
+        pl.when(pl.col("id").is_in(pl.Series(list(seen), dtype=pl.String).implode()))
+        .then(pl.lit("duplicate"))
+        .when("opted_out")
+        .then(pl.lit("opted_out"))
+        .when(pl.col("time") > until)
+        .then(pl.lit("waiting"))
+        .when("pinned")
+        .then(pl.lit("pinned"))
+        .when("withheld")
+        .then(pl.lit("withheld"))
+        .when(pl.col("reason") != "")
+        .then(pl.lit("quarantined"))
+        .when(pl.col("distance") > max_staleness)
+        .then(pl.lit("stale"))
+        .when(pl.col("outcome").is_not_null())
+        .then(pl.lit("trained"))
+        .when("cache_hit")
+        .then(pl.lit("cache_hit"))
+        .otherwise(pl.lit("unlabelled"))
+    )
+    classified = classified.with_columns(bucket=bucket.cast(BUCKET)).drop("distance").sort("time", "id")
+    return classified.with_columns(reason=pl.when(pl.col("bucket") == "quarantined").then("reason").otherwise(pl.lit("")))
+
+
+def quarantine_reason() -> pl.Expr:
+    """Why what was served cannot be trained on, or the empty text."""
+    return (
+        pl.when("redacted")
+        .then(pl.lit("secret"))
+        .when("mixed")
+        .then(pl.lit("mixed_weights"))
+        .when(pl.col("behaviour_logprobs") == "unknown")
+        .then(pl.lit("no_logprobs"))
+        .when(pl.col("top_p") < 1)
+        .then(pl.lit("cut_distribution"))
+        .when(pl.col("finish_reason") == "error")
+        .then(pl.lit("engine_error"))
+        .when(pl.col("distance").is_null())
+        .then(pl.lit("unknown_policy_version"))
+        .when(pl.col("outcome").is_not_null(), pl.col("tokens") == 0)
+        .then(pl.lit("no_tokens"))
+        .otherwise(pl.lit(""))
+    )
+
+
+def cap_users(classified: pl.DataFrame, share: float) -> pl.DataFrame:
+    """Keep each user's newest samples, so that nobody has more than a share of what is kept."""
+    trained = classified.filter(pl.col("bucket") == "trained")
+    cap = user_cap(trained.group_by("user").len()["len"].to_list(), share)
+    newest = trained.sort(NEWEST, descending=True).with_columns(rank=pl.int_range(pl.len()).over("user"))
+    return _moved(classified, newest.filter(pl.col("rank") >= cap), "over_share")
+
+
+def user_cap(counts: Sequence[int], share: float) -> int:
+    """The largest cap c with c <= share * sum(min(count, c)); with fewer users than 1 / share, equal shares for all."""
+    if not counts:
+        return 0
+    allowed = max(share, 1 / len(counts))
+    low, high = 1, max(counts)
+    while low < high:
+        middle = (low + high + 1) // 2
+        # Rounding must not make an equal share look too large.
+        if middle <= allowed * sum(min(n, middle) for n in counts) + 1e-9:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def cap_total(classified: pl.DataFrame, most: int) -> pl.DataFrame:
+    """Keep the newest samples."""
+    return _moved(classified, classified.filter(pl.col("bucket") == "trained").sort(NEWEST, descending=True)[most:], "surplus")
+
+
+def _moved(classified: pl.DataFrame, out: pl.DataFrame, bucket: Bucket) -> pl.DataFrame:
+    if out.is_empty():
+        return classified
+    moves = pl.col("id").is_in(out["id"].implode())
+    return classified.with_columns(bucket=pl.when(moves).then(pl.lit(bucket, BUCKET)).otherwise("bucket"))
+
+
+def _count(values: pl.Series) -> Counter[str]:
+    return Counter(dict(values.cast(pl.String).value_counts().iter_rows()))

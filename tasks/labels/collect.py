@@ -1,0 +1,105 @@
+"""The first step of a cycle: read the window after the parent version, and put each of its requests in a bucket."""
+
+import io
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow.parquet as pq
+
+from infra.cycles import manifest_of
+from infra.lineage import Lineage, lineage
+from infra.records import Manifest, Quarantined
+from infra.registry import Registry
+from infra.settings import Settings
+from infra.store import ObjectStore
+from tasks.labels.accounting import RequestAccounting, WindowCounts, classify
+from tasks.labels.parent import choose_parent
+from tasks.labels.partitions import JoinedPartition, Partition, WindowPlan, join_partition, merge_partitions, plan_window
+from tasks.labels.window import Window, window_after
+
+JoinAll = Callable[[Sequence[Partition]], Sequence[JoinedPartition]]
+
+
+class NoChampion(RuntimeError):
+    """The registry names no champion."""
+
+
+@dataclass(frozen=True, eq=False)
+class Collected:
+    """A window of which every request is in a bucket."""
+
+    champion: str
+    """Version that the candidate has to beat."""
+    parent: str
+    """Version to train further; the window holds what this version has not seen."""
+    window: Window
+    plan: WindowPlan
+    """The objects of the window; the tokens of samples are read from them when the batch is written."""
+    accounting: RequestAccounting
+    orphans: int
+    """Impressions that match no completion of the window."""
+    malformed: tuple[Quarantined, ...]
+    """Rows of the window that are not valid completions."""
+    skew: float
+    """Seconds by which the newest event is ahead of the collector's clock; negative where it is behind."""
+
+    def quarantine(self, reasons: Mapping[str, str]) -> "Collected":
+        """Return the window with these samples moved to the quarantine; `reasons` are by completion id."""
+        return replace(self, accounting=self.accounting.quarantine(reasons))
+
+
+def collect(store: ObjectStore, registry: Registry, settings: Settings, now: float, join_all: JoinAll | None = None) -> Collected:
+    """Read the window after the parent's own cycle and put each of its requests in a bucket.
+
+    Args:
+        join_all: joins the partitions; by default they are joined here, one after another.
+
+    Raises:
+        NoChampion: the registry names no champion.
+    """
+    aliases = registry.aliases()
+    champion = aliases.champion
+    if champion is None:
+        raise NoChampion(f"registry: model {registry.model!r} has no alias champion; `make up` registers the base model")
+    versions = lineage(registry.versions())
+    parent = choose_parent(store, versions, champion, aliases.previous_champion)
+    manifests = ancestry(store, versions, parent, now - settings.collect.window_seconds)
+    window = window_after(manifests, now, settings.collect.settle_seconds, settings.collect.window_seconds)
+    plan = plan_window(store, window, now, settings.collect.join_seconds)
+    parts = join_all(plan.partitions) if join_all else [join_partition(store, partition) for partition in plan.partitions]
+    malformed = tuple(row for part in parts for row in part.malformed)
+    orphans = sum(part.orphans for part in parts)
+    labelled, repeated = merge_partitions(parts)
+    del parts  # `labelled` holds all of their rows once more
+    # Only an object that arrived late can hold a completion that was trained before, under another key.
+    trained = trained_ids(store, [m for m in manifests if m.until >= window.oldest]) if plan.late else frozenset()
+    distances = versions.distances(labelled["policy_version"].unique(), parent)
+    counts = WindowCounts(requests=plan.requests, duplicates=repeated, malformed=len(malformed))
+    return Collected(
+        champion=champion,
+        parent=parent,
+        window=window,
+        plan=plan,
+        accounting=classify(labelled, distances, window.until, settings.collect, counts, trained),
+        orphans=orphans,
+        malformed=malformed,
+        skew=(plan.newest or now) - now,
+    )
+
+
+def ancestry(store: ObjectStore, versions: Lineage, parent: str, oldest: float) -> list[Manifest]:
+    """Return the manifests of the cycles that made a version and its ancestors, newest first, as far as they reach into the window."""
+    manifests: list[Manifest] = []
+    for version in versions.ancestry(parent):
+        if cycle := versions.cycles.get(version):
+            manifest = manifest_of(store, cycle)
+            manifests.append(manifest)
+            if manifest.until < oldest:
+                break
+    return manifests
+
+
+def trained_ids(store: ObjectStore, manifests: Sequence[Manifest]) -> Collection[str]:
+    """Return the ids of the completions that these cycles trained on."""
+    bodies = (store.get(m.samples.key) for m in manifests)
+    return frozenset(i for body in bodies for i in pq.read_table(io.BytesIO(body), columns=["completion_id"])[0].to_pylist())

@@ -1,0 +1,111 @@
+"""Tell what became of a request: its bucket and its reason, from what the cycles wrote.
+
+    python -m tasks.labels.explain ID
+
+ID is the completion's id, which the response names ("cmpl-..."). Each sealed cycle whose window held the request says in which bucket
+it put the request; the newest cycle comes first. Exits 1 where no cycle has seen the request.
+"""
+
+import argparse
+import io
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import polars as pl
+import pyarrow.parquet as pq
+
+from infra import cycles
+from infra import settings as settings_
+from infra.records import Bucket
+from infra.store import ObjectStore
+from tasks.labels.accounting import RequestAccounting
+
+COLUMNS = ("id", "time", "project", "user", "bucket", "reason")
+MEANINGS: dict[Bucket, str] = {
+    "trained": "a sample of this cycle",
+    "waiting": "younger than collect.settle_seconds when the cycle collected; a later cycle decides",
+    "unlabelled": "no feedback matches it",
+    "cache_hit": "its only feedback came from the editor's cache",
+    "stale": "more than collect.max_staleness updates lie between its version and the parent",
+    "duplicate": "delivered again, or the parent's ancestry was trained on it",
+    "quarantined": "not fit for training",
+    "opted_out": "its user or project opted out",
+    "withheld": "generated and not shown",
+    "pinned": "an administrator chose its version",
+    "over_share": "its user has more samples than collect.max_user_share allows",
+    "surplus": "collect.max_samples newer samples exist",
+}
+
+
+@dataclass(frozen=True)
+class Fate:
+    """The bucket in which a cycle put a request."""
+
+    cycle: str
+    bucket: Bucket
+    reason: str = ""
+    """Why it is quarantined; empty in the other buckets."""
+
+    def __str__(self) -> str:
+        reason = f" ({self.reason})" if self.reason else ""
+        return f"{self.cycle}: {self.bucket}{reason}: {MEANINGS[self.bucket]}"
+
+
+def key(cycle: str, samples_sha256: str) -> str:
+    """Return the key of a cycle's requests; the samples' checksum ties the object to the manifest that names these samples."""
+    return cycles.key(cycle, f"requests-{samples_sha256}.parquet")
+
+
+def write(store: ObjectStore, cycle: str, samples_sha256: str, accounting: RequestAccounting) -> None:
+    """Write the bucket and the reason of every completion of a window."""
+    body = io.BytesIO()
+    accounting.classified.select(*COLUMNS).with_columns(pl.col("bucket").cast(pl.String)).write_parquet(body, compression="zstd")
+    store.put(key(cycle, samples_sha256), body.getvalue())
+
+
+def explain(store: ObjectStore, completion: str) -> Iterator[Fate]:
+    """Yield the fate of a completion in each sealed cycle whose window held it, newest cycle first."""
+    index = cycles.index(store)
+    for cycle in reversed(cycles.sealed(index)):
+        samples = cycles.manifest_of(store, cycle).samples
+        requests = key(cycle, samples.sha256)
+        if requests.rsplit("/", 1)[-1] in index[cycle]:
+            rows = pq.read_table(io.BytesIO(store.get(requests)), filters=[("id", "=", completion)]).to_pylist()
+            yield from (Fate(cycle, cast(Bucket, row["bucket"]), row["reason"]) for row in rows)
+        else:
+            yield from _without_requests(store, cycle, samples.key, index[cycle], completion)
+
+
+def _without_requests(store: ObjectStore, cycle: str, samples: str, objects: set[str], completion: str) -> Iterator[Fate]:
+    """A cycle whose requests are not in the store, since it is older than this object, or retention removed it."""
+    if "validation.json" in objects:
+        reasons = store.get_json(cycles.key(cycle, "validation.json"))["quarantined"]
+        if completion in reasons:
+            yield Fate(cycle, "quarantined", reasons[completion])
+    if samples.rsplit("/", 1)[-1] in objects:
+        table = pq.read_table(io.BytesIO(store.get(samples)), columns=["completion_id"])
+        if completion in table["completion_id"].to_pylist():
+            yield Fate(cycle, "trained")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the fate of a request."""
+    parser = argparse.ArgumentParser(prog="python -m tasks.labels.explain", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("id", help='the completion\'s id, as the response names it ("cmpl-...")')
+    completion = parser.parse_args(arguments).id
+    store = ObjectStore.connect(settings_.load().store)
+    fates = list(explain(store, completion))
+    for fate in fates:
+        print(fate)
+    if not fates:
+        print(
+            f"{completion}: in no cycle of {store.uri('cycles/')}. A request enters a cycle collect.settle_seconds after it was "
+            "served, once there are collect.min_samples samples; see the last run: `prefect flow-run ls --limit 3`"
+        )
+    return 0 if fates else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""A cycle's window: the requests that the cycle accounts for, and the objects in which they lie.
+
+The parent version has seen the requests up to the `until` of the cycle that made it. The window holds the requests after that time.
+Requests that only an abandoned candidate has seen are in the window again; so are, after a rollback, the requests that only the
+version that was rolled back has seen. An object that no cycle of the parent's ancestry has read arrived late: its requests are in
+the window too.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from infra.events import segments
+from infra.events.read import event_keys, fetch
+from infra.events.segments import Segment
+from infra.records import Manifest
+from infra.store import ObjectStore
+
+
+@dataclass(frozen=True)
+class Window:
+    """The requests of a cycle: after `since`, or in an object outside `known`."""
+
+    since: float
+    until: float
+    """Requests after this wait."""
+    oldest: float
+    """Requests before this are not looked at any more."""
+    known: Mapping[str, float]
+    """Objects that the version's ancestry has read, with the time of their last row."""
+
+    def after(self, key: str) -> float:
+        """The time after which an object's requests are the window's."""
+        return max(self.since, self.oldest) if key in self.known else self.oldest
+
+    def reads(self, key: str, since: float) -> bool:
+        """Whether a segment may hold rows after a time, or was never read."""
+        return self.known.get(key, float("inf")) > since
+
+    def opens(self, container: str, since: float) -> bool:
+        """Whether a container may hold a segment that is to be read."""
+        folder = container.rsplit("/", 1)[0] + "/"
+        known = {key: last for key, last in self.known.items() if key.startswith(folder)}
+        return any(last > since for last in known.values()) or not segments.all_known(container, known)
+
+
+def window_after(manifests: Sequence[Manifest], now: float, settle_seconds: float, window_seconds: float) -> Window:
+    """The window after a version's ancestry, given the manifests of its cycles."""
+    references = [r for m in manifests for r in (*m.completions, *m.feedback)]
+    oldest = now - window_seconds
+    return Window(
+        since=max((m.until for m in manifests), default=oldest),
+        until=now - settle_seconds,
+        oldest=oldest,
+        known={r.key: r.last for r in sorted(references, key=lambda r: r.last)},
+    )
+
+
+def segments_after(
+    store: ObjectStore, kind: str, window: Window, since: float, now: float, columns: Collection[str]
+) -> Iterator[tuple[str, Segment]]:
+    """The segments that may hold rows after a time or were never read, each once, with the key of the object that it lies in."""
+    keys = event_keys(store, kind, window.oldest, now)
+    found: set[str] = set()
+    containers = [key for key in keys if segments.is_container(key) and window.opens(key, since)]
+    for container, part in fetch(store, containers, columns):
+        if part.key not in found and window.reads(part.key, since):
+            yield container, part
+        found.add(part.key)
+    alone = [k for k in keys if not segments.is_container(k) and k not in found and window.reads(k, since)]
+    yield from fetch(store, alone, columns)

@@ -1,0 +1,248 @@
+"""The steps of the flow `cycle`."""
+
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from prefect.artifacts import create_table_artifact
+from prefect.logging import get_run_logger
+from prefect.runtime import flow_run
+
+from infra import cycles
+from infra import settings as settings_
+from infra.events import tombstones
+from infra.records import CycleOutcome, ExperimentRecord, Manifest
+from infra.settings import Settings
+from infra.settings.training import Train
+from infra.store import ObjectStore, sha256
+from tasks.experiments import release
+from tasks.labels import collect as collecting
+from tasks.labels import explain, partitions, samples
+from tasks.labels.accounting import account_rows
+from tasks.labels.collect import Collected
+from tasks.labels.partitions import JoinedPartition, Partition
+from tasks.rewards.reward import reward_samples, reward_totals
+from tasks.steps import clients, pages, sealing
+from tasks.steps.runner import runner
+from tasks.steps.step import IO_RETRIES, attempt_to_show, show_page, step
+from tasks.trainer import run as training
+from tasks.trainer.run import UpdateInputs, UpdateRefused, Candidate
+from tasks.validation import batch, drift, quarantine, suite
+from tasks.validation.quarantine import ValidationEvidence
+from tasks.versions import evaluate as evaluating
+from tasks.versions import register as registering
+from tasks.versions import tracking
+from tasks.versions.evaluate import Evaluation
+from tasks.versions.register import Registered
+
+
+@dataclass(frozen=True)
+class CycleState:
+    """The state in which a cycle finds the loop."""
+
+    running: ExperimentRecord | None
+    """The experiment that keeps a new cycle from starting."""
+    unfinished: str | None
+    """A cycle that was sealed and has not ended."""
+
+
+@dataclass(frozen=True, eq=False)
+class Validated:
+    """A window whose failing samples are in the quarantine."""
+
+    collected: Collected
+    evidence: ValidationEvidence
+
+
+@step("look", retries=IO_RETRIES)
+def inspect(settings: Settings) -> CycleState:
+    """Find the running experiment and the cycle that was killed."""
+    store = clients.store_of(settings)
+    store.check_conditional_puts()
+    unfinished = cycles.unfinished(cycles.index(store))
+    return CycleState(clients.registry_of(settings).aliases().experiment, unfinished)
+
+
+@step("collect", retries=IO_RETRIES)
+def collect(settings: Settings) -> Collected:
+    """Read the events since the parent version was made, and put every request in its bucket."""
+    store, registry = clients.store_of(settings), clients.registry_of(settings)
+    collected = collecting.collect(store, registry, settings, time.time(), lambda window: join_all(settings, window))
+    accounting = collected.accounting
+    get_run_logger().info(
+        "training continues from version %s; %d requests, %d to train on; %s",
+        collected.parent,
+        accounting.requests,
+        accounting.samples.height,
+        {bucket: count for bucket, count in accounting.buckets.items() if count},
+    )
+    return collected
+
+
+@step("join", retries=IO_RETRIES)
+def join(partition: Partition) -> JoinedPartition:
+    """Read and join some hours of the window. The settings are those of the machine that runs this, so that no key travels."""
+    return partitions.join_partition(clients.store_of(settings_.load()), partition)
+
+
+def join_all(settings: Settings, window: Sequence[Partition]) -> list[JoinedPartition]:
+    """Join the partitions of a window, each as a task."""
+    with runner(settings.orchestration.dask_scheduler) as tasks:
+        parts = tasks.map(cast(Any, join), {"partition": list(window)})
+        return cast(list[JoinedPartition], parts.result())
+
+
+@step("validate")
+def validate(settings: Settings, collected: Collected) -> Validated:
+    """Quarantine the rows that fail the suite. A batch that fails stops the cycle after its rows and Data Docs are written."""
+    store, accounting = clients.store_of(settings), collected.accounting
+    past = drift.earlier(store, settings.collect.history_cycles)
+    stats, bounds = batch.batch_stats(accounting, collected.skew), batch.bounds(accounting.samples, past, settings.collect)
+    validation = suite.validate(accounting.samples, stats, bounds)
+    cycle = cycles.next_name(cycles.index(store))
+    failed = samples.records(store, collected.plan.partitions, accounting.samples_of(validation.quarantined))
+    rows = quarantine.rows(accounting, validation.quarantined, collected.malformed, failed)
+    evidence = ValidationEvidence(quarantine.write(store, cycle, rows), write_docs(store, cycle, validation))
+    validated = Validated(collected.quarantine(validation.quarantined), evidence)
+    show_validation(store, cycle, validated, validation)
+    validation.check(settings.collect.max_quarantined, [store.uri(key) for key in evidence.keys])
+    get_run_logger().info("%d rows, %d quarantined; %s", validation.rows, len(validation.quarantined), stats)
+    return validated
+
+
+def write_docs(store: ObjectStore, cycle: str, validation: suite.Validation) -> tuple[str, ...]:
+    """Write the Data Docs of a validation; return their keys. A page that cannot be rendered stops nothing."""
+    try:
+        return quarantine.write_docs(store, cycle, suite.docs(validation.results))
+    except Exception as error:
+        get_run_logger().warning("Data Docs: %s", error)
+        return ()
+
+
+def show_validation(store: ObjectStore, cycle: str, validated: Validated, validation: suite.Validation) -> None:
+    """Show the buckets and the validation in Prefect before the batch is judged, so that people see what stops a cycle."""
+    accounting = validated.collected.accounting
+    rows = account_rows(accounting.buckets, accounting.quarantined, accounting.requests)
+    description = f"{cycle}: every request once"
+    attempt_to_show("artifacts", lambda: create_table_artifact(rows, key="buckets", description=description))
+    show_page("validation", quarantine.validation_page(store, cycle, validated.evidence, validation))
+
+
+@step("reward", retries=IO_RETRIES)
+def reward(settings: Settings, validated: Validated) -> Manifest:
+    """Reward the samples and seal the cycle: from here on every run completes this cycle."""
+    store, collected = clients.store_of(settings), validated.collected
+    past = drift.returns(store, settings) if settings.reward.baseline == "running" else ()
+    batch = reward_samples(collected.accounting.samples, settings.reward, settings.collect.max_user_weight, past)
+    requests = collected.accounting.classified.select("user", "project").rows()
+    tombstones.check(store, requests)  # the tokens of erased subjects cannot be read any more
+    body = samples.parquet(samples.tables(store, collected.plan.partitions, batch))
+    cycle = cycles.next_name(cycles.index(store))
+    tombstones.check(store, requests)
+    reasons = {"quarantined": collected.accounting.reasons, "orphans": collected.orphans}
+    store.put_json(cycles.key(cycle, "validation.json"), reasons)
+    explain.write(store, cycle, sha256([body]), collected.accounting)
+    totals = reward_totals(*(batch[name].to_list() for name in ("reward", "tokens", "language")))
+    fields = sealing.manifest_fields(collected, validated.evidence, time.time())
+    return sealing.seal(store, cycle, fields | {"returns": totals, "run": flow_run.id or ""}, body, settings)
+
+
+@step("resume", retries=IO_RETRIES)
+def resume(settings: Settings, cycle: str, run: str) -> Manifest | CycleOutcome:
+    """Return the manifest of a cycle to complete, or its end where it failed too often or the champion was replaced."""
+    store = clients.store_of(settings)
+    manifest = cycles.manifest_of(store, cycle)
+    champion = clients.registry_of(settings).aliases().champion
+    if champion != manifest.champion:
+        return abandon(settings, cycle, f"to be tested against version {manifest.champion}, but the champion is {champion} now")
+    if sealing.attempt(store, cycle, run) > sealing.MAX_ATTEMPTS:
+        return abandon(settings, cycle, f"failed {sealing.MAX_ATTEMPTS} times")
+    return manifest
+
+
+def abandon(settings: Settings, cycle: str, reason: str) -> CycleOutcome:
+    """End a sealed cycle without a candidate."""
+    attempt_to_show("MLflow", lambda: tracking.give_up(settings.registry, cycle, f"abandoned: {reason}"))
+    return sealing.finish(clients.store_of(settings), CycleOutcome(cycle=cycle, result="abandoned", reason=reason))
+
+
+@step("train")
+def train(settings: Settings, manifest: Manifest) -> Candidate | UpdateRefused:
+    """Make one PPO update from the parent's checkpoint, in the trainer's own processes."""
+    store, logger = clients.store_of(settings), get_run_logger()
+    wanted = cycles.settings_of(store, manifest.cycle, settings).train
+    parent = clients.checkpoint_of(settings, manifest.parent)
+    folder = clients.folder_of(settings, manifest.cycle)
+    inputs = update_inputs(settings, wanted, manifest)
+    with tracking.log_steps_live(settings.registry, manifest.cycle, logger.info, logger.warning) as say:
+        result = training.train(store, manifest, parent, wanted, folder, say, inputs)
+    if isinstance(result, UpdateRefused):
+        logger.warning("the update was refused: %s", result.reason)
+        return result
+    store.put_json(cycles.key(manifest.cycle, "training.json"), result.metrics.model_dump(mode="json"))
+    logger.info("trained on %d samples in %.1f s", result.metrics.samples, result.seconds)
+    return result
+
+
+def update_inputs(settings: Settings, wanted: Train, manifest: Manifest) -> UpdateInputs:
+    """Return the champion's checkpoint and the parent's optimizer state, where the training settings ask for them."""
+    to_champion = wanted.kl_weight > 0 and wanted.kl_reference == "champion"
+    return UpdateInputs(
+        reference=clients.checkpoint_of(settings, manifest.champion) if to_champion else None,
+        optimizer=clients.optimizer_of(settings, manifest.parent) if wanted.keep_optimizer else None,
+    )
+
+
+@step("evaluate")
+def evaluate(settings: Settings, manifest: Manifest, candidate: Candidate) -> Evaluation:
+    """Score candidate and champion on held-out code."""
+    champion = clients.checkpoint_of(settings, manifest.champion)
+    store = clients.store_of(settings)
+    evaluation = evaluating.evaluate(store, settings, candidate.checkpoint, champion, manifest.cycle)
+    get_run_logger().info("%s: %s", "passed" if evaluation.passed else "refused", evaluation.reason)
+    return evaluation
+
+
+@step("register", retries=IO_RETRIES)
+def register(settings: Settings, manifest: Manifest, candidate: Candidate, evaluation: Evaluation) -> Registered:
+    """Upload the checkpoint, log the MLflow run, create the model version."""
+    store, registry = clients.store_of(settings), clients.registry_of(settings)
+    sealed = cycles.settings_of(store, manifest.cycle, settings)
+    return registering.register(store, registry, sealed, manifest, candidate, evaluation)
+
+
+@step("open experiment", retries=IO_RETRIES)
+def open_experiment(settings: Settings, manifest: Manifest, registered: Registered) -> CycleOutcome:
+    """Give the candidate its share of developers, and end the cycle."""
+    store, version = clients.store_of(settings), registered.version
+    opened = release.open_experiment(
+        store, clients.registry_of(settings), settings.experiment, manifest.cycle, version, manifest.champion, time.time()
+    )
+    reason = f"version {version} is the challenger" if opened else f"version {version} could not be tested"
+    shutil.rmtree(clients.folder_of(settings, manifest.cycle), ignore_errors=True)
+    experiment = opened.id if opened else ""
+    outcome = CycleOutcome(cycle=manifest.cycle, result="registered", reason=reason, version=version, experiment=experiment)
+    return sealing.finish(store, outcome)
+
+
+@step("refuse", retries=IO_RETRIES)
+def refuse(settings: Settings, manifest: Manifest, why: UpdateRefused | tuple[Candidate, Evaluation]) -> CycleOutcome:
+    """End the cycle without a version: the trainer refused the update, or the candidate failed on held-out code."""
+    store = clients.store_of(settings)
+    if isinstance(why, UpdateRefused):
+        reason = f"the update was refused: {why.reason}"
+        attempt_to_show("MLflow", lambda: tracking.give_up(settings.registry, manifest.cycle, reason))
+    else:
+        reason = why[1].reason
+        sealed, dataset = cycles.settings_of(store, manifest.cycle, settings), cycles.dataset_id(store, manifest.cycle)
+        attempt_to_show("MLflow", lambda: registering.log_run(sealed, store, manifest, dataset, *why))
+    shutil.rmtree(clients.folder_of(settings, manifest.cycle), ignore_errors=True)
+    return sealing.finish(store, CycleOutcome(cycle=manifest.cycle, result="refused", reason=reason))
+
+
+@step("show")
+def show(manifest: Manifest, candidate: Candidate, evaluation: Evaluation, outcome: CycleOutcome) -> None:
+    """Show the cycle's page in Prefect."""
+    show_page("cycle", pages.cycle_page(manifest, candidate, evaluation, outcome))

@@ -1,0 +1,46 @@
+"""The steps of the flow `experiment`."""
+
+import time
+
+from prefect.logging import get_run_logger
+
+from infra.cycles import decision_of
+from infra.records import Decision, ExperimentRecord, Verdict
+from infra.registry import RegistryError
+from infra.settings import Settings
+from tasks.experiments import decide as deciding
+from tasks.experiments import release
+from tasks.steps import clients
+from tasks.steps.step import IO_RETRIES, step
+
+
+@step("running experiment", retries=IO_RETRIES)
+def running_experiment(settings: Settings) -> ExperimentRecord | None:
+    """Return the experiment that the registry names."""
+    return clients.registry_of(settings).aliases().experiment
+
+
+@step("verdict", retries=IO_RETRIES)
+def verdict(settings: Settings, experiment: ExperimentRecord) -> Decision | Verdict:
+    """Return the decision that ends an experiment, or the gate's verdict while the experiment goes on."""
+    store, registry, now = clients.store_of(settings), clients.registry_of(settings), time.time()
+    if decision := decision_of(store, experiment.id):
+        return decision
+    if void := release.void(experiment, registry.aliases().champion):
+        return Decision(experiment=experiment, verdict=void, decided=now, by=release.GATE)
+    totals = deciding.gather(store, experiment, settings.collect, settings.experiment, now)
+    verdict = deciding.decide(experiment, totals, settings.experiment, now)
+    get_run_logger().info("%s: %s: %s", experiment.id, verdict.verdict, verdict.reason)
+    try:
+        release.show_look(registry, experiment, verdict, now)
+    except RegistryError as error:  # a look that cannot be shown stops no verdict
+        get_run_logger().warning("the look is not shown: %s", error)
+    if verdict.verdict == "undecided":
+        return verdict
+    return Decision(experiment=experiment, verdict=verdict, decided=now, by=release.GATE, inputs=totals.inputs)
+
+
+@step("conclude", retries=IO_RETRIES)
+def conclude(settings: Settings, decision: Decision) -> Decision:
+    """Write the decision once, then move the aliases."""
+    return release.conclude(clients.store_of(settings), clients.registry_of(settings), decision)

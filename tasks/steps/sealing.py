@@ -1,0 +1,70 @@
+"""A cycle as a transaction: the writers of its manifest, its attempts and its outcome (the keys are in infra/cycles.py)."""
+
+import io
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from infra import cycles
+from infra.records import CycleOutcome, Manifest, ObjectReference
+from infra.settings import Settings, dump
+from infra.store import ObjectStore, sha256
+from infra.version import code_version
+from tasks.labels.collect import Collected
+from tasks.labels.partitions import references
+from tasks.validation.drift import profile
+from tasks.validation.quarantine import ValidationEvidence
+
+MAX_ATTEMPTS = 3
+"""A cycle that failed this many times is abandoned; its requests return in the next window."""
+
+
+def seal(store: ObjectStore, cycle: str, manifest: dict[str, Any], samples: bytes, settings: Settings) -> Manifest:
+    """Write a cycle's samples (Parquet of infra.records.Sample) and settings, then its manifest.
+
+    Raises:
+        AlreadyExists: another run has sealed this cycle.
+    """
+    digest = sha256([samples])
+    key = cycles.key(cycle, f"samples-{digest}.parquet")
+    store.put(key, samples)
+    rows = pq.read_metadata(io.BytesIO(samples)).num_rows
+    settings_sha256 = store.put(cycles.key(cycle, "settings.json"), dump(settings).encode())
+    reference = ObjectReference(key=key, sha256=digest, rows=rows)
+    record = Manifest(cycle=cycle, samples=reference, settings_sha256=settings_sha256, **manifest)
+    store.put_json(cycles.key(cycle, cycles.MANIFEST), record, new=True)
+    return record
+
+
+def manifest_fields(collected: Collected, evidence: ValidationEvidence, now: float) -> dict[str, Any]:
+    """Return what a manifest says of the window, its accounts and its validation."""
+    accounting = collected.accounting
+    return {
+        "created": now,
+        "champion": collected.champion,
+        "parent": collected.parent,
+        "since": collected.window.since,
+        "until": collected.window.until,
+        "completions": references(collected.plan.completions),
+        "feedback": references(collected.plan.feedback),
+        "buckets": accounting.buckets,
+        "quarantined": accounting.quarantined,
+        "requests": accounting.requests,
+        "quarantine": evidence.quarantine,
+        "docs": evidence.docs,
+        "profile": profile(accounting.samples),
+        "code": code_version(),
+    }
+
+
+def attempt(store: ObjectStore, cycle: str, run: str) -> int:
+    """Record that a run takes up a cycle; return how many runs have, this one included."""
+    prefix = cycles.key(cycle, "attempts/")
+    earlier = [key for key in store.keys(prefix) if key != f"{prefix}{run}.json"]
+    store.put_json(f"{prefix}{run}.json", {"run": run})
+    return len(earlier) + 1
+
+
+def finish(store: ObjectStore, outcome: CycleOutcome) -> CycleOutcome:
+    """End a cycle once; return the outcome that stands."""
+    return store.put_once(cycles.key(outcome.cycle, cycles.OUTCOME), outcome)

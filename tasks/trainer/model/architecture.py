@@ -1,0 +1,158 @@
+"""Megatron's configuration and layers for a Hugging Face Qwen2 configuration."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from importlib.util import find_spec
+from typing import Any
+
+from tasks.trainer.model import process_setup  # noqa: F401  # before Megatron
+
+# isort: split
+import torch
+from megatron.core import parallel_state
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.optimizer import OptimizerConfig
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from tasks.trainer.model.attention import SDPACoreAttention
+from tasks.trainer.model.elementwise import RMSNorm, SwiGLU
+from tasks.trainer.model.megatron_arguments import check_known, check_reserved
+from tasks.trainer.model.process_group import Parallel
+
+
+def check_arguments(arguments: Mapping[str, Any]) -> None:
+    """Refuse a user's Megatron arguments that neither configuration has, or that the trainer sets itself.
+
+    Raises:
+        ValueError: names the argument, its value and what was expected.
+    """
+    check_reserved(arguments)
+    check_known(arguments, _field_names(TransformerConfig) | _field_names(OptimizerConfig))
+
+
+def configured(configuration: type[Any], arguments: Mapping[str, Any], **own: Any) -> Any:
+    """Return a Megatron configuration of the trainer's own values, with those of a user's arguments that it has over them.
+
+    Raises:
+        ValueError: Megatron refuses the user's values.
+    """
+    given = {name: value for name, value in arguments.items() if name in _field_names(configuration)}
+    try:
+        return configuration(**own | given)
+    except (AssertionError, TypeError, ValueError) as error:
+        if not given:
+            raise
+        raise ValueError(f"train.megatron_arguments = {given}: Megatron's {configuration.__name__} refuses them: {error}") from error
+
+
+def _field_names(configuration: type[Any]) -> set[str]:
+    return {field.name for field in fields(configuration) if field.init and not field.name.startswith("_")}
+
+
+def transformer_config(
+    config: Mapping[str, Any], parallel: Parallel, bf16: bool, arguments: Mapping[str, Any]
+) -> TransformerConfig:
+    """Return Megatron's configuration of a Qwen2 model.
+
+    Args:
+        config: Hugging Face's config.json.
+        bf16: whether matrix products are computed in bfloat16.
+        arguments: a user's Megatron arguments, already checked.
+
+    Raises:
+        ValueError: Megatron refuses an argument's value.
+    """
+    dtype = torch.bfloat16 if bf16 else torch.float32
+    return configured(
+        TransformerConfig,
+        arguments,
+        num_layers=config["num_hidden_layers"],
+        hidden_size=config["hidden_size"],
+        ffn_hidden_size=config["intermediate_size"],
+        num_attention_heads=config["num_attention_heads"],
+        num_query_groups=config["num_key_value_heads"],
+        normalization="RMSNorm",
+        layernorm_epsilon=config["rms_norm_eps"],
+        gated_linear_unit=True,
+        activation_func=torch.nn.functional.silu,
+        add_bias_linear=False,
+        add_qkv_bias=True,
+        attention_dropout=0.0,
+        hidden_dropout=0.0,
+        init_method_std=config.get("initializer_range", 0.02),
+        tensor_model_parallel_size=parallel.tensor,
+        pipeline_model_parallel_size=parallel.pipeline,
+        bf16=bf16,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        autocast_dtype=dtype,
+        calculate_per_token_loss=True,
+        variable_seq_lengths=parallel.pipeline > 1,
+        moe_token_dispatcher_type="alltoall",  # variable lengths over a pipeline need it, in dense models too
+        batch_p2p_comm=True,
+        deallocate_pipeline_outputs=parallel.pipeline > 1,
+        use_cpu_initialization=not torch.cuda.is_available(),
+        gradient_accumulation_fusion=False,
+        masked_softmax_fusion=False,
+        persist_layer_norm=False,
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        apply_rope_fusion=False,
+        use_te_activation_func=True,  # takes the activation of the layer spec, SwiGLU
+    )
+
+
+def gpt_model(config: Mapping[str, Any], transformer: TransformerConfig) -> GPTModel:
+    """Return this rank's part of the model, with random weights.
+
+    Raises:
+        ValueError: the rotary embedding is not a plain one.
+        NotImplementedError: Transformer Engine is installed.
+    """
+    return GPTModel(
+        config=transformer,
+        transformer_layer_spec=_layer_spec(_rope_theta(config)),
+        vocab_size=config["vocab_size"],
+        max_sequence_length=config["max_position_embeddings"],
+        pre_process=parallel_state.is_pipeline_first_stage(),
+        post_process=parallel_state.is_pipeline_last_stage(),
+        parallel_output=True,
+        share_embeddings_and_output_weights=config["tie_word_embeddings"],
+        position_embedding_type="none",  # SDPACoreAttention rotates queries and keys
+    )
+
+
+def _layer_spec(rope_theta: float) -> ModuleSpec:
+    """Return the layers for any device; Transformer Engine's layers would be chosen here.
+
+    Raises:
+        NotImplementedError: Transformer Engine is installed, so that Megatron would also take its optimizer.
+    """
+    if find_spec("transformer_engine"):
+        raise NotImplementedError(
+            "transformer_engine is installed: the trainer is not built for its layers and its optimizer, expected an environment "
+            "without it; pip uninstall transformer-engine"
+        )
+    spec = get_gpt_layer_local_spec(normalization="RMSNorm")
+    attention = ModuleSpec(SDPACoreAttention, params={"rope_theta": rope_theta})
+    spec.submodules.self_attention.submodules.core_attention = attention
+    spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = RMSNorm
+    spec.submodules.mlp.submodules.activation_func = SwiGLU
+    return spec
+
+
+def _rope_theta(config: Mapping[str, Any]) -> float:
+    """Return the base of the rotary embedding.
+
+    Raises:
+        ValueError: the embedding is stretched for longer contexts, as by YaRN.
+    """
+    rope = config.get("rope_parameters") or {**config, **(config.get("rope_scaling") or {})}
+    if (kind := rope.get("rope_type", rope.get("type", "default"))) != "default":
+        raise ValueError(
+            f"config.json: rope_type = {kind!r}, expected 'default': the trainer supports no stretched rotary embeddings; "
+            "start from the base checkpoint without them"
+        )
+    return float(rope["rope_theta"])

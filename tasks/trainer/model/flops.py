@@ -1,0 +1,56 @@
+"""Arithmetic of a training step and the processors' peak, whose ratio is the efficiency of a step.
+
+Counted as in Chowdhery et al. 2022, "PaLM", appendix B: two operations per multiply-add, a backward pass twice its forward pass, no
+padding and no recomputation. Frozen layers have no backward pass; the last layer's queries and MLP and the output layer count
+selected positions only.
+"""
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+PEAKS = {"B200": 2250e12, "H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12}
+"""Peak operations per second in dense bfloat16, by a part of the GPU's name (makers' data sheets)."""
+
+
+def of_step(config: dict[str, Any], rows: Iterable[tuple[int, int]], frozen_layers: int) -> float:
+    """Return the operations of one training step.
+
+    Args:
+        config: Hugging Face's config.json of a Qwen2 model.
+        rows: for each sample its tokens, and the number of its positions at which logits are computed.
+    """
+    hidden, heads, groups = config["hidden_size"], config["num_attention_heads"], config["num_key_value_heads"]
+    width = config.get("head_dim") or hidden // heads
+    layers, mlp = config["num_hidden_layers"], 3 * hidden * config["intermediate_size"]
+    queries_keys_values, back = hidden * width * (heads + 2 * groups), hidden * width * heads
+    output = hidden * config["vocab_size"]
+    tied = config["tie_word_embeddings"] and frozen_layers
+    total = 0.0
+    for length, selected in rows:
+        for layer in range(layers):
+            places = selected if layer == layers - 1 else length
+            # Causal attention needs half of the pairs: two matmuls of places * T / 2 * heads * width multiply-adds.
+            attention = 2 * length * queries_keys_values + 2 * places * length * heads * width + 2 * places * back
+            total += (1 if layer < frozen_layers else 3) * (attention + 2 * places * mlp)
+        total += (2 if tied else 3) * 2 * selected * output
+    return total
+
+
+def peak(dtype: torch.dtype) -> float:
+    """Return operations per second of this process's processor: a GPU's data sheet for bfloat16, else the best of four matmuls."""
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+    peaks = [value for part, value in PEAKS.items() if part in name]
+    if peaks and dtype == torch.bfloat16:
+        return peaks[0]
+    size = 8192 if name else 1024
+    device = "cuda" if name else "cpu"
+    left, right = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
+    best = float("inf")
+    for _ in range(4):
+        began = time.perf_counter()
+        float((left @ right)[0, 0])  # reading the result waits for a GPU
+        best = min(best, time.perf_counter() - began)
+    return 2 * size**3 / best

@@ -1,0 +1,90 @@
+"""The last layer at selected positions only: most of a batch is prompt, whose last layer no loss reads.
+
+Legend: N tokens of a micro-batch, B samples, T tokens of the longest, K selected positions, n the most that a sample has, rounded up
+to a multiple of ROW_MULTIPLE.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from tasks.trainer.model.packed import Packed
+from tasks.trainer.model.shapes import ROW_MULTIPLE, TOKEN_MULTIPLE
+
+
+class SelectedPositions:
+    """Positions of a packed micro-batch, in order and sample by sample."""
+
+    def __init__(self, at: torch.Tensor, packed: Packed) -> None:
+        """Select the positions `at`, [K] int64: indices into the tokens [N]."""
+        row = packed.row[at]
+        counts = row.bincount(minlength=packed.shape[0])
+        order = row.argsort(stable=True)
+        rank = torch.empty_like(at)
+        rank[order] = torch.arange(len(at), device=at.device) - (counts.cumsum(0) - counts)[row[order]]
+        width = math.ceil(int(counts.max()) / ROW_MULTIPLE) * ROW_MULTIPLE
+        self.at = at
+        self._places = row * width + rank
+        self._times = at.new_zeros(len(counts) * width).index_copy(0, self._places, packed.time[at]).view(len(counts), width)
+
+    def rows(self, states: torch.Tensor) -> torch.Tensor:
+        """Return states [K, ...] of the positions as [B, n, ...], zero where a sample has fewer."""
+        padded = states.new_zeros(self._times.numel(), *states.shape[1:]).index_copy(0, self._places, states)
+        return padded.view(*self._times.shape, *states.shape[1:])
+
+    def line(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return rows [B, n, ...] as [K, ...]."""
+        return rows.flatten(0, 1)[self._places]
+
+    def causal_mask(self, length: int) -> torch.Tensor:
+        """Return which of the first `length` tokens of its sample each position attends to, [B, 1, n, length] bool."""
+        return (torch.arange(length, device=self.at.device) <= self._times[..., None])[:, None]
+
+
+@contextmanager
+def at_positions(model: Any, at: torch.Tensor, packed: Packed) -> Iterator[None]:
+    """Make the model return logits [1, K, V / TP] at the positions `at` of the tokens [N], within this context.
+
+    The last layer's queries, everything after its attention, and the output layer are computed at these positions only:
+    log-probabilities and gradients are unchanged, and a sixth of the work is saved.
+    """
+    core = model
+    while hasattr(core, "module"):
+        core = core.module
+    if not core.post_process:
+        yield
+        return
+    layer = core.decoder.layers[-1]
+    positions = SelectedPositions(_padded(at, packed), packed)
+    attention, add = layer.self_attention.core_attention, layer.self_attn_bda
+    # As one row, [1, K, H]: with K in front, a frozen output layer would compute its gradient by a matmul for each position.
+    hooks = [
+        core.output_layer.register_forward_pre_hook(lambda _, inputs: (inputs[0].transpose(0, 1), *inputs[1:])),
+        core.output_layer.register_forward_hook(lambda _, __, outputs: (outputs[0].transpose(0, 1)[: len(at)], outputs[1])),
+    ]
+    attention.positions, layer.self_attn_bda = positions, _at_positions(add, positions)
+    try:
+        yield
+    finally:
+        attention.positions, layer.self_attn_bda = None, add
+        for hook in hooks:
+            hook.remove()
+
+
+def _padded(at: torch.Tensor, packed: Packed) -> torch.Tensor:
+    """Pad positions to a multiple of TOKEN_MULTIPLE with samples' first tokens, so that matmuls have few shapes."""
+    first = packed.cu_seqlens_q[torch.arange(-len(at) % TOKEN_MULTIPLE, device=at.device) % packed.shape[0]]
+    return torch.cat([at, first.to(at.dtype)])
+
+
+def _at_positions(add: Callable[..., Any], positions: SelectedPositions) -> Callable[..., Any]:
+    """Wrap Megatron's bias_dropout_add for an attention that returns states at the positions only."""
+
+    def add_at_positions(training: bool, fused: bool) -> Callable[..., torch.Tensor]:
+        add_to = add(training, fused)
+        return lambda states, residual, dropout: add_to(states, residual[positions.at], dropout)
+
+    return add_at_positions

@@ -1,0 +1,41 @@
+"""The process group of a trainer, and how a model is split over its processes."""
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from tasks.trainer.model import process_setup  # noqa: F401  # before Megatron
+
+# isort: split
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state, tensor_parallel
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """Tensor- and pipeline-parallel sizes; the processes that remain are data-parallel."""
+
+    tensor: int = 1
+    pipeline: int = 1
+
+
+def start(parallel: Parallel, seed: int) -> None:
+    """Join the process group that torchrun describes, or one of a single process without torchrun."""
+    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1"}.items():
+        os.environ.setdefault(name, value)
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    if not dist.is_initialized():
+        backend = "nccl" if torch.cuda.is_available() else "gloo"
+        alone: dict[str, Any] = {"store": dist.HashStore(), "rank": 0, "world_size": 1} if os.environ["WORLD_SIZE"] == "1" else {}
+        dist.init_process_group(backend, **alone)
+    parallel_state.initialize_model_parallel(parallel.tensor, parallel.pipeline)
+    torch.manual_seed(seed)
+    tensor_parallel.model_parallel_cuda_manual_seed(seed)
+
+
+def stop() -> None:
+    """Leave the process group."""
+    parallel_state.destroy_model_parallel()
+    dist.destroy_process_group()

@@ -1,0 +1,200 @@
+"""One Megatron model with its optimizer: built from a Hugging Face Qwen2 configuration, stepped over micro-batches, saved."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+from tasks.trainer.model import process_setup  # noqa: F401  # before Megatron
+
+# isort: split
+import torch
+import torch.distributed as dist
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.transformer.module import Float16Module
+from safetensors.torch import save_file
+
+from tasks.trainer.model.architecture import check_arguments, configured, gpt_model, transformer_config
+from tasks.trainer.model.convert import StoredTensors, freeze, gather_on_rank_0, load_weights
+from tasks.trainer.model.muon import MuonWithAdamW
+from tasks.trainer.model.process_group import Parallel
+
+WEIGHTS = "model.safetensors"
+LAST_NORM = "model.norm.weight"
+ForwardStep = Callable[[Iterator[Any], Any], tuple[torch.Tensor, Callable[..., Any]]]
+
+
+@dataclass(frozen=True)
+class Optimization:
+    """The optimizer and its precision."""
+
+    learning_rate: float
+    optimizer: Literal["adam", "muon"] = "adam"
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    beta1: float = 0.9
+    beta2: float = 0.95
+    bf16: bool = False
+    """Whether matrix products are computed in bfloat16, over float32 masters."""
+    frozen_layers: int = 0
+    """Lowest layers to freeze, with the embeddings; 0: everything is trained."""
+
+
+class TrainedModel:
+    """A model that computes losses over micro-batches and takes optimizer steps."""
+
+    def __init__(
+        self,
+        config: dict[str, Any],
+        parallel: Parallel,
+        optimization: Optimization,
+        megatron_arguments: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        """Build the model with random weights.
+
+        Args:
+            config: Hugging Face's config.json of a Qwen2 model.
+            megatron_arguments: more arguments of Megatron's TransformerConfig and OptimizerConfig.
+
+        Raises:
+            ValueError: a pipeline stage has nothing left to train, the rotary embedding is not a plain one, or Megatron does not
+                take an argument.
+        """
+        check_arguments(megatron_arguments)
+        self.hf_config = config
+        self.config = transformer_config(config, parallel, optimization.bf16, megatron_arguments)
+        model: Any = gpt_model(config, self.config)
+        freeze(model, optimization.frozen_layers)
+        if torch.cuda.is_available():
+            model = model.cuda()
+        wrapped = Float16Module(self.config, model) if optimization.bf16 else model
+        # `gradient_is_finite` checks gradients before the step: Megatron's own check ends the process, and the other ranks hang.
+        ddp = DistributedDataParallelConfig(grad_reduce_in_fp32=True, check_for_nan_in_grad=False)
+        self.megatron = DistributedDataParallel(self.config, ddp, wrapped)
+        """Megatron's model of this rank, wrapped for data parallelism."""
+        self.config.finalize_model_grads_func = finalize_model_grads
+        self._optimization = optimization
+        self._megatron_arguments = megatron_arguments
+        self.optimizer: Any = None
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the weights."""
+        return next(self.megatron.parameters()).device
+
+    def load(self, directory: Path) -> None:
+        """Load weights in Hugging Face layout, from one or more safetensors files, into the float32 masters too."""
+        weights = StoredTensors(sorted(directory.glob("*.safetensors")))
+        if not weights:
+            raise ValueError(f"{directory}: no *.safetensors; expected a checkpoint in Hugging Face layout")
+        load_weights(self.megatron, weights)
+
+    def make_optimizer(self) -> None:
+        """Make the optimizer. Load weights after it: its float32 masters start as copies of the model's own, rounded, weights."""
+        self.megatron.broadcast_params()
+        options = self._optimization
+        for parameter in self.megatron.parameters():
+            if options.bf16 and not parameter.requires_grad:
+                parameter.main_param = parameter.detach().float()  # so that frozen weights are saved unrounded too
+        if options.optimizer == "muon":
+            self.optimizer = MuonWithAdamW(self.megatron, options)
+            return
+        config = configured(
+            OptimizerConfig,
+            self._megatron_arguments,
+            optimizer="adam",
+            lr=options.learning_rate,
+            min_lr=0.0,
+            weight_decay=options.weight_decay,
+            adam_beta1=options.beta1,
+            adam_beta2=options.beta2,
+            adam_eps=1e-8,
+            clip_grad=options.max_grad_norm,
+            bf16=options.bf16,
+            params_dtype=self.config.params_dtype,
+        )
+        self.optimizer = get_megatron_optimizer(config, [self.megatron])
+        self.config.grad_scale_func = self.optimizer.scale_loss
+
+    def run(self, forward_step: ForwardStep, batches: Sequence[Any], shape: tuple[int, int], *, forward_only: bool) -> list[Any]:
+        """Pass once over the micro-batches; return what the loss function reports, on the last pipeline stage.
+
+        Args:
+            shape: (samples, tokens) of the largest micro-batch.
+        """
+        return get_forward_backward_func()(
+            forward_step_func=forward_step,
+            data_iterator=iter(batches),
+            model=self.megatron,
+            num_microbatches=len(batches),
+            micro_batch_size=shape[0],
+            seq_length=shape[1],
+            forward_only=forward_only,
+            collect_non_loss_data=forward_only,
+        )
+
+    def accumulate(self, forward_step: ForwardStep, batches: Sequence[Any], shape: tuple[int, int]) -> list[Any]:
+        """Compute the gradient over the micro-batches, without a step; return the loss reports, on the last pipeline stage.
+
+        The loss function returns (sum of the loss, number of tokens, report). Gradients are divided by the tokens of all
+        micro-batches and data-parallel ranks.
+        """
+        self.megatron.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        return self.run(forward_step, batches, shape, forward_only=False)
+
+    def gradient_is_finite(self) -> bool:
+        """Return whether every element of the gradient is a finite number, on all ranks."""
+        # Minimum and maximum are NaN where an element is; isfinite() would write a copy of the gradient and take ten times as long.
+        extremes = [extreme for buffer in self.megatron.buffers for extreme in torch.aminmax(buffer.grad_data)]
+        finite = torch.stack(extremes).isfinite().all().int()
+        dist.all_reduce(finite, dist.ReduceOp.MIN)
+        return bool(finite)
+
+    def apply(self, lr: float) -> float:
+        """Take one optimizer step along the accumulated gradient; return the gradient's norm before clipping.
+
+        Raises:
+            FloatingPointError: the gradient is not finite.
+        """
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        if not self.gradient_is_finite() or not (result := self.optimizer.step())[0]:
+            raise FloatingPointError("optimizer: the gradient is not finite, the step was not taken; lower the learning rate")
+        return float(result[1])
+
+    def step(
+        self, forward_step: ForwardStep, batches: Sequence[Any], shape: tuple[int, int], lr: float
+    ) -> tuple[list[Any], float]:
+        """`accumulate` and `apply`; return the loss reports, and the gradient's norm before clipping."""
+        reports = self.accumulate(forward_step, batches, shape)
+        return reports, self.apply(lr)
+
+    def save(self, directory: Path, dtype: torch.dtype, extras: Path | None = None, logit_scale: float = 1.0) -> None:
+        """Write the checkpoint atomically, from the float32 masters where there are any.
+
+        Args:
+            extras: folder whose tokenizer files are copied.
+            logit_scale: factor of all logits; it is multiplied into the weights of the last norm.
+        """
+        weights = gather_on_rank_0(self.megatron, dtype)
+        if dist.get_rank() != 0:
+            return
+        weights[LAST_NORM] *= logit_scale
+        partial = directory.with_name(directory.name + ".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        save_file(weights, partial / WEIGHTS, metadata={"format": "pt"})
+        config = self.hf_config | {"dtype": str(dtype).removeprefix("torch."), "torch_dtype": str(dtype).removeprefix("torch.")}
+        (partial / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True))
+        for file in sorted(extras.iterdir()) if extras else []:
+            copied = file.suffix == ".json" and not file.name.endswith(".index.json")  # an index names files of the base's weights
+            if file.is_file() and copied and not (partial / file.name).exists():
+                shutil.copy(file, partial / file.name)
+        shutil.rmtree(directory, ignore_errors=True)
+        partial.rename(directory)

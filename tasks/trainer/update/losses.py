@@ -1,0 +1,181 @@
+"""The PPO objective: pure functions over tensors.
+
+Legend: B samples of a micro-batch, T tokens of a padded sample, K sampled tokens of a micro-batch, V tokens of the vocabulary, of
+which a tensor-parallel rank holds V / TP. Arguments are [B, T] (or [K]) and float32; `mask` is 1 on sampled tokens.
+Log-probabilities are natural, under the sampling distribution (logits divided by the temperature).
+
+Three policies (Hilton et al. 2022, "Batch size-invariance for policy optimization", eq. 3; AReaL, Fu et al. 2025, eq. 5): behaviour,
+which sampled the tokens; proximal, which the clip holds the update near; and the policy that is trained.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from infra.settings.training import UpdateSettings
+from tasks.trainer.update.batches import MicroBatch
+from tasks.trainer.update.reports import Report, Sums
+
+MAX_LOG_RATIO = 40
+"""Bound of log-ratios in reports: the square of their exponential is still a float32."""
+
+
+class Clip(NamedTuple):
+    """Bounds of PPO's clip."""
+
+    low: float
+    """The ratio is clipped below 1 - low."""
+    high: float
+    """The ratio is clipped above 1 + high."""
+    dual: float = 0.0
+    """Lower bound of a token's objective where its advantage is negative, as a multiple of the advantage (dual-clip PPO: Ye et al.
+    2020, "Mastering complex control in MOBA games with deep reinforcement learning"); above 1, or 0 for none."""
+
+
+class Surrogate(NamedTuple):
+    """Sums over the micro-batch; divide by the number of tokens for means."""
+
+    loss: torch.Tensor
+    """Scalar: the negated clipped surrogate."""
+    clipped: torch.Tensor
+    """Scalar: tokens where the clip is active."""
+
+
+def importance_weights(proximal: torch.Tensor, behaviour: torch.Tensor, bound: float) -> torch.Tensor:
+    """Return the truncated importance weight min(exp(proximal - behaviour), bound), [B, T], without a gradient (Espeholt et al.
+    2018, V-trace)."""
+    return (proximal - behaviour).exp().clamp(max=bound).detach()
+
+
+def clipped_surrogate(
+    policy: torch.Tensor,
+    proximal: torch.Tensor,
+    importance: torch.Tensor,
+    advantage: torch.Tensor,
+    mask: torch.Tensor,
+    clip: Clip,
+) -> Surrogate:
+    """Return PPO's clipped objective (Schulman et al. 2017, eq. 7) times the importance weight, summed over sampled tokens."""
+    ratio = (policy - proximal).exp()
+    bounded = ratio.clamp(1 - clip.low, 1 + clip.high)
+    objective = torch.min(ratio * advantage, bounded * advantage)
+    with torch.no_grad():
+        clipped = (bounded != ratio) & (bounded * advantage < ratio * advantage)
+    if clip.dual:
+        floored = (advantage < 0) & (objective < clip.dual * advantage)
+        objective, clipped = torch.where(floored, clip.dual * advantage, objective), clipped | floored
+    return Surrogate(-(importance * objective * mask).sum(), (clipped.float() * mask).sum())
+
+
+def k3_divergence(sampler: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Return an estimate of KL(sampler || other) at each token that the sampler drew, never negative (k3: Schulman 2020,
+    "Approximating KL divergence"; Shao et al. 2024, "DeepSeekMath", eq. 4).
+
+    It needs the sampled tokens only: the exact sum over the vocabulary would need a second model's logits. As the loss of a policy
+    that is the sampler, its gradient is that of KL(other || policy) (Tang and Munos 2025, "On a few pitfalls in KL divergence
+    gradient estimation for RL"): it pulls the policy towards everything that the other would write.
+    """
+    gap = other - sampler
+    return gap.exp() - 1 - gap
+
+
+class LogprobAndEntropy(torch.autograd.Function):
+    """Log-probability of each target, and exact entropy in nats, of softmax(logits): both [K], from one pass over the vocabulary.
+
+    logits [K, V / TP], their vocabulary split over `group`; targets [K]. H = -sum_v p_v ln p_v;
+    d ln p_target / dz_v = [v = target] - p_v, dH / dz_v = -p_v (ln p_v + H).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: torch.Tensor, targets: torch.Tensor, group: dist.ProcessGroup | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`group`: the tensor-parallel ranks; none where each rank holds the whole vocabulary."""
+
+        def over_ranks(part: torch.Tensor, operation: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> torch.Tensor:
+            if group is not None:
+                dist.all_reduce(part, operation, group=group)
+            return part
+
+        width = logits.shape[-1]
+        place = targets - (0 if group is None else dist.get_rank(group) * width)
+        here = (place >= 0) & (place < width)
+        place = place.clamp(0, width - 1)[:, None]
+        shifted = logits - over_ranks(logits.amax(-1, keepdim=True), dist.ReduceOp.MAX)
+        target = over_ranks(torch.where(here, shifted.gather(-1, place)[:, 0], 0))
+        probabilities = shifted.exp()
+        total = over_ranks(probabilities.sum(-1))
+        mean = over_ranks((probabilities * shifted).sum(-1)) / total
+        entropy = total.log() - mean
+        ctx.save_for_backward(probabilities.div_(total[:, None]), here, place, entropy)
+        ctx.set_materialize_grads(False)
+        return target - total.log(), entropy
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor, None, None]:
+        """Map gradients of log-probabilities and entropies, each [K] or none, to that of the logits."""
+        probabilities, here, place, entropy = ctx.saved_tensors
+        of_logprob, of_entropy = gradients
+        if of_logprob is None:
+            of_logits = torch.zeros_like(probabilities)
+        else:
+            of_logits = (probabilities * -of_logprob[:, None]).scatter_add_(-1, place, (of_logprob * here)[:, None])
+        if of_entropy is not None:
+            # xlogy: a probability that has underflowed to 0 contributes nothing.
+            of_logits -= of_entropy[:, None] * (torch.xlogy(probabilities, probabilities) + probabilities * entropy[:, None])
+        return of_logits, None, None
+
+
+class Outputs(NamedTuple):
+    """What the model computes for a micro-batch, with gradients."""
+
+    logprobs: torch.Tensor
+    """[K]: log-probability of each sampled token."""
+    entropies: torch.Tensor
+    """[K]: entropy of the sampling distribution at each sampled token's position."""
+    context_loss: torch.Tensor
+    """Scalar: language-model loss summed over prompt tokens."""
+
+
+def objective(outputs: Outputs, batch: MicroBatch, options: UpdateSettings) -> tuple[torch.Tensor, Report]:
+    """Return the loss summed over the micro-batch's sampled tokens, and its report.
+
+    The language-model loss (PPO-ptx: Ouyang et al. 2022, "Training language models to follow instructions with human feedback",
+    eq. 2) is part of the loss.
+    """
+    policy = outputs.logprobs
+    recorded, behaviour, advantage = (t.to(policy.device) for t in (batch.proximal, batch.behaviour, batch.advantage))
+    at_step = recorded.isnan()  # batches.AT_STEP
+    anchor = torch.where(at_step, behaviour, recorded)
+    proximal = torch.where(at_step, policy.detach(), recorded)
+    weights = importance_weights(proximal, behaviour, options.importance_bound)
+    mask = torch.ones_like(policy)
+    clip = Clip(options.clip_low, options.clip_high, options.dual_clip)
+    surrogate = clipped_surrogate(policy, proximal, weights, advantage, mask, clip)
+    loss, divergence = surrogate.loss, mask.new_zeros(())
+    if options.kl_weight:
+        divergence = k3_divergence(policy, batch.reference.to(policy.device)).sum()
+        loss = loss + options.kl_weight * divergence
+    entropy = outputs.entropies.sum()
+    if options.entropy_weight:
+        loss = loss - options.entropy_weight * entropy
+    with torch.no_grad():
+        from_behaviour, from_anchor = policy - behaviour, policy - anchor
+        ratio = from_behaviour.clamp(max=MAX_LOG_RATIO).exp()
+        sums = Sums(
+            loss=loss,
+            clipped=surrogate.clipped,
+            kl=k3_divergence(torch.zeros_like(from_anchor), from_anchor.clamp(max=MAX_LOG_RATIO)).sum(),
+            bounded=(weights >= options.importance_bound).float().sum(),
+            context=outputs.context_loss,
+            prompted=mask.new_tensor(batch.context_targets.numel()),
+            tokens=mask.sum(),
+            entropy=entropy,
+            reference_kl=divergence,
+            weight=ratio.sum(),
+            weight_squared=ratio.square().sum(),
+            gap=from_behaviour.abs().sum(),
+        )
+        report = Report(torch.stack([part.detach() for part in sums]), from_anchor)
+    return loss + options.context_weight * outputs.context_loss, report

@@ -1,0 +1,83 @@
+"""The optimizer's state from one update to the next: Adam's two tensors per weight, and its step counts.
+
+The state tensors have the weights' shapes and are stored as the weights are: whole float32 tensors in Hugging Face's layout. Each rank
+writes its share, and reads the tensors of its part of the model, whichever layout of processes wrote them. The checkpoint holds the
+float32 masters. No random state belongs to an update: its seed gives the order of samples, and nothing else is random.
+"""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+
+from tasks.trainer.model.convert import StoredTensors, master_of, parameter_names, rank_share, shards
+from tasks.trainer.model.trained_model import TrainedModel
+
+STATE_TENSORS = ("exp_avg", "exp_avg_sq")
+STEPS_NAME = "steps.json"
+"""File of Adam's step count by tensor; written last."""
+
+
+def save(model: TrainedModel, directory: Path) -> None:
+    """Write the state atomically; every rank calls it. Frozen layers have none."""
+    state = _state(model)
+    partial, rank = directory.with_name(directory.name + ".partial"), dist.get_rank()
+    if rank == 0:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+    dist.barrier()
+    for kind in STATE_TENSORS:
+
+        def tensor_of(parameter: torch.Tensor, kind: str = kind) -> torch.Tensor | None:
+            return state.get(master_of(parameter), {}).get(kind)
+
+        save_file(rank_share(model.megatron, tensor_of), partial / f"{kind}-{rank:05d}.safetensors")
+    counts = {
+        name: int(state[master_of(parameter)]["step"])
+        for parameter, names in parameter_names(model.megatron)
+        if master_of(parameter) in state
+        for name in names
+    }
+    counts_by_rank: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(counts_by_rank, counts)  # returns once every rank has written
+    if rank == 0:
+        merged = {name: count for counts in counts_by_rank for name, count in counts.items()}
+        (partial / STEPS_NAME).write_text(json.dumps(merged, indent=1, sort_keys=True))
+        shutil.rmtree(directory, ignore_errors=True)
+        partial.rename(directory)
+
+
+@torch.no_grad()
+def load(model: TrainedModel, directory: Path) -> None:
+    """Continue from a state that any layout of processes wrote; weights that it does not contain start new.
+
+    Raises:
+        ValueError: the folder holds no complete state, or one of another model.
+    """
+    if not (directory / STEPS_NAME).is_file():
+        raise ValueError(f"optimizer = {directory}: no {STEPS_NAME}, expected a folder that an update with keep_optimizer wrote")
+    counts = json.loads((directory / STEPS_NAME).read_text())
+    state = _state(model)
+    for parameter, names in parameter_names(model.megatron):
+        if parameter.requires_grad and all(name in counts for name in names):
+            state[master_of(parameter)] = {"step": torch.tensor(float(counts[names[0]]))}
+    for kind in STATE_TENSORS:
+        stored = StoredTensors(directory.glob(f"{kind}-*.safetensors"))
+        if missing := sorted(counts.keys() - stored.keys()):
+            raise ValueError(
+                f"optimizer = {directory}: {STEPS_NAME} counts steps of {missing[0]}, whose {kind} is in no file; fetch the folder "
+                "again, or train without keep_optimizer"
+            )
+        for parameter, tensor in shards(model.megatron, stored):
+            if (entry := state.get(master_of(parameter))) is not None:
+                entry[kind] = tensor.to(parameter.device, torch.float32, copy=True).contiguous()
+
+
+def _state(model: TrainedModel) -> Any:
+    """Return the state of torch's AdamW, by parameter."""
+    (optimizer,) = model.optimizer.chained_optimizers
+    return optimizer.optimizer.state

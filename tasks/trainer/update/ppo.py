@@ -1,0 +1,241 @@
+"""One critic-free PPO update over served completions.
+
+The clip holds the policy near the proximal policy. For samples of the current version that is the behaviour policy, whose
+log-probabilities the server recorded; for older samples, or for all (`recomputed`), it is the weights at the start of the update, or
+of each step (`proximal`), and a truncated importance weight corrects for the difference from the behaviour policy.
+
+safety.py refuses a step, which is then noted and left out, or the whole update. infra/docs/trainer.md explains the options.
+"""
+
+import json
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+# First: it prepares this process for Megatron before anything imports it.
+from tasks.trainer.model.trained_model import Optimization, TrainedModel
+
+# isort: split
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+
+from infra.records import Sample
+from tasks.trainer.job import CHECKPOINT_NAME, METRICS_NAME, OPTIMIZER_NAME, Job, Metrics, StepMetrics
+from tasks.trainer.model import flops, matmul
+from tasks.trainer.model.process_group import Parallel
+from tasks.trainer.update import optimizer_state, reports, safety
+from tasks.trainer.update.batches import FixedPolicies, MicroBatch, micro_batches, minibatches, read
+from tasks.trainer.update.logit_scale import LogitScale
+from tasks.trainer.update.logprobs import current_logprobs, fixed_policies, logits_of, outputs_of, shape_of
+from tasks.trainer.update.losses import objective
+
+AGREEMENT_SAMPLES = 64
+"""Most samples of the current version, spread over the update, on which trainer and server are compared."""
+
+log = logging.getLogger("trainer")
+
+
+def objective_step(job: Job, scale: LogitScale) -> Callable[..., Any]:
+    """Return Megatron's forward step for the job's objective; its loss function reports a reports.Report."""
+
+    def forward_step(queue: Iterator[MicroBatch], megatron: Any) -> Any:
+        batch = next(queue)
+
+        def loss(logits: torch.Tensor) -> Any:
+            total, report = objective(outputs_of(logits, batch, scale), batch, job)
+            return total, torch.tensor(batch.targets.numel(), dtype=torch.int32, device=total.device), report
+
+        return logits_of(megatron, batch), loss
+
+    return forward_step
+
+
+def total(step_reports: Sequence[reports.Report]) -> reports.Totals:
+    """Return a step's reports summed over all micro-batches and ranks."""
+    return reports.total(
+        step_reports,
+        parallel_state.get_data_parallel_group(),
+        parallel_state.get_pipeline_model_parallel_group(),
+        parallel_state.get_pipeline_model_parallel_last_rank(),
+    )
+
+
+@dataclass
+class UpdateResult:
+    """The steps of an update."""
+
+    steps: list[StepMetrics] = field(default_factory=list)
+    """Metrics of the steps that were taken."""
+    bounded: float = 0.0
+    """Tokens of these steps whose importance weight met its bound."""
+    notes: list[str] = field(default_factory=list)
+    """Refused steps and an early end, each with its reason."""
+    trained: set[int] = field(default_factory=set)
+    """Indices of the samples of the steps that were taken."""
+
+    def note(self, text: str) -> None:
+        """Keep and log a note."""
+        self.notes.append(text)
+        log.info(text)
+
+
+def update(
+    model: TrainedModel, samples: Sequence[Sample], job: Job, policies: FixedPolicies, scale: LogitScale, peak: float = 0.0
+) -> UpdateResult:
+    """Take the job's optimizer steps.
+
+    Args:
+        peak: operations per second of all ranks' processors, for the metrics; 0: unknown.
+
+    Raises:
+        HarmfulUpdate: no step could be taken.
+        ValueError: a minibatch has fewer samples than there are data-parallel ranks.
+    """
+    ranks, rank = parallel_state.get_data_parallel_world_size(), parallel_state.get_data_parallel_rank()
+    _check_minibatch(job, len(samples), ranks)
+    result = UpdateResult()
+    context = job.context_tokens if job.context_weight else 0
+    for number, indices in enumerate(minibatches(len(samples), job.minibatch, job.epochs, job.seed), 1):
+        rows = [samples[i] for i in indices]
+        if reason := safety.empty_refusal(rows):
+            result.note(f"step {number} refused: {reason}")
+            continue
+        start, cpu_start = time.perf_counter(), time.process_time()
+        batches = micro_batches(samples, indices[rank::ranks], job.micro_batch_tokens, policies, context)
+        rate = job.learning_rate * min(1.0, number / max(1, job.warmup_steps))
+        totals = total(model.accumulate(objective_step(job, scale), batches, shape_of(batches)))
+        sums = totals.sums
+        if reason := safety.step_refusal(totals, model.gradient_is_finite(), job.max_ratio):
+            scale.drop_gradient()
+            result.note(f"step {number} refused: {reason}")
+            continue
+        if job.max_kl and (kl := sums.kl / sums.tokens) > job.max_kl:
+            result.note(f"step {number} and on: KL {kl:.4g} a token is above max_kl = {job.max_kl}, the other steps are left out")
+            break
+        norm = model.apply(rate)
+        scale.step(sums.tokens)
+        readings = reports.StepReadings(
+            gradient_norm=norm,
+            logit_scale=scale.factor,
+            learning_rate=rate,
+            seconds=time.perf_counter() - start,
+            cpu_seconds=time.process_time() - cpu_start,
+            operations=flops.of_step(model.hf_config, _sizes(rows, context), job.frozen_layers),
+            peak=peak,
+        )
+        metrics = reports.metrics(totals, rows, readings)
+        log.info("step %d: %s", number, metrics.model_dump_json())
+        result.steps.append(metrics)
+        result.bounded += sums.bounded
+        result.trained.update(indices)
+    if not result.steps:
+        raise safety.HarmfulUpdate(f"no step was taken; {'; '.join(result.notes[:3])}")
+    return result
+
+
+def _check_minibatch(job: Job, samples: int, ranks: int) -> None:
+    smallest = min(map(len, minibatches(samples, job.minibatch, 1, job.seed)))
+    if smallest < ranks:
+        raise ValueError(
+            f"minibatch = {job.minibatch}: {samples} samples make a minibatch of {smallest}, expected one for each of "
+            f"{ranks} data-parallel ranks; raise minibatch or train with fewer processes"
+        )
+
+
+def _sizes(rows: Sequence[Sample], context: int) -> Iterator[tuple[int, int]]:
+    """Yield for each sample its tokens, and the number of positions at which logits are computed."""
+    for row in rows:
+        prompt, sampled = len(row.prompt_token_ids), len(row.token_ids)
+        yield prompt + sampled, sampled + max(0, min(context, prompt - 2))
+
+
+def compare_with_server(model: TrainedModel, samples: Sequence[Sample], job: Job) -> safety.Agreement | None:
+    """Compare trainer and server on samples of the current version, under the current weights; none without such samples.
+
+    Raises:
+        HarmfulUpdate: they differ by more than the job's bounds.
+    """
+    current = [i for i, s in enumerate(samples) if s.policy_version == job.current_version]
+    compared = current[:: math.ceil(len(current) / AGREEMENT_SAMPLES) or 1]
+    logprobs = current_logprobs(model, samples, compared, job.micro_batch_tokens)
+    gaps = [abs(a - b) for i, values in logprobs.items() for a, b in zip(values, samples[i].logprobs, strict=True)]
+    agreement = safety.agreement(gaps)
+    safety.check_agreement(agreement, job.max_logprob_gap, job.max_logprob_gap_p99)
+    return agreement
+
+
+def load_model(job: Job, config: dict[str, Any]) -> TrainedModel:
+    """Return the job's model, on its checkpoint and optimizer state."""
+    bf16 = matmul.faster_in_bf16(matmul.processor()) if job.precision == "fastest" else job.precision == "bfloat16"
+    model = TrainedModel(
+        config,
+        Parallel(job.tensor_parallel, job.pipeline_parallel),
+        Optimization(job.learning_rate, max_grad_norm=job.max_grad_norm, bf16=bf16, frozen_layers=job.frozen_layers),
+        job.megatron_arguments,
+    )
+    model.make_optimizer()
+    model.load(job.checkpoint)
+    if job.optimizer:
+        optimizer_state.load(model, job.optimizer)
+    return model
+
+
+def run(job: Job) -> Metrics:
+    """Train as the job says, and write its checkpoint and metrics; every rank calls it.
+
+    Raises:
+        HarmfulUpdate: the update is refused; nothing is written.
+    """
+    clock = [("load", time.monotonic())]
+    config = json.loads((job.checkpoint / "config.json").read_text())
+    samples = read(job.samples, config["vocab_size"], config["max_position_embeddings"])
+    safety.check_classes(samples)
+    model = load_model(job, config)
+
+    clock.append(("starting log-probabilities", time.monotonic()))
+    agreement = compare_with_server(model, samples, job)
+    policies = fixed_policies(model, samples, job)
+
+    clock.append(("update", time.monotonic()))
+    scale = LogitScale(job.logit_scale_rate)
+    result = update(model, samples, job, policies, scale, dist.get_world_size() * flops.peak(model.config.params_dtype))
+
+    clock.append(("save", time.monotonic()))
+    if job.keep_optimizer:
+        optimizer_state.save(model, job.output / OPTIMIZER_NAME)
+    model.save(job.output / CHECKPOINT_NAME, torch.float32, extras=job.checkpoint, logit_scale=scale.factor)
+    clock.append(("end", time.monotonic()))
+
+    metrics = _metrics(samples, result, agreement, {name: end - begin for (name, begin), (_, end) in pairwise(clock)})
+    if dist.get_rank() == 0:
+        # metrics.json marks the update as complete: it is written last, and atomically.
+        partial = job.output / f"{METRICS_NAME}.partial"
+        partial.write_text(metrics.model_dump_json(indent=2))
+        partial.rename(job.output / METRICS_NAME)
+    return metrics
+
+
+def _metrics(
+    samples: Sequence[Sample], result: UpdateResult, agreement: safety.Agreement | None, seconds: dict[str, float]
+) -> Metrics:
+    trained = [samples[i] for i in sorted(result.trained)]
+    tokens = sum(len(s.token_ids) for s in trained)
+    return Metrics(
+        samples=len(trained),
+        skipped=len(samples) - len(trained),
+        tokens=tokens,
+        mean_reward=sum(s.reward for s in trained) / len(trained),
+        entropy=-sum(sum(s.logprobs) for s in trained) / tokens,
+        importance_clipped=result.bounded / sum(step.tokens for step in result.steps),
+        logprob_difference_mean=agreement.mean if agreement else None,
+        logprob_difference_p99=agreement.p99 if agreement else None,
+        logprob_difference_max=agreement.largest if agreement else None,
+        steps=tuple(result.steps),
+        notes=tuple(result.notes),
+        seconds=seconds,
+    )

@@ -1,0 +1,136 @@
+"""A step's reports, summed over micro-batches and ranks, and the step's metrics.
+
+Legend: K sampled tokens of a micro-batch, N those of the step. A token's anchor is the policy that its change is measured from: the
+proximal policy or, where each step takes its own proximal policy, the behaviour policy.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from infra.records import Sample
+from tasks.trainer.job import StepMetrics
+
+Value = TypeVar("Value")
+
+
+class Sums(NamedTuple, Generic[Value]):
+    """Sums over sampled tokens, except where noted."""
+
+    loss: Value
+    """Negated surrogate, plus the KL and entropy terms."""
+    clipped: Value
+    """Tokens where the clip is active."""
+    kl: Value
+    """k3 estimate of KL(anchor || policy)."""
+    bounded: Value
+    """Tokens whose importance weight met its bound."""
+    context: Value
+    """Language-model loss over prompt tokens."""
+    prompted: Value
+    """Prompt tokens of the language-model loss."""
+    tokens: Value
+    """Sampled tokens."""
+    entropy: Value
+    """Exact entropy of the sampling distribution at their positions."""
+    reference_kl: Value
+    """Estimate of KL(policy || reference); 0 without a reference."""
+    weight: Value
+    """policy / behaviour."""
+    weight_squared: Value
+    """(policy / behaviour)^2."""
+    gap: Value
+    """|ln policy - ln behaviour|."""
+
+
+class Report(NamedTuple):
+    """The report of one micro-batch."""
+
+    sums: torch.Tensor
+    """[12] float32, in the order of Sums."""
+    log_ratio: torch.Tensor
+    """[K] float32: ln policy - ln anchor."""
+
+
+class Totals(NamedTuple):
+    """The reports of a step, over all ranks."""
+
+    sums: Sums[float]
+    log_ratio: torch.Tensor
+    """[N] float32, on the CPU."""
+
+
+def total(reports: Sequence[Report], replicas: dist.ProcessGroup, stages: dist.ProcessGroup, last: int) -> Totals:
+    """Return the reports of all micro-batches and data-parallel ranks together, on every rank.
+
+    Args:
+        replicas: group of the data-parallel ranks.
+        stages: group of the pipeline stages; only the last one has reports.
+        last: rank of the last stage.
+    """
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    sums = torch.stack([report.sums for report in reports]).sum(0) if reports else torch.zeros(len(Sums._fields), device=device)
+    dist.all_reduce(sums, group=replicas)
+    own = torch.cat([report.log_ratio for report in reports]).cpu() if reports else torch.zeros(0)
+    parts: list[torch.Tensor | None] = [None] * dist.get_world_size(replicas)
+    dist.all_gather_object(parts, own, group=replicas)
+    dist.broadcast(sums, src=last, group=stages)
+    shared = [torch.cat([part for part in parts if part is not None])]
+    dist.broadcast_object_list(shared, src=last, group=stages)
+    return Totals(Sums(*sums.tolist()), shared[0])
+
+
+@dataclass(frozen=True)
+class StepReadings:
+    """Values of a step that its reports do not contain."""
+
+    gradient_norm: float
+    """Norm before clipping."""
+    logit_scale: float
+    """Factor of the logits after the step."""
+    learning_rate: float
+    """Learning rate of the step."""
+    seconds: float
+    """Wall-clock time."""
+    cpu_seconds: float
+    """Processor time of this process."""
+    operations: float
+    """Operations of the step, over all ranks."""
+    peak: float
+    """Operations per second of all ranks' processors; 0: unknown."""
+
+
+def metrics(totals: Totals, samples: Sequence[Sample], readings: StepReadings) -> StepMetrics:
+    """Return a step's metrics from its totals, its samples and its readings."""
+    sums, log_ratio = totals
+    advantages = torch.tensor([sample.advantage for sample in samples], dtype=torch.float64)
+    p01, median, p99 = log_ratio.quantile(torch.tensor([0.01, 0.5, 0.99])).exp().tolist()
+    seconds = readings.seconds
+    return StepMetrics(
+        loss=sums.loss / sums.tokens,
+        reward=sum(sample.reward for sample in samples) / len(samples),
+        advantage_mean=advantages.mean().item(),
+        advantage_deviation=advantages.std(correction=0).item(),
+        ratio_p01=p01,
+        ratio_median=median,
+        ratio_p99=p99,
+        ratio_max=log_ratio.max().exp().item(),
+        clip_fraction=sums.clipped / sums.tokens,
+        kl=sums.kl / sums.tokens,
+        reference_kl=sums.reference_kl / sums.tokens,
+        entropy=sums.entropy / sums.tokens,
+        effective_samples=sums.weight**2 / (sums.tokens * sums.weight_squared),
+        behaviour_gap=sums.gap / sums.tokens,
+        context_loss=sums.context / max(sums.prompted, 1),
+        gradient_norm=readings.gradient_norm,
+        logit_scale=readings.logit_scale,
+        learning_rate=readings.learning_rate,
+        tokens=int(sums.tokens),
+        seconds=seconds,
+        cpu_seconds=readings.cpu_seconds,
+        tokens_per_second=sum(len(s.prompt_token_ids) + len(s.token_ids) for s in samples) / seconds,
+        efficiency=readings.operations / seconds / readings.peak if readings.peak else 0.0,
+    )

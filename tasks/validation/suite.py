@@ -1,0 +1,162 @@
+"""Great Expectations over a cycle's samples and over the batch as a whole.
+
+The suites are data: expectations.json speaks of samples, one row each, expectations_batch.json of the batch, one row in all,
+whose bounds are parameters (tasks/validation/batch.py). `severity` says what a failure means: warning quarantines the row, critical stops
+the cycle. Importing Great Expectations costs seconds of CPU, so it happens inside the function.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from tasks.validation.batch import BatchStats, Bounds, as_row
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SUITE = Path(__file__).with_name("expectations.json")
+BATCH_SUITE = Path(__file__).with_name("expectations_batch.json")
+ROW = "completion_id"
+AGAIN = "`prefect deployment run cycle/cycle`"
+SHOWN_ROWS = 3
+"""Failing rows that an error names."""
+
+
+class BatchRefused(ValueError):
+    """The batch as a whole is not what a cycle may be trained on."""
+
+
+@dataclass(frozen=True)
+class Validation:
+    """What Great Expectations said."""
+
+    rows: int
+    expectations: int
+    quarantined: dict[str, str]
+    """Completion id to the name of the first expectation that it fails."""
+    refused: tuple[str, ...]
+    """Expectations of the batch that failed, in words."""
+    results: tuple[tuple[str, Any], ...] = ()
+    """Great Expectations' own results, by the suite's name, for its Data Docs."""
+
+    def check(self, max_quarantined: float, evidence: Sequence[str] = ()) -> None:
+        """Stop a cycle whose batch is not fit; `evidence` is where its rows and Data Docs lie.
+
+        Raises:
+            BatchRefused: a critical expectation failed, or too many rows did.
+        """
+        reasons = list(self.refused)
+        if len(self.quarantined) > max_quarantined * self.rows:
+            names = sorted(set(self.quarantined.values()))
+            reasons.append(
+                f"{len(self.quarantined)} of {self.rows} rows failed ({', '.join(names)}); at most {max_quarantined:.0%} may "
+                "(collect.max_quarantined)"
+            )
+        if reasons:
+            raise BatchRefused(
+                "validation: " + "; ".join(reasons) + ". Nothing was trained, and the labels wait for the next cycle. "
+                f"Rows and Data Docs: {', '.join(evidence) or 'none were written'}. Mend the cause, or change the setting, "
+                f"then {AGAIN}"
+            )
+
+
+COLUMNS = (
+    *("completion_id", "user", "policy_version", "outcome", "prompt_tokens", "tokens", "logprobs", "logprob_lowest"),
+    *("logprob_highest", "temperature", "shown_characters", "accepted_characters"),
+)
+
+
+def frame(samples: pl.DataFrame) -> "pd.DataFrame":
+    """One row a sample, the columns that the suite speaks of."""
+    return samples.rename({"id": ROW}).with_columns(pl.col("outcome").cast(pl.String)).select(COLUMNS).to_pandas()
+
+
+def validate(
+    samples: pl.DataFrame, found: BatchStats, bounds: Bounds, suite: Path = SUITE, batch_suite: Path = BATCH_SUITE
+) -> Validation:
+    """Check the samples and the batch against their suites."""
+    import great_expectations as gx
+    import pandas as pd
+    from great_expectations.core.expectation_suite import ExpectationSuite
+    from great_expectations.data_context.types.base import ProgressBarsConfig
+
+    context = gx.get_context(mode="ephemeral")
+    context.variables.progress_bars = ProgressBarsConfig(globally=False, metric_calculations=False)
+    source = context.data_sources.add_pandas("cycle")
+
+    def run(path: Path, data: "pd.DataFrame", index: list[str], parameters: Bounds) -> Any:
+        loaded = ExpectationSuite(**json.loads(path.read_text()))
+        whole = source.add_dataframe_asset(loaded.name).add_batch_definition_whole_dataframe("all")
+        return whole.get_batch({"dataframe": data}).validate(
+            loaded,
+            result_format={"result_format": "COMPLETE", "unexpected_index_column_names": index},
+            expectation_parameters=parameters,
+        )
+
+    of_rows = run(suite, frame(samples), [ROW], {})
+    of_batch = run(batch_suite, pd.DataFrame(as_row(found)), [], bounds)
+    rows, refused = read_results(of_rows.results)
+    refused += read_results(of_batch.results, bounds)[1]
+    expectations = len(of_rows.results) + len(of_batch.results)
+    return Validation(samples.height, expectations, rows, tuple(refused), (("samples", of_rows), ("batch", of_batch)))
+
+
+def read_results(results: Sequence[Any], bounds: Mapping[str, float] | None = None) -> tuple[dict[str, str], list[str]]:
+    """The rows to quarantine and what is wrong with the batch, in the suite's order."""
+    quarantined: dict[str, str] = {}
+    refused = []
+    for found in results:
+        name, severity = found.expectation_config.type, found.expectation_config.severity
+        if found.success:
+            continue
+        if (found.exception_info or {}).get("raised_exception"):
+            refused.append(f"{name}: {found.exception_info.get('exception_message')}")
+            continue
+        failing = [entry[ROW] for entry in found.result.get("unexpected_index_list") or [] if isinstance(entry, dict)]
+        label = (found.expectation_config.meta or {}).get("name", name)
+        if str(getattr(severity, "value", severity)) == "critical" or not failing:
+            refused.append(summary(label, found, failing, bounds or {}))
+        else:
+            for row in failing:
+                quarantined.setdefault(row, label)
+    return quarantined, refused
+
+
+def summary(label: str, found: Any, failing: Sequence[str], bounds: Mapping[str, float]) -> str:
+    """A failed expectation: its name, the field, the value, what was expected, why that matters and which setting says so."""
+    config, result = found.expectation_config, found.result
+    kwargs, meta = config.kwargs, config.meta or {}
+    value = result.get("observed_value")
+    if value is None:
+        seen = list(result.get("partial_unexpected_list") or [])
+        value = seen[0] if len(seen) == 1 else seen[:SHOWN_ROWS]
+    words = f"{label}: {kwargs.get('column', 'the table')} is {_number(value)}"
+    limits = [
+        f"{words} {_number(bounds.get(limit.get('$PARAMETER', ''), limit) if isinstance(limit, dict) else limit)}"
+        for words, limit in (("at least", kwargs.get("min_value")), ("at most", kwargs.get("max_value")))
+        if limit is not None
+    ]
+    others = [f"{name} {kwargs[name]}" for name in ("regex", "value_set", "mostly") if kwargs.get(name) is not None]
+    words += f", expected {' and '.join([*limits, *others]) or config.type.removeprefix('expect_')}"
+    if failing:
+        words += (
+            f" (failed, {len(failing)} rows: {', '.join(failing[:SHOWN_ROWS])}{', ...' if len(failing) > SHOWN_ROWS else ''})"
+        )
+    why = [meta[key] for key in ("why", "setting") if key in meta]
+    return words + (f" [{'; '.join(why)}]" if why else "")
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def docs(results: Sequence[tuple[str, Any]]) -> dict[str, str]:
+    """Great Expectations' Data Docs: a page of HTML for each suite, by its name."""
+    from great_expectations.render.renderer import ValidationResultsPageRenderer
+    from great_expectations.render.view import DefaultJinjaPageView
+
+    return {name: DefaultJinjaPageView().render(ValidationResultsPageRenderer().render(found)) for name, found in results}

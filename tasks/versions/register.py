@@ -1,0 +1,143 @@
+"""The candidate becomes a version: checkpoint in the object store, run in MLflow, version with its lineage in the registry.
+
+Every step may be repeated: the checkpoint's key, the run and the version are found again by the cycle's id. MLflow's client takes
+seconds to import, so it is imported inside the function.
+"""
+
+import logging
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from infra.cycles import dataset_id
+from infra.lineage import CYCLE_TAG, DATASET_TAG, PARENT_TAG
+from infra.records import Manifest
+from infra.registry import Registry
+from infra.settings import Settings
+from infra.store import CHECKSUMS, ObjectStore
+from tasks.labels.accounting import account_page
+from tasks.trainer.run import Candidate
+from tasks.versions import tracking
+from tasks.versions.checkpoints import optimizer_prefix
+from tasks.versions.evaluate import Evaluation
+
+log = logging.getLogger(__name__)
+SECRET = "**********"
+MLFLOW_DIGEST = 32
+"""Characters of a data set's id that MLflow has room for; the whole of it is a tag of the run."""
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A candidate in the registry."""
+
+    version: str
+    run: str
+    """MLflow run id."""
+
+
+def register(
+    store: ObjectStore, registry: Registry, settings: Settings, manifest: Manifest, trained: Candidate, evaluation: Evaluation
+) -> Registered:
+    """Upload, log and register the candidate of a cycle."""
+    existing = [v for v in registry.versions() if v.tags.get(CYCLE_TAG) == manifest.cycle]
+    if existing:
+        return Registered(existing[0].version, existing[0].tags.get("run", ""))
+    prefix = f"checkpoints/{manifest.cycle}"
+    if not store.exists(f"{prefix}/{CHECKSUMS}"):
+        store.put_directory(prefix, trained.checkpoint)
+    if trained.optimizer and not store.exists(f"{optimizer_prefix(prefix)}/{CHECKSUMS}"):
+        store.put_directory(optimizer_prefix(prefix), trained.optimizer)
+    dataset = dataset_id(store, manifest.cycle)
+    run = log_run(settings, store, manifest, dataset, trained, evaluation)
+    tags = {
+        PARENT_TAG: manifest.parent,
+        CYCLE_TAG: manifest.cycle,
+        "run": run,
+        "manifest": f"s3://{store.bucket}/cycles/{manifest.cycle}/manifest.json",
+        DATASET_TAG: dataset,
+        "judge": f"{evaluation.candidate['judged']:.3f}",
+        "samples": str(manifest.samples.rows),
+    }
+    source = f"s3://{store.bucket}/{prefix}"
+    return Registered(registry.create_version(source, tags, describe(manifest, trained, evaluation), run).version, run)
+
+
+def log_run(
+    settings: Settings, store: ObjectStore, manifest: Manifest, dataset: str, trained: Candidate, evaluation: Evaluation
+) -> str:
+    """What became of a cycle, in its run, which ends: settings, metrics, the data set, its accounts and its Data Docs.
+
+    Gives back the run's id.
+    """
+    from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
+
+    client = tracking.connect(settings.registry)
+    run = tracking.run_of(client, settings.registry.model, manifest.cycle)
+    tracking.log_steps(client, run, trained.metrics.steps, manifest.created)
+    now = int(manifest.created * 1000)
+    metrics = [Metric(k, v, now, 0) for k, v in flat_metrics(manifest, trained, evaluation).items() if math.isfinite(v)]
+    params = [Param(k, v[:500]) for k, v in flat_params(settings).items()]
+    tags = [
+        *(RunTag(PARENT_TAG, manifest.parent), RunTag("judge", evaluation.judge)),
+        *(RunTag(DATASET_TAG, dataset), RunTag("code", manifest.code)),
+    ]
+    for start in range(0, max(len(params), 1), 90):
+        client.log_batch(run, metrics=metrics if start == 0 else [], params=params[start : start + 90], tags=tags)
+    data = Dataset(
+        name=manifest.cycle,
+        digest=dataset[:MLFLOW_DIGEST],
+        source_type="s3",
+        source=f'{{"uri": "{manifest.samples.key}"}}',
+    )
+    client.log_inputs(run, [DatasetInput(data, [InputTag("mlflow.data.context", "training")])])
+    try:
+        for path, text in run_artifacts(store, manifest).items():
+            client.log_text(run, text, path)
+    except Exception as error:  # what is only looked at stops nothing
+        log.warning("MLflow: artifacts of %s: %s", manifest.cycle, error)
+    tracking.end(client, run, "FINISHED" if evaluation.passed else "FAILED", evaluation.reason)
+    return run
+
+
+def run_artifacts(store: ObjectStore, manifest: Manifest) -> dict[str, str]:
+    """What a person looks at in MLflow: the manifest, the table of its requests, and the validation's Data Docs; text by path."""
+    pages = {f"data_docs/{key.rsplit('/', 1)[-1]}": store.get(key).decode() for key in manifest.docs if store.exists(key)}
+    return {"manifest.json": manifest.model_dump_json(indent=2), "requests.md": account_page(manifest), **pages}
+
+
+def flat_metrics(manifest: Manifest, trained: Candidate, evaluation: Evaluation) -> dict[str, float]:
+    """A cycle's figures by name."""
+    found: dict[str, float] = {f"bucket.{name}": float(count) for name, count in manifest.buckets.items()}
+    found["requests"] = float(manifest.requests)
+    found |= {f"candidate.{name}": value for name, value in evaluation.candidate.items()}
+    found |= {f"champion.{name}": value for name, value in evaluation.champion.items()}
+    figures = trained.metrics.model_dump(exclude={"steps", "notes", "seconds"})
+    found |= {f"train.{name}": float(value) for name, value in figures.items() if value is not None}
+    return found | {f"train.seconds.{name}": value for name, value in trained.metrics.seconds.items()}
+
+
+def flat_params(settings: Settings) -> dict[str, str]:
+    """The resolved settings by dotted name, without secrets and what is local to a machine."""
+
+    def walk(prefix: str, value: Any) -> dict[str, str]:
+        if isinstance(value, dict) and value:
+            return {k: v for name, inner in value.items() for k, v in walk(f"{prefix}.{name}" if prefix else name, inner).items()}
+        return {} if value == SECRET else {prefix: str(value)}
+
+    return walk("", settings.model_dump(mode="json", exclude={"stack", "store", "orchestration"}))
+
+
+def describe(manifest: Manifest, trained: Candidate, evaluation: Evaluation) -> str:
+    """The version's description, in Markdown."""
+    last = trained.metrics.steps[-1] if trained.metrics.steps else None
+    rows = [
+        ("trained from", f"version {manifest.parent}"),
+        ("samples", f"{manifest.samples.rows} of {manifest.requests} requests"),
+        ("mean reward", f"{trained.metrics.mean_reward:.4f}"),
+        ("KL, last step", f"{last.kl:.5f}" if last else ""),
+        ("clipped, last step", f"{last.clip_fraction:.2%}" if last else ""),
+        *(("not done", note) for note in trained.metrics.notes),
+        ("held-out", evaluation.reason),
+    ]
+    return f"Candidate of {manifest.cycle}.\n\n| | |\n| --- | --- |\n" + "\n".join(f"| {k} | {v} |" for k, v in rows)

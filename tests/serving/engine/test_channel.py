@@ -1,0 +1,205 @@
+"""Completions over one connection: each gets its own rows, and rows that are ready together are sent together."""
+
+import asyncio
+import contextlib
+import itertools
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+
+import pytest
+from aiohttp import ClientSession, WSMessage, web
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serving.engine.channel import MAX_WAIT_SECONDS, Channel, Outbox
+from serving.engine.endpoints import Endpoints
+from serving.engine.protocol import Delta, EngineRequest
+from serving.slots.client import EngineClient, EngineDown, WrongVersion, session
+from tests.serving.asked import until
+from tests.serving.fakes import FakeEngine
+from tests.serving.listening import aiohttp_app
+
+REQUEST = EngineRequest([1, 2], 24, 1.0, 1.0, [])
+LOST = [503, "lost"]
+
+
+@asynccontextmanager
+async def connected(handler) -> AsyncIterator[Channel]:
+    """A channel to a server that calls the handler with each message and an outbox."""
+
+    async def serve(http: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(http)
+        outbox = Outbox(socket)
+        sending = asyncio.create_task(outbox.run())
+        async for message in socket:
+            await handler(message, outbox, socket)
+        sending.cancel()
+        return socket
+
+    app = web.Application()
+    app.add_routes([web.get("/", serve)])
+    async with aiohttp_app(app) as url, ClientSession() as http, http.ws_connect(url) as socket:
+        yield Channel(socket, LOST)
+
+
+async def test_what_is_asked_first_travels_at_once_and_the_rest_of_the_turn_together() -> None:
+    messages: list[int] = []
+
+    async def twice(message: WSMessage, outbox: Outbox, socket: web.WebSocketResponse) -> None:
+        rows = json.loads(message.data)
+        messages.append(len(rows))
+        for number, *body in rows * 2:
+            outbox.put([number, body])
+
+    async with connected(twice) as channel, AsyncExitStack() as requests:
+        inboxes = [await requests.enter_async_context(channel.request(body)) for body in "abc"]
+        for body, inbox in zip("abc", inboxes, strict=True):
+            assert await inbox.take() == [[[body]], [[body]]]
+            inbox.done = True
+    assert messages == [1, 2]
+
+
+async def test_what_can_wait_travels_with_what_comes_soon_after_and_waits_no_longer() -> None:
+    async def many(message: WSMessage, outbox: Outbox, socket: web.WebSocketResponse) -> None:
+        for row in range(3):
+            outbox.put([0, row], can_wait=True)
+            await asyncio.sleep(0)
+        if message.data.endswith('"urgent"]]'):
+            outbox.put([0, "now"])
+
+    async with connected(many) as channel, channel.request("wait") as slow:
+        began = asyncio.get_running_loop().time()
+        assert await slow.take() == [[0], [1], [2]]
+        assert asyncio.get_running_loop().time() - began >= MAX_WAIT_SECONDS
+    async with connected(many) as channel, channel.request("urgent") as fast:
+        assert await fast.take() == [[0], [1], [2], ["now"]]
+
+
+async def test_first_and_last_tokens_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serving.engine.channel.MAX_WAIT_SECONDS", 60.0)
+    async with client_of(FakeEngine([5, 6, 7])) as client, asyncio.timeout(5):
+        assert [delta.token_ids for delta in await _all(client, REQUEST)] == [[5], [6, 7]]
+
+
+async def test_who_leaves_early_stops_its_own_and_no_other() -> None:
+    stopped: list[list] = []
+
+    async def note(message: WSMessage, outbox: Outbox, socket: web.WebSocketResponse) -> None:
+        stopped.extend(row for row in json.loads(message.data) if len(row) == 1)
+        outbox.put([0, "late"])
+
+    async with connected(note) as channel:
+        async with channel.request("a"):
+            pass
+        async with channel.request("b") as second:
+            second.done = True
+        await until(lambda: stopped)
+    assert stopped == [[0]]
+
+
+async def test_everybody_hears_that_the_connection_ended_latecomers_too() -> None:
+    async def end(message: WSMessage, outbox: Outbox, socket: web.WebSocketResponse) -> None:
+        await socket.close()
+
+    async with connected(end) as channel:
+        async with channel.request("a") as first, channel.request("b") as second:
+            assert await first.take() == await second.take() == [LOST]
+        assert channel.closed
+        async with channel.request("c") as late:
+            assert await late.take() == [LOST]
+
+
+@asynccontextmanager
+async def client_of(engine: FakeEngine, token: str | None = None) -> AsyncIterator[EngineClient]:
+    running = aiohttp_app(Endpoints(engine, "secret").app()) if token else engine.running()
+    async with running as url, session() as http:
+        yield EngineClient(http, url, token)
+
+
+async def test_many_completions_share_a_connection_and_get_their_own_tokens() -> None:
+    class Echo(FakeEngine):
+        async def generate(self, request: EngineRequest) -> AsyncIterator[Delta]:
+            for step in range(20):
+                yield Delta([request.prompt_token_ids[0]], [-0.5], "0", "stop" if step == 19 else None)
+                await asyncio.sleep(0)
+
+    async with client_of(Echo([])) as client:
+
+        async def complete(number: int) -> list[int]:
+            request = EngineRequest([number], 20, 1.0, 1.0, [])
+            return [token async for delta in client.generate(request) for token in delta.token_ids]
+
+        assert await asyncio.gather(*map(complete, range(50))) == [[number] * 20 for number in range(50)]
+        assert (await client.health()).version == "0"
+
+
+async def test_who_leaves_at_once_leaves_nothing_running() -> None:
+    engine = FakeEngine([5, 6])
+    async with client_of(engine) as client:
+        await _all(client, REQUEST)
+        channel = client._channel
+        async with channel.request(REQUEST.fields()), channel.request(REQUEST.fields()):
+            pass  # both rows of the second in one message
+        assert len(await _all(client, REQUEST)) >= 1
+        (running,) = engine.endpoints._running.values()
+        assert running == {} and len(engine.requests) == 2
+
+
+async def test_what_it_says_no_to_has_a_reason() -> None:
+    engine = FakeEngine([5])
+    async with client_of(engine) as client:
+        with pytest.raises(WrongVersion, match="holds version 0, asked for 9"):
+            await _all(client, EngineRequest([1], 4, 1.0, 1.0, [], "9"))
+        engine.up = False
+        with pytest.raises(EngineDown, match="503: dead"):
+            await _all(client, REQUEST)
+    async with client_of(engine, "guess") as client:
+        with pytest.raises(EngineDown, match="401"):
+            await _all(client, REQUEST)
+
+
+async def test_an_engine_that_comes_back_is_connected_to_again() -> None:
+    engine = FakeEngine([5, 6])
+    engine.dies_after = 1
+    async with client_of(engine) as client:
+        async with aclosing(client.generate(REQUEST)) as deltas:
+            assert (await anext(deltas)).token_ids == [5]
+            with pytest.raises(EngineDown, match="it ended"):
+                await anext(deltas)
+        engine.dies_after = None
+        assert [d.finish for d in await _all(client, REQUEST)][-1] == "length"
+
+
+deltas = st.builds(
+    lambda tokens, version: Delta(tokens, [-float(t) for t in tokens], version),
+    st.lists(st.integers(0, 9), max_size=3),
+    st.sampled_from(["1", "2"]),
+)
+
+
+@given(st.lists(deltas, max_size=8), st.booleans())
+def test_neighbours_of_one_version_are_put_together_and_nothing_is_lost(sent: list[Delta], fails: bool) -> None:
+    client = EngineClient(None, "http://e", None)
+    merged: list[Delta] = []
+    rows = [delta.row() for delta in sent] + ([[503, "gone"]] if fails else [])
+    with pytest.raises(EngineDown) if fails else contextlib.nullcontext():
+        for delta in client._deltas(rows):
+            merged.append(delta)
+    assert [(d.version, t) for d in merged for t in d.token_ids] == [(d.version, t) for d in sent for t in d.token_ids]
+    assert all(delta.version != following.version for delta, following in itertools.pairwise(merged))
+
+
+async def _all(client: EngineClient, request: EngineRequest) -> list[Delta]:
+    return [delta async for delta in client.generate(request)]
+
+
+@pytest.mark.parametrize("sent", [None, "Bearer", "Bearer wrong", "Bearer é", "Bearer tøkenx", "tøken"])
+async def test_an_engine_tells_its_health_to_anybody_and_all_else_to_its_token_alone(sent: str | None) -> None:
+    async with aiohttp_app(Endpoints(FakeEngine([1]), "tøken").app()) as url, session() as http:
+        headers = {"Authorization": sent} if sent else {}
+        answers = [await http.get(url + "/health", headers=headers)]
+        answers += [await http.post(url + "/swap", headers=headers), await http.get(url + "/generate", headers=headers)]
+        assert [answer.status for answer in answers] == [200, 401, 401]
+        assert (await EngineClient(http, url, "tøken").swap("somewhere", "1")).version == "1"

@@ -1,0 +1,310 @@
+"""What an editor gets, and what is recorded of it."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from serving.recording.recorder import journal
+from tests.serving.asked import ADMINISTRATOR, CONTINUE, events, until
+from tests.serving.fakes import TEXT, TOKEN, Disk, House
+
+
+async def test_continue_gets_its_stream_and_what_it_got_is_recorded(house: House) -> None:
+    async with house.client.stream("POST", house.urls[0] + "/v1/completions", json=CONTINUE) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        assert answer.headers["connection"] == "close" and answer.headers["x-tabloop-version"] == "0"
+        found = events((await answer.aread()).decode())
+    assert found.pop() == "[DONE]"
+    chunks = [json.loads(event) for event in found]
+    texts = [chunk["choices"][0]["text"] for chunk in chunks]
+    assert "".join(texts) == TEXT and len(texts) > 2  # the first token at once, the rest together, the end
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * (len(chunks) - 1) + ["length"]
+    (row,) = house.rows("completions")
+    assert {chunk["id"] for chunk in chunks} == {row.id}
+    assert (row.text, row.prefix, row.suffix) == (TEXT, "def f(x):\n    ", "\n\nprint(1)\n")
+    assert (row.client, row.project, row.arm, row.experiment) == ("continue", "p1", "champion", "")
+    assert row.token_ids == tuple(house.engines[0].reply) and set(row.logprobs) == {-0.5}
+    assert row.token_ends[-1] == len(TEXT) and list(row.token_ends) == sorted(row.token_ends)
+    assert (row.temperature, row.top_p, row.max_tokens) == (0.8, 1.0, 24)
+    assert row.ttft_ms is not None and 0 < row.ttft_ms <= row.total_ms
+
+
+async def test_what_the_model_doubts_is_sampled_no_further_recorded_and_not_shown(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    async with House(tmp_path, tokenizer, withhold_below=0.3) as house:
+        house.engines[0].reply = tokenizer.encode(TEXT).ids * 3
+        house.engines[0].delay = 0.01
+        answer = await house.client.post(house.urls[0] + "/v1/completions", json=CONTINUE)
+        (chunk,) = [json.loads(event) for event in events(answer.text)[:-1]]
+        assert chunk["choices"][0] == {"text": "", "index": 0, "logprobs": None, "finish_reason": "stop"}
+        (row,) = house.rows("completions")
+        assert row.withheld and row.text == "" and row.policy_version == "0" and not row.mixed
+        assert len(row.token_ids) == 3  # e^-1.5 is the first below 0.3
+        assert 'tabloop_withheld_total{arm="champion",version="0"} 1.0' in house.metrics_text().decode()
+
+
+async def test_what_the_model_believes_is_shown_at_once_where_some_is_withheld(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    async with House(tmp_path, tokenizer, withhold_below=1e-9) as house:
+        answer = await house.client.post(house.urls[0] + "/v1/completions", json=CONTINUE)
+        texts = [json.loads(event)["choices"][0]["text"] for event in events(answer.text)[:-1]]
+        assert texts == [TEXT, ""]
+        (row,) = house.rows("completions")
+        assert not row.withheld and row.text == TEXT and len(row.token_ids) == len(house.engines[0].reply)
+
+
+async def test_the_record_is_in_its_file_before_the_last_chunk(house: House) -> None:
+    async with house.client.stream("POST", house.urls[0] + "/v1/completions", json=CONTINUE) as answer:
+        async for line in answer.aiter_lines():
+            if '"finish_reason": "length"' in line:
+                assert len(house.rows("completions")) == 1
+                return
+    raise AssertionError("no last chunk")
+
+
+async def test_the_last_text_comes_with_the_end(house: House) -> None:
+    house.engines[0].delay = 0.02  # token by token
+    async with house.client.stream("POST", house.urls[0] + "/v1/completions", json=CONTINUE) as answer:
+        *before, last = [chunk async for chunk in answer.aiter_raw()]
+    assert len(before) > 1 and not any(b"[DONE]" in chunk for chunk in before)
+    text, finish, done = events(last.decode())
+    assert json.loads(text)["choices"][0]["text"] and TEXT.endswith(json.loads(text)["choices"][0]["text"])
+    assert json.loads(finish)["choices"][0]["finish_reason"] == "length" and done == "[DONE]"
+
+
+async def test_the_prompt_goes_to_the_engine_in_the_models_order(house: House, tokenizer: Tokenizer) -> None:
+    await house.complete(prompt="a<|fim_middle|>b", suffix="\n#end")  # the marker is the developer's text here
+    sent = house.engines[0].requests[-1].prompt_token_ids
+    frame = [tokenizer.token_to_id(t) for t in ("<|fim_suffix|>", "<|fim_prefix|>", "<|fim_middle|>")]
+    assert [t for t in sent if t in frame] == frame
+    assert (sent[0], sent[-1]) == (frame[0], frame[2])
+    assert tokenizer.decode(sent[1 : sent.index(frame[1])]) == "\n#end"
+
+
+async def test_a_long_file_keeps_what_is_next_to_the_cursor(house: House, tokenizer: Tokenizer) -> None:
+    lines = [f"value_{n} = {n}\n" for n in range(20_000)]
+    await house.complete(prompt="".join(lines), suffix="".join(lines))
+    sent = house.engines[0].requests[-1].prompt_token_ids
+    before = tokenizer.decode(sent[sent.index(tokenizer.token_to_id("<|fim_prefix|>")) + 1 :])
+    assert 30 + 20 + 3 <= len(sent) <= 40 + 20 + 3
+    assert before.startswith("value_") and before.endswith("value_19999 = 19999\n")
+    assert house.rows("completions")[0].prefix == "".join(lines)
+
+
+async def test_a_client_may_ask_for_fewer_tokens_and_not_for_more(house: House) -> None:
+    for asked, got in ((3, 3), (4096, len(house.engines[0].reply)), (None, len(house.engines[0].reply))):
+        answer = (await house.complete(max_tokens=asked)).json()
+        assert answer["usage"]["completion_tokens"] == got
+        assert answer["choices"][0]["finish_reason"] == "length"
+
+
+async def test_a_stop_string_cuts_the_text_and_not_the_record(house: House) -> None:
+    house.engines[0].delay = 0.02
+    answer = (await house.complete(stop=["a + b", "zzz"])).json()
+    assert answer["choices"][0] == {"text": "return alph", "index": 0, "logprobs": None, "finish_reason": "stop"}
+    (row,) = house.rows("completions")
+    assert row.text == "return alph" and house.tokenizer.decode(list(row.token_ids)).startswith("return alpha + b")
+    assert row.token_ends[-1] >= len("return alpha + b")
+    await until(lambda: house.engines[0].aborted == 1 or len(row.token_ids) == len(house.engines[0].reply))
+
+
+async def test_the_end_token_ends_it_and_is_recorded(house: House) -> None:
+    house.engines[0].reply = [*house.engines[0].reply, 0]
+    answer = (await house.complete()).json()
+    assert answer["choices"][0]["text"] == TEXT and answer["choices"][0]["finish_reason"] == "stop"
+    assert house.rows("completions")[0].token_ids[-1] == 0
+
+
+async def test_a_client_that_leaves_stops_the_engine_and_is_recorded(house: House) -> None:
+    house.engines[0].delay = 0.05
+    for stream in (True, False):
+        request = house.client.build_request("POST", house.urls[0] + "/v1/completions", json={**CONTINUE, "stream": stream})
+        task = asyncio.create_task(house.client.send(request, stream=True))
+        await asyncio.sleep(0.15)
+        if stream:
+            await (await task).aclose()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await until(lambda stream=stream: len(house.rows("completions")) == (1 if stream else 2))
+        row = house.rows("completions")[-1]
+        assert row.finish_reason == "disconnected" and 0 < len(row.token_ids) < len(house.engines[0].reply)
+        assert TEXT.startswith(row.text) and row.policy_version == "0" and not row.mixed
+    await until(lambda: house.engines[0].aborted == 2)
+    assert all(slot.in_flight == 0 for slot in house.arms.slots)
+
+
+async def test_a_dead_engine_is_replaced_by_the_other(house: House) -> None:
+    house.engines[0].up = False
+    assert (await house.complete()).json()["choices"][0]["text"] == "return gamma"
+    assert (await house.complete()).status_code == 200
+    house.engines[1].up = False
+    for _ in range(2):
+        answer = await house.complete(stream=True)
+        assert answer.status_code == 503 and int(answer.headers["retry-after"]) > 0
+        assert answer.json()["error"]["type"] == "server_error"
+    assert (await house.client.get(house.urls[0] + "/ready")).status_code == 503
+    house.engines[0].up = True
+    await house.follow()
+    assert (await house.client.get(house.urls[0] + "/ready")).status_code == 200
+    assert (await house.complete()).json()["choices"][0]["text"] == TEXT
+
+
+async def test_a_stream_says_that_the_engine_died_in_the_middle(house: House) -> None:
+    house.engines[0].dies_after, house.engines[0].delay = 2, 0.02
+    answer = await house.complete(stream=True)
+    *texts, error, end = events(answer.text)
+    assert answer.status_code == 200 and end == "[DONE]" and texts
+    assert {json.loads(event)["choices"][0]["finish_reason"] for event in texts} == {None}
+    assert json.loads(error)["error"]["type"] == "server_error"
+    (row,) = house.rows("completions")
+    assert row.finish_reason == "error" and len(row.token_ids) == 2
+
+
+async def test_a_whole_answer_whose_engine_died_has_what_there_is_as_a_part(house: House) -> None:
+    house.engines[0].dies_after, house.engines[0].delay = 2, 0.02
+    answer = (await house.complete()).json()["choices"][0]
+    assert TEXT.startswith(answer["text"]) and (answer["text"] != "", answer["finish_reason"]) == (True, "length")
+    assert house.rows("completions")[0].finish_reason == "error"
+
+
+@pytest.mark.parametrize("body", [{}, {"stream": True}, {"segments": {"prefix": "a"}}])
+async def test_an_engine_that_died_with_nothing_to_show_is_a_503(
+    tmp_path: Path, tokenizer: Tokenizer, body: dict[str, object]
+) -> None:
+    async with House(tmp_path, tokenizer, withhold_below=1e-9) as house:  # nothing is shown before the end
+        house.engines[0].dies_after, house.engines[0].delay = 2, 0.02
+        answer = await house.complete(**body)
+        assert answer.status_code == 503 and int(answer.headers["retry-after"]) > 0
+        assert answer.json()["error"]["type"] == "server_error"
+        (row,) = house.rows("completions")
+        assert row.finish_reason == "error" and len(row.token_ids) == 2
+
+
+async def test_an_engine_with_other_weights_than_it_should_have_is_not_used(house: House) -> None:
+    house.engines[0].version = "7"  # restarted, and nobody has looked yet
+    assert (await house.complete()).json()["choices"][0]["text"] == "return gamma"
+    assert house.rows("completions")[0].policy_version == "0"
+
+
+async def test_who_opts_out_is_served_and_leaves_no_text(house: House) -> None:
+    assert (await house.complete(headers={"X-Tabloop-Opt-Out": "1"})).json()["choices"][0]["text"] == TEXT
+    (row,) = house.rows("completions")
+    assert row.opted_out and (row.prefix, row.suffix, row.text, row.token_ids, row.prompt_token_ids) == ("", "", "", (), ())
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"prompt": 3}, "prompt"),
+        ({"prompt": ["a", "b"]}, "prompt"),
+        ({"prompt": "<|fim_middle|>x<|fim_prefix|>"}, "prompt"),
+        ({"n": 2}, "n"),
+        ({"echo": True}, "echo"),
+        ({"logprobs": 5}, "logprobs"),
+        ({"max_tokens": "many"}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"stop": {"a": 1}}, "stop"),
+        ({"stop": ["x"] * 100}, "stop"),
+        ({"suffix": 1}, "suffix"),
+        ({"stream": 1}, "stream"),
+        ({"stream": True, "stream_options": {"include_usage": "yes"}}, "stream_options.include_usage"),
+        ({"stream_options": True}, "stream_options"),
+        ({"seed": 7}, "seed"),
+        ({"logit_bias": {"50256": -100}}, "logit_bias"),
+        ({"presence_penalty": 0.5}, "presence_penalty"),
+        ({"frequency_penalty": -1}, "frequency_penalty"),
+        ({"best_of": 2}, "best_of"),
+        ({"segments": 1}, "segments"),
+        ({"segments": {"prefix": 1}}, "segments.prefix"),
+    ],
+)
+async def test_a_bad_body_gets_an_error_that_names_the_field(house: House, body: dict[str, object], field: str) -> None:
+    answer = await house.complete(**body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == field and field in answer.json()["error"]["message"]
+    assert house.rows("completions") == []
+
+
+async def test_what_is_not_there_is_said_in_openais_shape(house: House) -> None:
+    url = house.urls[0]
+    answers = [
+        (401, await house.complete(headers={"Authorization": ""})),
+        (401, await house.complete(headers={"Authorization": "Bearer undefined"})),
+        (400, await house.complete(headers={"X-Project-ID": "../x"})),
+        (413, await house.complete(prompt="x" * 2_000_000)),
+        (400, await house.client.post(url + "/v1/completions", content=b'{"prompt": "\\ud800"}')),
+        (400, await house.client.post(url + "/v1/completions", content=b"[" * 100_000)),
+        (400, await house.client.post(url + "/v1/chat/completions", json={})),
+        (404, await house.client.get(url + "/v2/completions")),
+        (405, await house.client.get(url + "/v1/completions")),
+        (403, await house.client.get(url + "/admin/status")),
+    ]
+    for status, answer in answers:
+        assert (answer.status_code, set(answer.json()["error"])) == (status, {"message", "type", "param", "code"})
+    assert (await house.complete(headers={"Authorization": "", "api-key": TOKEN})).status_code == 200
+
+
+async def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_error_of_the_server(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    for url in house.urls:
+        port = int(url.rsplit(":", 1)[1])
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        path = "/v1/completions" if url == house.urls[0] else "/v1/feedback"
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: 100\r\n\r\n"
+        writer.write(head.encode() + b'{"prompt":')
+        await writer.drain()
+        await asyncio.sleep(0.05)
+        writer.close()
+    left = b'tabloop_refused_total{status="499"} 2.0'
+    await until(lambda: left in house.metrics_text())
+    assert "Traceback" not in caplog.text
+
+
+async def test_what_editors_send_by_default_is_refused_nowhere(house: House) -> None:
+    plain = {"temperature": 0.01, "top_p": 0.9, "top_k": 40, "min_p": 0.05, "model": "another", "user": "ada"}
+    nothing = {"n": 1, "best_of": 1, "echo": False, "logprobs": None, "seed": None, "logit_bias": {}, "stream": False}
+    nothing |= {"presence_penalty": 0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "stream_options": None}
+    answer = (await house.complete(**plain, **nothing)).json()
+    assert (answer["choices"][0]["text"], answer["model"]) == (TEXT, "qwen-coder-x")
+
+
+async def test_a_stream_ends_with_its_tokens_where_that_is_asked_for(house: House) -> None:
+    answer = await house.complete(stream=True, stream_options={"include_usage": True})
+    *chunks, usage = [json.loads(event) for event in events(answer.text)[:-1]]
+    tokens = len(house.engines[0].reply)
+    prompt = len(house.engines[0].requests[-1].prompt_token_ids)
+    assert {"choices": [], "usage": usage["usage"]}.items() <= usage.items()
+    assert usage["usage"] == {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
+    assert all(chunk["usage"] is None and chunk["id"] == usage["id"] for chunk in chunks)
+
+
+async def test_how_it_is_doing_can_be_read(house: House) -> None:
+    await house.complete()
+    get = house.client.get
+    assert (await get(house.urls[0] + "/v1/models")).json()["data"][0]["id"] == "qwen-coder-x"
+    status = (await get(house.urls[0] + "/admin/status", headers=ADMINISTRATOR)).json()
+    assert (status["champion"], status["challenger"], status["ready"]) == ("0", None, True)
+    text = (await get(house.urls[0] + "/metrics")).text
+    assert 'tabloop_completions_total{arm="champion",finish="length",version="0"} 1.0' in text
+    assert "tabloop_spool_bytes" in text and 'tabloop_slot_up{role="champion",slot="0",version="0"} 1.0' in text
+
+
+async def test_a_full_spool_does_not_stop_completions(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    async with House(tmp_path, tokenizer, spool_bytes=0) as house:
+        assert (await house.complete()).json()["choices"][0]["text"] == TEXT
+        answer = await house.judge("/v1/feedback", {"completion_id": "c", "outcome": "accepted"})
+        assert answer.status_code == 503 and int(answer.headers["retry-after"]) > 0
+        assert b"tabloop_unrecorded_total 1.0" in house.metrics_text()
+
+
+async def test_a_record_that_the_disk_refuses_is_said_and_counted(
+    house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(journal, "os", disk := Disk())
+    disk.broken = True
+    assert (await house.complete()).json()["choices"][0]["text"] == TEXT
+    await house.spool.close()
+    assert b"tabloop_unrecorded_total 1.0" in house.metrics_text()
+    assert "is not recorded: [Errno 5] broken" in caplog.text and house.rows("completions") == []

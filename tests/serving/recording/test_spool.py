@@ -1,0 +1,325 @@
+"""No acknowledged event is lost, and none arrives twice."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from infra.records import Feedback
+from infra.store import from_parquet
+from serving.recording import journal
+from serving.recording.shipping import Shipper, key, read_segment, ship_segment
+from serving.recording.spool import Spool, SpoolFull
+from tests.serving.fakes import Disk, MemoryStore
+
+
+def feedback(name: str, text: str = "") -> Feedback:
+    common = {"project": "p", "user": "u", "client": "c", "client_id": "i", "prefix": text, "suffix": "", "shown": text}
+    return Feedback(id=name, time=1.0, made_at=None, outcome="accepted", **common)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    """The journals' disk."""
+    monkeypatch.setattr(journal, "os", fake := Disk())
+    return fake
+
+
+def shipped(store: MemoryStore) -> list[str]:
+    return [row.id for row in store.shipped("feedback")]
+
+
+async def closed_segment(directory: Path) -> Path:
+    """Return the segment of a closed spool with one event, "a"."""
+    spool = Spool(directory, 1 << 30)
+    await spool.append(feedback("a"))
+    await spool.close()
+    (segment,) = (directory / "feedback").glob("*")
+    return segment
+
+
+async def test_many_at_once_share_few_commits_and_all_are_there(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, 1 << 30)
+    await asyncio.gather(*(spool.append(feedback(str(n))) for n in range(500)))
+    (segment,) = (tmp_path / "feedback").glob("*")
+    rows, bad = read_segment(segment, Feedback)
+    assert ({row.id for row in rows}, len(rows), bad) == ({str(n) for n in range(500)}, 500, 0)
+    await spool.close()
+
+
+async def test_a_shipper_that_is_stopped_amid_an_upload_leaves_no_second_one(tmp_path: Path) -> None:
+    class Slow(MemoryStore):
+        """A store whose uploads begin and then block."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.begun, self.go_on = threading.Event(), threading.Event()
+
+        def put(self, key: str, body: bytes) -> str:
+            self.begun.set()
+            self.go_on.wait(20)
+            return super().put(key, body)
+
+    spool, store = Spool(tmp_path, 1 << 30), Slow()
+    shipper = Shipper(spool, store, 0.02)
+    running = asyncio.create_task(shipper.run())
+    await spool.append(feedback("a"))
+    await asyncio.to_thread(store.begun.wait, 20)
+    running.cancel()
+    await asyncio.wait([running])
+    await spool.close()
+    last = asyncio.create_task(shipper.ship())
+    await asyncio.sleep(0.1)
+    store.go_on.set()
+    assert await last, shipper.error
+    assert (len(store.puts), shipped(store), list((tmp_path / "feedback").glob("*"))) == (1, ["a"], [])
+
+
+async def test_a_segment_is_not_taken_for_closed_while_it_is_being_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool, store = Spool(tmp_path, 1 << 30), MemoryStore()
+    shipper, real, closed = Shipper(spool, store, 1.0), os.open, []
+
+    def slow(path: Path, *arguments: int) -> int:
+        """Open a file, and list the closed segments before the journal knows the descriptor."""
+        descriptor = real(path, *arguments)
+        closed.extend(spool.journals["feedback"].closed_segments())
+        return descriptor
+
+    monkeypatch.setattr(os, "open", slow)
+    await spool.append(feedback("a"))
+    monkeypatch.undo()
+    await spool.close()
+    assert closed == [] and await shipper.ship() and shipped(store) == ["a"]
+
+
+async def test_a_clock_that_is_set_back_keeps_no_segment_open(tmp_path: Path) -> None:
+    now = 1000.0
+    spool = Spool(tmp_path, 1 << 30, lambda: now)
+    journal = spool.journals["feedback"]
+    await spool.append(feedback("a"))
+    await journal.rotate(60)
+    assert journal.closed_segments() == []
+    now = 10.0
+    await journal.rotate(60)
+    assert len(journal.closed_segments()) == 1
+    await spool.close()
+
+
+async def test_a_store_that_is_away_delays_and_loses_nothing(tmp_path: Path) -> None:
+    spool, store = Spool(tmp_path, 1 << 30), MemoryStore()
+    shipper = Shipper(spool, store, 0.02)
+    store.away = True
+    running = asyncio.create_task(shipper.run())
+    for n in range(20):
+        await spool.append(feedback(str(n)))
+        await asyncio.sleep(0.01)
+    while "away" not in shipper.error:
+        await asyncio.sleep(0.01)
+    assert store.objects == {} and spool.bytes > 0
+    store.away = False
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await spool.close()
+    assert await shipper.ship()
+    assert sorted(shipped(store), key=int) == [str(n) for n in range(20)]
+    assert list((tmp_path / "feedback").glob("*")) == [] and shipper.error == "" and spool.bytes == 0
+
+
+async def test_a_crash_between_upload_and_deletion_writes_the_same_object_again(tmp_path: Path) -> None:
+    segment, store = await closed_segment(tmp_path), MemoryStore()
+    body = segment.read_bytes()
+    for _ in range(2):
+        segment.write_bytes(body)
+        assert ship_segment(segment, "feedback", store, tmp_path / "bad") == 1
+    assert store.puts == [key("feedback", segment.stem)] * 2 and shipped(store) == ["a"]
+
+
+async def test_what_a_crash_cut_off_is_dropped_and_what_is_garbage_is_kept_aside(tmp_path: Path) -> None:
+    segment, store = await closed_segment(tmp_path), MemoryStore()
+    segment.write_bytes(b"\0\0garbage\n" + segment.read_bytes() + b'{"id":"tor')
+    assert await Shipper(Spool(tmp_path, 1 << 30), store, 1.0).ship()
+    assert shipped(store) == ["a"] and len(list((tmp_path / "bad").glob("*"))) == 1
+
+
+async def test_a_segment_that_fits_no_table_is_kept_aside_whole_and_stops_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    spool, store = Spool(tmp_path, 1 << 30), MemoryStore()
+    for name, characters in (("a", 1), ("b", 10**30), ("c", 2)):
+        await spool.append(feedback(name).model_copy(update={"accepted_characters": characters}))
+        await spool.journals["feedback"].rotate(0)
+    whole = spool.journals["feedback"].closed_segments()[1].read_bytes()
+    (tmp_path / "feedback" / "notes.jsonl").write_bytes(b"")
+    assert await Shipper(spool, store, 1.0).ship()
+    assert shipped(store) == ["a", "c"] and spool.segments == 0 and spool.set_aside == 2
+    assert whole in [path.read_bytes() for path in (tmp_path / "bad").iterdir()]
+    assert "OverflowError" in caplog.text and "kept in" in caplog.text
+    await spool.close()
+
+
+async def test_a_full_spool_says_so_until_it_was_shipped(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, 10)
+    await spool.append(feedback("a"))
+    spool.measure()
+    with pytest.raises(SpoolFull):
+        await spool.append(feedback("b"))
+    await spool.journals["feedback"].rotate(0)
+    assert await Shipper(spool, MemoryStore(), 1.0).ship()
+    await spool.append(feedback("c"))
+    await spool.close()
+
+
+async def test_a_disk_that_refuses_is_an_error_and_not_a_hole(tmp_path: Path, disk: Disk) -> None:
+    spool = Spool(tmp_path, 1 << 30)
+    await spool.append(feedback("a"))
+    disk.broken = True
+    with pytest.raises(OSError, match="broken"):
+        await spool.append(feedback("b"))
+    disk.broken = False
+    await spool.append(feedback("c"))
+    assert len(list((tmp_path / "feedback").glob("*"))) == 2  # no line is written after one that the disk refused
+    await spool.close()
+    store = MemoryStore()
+    assert await Shipper(spool, store, 1.0).ship()
+    assert sorted(shipped(store)) == ["a", "c"]
+
+
+async def test_a_line_is_in_its_file_while_the_disk_stands_still(tmp_path: Path, disk: Disk) -> None:
+    spool = Spool(tmp_path, 1 << 30)
+    disk.still = "feedback"
+    on_disk = spool.write(feedback("a"))
+    rotated = asyncio.create_task(spool.journals["feedback"].rotate(0))
+    await asyncio.sleep(0.05)
+    (segment,) = (tmp_path / "feedback").glob("*")
+    assert [row.id for row in read_segment(segment, Feedback)[0]] == ["a"] and not on_disk.done()
+    assert spool.journals["feedback"].closed_segments() == []
+    disk.moves.set()
+    await rotated
+    assert on_disk.done() and spool.journals["feedback"].closed_segments() == [segment]
+    await spool.close()
+
+
+async def test_feedback_is_acknowledged_when_the_completions_before_it_are_on_the_disk(tmp_path: Path, disk: Disk) -> None:
+    spool = Spool(tmp_path, 1 << 30)
+    disk.still = "completions"
+    before = spool.journals["completions"].write(b"{}\n")
+    acknowledged = asyncio.create_task(spool.append(feedback("a")))
+    await asyncio.sleep(0.05)
+    newest = spool.journals["feedback"].newest
+    assert newest is not None and newest.done() and not before.done() and not acknowledged.done()
+    disk.moves.set()
+    await acknowledged
+    assert before.done()
+    await spool.close()
+
+
+DEEDS = ("write", "write", "turn", "rotate", "ship", "break", "mend", "half")
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.sampled_from(DEEDS), max_size=40))
+def test_whatever_the_disk_does_what_was_acknowledged_arrives_once_and_nothing_else(
+    tmp_path_factory: pytest.TempPathFactory, deeds: list[str]
+) -> None:
+    store, acknowledged, refused = MemoryStore(), set[str](), set[str]()
+
+    async def through(disk: Disk) -> None:
+        spool = Spool(tmp_path_factory.mktemp("spool"), 1 << 30)
+        shipper = Shipper(spool, store, 1.0)
+        waiting: dict[str, asyncio.Future[None]] = {}
+        for number, deed in enumerate(deeds):
+            if deed in ("write", "half"):
+                disk.half = deed == "half"
+                try:
+                    waiting[str(number)] = spool.write(feedback(str(number)))
+                except OSError:
+                    refused.add(str(number))
+            elif deed == "turn":
+                await asyncio.sleep(0.002)
+            elif deed == "rotate":
+                await spool.journals["feedback"].rotate(0)
+            elif deed == "ship":
+                assert await shipper.ship()
+            else:
+                disk.broken = deed == "break"
+        await spool.close()
+        for name, on_disk in waiting.items():
+            (refused if on_disk.exception() else acknowledged).add(name)
+        assert await shipper.ship() and list((spool.directory / "feedback").glob("*")) == []
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(journal, "os", disk := Disk())
+        asyncio.run(through(disk))
+    assert sorted(shipped(store)) == sorted(acknowledged) and not acknowledged & refused
+
+
+@settings(max_examples=40)
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), min_size=1, max_size=20))
+def test_any_text_comes_back_from_spool_and_parquet(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
+    rows = [feedback(str(n), text) for n, text in enumerate(texts)]
+    store = MemoryStore()
+
+    async def through() -> None:
+        spool = Spool(tmp_path_factory.mktemp("spool"), 1 << 30)
+        for row in rows:
+            await spool.append(row)
+        await spool.close()
+        assert await Shipper(spool, store, 1.0).ship()
+
+    asyncio.run(through())
+    assert from_parquet(next(iter(store.objects.values())), Feedback) == rows
+
+
+WRITER = """
+    import asyncio, pathlib, sys
+    from infra.records import Feedback
+    from serving.recording.spool import Spool
+
+    ROW = Feedback.model_validate_json(sys.argv[3])
+
+    async def main():
+        spool = Spool(pathlib.Path(sys.argv[1]), 1 << 30)
+        async def write(worker):
+            for n in range(100_000):
+                name = f"{sys.argv[2]}-{worker}-{n}"
+                row = ROW.model_copy(update={"id": name})
+                if sys.argv[4] == "append":
+                    await spool.append(row)
+                else:  # as completions: acknowledged before the disk has it
+                    spool.write(row)
+                    await asyncio.sleep(0)
+                sys.stdout.write(name + "\\n"); sys.stdout.flush()
+                if n % 7 == 0:
+                    await spool.journals["feedback"].rotate(0)
+        await asyncio.gather(*(write(w) for w in range(8)))
+
+    asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("how", ["append", "write"])
+def test_kill_9_loses_nothing_that_was_acknowledged(tmp_path: Path, how: str) -> None:
+    acknowledged: list[str] = []
+    for life in range(4):
+        command = [sys.executable, "-c", textwrap.dedent(WRITER), str(tmp_path), str(life), feedback("").model_dump_json(), how]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+            assert writer.stdout is not None
+            acknowledged.append(writer.stdout.readline().strip())
+            time.sleep(0.05 * (life + 1))
+            writer.send_signal(signal.SIGKILL)
+            acknowledged += writer.stdout.read().split("\n")[:-1]
+    store = MemoryStore()
+    assert asyncio.run(Shipper(Spool(tmp_path, 1 << 30), store, 1.0).ship())
+    arrived = shipped(store)
+    assert len(arrived) == len(set(arrived)) and set(acknowledged) <= set(arrived) and len(acknowledged) > 50

@@ -1,0 +1,114 @@
+"""The arm and version that serve a user, and which completions count in an experiment."""
+
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from infra.identity import user_hash
+from infra.settings.schema import Sampling
+from tests.serving.asked import ADMINISTRATOR, run_experiment
+from tests.serving.fakes import House
+
+TERMS = {
+    "terms": {},
+    "projects": {
+        "open": {"experiments": True},
+        "quiet": {"experiments": True, "logged": False},
+        "slow": {"version": "1"},
+        "gone": {"version": "7"},
+    },
+}
+
+
+async def test_an_experiment_is_sticky_split_by_its_share_and_recorded(house: House) -> None:
+    await run_experiment(house)
+    for user in range(40):
+        for _ in range(2):
+            await house.complete(headers={"X-User-ID": f"user{user}"})
+    arms: dict[str, set[tuple[str, str, str]]] = {}
+    for row in house.rows("completions"):
+        arms.setdefault(row.user, set()).add((row.arm, row.policy_version, row.experiment))
+    assert len(arms) == 40 and all(len(served) == 1 for served in arms.values())
+    challengers = sum(served == {("challenger", "2", "e1")} for served in arms.values())
+    assert 8 <= challengers <= 32
+    assert sum(served == {("champion", "1", "e1")} for served in arms.values()) == 40 - challengers
+    assert not any("user" in user for user in arms)
+
+
+async def test_an_experiment_counts_only_while_both_arms_serve(house: House) -> None:
+    await run_experiment(house)
+    house.engines[house.arms.challenger].up = False
+    await house.follow()
+    for user in range(20):
+        assert (await house.complete(headers={"X-User-ID": f"user{user}"})).status_code == 200
+    assert {(r.arm, r.experiment, r.policy_version) for r in house.rows("completions")} == {("champion", "", "1")}
+
+
+async def test_pins_are_for_administrators_and_count_in_no_experiment(house: House) -> None:
+    await run_experiment(house)
+    for pin, version in (
+        ({"X-Tabloop-Arm": "challenger"}, "2"),
+        ({"X-Tabloop-Arm": "champion"}, "1"),
+        ({"X-Tabloop-Version": "2"}, "2"),
+    ):
+        assert (await house.complete(headers=pin)).status_code == 403
+        answer = await house.complete(headers={**pin, **ADMINISTRATOR})
+        assert (answer.status_code, answer.headers["x-tabloop-version"]) == (200, version)
+        row = house.rows("completions")[-1]
+        assert (row.policy_version, row.pinned, row.experiment) == (version, True, "")
+        assert row.arm == ("challenger" if version == "2" else "champion")
+    missing = await house.complete(headers={"X-Tabloop-Version": "9", **ADMINISTRATOR})
+    assert missing.status_code == 409 and "version 9" in missing.json()["error"]["message"]
+    assert (await house.complete(headers={"X-Tabloop-Arm": "loser", **ADMINISTRATOR})).status_code == 400
+
+
+async def test_each_arm_samples_in_its_own_way(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    async with House(tmp_path, tokenizer, challenger=Sampling(temperature=0.3, max_tokens=2)) as house:
+        await run_experiment(house)
+        for arm, sampling in (("champion", (0.8, 24)), ("challenger", (0.3, 2))):
+            await house.complete(headers={"X-Tabloop-Arm": arm, **ADMINISTRATOR})
+            row = house.rows("completions")[-1]
+            assert (row.arm, row.temperature, row.max_tokens) == (arm, *sampling)
+            sent = house.engines[house.arms.champion if arm == "champion" else house.arms.challenger].requests[-1]
+            assert (sent.temperature, sent.max_tokens) == sampling
+
+
+async def test_projects_take_part_on_their_own_terms(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    async with House(tmp_path, tokenizer, settings=TERMS) as house:
+        await run_experiment(house)
+        served: dict[str, set[tuple[str, str, bool, bool]]] = {}
+        for project in ("open", "other", "quiet", "slow", "gone"):
+            for user in range(12):
+                answer = await house.complete(headers={"X-Project-ID": project, "X-User-ID": f"user{user}"})
+                assert answer.json()["choices"][0]["text"]
+        for row in house.rows("completions"):
+            served.setdefault(row.project, set()).add((row.policy_version, row.experiment, row.pinned, row.opted_out))
+            assert (row.prefix == "") == row.opted_out
+        assert served == {
+            "open": {("1", "e1", False, False), ("2", "e1", False, False)},
+            "other": {("1", "", False, False)},
+            "quiet": {("1", "e1", False, True), ("2", "e1", False, True)},
+            "slow": {("1", "", True, False)},
+            "gone": {("1", "", False, False)},
+        }
+
+
+async def test_a_sample_is_logged_and_tested_only_where_project_and_user_both_say_so(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    users = {"pinned": {"version": "1"}, "silent": {"logged": False}, "calm": {"experiments": False}, "free": {}}
+    settings = {**TERMS, "users": {user_hash(b"salt", name): terms for name, terms in users.items()}}
+    async with House(tmp_path, tokenizer, settings=settings) as house:
+        await run_experiment(house)
+        for project in ("open", "quiet", "other"):
+            for user in users:
+                await house.complete(headers={"X-Project-ID": project, "X-User-ID": user})
+        rows = iter(house.rows("completions"))
+        served = {(p, u): next(rows) for p in ("open", "quiet", "other") for u in users}
+        for (project, user), row in served.items():
+            assert row.opted_out == (project == "quiet" or user == "silent"), (project, user)
+            assert row.pinned == (user == "pinned"), (project, user)
+            assert bool(row.experiment) == (project != "other" and user in ("silent", "free")), (project, user)
+        body = {"completion_id": "c", "outcome": "accepted", "shown": "x"}
+        await house.judge("/v1/feedback", body, {"X-Project-ID": "open", "X-User-ID": "silent"})
+        assert house.rows("feedback")[0].shown == ""

@@ -1,0 +1,291 @@
+"""The versions that the slots serve, as the registry's aliases change and parts fail and return."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from infra.registry import Aliases
+from serving.engine.version_cache import VersionCache
+from tests.serving.asked import run_experiment, until
+from tests.serving.fakes import FakeEngine, House, experiment
+
+
+async def test_versions_come_up_are_promoted_and_rolled_back(house: House) -> None:
+    for version in ("1", "2", "3"):
+        house.add_version(version)
+    house.registry.aliases = {"champion": "1"}
+    await house.follow()
+    assert await _served(house) == "1"
+    house.registry.aliases = {"champion": "1", "challenger": "2"}
+    house.registry.experiment = experiment(share=0.5)
+    await house.follow()
+    assert house.arms.challenger is not None and await _served(house) in ("1", "2")
+    swaps = [list(engine.swaps) for engine in house.engines]
+    house.registry.aliases, house.registry.experiment = {"champion": "2"}, None
+    await house.follow()
+    assert await _served(house) == "2"
+    house.registry.aliases = {"champion": "1"}
+    await house.follow()
+    assert await _served(house) == "1"
+    assert [list(engine.swaps) for engine in house.engines] == swaps, "promotion and rollback load nothing"
+
+
+async def test_no_request_fails_while_versions_change(house: House) -> None:
+    for version in map(str, range(1, 7)):
+        house.add_version(version)
+    for engine in house.engines:
+        engine.delay = 0.002
+    statuses: list[int] = []
+    stop = asyncio.Event()
+
+    async def client() -> None:
+        while not stop.is_set():
+            statuses.append((await house.complete()).status_code)
+
+    clients = [asyncio.create_task(client()) for _ in range(4)]
+    for version in map(str, range(1, 7)):
+        house.registry.aliases = {"champion": version}
+        await house.follow()
+        answered = len(statuses)
+        while len(statuses) < answered + 4:  # each version serves every client, even on a slow machine
+            await asyncio.sleep(0.005)
+    stop.set()
+    await asyncio.gather(*clients)
+    assert len(statuses) > 20 and set(statuses) == {200}
+    rows = house.rows("completions")
+    assert not any(row.mixed for row in rows) and {row.policy_version for row in rows} >= {"1", "6"}
+
+
+async def _one_served(house: House) -> None:
+    """Register version 1 and let it serve."""
+    house.add_version("1")
+    house.registry.aliases = {"champion": "1"}
+    await house.follow()
+
+
+async def _both_held(house: House) -> None:
+    """Load versions 1, which serves, and 2; register 3."""
+    for version in ("1", "2", "3"):
+        house.add_version(version)
+    house.registry.aliases = {"champion": "1", "challenger": "2"}
+    await house.follow()
+    house.registry.aliases = {"champion": "1"}
+    await house.follow()
+
+
+async def test_a_rollback_is_followed_while_a_version_is_downloaded(house: House) -> None:
+    await _both_held(house)
+    swaps = [list(engine.swaps) for engine in house.engines]
+    house.store.answers.clear()
+    house.registry.aliases = {"champion": "3"}
+    await house.follower.step()
+    house.registry.aliases = {"champion": "2"}
+    await house.follower.step()
+    assert await _served(house) == "2"
+    house.store.answers.set()
+    await house.follow()
+    assert [list(engine.swaps) for engine in house.engines] == swaps, "the load is abandoned"
+    house.registry.aliases = {"champion": "3"}
+    await house.follow()
+    assert await _served(house) == "3"
+
+
+async def test_a_load_that_is_abandoned_while_its_slot_drains_leaves_the_slot_as_it_was(house: House) -> None:
+    await _both_held(house)
+    idle = house.arms.slots[1 - house.arms.champion]
+    idle.in_flight += 1
+    house.registry.aliases = {"champion": "3"}
+    await house.follower.step()
+    await until(lambda: not idle.up)
+    house.registry.aliases = {"champion": "1"}
+    await house.follower.step()
+    idle.in_flight -= 1
+    await until(lambda: idle.up)
+    house.registry.aliases = {"champion": "2"}
+    await house.follow()
+    assert await _served(house) == "2" and "3" not in house.engines[idle.index].swaps
+
+
+async def test_a_swap_is_not_torn_and_its_slot_takes_no_traffic_meanwhile(house: House) -> None:
+    await _both_held(house)
+    idle = house.arms.slots[1 - house.arms.champion]
+    engine = house.engines[idle.index]
+    engine.may_swap.clear()
+    house.registry.aliases = {"champion": "3"}
+    await house.follower.step()
+    await until(lambda: not idle.up)
+    house.registry.aliases = {"champion": "1"}
+    for _ in range(3):
+        await house.follower.step()
+        assert not idle.up and await _served(house) == "1"
+    engine.may_swap.set()
+    await house.follow()
+    assert (engine.swaps[-1], idle.version, idle.up) == ("3", "3", True)
+    assert await _served(house) == "1"
+
+
+async def test_a_champion_that_failed_once_serves_again_while_the_other_slot_is_loaded(house: House) -> None:
+    await _both_held(house)
+    champion = house.arms.slots[house.arms.champion]
+    house.engines[1 - champion.index].may_swap.clear()
+    house.registry.aliases = {"champion": "1", "challenger": "3"}
+    await house.follower.step()
+    await until(lambda: not house.arms.slots[1 - champion.index].up)
+    house.engines[champion.index].up = False
+    assert (await house.complete()).status_code == 503
+    house.engines[champion.index].up = True
+    await house.follower.step()
+    assert await _served(house) == "1"
+    house.engines[1 - champion.index].may_swap.set()
+    await house.follow()
+    assert house.arms.challenger == 1 - champion.index
+
+
+async def test_following_goes_on_by_itself_through_loads(house: House) -> None:
+    await _both_held(house)
+    following = asyncio.create_task(house.follower.run())
+    for version in ("3", "1", "2"):
+        house.registry.aliases = {"champion": version}
+        await until(lambda version=version: house.arms.slots[house.arms.champion].version == version)
+        assert await _served(house) == version
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
+
+
+async def test_a_version_that_is_refused_or_corrupt_takes_no_traffic(house: House) -> None:
+    for version in ("1", "2", "3", "4", "5"):
+        house.add_version(version)
+    house.registry.aliases = {"champion": "1"}
+    await house.follow()
+    for engine in house.engines:
+        engine.refuses = "2"
+    house.store.objects["checkpoints/v3/weights"] = b"other bytes"
+    house.registry.sources["4"] = "file:///elsewhere/4"
+    del house.store.objects["checkpoints/v5/checksums.json"]
+    for version, reason in (("2", "does not fit"), ("3", "SHA-256"), ("4", "not in s3://"), ("5", "retention has removed")):
+        house.registry.aliases = {"champion": version}
+        await house.follow()
+        assert await _served(house) == "1"
+        assert reason in house.arms.problems["champion"]
+
+
+async def test_a_version_that_answers_nonsense_takes_no_traffic(house: House) -> None:
+    house.add_version("1")
+    house.add_version("2")
+    house.registry.aliases = {"champion": "1"}
+    await house.follow()
+    idle = house.engines[1 - house.arms.champion]
+    idle.logprob = float("nan")
+    house.registry.aliases = {"champion": "2"}
+    await house.follow()
+    assert idle.swaps[-1] == "2" and await _served(house) == "1"
+    idle.logprob = -0.5
+    await house.follow()
+    assert await _served(house) == "2"
+
+
+async def test_an_engine_that_was_restarted_gets_its_version_back_before_traffic(house: House) -> None:
+    await _one_served(house)
+    engine = house.engines[house.arms.champion]
+    engine.version, engine.pid = "0", 2
+    await house.follow()
+    assert engine.version == "0" or engine.swaps[-1] == "1"
+    assert await _served(house) == "1"
+
+
+async def test_registry_and_store_may_be_away_restarts_included(house: House, tmp_path: Path, tokenizer: Tokenizer) -> None:
+    await run_experiment(house)
+    house.registry.away = house.store.away = True
+    await house.follow()
+    assert await _served(house) in ("1", "2") and "registry" in house.arms.problems
+    # A new process on the same disk: the engines hold their versions, registry and store are unavailable.
+    again = House(tmp_path, tokenizer)
+    again.registry.away = again.store.away = True
+    again.engines = (FakeEngine(house.engines[0].reply), FakeEngine(house.engines[1].reply))
+    for engine, old in zip(again.engines, house.engines, strict=True):
+        engine.version = old.version
+    async with again:
+        await again.follow()
+        assert again.arms.experiment == experiment()
+        assert {again.arms.slots[again.arms.champion].version, again.arms.slots[again.arms.challenger].version} == {"1", "2"}
+        assert again.arms.slots[again.arms.champion].version == "1"
+
+
+def test_an_engine_starts_with_what_its_slot_held(tmp_path: Path) -> None:
+    versions = VersionCache(tmp_path)
+    assert versions.slot_version(0) is None and versions.aliases() is None
+    versions.remember_slot(0, "3")
+    assert versions.slot_version(0) is None, "the version is not on this disk"
+    (tmp_path / "versions" / "3").mkdir(parents=True)
+    assert versions.slot_version(0) == (tmp_path / "versions" / "3", "3")
+
+
+@pytest.mark.parametrize("left", [b"", b"\0" * 64, b'{"cham', b"[]", b'{"champion": "1"}', b'"1"', b"\xff"])
+async def test_what_a_power_loss_left_unreadable_is_set_aside_and_the_app_starts(
+    tmp_path: Path, tokenizer: Tokenizer, left: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    for name in ("aliases.json", "slots.json"):
+        (state / name).write_bytes(left)
+    async with House(tmp_path, tokenizer) as house:
+        assert house.versions.slot_version(0) is None and (await house.complete()).status_code == 200
+        assert (state / "aliases.json.unreadable").read_bytes() == left and "aliases.json.unreadable" in caplog.text
+        await _one_served(house)
+        assert VersionCache(state).aliases() == Aliases("1", None, None, None)
+
+
+async def test_state_is_on_the_disk_before_it_takes_the_place_of_what_was_there(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[tuple[str, Path]] = []
+    fsync, replace = os.fsync, os.replace
+
+    def synced(descriptor: int) -> None:
+        done.append(("sync", Path(os.readlink(f"/proc/self/fd/{descriptor}"))))
+        fsync(descriptor)
+
+    def replaced(source: Path, target: Path) -> None:
+        done.append(("replace", Path(source)))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", replaced)
+    await _one_served(house)
+    state = house.directory / "state"
+    partials = [path for kind, path in done if kind == "replace"]
+    assert {state / ".aliases.json.partial", state / ".slots.json.partial", state / "versions" / ".1.partial"} <= set(partials)
+    for path in partials:
+        at = done.index(("replace", path))
+        assert ("sync", path) in done[:at] and ("sync", path.parent) in done[at:]
+    assert ("sync", state / "versions" / ".1.partial" / "weights") in done
+
+
+def test_old_versions_are_deleted_and_those_in_use_never(tmp_path: Path) -> None:
+    for version in range(10):
+        (tmp_path / "versions" / str(version)).mkdir(parents=True)
+    VersionCache(tmp_path).prune({"0", "9"})
+    left = {path.name for path in (tmp_path / "versions").iterdir()}
+    assert {"0", "9"} <= left and len(left) == 6
+
+
+async def _served(house: House) -> str:
+    assert (await house.complete()).status_code == 200
+    return house.rows("completions")[-1].policy_version
+
+
+async def test_a_version_of_another_registry_is_not_taken_for_one_of_this(house: House) -> None:
+    await _one_served(house)
+    assert await _served(house) == "1"
+    # A new registry has another version 1; engines and downloads are still the old registry's.
+    house.registry.sources["1"] = house.store.add_version("another")
+    for slot in house.arms.slots:
+        slot.verified = (None, None)
+    await house.follow()
+    assert await _served(house) == "1"
+    path = house.versions.path("1")
+    assert path is not None and (path / "weights").read_text() == "another"
+    assert sum(engine.swaps.count("1") for engine in house.engines) == 2

@@ -1,0 +1,145 @@
+"""The status page, its links, and the documentation of every route."""
+
+import base64
+import re
+
+from fastapi import FastAPI
+from starlette.routing import Route
+
+from infra.records import CycleOutcome, Decision, Manifest, ObjectReference, Rate, Record, Verdict
+from infra.settings import ROOT, load
+from serving.__main__ import links
+from serving.status.data import Links
+from tests.serving.asked import run_experiment
+from tests.serving.fakes import ADMIN, TOKEN, House, experiment
+
+VERDICT = Verdict(
+    verdict="undecided",
+    reason="no difference is sure yet: <b>+0.01</b>",
+    requests={"champion": 100, "challenger": 90},
+    users={"champion": 10, "challenger": 9},
+    acceptance={
+        "champion": Rate(rate=0.1, low=0.05, high=0.15, n=100),
+        "challenger": Rate(rate=0.2, low=0.12, high=0.28, n=90),
+    },
+)
+
+
+def password(token: str) -> dict[str, str]:
+    return {"Authorization": "Basic " + base64.b64encode(f"me:{token}".encode()).decode()}
+
+
+async def test_a_browser_is_asked_for_an_administrators_token(house: House) -> None:
+    for headers, status in (
+        ({"Authorization": ""}, 401),
+        (password("wrong"), 401),
+        ({"Authorization": "Basic ???"}, 401),
+        ({"Authorization": "Basic é".encode()}, 401),
+        (password(TOKEN), 403),
+        (password(ADMIN), 200),
+    ):
+        answer = await house.client.get(house.urls[0] + "/", headers=headers)
+        assert (answer.status_code, "www-authenticate" in answer.headers) == (status, status == 401)
+
+
+async def test_the_page_says_who_serves_how_it_goes_and_what_was_decided(house: House) -> None:
+    await run_experiment(house)
+    house.registry.look = Decision(experiment=experiment(), verdict=VERDICT, decided=0.0, by="gate")
+    house.registry.tags["1"] = {"verdict": "promote, by gate", "verdict.reason": "accepted more", "cycle": "cycle-000001"}
+    for _ in range(3):
+        await house.complete()
+    await house.judge("/v1/feedback", {"completion_id": "c", "outcome": "thumbs_down"})
+    page = (await house.client.get(house.urls[0] + "/", headers=password(ADMIN))).text
+    text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page))
+    for expected in (
+        "Champion: version 1 · challenger: version 2",
+        "Version 2 against 1, 50 % of users",
+        "20.0 % [12.0, 28.0]",
+        "&lt;b&gt;+0.01",
+        "thumbs down: 1",
+        "promote, by gate accepted more",
+        "100.0 %",
+    ):
+        assert expected in text, expected
+    assert 'href="http://mlflow.test/#/models/m/versions/2"' in page
+
+
+async def test_the_page_is_there_when_the_registry_is_not(house: House) -> None:
+    house.registry.away = True
+    answer = await house.client.get(house.urls[0] + "/", headers=password(ADMIN))
+    assert answer.status_code == 200 and "away" in answer.text and "version 0" in answer.text
+
+
+async def test_the_page_lists_the_last_cycles_those_too_that_registered_nothing(house: House) -> None:
+    house.add_version("2")
+    house.registry.tags["2"] = {"cycle": "cycle-000011", "run": "run-of-mlflow"}
+    for number in range(1, 13):
+        cycle = f"cycle-{number:06d}"
+        _put(house, f"cycles/{cycle}/manifest.json", manifest(cycle))
+        if number < 11:
+            _put(house, f"cycles/{cycle}/outcome.json", CycleOutcome(cycle=cycle, result="refused", reason="it got worse"))
+    registered = CycleOutcome(cycle="cycle-000011", result="registered", reason="better", version="2", experiment="e1")
+    _put(house, "cycles/cycle-000011/outcome.json", registered)
+    decided = VERDICT.model_copy(update={"verdict": "reject"})
+    _put(house, "decisions/e1.json", Decision(experiment=experiment(), verdict=decided, decided=0.0, by="gate"))
+    page = await _page(house)
+    text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page))
+    cycles = re.findall(r"cycle-\d{6}", text[text.index(" Cycles ") : text.index(" Versions ")])
+    assert cycles == [f"cycle-{number:06d}" for number in range(12, 4, -1)]
+    assert "running" in text and "refused it got worse" in text and "registered better 2 reject , by gate" in text
+    assert 'href="http://prefect.test/runs/flow-run/run-of-cycle-000012"' in page
+    assert 'href="http://mlflow.test/#/runs/run-of-mlflow"' in page
+    # The next refresh shows what has changed.
+    _put(house, "cycles/cycle-000013/manifest.json", manifest("cycle-000013"))
+    _put(house, "cycles/cycle-000012/outcome.json", registered.model_copy(update={"reason": "the last"}))
+    house.clock += 10
+    page = await _page(house)
+    assert "cycle-000013" in page and "the last" in page
+
+
+async def test_the_page_is_there_when_the_store_is_not(house: House) -> None:
+    house.store.away = True
+    assert "the store is away" in await _page(house)
+
+
+def test_links_lead_where_a_browser_reaches() -> None:
+    cluster = {"TABLOOP_REGISTRY__URI": "http://mlflow.svc:5000", "TABLOOP_ORCHESTRATION__API": "http://prefect.svc:4200/api"}
+    assert links(load(environment=cluster)) == Links("http://mlflow.svc:5000", "http://prefect.svc:4200", "tabloop")
+    pages = {"TABLOOP_REGISTRY__PAGE": "https://mlflow.example/", "TABLOOP_ORCHESTRATION__PAGE": "https://prefect.example"}
+    assert links(load(environment=cluster | pages)) == Links("https://mlflow.example", "https://prefect.example", "tabloop")
+
+
+def manifest(cycle: str) -> Manifest:
+    return Manifest(
+        cycle=cycle,
+        created=0.0,
+        champion="1",
+        parent="1",
+        since=0.0,
+        until=0.0,
+        completions=(),
+        feedback=(),
+        samples=ObjectReference(key="k", sha256="", rows=300),
+        buckets={},
+        requests=0,
+        settings_sha256="",
+        run=f"run-of-{cycle}",
+    )
+
+
+def _put(house: House, key: str, record: Record) -> None:
+    house.store.objects[key] = record.model_dump_json().encode()
+
+
+async def _page(house: House) -> str:
+    answer = await house.client.get(house.urls[0] + "/", headers=password(ADMIN))
+    assert answer.status_code == 200
+    return answer.text
+
+
+async def test_every_route_is_in_the_readme(house: House) -> None:
+    readme = (ROOT / "serving" / "README.md").read_text()
+    for app in house.apps:
+        assert isinstance(app, FastAPI)
+        paths = {route.path for route in app.routes if isinstance(route, Route) and route.include_in_schema}
+        assert paths and not [path for path in paths if f"`{path}`" not in readme and f" {path}`" not in readme]

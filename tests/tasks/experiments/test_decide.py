@@ -1,0 +1,164 @@
+"""The gate: what counts, what is missing, and what it says."""
+
+import numpy as np
+import pytest
+
+from evals.statistics import Totals
+from infra.records import Completion, ExperimentRecord, Feedback
+from infra.settings.schema import Collect, Experiment
+from tasks.experiments.decide import ArmTotals, decide, gather, total
+from tasks.labels.attribution import join
+from tests.tasks.made import NOW, MemoryStore, completion, feedback
+from tests.tasks.rows import frame
+
+TEST = ExperimentRecord(id="e", champion="1", challenger="2", share=0.5, started=NOW)
+SETTINGS = Experiment(min_requests=200, max_seconds=1000, min_users=5)
+
+
+def labelled(served, told):
+    return join(frame(served, Completion), frame(told, Feedback), 60)[0]
+
+
+def arm(users: int, rate: float, seed: int, characters: float = 8.0, name: str = "") -> dict[str, Totals]:
+    random = np.random.default_rng(seed)
+    found = {}
+    for i in range(users):
+        accepted = int(random.binomial(50, rate))
+        found[f"{name}{seed}-{i}"] = Totals(50, accepted, int(accepted * characters), 45)
+    return found
+
+
+def verdict(champion, challenger, after: float = 10, settings=SETTINGS):
+    return decide(TEST, ArmTotals({"champion": champion, "challenger": challenger}, {}), settings, NOW + after)
+
+
+def test_clearly_better_is_promoted() -> None:
+    found = verdict(arm(40, 0.15, 1), arm(40, 0.35, 2))
+    assert found.verdict == "promote"
+    assert found.low is not None
+    assert found.low > 0
+    assert (found.requests, found.users) == ({"champion": 2000, "challenger": 2000}, {"champion": 40, "challenger": 40})
+
+
+def test_clearly_worse_is_rejected() -> None:
+    assert verdict(arm(40, 0.35, 1), arm(40, 0.15, 2)).verdict == "reject"
+
+
+def test_more_accepts_of_much_less_are_rejected() -> None:
+    found = verdict(arm(40, 0.2, 1, characters=20), arm(40, 0.35, 2, characters=2))
+    assert found.verdict == "reject"
+    assert "fewer accepted characters" in found.reason
+
+
+def test_more_accepts_but_not_more_characters_wait() -> None:
+    found = verdict(arm(40, 0.2, 1, characters=9), arm(40, 0.35, 2, characters=5))
+    assert found.verdict == "undecided"
+    assert "fewer characters so far" in found.reason
+
+
+def test_a_moderate_win_waits_for_the_planned_size_and_is_promoted_there() -> None:
+    champion, challenger = arm(120, 0.20, 1), arm(120, 0.225, 2)
+    early = verdict(champion, challenger, settings=SETTINGS.model_copy(update={"planned_requests": 6001}))
+    assert early.verdict == "undecided" and early.low is not None and early.low < 0
+    last = verdict(champion, challenger, settings=SETTINGS.model_copy(update={"planned_requests": 6000}))
+    assert last.verdict == "promote" and last.low is not None and last.low > 0
+
+
+def test_no_win_at_the_planned_size_is_a_rejection_that_says_so() -> None:
+    found = verdict(arm(120, 0.2, 1), arm(120, 0.2, 2), settings=SETTINGS.model_copy(update={"planned_requests": 6000}))
+    assert found.verdict == "reject"
+    assert found.reason.startswith("no win in 6000 requests an arm (experiment.planned_requests): no difference is sure")
+    assert found.estimate is not None
+    assert found.promising == (found.estimate >= 0)
+
+
+@pytest.mark.parametrize(("more", "promising"), [(1, True), (-1, False), (-4, False)])
+def test_training_goes_on_from_what_did_no_worse(more: int, promising: bool) -> None:
+    """One user in ten accepts so many more of 50."""
+
+    def users(name: str, more: int) -> dict[str, Totals]:
+        accepted = [8 + i % 5 + (more if i % 10 == 0 else 0) for i in range(120)]
+        return {f"{name}{i}": Totals(50, count, 8 * count, 45) for i, count in enumerate(accepted)}
+
+    settings = SETTINGS.model_copy(update={"planned_requests": 6000})
+    found = verdict(users("a", 0), users("b", more), settings=settings)
+    assert (found.verdict, found.promising) == ("reject", promising)
+    early = verdict(users("a", 0), users("b", more))
+    assert (early.verdict, early.promising) == ("undecided", False)
+
+
+def test_equal_arms_looked_at_often_are_told_apart_as_rarely_as_alpha_says() -> None:
+    settings = Experiment(min_requests=500, planned_requests=3000, min_users=5, max_seconds=1e9)
+    promoted, tests = 0, 300
+    for number in range(tests):
+        random = np.random.default_rng(number)
+        arms: list[dict[str, Totals]] = [{f"{side}{i}": Totals() for i in range(60)} for side in "ab"]
+        for _ in range(6):
+            for users in arms:
+                for user in users:
+                    users[user] += Totals(10, accepted := int(random.binomial(10, 0.1)), 8 * accepted, 9)
+            if (found := verdict(*arms, settings=settings).verdict) != "undecided":
+                break
+        promoted += found == "promote"
+        assert found != "undecided"
+    # A promotion is one of the two sides; three standard errors above its level.
+    assert promoted / tests < settings.alpha / 2 + 3 * (settings.alpha / 2 / tests) ** 0.5
+
+
+@pytest.mark.parametrize(
+    ("champion", "challenger", "reason"),
+    [
+        ({}, {}, "0 and 0 users"),
+        (arm(40, 0.2, 1), {}, "0 and 40 users"),
+        (arm(5, 0.2, 1), arm(3, 0.2, 2), "3 and 5 users"),
+        (arm(5, 0.2, 1), arm(100, 0.9, 2), "sample-ratio"),
+        (arm(10, 0.2, 1), arm(10, 0.9, 1), "both arms"),
+        ({f"u{i}": Totals(1, 1, 8, 1) for i in range(20)}, {f"v{i}": Totals(1) for i in range(20)}, "requests"),
+        (arm(20, 0.0, 1), arm(20, 0.0, 2), "does not vary"),
+        (arm(40, 0.2, 1), arm(40, 0.2, 2), "no difference is sure"),
+    ],
+)
+def test_what_is_missing_or_broken_never_promotes(champion, challenger, reason: str) -> None:
+    early = verdict(champion, challenger)
+    assert early.verdict == "undecided"
+    assert reason in early.reason
+    late = verdict(champion, challenger, after=1000)
+    assert late.verdict == "reject"
+    assert late.reason.startswith("no win in 1000 s")
+
+
+def test_what_counts() -> None:
+    fields = {"experiment": "e", "time": NOW + 1}
+    served = [
+        completion("accepted", prefix="a", **fields),
+        completion("rejected", prefix="b", **fields),
+        completion("unlabelled", prefix="c", **fields),
+        completion("empty", prefix="d", text="", **fields),
+        completion("pinned", prefix="e", pinned=True, **fields),
+        completion("opted out", prefix="f", opted_out=True, **fields),
+        completion("young", prefix="g", experiment="e", time=NOW + 50),
+        completion("other test", prefix="h", experiment="another", time=NOW + 1),
+        completion("challenger", prefix="i", user="v", arm="challenger", **fields),
+        completion("before", prefix="j", time=NOW - 5),
+    ]
+    told = [
+        feedback("1", prefix="a", time=NOW + 2),
+        feedback("2", prefix="b", outcome="rejected", time=NOW + 2),
+        feedback("3", prefix="i", user="v", time=NOW + 2),
+        feedback("4", prefix="j", time=NOW - 4),
+    ]
+    users, before = total(labelled(served, told), TEST, until=NOW + 20, most=80)
+    assert users["champion"] == {"u": Totals(requests=4, accepted=1, characters=8, shown=3)}
+    assert users["challenger"] == {"v": Totals(1, 1, 8, 1)}
+    assert before == {"u": Totals(1, 1, 8, 1)}
+    users, _ = total(labelled(served, told), TEST, until=NOW + 20, most=5)
+    assert users["challenger"] == {"v": Totals(1, 1, 5, 1)}, "one long accept does not outweigh many"
+
+
+def test_evidence_names_the_objects_it_was_read_from() -> None:
+    store = MemoryStore()
+    store.put_rows("events/completions/date=2027-01-15/hour=08/a.parquet", [completion(experiment="e", time=NOW + 1)])
+    store.put_rows("events/feedback/date=2027-01-15/hour=08/a.parquet", [feedback(time=NOW + 2)])
+    found = gather(store, TEST, Collect(settle_seconds=5), SETTINGS, NOW + 60)
+    assert found.users["champion"] == {"u": Totals(1, 1, 8, 1)}
+    assert {r.key.split("/")[1] for r in found.inputs} == {"completions", "feedback"}

@@ -1,0 +1,65 @@
+"""A cycle is begun once, found again after a kill, and ended once."""
+
+import pytest
+
+from infra import cycles
+from infra.records import CycleOutcome
+from infra.settings import Settings
+from infra.settings.training import Train
+from infra.store import AlreadyExists, to_parquet
+from tasks.steps import sealing
+from tests.tasks.made import NOW, MemoryStore, sample
+
+FIELDS = {
+    "created": NOW,
+    "champion": "1",
+    "parent": "1",
+    "since": 0.0,
+    "until": NOW,
+    "completions": (),
+    "feedback": (),
+    "buckets": {},
+    "requests": 0,
+}
+
+
+def test_a_cycle_is_unfinished_from_its_manifest_to_its_outcome() -> None:
+    store = MemoryStore()
+    name = cycles.next_name(cycles.index(store))
+    assert name == "cycle-000001"
+    store.put_json(f"cycles/{name}/validation.json", {})
+    assert cycles.unfinished(cycles.index(store)) is None
+    assert cycles.next_name(cycles.index(store)) == name, "without a manifest nothing was begun"
+
+    sealing.seal(store, name, FIELDS, to_parquet([sample()]), Settings())
+    assert cycles.unfinished(cycles.index(store)) == name
+    assert cycles.next_name(cycles.index(store)) == "cycle-000002"
+
+    sealing.finish(store, CycleOutcome(cycle=name, result="refused", reason=""))
+    assert cycles.unfinished(cycles.index(store)) is None
+
+
+def test_of_two_runs_that_begin_one_cycle_the_first_one_stands() -> None:
+    store = MemoryStore()
+    first = sealing.seal(store, "cycle-000001", FIELDS, to_parquet([sample("1")]), Settings())
+    with pytest.raises(AlreadyExists):
+        sealing.seal(store, "cycle-000001", FIELDS, to_parquet([sample("2")]), Settings())
+    assert cycles.manifest_of(store, "cycle-000001") == first
+    assert store.get_rows(first.samples.key, type(sample()))[0].completion_id == "1"
+
+
+def test_a_resumed_cycle_trains_with_the_settings_it_was_begun_with() -> None:
+    store = MemoryStore()
+    sealing.seal(store, "cycle-000001", FIELDS, to_parquet([sample()]), Settings(train=Train(learning_rate=0.5)))
+    assert cycles.settings_of(store, "cycle-000001", Settings()).train.learning_rate == 0.5
+
+
+def test_the_first_outcome_stands() -> None:
+    store = MemoryStore()
+    first = sealing.finish(store, CycleOutcome(cycle="c", result="refused", reason="first"))
+    assert sealing.finish(store, CycleOutcome(cycle="c", result="registered", reason="second")) == first
+
+
+def test_attempts_are_counted_by_run() -> None:
+    store = MemoryStore()
+    assert [sealing.attempt(store, "c", run) for run in ("a", "a", "b", "c")] == [1, 1, 2, 3]

@@ -1,0 +1,150 @@
+"""The trainer's processes: followed, and ended with all that they started."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from infra.records import Manifest, ObjectReference
+from infra.settings import ROOT
+from infra.settings.training import Train
+from infra.store import Corrupt, sha256, to_parquet
+from tasks.trainer.job import Job
+from tasks.trainer.run import TrainingFailed, UpdateRefused, follow, train, write_job
+from tests.tasks.made import MemoryStore
+from tests.tasks.trainer import models
+
+
+def test_the_job_holds_the_settings_that_the_trainer_knows(tmp_path: Path) -> None:
+    settings = Train(learning_rate=0.5, clip_low=0.3, epochs=7, seed=3, processes=2)
+    job = Job.model_validate_json(write_job(tmp_path, Path("parent"), Path("samples"), "4", settings).read_text())
+    assert (job.learning_rate, job.clip_low, job.epochs, job.seed, job.current_version) == (0.5, 0.3, 7, 3, "4")
+    shared = Job.model_fields.keys() & Train.model_fields.keys()
+    assert {name: getattr(job, name) for name in shared} == {name: getattr(settings, name) for name in shared}
+
+
+@pytest.mark.parametrize("bound", [0.5, 1.0])
+def test_a_dual_clip_that_would_hold_tokens_which_did_not_move_is_refused(tmp_path: Path, bound: float) -> None:
+    text = write_job(tmp_path, Path("parent"), Path("samples"), "4", Train()).read_text()
+    with pytest.raises(ValueError, match=r"(?s)dual_clip.*expected 0, for none, or a bound above 1"):
+        Job.model_validate_json(text.replace('"dual_clip": 0.0', f'"dual_clip": {bound}'))
+
+
+def test_what_the_trainer_says_is_kept_and_its_steps_are_repeated(tmp_path: Path) -> None:
+    said: list[str] = []
+    program = "import os; print('noise'); print('step 1:', os.environ['WITH'])"
+    follow((sys.executable, "-c", program), tmp_path / "log", {"WITH": "this"}, said.append)
+    assert said == ["step 1: this"]
+    assert (tmp_path / "log").read_text() == "noise\nstep 1: this\n"
+
+
+def test_a_failure_shows_the_end_of_the_log_and_the_command(tmp_path: Path) -> None:
+    program = "print('before'); raise SystemExit(3)"
+    with pytest.raises(TrainingFailed, match=r"(?s)exit status 3.*before.*to run it alone: .*-c"):
+        follow((sys.executable, "-c", program), tmp_path / "log", {}, print)
+
+
+@pytest.fixture(scope="module")
+def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A job of two processes that trains until it is stopped."""
+    folder = tmp_path_factory.mktemp("endless")
+    model = models.tiny()
+    model.save_pretrained(folder / "parent")
+    (folder / "samples.parquet").write_bytes(to_parquet(models.samples(model, 0.0)))
+    settings = Train(epochs=1_000_000, learning_rate=1e-9)
+    return write_job(folder, folder / "parent", folder / "samples.parquet", models.CURRENT, settings)
+
+
+FLOW = """
+import sys
+from functools import partial
+from pathlib import Path
+from prefect.utilities.engine import capture_sigterm
+from tasks.trainer.run import command, follow
+
+job = Path(sys.argv[1])
+with capture_sigterm():  # as Prefect runs a flow
+    follow(command(job, 2), job.with_name("trainer.log"), {}, partial(print, flush=True))
+"""
+
+
+@pytest.mark.parametrize("stopped", ["flow cancelled", "flow killed", "launcher killed"])
+def test_nothing_is_left_of_a_trainer_whose_flow_or_launcher_is_stopped(endless: Path, stopped: str) -> None:
+    started: list[psutil.Process] = []
+    with subprocess.Popen((sys.executable, "-c", FLOW, str(endless)), cwd=ROOT, stdout=subprocess.PIPE, text=True) as flow:
+        assert flow.stdout
+        try:
+            said = [flow.stdout.readline() for _ in range(3)]
+            started = psutil.Process(flow.pid).children(recursive=True)
+            assert len(started) == 3
+            (launcher,) = psutil.Process(flow.pid).children()
+            victim = launcher if stopped == "launcher killed" else flow
+            victim.send_signal(signal.SIGTERM if stopped == "flow cancelled" else signal.SIGKILL)
+            assert all(gone(process.pid) for process in started)
+            assert flow.wait(10) != 0
+        finally:
+            flow.kill()
+            for process in started:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+    assert [line.split(":")[0] for line in said] == ["step 1", "step 2", "step 3"], "told by one process of the two"
+
+
+def gone(pid: int) -> bool:
+    for _ in range(200):
+        try:
+            os.kill(pid, 0)
+            if Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z":
+                return True
+        except (ProcessLookupError, FileNotFoundError):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def manifest_of(key: str, digest: str) -> Manifest:
+    return Manifest(
+        cycle="c", created=0, champion="1", parent="1", since=0, until=0, completions=(), feedback=(), buckets={}, requests=0,
+        samples=ObjectReference(key=key, sha256=digest, rows=1), settings_sha256="",
+    )  # fmt: skip
+
+
+def test_other_samples_than_the_manifests_are_refused(tmp_path: Path) -> None:
+    store = MemoryStore()
+    store.put("samples", b"changed")
+    with pytest.raises(Corrupt, match="the manifest says"):
+        train(store, manifest_of("samples", "0" * 64), tmp_path, Train(), tmp_path)
+
+
+SLOW_FIRST_RANK = """
+import os, sys, time
+
+def heard(event, arguments):
+    if event == "open" and str(arguments[0]).endswith("parent/config.json"):
+        time.sleep(10)
+
+if os.environ.get("RANK") == "0":
+    sys.addaudithook(heard)
+"""
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_an_update_that_the_trainer_refuses_is_no_failure_to_try_again(tmp_path: Path, processes: int) -> None:
+    """With two processes torchrun ends the slower one, the first rank, as soon as the other has left."""
+    (tmp_path / "sitecustomize.py").write_text(SLOW_FIRST_RANK)
+    settings = Train(processes=processes, environment={"PYTHONPATH": f"{ROOT}:{tmp_path}"} if processes == 2 else {})
+    model = models.tiny()
+    model.save_pretrained(tmp_path / "parent")
+    alike = [sample.model_copy(update={"advantage": 0.0}) for sample in models.samples(model, 0.0)]
+    store = MemoryStore()
+    body = to_parquet(alike)
+    store.put("samples", body)
+    found = train(store, manifest_of("samples", sha256([body])), tmp_path / "parent", settings, tmp_path / "work")
+    assert isinstance(found, UpdateRefused) and "advantage = 0 for each of 12 samples" in found.reason
+    assert not (tmp_path / "work" / "checkpoint").exists()

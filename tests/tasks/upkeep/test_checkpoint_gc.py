@@ -1,0 +1,330 @@
+"""Weights that nobody can want any more go, whatever the moment of death; what may serve or be trained never does."""
+
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import example, given
+from hypothesis import settings as effort
+from hypothesis import strategies as st
+
+from infra.cycles import experiment_id, name
+from infra.lineage import lineage
+from infra.records import CycleOutcome, Decision, ExperimentRecord, Manifest, ObjectReference, Verdict
+from infra.registry import EXPERIMENT_TAG, PREVIOUS_TAG, REMOVED_TAG, VERDICT_TAG
+from infra.settings import Settings
+from infra.settings.schema import Retention, Serving, Terms, UserTerms
+from infra.store import CHECKSUMS, Incomplete
+from tasks.experiments import release
+from tasks.labels.collect import NoChampion
+from tasks.labels.parent import choose_parent
+from tasks.steps.sealing import finish
+from tasks.upkeep import checkpoint_gc
+from tasks.upkeep.retention import DAY, retain
+from tests.tasks.made import NOW, Killed, MemoryRegistry, MemoryStore
+
+FOLDERS = ("checkpoints", "optimizers")
+LIMITS = Retention(checkpoints_days=30, optimizers_days=3, champions_kept=0)
+PROMISING = Verdict(verdict="reject", reason="no win", promising=True)
+YES, NO = Verdict(verdict="promote", reason="better"), Verdict(verdict="reject", reason="worse")
+
+
+class World:
+    """A bucket and a registry with the base as version 1, champion; version N is of cycle N."""
+
+    def __init__(self) -> None:
+        self.store, self.registry = MemoryStore(), MemoryRegistry(v1={"parent": ""})
+        self.registry.aliases["champion"] = "1"
+        self.upload("base", folders=FOLDERS[:1])
+
+    def upload(self, folder: str, *, whole: bool = True, folders: tuple[str, ...] = FOLDERS) -> None:
+        for above in folders:
+            self.store.put(f"{above}/{folder}/a.bin", b"a")
+            self.store.put(f"{above}/{folder}/sub/b.bin", b"b")
+            if whole:
+                self.store.put_json(f"{above}/{folder}/{CHECKSUMS}", {"a.bin": "0", "sub/b.bin": "0"})
+
+    def cycle(
+        self, number: int, days: float, parent: str = "1", champion: str = "1", *, result: str = "registered", whole: bool = True
+    ) -> None:
+        """A cycle that was sealed so long ago, with what it uploaded; without a result it is under way."""
+        samples = ObjectReference(key="samples", sha256="0" * 64, rows=1)
+        record = Manifest(
+            cycle=name(number), created=NOW - days * DAY, champion=champion, parent=parent, since=0, until=0, completions=(),
+            feedback=(), buckets={}, requests=0, samples=samples, settings_sha256="",
+        )  # fmt: skip
+        self.store.put_json(f"cycles/{name(number)}/manifest.json", record)
+        self.upload(name(number), whole=whole)
+        if result == "registered":
+            self.registry.versions[str(number)] = {"parent": parent, "cycle": name(number)}
+        if result:
+            finish(self.store, CycleOutcome.model_validate({"cycle": name(number), "result": result, "reason": ""}))
+
+    def decide(self, version: str, champion: str, verdict: Verdict, days: float, test: str = "") -> None:
+        """A test that ended so long ago; the aliases stay as they are."""
+        test = test or experiment_id(name(int(version)), version)
+        record = ExperimentRecord(id=test, champion=champion, challenger=version, share=0.5, started=0)
+        self.store.put_json(
+            f"decisions/{test}.json", Decision(experiment=record, verdict=verdict, decided=NOW - days * DAY, by="gate")
+        )
+        self.registry.versions[version][VERDICT_TAG] = f"{verdict.verdict}, by gate"
+
+    def retain(self, limits: Retention = LIMITS, serving: Serving | None = None, *, dry_run: bool = False):
+        settings = Settings(retention=limits, serving=serving or Serving())
+        return retain(self.store, self.registry.client, settings, NOW, dry_run=dry_run).uploads
+
+    def left(self, folder: str = "checkpoints") -> set[str]:
+        """Names of what is whole; of a name that is not, nothing may be left."""
+        names = {key.split("/")[1] for key in self.store.keys(f"{folder}/")}
+        return {one for one in names if self.store.exists(f"{folder}/{one}/{CHECKSUMS}")}
+
+    def tagged(self) -> set[str]:
+        return {version for version, tags in self.registry.versions.items() if tags.get(REMOVED_TAG)}
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def names(*numbers: int) -> set[str]:
+    return {"base", *map(name, numbers)}
+
+
+def test_an_old_candidate_that_was_rejected_loses_its_weights_and_keeps_its_version(world: World) -> None:
+    world.cycle(2, days=31)
+    world.cycle(3, days=29)
+    world.cycle(4, days=2)
+    before, tags = dict(world.store.objects), dict(world.registry.versions["2"])
+    looked = world.retain(dry_run=True)
+    assert (world.store.objects, world.tagged()) == (before, set()), "a dry run changes nothing"
+    assert looked == world.retain()
+    assert [(one.cycle, one.versions, one.folders) for one in looked] == [
+        ("cycle-000002", ("2",), FOLDERS),
+        ("cycle-000003", ("3",), ("optimizers",)),
+    ]
+    assert (world.left(), world.left("optimizers")) == (names(3, 4), {name(4)})
+    assert not [key for key in world.store.objects if name(2) in key and not key.startswith("cycles/")]
+    assert world.registry.versions["2"] == {**tags, REMOVED_TAG: "2027-01-15T08:00:00+00:00"}
+    assert world.tagged() == {"2"}
+    with pytest.raises(release.CheckpointRemoved):
+        release.rollback(world.store, world.registry.client, "2", "ada", "", NOW)
+    with pytest.raises(Incomplete, match="retention"):
+        world.store.directory_sha256("checkpoints/cycle-000002")
+
+
+def test_what_has_an_alias_a_test_or_the_place_to_roll_back_to_stays(world: World) -> None:
+    for number in range(2, 8):
+        world.cycle(number, days=300)
+    running = ExperimentRecord(id="e", champion="5", challenger="6", share=0.5, started=NOW)
+    world.registry.aliases = {"champion": "2", "challenger": "3", "of-a-person": "4"}
+    world.registry.tags = {EXPERIMENT_TAG: running.model_dump_json(), PREVIOUS_TAG: "7"}
+    world.cycle(8, days=300)
+    world.retain()
+    assert world.left() == names(2, 3, 4, 5, 6, 7)
+    assert world.left("optimizers") == names(2, 3, 4, 5, 6, 7) - {"base"}
+
+
+def test_a_cycle_under_way_keeps_what_it_needs_however_old_it_is(world: World) -> None:
+    for number in (2, 3, 4):
+        world.cycle(number, days=300)
+    world.cycle(5, days=200, parent="2", champion="3", result="", whole=False)
+    objects = {key for key in world.store.objects if name(5) in key}
+    world.retain()
+    assert world.left() == names(2, 3)
+    assert objects <= world.store.objects.keys()
+
+
+def test_what_a_cycle_without_a_version_left_goes(world: World) -> None:
+    world.cycle(2, days=31, result="refused")
+    world.cycle(3, days=31, result="abandoned", whole=False)
+    world.cycle(4, days=1, result="abandoned")
+    world.upload("of-a-person")
+    world.upload(name(9))
+    assert [one.versions for one in world.retain()] == [(), ()]
+    assert world.left() == {"of-a-person", *names(4, 9)}, "what no manifest tells of has no age"
+    assert not any(key.startswith("checkpoints/cycle-000003/") for key in world.store.objects)
+
+
+def test_weights_whose_version_another_registry_knew_stay(world: World) -> None:
+    world.cycle(2, days=300)
+    del world.registry.versions["2"]
+    assert world.retain() == ()
+
+
+def test_a_version_that_lies_where_a_wanted_one_does_takes_nothing_along(world: World) -> None:
+    world.cycle(2, days=300)
+    world.registry.versions["3"] = {"cycle": name(2)}
+    world.registry.aliases["champion"] = "3"
+    assert world.retain() == ()
+
+
+def test_versions_that_training_may_go_on_from_stay(world: World) -> None:
+    for number in (2, 3, 4):
+        world.cycle(number, days=300)
+    world.decide("2", "1", PROMISING, days=299)
+    world.decide("3", "1", NO, days=298)
+    world.cycle(5, days=300, parent="4", champion="4")
+    world.decide("5", "4", PROMISING, days=297)
+    world.registry.tags[PREVIOUS_TAG] = "4"
+    world.retain()
+    assert world.left() == names(2, 4, 5), "2 is trained further, 5 is after a rollback to 4"
+    assert world.left("optimizers") == {name(n) for n in (2, 4, 5)}
+
+
+def test_versions_that_settings_pin_stay(world: World) -> None:
+    for number in (2, 3, 4, 5):
+        world.cycle(number, days=300)
+    serving = Serving(terms=Terms(version="2"), projects={"p": Terms(version="3")}, users={"a" * 32: UserTerms(version="4")})
+    world.retain(serving=serving)
+    assert world.left() == names(2, 3, 4)
+    assert world.left("optimizers") == set()
+
+
+@pytest.mark.parametrize(("kept", "left"), [(0, ()), (1, (6,)), (2, (6, 3)), (3, (6, 3, 4)), (4, (6, 3, 4, 2))])
+def test_the_last_champions_keep_their_weights(world: World, kept: int, left: tuple[int, ...]) -> None:
+    for number in range(2, 8):
+        world.cycle(number, days=300, champion="6" if number == 7 else "1")
+    world.decide("2", "1", YES, days=90)
+    world.decide("4", "2", YES, days=80)
+    world.decide("3", "4", YES, days=70, test="manual-1.000-version-3")
+    world.decide("5", "3", YES, days=60)
+    world.store.put_json(
+        "cycles/cycle-000007/manifest.json",
+        world.store.get_json("cycles/cycle-000007/manifest.json") | {"created": NOW - 50 * DAY},
+    )
+    world.registry.aliases["champion"] = "5"
+    world.retain(LIMITS.model_copy(update={"champions_kept": kept}))
+    assert world.left() == names(5, *left), "6 was made champion in MLflow, which a cycle saw"
+
+
+def test_an_optimizers_state_does_not_outlive_its_checkpoint(world: World) -> None:
+    world.cycle(2, days=31)
+    world.retain(LIMITS.model_copy(update={"optimizers_days": 90}))
+    assert (world.left(), world.left("optimizers")) == ({"base"}, set())
+
+
+def test_without_a_champion_nothing_is_removed(world: World) -> None:
+    world.cycle(2, days=300)
+    world.registry.aliases.clear()
+    objects = dict(world.store.objects)
+    with pytest.raises(NoChampion, match=r"nothing was removed.*run retention again"):
+        world.retain()
+    assert world.store.objects == objects
+
+
+def test_a_version_that_got_an_alias_since_it_was_found_stays(world: World) -> None:
+    world.cycle(2, days=300)
+    found = checkpoint_gc.find(world.store, world.registry.client, Settings(retention=LIMITS), NOW)
+    release.promote(world.store, world.registry.client, "2", "ada", "", NOW)
+    assert checkpoint_gc.remove(world.store, world.registry.client, found, NOW) == ()
+    assert (world.left(), world.tagged()) == (names(2), set())
+
+
+@pytest.mark.parametrize("deletions", range(12))
+def test_killed_at_any_moment_nothing_looks_whole_that_is_not(deletions: int) -> None:
+    class Dying(MemoryStore):
+        left = deletions
+
+        def delete(self, key: str) -> None:
+            if not self.left:
+                raise Killed
+            self.left -= 1
+            super().delete(key)
+
+    world, whole = World(), World()
+    for one in (world, whole):
+        one.cycle(2, days=300)
+        one.cycle(3, days=300, result="refused")
+    whole.retain()
+    kept, dying = world.store, Dying()
+    dying.objects, world.store = kept.objects, dying
+    with pytest.raises(Killed):
+        world.retain()
+    for folder in FOLDERS:
+        for one in world.left(folder):
+            assert {f"{folder}/{one}/a.bin", f"{folder}/{one}/sub/b.bin"} <= kept.objects.keys()
+    assert name(2) in world.left() or world.tagged() == {"2"}, "the tag is there before anything is gone"
+    world.store = kept
+    world.retain()
+    assert (kept.objects, world.tagged()) == (whole.store.objects, whole.tagged())
+
+
+CYCLES = st.fixed_dictionaries(
+    {
+        "parent": st.integers(1, 9),
+        "champion": st.integers(1, 9),
+        "days": st.sampled_from([1, 10, 50]),
+        "result": st.sampled_from(["registered", "registered", "registered", "refused", "abandoned", ""]),
+        "verdict": st.sampled_from([None, YES, NO, PROMISING]),
+    }
+)
+
+
+OLD = {"parent": 0, "days": 50, "result": "registered", "verdict": None}
+
+
+@effort(max_examples=300, deadline=None)
+@example(  # a former champion that the manifest of a cycle alone tells of, whose own upload goes
+    made=[{**OLD, "champion": 0}, {**OLD, "champion": 1}],
+    roles=dict.fromkeys(("champion", "challenger", "previous", "of-a-person", "pinned"), 0),
+    kept=1,
+)
+@given(
+    made=st.lists(CYCLES, max_size=8),
+    roles=st.fixed_dictionaries(
+        {role: st.integers(0, 9) for role in ("champion", "challenger", "previous", "of-a-person", "pinned")}
+    ),
+    kept=st.integers(0, 3),
+)
+def test_whatever_the_tree_what_may_be_wanted_stays_and_the_rest_goes(
+    made: list[Mapping], roles: Mapping[str, int], kept: int
+) -> None:
+    world = World()
+    known = ["1"]
+
+    def pick(number: int) -> str:
+        return known[number % len(known)]
+
+    for number, one in enumerate(made, 2):
+        parent, champion = pick(one["parent"]), pick(one["champion"])
+        world.cycle(number, one["days"], parent, champion, result=one["result"])
+        if one["result"] == "registered":
+            known.append(str(number))
+            if one["verdict"]:
+                world.decide(str(number), champion, one["verdict"], days=one["days"] / 2)
+    held = {role: pick(number) for role, number in roles.items() if number or role == "champion"}
+    world.registry.aliases = {role: held[role] for role in ("champion", "challenger", "of-a-person") if role in held}
+    world.registry.tags[PREVIOUS_TAG] = held.get("previous", "")
+    serving = Serving(terms=Terms(version=held.get("pinned", "")))
+    limits = LIMITS.model_copy(update={"champions_kept": kept})
+
+    was = dict(world.store.objects)
+    world.retain(limits, serving)
+
+    lies = {version: tags.get("cycle", "base") for version, tags in world.registry.versions.items()}
+    left = world.left()
+    needed = set(held.values())
+    for number, one in enumerate(made, 2):
+        if one["days"] <= 30 or not one["result"]:
+            assert name(number) in left, "young, or under way"
+        if not one["result"]:
+            manifest = Manifest.model_validate(world.store.get_json(f"cycles/{name(number)}/manifest.json"))
+            needed |= {manifest.parent, manifest.champion}
+    assert {lies[version] for version in needed} <= left
+    assert {version for version in lies if lies[version] not in left} == world.tagged()
+    assert {key for key in was if not key.startswith(FOLDERS)} <= world.store.objects.keys()
+
+    tree = lineage(world.registry.client.versions())
+    served = [(held["champion"], held.get("previous"))]
+    served += [(held["previous"], held["champion"])] if "previous" in held else []
+    served += [(held["challenger"], held["champion"])] if "challenger" in held else []
+    for champion, previous in served:
+        parent = choose_parent(world.store, tree, champion, previous)
+        assert lies[parent] in left, "training goes on from what is there, whoever serves next"
+
+    stays = {name(n) for n, one in enumerate(made, 2) if one["days"] <= 30 or not one["result"]} | {"base"}
+    needed |= {choose_parent(world.store, tree, *one) for one in served[:2]}
+    surplus = left - stays - {lies[version] for version in needed}
+    assert len(surplus) <= kept, "beyond that, former champions alone"
+    again = dict(world.store.objects)
+    assert world.retain(limits, serving) == () and world.store.objects == again

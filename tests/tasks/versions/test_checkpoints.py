@@ -1,0 +1,25 @@
+"""Checkpoints on this machine's disk."""
+
+import os
+from pathlib import Path
+
+from infra.store import CHECKSUMS
+from tasks.versions.checkpoints import KEPT, fetch
+from tests.tasks.made import MemoryRegistry, MemoryStore
+
+
+def test_a_disk_keeps_the_versions_that_were_used_last(tmp_path: Path) -> None:
+    store, names = MemoryStore(), [f"v{n}" for n in range(1, KEPT + 3)]
+    registry = MemoryRegistry(**{name: {"cycle": name} for name in names})
+    for age, name in enumerate(names):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "weights").write_text(name)
+        store.put_directory(f"checkpoints/{name}", tmp_path / name)
+        found = fetch(store, registry.client, name[1:], tmp_path / "disk")
+        assert (found / "weights").read_text() == name
+        os.utime(found, (age, age))
+        if name != "v1":
+            assert fetch(store, registry.client, "1", tmp_path / "disk").is_dir()  # used again by every cycle
+    held = {path.name.split("-")[1] for path in (tmp_path / "disk").iterdir()}
+    assert held == {"1", *(name[1:] for name in names[-KEPT + 1 :])}
+    assert store.exists(f"checkpoints/v2/{CHECKSUMS}"), "the store still has what the disk has not"

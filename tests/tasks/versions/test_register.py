@@ -1,0 +1,55 @@
+"""A cycle's run in a real MLflow, on SQLite: its data set, its accounts and its Data Docs can be found there."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from infra import cycles
+from infra.settings import Settings
+from infra.settings.schema import Registry
+from infra.store import sha256, to_parquet
+from tasks.steps import sealing
+from tasks.trainer.run import Candidate
+from tasks.validation import quarantine
+from tasks.versions.evaluate import Evaluation
+from tasks.versions.register import log_run
+from tests.tasks.made import NOW, MemoryStore, metrics, sample
+from tests.tasks.steps.test_sealing import FIELDS
+
+MEASURES = {"judged": 6.0}
+
+
+def test_the_run_names_the_data_set_and_holds_what_a_person_looks_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # where MLflow puts artifacts beside SQLite
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    settings = Settings(registry=Registry(uri=f"sqlite:///{tmp_path}/mlflow.db"))
+    store = MemoryStore()
+    docs = quarantine.write_docs(store, "cycle-000001", {"samples": "<html>rows</html>", "batch": "<html>batch</html>"})
+    fields = FIELDS | {"docs": docs, "code": "0.1.0+test", "buckets": {"trained": 1, "stale": 3}, "requests": 4, "created": NOW}
+    manifest = sealing.seal(store, "cycle-000001", fields, to_parquet([sample()]), settings)
+    dataset = cycles.dataset_id(store, "cycle-000001")
+    assert dataset == sha256([store.get("cycles/cycle-000001/manifest.json")])
+
+    evaluation = Evaluation(passed=True, reason="fine", judge="reference", candidate=MEASURES, champion=MEASURES)
+    given = (settings, store, manifest, dataset, Candidate(tmp_path, metrics(samples=1, tokens=2), 1.0), evaluation)
+    run = log_run(*given)
+    assert log_run(*given) == run, "one run a cycle"
+
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=settings.registry.uri)
+    found = client.get_run(run)
+    assert (found.data.tags["manifest_sha256"], found.data.tags["code"]) == (dataset, "0.1.0+test")
+    assert (found.info.status, found.data.tags["reason"]) == ("FINISHED", "fine")
+    assert found.data.metrics["bucket.stale"] == 3
+    assert {i.dataset.digest for i in found.inputs.dataset_inputs} == {dataset[:32]}
+    pages = {path: Path(client.download_artifacts(run, path)).read_text() for path in ("requests.md", "data_docs/samples.html")}
+    assert "| stale | 3 | 75.0% |" in pages["requests.md"]
+    assert pages["data_docs/samples.html"] == "<html>rows</html>"
+
+    refused = replace(evaluation, passed=False, reason="worse")
+    assert log_run(*given[:-1], refused) == run
+    found = client.get_run(run)
+    assert (found.info.status, found.data.tags["reason"]) == ("FAILED", "worse")
+    assert {a.path for a in client.list_artifacts(run)} == {"data_docs", "manifest.json", "requests.md"}
