@@ -29,7 +29,7 @@ with the interval of a fixed sample (Haybittle 1971; Peto et al. 1976): the two 
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import NormalDist
 
 import numpy as np
@@ -44,22 +44,18 @@ PRIOR_REQUESTS = 20.0
 
 @dataclass(frozen=True)
 class Totals:
-    """A user's requests, and what came of them."""
+    """A user's requests, and the sum of each metric over these requests."""
 
     requests: int = 0
-    accepted: int = 0
-    characters: int = 0
-    """Accepted characters."""
-    shown: int = 0
-    """Requests with something to show."""
+    sums: Mapping[str, float] = field(default_factory=dict)
+    """By the metric's name; a metric that is missing sums to 0."""
+
+    def __getitem__(self, metric: str) -> float:
+        return self.sums.get(metric, 0)
 
     def __add__(self, other: "Totals") -> "Totals":
-        return Totals(
-            self.requests + other.requests,
-            self.accepted + other.accepted,
-            self.characters + other.characters,
-            self.shown + other.shown,
-        )
+        names = self.sums.keys() | other.sums.keys()
+        return Totals(self.requests + other.requests, {name: self[name] + other[name] for name in names})
 
 
 @dataclass(frozen=True)
@@ -140,9 +136,9 @@ def sample_ratio_p(challenger: int, champion: int, share: float) -> float:
 
 
 def difference(
-    users: Sequence[User], measure: str, alpha: float, expected_requests: float, *, last_look: bool = False
+    users: Sequence[User], metric: str, alpha: float, expected_requests: float, *, last_look: bool = False
 ) -> Difference | NoDifference:
-    """The difference of a measure of Totals per request between the arms.
+    """Return the difference of a metric per request between the arms.
 
     expected_requests is when the interval is narrowest for its age: about as many requests as the experiment is planned for.
     `last_look`: the interval of a fixed sample, for one look at a time that was set before.
@@ -154,14 +150,14 @@ def difference(
             f"{len(users)} users with requests, {treated.sum():.0f} of them on the challenger's arm: too few to compare"
         )
     requests = np.array([user.during.requests for user in users], dtype=float)
-    rate = np.array([getattr(user.during, measure) for user in users]) / requests
-    covariate = earlier_rates([user.before for user in users], measure)
+    rate = np.array([user.during[metric] for user in users]) / requests
+    covariate = earlier_rates([user.before for user in users], metric)
     columns = [np.ones_like(rate), treated]
     if np.ptp(covariate) > 1e-12:
         columns.append(covariate - np.average(covariate, weights=requests))
     found = weighted_fit(np.column_stack(columns), rate, requests)
     if found is None:
-        return NoDifference(f"{measure} per request does not vary between users: its error cannot be told")
+        return NoDifference(f"{metric} per request does not vary between users: its error cannot be told")
     estimate, error = found
     freedom = len(users) - len(columns)
     errors = NormalDist().inv_cdf(1 - alpha / 2) if last_look else boundary(float(requests.sum()), alpha, expected_requests)
@@ -169,10 +165,10 @@ def difference(
     return Difference(estimate, estimate - half, estimate + half, error)
 
 
-def earlier_rates(before: Sequence[Totals], measure: str) -> np.ndarray:
+def earlier_rates(before: Sequence[Totals], metric: str) -> np.ndarray:
     """Each user's rate before the experiment, shrunk to the mean by PRIOR_REQUESTS; the mean where there is no history."""
     requests = np.array([totals.requests for totals in before], dtype=float)
-    counted = np.array([getattr(totals, measure) for totals in before], dtype=float)
+    counted = np.array([totals[metric] for totals in before], dtype=float)
     mean = counted.sum() / requests.sum() if requests.sum() else 0.0
     return (counted + PRIOR_REQUESTS * mean) / (requests + PRIOR_REQUESTS)
 

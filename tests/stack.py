@@ -1,4 +1,4 @@
-"""The real stack for tests: one a session, on free ports, all of its state in a directory of its own."""
+"""The real stack for tests: one per session, on free ports, with its own state directory."""
 
 import json
 import os
@@ -17,27 +17,27 @@ from infra.stack import control
 
 @dataclass(frozen=True)
 class Stack:
-    """A stack that is up."""
+    """A running stack."""
 
     settings: Settings
-    """Its settings, secrets included; settings.load() gives the same during the session."""
+    """Its settings, secrets included; settings.load() returns the same during the session."""
     state: Path
     """Its state directory."""
 
 
 @contextmanager
 def environment_of(directory: Path) -> Iterator[dict[str, str]]:
-    """Point the settings at free ports and at a directory, for this process and those it starts."""
-    found = _overrides(directory)
+    """Point the settings of this process and its children at free ports and a directory."""
+    variables = _overrides(directory)
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in found.items():
+        for name, value in variables.items():
             patch.setenv(name, value)
-        yield found
+        yield variables
 
 
 @contextmanager
 def running(directory: Path, *parts: str) -> Iterator[Stack]:
-    """A stack of some parts (none named: all), stopped at the end."""
+    """Start some parts of a stack (none: all), and stop them at the end."""
     with ExitStack() as exits:
         exits.enter_context(environment_of(directory))
         exits.callback(control.down, say=_quiet)
@@ -45,7 +45,7 @@ def running(directory: Path, *parts: str) -> Iterator[Stack]:
 
 
 def started(*parts: str) -> Stack:
-    """Start parts of the stack that the environment points at; those that run already are left."""
+    """Start parts of the stack that the environment points at; running parts stay as they are."""
     settings = control.up(parts)
     return Stack(settings, settings_.path(settings.stack.state))
 
@@ -55,10 +55,10 @@ def _overrides(directory: Path) -> dict[str, str]:
     return {
         "TABLOOP_STACK__STATE": str(directory / "stack"),
         "TABLOOP_STACK__READY_SECONDS": os.environ.get("TABLOOP_STACK__READY_SECONDS", "600"),
-        # A cycle of the tests is small.
+        # Small cycles.
         "TABLOOP_COLLECT__MIN_SAMPLES": "48",
         "TABLOOP_EVALUATE__SAMPLES": "24",
-        # Float32 on both sides: the trainer's log-probabilities are held against the server's.
+        # Float32 on both sides, since tests compare the trainer's log-probabilities with the server's.
         "TABLOOP_TRAIN__PRECISION": "float32",
         "TABLOOP_TRAIN__FOLDER": str(directory / "cycles"),
         "TABLOOP_STORE__LOCK": str(directory / "s3.lock"),
@@ -74,19 +74,19 @@ def _overrides(directory: Path) -> dict[str, str]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that are free now, outside the range that the system gives to outgoing connections."""
+    """Return free ports outside the system's range for outgoing connections."""
     low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    found: list[int] = []
+    ports: list[int] = []
     candidates = iter(range(low - 1 - os.getpid() % 8000, 10_000, -1))
-    while len(found) < count:
+    while len(ports) < count:
         port = next(candidates)
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
-            found.append(port)
-    return found
+            ports.append(port)
+    return ports
 
 
 def _quiet(_: str) -> None:

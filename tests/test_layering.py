@@ -1,8 +1,9 @@
-"""The house of design.md, read from the imports themselves: who may import whom, and what lies at the top."""
+"""The structure of the repository, read from the imports themselves: who may import whom, and what lies at the top."""
 
 import ast
 import subprocess
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,17 @@ MAY_IMPORT = {
 }
 # Packages that one room alone may know, and the folder that is its only door.
 ONLY_IN = {"megatron": "tasks/trainer", "vllm": "serving/engine", "supervisor": "infra/stack"}
+# The sub-rooms of a room, each of which imports only itself and those before it. What is not named is a command or wires the room, and
+# may import them all; no sub-room imports it.
+ORDER = {
+    "tasks": ("labels", "validation", "rewards", "trainer", "versions", "experiments", "upkeep", "steps"),
+    "tasks/trainer": ("model", "job", "update", "pretraining"),
+    "serving": ("access", "metrics", "engine", "recording", "slots", "gateway", "status", "app"),
+}
+ONLY_STEPS = "prefect"
+"""Package that only tasks/steps knows among the rooms of tasks."""
+MOST_AT_TOP = {"tasks": 12, "serving": 8}
+MOST_LINES = 400
 TOP_DIRECTORIES = {"flows", "tasks", "serving", "evals", "infra", "tests", ".ci"}
 TOP_FILES = {
     *("pyproject.toml", "Makefile", "prefect.yaml", "README.md", "LICENSE", ".gitignore", ".gitattributes"),
@@ -35,9 +47,10 @@ def modules(room: str) -> list[Path]:
     return sorted(path.relative_to(ROOT) for path in (ROOT / room).rglob("*.py"))
 
 
-def imports(source: str, package: str) -> Iterator[tuple[int, str]]:
-    """Line and full name of every import, wherever it stands in the file."""
-    for node in ast.walk(ast.parse(source)):
+def imports(source: str, package: str, nested: bool = True) -> Iterator[tuple[int, str]]:
+    """Line and full name of every import, wherever it stands in the file, or only of those at the module's top."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree) if nested else tree.body:
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -47,8 +60,8 @@ def imports(source: str, package: str) -> Iterator[tuple[int, str]]:
             yield from ((node.lineno, f"{whole}.{alias.name}") for alias in node.names)
 
 
-def found_imports(path: Path) -> list[tuple[int, str]]:
-    return list(imports((ROOT / path).read_text(), ".".join(path.parent.parts)))
+def found_imports(path: Path, nested: bool = True) -> list[tuple[int, str]]:
+    return list(imports((ROOT / path).read_text(), ".".join(path.parent.parts), nested))
 
 
 @pytest.mark.parametrize("room", MAY_IMPORT)
@@ -73,6 +86,61 @@ def test_heavy_packages_have_one_door(package: str, door: str) -> None:
         if name.split(".")[0] == package and not path.is_relative_to(door)
     ]
     assert wrong == []
+
+
+@pytest.mark.parametrize("room", ORDER)
+def test_no_import_runs_back_up(room: str) -> None:
+    names, package = ORDER[room], room.replace("/", ".")
+    wrong = []
+    for path in modules(room):
+        inner = path.relative_to(room).with_suffix("").parts[0]
+        if inner not in names:
+            continue
+        # What `from package import name` names is a sub-room, too.
+        for line, name in found_imports(path):
+            target = name.removeprefix(f"{package}.").split(".")[0] if name.startswith(f"{package}.") else ""
+            if target and target != inner and target not in names[: names.index(inner)]:
+                wrong.append(f"{path}:{line} imports {name}")
+    assert wrong == []
+
+
+def test_no_circle_of_modules() -> None:
+    every = {
+        ".".join(path.with_suffix("").parts).removesuffix(".__init__"): path for room in MAY_IMPORT for path in modules(room)
+    }
+    graph = {
+        module: {name for _, name in found_imports(path, nested=False) if name in every and name != module}
+        for module, path in every.items()
+    }
+    # A module's package is imported with it and is no arrow of its own.
+    arrows = {module: {t for t in targets if not module.startswith(f"{t}.")} for module, targets in graph.items()}
+    assert list(TopologicalSorter(arrows).static_order())
+
+
+def test_only_the_steps_of_tasks_import_prefect() -> None:
+    wrong = [
+        f"{path}:{line}"
+        for path in modules("tasks")
+        for line, name in found_imports(path)
+        if name.split(".")[0] in (ONLY_STEPS, "prefect_dask") and not path.is_relative_to("tasks/steps")
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(("room", "most"), MOST_AT_TOP.items())
+def test_a_room_has_few_entries_at_its_top(room: str, most: int) -> None:
+    entries = {path.relative_to(room).parts[0].removesuffix(".py") for path in tracked() if path.is_relative_to(room)}
+    assert len(entries - {"__init__", "__main__", "README.md"}) <= most, sorted(entries)
+
+
+def test_no_source_file_is_long() -> None:
+    long = {
+        str(path): lines
+        for room in MAY_IMPORT
+        for path in modules(room)
+        if (lines := len((ROOT / path).read_text().splitlines())) > MOST_LINES
+    }
+    assert long == {}
 
 
 def test_nothing_lies_at_the_top_that_the_design_does_not_name() -> None:

@@ -65,8 +65,8 @@ class UpdateSettings(Section):
     max_ratio: float = Field(1000.0, gt=1)
     """Largest ratio of a token's probability to that under the same policies; a step with a larger ratio is refused."""
     max_logprob_gap: float = Field(0.1, gt=0)
-    """Largest mean difference, in nats, between the trainer's and the server's log-probabilities of the same tokens under the same
-    weights; a larger one refuses the update. Measured before the first step on up to 64 samples of the current version."""
+    """Largest mean difference, in nats, between the trainer's and the server's log-probabilities of the same tokens under the
+    same weights; a larger one refuses the update. Measured before the first step on up to 64 samples of the current version."""
     max_logprob_gap_p99: float = Field(0.5, gt=0)
     """Largest 99th percentile of these differences, in nats; a larger one refuses the update. A mean hides a few large errors."""
     context_weight: float = Field(0.0, ge=0)
@@ -74,7 +74,7 @@ class UpdateSettings(Section):
     context_tokens: int = Field(32, ge=1)
     """Prompt tokens per sample that the language-model loss covers."""
     logit_scale_rate: float = Field(0.0, ge=0)
-    """Learning rate of the logarithm of the logits' scale (the model's sharpness), by plain gradient steps; 0: the scale stays."""
+    """Learning rate of the logarithm of the logits' scale (the model's sharpness), in plain gradient steps; 0: it stays."""
     frozen_layers: int = Field(0, ge=0)
     """Lowest layers to freeze, with the embeddings; 0: everything is trained."""
     max_grad_norm: float = Field(1.0, gt=0)

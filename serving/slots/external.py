@@ -155,7 +155,7 @@ class ExternalEngine:
         if not isinstance(max_model_len, int) or max_model_len == self.max_context:
             return
         needed, policy = self._policy.max_context, self._policy
-        least = needed - policy.renderer.most_code + MIN_CODE_TOKENS
+        least = needed - policy.renderer.max_code_tokens + MIN_CODE_TOKENS
         if max_model_len < least:
             raise EngineDown(
                 f"{self.url}: max_model_len is {max_model_len}, completions and {MIN_CODE_TOKENS} tokens of code need {least}"

@@ -1,4 +1,4 @@
-"""The small base model, from sources that every installation has: tokenizer, data, training, export.
+"""Trains the small base model on Python sources that every installation has: tokenizer, data, training, export.
 
 torchrun --standalone --nproc_per_node 2 -m tasks.trainer.base --tokens 16000000 --threads 1 --out infra/base_model
 """
@@ -7,6 +7,7 @@ import argparse
 import json
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,23 +17,28 @@ from tokenizers import Tokenizer
 
 from evals.heldout import read_source, training_files
 from infra.fim import END, MIDDLE, PAD, SPECIAL_TOKENS, Renderer
-from tasks.trainer import sources
 from tasks.trainer.model import matmul
-from tasks.trainer.model.engine import TrainedModel, Optimization, Parallel, start, stop
-from tasks.trainer.pretraining import corpus
-from tasks.trainer.pretraining.pretrain import Schedule, train, weights_of
+from tasks.trainer.model.process_group import Parallel, start, stop
+from tasks.trainer.model.trained_model import Optimization, TrainedModel
+from tasks.trainer.pretraining import corpus, sources
+from tasks.trainer.pretraining.pretrain import BatchSize, Schedule, train, weights_of
 
 VOCABULARY, LENGTH = 4096, 256
 TOKENIZER_FILES = 4000
-BATCH, MICRO_BATCH = 12, 6
+"""Files that the tokenizer is trained on."""
+BATCH = BatchSize(rows=12, micro_batch=6)
 MAX_PREFIX_TOKENS, MAX_SUFFIX_TOKENS = 160, 48
 MIDDLE_WEIGHT = 3.0
+"""Loss weight of a token of the middle, beside 1 for any other."""
 ROWS = "rows.npy"
 SNAPSHOT_EVERY = 0.1
+"""Share of the run between two snapshots of the checkpoint."""
+REPORT_STEPS = 100
+"""Steps between two lines of progress."""
 
 
 def architecture() -> dict[str, object]:
-    """config.json of the base model."""
+    """Return config.json of the base model."""
     return {
         "architectures": ["Qwen2ForCausalLM"],
         "model_type": "qwen2",
@@ -82,26 +88,53 @@ def prepare(files: list[Path], arguments: argparse.Namespace) -> None:
     shutil.rmtree(arguments.work, ignore_errors=True)
     save_tokenizer(tokenizer, arguments.work / "tokenizer")
     renderer = Renderer(tokenizer, "spm", MAX_PREFIX_TOKENS, MAX_SUFFIX_TOKENS)
-    count = arguments.tokens // LENGTH + BATCH
+    count = arguments.tokens // LENGTH + BATCH.rows
     corpus.write_rows(files, renderer, LENGTH, count, arguments.seed, arguments.work / ROWS)
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Return the command line's options."""
+    parser = argparse.ArgumentParser(prog="python -m tasks.trainer.base", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--tokens", type=int, default=16_000_000, help="tokens to train on (default %(default)s)")
+    parser.add_argument(
+        "--minutes", type=float, default=float("inf"), help="longest run; the schedule then ends with fewer tokens"
+    )
+    parser.add_argument("--learning-rate", type=float, default=4e-3, help="peak learning rate (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of files, cursors and weights (default %(default)s)")
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads of each process (default %(default)s)")
+    parser.add_argument("--parent", type=Path, help="checkpoint to continue from, with its tokenizer; choose another --seed")
+    parser.add_argument("--work", type=Path, default=Path("var/base"), help="folder for rows and tokenizer (default %(default)s)")
+    parser.add_argument("--out", type=Path, default=Path("infra/base_model"), help="folder to write (default %(default)s)")
+    return parser.parse_args()
+
+
+def reporter(model: TrainedModel, arguments: argparse.Namespace) -> Callable[[int, float, float, float], None]:
+    """Return a function for each step's figures: it prints progress on rank 0, and saves snapshots."""
+    start_time = time.monotonic()
+    step, smoothed, saved = 0, 0.0, 0.0
+
+    def report(tokens: int, loss: float, norm: float, progress: float) -> None:
+        nonlocal step, smoothed, saved
+        step += 1
+        smoothed = loss if step == 1 else 0.97 * smoothed + 0.03 * loss
+        if dist.get_rank() == 0 and step % REPORT_STEPS == 0:
+            speed = tokens / (time.monotonic() - start_time)
+            print(
+                f"{tokens / 1e6:7.2f} M tokens  loss {smoothed:.3f}  gradient {norm:.2f}  {speed:,.0f} tokens/s  {progress:.1%}",
+                flush=True,
+            )
+        if progress - saved > SNAPSHOT_EVERY:
+            model.save(arguments.out, torch.bfloat16, extras=arguments.work / "tokenizer")
+            saved = progress
+
+    return report
 
 
 def main() -> None:
     """Train the base model and write it to --out."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tokens", type=int, default=16_000_000, help="tokens to train on")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="end the schedule by then, with what was seen so far")
-    parser.add_argument("--learning-rate", type=float, default=4e-3)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument(
-        "--parent", type=Path, help="go on from this checkpoint and its tokenizer; give another --seed for other rows"
-    )
-    parser.add_argument("--work", type=Path, default=Path("var/base"), help="folder for rows and the tokenizer")
-    parser.add_argument("--out", type=Path, default=Path("infra/base_model"))
-    arguments = parser.parse_args()
+    arguments = parse_arguments()
     torch.set_num_threads(arguments.threads)
-    began = time.monotonic()
+    start_time = time.monotonic()
 
     start(Parallel(), arguments.seed)
     lead = dist.get_rank() == 0
@@ -111,52 +144,29 @@ def main() -> None:
         prepare(files, arguments)
     dist.barrier()
     rows = np.load(arguments.work / ROWS, mmap_mode="r")
-    precise = Optimization(
-        arguments.learning_rate, optimizer="muon", weight_decay=0.1, bf16=matmul.faster_in_bf16(matmul.processor())
-    )
-    engine = TrainedModel(architecture(), Parallel(), precise)
-    engine.make_optimizer()
+    bf16 = matmul.faster_in_bf16(matmul.processor())
+    optimization = Optimization(arguments.learning_rate, optimizer="muon", weight_decay=0.1, bf16=bf16)
+    model = TrainedModel(architecture(), Parallel(), optimization)
+    model.make_optimizer()
     if arguments.parent:
-        engine.load(arguments.parent)
+        model.load(arguments.parent)
     if lead:
-        parameters = sum(p.numel() for p in engine.model.parameters())
-        print(
-            f"{rows.size / 1e6:.1f} M tokens prepared, {parameters / 1e6:.2f} M parameters, {time.monotonic() - began:.0f} s",
-            flush=True,
-        )
+        parameters = sum(p.numel() for p in model.megatron.parameters()) / 1e6
+        seconds = time.monotonic() - start_time
+        print(f"{rows.size / 1e6:.1f} M tokens prepared, {parameters:.2f} M parameters, {seconds:.0f} s", flush=True)
     middle, end = SPECIAL_TOKENS.index(MIDDLE), SPECIAL_TOKENS.index(END)
-    state = {"step": 0, "saved": 0.0, "loss": 0.0}
-    training = time.monotonic()
-
-    def report(seen: int, loss: float, norm: float, progress: float) -> None:
-        state["step"] += 1
-        state["loss"] = loss if state["step"] == 1 else 0.97 * state["loss"] + 0.03 * loss
-        if lead and state["step"] % 100 == 0:
-            speed = seen / (time.monotonic() - training)
-            print(
-                f"{seen / 1e6:7.2f} M tokens  loss {state['loss']:.3f}  gradient {norm:.2f}  "
-                f"{speed:,.0f} tokens/s  {progress:.1%}",
-                flush=True,
-            )
-        if progress - state["saved"] > SNAPSHOT_EVERY:
-            engine.save(arguments.out, torch.bfloat16, extras=arguments.work / "tokenizer")
-            state["saved"] = progress
-
-    seen = train(
-        engine,
+    tokens = train(
+        model,
         rows,
         Schedule(arguments.learning_rate, arguments.tokens, arguments.minutes),
         BATCH,
-        MICRO_BATCH,
-        lambda tokens: weights_of(tokens, middle, end, MIDDLE_WEIGHT),
-        report,
+        lambda batch: weights_of(batch, middle, end, MIDDLE_WEIGHT),
+        reporter(model, arguments),
     )
-    engine.save(arguments.out, torch.bfloat16, extras=arguments.work / "tokenizer")
+    model.save(arguments.out, torch.bfloat16, extras=arguments.work / "tokenizer")
     if lead:
         (arguments.out / "SOURCES.md").write_text(sources.document(files))
-        print(
-            f"done: {seen} tokens, loss {state['loss']:.3f}, {time.monotonic() - began:.0f} s; wrote {arguments.out}", flush=True
-        )
+        print(f"done: {tokens} tokens, {time.monotonic() - start_time:.0f} s; wrote {arguments.out}", flush=True)
     stop()
 
 

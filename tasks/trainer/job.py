@@ -74,8 +74,8 @@ class StepMetrics(BaseModel):
     effective_samples: float
     """Effective sample size of the tokens' weights w = policy / behaviour, (sum w)^2 / (N sum w^2), from 0 to 1 (Kong 1992)."""
     behaviour_gap: float
-    """Mean absolute difference of the policy's and the server's log-probability, in nats. It includes how far the policy has moved;
-    Metrics.logprob_difference_mean compares trainer and server alone."""
+    """Mean absolute difference of the policy's and the server's log-probability, in nats. It includes how far the policy has
+    moved; Metrics.logprob_difference_mean compares trainer and server alone."""
     gradient_norm: float
     """Norm of the gradient before clipping."""
     logit_scale: float

@@ -1,6 +1,6 @@
-"""The training step: hands the samples to the trainer's processes and follows them.
+"""The training step of a cycle: starts the trainer's processes on the cycle's samples and follows their output.
 
-A flow that is stopped, or killed, takes all of the trainer along: it ends torchrun, and torchrun's end is that of the workers.
+When the flow is stopped or killed, all trainer processes end: the flow ends torchrun, and the workers end with torchrun.
 """
 
 import os
@@ -17,42 +17,45 @@ from pathlib import Path
 
 from infra.records import Manifest
 from infra.settings import ROOT
-from infra.settings.training import Train
+from infra.settings.training import Train, UpdateSettings
 from infra.store import Corrupt, ObjectStore, sha256
 from tasks.trainer.job import CHECKPOINT_NAME, JOB_NAME, METRICS_NAME, OPTIMIZER_NAME, REFUSED_NAME, Job, Metrics
 from tasks.trainer.worker import end_with_parent
 
 LOG_NAME = "trainer.log"
 TAIL_LINES = 40
-WORTH_SAYING = re.compile(r"^(step|trainer:|.*Error)")
-"""Lines of the trainer's that the flow repeats; the log has all of them."""
+REPEATED_LINES = re.compile(r"^(step|trainer:|.*Error)")
+"""Lines of the trainer's output that the flow repeats; the log file has all lines."""
 STOP_SECONDS = 10.0
+"""Seconds between SIGTERM and SIGKILL."""
 
 
 class TrainingFailed(RuntimeError):
-    """The trainer ended without a checkpoint."""
+    """The trainer ended without writing a checkpoint."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A candidate on this machine's disk."""
+    """A trained checkpoint on this machine's disk, not registered yet."""
 
     checkpoint: Path
-    """Hugging Face layout."""
+    """Folder in Hugging Face layout."""
     metrics: Metrics
+    """The update's metrics."""
     seconds: float
+    """Wall-clock time of the update."""
     optimizer: Path | None = None
-    """The optimizer's state, where it is kept."""
+    """Folder of the optimizer's state, with train.keep_optimizer."""
 
 
 @dataclass(frozen=True)
 class UpdateInputs:
-    """What an update may lean on beside its samples and its parent."""
+    """Inputs of an update beside its samples and its parent."""
 
     reference: Path | None = None
-    """Checkpoint that the KL is taken to; none: the parent's."""
+    """Checkpoint of the KL term's reference policy; none: the parent's."""
     optimizer: Path | None = None
-    """The optimizer's state at the parent's checkpoint; none: it starts from nothing."""
+    """Folder of the optimizer's state at the parent's checkpoint; none: the optimizer starts new."""
 
 
 NO_INPUTS = UpdateInputs()
@@ -60,9 +63,10 @@ NO_INPUTS = UpdateInputs()
 
 @dataclass(frozen=True)
 class UpdateRefused:
-    """No candidate: the trainer found that an update from these samples would harm the weights (tasks/trainer/update/safety.py)."""
+    """No candidate: an update from these samples would harm the weights (tasks/trainer/update/safety.py)."""
 
     reason: str
+    """Reason as the trainer states it."""
 
 
 def train(
@@ -72,61 +76,85 @@ def train(
     settings: Train,
     folder: Path,
     say: Callable[[str], None] = print,
-    aids: UpdateInputs = NO_INPUTS,
+    inputs: UpdateInputs = NO_INPUTS,
 ) -> Candidate | UpdateRefused:
     """Train the cycle's candidate from its parent's checkpoint.
 
+    Args:
+        parent: checkpoint of the manifest's parent.
+        folder: working folder of the cycle; gets samples, job, log and results.
+        say: receives the lines of the trainer's output that the flow repeats.
+
     Raises:
-        Corrupt: the samples are not those of the manifest.
-        TrainingFailed: with the end of the trainer's log.
+        Corrupt: the samples do not have the manifest's checksum.
+        TrainingFailed: the trainer failed; the message has the end of its log.
     """
     folder.mkdir(parents=True, exist_ok=True)
     samples = folder / "samples.parquet"
     body = store.get(manifest.samples.key)
-    if (found := sha256([body])) != manifest.samples.sha256:
-        raise Corrupt(f"s3://{store.bucket}/{manifest.samples.key}: SHA-256 {found}, the manifest says {manifest.samples.sha256}")
+    if (digest := sha256([body])) != manifest.samples.sha256:
+        raise Corrupt(
+            f"s3://{store.bucket}/{manifest.samples.key}: SHA-256 {digest}, the manifest says {manifest.samples.sha256}"
+        )
     samples.write_bytes(body)
-    job = write_job(folder, parent, samples, manifest.parent, settings, aids)
+    job = write_job(folder, parent, samples, manifest.parent, settings, inputs)
     refused = folder / REFUSED_NAME
     refused.unlink(missing_ok=True)
     try:
         follow(command(job, settings.processes), folder / LOG_NAME, settings.environment, say)
     except TrainingFailed:
-        # The same samples would be refused again: trying once more is no use.
+        # No retry: the same samples would be refused again.
         if refused.exists():
             return UpdateRefused(refused.read_text())
         raise
     checkpoint, metrics = folder / CHECKPOINT_NAME, folder / METRICS_NAME
     if not metrics.exists() or not checkpoint.is_dir():
         raise TrainingFailed(
-            f"trainer: ended well but left no {metrics.name} or {checkpoint.name} in {folder}; its log: {folder / LOG_NAME}"
+            f"trainer: exit status 0, but no {metrics.name} or {checkpoint.name} in {folder}; see its log {folder / LOG_NAME}"
         )
     result = Metrics.model_validate_json(metrics.read_text())
     optimizer = folder / OPTIMIZER_NAME
     return Candidate(checkpoint, result, sum(result.seconds.values()), optimizer if settings.keep_optimizer else None)
 
 
-def write_job(folder: Path, parent: Path, samples: Path, version: str, settings: Train, aids: UpdateInputs = NO_INPUTS) -> Path:
-    """The job's file: the training settings that the trainer knows, resolved."""
-    shared = {name: value for name, value in settings.model_dump().items() if name in Job.model_fields}
-    paths = {"checkpoint": parent, "samples": samples, "output": folder, "reference": aids.reference, "optimizer": aids.optimizer}
-    job = Job(current_version=version, **paths, **shared)
+def write_job(
+    folder: Path, parent: Path, samples: Path, version: str, settings: UpdateSettings, inputs: UpdateInputs = NO_INPUTS
+) -> Path:
+    """Write job.json, with every option of the update, into the output folder; return its path.
+
+    Raises:
+        ValueError: train.megatron_arguments has an argument that the trainer sets itself.
+    """
+    options = {name: getattr(settings, name) for name in UpdateSettings.model_fields}
+    job = Job(
+        checkpoint=parent,
+        samples=samples,
+        output=folder,
+        current_version=version,
+        reference=inputs.reference,
+        optimizer=inputs.optimizer,
+        **options,
+    )
     path = folder / JOB_NAME
     path.write_text(job.model_dump_json(indent=2))
     return path
 
 
 def command(job: Path, processes: int) -> tuple[str, ...]:
-    """What runs a job."""
+    """Return the command that runs a job file."""
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes))
     return (sys.executable, *launcher, "-m", "tasks.trainer.worker", "--job", str(job))
 
 
 def follow(command: tuple[str, ...], log: Path, environment: dict[str, str], say: Callable[[str], None]) -> None:
-    """Run a command in its own process group, copy its output to a log, and end all of the group with it.
+    """Run a command in its own process group, copy its output to a log, and end the whole group with it.
+
+    Args:
+        environment: variables added to this process's own.
+        say: receives the lines that match REPEATED_LINES.
 
     Raises:
-        TrainingFailed: it did not end with 0.
+        TrainingFailed: its exit status is not 0.
     """
     tail: deque[str] = deque(maxlen=TAIL_LINES)
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **environment}
@@ -148,18 +176,18 @@ def follow(command: tuple[str, ...], log: Path, environment: dict[str, str], say
                 copy.write(line)
                 copy.flush()
                 tail.append(line)
-                if WORTH_SAYING.search(line):
+                if REPEATED_LINES.search(line):
                     say(line.rstrip("\n"))
             code = process.wait()
         finally:
             end_group(process)
     if code:
-        again = " ".join(command)
-        raise TrainingFailed(f"trainer: exit status {code}; the end of {log}:\n{''.join(tail)}\nto run it alone: {again}")
+        shown = " ".join(command)
+        raise TrainingFailed(f"trainer: exit status {code}; the end of {log}:\n{''.join(tail)}\nto run it alone: {shown}")
 
 
 def end_group(process: "subprocess.Popen[str]") -> None:
-    """Stop what is left of a process group: politely, then not."""
+    """End the remaining processes of a group: SIGTERM, then SIGKILL after STOP_SECONDS."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
     if process.poll() is None:

@@ -21,7 +21,9 @@ from evals.statistics import (
     widen,
 )
 
-totals = st.builds(Totals, *[st.integers(0, 50)] * 4)
+totals = st.builds(
+    Totals, st.integers(0, 50), st.fixed_dictionaries({name: st.integers(0, 50) for name in ("accepted", "characters", "shown")})
+)
 
 
 @given(st.lists(st.dictionaries(st.sampled_from("abc"), totals), max_size=4), st.randoms())
@@ -42,7 +44,7 @@ def test_sample_ratio_by_hand() -> None:
 
 def test_without_a_covariate_the_estimate_is_the_difference_of_the_ratios() -> None:
     counts = {"champion": [(10, 1), (30, 6), (5, 0)], "challenger": [(20, 6), (40, 10), (7, 3)]}
-    users = [User(arm, Totals(requests=n, accepted=a)) for arm, pairs in counts.items() for n, a in pairs]
+    users = [User(arm, Totals(n, {"accepted": a})) for arm, pairs in counts.items() for n, a in pairs]
     found = difference(users, "accepted", 0.05, 1000)
     assert isinstance(found, Difference)
     assert found.estimate == pytest.approx(19 / 67 - 7 / 45)
@@ -81,7 +83,7 @@ def test_few_users_widen_the_interval() -> None:
 
 
 def test_earlier_rates_are_shrunk_and_a_newcomer_is_average() -> None:
-    rates = earlier_rates([Totals(requests=80, accepted=40), Totals(requests=20, accepted=0), Totals()], "accepted")
+    rates = earlier_rates([Totals(80, {"accepted": 40}), Totals(20, {"accepted": 0}), Totals()], "accepted")
     assert rates == pytest.approx([(40 + 20 * 0.4) / 100, 8 / 40, 0.4])
 
 
@@ -89,9 +91,9 @@ def test_earlier_rates_are_shrunk_and_a_newcomer_is_average() -> None:
     "users",
     [
         [],
-        [User("champion", Totals(requests=9, accepted=1))] * 20,
+        [User("champion", Totals(9, {"accepted": 1}))] * 20,
         [User(arm, Totals(requests=9)) for arm in ("champion", "challenger")] * 20,
-        [User(arm, Totals(requests=9, accepted=9)) for arm in ("champion", "challenger")] * 20,
+        [User(arm, Totals(9, {"accepted": 9})) for arm in ("champion", "challenger")] * 20,
         [User(arm, Totals()) for arm in ("champion", "challenger")] * 20,
     ],
     ids=["nobody", "one arm", "nothing accepted", "all accepted", "no requests"],
@@ -107,13 +109,13 @@ def experiment(random, users: int, effect: float, looks: int, requests: int, spr
     chance = np.clip(taste + effect * treated, 0, 1)
     busy = random.gamma(4, 1 / 4, users)
     early = random.poisson(before * busy)
-    history = [Totals(requests=int(n), accepted=int(a)) for n, a in zip(early, random.binomial(early, taste), strict=True)]
+    history = [Totals(int(n), {"accepted": int(a)}) for n, a in zip(early, random.binomial(early, taste), strict=True)]
     count, accepted = np.zeros(users, dtype=int), np.zeros(users, dtype=int)
     for _ in range(looks):
         more = random.poisson(requests / users * busy)
         count, accepted = count + more, accepted + random.binomial(more, chance)
         yield [
-            User("challenger" if t else "champion", Totals(requests=int(n), accepted=int(a)), past)
+            User("challenger" if t else "champion", Totals(int(n), {"accepted": int(a)}), past)
             for t, n, a, past in zip(treated, count, accepted, history, strict=True)
         ]
 

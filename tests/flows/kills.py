@@ -26,7 +26,7 @@ from infra.store import ObjectStore
 from tasks.labels import partitions
 from tasks.steps import clients, step
 from tasks.steps import cycle as steps
-from tasks.trainer import run
+from tasks.trainer import run as training
 from tasks.validation import suite
 from tasks.versions import evaluate, register, tracking
 from tests.tasks.made import metrics
@@ -36,7 +36,7 @@ PIECES, PIECE = 16, 1 << 17
 """A checkpoint of 2 MB, so that a kill may well hit its upload."""
 
 
-def trained(store: ObjectStore, manifest: Manifest, parent: Path, wanted: object, folder: Path, *_: object) -> run.Candidate:
+def trained(store: ObjectStore, manifest: Manifest, parent: Path, wanted: object, folder: Path, *_: object) -> training.Candidate:
     """Weights that its samples decide, written a piece at a time."""
     checkpoint = folder / "checkpoint"
     checkpoint.mkdir(parents=True, exist_ok=True)
@@ -47,7 +47,7 @@ def trained(store: ObjectStore, manifest: Manifest, parent: Path, wanted: object
             file.flush()
             time.sleep(0.005)
     (checkpoint / "config.json").write_text("{}")
-    return run.Candidate(checkpoint, metrics(), 1.0)
+    return training.Candidate(checkpoint, metrics(), 1.0)
 
 
 def champion(settings: Settings, version: str) -> Path:
@@ -65,10 +65,11 @@ def run(settings: Settings) -> None:
     played: list[tuple[Any, str, Any]] = [
         (steps, "get_run_logger", logging.getLogger),
         (steps, "create_table_artifact", lambda *_, **__: None),
+        (step, "get_run_logger", logging.getLogger),
         (step, "create_markdown_artifact", lambda *_, **__: None),
         (steps, "join_all", lambda given, window: [partitions.join_partition(clients.store_of(given), part) for part in window]),
         (clients, "checkpoint_of", champion),
-        (run, "train", trained),
+        (training, "train", trained),
         (evaluate, "score", lambda *_: scores(6.0)),
         (suite, "validate", lambda samples, *_: suite.Validation(samples.height, 0, {}, ())),
         (suite, "docs", lambda results: {"samples": "<html></html>"}),

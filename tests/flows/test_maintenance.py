@@ -31,7 +31,7 @@ def hers(labelled: World) -> World:
 def test_a_user_is_forgotten(hers: World) -> None:
     cycle()
     looked = forget(user=ADA, return_state=True)
-    assert (looked.name, looked.message.startswith("6 rows in 3 objects would be removed")) == ("DryRun", True)
+    assert (looked.name, looked.message.startswith("8 rows in 4 objects would be removed")) == ("DryRun", True)
     done = forget(user=ADA, by="operator", reason="she asked", dry_run=False, return_state=True)
     assert done.name == "Forgotten"
     assert "learnt from them: 2 (challenger)" in done.message

@@ -1,4 +1,4 @@
-"""A server that keeps to conditional puts, as AWS does."""
+"""An S3 server that honours conditional puts, as AWS does."""
 
 import subprocess
 import sys
@@ -20,9 +20,9 @@ START_SECONDS = 240
 
 @pytest.fixture(scope="session")
 def moto() -> Iterator[str]:
-    """Address of moto's server."""
+    """The address of moto's server."""
     port = free_ports(1)[0]
-    # A process of its own: imported here, it would slow down every other client of boto3.
+    # In its own process: importing moto here would slow down every other boto3 client.
     server = subprocess.Popen(
         [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], stderr=subprocess.DEVNULL
     )
@@ -41,7 +41,7 @@ def moto() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def strict(moto: str) -> ObjectStore:
-    """A store whose server answers 412 to a conditional put on a taken key."""
+    """A store whose server returns 412 to a conditional put of a taken key."""
     retries = Config(max_pool_connections=20, retries={"mode": "standard", "max_attempts": 12})
     store = ObjectStore(boto3.client("s3", endpoint_url=moto, config=retries, **KEYS), "strict")
     store.ensure_bucket()

@@ -1,4 +1,4 @@
-"""A proxy in front of an S3 server that fails at random, as networks and servers do; seeded."""
+"""A proxy in front of an S3 server that fails at random, from a seed."""
 
 import http.client
 import random
@@ -13,40 +13,40 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 Fault = Literal["refused", "slow", "503", "torn", "unanswered"]
-"""refused: closed before the request is heard; slow: done, and closed after the client has given up; 503: SlowDown; torn: half
-of the answer's body; unanswered: done, and closed without an answer."""
+"""refused: the connection closes before the request is read; slow: the request is executed, the connection closes after the
+client's timeout; 503: SlowDown; torn: half of the response's body; unanswered: executed, then closed without a response."""
 FAULTS: tuple[Fault, ...] = ("refused", "slow", "503", "torn", "unanswered")
-SLOW_SECONDS = 1.2
+SLOW_SECONDS = 0.7
 SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
 
 
 @dataclass
 class Weather:
-    """How bad it is; may be changed at any time."""
+    """The faults to inject; may change at any time."""
 
     share: float
-    """Requests that fail."""
+    """Share of requests that fail, 0 to 1."""
     kinds: tuple[Fault, ...] = FAULTS
     seed: int = 0
     planned: list[Fault] = field(default_factory=list)
-    """What happens to the next requests, before chance decides."""
+    """Faults of the next requests, before random ones."""
     happened: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self._draw, self._lock = random.Random(self.seed), threading.Lock()
 
     def next(self) -> Fault | None:
-        """What happens to the next request."""
+        """Return the fault of the next request; none: it passes."""
         with self._lock:
-            by_chance = self._draw.choice(self.kinds) if self._draw.random() < self.share else None
-            fault = self.planned.pop() if self.planned else by_chance
+            random_fault = self._draw.choice(self.kinds) if self._draw.random() < self.share else None
+            fault = self.planned.pop() if self.planned else random_fault
             self.happened[fault or "fine"] += 1
             return fault
 
 
 @contextmanager
 def proxy(address: str, weather: Weather) -> Iterator[str]:
-    """The address of a proxy to a server."""
+    """Run a proxy to a server, and yield its address."""
     target = urlsplit(address)
 
     class Handler(BaseHTTPRequestHandler):
@@ -63,16 +63,16 @@ def proxy(address: str, weather: Weather) -> Iterator[str]:
                 return
             upstream = http.client.HTTPConnection(str(target.hostname), target.port, timeout=60)
             upstream.request(self.command, self.path, body, dict(self.headers))
-            answer = upstream.getresponse()
-            found, headers = answer.read(), dict(answer.getheaders())
+            response = upstream.getresponse()
+            content, headers = response.read(), dict(response.getheaders())
             upstream.close()
             if fault == "slow":
                 time.sleep(SLOW_SECONDS)
             if fault in ("unanswered", "slow"):
                 self.close_connection = True
                 return
-            whole = len(found) if self.command != "HEAD" else int(headers.get("Content-Length", 0))
-            self.answer(answer.status, headers, found[: len(found) // 2] if fault == "torn" else found, whole)
+            length = len(content) if self.command != "HEAD" else int(headers.get("Content-Length", 0))
+            self.answer(response.status, headers, content[: len(content) // 2] if fault == "torn" else content, length)
             self.close_connection = self.close_connection or fault == "torn"
 
         do_GET = do_PUT = do_HEAD = do_DELETE = do_POST = handle_request

@@ -1,4 +1,4 @@
-"""The object store in bad weather: asked again, then an error that says what could not be done, and nothing lost."""
+"""The object store behind a faulty proxy: requests are retried, then an error names the action, and nothing is lost."""
 
 import time
 from pathlib import Path
@@ -23,12 +23,12 @@ from tests.tasks.made import NOW, MemoryRegistry, completion, feedback
 TRIES = 40
 
 
-def client(address: str, bucket: str) -> ObjectStore:
-    """As ObjectStore.connect makes one, with shorter timeouts and pauses."""
+def client(address: str, bucket: str, read_timeout: float = 0.5) -> ObjectStore:
+    """A store like that of ObjectStore.connect, with shorter timeouts (seconds) and pauses."""
     config = Config(
         retries={"mode": "standard", "max_attempts": 4},
         connect_timeout=1,
-        read_timeout=1,
+        read_timeout=read_timeout,
         response_checksum_validation="when_required",
         request_checksum_calculation="when_required",
     )
@@ -37,7 +37,7 @@ def client(address: str, bucket: str) -> ObjectStore:
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """boto3's own pauses are up to 20 s; how often it asks is what is looked at here."""
+    """Shorten boto3's pauses of up to 20 s; these tests check the number of attempts."""
     monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda self, context: 0.01)
 
 
@@ -70,10 +70,11 @@ def test_of_a_fault_that_stays_the_error_says_what_could_not_be_done(moto: str, 
         store.ensure_bucket()
         store.put("a", b"x" * 100_000)
         weather.share = 1.0
+        impatient = client(address, store.bucket, read_timeout=0.2)
         with pytest.raises(Unreachable, match=r"could not read s3://stays-\d/a: .*`make status`"):
-            store.get("a")
-        assert weather.happened[kind] >= 4, "it was asked again"
-        if kind not in ("torn", "slow"):  # a write has no body to tear, and patience is long
+            impatient.get("a")
+        assert weather.happened[kind] >= 4, "the request is retried"
+        if kind not in ("torn", "slow"):  # a write has no body to tear, and timeouts take long
             with pytest.raises(Unreachable, match=r"could not write s3://stays-\d/b"):
                 store.put("b", b"y")
             with pytest.raises(Unreachable, match=r"could not (look for|write once) s3://stays-\d/c"):
@@ -91,7 +92,7 @@ def test_a_server_that_is_not_there(tmp_path: Path) -> None:
 
 
 def again_and_again(work):
-    """Run it until it ends, as a flow is run by its schedule; how often it failed."""
+    """Repeat the work until it succeeds, as a schedule repeats a flow; return its result and the number of failures."""
     for failures in range(TRIES):
         try:
             return work(), failures
@@ -105,9 +106,9 @@ def test_a_cycle_in_bad_weather_is_sealed_once_with_every_label(moto: str) -> No
     calm.ensure_bucket()
     for segment in range(12):
         served = [completion(f"{segment}-{i}", prefix=f"{segment}-{i} = ") for i in range(5)]
-        told = [feedback(f"{segment}-{i}", prefix=f"{segment}-{i} = ") for i in range(5)]
+        events = [feedback(f"{segment}-{i}", prefix=f"{segment}-{i} = ") for i in range(5)]
         calm.put_rows(f"events/completions/date=2027-01-15/hour=08/{segment:02d}.parquet", served)
-        calm.put_rows(f"events/feedback/date=2027-01-15/hour=08/{segment:02d}.parquet", told)
+        calm.put_rows(f"events/feedback/date=2027-01-15/hour=08/{segment:02d}.parquet", events)
     registry = MemoryRegistry(v1={})
     registry.aliases["champion"] = "1"
     limits = Settings(collect=Collect(settle_seconds=10, join_seconds=60, max_user_share=1.0))
@@ -117,17 +118,21 @@ def test_a_cycle_in_bad_weather_is_sealed_once_with_every_label(moto: str) -> No
     with proxy(moto, weather) as address:
         store = client(address, "weather")
         weather.share = 0.4
-        found, failures = again_and_again(lambda: collect(store, registry.client, limits, NOW + 100))
-        assert found.accounting.samples.equals(expected.accounting.samples)
-        assert found.plan.completions.drop("source").equals(expected.plan.completions.drop("source"))
-        assert found.plan.feedback.drop("source").equals(expected.plan.feedback.drop("source"))
+        collected, failures = again_and_again(lambda: collect(store, registry.client, limits, NOW + 100))
+        assert collected.accounting.samples.equals(expected.accounting.samples)
+        assert collected.plan.completions.drop("source").equals(expected.plan.completions.drop("source"))
+        assert collected.plan.feedback.drop("source").equals(expected.plan.feedback.drop("source"))
 
         def sealed() -> str:
             index = cycles.index(store)
             if (name := cycles.unfinished(index)) is None:
                 name = cycles.next_name(index)
                 sealing.seal(
-                    store, name, sealing.manifest_fields(found, ValidationEvidence(), NOW + 100), rows.batch(store, found), limits
+                    store,
+                    name,
+                    sealing.manifest_fields(collected, ValidationEvidence(), NOW + 100),
+                    rows.batch(store, collected),
+                    limits,
                 )
             return name
 

@@ -1,4 +1,4 @@
-"""FIM prompts: taking apart undoes framing, code cannot break the frame, cuts keep what is next to the cursor."""
+"""FIM prompts: parsing undoes framing, code cannot break the frame, cuts keep the code next to the cursor."""
 
 import pytest
 from hypothesis import assume, given
@@ -21,7 +21,7 @@ from infra.fim import (
 )
 
 MARKERS = {*SPECIAL_TOKENS, *(marker.strip() for frame in FOREIGN + FOREIGN_SPM for marker in frame if marker)}
-# Hypothesis draws a program's own constants now and then, markers among them.
+# Hypothesis sometimes draws constants of the program, which include markers.
 plain = st.text(max_size=40).filter(lambda text: not any(marker in text for marker in MARKERS))
 code = st.lists(plain | st.sampled_from(SPECIAL_TOKENS), max_size=6).map("".join)
 
@@ -29,11 +29,11 @@ code = st.lists(plain | st.sampled_from(SPECIAL_TOKENS), max_size=6).map("".join
 def tokenizer() -> Tokenizer:
     """A byte-level tokenizer without merges: a token a byte, and Qwen's special tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    found = Tokenizer(models.BPE(vocab={letter: n for n, letter in enumerate(alphabet)}, merges=[]))
-    found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    found.decoder = decoders.ByteLevel()
-    found.add_special_tokens(list(SPECIAL_TOKENS))
-    return found
+    tokenizer = Tokenizer(models.BPE(vocab={letter: n for n, letter in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
+    return tokenizer
 
 
 TOKENIZER = tokenizer()
@@ -42,7 +42,7 @@ SPECIAL_IDS = {TOKENIZER.token_to_id(token) for token in SPECIAL_TOKENS}
 
 
 def framed(prefix: str, suffix: str, preamble: str = "") -> str:
-    """As Continue does."""
+    """A prompt as Continue frames it."""
     return f"{preamble}{PREFIX}{prefix}{SUFFIX}{suffix}{MIDDLE}"
 
 
@@ -81,7 +81,7 @@ def test_markers_in_another_order_are_refused_with_what_to_do(prompt: str) -> No
         parse_prompt(prompt)
 
 
-OTHERS = (  # as Continue renders them for models that it does not take for Qwen's
+OTHERS = (  # as Continue renders them for models it does not recognise as Qwen's
     "{preamble}<fim_prefix>{prefix}<fim_suffix>{suffix}<fim_middle>",
     "{preamble}<PRE> {prefix} <SUF>{suffix} <MID>",
     "{preamble}<｜fim▁begin｜>{prefix}<｜fim▁hole｜>{suffix}<｜fim▁end｜>",
@@ -154,7 +154,7 @@ def test_cuts_keep_what_is_next_to_the_cursor(prefix: str, suffix: str, most: in
 
 @given(st.lists(st.text(alphabet="ab ", max_size=9), min_size=9, max_size=12).map("\n".join), st.text("xy", min_size=1))
 def test_a_cut_stays_at_its_line_while_there_is_room(prefix: str, typed: str) -> None:
-    """Else the engine's prefix cache would miss at every key."""
+    """Otherwise the engine's prefix cache would miss at every keystroke."""
     assume(len(prefix) > 40)
     before, _ = pieces(renderer("spm", 40).render(prefix, ""), "spm")
     assert prefix[-len(before) - 1] == "\n"

@@ -1,4 +1,4 @@
-"""What is kept of a file's path."""
+"""The language of code: the only part of a file's path that is stored."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from infra.language import language
 
 
 @pytest.mark.parametrize(
-    ("path", "name", "kept"),
+    ("path", "name", "expected"),
     [
         ("file:///home/ada/secret project/main.PY", "", "py"),
         ("C:\\\\work\\\\a.test.tsx", "typescriptreact", "tsx"),
@@ -18,5 +18,5 @@ from infra.language import language
         ("", "", ""),
     ],
 )
-def test_the_ending_else_the_name_and_nothing_else(path: str, name: str, kept: str) -> None:
-    assert language(path, name) == kept
+def test_the_ending_else_the_name_and_nothing_else(path: str, name: str, expected: str) -> None:
+    assert language(path, name) == expected

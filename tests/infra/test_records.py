@@ -1,4 +1,4 @@
-"""Records: frozen, exact, the same through JSON and Parquet."""
+"""Records: frozen, exact, unchanged by a round trip through JSON and Parquet."""
 
 import pytest
 from hypothesis import given, settings

@@ -1,4 +1,4 @@
-"""The registry, against the stack's own MLflow; each test has a registered model of its own."""
+"""The registry, on the stack's MLflow; each test has its own registered model."""
 
 import httpx
 import pytest
@@ -25,10 +25,10 @@ def test_a_new_model_serves_nothing(registry: Registry) -> None:
 
 
 def test_versions_come_back_with_source_and_tags_oldest_first(registry: Registry) -> None:
-    made = [registry.create_version(f"s3://b/checkpoints/{n}", {"parent": n, "cycle": ""}, "*why*") for n in ("a", "b")]
-    assert [v.version for v in made] == ["1", "2"]
-    assert registry.versions() == made == [registry.version("1"), registry.version("2")]
-    assert made[1].source == "s3://b/checkpoints/b" and made[1].tags == {"parent": "b", "cycle": ""}
+    versions = [registry.create_version(f"s3://b/checkpoints/{n}", {"parent": n, "cycle": ""}, "*why*") for n in ("a", "b")]
+    assert [v.version for v in versions] == ["1", "2"]
+    assert registry.versions() == versions == [registry.version("1"), registry.version("2")]
+    assert versions[1].source == "s3://b/checkpoints/b" and versions[1].tags == {"parent": "b", "cycle": ""}
 
 
 def test_more_versions_than_a_page_holds_are_in_order(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:

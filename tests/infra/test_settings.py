@@ -1,4 +1,4 @@
-"""Settings: every shipped file parses, every field is described, and what is wrong is named."""
+"""Settings: every shipped file parses, every field is described, and errors name the invalid value."""
 
 import json
 import subprocess
@@ -103,10 +103,10 @@ def test_environment_is_laid_over_the_file_and_secrets_under_it(tmp_path: Path) 
     file = tmp_path / "some.toml"
     file.write_text('[serving]\nport = 1\ntoken = "of the file"\n')
     (tmp_path / "secrets.toml").write_text('[serving]\ntoken = "generated"\nuser_secret = "generated"\n')
-    found = load(file, {"TABLOOP_STACK__STATE": str(tmp_path), "TABLOOP_SERVING__PORT": "2", "PATH": "/bin"})
-    assert found.serving.port == 2
-    assert found.serving.token and found.serving.token.get_secret_value() == "of the file"
-    assert found.serving.user_secret and found.serving.user_secret.get_secret_value() == "generated"
+    settings = load(file, {"TABLOOP_STACK__STATE": str(tmp_path), "TABLOOP_SERVING__PORT": "2", "PATH": "/bin"})
+    assert settings.serving.port == 2
+    assert settings.serving.token and settings.serving.token.get_secret_value() == "of the file"
+    assert settings.serving.user_secret and settings.serving.user_secret.get_secret_value() == "generated"
 
 
 def test_the_local_servers_keys_go_to_no_other_server(tmp_path: Path) -> None:
@@ -119,9 +119,9 @@ def test_the_local_servers_keys_go_to_no_other_server(tmp_path: Path) -> None:
 
 def test_lists_and_null_are_written_as_json() -> None:
     engines = '["http://127.0.0.1:1", "http://127.0.0.1:2"]'
-    found = load(LOCAL, {"TABLOOP_SERVING__ENGINES": engines, "TABLOOP_STORE__ENDPOINT": "null"})
-    assert found.serving.engines == ("http://127.0.0.1:1", "http://127.0.0.1:2")
-    assert found.store.endpoint is None
+    settings = load(LOCAL, {"TABLOOP_SERVING__ENGINES": engines, "TABLOOP_STORE__ENDPOINT": "null"})
+    assert settings.serving.engines == ("http://127.0.0.1:1", "http://127.0.0.1:2")
+    assert settings.store.endpoint is None
 
 
 def test_dump_masks_secrets_and_holds_all_the_rest() -> None:

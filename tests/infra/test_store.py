@@ -1,4 +1,4 @@
-"""The object store: round trips against the stack's own server, conditional puts against one that keeps to them."""
+"""The object store: round trips on the stack's server, conditional puts also on a server that honours them."""
 
 import threading
 from pathlib import Path
@@ -74,7 +74,7 @@ def test_put_new_writes_once(any_store: ObjectStore) -> None:
 
 def test_the_server_itself_refuses_a_second_writer_that_saw_nothing(strict: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
     strict.put("t/race", b"first")
-    # The moment between another writer's look-up and its write.
+    # As between another writer's look-up and its write.
     monkeypatch.setattr(strict, "exists", lambda key: False)
     with pytest.raises(AlreadyExists):
         strict.put_new("t/race", b"second")
@@ -133,11 +133,9 @@ def test_a_directory_without_checksums_is_not_there_yet(any_store: ObjectStore, 
     for read in (lambda: any_store.get_directory("t/half", tmp_path), lambda: any_store.directory_sha256("t/half")):
         with pytest.raises(Incomplete) as raised:
             read()
-        said = str(raised.value)
-        assert said.startswith(f"s3://{any_store.bucket}/t/half: {CHECKSUMS} is missing"), (
-            "no text in quotes, as KeyError shows it"
-        )
-        assert REMOVED_TAG in said
+        message = str(raised.value)
+        assert message.startswith(f"s3://{any_store.bucket}/t/half: {CHECKSUMS} is missing"), "without KeyError's quotes"
+        assert REMOVED_TAG in message
 
 
 def test_a_changed_file_is_corrupt(any_store: ObjectStore, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The code's version: the same for the same sources, and git's commit wherever git keeps it."""
+"""The code's version: equal for equal sources, with git's commit wherever git stores it."""
 
 import subprocess
 from pathlib import Path

@@ -57,7 +57,7 @@ def parse_submit(body: Fields, query: Fields) -> FeedbackEvent:
 
 
 def _feedback(event: Autocomplete) -> FeedbackEvent:
-    prefix, suffix = fim.asked(event.prompt, event.prefix, event.suffix)
+    prefix, suffix = fim.request_context(event.prompt, event.prefix, event.suffix)
     return FeedbackEvent(
         client_id=event.completionId,
         outcome="shown" if event.accepted is None else "accepted" if event.accepted else "rejected",

@@ -35,7 +35,7 @@ UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "presence_penalty": ((0,), OWN_SAMPLING),
     "frequency_penalty": ((0,), OWN_SAMPLING),
     "repetition_penalty": ((1,), OWN_SAMPLING),
-    "seed": ((), OWN_SAMPLING + ", each request with another seed"),
+    "seed": ((), OWN_SAMPLING + "; no two requests share a seed"),
 }
 """Fields of OpenAI and vLLM that would change the response: the values that change nothing, and why others are refused."""
 FINISH_REASONS = {"stop": "stop", "length": "length", "error": "length"}
@@ -72,7 +72,7 @@ def _request(body: Fields) -> CompletionRequest:
             raise BadRequest(f"{name}: {str(value)[:40]} is not supported, {expected}: {why}", name)
     if (suffix := body.get("suffix")) is None:
         try:
-            context = fim.take_apart(prompt)
+            context = fim.parse_prompt(prompt)
         except ValueError as error:
             raise BadRequest(str(error), "prompt") from None
         prefix, suffix = context.prefix, context.suffix

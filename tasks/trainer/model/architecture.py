@@ -44,7 +44,9 @@ def configured(configuration: type[Any], arguments: Mapping[str, Any], **own: An
     except (AssertionError, TypeError, ValueError) as error:
         if not given:
             raise
-        raise ValueError(f"train.megatron_arguments = {given}: Megatron's {configuration.__name__} refuses them: {error}") from error
+        raise ValueError(
+            f"train.megatron_arguments = {given}: Megatron's {configuration.__name__} refuses them: {error}"
+        ) from error
 
 
 def _field_names(configuration: type[Any]) -> set[str]:

@@ -14,7 +14,7 @@ from tasks.trainer.model.last_layer import SelectedPositions
 from tasks.trainer.model.packed import Packed
 
 PLAIN_UP_TO = 512
-"""Longest rows, in tokens, for plain matmuls, on CPU in bfloat16: they hold all scores and take half of the fused kernel's time."""
+"""Longest rows, in tokens, for plain matmuls, on CPU in bfloat16: they hold all scores, and take half the fused kernel's time."""
 
 
 class SDPACoreAttention(MegatronModule):

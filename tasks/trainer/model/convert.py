@@ -1,8 +1,9 @@
 """Weights between Hugging Face's Qwen2 layout and Megatron's, under tensor and pipeline parallelism.
 
 Megatron fuses q, k and v per key-value group ([q..., k, v] per group, groups split over tensor-parallel ranks) and gate with up
-(per rank: its gate rows, then its up rows). The last pipeline stage has a copy of the tied output matrix. Once the optimizer exists,
-a bfloat16 parameter has a float32 master (`main_param`): loading and saving then use the master, since bfloat16 loses small steps.
+(per rank: its gate rows, then its up rows). The last pipeline stage has a copy of the tied output matrix. Once the optimizer
+exists, a bfloat16 parameter has a float32 master (`main_param`): loading and saving then use the master, since bfloat16 loses
+small steps.
 """
 
 import re

@@ -22,8 +22,8 @@ def install() -> bool:
     """Make the unmodified GPU code path of megatron-core run on CPU; return whether anything was patched."""
     patched = not torch.cuda.is_available()
     if patched:
-        # Megatron's jit_fuser would compile tiny helpers with the C++ compiler, once per shape; even its decorator imports torch's
-        # compiler (seconds), so this precedes Megatron's import.
+        # Megatron's jit_fuser would compile tiny helpers with the C++ compiler, once per shape; its decorator alone imports
+        # torch's compiler (seconds), so this precedes Megatron's import.
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
         if "triton" not in sys.modules:
             sys.modules["triton"] = None  # a compiler for GPUs, 70 MB; its importers work without it

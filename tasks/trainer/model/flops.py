@@ -1,8 +1,8 @@
 """Arithmetic of a training step and the processors' peak, whose ratio is the efficiency of a step.
 
-Counted as in Chowdhery et al. 2022, "PaLM", appendix B: two operations per multiply-add, a backward pass twice its forward pass, no
-padding and no recomputation. Frozen layers have no backward pass; the last layer's queries and MLP and the output layer count
-selected positions only.
+Counted as in Chowdhery et al. 2022, "PaLM", appendix B: two operations per multiply-add, a backward pass twice its forward
+pass, no padding and no recomputation. Frozen layers have no backward pass; the last layer's queries and MLP and the output
+layer count selected positions only.
 """
 
 import time
@@ -40,7 +40,7 @@ def of_step(config: dict[str, Any], rows: Iterable[tuple[int, int]], frozen_laye
 
 
 def peak(dtype: torch.dtype) -> float:
-    """Return operations per second of this process's processor: a GPU's data sheet for bfloat16, else the best of four matmuls."""
+    """Return operations per second of this process's processor: a GPU's data sheet in bfloat16, else the best of four matmuls."""
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
     peaks = [value for part, value in PEAKS.items() if part in name]
     if peaks and dtype == torch.bfloat16:

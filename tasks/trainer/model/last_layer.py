@@ -1,7 +1,7 @@
 """The last layer at selected positions only: most of a batch is prompt, whose last layer no loss reads.
 
-Legend: N tokens of a micro-batch, B samples, T tokens of the longest, K selected positions, n the most that a sample has, rounded up
-to a multiple of ROW_MULTIPLE.
+Legend: N tokens of a micro-batch, B samples, T tokens of the longest, K selected positions, n the most that a sample has,
+rounded up to a multiple of ROW_MULTIPLE.
 """
 
 import math

@@ -15,8 +15,8 @@ import torch
 
 CPU_INFO = Path("/proc/cpuinfo")
 CACHED_KERNELS = 128
-"""Matmul shapes whose kernels oneDNN caches, 0.3 MB each: its default of 1,024 takes more memory than the model. Preparing a kernel
-again takes about 1 ms."""
+"""Matmul shapes whose kernels oneDNN caches, 0.3 MB each: its default of 1,024 takes more memory than the model. Preparing a
+kernel again takes about 1 ms."""
 
 MIN_SIDE = 256
 """Smallest side of a matmul that oneDNN computes: smaller ones have a new shape in every batch, as those over sampled tokens."""
@@ -54,7 +54,7 @@ def install(processor: Collection[str]) -> torch.library.Library | None:
     def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         if a.dtype is torch.float32 and min(*a.shape, *b.shape) >= MIN_SIDE:
             if a.stride(0) == 1 and a.size(0) > b.size(1):
-                # oneDNN copies a transposed first factor: transposing the product makes that the smaller one of a weight's gradient.
+                # oneDNN copies a transposed first factor: this makes it the smaller one of a weight's gradient.
                 return linear(b.t(), a, None, "none", [], "").t()
             return linear(a, b.t(), None, "none", [], "")
         return torch.mm(a, b, out=a.new_empty(a.size(0), b.size(1)))  # this overload keeps torch's kernel

@@ -1,6 +1,7 @@
 """Which of Megatron-core's arguments a user may give (setting train.megatron_arguments). Importing it imports no Megatron.
 
-The trainer sets the arguments below itself: with another value it would compute something else, or fail in the middle of an update.
+The trainer sets the arguments below itself: with another value it would compute something else, or fail in the middle of an
+update.
 """
 
 from collections.abc import Collection, Mapping

@@ -1,7 +1,7 @@
 """Muon for pretraining: orthogonalised momentum for the layers' matrices, AdamW for everything else, over float32 masters.
 
-Jordan et al. 2024, "Muon"; Liu et al. 2025, "Muon is scalable for LLM training" (updates scaled to AdamW's size, so that both share
-one learning rate). It needs whole matrices: tensor and pipeline parallelism are refused.
+Jordan et al. 2024, "Muon"; Liu et al. 2025, "Muon is scalable for LLM training" (updates scaled to AdamW's size, so that both
+share one learning rate). It needs whole matrices: tensor and pipeline parallelism are refused.
 """
 
 from itertools import chain

@@ -150,7 +150,7 @@ class TrainedModel:
 
     def gradient_is_finite(self) -> bool:
         """Return whether every element of the gradient is a finite number, on all ranks."""
-        # Minimum and maximum are NaN where an element is; isfinite() would write a copy of the gradient and take ten times as long.
+        # Minimum and maximum are NaN where an element is; isfinite() would copy the gradient and take ten times as long.
         extremes = [extreme for buffer in self.megatron.buffers for extreme in torch.aminmax(buffer.grad_data)]
         finite = torch.stack(extremes).isfinite().all().int()
         dist.all_reduce(finite, dist.ReduceOp.MIN)
@@ -193,7 +193,9 @@ class TrainedModel:
         config = self.hf_config | {"dtype": str(dtype).removeprefix("torch."), "torch_dtype": str(dtype).removeprefix("torch.")}
         (partial / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True))
         for file in sorted(extras.iterdir()) if extras else []:
-            copied = file.suffix == ".json" and not file.name.endswith(".index.json")  # an index names files of the base's weights
+            copied = file.suffix == ".json" and not file.name.endswith(
+                ".index.json"
+            )  # an index names files of the base's weights
             if file.is_file() and copied and not (partial / file.name).exists():
                 shutil.copy(file, partial / file.name)
         shutil.rmtree(directory, ignore_errors=True)

@@ -1,7 +1,7 @@
 """Training text of the base model: a tokenizer, and fill-in-the-middle examples packed into rows of token ids.
 
-Examples are rendered as they are served (infra/fim.py): the text around the cursor is cut at characters, each piece is tokenised
-by itself. Legend: N rows, T tokens of a row.
+Examples are rendered as prompts are served (infra/fim.py): the text around the cursor is cut at characters, and each piece is
+tokenised by itself. Legend: N rows, T tokens of a row.
 """
 
 import random
@@ -20,13 +20,13 @@ PIECES = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{
 """Pre-tokenisation of Qwen2: words with their leading mark, single digits, runs of punctuation, line ends with blank lines."""
 
 PACKAGE_CAP = 4_000_000
-"""Most bytes taken from one package, so that no single house style rules."""
+"""Most bytes taken from one package, so that no single style dominates; the standard library may have four times as many."""
 MAX_PREFIX, MAX_SUFFIX = 560, 170
-"""Characters around the cursor: about what fits the served prompt."""
+"""Most characters before and after the cursor, about as many as fit the served prompt."""
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
-    """A byte-level BPE tokenizer that holds Qwen's fill-in-the-middle tokens as ids 0 to 6."""
+    """Train a byte-level BPE tokenizer with Qwen's fill-in-the-middle tokens as ids 0 to 6."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -46,23 +46,23 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
 
 
 def truncate(files: Iterable[Path], seed: int) -> list[Path]:
-    """The files in a seeded order, each package cut to PACKAGE_CAP bytes."""
+    """Return the files in a seeded order, without those beyond their package's PACKAGE_CAP."""
     files = sorted(files)
     random.Random(seed).shuffle(files)
     used: dict[str, int] = {}
-    chosen = []
+    taken = []
     for file in files:
         package = file.relative_to(site_packages()).parts[0] if site_packages() in file.parents else "(standard library)"
         limit = PACKAGE_CAP * (4 if package.startswith("(") else 1)
         if used.get(package, 0) < limit:
             used[package] = used.get(package, 0) + file.stat().st_size
-            chosen.append(file)
-    return chosen
+            taken.append(file)
+    return taken
 
 
 @dataclass(frozen=True)
 class Example:
-    """One cursor: what stands before it, what stands after it, and what is to be written between."""
+    """One cursor: the text before it, the text after it, and the text to write between them."""
 
     prefix: str
     suffix: str
@@ -70,7 +70,7 @@ class Example:
 
 
 def examples(text: str, rng: random.Random) -> Iterator[Example]:
-    """Cursors through one file, about one for every MAX_PREFIX characters, so that most of the file is read once."""
+    """Yield cursors through one file, about one for every MAX_PREFIX characters, so that most of the file is read once."""
     at = rng.randrange(min(len(text), MAX_PREFIX))
     while at < len(text) - 1:
         start, end = _span(text, at, rng)
@@ -81,13 +81,13 @@ def examples(text: str, rng: random.Random) -> Iterator[Example]:
 
 
 def _span(text: str, at: int, rng: random.Random) -> tuple[int, int]:
-    """Choose what is missing: mostly the rest of a line, sometimes a piece of it or a few lines."""
+    """Choose the missing span: mostly the rest of a line, sometimes a piece of it or a few lines."""
     begin = text.rfind("\n", 0, at) + 1
     line_end = _line_end(text, at)
     indent = len(text[begin:line_end]) - len(text[begin:line_end].lstrip())
     kind = rng.random()
     if kind < 0.65:
-        # Cursors rest at the start of a line, after punctuation, or anywhere inside a word.
+        # A cursor stands at the start of a line, after punctuation, or anywhere inside a word.
         stops = [i + 1 for i in range(begin + indent, line_end) if text[i] in " .(=,[:" and i + 1 < line_end]
         choice = rng.random()
         if choice < 0.25:
@@ -110,25 +110,25 @@ def _line_end(text: str, at: int) -> int:
 
 
 def rows(files: list[Path], renderer: Renderer, length: int, seed: int) -> Iterator[np.ndarray]:
-    """Rows of `length` token ids [T], uint16: examples end to end, cut where a row is full; then again with other cursors."""
+    """Yield rows of `length` token ids [T], uint16: examples end to end, cut where a row is full; again with other cursors."""
     end = renderer.encoder.token_to_id(END)
     assert end is not None
-    held: list[int] = []
+    pending: list[int] = []
     for turn in range(1_000_000):
         rng = random.Random(f"{seed}/{turn}")
         for file in files:
             for example in examples(read_source(file) or "", rng):
-                held += [*renderer.render(example.prefix, example.suffix), *renderer.encode(example.middle), end]
-                while len(held) >= length:
-                    yield np.asarray(held[:length], dtype=np.uint16)
-                    held = held[length:]
+                pending += [*renderer.render(example.prefix, example.suffix), *renderer.encode(example.middle), end]
+                while len(pending) >= length:
+                    yield np.asarray(pending[:length], dtype=np.uint16)
+                    pending = pending[length:]
 
 
 def write_rows(files: list[Path], renderer: Renderer, length: int, count: int, seed: int, out: Path) -> np.ndarray:
-    """Write `count` rows [N, T] to a .npy file, shuffled, and give it back memory-mapped.
+    """Write `count` shuffled rows [N, T] to a .npy file, and return it memory-mapped.
 
-    Shuffled, since rows of one file next to one another make batches of a single style: the model then learns the newest file
-    and forgets the last (AdamW's loss after 0.5 M tokens: 6.33 in order, 5.80 shuffled).
+    Rows of one file next to one another would make batches of a single style: the model would learn the newest file and forget
+        the earlier ones (infra/docs/measurements.md).
     """
     array = np.lib.format.open_memmap(out, mode="w+", dtype=np.uint16, shape=(count, length))
     for index, row in enumerate(islice(rows(files, renderer, length, seed), count)):

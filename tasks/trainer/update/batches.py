@@ -7,9 +7,8 @@ language-model loss.
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 
 import pyarrow.parquet as pq
 import torch
@@ -29,9 +28,9 @@ Logprobs = Mapping[int, Sequence[float]]
 class FixedPolicies:
     """Log-probabilities under the policies that stay as they are during an update."""
 
-    proximal: Logprobs = MappingProxyType({})
+    proximal: Logprobs = field(default_factory=dict)
     """Under the policy that the clip holds the update near, or AT_STEP; for a missing sample the recorded ones."""
-    reference: Logprobs = MappingProxyType({})
+    reference: Logprobs = field(default_factory=dict)
     """Under the KL term's reference policy; empty where the term has no weight."""
 
 
@@ -55,8 +54,8 @@ class MicroBatch:
     behaviour: torch.Tensor
     """[K] float32: log-probabilities as recorded by the server."""
     proximal: torch.Tensor
-    """[K] float32: log-probabilities under the proximal policy, by default the behaviour policy's; AT_STEP where the step computes
-    them."""
+    """[K] float32: log-probabilities under the proximal policy, by default the behaviour policy's; AT_STEP where the step
+    computes them."""
     reference: torch.Tensor
     """[K] float32: log-probabilities under the reference policy; without one the behaviour policy's, unused."""
     advantage: torch.Tensor
@@ -143,7 +142,7 @@ def _length(sample: Sample) -> int:
 
 
 def context_positions(sample: Sample, count: int) -> list[int]:
-    """Return at most `count` positions of a prompt, always the same for a sample; none predicts the marker that ends the prompt."""
+    """Return at most `count` positions of a prompt, always the same for a sample; none predicts the marker that ends it."""
     places = range(len(sample.prompt_token_ids) - 2)
     return sorted(random.Random(sample.completion_id).sample(places, min(count, len(places))))
 

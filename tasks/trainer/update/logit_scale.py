@@ -7,8 +7,8 @@ import torch.distributed as dist
 class LogitScale:
     """A factor e^s of all logits, the policy's sharpness, with s = 0 at the start of an update.
 
-    It takes plain gradient steps, where Adam would move it as little as any other weight. The checkpoint gets it multiplied into the
-    weights of the last norm.
+    It takes plain gradient steps, where Adam would move it as little as any other weight. The checkpoint gets it multiplied
+    into the weights of the last norm.
     """
 
     def __init__(self, rate: float) -> None:
@@ -18,9 +18,11 @@ class LogitScale:
         """s, a scalar."""
 
     def step(self, tokens: float) -> None:
-        """Step along the gradient of the loss summed over `tokens` sampled tokens, which all ranks accumulated since the last step."""
+        """Step along the gradient that all ranks accumulated since the last step, of the loss summed over `tokens`."""
         gradient = torch.zeros_like(self.log) if self.log.grad is None else self.log.grad
-        dist.all_reduce(gradient)  # data-parallel ranks hold the parts of their samples, tensor-parallel ranks those of their logits
+        dist.all_reduce(
+            gradient
+        )  # data-parallel ranks hold the parts of their samples, tensor-parallel ranks those of their logits
         with torch.no_grad():
             self.log -= self._rate * gradient / tokens
         self.drop_gradient()

@@ -113,14 +113,14 @@ def proximal_logprobs(model: TrainedModel, samples: Sequence[Sample], indices: S
 def at_step(samples: Sequence[Sample], indices: Sequence[int]) -> Logprobs:
     """Return AT_STEP for every token of the samples at `indices`: the proximal policy is the policy at each step's start.
 
-    Their ratio is then 1, and their gradient that of the policy times the truncated importance weight from the behaviour policy to the
-    step (Espeholt et al. 2018, "IMPALA", the policy gradient of section 4.2).
+    Their ratio is then 1, and their gradient that of the policy times the truncated importance weight from the behaviour policy
+    to the step (Espeholt et al. 2018, "IMPALA", the policy gradient of section 4.2).
     """
     return {i: [AT_STEP] * len(samples[i].token_ids) for i in indices}
 
 
 def reference_logprobs(model: TrainedModel, samples: Sequence[Sample], job: Job) -> Logprobs:
-    """Return log-probabilities under the KL term's reference policy, empty where it has no weight; the weights end as they were."""
+    """Return log-probabilities under the KL term's reference policy, empty if it has no weight; the weights end as they were."""
     if not job.kl_weight:
         return {}
     if job.reference:

@@ -4,8 +4,8 @@ Legend: B samples of a micro-batch, T tokens of a padded sample, K sampled token
 which a tensor-parallel rank holds V / TP. Arguments are [B, T] (or [K]) and float32; `mask` is 1 on sampled tokens.
 Log-probabilities are natural, under the sampling distribution (logits divided by the temperature).
 
-Three policies (Hilton et al. 2022, "Batch size-invariance for policy optimization", eq. 3; AReaL, Fu et al. 2025, eq. 5): behaviour,
-which sampled the tokens; proximal, which the clip holds the update near; and the policy that is trained.
+Three policies (Hilton et al. 2022, "Batch size-invariance for policy optimization", eq. 3; AReaL, Fu et al. 2025, eq. 5):
+behaviour, which sampled the tokens; proximal, which the clip holds the update near; and the policy that is trained.
 """
 
 from typing import Any, NamedTuple
@@ -29,8 +29,8 @@ class Clip(NamedTuple):
     high: float
     """The ratio is clipped above 1 + high."""
     dual: float = 0.0
-    """Lower bound of a token's objective where its advantage is negative, as a multiple of the advantage (dual-clip PPO: Ye et al.
-    2020, "Mastering complex control in MOBA games with deep reinforcement learning"); above 1, or 0 for none."""
+    """Lower bound of a token's objective where its advantage is negative, as a multiple of the advantage (dual-clip PPO: Ye et
+    al. 2020, "Mastering complex control in MOBA games with deep reinforcement learning"); above 1, or 0 for none."""
 
 
 class Surrogate(NamedTuple):
@@ -72,9 +72,9 @@ def k3_divergence(sampler: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Return an estimate of KL(sampler || other) at each token that the sampler drew, never negative (k3: Schulman 2020,
     "Approximating KL divergence"; Shao et al. 2024, "DeepSeekMath", eq. 4).
 
-    It needs the sampled tokens only: the exact sum over the vocabulary would need a second model's logits. As the loss of a policy
-    that is the sampler, its gradient is that of KL(other || policy) (Tang and Munos 2025, "On a few pitfalls in KL divergence
-    gradient estimation for RL"): it pulls the policy towards everything that the other would write.
+    It needs the sampled tokens only: the exact sum over the vocabulary would need a second model's logits. As the loss of a
+        policy that is the sampler, its gradient is that of KL(other || policy) (Tang and Munos 2025, "On a few pitfalls in KL
+        divergence gradient estimation for RL"): it pulls the policy towards everything that the other would write.
     """
     gap = other - sampler
     return gap.exp() - 1 - gap

@@ -1,8 +1,9 @@
 """The optimizer's state from one update to the next: Adam's two tensors per weight, and its step counts.
 
-The state tensors have the weights' shapes and are stored as the weights are: whole float32 tensors in Hugging Face's layout. Each rank
-writes its share, and reads the tensors of its part of the model, whichever layout of processes wrote them. The checkpoint holds the
-float32 masters. No random state belongs to an update: its seed gives the order of samples, and nothing else is random.
+The state tensors have the weights' shapes and are stored as the weights are: whole float32 tensors in Hugging Face's layout.
+Each rank writes its share, and reads the tensors of its part of the model, whichever layout of processes wrote them. The
+checkpoint holds the float32 masters. No random state belongs to an update: its seed gives the order of samples, and nothing
+else is random.
 """
 
 import json
@@ -69,8 +70,8 @@ def load(model: TrainedModel, directory: Path) -> None:
         stored = StoredTensors(directory.glob(f"{kind}-*.safetensors"))
         if missing := sorted(counts.keys() - stored.keys()):
             raise ValueError(
-                f"optimizer = {directory}: {STEPS_NAME} counts steps of {missing[0]}, whose {kind} is in no file; fetch the folder "
-                "again, or train without keep_optimizer"
+                f"optimizer = {directory}: {STEPS_NAME} counts steps of {missing[0]}, whose {kind} is in no file; fetch the "
+                "folder again, or train without keep_optimizer"
             )
         for parameter, tensor in shards(model.megatron, stored):
             if (entry := state.get(master_of(parameter))) is not None:

@@ -1,8 +1,8 @@
 """One critic-free PPO update over served completions.
 
 The clip holds the policy near the proximal policy. For samples of the current version that is the behaviour policy, whose
-log-probabilities the server recorded; for older samples, or for all (`recomputed`), it is the weights at the start of the update, or
-of each step (`proximal`), and a truncated importance weight corrects for the difference from the behaviour policy.
+log-probabilities the server recorded; for older samples, or for all (`recomputed`), it is the weights at the start of the
+update, or of each step (`proximal`), and a truncated importance weight corrects for the difference from the behaviour policy.
 
 safety.py refuses a step, which is then noted and left out, or the whole update. infra/docs/trainer.md explains the options.
 """

@@ -1,7 +1,7 @@
 """A step's reports, summed over micro-batches and ranks, and the step's metrics.
 
-Legend: K sampled tokens of a micro-batch, N those of the step. A token's anchor is the policy that its change is measured from: the
-proximal policy or, where each step takes its own proximal policy, the behaviour policy.
+Legend: K sampled tokens of a micro-batch, N those of the step. A token's anchor is the policy that its change is measured from:
+the proximal policy or, where each step takes its own proximal policy, the behaviour policy.
 """
 
 from collections.abc import Sequence

@@ -19,12 +19,12 @@ GRADED = ("partially_accepted", "judged")
 def check_classes(samples: Sequence[Sample]) -> None:
     """Refuse samples that do not tell better completions from worse ones.
 
-    Samples of one outcome are accepted where all of their advantages have one sign: without a baseline, or against that of earlier
-    cycles, rejections alone teach "less of this", accepts alone "more of this".
+    Samples of one outcome are accepted where all of their advantages have one sign: without a baseline, or against that of
+        earlier cycles, rejections alone teach "less of this", accepts alone "more of this".
 
     Raises:
-        HarmfulUpdate: every advantage is zero, as when all rewards are equal and their mean is the baseline. Or all samples have one
-            outcome, whose rewards differ by length only, and advantages of both signs: the update would teach length.
+        HarmfulUpdate: every advantage is zero, as when all rewards are equal and their mean is the baseline. Or all samples
+            have one outcome, whose rewards differ by length only, and advantages of both signs: the update would teach length.
     """
     rewards = sorted({sample.reward for sample in samples})
     if all(_is_zero(sample) for sample in samples):
@@ -36,9 +36,9 @@ def check_classes(samples: Sequence[Sample]) -> None:
     signs = {sample.advantage > 0 for sample in samples if not _is_zero(sample)}
     if len(outcomes) == 1 and not outcomes & set(GRADED) and len(rewards) > 1 and len(signs) > 1:
         raise HarmfulUpdate(
-            f"outcome = {samples[0].outcome!r} for each of {len(samples)} samples, expected accepts and rejections: without their "
-            f"mean, rewards differ by length only (rewards {rewards[0]:.4g} to {rewards[-1]:.4g}); wait for more labels, raise "
-            "collect.min_samples, or set reward.baseline to none or running"
+            f"outcome = {samples[0].outcome!r} for each of {len(samples)} samples, expected accepts and rejections: without "
+            f"their mean, rewards differ by length only (rewards {rewards[0]:.4g} to {rewards[-1]:.4g}); wait for more labels, "
+            "raise collect.min_samples, or set reward.baseline to none or running"
         )
 
 
@@ -47,7 +47,7 @@ def _is_zero(sample: Sample) -> bool:
 
 
 class Agreement(NamedTuple):
-    """Absolute differences of the trainer's and the server's log-probability, in nats, of the same tokens under the same weights."""
+    """Differences of the trainer's and the server's log-probability, absolute, in nats, of the same tokens and weights."""
 
     mean: float
     """Mean difference."""

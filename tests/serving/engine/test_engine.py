@@ -1,4 +1,4 @@
-"""A real vLLM engine with a random model: exact log-probabilities through swaps, and a test for each known defect of vLLM 0.32."""
+"""A real vLLM engine with a random model: exact log-probabilities through swaps, and tests of the known defects of vLLM 0.32."""
 
 import asyncio
 import json

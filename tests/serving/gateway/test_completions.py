@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from serving.recording.recorder import journal
+from serving.recording import journal
 from tests.serving.asked import ADMINISTRATOR, CONTINUE, events, until
 from tests.serving.fakes import TEXT, TOKEN, Disk, House
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from serving.gateway.detokenizer import Reader
+from serving.gateway.detokenizer import Detokenizer
 from tests.serving import fakes
 
 TOKENIZER: Tokenizer = fakes.tokenizer()
@@ -26,7 +26,7 @@ def test_text_is_cut_at_the_first_stop_string_however_it_arrives(text: str, stop
     alphabet = {chr(c): TOKENIZER.token_to_id(chr(c)) for c in range(0x300) if TOKENIZER.token_to_id(chr(c)) is not None}
     pieces = TOKENIZER.pre_tokenizer.pre_tokenize_str(text) if bytewise else []
     ids = [alphabet[c] for piece, _ in pieces for c in piece] if bytewise else TOKENIZER.encode(text).ids
-    reader, given_out = Reader(TOKENIZER, stop), ""
+    reader, given_out = Detokenizer(TOKENIZER, stop), ""
     for start in range(0, len(ids), step):
         given_out += reader.feed(ids[start : start + step])
         assert text.startswith(given_out)
@@ -39,14 +39,14 @@ def test_text_is_cut_at_the_first_stop_string_however_it_arrives(text: str, stop
 
 
 def test_text_is_given_out_as_soon_as_it_is_certain() -> None:
-    reader = Reader(TOKENIZER, ["/src/"])
+    reader = Detokenizer(TOKENIZER, ["/src/"])
     assert reader.feed(TOKENIZER.encode("a = b").ids) == "a = b"
     assert reader.feed(TOKENIZER.encode("/s").ids) == ""
     assert reader.feed(TOKENIZER.encode("x").ids) == "/sx"
 
 
 def test_frame_tokens_are_no_text_and_half_a_character_is_none() -> None:
-    reader = Reader(TOKENIZER, [])
+    reader = Detokenizer(TOKENIZER, [])
     ids = [TOKENIZER.token_to_id("a"), 0, TOKENIZER.token_to_id("ð"), TOKENIZER.token_to_id("Ł")]
     assert reader.feed(ids) + reader.flush() == "a"
     assert reader.ends == [1, 1, 1, 1]

@@ -165,7 +165,7 @@ async def test_a_version_that_is_refused_or_corrupt_takes_no_traffic(house: Hous
     house.store.objects["checkpoints/v3/weights"] = b"other bytes"
     house.registry.sources["4"] = "file:///elsewhere/4"
     del house.store.objects["checkpoints/v5/checksums.json"]
-    for version, reason in (("2", "does not fit"), ("3", "SHA-256"), ("4", "not in s3://"), ("5", "retention has removed")):
+    for version, reason in (("2", "does not fit"), ("3", "SHA-256"), ("4", "not in s3://"), ("5", "retention removed")):
         house.registry.aliases = {"champion": version}
         await house.follow()
         assert await _served(house) == "1"

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from evals.statistics import Totals
+from evals.statistics import Totals as UserTotals
 from infra.records import Completion, ExperimentRecord, Feedback
 from infra.settings.schema import Collect, Experiment
 from tasks.experiments.decide import ArmTotals, decide, gather, total
@@ -15,16 +15,20 @@ TEST = ExperimentRecord(id="e", champion="1", challenger="2", share=0.5, started
 SETTINGS = Experiment(min_requests=200, max_seconds=1000, min_users=5)
 
 
+def totals(requests: int = 0, accepted: int = 0, characters: int = 0, shown: int = 0) -> UserTotals:
+    return UserTotals(requests, {"accepted": accepted, "characters": characters, "shown": shown})
+
+
 def labelled(served, told):
     return join(frame(served, Completion), frame(told, Feedback), 60)[0]
 
 
-def arm(users: int, rate: float, seed: int, characters: float = 8.0, name: str = "") -> dict[str, Totals]:
+def arm(users: int, rate: float, seed: int, characters: float = 8.0, name: str = "") -> dict[str, UserTotals]:
     random = np.random.default_rng(seed)
     found = {}
     for i in range(users):
         accepted = int(random.binomial(50, rate))
-        found[f"{name}{seed}-{i}"] = Totals(50, accepted, int(accepted * characters), 45)
+        found[f"{name}{seed}-{i}"] = totals(50, accepted, int(accepted * characters), 45)
     return found
 
 
@@ -76,9 +80,9 @@ def test_no_win_at_the_planned_size_is_a_rejection_that_says_so() -> None:
 def test_training_goes_on_from_what_did_no_worse(more: int, promising: bool) -> None:
     """One user in ten accepts so many more of 50."""
 
-    def users(name: str, more: int) -> dict[str, Totals]:
+    def users(name: str, more: int) -> dict[str, UserTotals]:
         accepted = [8 + i % 5 + (more if i % 10 == 0 else 0) for i in range(120)]
-        return {f"{name}{i}": Totals(50, count, 8 * count, 45) for i, count in enumerate(accepted)}
+        return {f"{name}{i}": totals(50, count, 8 * count, 45) for i, count in enumerate(accepted)}
 
     settings = SETTINGS.model_copy(update={"planned_requests": 6000})
     found = verdict(users("a", 0), users("b", more), settings=settings)
@@ -92,11 +96,11 @@ def test_equal_arms_looked_at_often_are_told_apart_as_rarely_as_alpha_says() -> 
     promoted, tests = 0, 300
     for number in range(tests):
         random = np.random.default_rng(number)
-        arms: list[dict[str, Totals]] = [{f"{side}{i}": Totals() for i in range(60)} for side in "ab"]
+        arms: list[dict[str, UserTotals]] = [{f"{side}{i}": totals() for i in range(60)} for side in "ab"]
         for _ in range(6):
             for users in arms:
                 for user in users:
-                    users[user] += Totals(10, accepted := int(random.binomial(10, 0.1)), 8 * accepted, 9)
+                    users[user] += totals(10, accepted := int(random.binomial(10, 0.1)), 8 * accepted, 9)
             if (found := verdict(*arms, settings=settings).verdict) != "undecided":
                 break
         promoted += found == "promote"
@@ -113,7 +117,7 @@ def test_equal_arms_looked_at_often_are_told_apart_as_rarely_as_alpha_says() -> 
         (arm(5, 0.2, 1), arm(3, 0.2, 2), "3 and 5 users"),
         (arm(5, 0.2, 1), arm(100, 0.9, 2), "sample-ratio"),
         (arm(10, 0.2, 1), arm(10, 0.9, 1), "both arms"),
-        ({f"u{i}": Totals(1, 1, 8, 1) for i in range(20)}, {f"v{i}": Totals(1) for i in range(20)}, "requests"),
+        ({f"u{i}": totals(1, 1, 8, 1) for i in range(20)}, {f"v{i}": totals(1) for i in range(20)}, "requests"),
         (arm(20, 0.0, 1), arm(20, 0.0, 2), "does not vary"),
         (arm(40, 0.2, 1), arm(40, 0.2, 2), "no difference is sure"),
     ],
@@ -147,12 +151,12 @@ def test_what_counts() -> None:
         feedback("3", prefix="i", user="v", time=NOW + 2),
         feedback("4", prefix="j", time=NOW - 4),
     ]
-    users, before = total(labelled(served, told), TEST, until=NOW + 20, most=80)
-    assert users["champion"] == {"u": Totals(requests=4, accepted=1, characters=8, shown=3)}
-    assert users["challenger"] == {"v": Totals(1, 1, 8, 1)}
-    assert before == {"u": Totals(1, 1, 8, 1)}
-    users, _ = total(labelled(served, told), TEST, until=NOW + 20, most=5)
-    assert users["challenger"] == {"v": Totals(1, 1, 5, 1)}, "one long accept does not outweigh many"
+    users, before = total(labelled(served, told), TEST, until=NOW + 20, settings=Experiment(max_characters=80))
+    assert users["champion"] == {"u": totals(requests=4, accepted=1, characters=8, shown=3)}
+    assert users["challenger"] == {"v": totals(1, 1, 8, 1)}
+    assert before == {"u": totals(1, 1, 8, 1)}
+    users, _ = total(labelled(served, told), TEST, until=NOW + 20, settings=Experiment(max_characters=5))
+    assert users["challenger"] == {"v": totals(1, 1, 5, 1)}, "one long accept does not outweigh many"
 
 
 def test_evidence_names_the_objects_it_was_read_from() -> None:
@@ -160,5 +164,5 @@ def test_evidence_names_the_objects_it_was_read_from() -> None:
     store.put_rows("events/completions/date=2027-01-15/hour=08/a.parquet", [completion(experiment="e", time=NOW + 1)])
     store.put_rows("events/feedback/date=2027-01-15/hour=08/a.parquet", [feedback(time=NOW + 2)])
     found = gather(store, TEST, Collect(settle_seconds=5), SETTINGS, NOW + 60)
-    assert found.users["champion"] == {"u": Totals(1, 1, 8, 1)}
+    assert found.users["champion"] == {"u": totals(1, 1, 8, 1)}
     assert {r.key.split("/")[1] for r in found.inputs} == {"completions", "feedback"}

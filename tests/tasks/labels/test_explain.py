@@ -1,0 +1,76 @@
+"""The bucket and the reason of a request, from what the cycles wrote."""
+
+from typing import get_args
+
+import pytest
+
+from infra import cycles
+from infra.records import Bucket
+from infra.settings import Settings
+from infra.store import sha256
+from tasks.labels import explain, samples
+from tasks.labels.collect import collect
+from tasks.labels.explain import Fate
+from tasks.steps import sealing
+from tasks.validation.quarantine import ValidationEvidence
+from tests.tasks.made import NOW, MemoryRegistry, MemoryStore, completion, feedback
+
+SETTINGS = Settings()
+
+
+def seal(store: MemoryStore, cycle: str, now: float) -> None:
+    """Collect and seal a cycle as the flow does, without validation and rewards."""
+    registry = MemoryRegistry(v1={})
+    registry.aliases["champion"] = "1"
+    collected = collect(store, registry.client, SETTINGS, now)
+    accounting = collected.accounting
+    body = samples.parquet(samples.tables(store, collected.plan.partitions, accounting.samples))
+    store.put_json(cycles.key(cycle, "validation.json"), {"quarantined": accounting.reasons})
+    explain.write(store, cycle, sha256([body]), accounting)
+    sealing.seal(store, cycle, sealing.manifest_fields(collected, ValidationEvidence(), now), body, SETTINGS)
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    """Three requests in two cycles: the last one waits for its label in the first cycle."""
+    store, late = MemoryStore(), NOW + 100
+    served = [
+        completion("good", prefix="a"),
+        completion("secret", prefix="b", redacted=True),
+        completion("young", prefix="c", time=late),
+    ]
+    labels = [feedback("1", prefix="a"), feedback("3", prefix="c", time=late + 1)]
+    store.put_rows("events/completions/date=2027-01-15/hour=08/a.parquet", served)
+    store.put_rows("events/feedback/date=2027-01-15/hour=08/a.parquet", labels)
+    seal(store, "cycle-000001", late + 5)
+    seal(store, "cycle-000002", late + SETTINGS.collect.settle_seconds + 5)
+    return store
+
+
+def test_each_cycle_says_where_it_put_the_request(store: MemoryStore) -> None:
+    assert list(explain.explain(store, "good"))[-1] == Fate("cycle-000001", "trained")
+    assert list(explain.explain(store, "secret"))[-1] == Fate("cycle-000001", "quarantined", "secret")
+    assert list(explain.explain(store, "young")) == [Fate("cycle-000002", "trained"), Fate("cycle-000001", "waiting")]
+    assert list(explain.explain(store, "made up")) == []
+
+
+def test_without_its_requests_a_cycle_still_knows_samples_and_quarantine(store: MemoryStore) -> None:
+    for key in [key for key in store.keys("cycles/") if "/requests-" in key]:
+        store.delete(key)
+    assert list(explain.explain(store, "good"))[-1] == Fate("cycle-000001", "trained")
+    assert list(explain.explain(store, "secret"))[-1] == Fate("cycle-000001", "quarantined", "secret")
+
+
+def test_the_command_prints_bucket_reason_and_meaning(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(explain.ObjectStore, "connect", lambda settings: store)
+    monkeypatch.setattr(store, "uri", lambda key: f"s3://bucket/{key}", raising=False)
+    assert explain.main(["secret"]) == 0
+    assert "cycle-000001: quarantined (secret): not fit for training" in capsys.readouterr().out
+    assert explain.main(["made up"]) == 1
+    assert "made up: in no cycle of s3://bucket/cycles/" in capsys.readouterr().out
+
+
+def test_every_bucket_has_a_meaning() -> None:
+    assert set(explain.MEANINGS) == set(get_args(Bucket))

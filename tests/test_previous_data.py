@@ -1,0 +1,106 @@
+"""A bucket, a registry and a spool that an earlier version wrote are read by this one (tests/data/previous/README.md)."""
+
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from infra import cycles
+from infra.records import CycleOutcome, Sample
+from infra.registry import Registry
+from infra.settings import Settings
+from infra.settings.schema import Collect
+from serving.recording.shipping import Shipper
+from serving.recording.spool import Spool
+from serving.status.cycle_history import CycleHistory
+from tasks.labels import samples
+from tasks.labels.collect import collect
+from tasks.labels.explain import Fate, explain
+from tests.serving.fakes import MemoryStore as ShippingStore
+from tests.tasks.made import MemoryStore
+
+DATA = Path(__file__).with_name("data") / "previous"
+CYCLE = "cycle-000001"
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, Any]:
+    return json.loads((DATA / "expected.json").read_text())
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    store = MemoryStore()
+    with tarfile.open(DATA / "bucket.tar.gz") as archive:
+        for member in archive.getmembers():
+            body = archive.extractfile(member)
+            assert body
+            store.objects[member.name] = body.read()
+    return store
+
+
+@pytest.fixture
+def registry() -> Registry:
+    answers = {
+        key.split("/mlflow/", 2)[-1].split("?")[0]: body for key, body in json.loads((DATA / "registry.json").read_text()).items()
+    }
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, json=answers[request.url.path.removeprefix("/api/2.0/mlflow/")])
+
+    return Registry(httpx.Client(transport=httpx.MockTransport(answer), base_url="http://registry"), "tabloop")
+
+
+def test_the_next_window_is_the_one_that_the_earlier_version_found(
+    store: MemoryStore, registry: Registry, expected: dict[str, Any]
+) -> None:
+    sealed = store.get_json(cycles.key(CYCLE, "settings.json"))
+    settings = Settings(collect=Collect.model_validate(sealed["collect"]))
+    collected = collect(store, registry, settings, expected["now"])
+    assert (collected.champion, collected.parent, collected.window.since) == ("2", "2", expected["since"])
+    accounting = collected.accounting
+    assert (accounting.requests, accounting.buckets, collected.orphans) == (
+        expected["requests"],
+        expected["buckets"],
+        expected["orphans"],
+    )
+    assert [list(row) for row in accounting.samples.select("id", "outcome", "tokens").rows()] == expected["samples"]
+    batch = samples.records(store, collected.plan.partitions, accounting.samples)
+    assert [sample.completion_id for sample in batch] == [row[0] for row in expected["samples"]]
+
+
+def test_a_cycle_and_its_decision(store: MemoryStore) -> None:
+    manifest = cycles.manifest_of(store, CYCLE)
+    assert sum(manifest.buckets.values()) == manifest.requests
+    assert CycleOutcome.model_validate(store.get_json(cycles.key(CYCLE, cycles.OUTCOME))).version == "2"
+    assert cycles.unfinished(cycles.index(store)) is None and cycles.next_name(cycles.index(store)) == "cycle-000002"
+    train = cycles.settings_of(store, CYCLE, Settings()).train
+    sealed = store.get_json(cycles.key(CYCLE, "settings.json"))["train"]
+    saved = train.model_dump(mode="json")
+    assert {name: saved[name] for name in sealed} == sealed
+    decision = cycles.decision_of(store, f"{CYCLE}-version-2")
+    assert decision and (decision.verdict.verdict, decision.dataset) == ("promote", cycles.dataset_id(store, CYCLE))
+    (shown,) = CycleHistory(store).last(8)
+    assert (shown.manifest, shown.decision) == (manifest, decision)
+    rows = store.get_rows(manifest.samples.key, Sample)
+    assert len(rows) == manifest.samples.rows == manifest.buckets["trained"]
+    assert list(explain(store, rows[0].completion_id)) == [Fate(CYCLE, "trained")]
+
+
+def test_the_registry(registry: Registry) -> None:
+    aliases = registry.aliases()
+    assert (aliases.champion, aliases.challenger, aliases.experiment, aliases.previous_champion) == ("2", None, None, "1")
+    assert {v.version: v.tags.get("cycle") for v in registry.versions()} == {"1": "", "2": CYCLE}
+
+
+async def test_segments_of_the_spool_are_shipped(tmp_path: Path, expected: dict[str, Any]) -> None:
+    with tarfile.open(DATA / "spool.tar.gz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    spool, store = Spool(tmp_path, 1 << 30), ShippingStore()
+    await Shipper(spool, store, 0.02).ship()
+    assert {kind: len(store.shipped(kind)) for kind in ("completions", "feedback")} == expected["spool"]
+    assert not [*tmp_path.rglob("*.jsonl")]
+    await spool.close()
