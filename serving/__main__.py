@@ -20,22 +20,22 @@ from infra.registry import Registry
 from infra.settings import Settings
 from infra.store import ObjectStore
 from serving.access import Access
-from serving.engine.version_cache import VersionCache
 from serving.app import create_completions_app, create_feedback_app
+from serving.engine.version_cache import VersionCache
 from serving.gateway.completions import Gateway
 from serving.gateway.detokenizer import load_tokenizer, stop_token_ids
 from serving.gateway.dialects import CLIENT_NAMES
 from serving.gateway.feedback import FeedbackService
-from serving.slots.policy import Policy
 from serving.metrics import Metrics
 from serving.recording.recorder import Recorder
 from serving.recording.shipping import Shipper
 from serving.recording.spool import Spool
 from serving.slots import client
 from serving.slots.arms import Arms, Slot
-from serving.slots.client import SlotEngine, EngineClient
+from serving.slots.client import EngineClient, SlotEngine
 from serving.slots.external import ExternalEngine
 from serving.slots.follower import Follower
+from serving.slots.policy import Policy
 from serving.slots.version_source import VersionSource
 from serving.status.cycle_history import CycleHistory
 from serving.status.data import Links, StatusData

@@ -1,7 +1,7 @@
-"""Who asks, and on what terms: the bearer token, the project, and the user as a keyed hash.
+"""Who may do what: bearer tokens with their projects, roles and rates, and users as keyed hashes.
 
-python -m serving.access NAME [--project P] [--role R]   a new token, and the lines of settings that let it in
-python -m infra.identity NAME                            the keyed hash under which a user is stored
+python -m serving.access NAME [--project P] [--role R]   print a new token and its lines of settings
+python -m infra.identity NAME                            print the keyed hash under which a user is stored
 """
 
 import argparse
@@ -24,13 +24,12 @@ from infra.identity import user_hash
 from infra.settings.schema import AccessToken, Role, Serving, Terms, UserTerms
 
 PROJECT = re.compile(r"[\w.-]{1,64}")
-PROJECT_IS = "letters, digits, dot, dash and underscore, at most 64 of them"
-UNSAFE = re.compile(r"[^\w.+-]")
+PROJECT_RULE = "1 to 64 letters, digits, dots, dashes and underscores"
 ROLES: tuple[Role, ...] = get_args(Role)
 
 
 class Denied(Exception):
-    """The request may not do that."""
+    """The request is not allowed; `status` is that of the response."""
 
     def __init__(self, status: int, message: str, retry_seconds: int | None = None) -> None:
         super().__init__(message)
@@ -40,32 +39,34 @@ class Denied(Exception):
 
 @dataclass(frozen=True)
 class Caller:
-    """Who sent a request."""
+    """The sender of a request."""
 
     project: str
     user: str
-    """Keyed hash."""
+    """Keyed hash of the user's id."""
     client: str
+    """The client's name (gateway/dialects)."""
     opted_out: bool
+    """Whether the text of its events is left out."""
     experiments: bool = True
-    """Takes part in A/B tests."""
+    """Whether it takes part in A/B tests."""
     version: str = ""
-    """Version it is pinned to by the settings, or empty."""
+    """Version that the settings pin it to; empty: none."""
 
 
-class Bucket:
-    """A token bucket: `rate` requests a second, a minute's worth at once."""
+class RateLimiter:
+    """A token bucket: `per_minute` requests at once, refilled at `per_minute` requests a minute."""
 
     def __init__(self, per_minute: int, clock: Callable[[], float]) -> None:
-        self._rate, self._most = per_minute / 60, float(per_minute)
+        self._rate, self._capacity = per_minute / 60, float(per_minute)
         self._clock = clock
-        self._left, self._seen = self._most, clock()
+        self._left, self._updated = self._capacity, clock()
 
     def wait(self) -> float:
-        """Take one request's worth: 0, or the seconds until there is one."""
+        """Admit a request and return 0, or return the seconds until one is admitted."""
         now = self._clock()
-        self._left = min(self._left + (now - self._seen) * self._rate, self._most)
-        self._seen = now
+        self._left = min(self._left + (now - self._updated) * self._rate, self._capacity)
+        self._updated = now
         if self._left < 1:
             return (1 - self._left) / self._rate
         self._left -= 1
@@ -73,92 +74,86 @@ class Bucket:
 
 
 @dataclass(frozen=True)
-class Known:
-    """A token that is let in."""
+class Token:
+    """A token that the settings allow."""
 
     name: str
     digest: bytes
+    """SHA-256."""
     projects: tuple[str, ...]
+    """Empty: all."""
     roles: frozenset[Role]
-    bucket: Bucket
+    limiter: RateLimiter
 
 
 class Access:
     """Checks tokens and names callers."""
 
     def __init__(self, settings: Serving, clock: Callable[[], float] = time.monotonic) -> None:
-        self._secret = _needed(settings.user_secret, "user_secret")
+        self._secret = _secret(settings.user_secret, "user_secret")
         self._settings = settings
-        self._known = [_known(name, token, clock) for name, token in settings.tokens.items()]
-        shared = _needed(settings.token, "token")
+        self._tokens = [_configured_token(name, token, clock) for name, token in settings.tokens.items()]
+        shared = _secret(settings.token, "token")
         if settings.admin_token:
-            self._known.append(self._own("token", shared, ("complete", "feedback"), clock))
+            self._tokens.append(self._shared_token("token", shared, ("complete", "feedback"), clock))
             shared = settings.admin_token.get_secret_value().encode()
-        self._known.append(self._own("admin", shared, ROLES, clock))
+        self._tokens.append(self._shared_token("admin", shared, ROLES, clock))
 
-    def check(self, headers: Mapping[str, str], role: Role) -> Known:
-        """The token of a request that may do this.
+    def check(self, headers: Mapping[str, str], role: Role) -> Token:
+        """Return the token of a request, if it has this role.
 
         Raises:
-            Denied: 401 token missing or wrong, 403 not in this role, 429 more requests than it may send.
+            Denied: 401 for a missing or wrong token, 403 for a token without the role, 429 for too many requests.
         """
-        token = _sent(headers)
-        if not token:
+        credentials = _credentials(headers)
+        if not credentials:
             raise Denied(401, "missing token: send `Authorization: Bearer TOKEN` (in Continue: apiKey)")
-        # Every known one is compared, in constant time: how long it takes says nothing of any of them.
-        digest = _digest(token)
-        found = [known for known in self._known if hmac.compare_digest(digest, known.digest)]
-        if not found:
+        # Compare all tokens, each in constant time, so that the duration tells nothing about any of them.
+        digest = _digest(credentials)
+        matches = [token for token in self._tokens if hmac.compare_digest(digest, token.digest)]
+        if not matches:
             raise Denied(401, "wrong token")
-        known = found[-1]
-        if role not in known.roles:
-            raise Denied(403, f"token {known.name}: this needs the role {role}, it has {_listed(known.roles)}")
-        if seconds := known.bucket.wait():
-            raise Denied(429, f"token {known.name}: more requests than it may send; wait {seconds:.1f} s", int(seconds) + 1)
-        return known
+        token = matches[-1]
+        if role not in token.roles:
+            raise Denied(403, f"token {token.name}: this needs the role {role}, the token has {_joined(token.roles)}")
+        if seconds := token.limiter.wait():
+            raise Denied(429, f"token {token.name}: too many requests; wait {seconds:.1f} s", int(seconds) + 1)
+        return token
 
-    def caller(self, headers: Mapping[str, str], known: Known, user: str | None, client: str) -> Caller:
-        """The sender of a request with that token.
+    def caller(self, headers: Mapping[str, str], token: Token, user: str | None, client: str) -> Caller:
+        """Return the sender of a request; `user` is the body's, used if there is no X-User-ID.
 
         Raises:
-            Denied: 400 a project that is none, 403 one that is not the token's.
+            Denied: 400 for an invalid project name, 403 for a project that is not the token's.
         """
-        project = headers.get("x-project-id", known.projects[0] if known.projects else "default")
+        project = headers.get("x-project-id", token.projects[0] if token.projects else "default")
         if not PROJECT.fullmatch(project):
-            raise Denied(400, f"X-Project-ID: {PROJECT_IS}")
-        if known.projects and project not in known.projects:
-            raise Denied(403, f"X-Project-ID: token {known.name} is not for project {project} but for {_listed(known.projects)}")
-        hashed = user_hash(self._secret, headers.get("x-user-id") or user or "token:" + known.digest.hex())
+            raise Denied(400, f"X-Project-ID: expected {PROJECT_RULE}")
+        if token.projects and project not in token.projects:
+            raise Denied(403, f"X-Project-ID: token {token.name} has {_joined(token.projects)}, not {project}")
+        hashed = user_hash(self._secret, headers.get("x-user-id") or user or "token:" + token.digest.hex())
         terms = self._terms(project, hashed)
-        asked = headers.get("x-tabloop-opt-out", "") not in ("", "0", "false")
-        return Caller(project, hashed, client, asked or not terms.logged, terms.experiments, terms.version)
+        opts_out = headers.get("x-tabloop-opt-out", "") not in ("", "0", "false")
+        return Caller(project, hashed, client, opts_out or not terms.logged, terms.experiments, terms.version)
 
-    def _own(self, name: str, token: bytes, roles: Sequence[Role], clock: Callable[[], float]) -> Known:
-        """A token of the settings that has every project."""
-        bucket = Bucket(self._settings.requests_per_minute, clock)
-        return Known(name, _digest(token), (), frozenset(roles), bucket)
+    def _shared_token(self, name: str, token: bytes, roles: Sequence[Role], clock: Callable[[], float]) -> Token:
+        """Return serving.token or serving.admin_token, which have every project."""
+        limiter = RateLimiter(self._settings.requests_per_minute, clock)
+        return Token(name, _digest(token), (), frozenset(roles), limiter)
 
     def _terms(self, project: str, user: str) -> Terms:
-        """Of project and user together: either can refuse, neither can consent for the other."""
+        """Return the terms of project and user together: each can refuse, and both must consent."""
         settings = self._settings
-        shared, own = settings.projects.get(project, settings.terms), settings.users.get(user, UserTerms())
+        of_project, of_user = settings.projects.get(project, settings.terms), settings.users.get(user, UserTerms())
         return Terms(
-            logged=shared.logged and own.logged,
-            experiments=shared.experiments and own.experiments,
-            version=own.version or shared.version,
+            logged=of_project.logged and of_user.logged,
+            experiments=of_project.experiments and of_user.experiments,
+            version=of_user.version or of_project.version,
         )
 
 
-def client_name(headers: Mapping[str, str], guess: str = "") -> str:
-    """Which client it is: from the shape of its request where that tells, else from its User-Agent."""
-    agent = headers.get("user-agent", "")
-    if "continue" in agent.lower():
-        return "continue"
-    return guess or UNSAFE.sub("", agent.split("/")[0])[:32] or "unknown"
-
-
-def _sent(headers: Mapping[str, str]) -> bytes:
-    """The token, as a bearer's, as a browser's password, or as Continue's second header."""
+def _credentials(headers: Mapping[str, str]) -> bytes:
+    """Return the bearer token, a browser's password, or the token in Continue's header `api-key`."""
     scheme, _, credentials = headers.get("authorization", "").partition(" ")
     match scheme.lower():
         case "bearer":
@@ -169,47 +164,51 @@ def _sent(headers: Mapping[str, str]) -> bytes:
     return headers.get("api-key", "").encode()
 
 
-def _known(name: str, token: AccessToken, clock: Callable[[], float]) -> Known:
-    bucket = Bucket(token.requests_per_minute, clock)
-    return Known(name, bytes.fromhex(token.sha256), token.projects, frozenset(token.roles), bucket)
+def _configured_token(name: str, token: AccessToken, clock: Callable[[], float]) -> Token:
+    limiter = RateLimiter(token.requests_per_minute, clock)
+    return Token(name, bytes.fromhex(token.sha256), token.projects, frozenset(token.roles), limiter)
 
 
 def _digest(token: bytes) -> bytes:
-    """Tokens are long and random: a plain hash of one cannot be searched for."""
+    """Return a plain hash: tokens are long and random, so it cannot be inverted by trying."""
     return hashlib.sha256(token).digest()
 
 
-def _listed(values: Sequence[str] | frozenset[Role]) -> str:
+def _joined(values: Sequence[str] | frozenset[Role]) -> str:
     return ", ".join(sorted(values))
 
 
-def _needed(secret: SecretStr | None, name: str) -> bytes:
+def _secret(secret: SecretStr | None, name: str) -> bytes:
     if secret is None:
-        raise SystemExit(
-            f"serving.{name} is not set: `make up` generates one, or set TABLOOP_SERVING__{name.upper()}; there is no open door"
-        )
+        raise SystemExit(f"serving.{name} is not set: `make up` generates it, or set TABLOOP_SERVING__{name.upper()}")
     return secret.get_secret_value().encode()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m serving.access", description="Make a token and its lines of settings.")
-    parser.add_argument("name", help="who or what it is for")
+    parser = argparse.ArgumentParser(prog="python -m serving.access", description="Print a new token and its lines of settings.")
+    parser.add_argument("name", help="person or program that uses the token")
     parser.add_argument(
-        "--project", action="append", type=_project, default=[], help="project it may name (default: any); may be repeated"
+        "--project", action="append", type=_project, default=[], help="project of the token (default: all); may be repeated"
     )
-    parser.add_argument("--role", action="append", choices=ROLES, default=[], help="default: complete and feedback")
+    parser.add_argument(
+        "--role",
+        action="append",
+        choices=ROLES,
+        default=[],
+        help="role (default: complete and feedback); may be repeated",
+    )
     options = parser.parse_args(arguments)
-    made, name = secrets.token_urlsafe(24), json.dumps(options.name, ensure_ascii=False)
-    lines = [f"sha256 = {json.dumps(_digest(made.encode()).hex())}"]
+    token, name = secrets.token_urlsafe(24), json.dumps(options.name, ensure_ascii=False)
+    lines = [f"sha256 = {json.dumps(_digest(token.encode()).hex())}"]
     lines += [f"projects = {json.dumps(options.project, ensure_ascii=False)}"] if options.project else []
     lines += [f"roles = {json.dumps(options.role)}"] if options.role else []
-    print(f"# give to {name}, kept nowhere: {made}\n[serving.tokens.{name}]", *lines, sep="\n")
+    print(f"# give to {name}, stored nowhere: {token}\n[serving.tokens.{name}]", *lines, sep="\n")
     return 0
 
 
 def _project(name: str) -> str:
     if not PROJECT.fullmatch(name):
-        raise argparse.ArgumentTypeError(f"{name!r}: {PROJECT_IS}")
+        raise argparse.ArgumentTypeError(f"{name!r}: expected {PROJECT_RULE}")
     return name
 
 

@@ -56,7 +56,11 @@ class Metrics:
     """Counters of one app."""
 
     def __init__(self, clients: Collection[str] = ()) -> None:
-        """`clients`: names counted one by one. Others count as "other": a User-Agent can be anything, and each would be a series."""
+        """Create the metrics.
+
+        Args:
+            clients: names counted one by one; others count as "other", since any User-Agent would add a series.
+        """
         self.registry = registry = CollectorRegistry()
         self._clients = clients
         arm = ("arm", "version")

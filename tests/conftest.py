@@ -13,6 +13,27 @@ settings.register_profile("tabloop", deadline=None)  # other load on the machine
 settings.load_profile("tabloop")
 
 
+SERVERS = {"storage", "orchestrated", "stack", "store"}
+"""Fixtures that share the session's one stack."""
+SHARED_ROOMS = ("tests/flows/", "tests/tasks/trainer/")
+"""Rooms whose files share what a fixture of the session started."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Group what shares started servers, so that each group runs in one of the worker processes of `make test`; longest first."""
+
+    def group(item: pytest.Item) -> str:
+        if SERVERS & set(getattr(item, "fixturenames", ())):
+            return "stack"
+        path = item.nodeid.split("::")[0]
+        return next((room for room in SHARED_ROOMS if path.startswith(room)), path)
+
+    order = {"stack": 0, "tests/tasks/trainer/": 1, "tests/flows/": 2}
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(group(item)))
+    items.sort(key=lambda item: order.get(group(item), len(order)))
+
+
 @pytest.fixture(scope="session")
 def storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """The session's stack with at least its S3 server and MLflow, and the base model registered as champion."""

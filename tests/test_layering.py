@@ -18,8 +18,8 @@ MAY_IMPORT = {
 }
 # Packages that one room alone may know, and the folder that is its only door.
 ONLY_IN = {"megatron": "tasks/trainer", "vllm": "serving/engine", "supervisor": "infra/stack"}
-# The sub-rooms of a room, each of which imports only itself and those before it. What is not named is a command or wires the room, and
-# may import them all; no sub-room imports it.
+# The sub-rooms of a room, each of which imports only itself and those before it. A module that is not named is a command, or wires the
+# room: it may import them all, and no sub-room imports it.
 ORDER = {
     "tasks": ("labels", "validation", "rewards", "trainer", "versions", "experiments", "upkeep", "steps"),
     "tasks/trainer": ("model", "job", "update", "pretraining"),

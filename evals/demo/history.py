@@ -1,4 +1,4 @@
-"""The loop's past, read from the object store and the registry: cycles, verdicts, who serves."""
+"""The past of the loop, read from the object store and the registry: cycles, decisions, aliases."""
 
 import io
 import json
@@ -8,55 +8,55 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from evals.demo.record import CycleRow
-from infra.records import Decision, Manifest
+from infra import cycles
+from infra.records import Decision
 from infra.registry import Aliases, Registry
 from infra.store import ObjectStore
 
 
 @dataclass(frozen=True)
 class LoopState:
-    """The loop at one moment."""
+    """The state of the loop at one moment."""
 
     aliases: Aliases
-    ended: dict[str, dict[str, Any]]
-    """Outcome of each cycle that is over, oldest first (infra/cycles.py)."""
+    outcomes: dict[str, dict[str, Any]]
+    """Outcome of each ended cycle, oldest first (infra/cycles.py)."""
     decisions: dict[str, Decision]
     """Decisions of the gate, by experiment."""
 
     @property
     def promotions(self) -> int:
-        """Experiments that the gate ended with a promotion."""
+        """Number of experiments that the gate ended with a promotion."""
         return sum(d.verdict.verdict == "promote" for d in self.decisions.values())
 
     @property
     def rejections(self) -> int:
-        """Experiments that the gate ended with a rejection, and candidates that held-out evaluation refused."""
+        """Number of experiments that the gate ended with a rejection and of candidates that held-out evaluation refused."""
         rejected = sum(d.verdict.verdict == "reject" for d in self.decisions.values())
-        return rejected + sum(outcome["result"] == "refused" for outcome in self.ended.values())
+        return rejected + sum(outcome["result"] == "refused" for outcome in self.outcomes.values())
 
 
 def read_state(store: ObjectStore, registry: Registry) -> LoopState:
-    """Read the loop's state."""
-    keys = list(store.keys("cycles/"))
-    ended = {key.split("/")[1]: store.get_json(key) for key in keys if key.endswith("/outcome.json")}
-    decided = [Decision.model_validate(store.get_json(key)) for key in store.keys("decisions/")]
-    decisions = {d.experiment.id: d for d in decided if d.by == "gate"}
-    return LoopState(registry.aliases(), ended, decisions)
+    """Return the current state of the loop."""
+    keys = list(store.keys(cycles.PREFIX))
+    outcomes = {key.split("/")[1]: store.get_json(key) for key in keys if key.endswith("/" + cycles.OUTCOME)}
+    decisions = [Decision.model_validate(store.get_json(key)) for key in store.keys("decisions/")]
+    return LoopState(registry.aliases(), outcomes, {d.experiment.id: d for d in decisions if d.by == "gate"})
 
 
-def cycle_rows(store: ObjectStore, world: LoopState) -> list[CycleRow]:
-    """The cycles that are over, oldest first."""
-    return [_row(store, world, cycle, outcome) for cycle, outcome in world.ended.items() if outcome["result"] != "abandoned"]
+def cycle_rows(store: ObjectStore, state: LoopState) -> list[CycleRow]:
+    """Return the report's row of each ended cycle, oldest first; leaves out abandoned cycles."""
+    return [_row(store, state, cycle, outcome) for cycle, outcome in state.outcomes.items() if outcome["result"] != "abandoned"]
 
 
-def _row(store: ObjectStore, world: LoopState, cycle: str, outcome: dict[str, Any]) -> CycleRow:
-    manifest = Manifest.model_validate(store.get_json(f"cycles/{cycle}/manifest.json"))
-    training = _json(store, f"cycles/{cycle}/training.json")
-    evaluation = _json(store, f"cycles/{cycle}/evaluation.json")
-    decision = world.decisions.get(outcome["experiment"])
+def _row(store: ObjectStore, state: LoopState, cycle: str, outcome: dict[str, Any]) -> CycleRow:
+    manifest = cycles.manifest_of(store, cycle)
+    training = _json(store, cycles.key(cycle, "training.json"))
+    evaluation = _json(store, cycles.key(cycle, "evaluation.json"))
+    decision = state.decisions.get(outcome["experiment"])
     verdict = decision.verdict if decision else None
     rewards = pq.read_table(io.BytesIO(store.get(manifest.samples.key)), columns=["reward"])["reward"].to_pylist()
-    last = training["steps"][-1] if training.get("steps") else {}
+    last_step = training["steps"][-1] if training.get("steps") else {}
     return CycleRow(
         cycle=cycle,
         parent=manifest.parent,
@@ -66,8 +66,8 @@ def _row(store: ObjectStore, world: LoopState, cycle: str, outcome: dict[str, An
         buckets={str(bucket): count for bucket, count in manifest.buckets.items()},
         quarantined=manifest.quarantined,
         mean_reward=sum(rewards) / len(rewards),
-        clip_fraction=last.get("clip_fraction"),
-        kl=last.get("kl"),
+        clip_fraction=last_step.get("clip_fraction"),
+        kl=last_step.get("kl"),
         logprob_difference=training.get("logprob_difference_max"),
         judge=evaluation.get("candidate", {}).get("judged"),
         verdict="refused" if outcome["result"] == "refused" else verdict.verdict if verdict else "running",
@@ -79,6 +79,7 @@ def _row(store: ObjectStore, world: LoopState, cycle: str, outcome: dict[str, An
 
 
 def _json(store: ObjectStore, key: str) -> dict[str, Any]:
+    """Return an object, or an empty one if the store has none."""
     try:
         return json.loads(store.get(key))
     except KeyError:

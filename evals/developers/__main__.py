@@ -1,4 +1,4 @@
-"""Simulated developers against any URL: `python -m evals.developers --help`."""
+"""Run simulated developers against any URL: `python -m evals.developers --help`."""
 
 import argparse
 import asyncio
@@ -15,9 +15,8 @@ from infra import settings as configuration
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    settings = configuration.load()
-    serving = settings.serving
+    """Return the parser of the command line."""
+    serving = configuration.load().serving
     token = serving.token.get_secret_value() if serving.token else ""
     result = argparse.ArgumentParser(
         prog="python -m evals.developers",
@@ -28,26 +27,38 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--feedback-url",
         default=f"http://{serving.host}:{serving.feedback_port}/v1/continue/events",
-        help="destination of Continue's data block (default %(default)s)",
+        help="destination in Continue's data block (default %(default)s)",
     )
-    add("--token", default=token, help="bearer token (default: the settings', which the local stack generates)")
-    add("--users", type=int, default=120, help="developers (default %(default)s)")
-    add("--seed", type=int, default=0, help="of their tastes, places and moods (default %(default)s)")
-    add("--code", type=Path, nargs="+", default=[], metavar="DIR", help="type through these (default: the held-out packages)")
-    add("--requests", type=int, help="end after so many requests (default 500 where --seconds is not given)")
-    add("--seconds", type=float, help="end after so long")
+    add("--token", default=token, help="bearer token (default: serving.token, which the local stack generates)")
+    add("--users", type=int, default=120, help="number of developers (default %(default)s)")
+    add("--seed", type=int, default=0, help="seed of the tastes, the positions and the chance events (default %(default)s)")
+    add(
+        "--code",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="DIR",
+        help="type through the Python files below (default: the held-out packages)",
+    )
+    add("--requests", type=int, help="end after so many requests (default 500 without --seconds)")
+    add("--seconds", type=float, help="end after so many seconds")
     add("--speed", type=float, default=20.0, help="how many times faster than people (default %(default)s)")
-    add("--rate", type=float, default=0.0, help="most requests a second (default: what the concurrency lets through)")
+    add("--rate", type=float, default=0.0, help="maximum requests a second (default 0: limited by --concurrency only)")
     add("--concurrency", type=int, default=16, help="developers who type at the same time (default %(default)s)")
-    add("--first-visit", type=int, default=0, help="go on where an earlier run of this seed stopped")
-    add("--version", default="", metavar="PIN", help="ask for this policy version (X-Tabloop-Version); an administrator's token")
-    add("--report", type=Path, help="write counts by user and version and some examples to this JSON file")
-    add("--decisions", type=Path, help="write every decision, with what they really wrote, to this JSON-lines file")
+    add("--first-visit", type=int, default=0, help="number of the first visit; continues an earlier run of this seed")
+    add(
+        "--version",
+        default="",
+        metavar="PIN",
+        help="request this policy version (X-Tabloop-Version); needs an administrator's token",
+    )
+    add("--report", type=Path, help="JSON file for the counts by user and version and some examples")
+    add("--decisions", type=Path, help="JSON-lines file for every decision with the real text")
     return result
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """RunSettings and tell. Exit code 1 when no request was answered."""
+    """Run the developers and print the sums. Exit code 1 if no request was answered."""
     options = parser().parse_args(arguments)
     if options.requests is None and options.seconds is None:
         options.requests = 500
@@ -67,12 +78,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with ExitStack() as files:
         write = _writer(files, options.decisions)
 
-        def decided(decision: Decision) -> None:
+        def on_decision(decision: Decision) -> None:
             if decision.outcome == "error" and len(failures) < 3:
                 failures.append(decision.reason)
             write(decision)
 
-        tally = asyncio.run(_run(settings, options.code, decided))
+        tally = asyncio.run(_run(settings, options.code, on_decision))
     if options.report:
         options.report.parent.mkdir(parents=True, exist_ok=True)
         options.report.write_text(json.dumps(tally.as_json(), indent=1) + "\n")
@@ -80,15 +91,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for failure in failures:
         print(f"error: {failure}", file=sys.stderr)
     if failures and not tally.total.answered:
-        print(f"no request was answered: is a server at {options.url}? `make status` tells", file=sys.stderr)
+        print(f"no request was answered by {options.url}; run `make status` to see whether the server is up", file=sys.stderr)
     return 0 if tally.total.answered else 1
 
 
-async def _run(settings: RunSettings, directories: Sequence[Path], decided: Callable[[Decision], None]) -> Tally:
+async def _run(settings: RunSettings, directories: Sequence[Path], on_decision: Callable[[Decision], None]) -> Tally:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)
     progress = (lambda tally: print(summary(tally), file=sys.stderr)) if sys.stderr.isatty() else None
-    return await run(settings, code_from(directories), stop=stop, progress=progress, decided=decided)
+    return await run(settings, code_from(directories), stop=stop, progress=progress, on_decision=on_decision)
 
 
 def _writer(files: ExitStack, path: Path | None) -> Callable[[Decision], None]:
@@ -100,12 +111,12 @@ def _writer(files: ExitStack, path: Path | None) -> Callable[[Decision], None]:
 
 
 def summary(tally: Tally) -> str:
-    """One line."""
+    """Return the sums in one line."""
     total = tally.total
     acceptance = f"{total.acceptance:.1%}" if total.answered else "-"
     return (
         f"{tally.seconds:6.1f} s  {total.requests} requests, {total.errors} errors, {total.cancelled} typed over, "
-        f"{total.nothing} with nothing to show, {total.accepted} accepted, {total.rejected} rejected: "
+        f"{total.nothing} with nothing shown, {total.accepted} accepted, {total.rejected} rejected: "
         f"{acceptance} of the answered, {total.lost_events} events lost"
     )
 

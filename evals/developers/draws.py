@@ -1,7 +1,7 @@
 """Every chance event of a developer at a position, drawn before the server answers.
 
-Each (occasion, seed, visit, developer, pause) has a random stream of its own. Neither timing nor the served text shifts the draws at
-another position, so two models meet the same developers with the same chance events.
+Each (occasion, seed, visit, developer, pause) has a random stream of its own. Neither timing nor the served text shifts the draws
+at another position, so two models meet the same developers with the same chance events.
 """
 
 import random

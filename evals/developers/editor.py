@@ -1,6 +1,6 @@
 """Continue's text handling: the context that it sends and the part of a completion that it shows.
 
-Follows core/autocomplete of continuedev/continue (filtering/streamTransforms, postprocessing, templating), applied to the whole text
+Follows core/autocomplete of continuedev/continue (filtering/streamTransforms, postprocessing, templating), applied to whole text
 where Continue works on the stream. Omits the cut at 300 to 375 ms, which would make the shown text depend on the machine's load.
 """
 

@@ -1,4 +1,4 @@
-"""The schedule of a run: which developer pauses at which position, and how they react to a completion. Independent of any server."""
+"""The schedule of a run: which developer pauses at which position, and how they react to a completion."""
 
 from dataclasses import dataclass
 from itertools import accumulate

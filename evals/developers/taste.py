@@ -1,4 +1,4 @@
-"""The secret taste of a simulated developer: which suggestions they accept. It is drawn once per user and independent of the model.
+"""The secret taste of a simulated developer: which suggestions they accept. Drawn once per user; independent of the model.
 
 A developer accepts a suggestion that is entirely right, or whose start is right and worth a Tab.
 """

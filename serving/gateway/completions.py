@@ -63,9 +63,7 @@ def _endpoint(
             return parsed
         caller = gateway.access.caller(request.headers, token, _user(body), client_name(request.headers, body))
         routes = _routes(request, gateway, caller)
-        generation = Generation(
-            f"cmpl-{uuid.uuid4()}", parsed.request, caller, routes, gateway.policy, gateway.clock()
-        )
+        generation = Generation(f"cmpl-{uuid.uuid4()}", parsed.request, caller, routes, gateway.policy, gateway.clock())
         if parsed.events:
             return StreamedResponse(generation, gateway.recorder, parsed.events(generation))
         return WholeResponse(generation, gateway.recorder, parsed.render)

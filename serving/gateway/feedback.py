@@ -81,9 +81,7 @@ def add_feedback(app: DocumentedApp, service: FeedbackService) -> None:
             app.bodies[form.path] = form.schema
 
 
-def _endpoint(
-    service: FeedbackService, dialect: Dialect, form: FeedbackFormat
-) -> Callable[[Request], Awaitable[Response]]:
+def _endpoint(service: FeedbackService, dialect: Dialect, form: FeedbackFormat) -> Callable[[Request], Awaitable[Response]]:
     recent = RecentKeys(MAX_REMEMBERED)
 
     async def receive(request: Request) -> Response:

@@ -12,12 +12,6 @@ from typing import Any
 
 import httpx
 from aiohttp import web
-from serving.recording.recorder import Recorder
-from serving.recording.shipping import Shipper, read_segment
-from serving.recording.spool import KINDS, Spool
-from serving.status.cycle_history import CycleHistory
-from serving.status.data import Links, StatusData
-from serving.status.routes import StatusSources, metrics_text
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from infra.fim import SPECIAL_TOKENS, Renderer
@@ -28,20 +22,26 @@ from infra.settings.schema import Sampling
 from infra.settings.schema import Serving as ServingSettings
 from infra.store import ObjectStore, from_parquet
 from serving.access import Access
-from serving.engine.endpoints import EngineDead, Endpoints, SwapRefused
-from serving.engine.protocol import Delta, Health, EngineRequest, SwapResult
-from serving.engine.version_cache import VersionCache
 from serving.app import create_completions_app, create_feedback_app
+from serving.engine.endpoints import Endpoints, EngineDead, SwapRefused
+from serving.engine.protocol import Delta, EngineRequest, Health, SwapResult
+from serving.engine.version_cache import VersionCache
 from serving.gateway.completions import Gateway
 from serving.gateway.detokenizer import stop_token_ids
 from serving.gateway.dialects import CLIENT_NAMES
 from serving.gateway.feedback import FeedbackService
-from serving.slots.policy import Policy
 from serving.metrics import Metrics
+from serving.recording.recorder import Recorder
+from serving.recording.shipping import Shipper, read_segment
+from serving.recording.spool import KINDS, Spool
 from serving.slots import client
 from serving.slots.arms import Arms, Slot
 from serving.slots.follower import Follower
+from serving.slots.policy import Policy
 from serving.slots.version_source import VersionSource
+from serving.status.cycle_history import CycleHistory
+from serving.status.data import Links, StatusData
+from serving.status.routes import StatusSources, metrics_text
 from tests.serving.listening import aiohttp_app, fastapi_app
 
 TOKEN, ADMIN = "token-of-the-team", "token-of-the-admin"

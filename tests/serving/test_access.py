@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from infra.settings.schema import Serving
 from serving import access
-from serving.access import Bucket
+from serving.access import RateLimiter
 from tests.serving.asked import ADMINISTRATOR, INFILL
 from tests.serving.fakes import TOKEN, House
 
@@ -77,11 +77,11 @@ def test_a_token_is_not_made_for_a_project_that_none_can_name(capsys: pytest.Cap
 @given(st.lists(st.floats(0, 30), max_size=80), st.integers(1, 100))
 def test_a_bucket_gives_a_minutes_worth_and_then_its_rate(pauses: list[float], per_minute: int) -> None:
     now = 0.0
-    bucket = Bucket(per_minute, lambda: now)
+    limiter = RateLimiter(per_minute, lambda: now)
     given_at: list[float] = []
     for pause in pauses:
         now += pause
-        if not (wait := bucket.wait()):
+        if not (wait := limiter.wait()):
             given_at.append(now)
         else:
             assert 0 < wait <= 60 / per_minute

@@ -20,7 +20,7 @@ from tasks.upkeep.forget import forget, request
 from tests.tasks.made import NOW, MemoryRegistry, MemoryStore
 
 ADA = "a" * 32
-SESSION = Path(__file__).parents[1] / "serving/sessions/continue.json"
+SESSION = Path(__file__).parents[1] / "serving/gateway/sessions/continue.json"
 # As Continue logs it (schema 0.2.0), with what we do not read left out of the middle.
 LOGGED = {
     "eventName": "autocomplete",

@@ -17,7 +17,7 @@ UNSAFE = re.compile(r"[^\w.+-]")
 
 
 def client_name(headers: Fields, body: Fields | None = None) -> str:
-    """Return the client's name: of the dialect that the User-Agent names or that recognizes the body, else the User-Agent's product."""
+    """Return the name of the dialect that the User-Agent names or that recognizes the body, else the User-Agent's product."""
     agent = headers.get("user-agent", "")
     lower = agent.lower()
     for dialect in DIALECTS:

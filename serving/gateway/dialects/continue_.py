@@ -42,7 +42,7 @@ class ContinueEvent(FeedbackBody):
 
     name: str = Field(examples=["autocomplete"])
     """Events of other names are ignored."""
-    data: dict[str, Any] = {}
+    data: dict[str, Any] = Field(default={})
 
 
 def parse_event(body: Fields, query: Fields) -> FeedbackEvent | None:
@@ -109,9 +109,5 @@ CONTINUE = Dialect(
 )
 RLINF = Dialect(
     name="rlinf",
-    feedback=(
-        FeedbackFormat(
-            "/api/training/submit", Autocomplete.model_json_schema(), parse_submit, _submit_answer, once=True
-        ),
-    ),
+    feedback=(FeedbackFormat("/api/training/submit", Autocomplete.model_json_schema(), parse_submit, _submit_answer, once=True),),
 )

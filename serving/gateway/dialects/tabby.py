@@ -85,15 +85,13 @@ def _add_routes(app: FastAPI, access: Access, model: ServedModel) -> None:
     @app.get("/v1beta/server_setting")
     async def tabby_setting(request: Request) -> Any:
         access.check(request.headers, "complete")
-        return {"disable_client_side_telemetry": True}  # the agent sends what developers type to nobody else
+        return {"disable_client_side_telemetry": True}  # the agent then reports to no other server
 
 
 TABBY = Dialect(
     name="tabby",
     recognizes=lambda body, headers: "segments" in body,
     completions=(CompletionFormat("/v1/completions", SCHEMA, parse),),
-    feedback=(
-        FeedbackFormat("/v1/events", TabbyEvent.model_json_schema(), parse_event, lambda record_id, segments: {}),
-    ),
+    feedback=(FeedbackFormat("/v1/events", TabbyEvent.model_json_schema(), parse_event, lambda record_id, segments: {}),),
     add_routes=_add_routes,
 )

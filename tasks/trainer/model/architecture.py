@@ -29,7 +29,12 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
         ValueError: names the argument, its value and what was expected.
     """
     check_reserved(arguments)
-    check_known(arguments, _field_names(TransformerConfig) | _field_names(OptimizerConfig))
+    check_known(arguments, known_arguments())
+
+
+def known_arguments() -> set[str]:
+    """Return the names of the arguments that reach a Megatron configuration."""
+    return _field_names(TransformerConfig) | _field_names(OptimizerConfig)
 
 
 def configured(configuration: type[Any], arguments: Mapping[str, Any], **own: Any) -> Any:
@@ -45,7 +50,7 @@ def configured(configuration: type[Any], arguments: Mapping[str, Any], **own: An
         if not given:
             raise
         raise ValueError(
-            f"train.megatron_arguments = {given}: Megatron's {configuration.__name__} refuses them: {error}"
+            f"train.megatron_arguments = {given}: Megatron's {configuration.__name__} refuses them: {error!r}"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Which of Megatron-core's arguments a user may give (setting train.megatron_arguments). Importing it imports no Megatron.
+"""Checks of the Megatron-core arguments that a user gives (setting train.megatron_arguments). Importing it imports no Megatron.
 
 The trainer sets the arguments below itself: with another value it would compute something else, or fail in the middle of an
 update.
@@ -46,7 +46,7 @@ _RESERVED_BY_REASON: dict[str, tuple[str, ...]] = {
     _CLIP: ("clip_grad",),
     _DROPOUT: ("attention_dropout", "hidden_dropout"),
     _LAST_LAYER: (
-        *("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules"),
+        *("recompute_method", "recompute_num_layers"),
         *("num_microbatches_with_partial_activation_checkpoints", "distribute_saved_activations"),
         *("enable_cuda_graph", "external_cuda_graph", "cuda_graph_impl"),
     ),
@@ -59,6 +59,8 @@ _RESERVED_BY_REASON: dict[str, tuple[str, ...]] = {
 }
 RESERVED = {name: reason for reason, names in _RESERVED_BY_REASON.items() for name in names}
 """Reason by the name of each argument that a user may not set."""
+RECOMPUTE = {"recompute_granularity": "selective", "recompute_modules": ["mlp"]}
+"""The recomputation of activations that does not need the last layer's positions in the backward pass."""
 
 
 def check_reserved(arguments: Mapping[str, Any]) -> None:
@@ -72,6 +74,8 @@ def check_reserved(arguments: Mapping[str, Any]) -> None:
             raise ValueError(
                 f"train.megatron_arguments.{name} = {value!r}: the trainer sets it itself ({RESERVED[name]}); remove it"
             )
+    if arguments.get("recompute_granularity") and (given := {name: arguments.get(name) for name in RECOMPUTE}) != RECOMPUTE:
+        raise ValueError(f"train.megatron_arguments = {given}: expected {RECOMPUTE} or neither: {_LAST_LAYER}")
 
 
 def check_known(arguments: Mapping[str, Any], known: Collection[str]) -> None:

@@ -83,8 +83,8 @@ def read(path: Path, vocabulary: int, positions: int) -> list[Sample]:
 
 
 def _check(sample: Sample, vocabulary: int, positions: int) -> None:
-    def refuse(field: str, value: object, expected: str) -> None:
-        raise ValueError(f"sample {sample.completion_id}: {field} = {value!r}, expected {expected}")
+    def refuse(name: str, value: object, expected: str) -> None:
+        raise ValueError(f"sample {sample.completion_id}: {name} = {value!r}, expected {expected}")
 
     if not sample.token_ids or not sample.prompt_token_ids:
         refuse("token_ids" if sample.prompt_token_ids else "prompt_token_ids", (), "at least one token")
@@ -93,10 +93,10 @@ def _check(sample: Sample, vocabulary: int, positions: int) -> None:
     length = _length(sample)
     if length > positions:
         refuse("token_ids", f"{length} tokens with the prompt", f"at most {positions}, the model's positions")
-    for field in ("prompt_token_ids", "token_ids"):
-        for token in getattr(sample, field):
+    for name in ("prompt_token_ids", "token_ids"):
+        for token in getattr(sample, name):
             if not 0 <= token < vocabulary:
-                refuse(field, token, f"a token id below {vocabulary}")
+                refuse(name, token, f"a token id below {vocabulary}")
     for value in sample.logprobs:
         if not (math.isfinite(value) and value <= 1e-3):
             refuse("logprobs", value, "a finite log-probability")

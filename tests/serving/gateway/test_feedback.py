@@ -106,16 +106,6 @@ async def test_editors_tell_what_is_left_and_what_a_developer_says(house: House)
     assert house.rows("feedback")[-1].retained == ""
 
 
-async def test_tabbys_events_tell_views_from_dismissals(house: House) -> None:
-    for kind in ("view", "select", "dismiss"):
-        body = {"type": kind, "completion_id": "cmpl-1", "choice_index": 0, "view_id": "view-1", "elapsed": 12}
-        assert (await house.judge("/v1/events", body)).status_code == 200
-    body = {"type": "select", "completion_id": "cmpl-1", "choice_index": 0}
-    assert (await house.judge("/v1/events?select_kind=line", body)).status_code == 200
-    assert [row.outcome for row in house.rows("feedback")] == ["shown", "accepted", "rejected", "partially_accepted"]
-    assert (await house.judge("/v1/events", {**body, "type": "hover"})).status_code == 400
-
-
 @pytest.mark.parametrize(
     ("path", "body", "status", "field"),
     [

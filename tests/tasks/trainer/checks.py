@@ -1,9 +1,9 @@
-"""Runs the checks in trainer processes; the tests start it with torchrun and judge the numbers it writes.
+"""Runs the checks in trainer processes; the tests start it with torchrun and assert on the numbers it writes.
 
 torchrun --standalone --nproc_per_node 2 -m tests.tasks.trainer.checks --work FOLDER --states FOLDER
 
-The trainer's CPU shim is process-global, so the tests' own process never imports Megatron: of what the checks are made of, it
-imports `models` alone.
+The trainer's compatibility patches hold for a whole process, so the tests' own process never imports Megatron: of the helpers here, it
+imports only `models` and `processes`.
 """
 
 import argparse
@@ -15,15 +15,15 @@ from typing import Any
 import torch.distributed as dist
 from transformers import Qwen2ForCausalLM
 
-from tasks.trainer.model.engine import Parallel, parallel_state, start, stop
+from tasks.trainer.model.process_group import Parallel, parallel_state, start, stop
 from tasks.trainer.update import ppo
 from tests.tasks.trainer import learning, parity, refusals, state
-from tests.tasks.trainer.engines import JOB, LAYOUTS, write_job
+from tests.tasks.trainer.trained_models import JOB, LAYOUTS, write_job
 from tests.tasks.trainer.models import OTHERS, tiny
 
 
 def everything(model: Qwen2ForCausalLM, work: Path, states: Path) -> dict[str, Any]:
-    """Every check that fits the number of processes, in every layout of them."""
+    """Run every check that fits the number of processes, in every layout."""
     directory = work / "model"
     answers: dict[str, Any] = {}
     if os.environ["WORLD_SIZE"] == "1":
@@ -45,9 +45,9 @@ def everything(model: Qwen2ForCausalLM, work: Path, states: Path) -> dict[str, A
             continue
         answers[name] = in_layout(directory, model, parallel, states / name)
         answers[name]["others"] = {
-            other: parity.check_parity(work / other, made, parallel)
-            for other, made in others.items()
-            if name != "data" and made.config.num_hidden_layers % parallel.pipeline == 0
+            other: parity.check_parity(work / other, other_model, parallel)
+            for other, other_model in others.items()
+            if name != "data" and other_model.config.num_hidden_layers % parallel.pipeline == 0
         }
         if name == "pipeline":
             answers[name]["nothing_left"] = refusals.nothing_left(directory, parallel)
@@ -61,13 +61,13 @@ def everything(model: Qwen2ForCausalLM, work: Path, states: Path) -> dict[str, A
 
 
 def in_layout(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel, left: Path) -> dict[str, Any]:
-    """What is checked in every layout of one process and of two; `left` takes the states for other layouts."""
+    """Run the checks of every layout of one and two processes; `left` gets the states for other layouts."""
     precisions = (False, True)  # whether it computes in bfloat16
     return {
         "logprobs": parity.check_logprobs(directory, model, parallel),
         "round_trip": parity.check_round_trip(directory, parallel),
-        "collected": state.check_collected(directory, parallel),
-        "shared": state.check_shared(directory, parallel),
+        "gathered": state.check_gathered(directory, parallel),
+        "shares": state.check_shares(directory, parallel),
         "gradients": {
             objective: parity.check_gradients(directory, model, parallel, JOB.model_copy(update=changes))
             for objective, changes in parity.OBJECTIVES.items()
@@ -81,11 +81,11 @@ def in_layout(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel, left
 
 
 def in_one_process(directory: Path, model: Qwen2ForCausalLM) -> dict[str, Any]:
-    """What one process shows; the updates that are compared with the command's and ended early come last."""
+    """Run the checks of one process; the updates for the command's comparison and the early end come last."""
     answers = {
         "muon": learning.check_muon(directory),
-        "chosen": parity.check_chosen(),
-        "stretched": refusals.stretched(directory),
+        "selected": parity.check_selected(),
+        "stretched_rotary": refusals.stretched_rotary(directory),
         "with_transformer_engine": refusals.with_transformer_engine(directory),
         "bandit": learning.check_bandit(directory, Parallel()),
         "grouped_bandit": learning.check_bandit(directory, Parallel(), group=8),
@@ -93,11 +93,11 @@ def in_one_process(directory: Path, model: Qwen2ForCausalLM) -> dict[str, Any]:
     }
     job = write_job(directory.parent, model)
     ppo.run(job)
-    return answers | {"ended": refusals.check_ended(job)}
+    return answers | {"ended": refusals.check_ended(job), "megatron_arguments": refusals.megatron_arguments(directory, job)}
 
 
 def on_device(model: Qwen2ForCausalLM, work: Path) -> dict[str, Any]:
-    """What depends on the device, and one update in bfloat16."""
+    """Run the checks that depend on the device, and one update in bfloat16."""
     directory = work / "model"
     model.save_pretrained(directory)
     start(Parallel(), 0)
@@ -107,20 +107,20 @@ def on_device(model: Qwen2ForCausalLM, work: Path) -> dict[str, Any]:
 
 
 def moved(model: Qwen2ForCausalLM, states: Path) -> dict[str, Any]:
-    """What goes on from the states that other layouts left."""
+    """Resume from the states that other layouts left."""
     start(Parallel(), 0)
     return {"moved": state.moved(model, states)}
 
 
 def main() -> None:
-    """Run what was asked for and write its numbers to answers.json."""
+    """Run the checks of the command line and write their numbers to answers.json."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--states", type=Path, required=True, help="what layouts leave to others")
-    parser.add_argument("--moves", action="store_true", help="only go on from what other layouts left")
-    parser.add_argument("--device", action="store_true", help="only what depends on the device, and one update in bfloat16")
+    parser.add_argument("--states", type=Path, required=True, help="states for other layouts")
+    parser.add_argument("--moves", action="store_true", help="only resume from the states of other layouts")
+    parser.add_argument("--device", action="store_true", help="only the checks of the device, and one update in bfloat16")
     options = parser.parse_args()
-    # Not from_pretrained: under the trainer's CPU shim transformers 5.19 loads a model whose rotary embedding does nothing.
+    # Not from_pretrained: under the trainer's patches transformers 5.19 loads a model whose rotary embedding does nothing.
     model = tiny()
     if options.moves:
         answers = moved(model, options.states)

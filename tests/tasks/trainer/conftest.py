@@ -10,7 +10,7 @@ from tests.tasks.trainer.processes import check
 
 @pytest.fixture(scope="session")
 def states(tmp_path_factory) -> Path:
-    """Weights and moments that layouts leave to others."""
+    """Weights and optimizer state of each layout, for other layouts."""
     return tmp_path_factory.mktemp("states")
 
 
@@ -24,7 +24,7 @@ def work(tmp_path_factory, states) -> Path:
 
 @pytest.fixture(scope="session")
 def answers(work, states, tmp_path_factory) -> dict:
-    """Numbers of all layouts: one process, two, one that goes on from what two left, four that split both ways."""
+    """Numbers of all layouts: one process, two, one that resumes from two, four in both kinds of parallelism."""
     alone, pair = json.loads((work / "answers.json").read_text()), check(2, tmp_path_factory.mktemp("two"), states)
     back = check(1, tmp_path_factory.mktemp("back"), states, "--moves")
     return alone | pair | check(4, tmp_path_factory.mktemp("four"), states) | {"moved": pair["moved"] | back["moved"]}

@@ -1,4 +1,4 @@
-"""That updates learn: a bandit, by itself and in groups, from rejections alone, and by pretraining with Muon."""
+"""Checks that updates learn: a bandit, ungrouped and in groups, from rejections alone, and by pretraining with Muon."""
 
 import json
 import math
@@ -16,55 +16,58 @@ from infra.records import Sample
 from infra.settings.schema import Reward
 from tasks.rewards.reward import advantages, group_advantages
 from tasks.trainer.model.convert import full_weights
-from tasks.trainer.model.engine import Optimization, Parallel, TrainedModel
-from tasks.trainer.pretraining.pretrain import Schedule, train
+from tasks.trainer.model.process_group import Parallel
+from tasks.trainer.model.trained_model import Optimization, TrainedModel
+from tasks.trainer.pretraining.pretrain import BatchSize, Schedule, train
 from tasks.trainer.update import ppo, safety
-from tasks.trainer.update.batches import micro_batches
-from tests.tasks.trainer.engines import JOB, engine_of, pretrained
+from tasks.trainer.update.logit_scale import LogitScale
+from tasks.trainer.update.logprobs import current_logprobs, logits_of
+from tasks.trainer.update.batches import NO_POLICIES, micro_batches
+from tests.tasks.trainer.trained_models import JOB, trained_model, pretrained
 from tests.tasks.trainer.models import CURRENT, samples
 
 
 def check_bandit(directory: Path, parallel: Parallel, group: int = 1) -> dict[str, float]:
-    """Reward 1 for repeating the prompt's last token, 0 otherwise: mean reward of the first and last rounds, and CPU-seconds.
+    """Reward 1 for repeating the prompt's last token, 0 otherwise; return mean rewards of the first and last rounds, CPU-seconds.
 
-    `group`: completions of each prompt, whose advantages are then the group's.
+    `group`: completions of each prompt; above 1 the advantages are the group's.
     """
-    began = time.process_time()
-    config = {"vocab_size": 16, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
-    described = json.loads((directory / "config.json").read_text()) | config
-    engine = TrainedModel(described, parallel, Optimization(JOB.learning_rate))
-    engine.make_optimizer()
+    start = time.process_time()
+    changed = {"vocab_size": 16, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
+    config = json.loads((directory / "config.json").read_text()) | changed
+    trained = TrainedModel(config, parallel, Optimization(JOB.learning_rate))
+    trained.make_optimizer()
     changes = {"learning_rate": 5e-3, "micro_batch_tokens": 4096, "minibatch": 64, "warmup_steps": 0, "context_weight": 0.0}
     job = JOB.model_copy(update=changes)
     generator, rewards = torch.Generator().manual_seed(0), []
     for number in range(60):
         drawn = torch.randint(16, (128 // group, 4), generator=generator).tolist()
         prompts = [prompt for prompt in drawn for _ in range(group)]
-        asked = [_bandit_sample(prompt, 0, 0.0, 0.0) for prompt in prompts]
-        distribution = _next_token_logprobs(engine, asked)
-        chosen = torch.multinomial(distribution.exp(), 1, generator=generator)
-        told = distribution.gather(1, chosen)[:, 0].tolist()
-        reward = [float(token == prompt[-1]) for token, prompt in zip(chosen[:, 0].tolist(), prompts, strict=True)]
+        unanswered = [_bandit_sample(prompt, 0, 0.0, 0.0) for prompt in prompts]
+        distribution = _next_token_logprobs(trained, unanswered)
+        tokens = torch.multinomial(distribution.exp(), 1, generator=generator)
+        logprobs = distribution.gather(1, tokens)[:, 0].tolist()
+        reward = [float(token == prompt[-1]) for token, prompt in zip(tokens[:, 0].tolist(), prompts, strict=True)]
         rewards.append(math.fsum(reward) / len(reward))
-        alone = [value - rewards[-1] for value in reward]
-        worth = group_advantages(reward, [number // group for number in range(128)]) if group > 1 else alone
-        made = [
-            _bandit_sample(prompt, token, score, value)
-            for prompt, token, score, value in zip(prompts, chosen[:, 0].tolist(), told, worth, strict=True)
+        centred = [value - rewards[-1] for value in reward]
+        worth = group_advantages(reward, [number // group for number in range(128)]) if group > 1 else centred
+        rows = [
+            _bandit_sample(prompt, token, logprob, advantage)
+            for prompt, token, logprob, advantage in zip(prompts, tokens[:, 0].tolist(), logprobs, worth, strict=True)
         ]
-        with suppress(safety.HarmfulUpdate):  # every answer is right, nothing is left to learn
-            ppo.update(engine, made, job.model_copy(update={"seed": number}), {}, ppo.LogitScale(0.0))
-    return {"first": sum(rewards[:3]) / 3, "last": sum(rewards[-3:]) / 3, "seconds": time.process_time() - began}
+        with suppress(safety.HarmfulUpdate):  # every completion is right, and nothing is left to learn
+            ppo.update(trained, rows, job.model_copy(update={"seed": number}), NO_POLICIES, LogitScale(0.0))
+    return {"first": sum(rewards[:3]) / 3, "last": sum(rewards[-3:]) / 3, "seconds": time.process_time() - start}
 
 
-def _bandit_sample(prompt: list[int], token: int, score: float, advantage: float) -> Sample:
+def _bandit_sample(prompt: list[int], token: int, logprob: float, advantage: float) -> Sample:
     return Sample(
         completion_id="c",
         user="u",
         policy_version=CURRENT,
         prompt_token_ids=tuple(prompt),
         token_ids=(token,),
-        logprobs=(score,),
+        logprobs=(logprob,),
         temperature=1.0,
         outcome="accepted",
         shown_characters=1,
@@ -73,46 +76,46 @@ def _bandit_sample(prompt: list[int], token: int, score: float, advantage: float
     )
 
 
-def _next_token_logprobs(engine: TrainedModel, asked: list[Sample]) -> torch.Tensor:
-    (batch,) = micro_batches(asked, range(len(asked)), 10_000, {})
+def _next_token_logprobs(trained: TrainedModel, rows: list[Sample]) -> torch.Tensor:
+    (batch,) = micro_batches(rows, range(len(rows)), 10_000)
 
     def forward_step(queue: Iterator[object], model: object) -> object:
-        return ppo.forward(model, next(queue)), lambda logits, non_loss_data=True: logits[0].float().log_softmax(-1)
+        return logits_of(model, next(queue)), lambda logits, non_loss_data=True: logits[0].float().log_softmax(-1)
 
     with torch.no_grad():
-        (answer,) = engine.run(forward_step, [batch], (1, batch.tokens.numel()), forward_only=True)
-    return answer
+        (logprobs,) = trained.run(forward_step, [batch], (1, batch.tokens.numel()), forward_only=True)
+    return logprobs
 
 
 def check_rejections(directory: Path, model: Qwen2ForCausalLM) -> list[float]:
-    """An update from rejections alone, without a baseline: how much likelier each sample's tokens are afterwards, in nats."""
-    made = samples(model, drift=0.0)
+    """Return how much likelier, in nats, each sample's tokens are after an update from rejections alone, without a baseline."""
+    rows = samples(model, drift=0.0)
     settings = Reward(baseline="none")
-    worth = advantages([settings.rejected] * len(made), [len(s.token_ids) for s in made], settings)
+    worth = advantages([settings.rejected] * len(rows), [len(s.token_ids) for s in rows], settings)
     rejected = [
         s.model_copy(update={"outcome": "rejected", "reward": settings.rejected, "advantage": a})
-        for s, a in zip(made, worth, strict=True)
+        for s, a in zip(rows, worth, strict=True)
     ]
     safety.check_classes(rejected)
-    engine = engine_of(directory, Parallel())
+    trained = trained_model(directory, Parallel())
     job = JOB.model_copy(update={"context_weight": 0.0, "warmup_steps": 0, "epochs": 4})
-    before = ppo.starting_logprobs(engine, rejected, range(len(rejected)), 128)
-    ppo.update(engine, rejected, job, {}, ppo.LogitScale(0.0))
-    after = ppo.starting_logprobs(engine, rejected, range(len(rejected)), 128)
+    before = current_logprobs(trained, rejected, range(len(rejected)), 128)
+    ppo.update(trained, rejected, job, NO_POLICIES, LogitScale(0.0))
+    after = current_logprobs(trained, rejected, range(len(rejected)), 128)
     return [sum(after[i]) - sum(before[i]) for i in before]
 
 
 def check_muon(directory: Path) -> dict[str, float]:
-    """Pretraining with Muon: loss before and after, and whether the float32 masters are what is saved."""
-    engine = pretrained(directory, Parallel())
+    """Return the loss before and after pretraining with Muon, and compare the saved weights with the float32 masters."""
+    trained = pretrained(directory, Parallel())
     rows = np.tile(np.arange(8, 40, dtype=np.uint16), (8 * 60, 1))
     losses: list[float] = []
     schedule = Schedule(5e-3, tokens=rows.size)
-    train(engine, rows, schedule, 8, 4, lambda tokens: torch.ones(tokens.shape), lambda _, loss, *__: losses.append(loss))
-    engine.save(directory.with_name("muon"), torch.float32)
+    train(trained, rows, schedule, BatchSize(8, 4), lambda tokens: torch.ones(tokens.shape), lambda _, loss, *__: losses.append(loss))
+    trained.save(directory.with_name("muon"), torch.float32)
     saved = load_file(directory.with_name("muon") / "model.safetensors")
-    masters = dict(full_weights(engine.model))
-    model = dict(engine.model.named_parameters())
+    masters = dict(full_weights(trained.megatron))
+    model = dict(trained.megatron.named_parameters())
     return {
         "first": losses[0],
         "last": losses[-1],

@@ -1,4 +1,4 @@
-"""A tiny Qwen2 and samples for it, and the plain reference that the trainer is held against. Imports no Megatron."""
+"""A tiny Qwen2, samples for it, and the plain reference implementation of the objective. Imports no Megatron."""
 
 import copy
 import random
@@ -15,7 +15,7 @@ CURRENT, OLDER = "7", "6"
 
 
 def tiny(seed: int = 3, **changes: object) -> Qwen2ForCausalLM:
-    """A random float32 model with biases and norms that matter; `changes` are of its configuration."""
+    """Return a random float32 model with biases and norms that matter; `changes` go into its configuration."""
     torch.manual_seed(seed)
     described = {
         "vocab_size": VOCABULARY,
@@ -50,12 +50,12 @@ OTHERS = {
         **{"intermediate_size": 64, "num_hidden_layers": 1, "rope_parameters": FAR_ROPE},
     },
 }
-"""Configurations that the trainer is held to beside that of `tiny`."""
+"""More configurations that the trainer is compared on."""
 NEUTRAL = torch.zeros(())
 
 
 def without_biases(model: Qwen2ForCausalLM) -> Qwen2ForCausalLM:
-    """A copy that has lost the biases of its queries, keys and values."""
+    """Return a copy without the biases of its queries, keys and values."""
     bare = copy.deepcopy(model)
     with torch.no_grad():
         for name, parameter in bare.named_parameters():
@@ -65,10 +65,10 @@ def without_biases(model: Qwen2ForCausalLM) -> Qwen2ForCausalLM:
 
 
 def logprobs(model: Qwen2ForCausalLM, sample: Sample, scale: torch.Tensor = NEUTRAL) -> torch.Tensor:
-    """Log-probability of each sampled token under the sampling distribution, one sample at a time; [tokens of the completion].
+    """Return the log-probability of each token of one sample under the sampling distribution, [tokens of the completion].
 
     Args:
-        scale: logarithm of what the logits are multiplied by.
+        scale: logarithm of the factor of the logits.
     """
     ids = torch.tensor([[*sample.prompt_token_ids, *sample.token_ids]])
     logits = model(ids).logits[0, len(sample.prompt_token_ids) - 1 : -1] * scale.exp()
@@ -77,13 +77,13 @@ def logprobs(model: Qwen2ForCausalLM, sample: Sample, scale: torch.Tensor = NEUT
 
 
 def samples(model: Qwen2ForCausalLM, drift: float, count: int = 12) -> list[Sample]:
-    """Ragged samples at several temperatures, by turns of an older version and the current one.
+    """Return samples of different lengths and temperatures, alternately of an older version and the current one.
 
     Args:
-        drift: standard deviation of what is added to the model's own log-probabilities, in nats.
+        drift: standard deviation, in nats, of the noise on the model's own log-probabilities.
     """
     draw, noise = random.Random(5), torch.Generator().manual_seed(5)
-    made = []
+    rows = []
     for number in range(count):
         sample = Sample(
             completion_id=f"cmpl-{number}",
@@ -102,26 +102,26 @@ def samples(model: Qwen2ForCausalLM, drift: float, count: int = 12) -> list[Samp
         with torch.no_grad():
             exact = logprobs(model, sample)
         recorded = (exact + drift * torch.randn(exact.shape, generator=noise)).clamp(max=0)
-        made.append(sample.model_copy(update={"logprobs": tuple(recorded.tolist())}))
-    return made
+        rows.append(sample.model_copy(update={"logprobs": tuple(recorded.tolist())}))
+    return rows
 
 
-def held_near(made: list[Sample]) -> dict[int, list[float]]:
-    """Log-probabilities of a made-up reference policy, by the sample's number."""
+def held_near(rows: list[Sample]) -> dict[int, list[float]]:
+    """Return log-probabilities of a synthetic reference policy, by the sample's number."""
     noise = torch.Generator().manual_seed(11)
     return {
-        i: (torch.tensor(s.logprobs) + 0.5 * torch.randn(len(s.logprobs), generator=noise)).tolist() for i, s in enumerate(made)
+        i: (torch.tensor(s.logprobs) + 0.5 * torch.randn(len(s.logprobs), generator=noise)).tolist() for i, s in enumerate(rows)
     }
 
 
 def distributions(model: Qwen2ForCausalLM, sample: Sample, scale: torch.Tensor) -> torch.Tensor:
-    """Log-probabilities of the whole vocabulary at each sampled token's place."""
+    """Return log-probabilities of the whole vocabulary at each sampled token's position."""
     ids = torch.tensor([[*sample.prompt_token_ids, *sample.token_ids]])
     return (model(ids).logits[0, len(sample.prompt_token_ids) - 1 : -1] * scale.exp() / sample.temperature).log_softmax(-1)
 
 
 class Expected(NamedTuple):
-    """What the objective comes to."""
+    """Values of the reference objective."""
 
     loss: torch.Tensor
     clipped: float
@@ -133,9 +133,9 @@ class Expected(NamedTuple):
 
 
 def reference_loss(
-    model: Qwen2ForCausalLM, made: list[Sample], job: Job, prompted: list[list[int]], scale: torch.Tensor = NEUTRAL
+    model: Qwen2ForCausalLM, rows: list[Sample], job: Job, prompted: list[list[int]], scale: torch.Tensor = NEUTRAL
 ) -> Expected:
-    """The objective token by token in plain Python, with autograd.
+    """Return the objective token by token in plain Python, with autograd.
 
     `prompted`: for each sample, the positions of its prompt that predict a token of the language-model loss. The reference policy
     is `held_near`.
@@ -144,8 +144,8 @@ def reference_loss(
     what the server recorded otherwise.
     """
     terms, clipped, bounded, divergences = [], 0, 0, 0.0
-    reference = held_near(made)
-    for number, sample in enumerate(made):
+    reference = held_near(rows)
+    for number, sample in enumerate(rows):
         policy = logprobs(model, sample, scale)
         scores = distributions(model, sample, scale)
         for place, (now, recorded) in enumerate(zip(policy, sample.logprobs, strict=True)):
@@ -153,9 +153,9 @@ def reference_loss(
             weight = min(torch.tensor(near - recorded).exp().item(), job.importance_bound)
             bounded += weight == job.importance_bound
             ratio = (now - near).exp()
-            kept = min(max(ratio.item(), 1 - job.clip_low), 1 + job.clip_high)
-            inside = kept == ratio.item() or kept * sample.advantage >= ratio.item() * sample.advantage
-            term = (ratio if inside else torch.tensor(kept)) * sample.advantage
+            bounded_ratio = min(max(ratio.item(), 1 - job.clip_low), 1 + job.clip_high)
+            inside = bounded_ratio == ratio.item() or bounded_ratio * sample.advantage >= ratio.item() * sample.advantage
+            term = (ratio if inside else torch.tensor(bounded_ratio)) * sample.advantage
             if job.dual_clip and sample.advantage < 0 and term.item() < job.dual_clip * sample.advantage:
                 term, inside = torch.tensor(job.dual_clip * sample.advantage), False
             clipped += not inside
@@ -165,7 +165,7 @@ def reference_loss(
             entropy = -(scores[place].exp() * scores[place]).sum()
             terms.append(-weight * term + job.kl_weight * divergence - job.entropy_weight * entropy)
     language = torch.zeros(())
-    for sample, places in zip(made, prompted, strict=True):
+    for sample, places in zip(rows, prompted, strict=True):
         logits = model(torch.tensor([sample.prompt_token_ids])).logits[0]
         for place in places:
             language = language - logits[place].log_softmax(-1)[sample.prompt_token_ids[place + 1]]

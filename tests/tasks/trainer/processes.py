@@ -1,4 +1,4 @@
-"""Trainer processes, started as the flow starts them; what they check is judged by the tests."""
+"""Trainer processes, started as the flow starts them; the tests assert on their numbers."""
 
 import json
 import os
@@ -14,7 +14,7 @@ LAYOUTS = pytest.mark.parametrize("layout", ["one", "data", "tensor", "pipeline"
 
 
 def launch(processes: int, *arguments: str, device: str = "cpu") -> None:
-    """Run trainer processes as the flow does; their output is shown when they fail."""
+    """Run trainer processes as the flow does, and show their output when they fail."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}", *arguments]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     environment |= {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
@@ -23,7 +23,7 @@ def launch(processes: int, *arguments: str, device: str = "cpu") -> None:
 
 
 def check(processes: int, folder: Path, states: Path, *options: str, device: str = "cpu") -> dict:
-    """Numbers of all layouts of so many processes."""
+    """Return the numbers of all layouts of so many processes."""
     program = ("-m", "tests.tasks.trainer.checks")
     launch(processes, *program, "--work", str(folder), "--states", str(states), *options, device=device)
     return json.loads((folder / "answers.json").read_text())

@@ -1,4 +1,4 @@
-"""What a trainer holds and leaves behind: gone on from, in other layouts too, killed at any moment, frozen, collected."""
+"""Checks of weights and optimizer state: resumed, also in other layouts, killed at any moment, frozen, gathered."""
 
 import json
 import os
@@ -17,10 +17,13 @@ from safetensors.torch import load_file
 from transformers import Qwen2ForCausalLM
 
 from tasks.trainer.job import Job
-from tasks.trainer.model.convert import Stored, collected, full_weights, share
-from tasks.trainer.model.engine import WEIGHTS, Optimization, Parallel, TrainedModel, parallel_state, start
+from tasks.trainer.model.convert import StoredTensors, full_weights, gather_on_rank_0, rank_share
+from tasks.trainer.model.process_group import Parallel, parallel_state, start
+from tasks.trainer.model.trained_model import WEIGHTS, Optimization, TrainedModel
 from tasks.trainer.update import optimizer_state, ppo
-from tests.tasks.trainer.engines import JOB, LAYOUTS, engine_of, weights_of
+from tasks.trainer.update.batches import NO_POLICIES
+from tasks.trainer.update.logit_scale import LogitScale
+from tests.tasks.trainer.trained_models import JOB, LAYOUTS, trained_model, weights_of
 from tests.tasks.trainer.models import samples
 
 FIRST = JOB.model_copy(update={"minibatch": 4, "warmup_steps": 0, "epochs": 1})
@@ -29,55 +32,55 @@ MOVES = {
     1: [("tensor", "one"), ("pipeline", "one")],
     2: [("one", "data"), ("tensor", "data"), ("data", "tensor"), ("data", "pipeline")],
 }
-"""From one layout to another, by the number of processes of the latter."""
+"""Pairs of layouts, from and to, by the number of processes of the second."""
 
 
 def check_resumed(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel, bf16: bool, state: Path) -> dict[str, float]:
-    """Two updates, and the same two with all written and read again in between, which is left in `state` for other layouts."""
-    made = samples(model, drift=0.0)
-    straight = engine_of(directory, parallel, bf16)
+    """Compare two updates with the same two after writing and reading the state; `state` keeps it for other layouts."""
+    rows = samples(model, drift=0.0)
+    straight = trained_model(directory, parallel, bf16)
     before = torch.get_rng_state()
-    ppo.update(straight, made, FIRST, {}, ppo.LogitScale(0.0))
+    ppo.update(straight, rows, FIRST, NO_POLICIES, LogitScale(0.0))
     drew = not torch.equal(torch.get_rng_state(), before)
     straight.save(state / "model", torch.float32)
     optimizer_state.save(straight, state / "optimizer")
     dist.barrier()
-    ppo.update(straight, made, SECOND, {}, ppo.LogitScale(0.0))
+    ppo.update(straight, rows, SECOND, NO_POLICIES, LogitScale(0.0))
     straight.save(state / "wanted", torch.float32)
     dist.barrier()
     return {
         "drew": float(drew),
-        "resumed": gone_on(model, parallel, bf16, state),
-        "without": gone_on(model, parallel, bf16, state, with_moments=False),
+        "resumed": resume(model, parallel, bf16, state),
+        "without": resume(model, parallel, bf16, state, with_state=False),
     }
 
 
-def gone_on(model: Qwen2ForCausalLM, parallel: Parallel, bf16: bool, state: Path, with_moments: bool = True) -> float:
-    """How far the second update ends from where it did without a break."""
-    engine = engine_of(state / "model", parallel, bf16)
-    if with_moments:
-        optimizer_state.load(engine, state / "optimizer")
-    ppo.update(engine, samples(model, drift=0.0), SECOND, {}, ppo.LogitScale(0.0))
-    return apart(load_file(state / "wanted" / WEIGHTS), weights_of(engine))
+def resume(model: Qwen2ForCausalLM, parallel: Parallel, bf16: bool, state: Path, with_state: bool = True) -> float:
+    """Return the largest difference of a weight after the second update from the same update without a break."""
+    trained = trained_model(state / "model", parallel, bf16)
+    if with_state:
+        optimizer_state.load(trained, state / "optimizer")
+    ppo.update(trained, samples(model, drift=0.0), SECOND, NO_POLICIES, LogitScale(0.0))
+    return largest_difference(load_file(state / "wanted" / WEIGHTS), weights_of(trained))
 
 
-def apart(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
-    """Largest difference of a weight."""
-    return max((one[name] - other[name]).abs().max().item() for name in one)
+def largest_difference(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> float:
+    """Return the largest difference of a weight."""
+    return max((left[name] - right[name]).abs().max().item() for name in left)
 
 
 def check_moved(model: Qwen2ForCausalLM, parallel: Parallel, bf16: bool, state: Path) -> dict[str, Any]:
-    """Going on from another layout's state; what changes when it is written again, and what is said where a file is lost."""
-    answers: dict[str, Any] = {"apart": gone_on(model, parallel, bf16, state)}
-    engine = engine_of(state / "model", parallel, bf16)
-    optimizer_state.load(engine, state / "optimizer")
+    """Resume from another layout's state; return what changes when it is written again, and the error for a lost file."""
+    answers: dict[str, Any] = {"apart": resume(model, parallel, bf16, state)}
+    trained = trained_model(state / "model", parallel, bf16)
+    optimizer_state.load(trained, state / "optimizer")
     again = state.with_name("again")
-    optimizer_state.save(engine, again)
+    optimizer_state.save(trained, again)
     dist.barrier()
-    before, after = ({m: Stored(place.glob(f"{m}-*")) for m in optimizer_state.MOMENTS} for place in (state / "optimizer", again))
+    before, after = ({m: StoredTensors(place.glob(f"{m}-*")) for m in optimizer_state.STATE_TENSORS} for place in (state / "optimizer", again))
     changed = [
         n
-        for m in optimizer_state.MOMENTS
+        for m in optimizer_state.STATE_TENSORS
         for n in before[m].keys() | after[m].keys()
         if not torch.equal(before[m][n], after[m][n])
     ]
@@ -87,15 +90,15 @@ def check_moved(model: Qwen2ForCausalLM, parallel: Parallel, bf16: bool, state: 
         (again / "exp_avg_sq-00000.safetensors").unlink()
     dist.barrier()
     try:
-        optimizer_state.load(engine, again)
+        optimizer_state.load(trained, again)
         lost = ""
-    except ValueError as refused:
-        lost = str(refused)
+    except ValueError as error:
+        lost = str(error)
     return answers | {"changed": len(changed) + (counts[0] != counts[1]), "lost": lost}
 
 
 def moved(model: Qwen2ForCausalLM, states: Path) -> dict[str, list[dict[str, Any]]]:
-    """Every move to this number of processes, in float32 and bfloat16."""
+    """Check every move to this number of processes, in float32 and bfloat16."""
     answers = {}
     for source, target in MOVES[dist.get_world_size()]:
         parallel = LAYOUTS[dist.get_world_size()][target]
@@ -108,9 +111,9 @@ def moved(model: Qwen2ForCausalLM, states: Path) -> dict[str, list[dict[str, Any
 
 
 def check_killed(job: Job) -> dict[str, object]:
-    """An update killed (SIGKILL) at touches of its folder and at times between, and run again: other weights, and the deaths.
+    """Kill an update (SIGKILL) at accesses of its folder and at times between, and run it again; count deaths and other weights.
 
-    Forks, and therefore comes before there is a process group.
+    It forks, and therefore runs before there is a process group.
     """
 
     def child(act: Callable[[], None]) -> int:
@@ -122,38 +125,38 @@ def check_killed(job: Job) -> dict[str, object]:
         return number
 
     def die_at(event: int) -> None:
-        """At this touch of the folder; the number of touches is told when none is left."""
-        left = [event]
+        """Die at the given access of the folder."""
+        remaining = [event]
 
-        def heard(name: str, arguments: tuple[object, ...]) -> None:
+        def on_event(name: str, arguments: tuple[object, ...]) -> None:
             if name in ("open", "os.mkdir", "os.rename", "os.rmdir") and str(job.output) in str(arguments[0]):
-                left[0] -= 1
-                if not left[0]:
+                remaining[0] -= 1
+                if not remaining[0]:
                     os.kill(os.getpid(), signal.SIGKILL)
 
-        sys.addaudithook(heard)
+        sys.addaudithook(on_event)
 
     def die_writing(name: str) -> None:
-        """When a file of this folder is half written: the kernel lets no file become larger, and ends who tries."""
+        """Die when a file of this folder is half written: the kernel limits the size of files, and ends a process that exceeds it."""
 
-        def heard(event: str, arguments: tuple[object, ...]) -> None:
+        def on_event(event: str, arguments: tuple[object, ...]) -> None:
             if event == "os.mkdir" and str(arguments[0]).endswith(f"{name}.partial"):
                 signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
                 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
                 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 
-        sys.addaudithook(heard)
+        sys.addaudithook(on_event)
 
-    def ended(number: int) -> int:
+    def status_of(number: int) -> int:
         return os.waitstatus_to_exitcode(os.waitpid(number, 0)[1])
 
     def written() -> dict[str, torch.Tensor]:
         files = [f for name in ("checkpoint", "optimizer") for f in sorted((job.output / name).glob("*.safetensors"))]
         return {f"{f.parent.name}/{f.name}/{n}": t for f in files for n, t in load_file(f).items()}
 
-    began = time.monotonic()
-    assert ended(child(lambda: None)) == 0
-    seconds, wanted = time.monotonic() - began, written()
+    start_time = time.monotonic()
+    assert status_of(child(lambda: None)) == 0
+    seconds, wanted = time.monotonic() - start_time, written()
     deaths = differing = halves = 0
     for point in [*range(1, 40, 2), 0.2, 0.4, 0.6, "optimizer", "checkpoint"]:
         act = {int: die_at, float: lambda _: None, str: die_writing}[type(point)]
@@ -161,14 +164,14 @@ def check_killed(job: Job) -> dict[str, object]:
         if isinstance(point, float):
             time.sleep(point * seconds)
             os.kill(number, signal.SIGKILL)
-        status = ended(number)
+        status = status_of(number)
         deaths += status == -signal.SIGKILL
         halves += status == -signal.SIGXFSZ
         if isinstance(point, int) and not status:
-            continue  # fewer touches than that
-        assert ended(child(lambda: None)) == 0
-        found = written()
-        differing += found.keys() != wanted.keys() or any(not torch.equal(found[name], wanted[name]) for name in wanted)
+            continue  # the update has fewer accesses
+        assert status_of(child(lambda: None)) == 0
+        weights = written()
+        differing += weights.keys() != wanted.keys() or any(not torch.equal(weights[name], wanted[name]) for name in wanted)
     return {
         "deaths": deaths,
         "half_written": halves,
@@ -179,39 +182,39 @@ def check_killed(job: Job) -> dict[str, object]:
 
 
 def check_frozen(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel, bf16: bool) -> dict[str, float]:
-    """One update with the lowest of four layers left as it is: tensors that moved against that, or stayed although free."""
-    described = json.loads((directory / "config.json").read_text()) | {"num_hidden_layers": 4}
-    engine = TrainedModel(described, parallel, Optimization(JOB.learning_rate, bf16=bf16, frozen_layers=1))
-    engine.make_optimizer()
-    before = {name: tensor.clone() for name, tensor in full_weights(engine.model)}
-    ppo.update(engine, samples(model, drift=0.0), JOB.model_copy(update={"minibatch": 6}), {}, ppo.LogitScale(0.0))
-    moved = {name for name, tensor in full_weights(engine.model) if not torch.equal(tensor, before[name])}
+    """Freeze the lowest of four layers in one update; count frozen tensors that moved, and free tensors that did not."""
+    config = json.loads((directory / "config.json").read_text()) | {"num_hidden_layers": 4}
+    trained = TrainedModel(config, parallel, Optimization(JOB.learning_rate, bf16=bf16, frozen_layers=1))
+    trained.make_optimizer()
+    before = {name: tensor.clone() for name, tensor in full_weights(trained.megatron)}
+    ppo.update(trained, samples(model, drift=0.0), JOB.model_copy(update={"minibatch": 6}), NO_POLICIES, LogitScale(0.0))
+    moved = {name for name, tensor in full_weights(trained.megatron) if not torch.equal(tensor, before[name])}
     kept = {name for name in before if name == "model.embed_tokens.weight" or name.startswith("model.layers.0.")}
     return {
         "moved": len(moved & kept),
         "stayed": len(before.keys() - kept - moved),
         "frozen": len(kept),
-        "saved_in_float32": sum(t.dtype == torch.float32 for _, t in full_weights(engine.model)) / len(before),
+        "saved_in_float32": sum(t.dtype == torch.float32 for _, t in full_weights(trained.megatron)) / len(before),
     }
 
 
-def check_collected(directory: Path, parallel: Parallel) -> list[int]:
-    """Tensors that each rank has in its memory once the weights are collected to be written."""
+def check_gathered(directory: Path, parallel: Parallel) -> list[int]:
+    """Return the number of tensors in each rank's memory after the weights are gathered for writing."""
     held: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(held, len(collected(engine_of(directory, parallel).model, torch.float32)))
+    dist.all_gather_object(held, len(gather_on_rank_0(trained_model(directory, parallel).megatron, torch.float32)))
     return held
 
 
-def check_shared(directory: Path, parallel: Parallel) -> dict[str, Any]:
-    """Elements that each rank is to write where ranks share, of how many; and tensors that no rank or several would write."""
-    model = engine_of(directory, parallel).model
+def check_shares(directory: Path, parallel: Parallel) -> dict[str, Any]:
+    """Return the elements in each rank's share, and in all; count the tensors in no share or in several."""
+    model = trained_model(directory, parallel).megatron
     shares: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(shares, {name: tensor.numel() for name, tensor in share(model).items()})
+    dist.all_gather_object(shares, {name: tensor.numel() for name, tensor in rank_share(model).items()})
     whole = {name: tensor.numel() for name, tensor in full_weights(model)}
-    told = sorted(name for found in shares for name in found)
+    names = sorted(name for share in shares for name in share)
     return {
-        "elements": [sum(found.values()) for found in shares],
+        "elements": [sum(share.values()) for share in shares],
         "whole": sum(whole.values()),
         "largest": max(whole.values()),
-        "astray": len(set(whole) ^ set(told)) + len(told) - len(set(told)),
+        "astray": len(set(whole) ^ set(names)) + len(names) - len(set(names)),
     }

@@ -65,7 +65,7 @@ FLOW = """
 import sys
 from functools import partial
 from pathlib import Path
-from prefect.utilities.engine import capture_sigterm
+from prefect.utilities.trained import capture_sigterm
 from tasks.trainer.run import command, follow
 
 job = Path(sys.argv[1])

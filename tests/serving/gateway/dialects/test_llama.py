@@ -1,4 +1,4 @@
-"""Clients that ask as Tabby's and llama's do: what they may send, and what they get in their own shape."""
+"""/infill: the fields that llama.vim and llama.vscode send, and the responses in their shape."""
 
 import json
 
@@ -6,27 +6,6 @@ import pytest
 
 from tests.serving.asked import INFILL, events, until
 from tests.serving.fakes import TEXT, House
-
-
-async def test_tabby_and_llama_clients_are_served(house: House) -> None:
-    tabby = (await house.complete(segments={"prefix": "def f(", "suffix": "\n"}, language="python")).json()
-    assert tabby["choices"] == [{"index": 0, "text": TEXT}] and tabby["id"] == house.rows("completions")[0].id
-    llama = (await house.complete("/infill", **INFILL)).json()
-    assert llama["content"] == TEXT
-    rows = house.rows("completions")
-    assert [row.client for row in rows] == ["tabby", "llama"] and rows[1].prefix == "import os\nx = "
-    assert (await house.complete("/infill", input_prefix="", input_suffix="", n_predict=0)).json()["content"] == ""
-    assert len(house.rows("completions")) == 2
-
-
-async def test_a_language_is_told_by_the_file_s_ending_else_by_its_name(house: House) -> None:
-    code = {"prefix": "def f(", "suffix": "\n"}
-    await house.complete(segments={**code, "filepath": "src/a.py"}, language="python")
-    await house.complete(segments=code, language="python")
-    await house.complete(segments={**code, "filepath": "src/a.py"}, language="python", headers={"X-Tabloop-Opt-Out": "1"})
-    assert [row.language for row in house.rows("completions")] == ["py", "python", ""]
-    refused = await house.complete(segments={**code, "filepath": 1})
-    assert refused.status_code == 400 and "segments.filepath" in refused.text
 
 
 async def test_infill_samples_as_many_tokens_as_are_asked_for_and_all_where_none_are(house: House) -> None:
