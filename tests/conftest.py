@@ -19,6 +19,7 @@ SHARED_ROOMS = ("tests/flows/", "tests/tasks/trainer/")
 """Rooms whose files share what a fixture of the session started."""
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Group what shares started servers, so that each group runs in one of the worker processes of `make test`; longest first."""
 

@@ -77,7 +77,7 @@ def free_ports(count: int) -> list[int]:
     """Return free ports outside the system's range for outgoing connections."""
     low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     ports: list[int] = []
-    candidates = iter(range(low - 1 - os.getpid() % 8000, 10_000, -1))
+    candidates = iter(range(low - 1 - os.getpid() * 97 % 8000, 10_000, -1))
     while len(ports) < count:
         port = next(candidates)
         with socket.socket() as probe:

@@ -39,9 +39,9 @@ async def test_a_candidate_goes_from_labels_to_serving_and_back(stack: Stack) ->
         await asyncio.sleep(settings.collect.settle_seconds + settings.serving.ship_seconds + 2)
         ended = await _finish(prefect, "cycle")
         world = history.read_state(store, registry)
-        assert list(world.ended.values())[-1]["result"] == "registered", ended
+        assert list(world.outcomes.values())[-1]["result"] == "registered", ended
 
-        manifest = Manifest.model_validate(store.get_json(f"cycles/{next(iter(world.ended))}/manifest.json"))
+        manifest = Manifest.model_validate(store.get_json(f"cycles/{next(iter(world.outcomes))}/manifest.json"))
         assert sum(manifest.buckets.values()) == manifest.requests
         samples = store.get_rows(manifest.samples.key, Sample)
         assert len(samples) == manifest.buckets["trained"] >= settings.collect.min_samples

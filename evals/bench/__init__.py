@@ -1,1 +1,1 @@
-"""Benchmarks: `python -m evals.bench [NAME...]`; each a module with `run(settings) -> figures`."""
+"""Benchmarks: `python -m evals.bench [NAME...]` runs modules with `run(settings) -> figures`."""

@@ -1,7 +1,7 @@
-"""The benchmarks: python -m evals.bench [NAME...]
+"""Benchmarks: python -m evals.bench [NAME...]
 
-All but `trainer` and `join` need the stack (`make up`) and no A/B test under way; the schedules are paused meanwhile. Exit code 1
-where a target is missed.
+All but `trainer` and `join` need the stack (`make up`) without a running A/B test, and pause the schedules meanwhile. Exit code 1
+if a target is missed.
 """
 
 import argparse
@@ -20,47 +20,47 @@ from infra import settings as configuration
 from infra.registry import CHALLENGER, Registry
 from infra.settings import Settings
 
-ALONE = ("trainer", "join")
-"""Those that need no stack."""
-BENCHES = ("serving", "feedback", "loop", "survival", "kills", *ALONE)
-"""Modules of this package; imported when they are run, since some import torch."""
+WITHOUT_STACK = ("trainer", "join")
+"""Benchmarks that need no stack."""
+BENCHES = ("serving", "feedback", "loop", "survival", "kills", *WITHOUT_STACK)
+"""Modules of this package, imported one by one since some import torch."""
 
 
-async def bench(settings: Settings, names: Sequence[str], console: Console) -> bool:
-    """Run benchmarks one after another, those on the stack first; whether all targets are met."""
+async def run_benches(settings: Settings, names: Sequence[str], console: Console) -> bool:
+    """Run benchmarks one after another, those on the stack first. Return whether all targets are met."""
     met = True
-    if on_the_stack := [name for name in names if name not in ALONE]:
-        met = await beside_the_loop(settings, on_the_stack, console)
+    if on_stack := [name for name in names if name not in WITHOUT_STACK]:
+        met = await run_on_stack(settings, on_stack, console)
     for name in names:
-        if name in ALONE:
-            met &= await measured(name, settings, console)
+        if name in WITHOUT_STACK:
+            met &= await run_bench(name, settings, console)
     return met
 
 
-async def measured(name: str, settings: Settings, console: Console) -> bool:
-    """Run one; whether its targets are met."""
+async def run_bench(name: str, settings: Settings, console: Console) -> bool:
+    """Run one benchmark and write its figures. Return whether its targets are met."""
     return figures.write(name, await import_module(f"evals.bench.{name}").run(settings), console)
 
 
-async def beside_the_loop(settings: Settings, names: Sequence[str], console: Console) -> bool:
-    """Run benchmarks while nothing else of the loop runs; whether all targets are met.
+async def run_on_stack(settings: Settings, names: Sequence[str], console: Console) -> bool:
+    """Run benchmarks while the rest of the loop is idle. Return whether all targets are met.
 
     Raises:
-        RuntimeError: an A/B test runs.
+        RuntimeError: an A/B test is running.
     """
     met = True
     async with Orchestration(settings.orchestration.api) as prefect:
         for deployment in (CYCLE, WATCH):
             await prefect.pause(deployment, True)
         try:
-            while await prefect.busy():
+            while await prefect.busy_deployments():
                 await asyncio.sleep(1.0)
             registry = Registry.connect(settings.registry)
-            if test := registry.aliases().experiment:
-                raise RuntimeError(f"A/B test {test.id} runs, which would be disturbed; wait for its verdict, then again")
+            if experiment := registry.aliases().experiment:
+                raise RuntimeError(f"A/B test {experiment.id} is running and would be disturbed; start again after its verdict")
             for name in names:
-                met &= await measured(name, settings, console)
-                # A cycle that was measured has opened a test, in whose way no cycle begins.
+                met &= await run_bench(name, settings, console)
+                # A measured cycle opens an A/B test, which would keep the next cycle from beginning.
                 registry.set_experiment(None)
                 registry.delete_alias(CHALLENGER)
         finally:
@@ -70,16 +70,17 @@ async def beside_the_loop(settings: Settings, names: Sequence[str], console: Con
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the named benchmarks. Return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m evals.bench", description=__doc__.split("\n")[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which (default all: {', '.join(BENCHES)})")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"benchmarks to run (default all: {', '.join(BENCHES)})")
     names = parser.parse_args(arguments).names
     if unknown := [name for name in names if name not in BENCHES]:
-        parser.error(f"no benchmark {', '.join(unknown)}; there are {', '.join(BENCHES)}")
+        parser.error(f"unknown benchmark {', '.join(unknown)}; choose from {', '.join(BENCHES)}")
     settings = configuration.load()
     try:
-        return 0 if asyncio.run(bench(settings, names or BENCHES, Console())) else 1
+        return 0 if asyncio.run(run_benches(settings, names or BENCHES, Console())) else 1
     except httpx.ConnectError as error:
-        sys.exit(f"bench: nothing answers at {error.request.url}; start the stack: `make up`")
+        sys.exit(f"bench: no answer from {error.request.url}; start the stack with `make up`")
 
 
 if __name__ == "__main__":

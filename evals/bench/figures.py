@@ -1,4 +1,4 @@
-"""What a benchmark says: a list of figures, written to var/bench/NAME.json and shown as a table."""
+"""The result of a benchmark: a list of figures, written to var/bench/NAME.json and printed as a table."""
 
 import json
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ FOLDER = ROOT / "var" / "bench"
 
 @dataclass(frozen=True)
 class Figure:
-    """One number; without a target it is met by being measured."""
+    """One measured number; a figure without a target is always met."""
 
     name: str
     value: float
@@ -25,18 +25,18 @@ class Figure:
 
 
 def figure(name: str, value: float, unit: str, *, most: float | None = None, least: float | None = None) -> Figure:
-    """A figure that should be at most, or at least, its target."""
+    """Return a figure whose target is to be at most `most`, or at least `least`."""
     met = (most is None or value <= most) and (least is None or value >= least)
     return Figure(name, round(value, 4), unit, least if most is None else most, met)
 
 
 def write(name: str, figures: Sequence[Figure], console: Console, folder: Path = FOLDER) -> bool:
-    """Keep and show them; whether all targets are met."""
+    """Write and print the figures. Return whether all targets are met."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.json").write_text(json.dumps([asdict(f) for f in figures], indent=2) + "\n")
     table = Table("figure", "value", "unit", "target", "met", title=name, title_justify="left")
-    for found in figures:
-        target = "" if found.target is None else f"{found.target:g}"
-        table.add_row(found.name, f"{found.value:g}", found.unit, target, "yes" if found.met else "no")
+    for f in figures:
+        target = "" if f.target is None else f"{f.target:g}"
+        table.add_row(f.name, f"{f.value:g}", f.unit, target, "yes" if f.met else "no")
     console.print(table)
-    return all(found.met for found in figures)
+    return all(f.met for f in figures)

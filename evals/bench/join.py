@@ -1,4 +1,4 @@
-"""The data path: a million completions joined, validated and batched, and two million (tasks/bench_join.py)."""
+"""The data path: joins, validates and batches one million completions, then two million (tasks/bench_join.py)."""
 
 import asyncio
 import json
@@ -10,18 +10,21 @@ from infra.settings import ROOT, Settings
 
 
 async def run(settings: Settings) -> list[Figure]:
-    """In processes of its own: what is measured lies above this room.
+    """Run the benchmark in a process of its own, since evals cannot import tasks.
 
     Raises:
-        RuntimeError: it failed, with the end of what it said.
+        RuntimeError: it failed; holds the end of its output.
     """
-    return await asyncio.to_thread(measured)
+    return await asyncio.to_thread(run_process)
 
 
-def measured() -> list[Figure]:
-    kept = FOLDER / "join.json"
-    kept.unlink(missing_ok=True)
-    done = subprocess.run([sys.executable, "-m", "tasks.bench_join"], cwd=ROOT, capture_output=True, text=True, check=False)
-    if not kept.exists():  # its exit status says whether the targets are met, too
-        raise RuntimeError(f"exit status {done.returncode}: {done.stderr[-2000:]}\nto run it alone: python -m tasks.bench_join")
-    return [Figure(**row) for row in json.loads(kept.read_text())]
+def run_process() -> list[Figure]:
+    """Run `python -m tasks.bench_join` and return the figures that it writes."""
+    output = FOLDER / "join.json"
+    output.unlink(missing_ok=True)
+    process = subprocess.run([sys.executable, "-m", "tasks.bench_join"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if not output.exists():  # the exit status also tells whether the targets are met, so it does not mark a failure
+        raise RuntimeError(
+            f"exit status {process.returncode}: {process.stderr[-2000:]}\nto run it alone: python -m tasks.bench_join"
+        )
+    return [Figure(**row) for row in json.loads(output.read_text())]

@@ -1,7 +1,7 @@
-"""A cycle's process killed (SIGKILL) at random moments, on the real stack, each time resumed: the same candidate as undisturbed.
+"""A cycle's process is killed (SIGKILL) at random moments on the real stack and resumed: it ends with the undisturbed candidate.
 
-The same labels are trained on again and again: a candidate that is not promoted costs none (tasks/README.md). Cycles are run by
-hand (`python -m flows.cycle`), so that their process can be killed with all that it holds, the trainer's processes with it.
+All cycles train on the same labels, because a candidate that is not promoted uses none up (tasks/README.md). Cycles run as
+processes (`python -m flows.cycle`), so that a kill ends the cycle together with its trainer.
 """
 
 import asyncio
@@ -19,7 +19,6 @@ import pyarrow.parquet as pq
 
 from evals import developers
 from evals.bench.figures import FOLDER, Figure, figure
-from evals.bench.loop import address_of
 from evals.demo.loop import Traffic
 from evals.demo.orchestration import Orchestration
 from infra.records import Manifest, Sample
@@ -29,20 +28,21 @@ from infra.stack.parts import environment
 from infra.store import CHECKSUMS, ObjectStore, sha256
 
 LABELS, USERS, KILLS = 800, 100, 12
-IN_A_ROW = 3
-"""Kills that a cycle is to survive: one that fails more often is given up, its labels come back in the next (flows/README.md)."""
-MOST_SECONDS = 600.0
+MAX_KILLS_PER_CYCLE = 3
+"""A cycle that fails more often is abandoned, and the next one uses its labels (flows/README.md)."""
+MAX_CYCLE_SECONDS = 600.0
 
 
 async def run(settings: Settings) -> list[Figure]:
-    """Let developers type, run cycles to their end, then others that are killed.
+    """Let developers type, run undisturbed cycles, then kill and resume others.
 
     Raises:
-        RuntimeError: a cycle failed, or ended in another candidate.
-        ValueError: an object is not what it says.
+        RuntimeError: a cycle failed or ended with another candidate.
+        ValueError: an object does not match its checksum.
     """
     traffic, stop = Traffic(0.0), asyncio.Event()
-    run = developers.RunSettings(address=address_of(settings), users=USERS, concurrency=8, seed=int(time.time()))
+    address = developers.stack_address(settings)
+    run = developers.RunSettings(address=address, users=USERS, concurrency=8, seed=int(time.time()))
     typing = asyncio.create_task(developers.run(run, developers.code_from(), stop=stop, progress=traffic, rate=traffic.rate))
     while traffic.tally.total.answered < LABELS and not typing.done():
         await asyncio.sleep(0.5)
@@ -51,30 +51,30 @@ async def run(settings: Settings) -> list[Figure]:
     await asyncio.sleep(settings.collect.settle_seconds + 2 * settings.serving.ship_seconds)
     async with Orchestration(settings.orchestration.api) as prefect:
         try:
-            return await asyncio.to_thread(killed, settings)
+            return await asyncio.to_thread(kill_cycles, settings)
         finally:
-            await prefect.crash_by_hand()
+            await prefect.crash_orphaned_runs()
 
 
-def killed(settings: Settings) -> list[Figure]:
-    """Two undisturbed cycles, then as many as KILLS kills take."""
+def kill_cycles(settings: Settings) -> list[Figure]:
+    """Run two undisturbed cycles, then cycles that are killed until KILLS kills are done."""
     store, registry = ObjectStore.connect(settings.store), Registry.connect(settings.registry)
-    draw, log = random.Random(0), FOLDER / "kills.log"
+    rng, log = random.Random(0), FOLDER / "kills.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     log.unlink(missing_ok=True)
-    cycle(settings, log)  # the first one scores the champion too, once for all
-    expected = candidate(store, registry)
+    run_cycle(settings, log)  # the first cycle also scores the champion, which later ones reuse
+    expected = take_candidate(store, registry)
     began = time.monotonic()
-    cycle(settings, log)
+    run_cycle(settings, log)
     seconds = time.monotonic() - began
     kills = ended = 0
     while True:
-        if (found := candidate(store, registry)) != expected:
-            raise RuntimeError(f"after {kills} kills: samples and checkpoint are {found}, undisturbed {expected}; see {log}")
+        if (checksums := take_candidate(store, registry)) != expected:
+            raise RuntimeError(f"after {kills} kills: samples and checkpoint are {checksums}, expected {expected}; see {log}")
         if kills == KILLS:
             break
-        for left in reversed(range(IN_A_ROW + 1)):
-            if cycle(settings, log, draw.uniform(0, seconds) if left and kills < KILLS else None):
+        for kills_left in reversed(range(MAX_KILLS_PER_CYCLE + 1)):
+            if run_cycle(settings, log, rng.uniform(0, seconds) if kills_left and kills < KILLS else None):
                 break
             kills += 1
             verify_objects(store)
@@ -86,45 +86,53 @@ def killed(settings: Settings) -> list[Figure]:
     ]
 
 
-def cycle(settings: Settings, log: Path, killed_after: float | None = None) -> bool:
-    """RunSettings a cycle in a process of its own; whether it ended before it was killed."""
+def run_cycle(settings: Settings, log: Path, kill_after: float | None = None) -> bool:
+    """Run a cycle in a process of its own and kill it after `kill_after` seconds. Return whether it ended before.
+
+    Raises:
+        RuntimeError: the cycle failed, or did not end within MAX_CYCLE_SECONDS.
+    """
     with log.open("a") as output:
         command, variables = (sys.executable, "-m", "flows.cycle"), environment(settings, dict(os.environ))
         process = subprocess.Popen(command, cwd=ROOT, env=variables, stdout=output, stderr=output)
         try:
-            status = process.wait(MOST_SECONDS if killed_after is None else killed_after)
+            status = process.wait(MAX_CYCLE_SECONDS if kill_after is None else kill_after)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-            if killed_after is None:
-                raise RuntimeError(f"a cycle did not end within {MOST_SECONDS:.0f} s; its log: {log}") from None
+            if kill_after is None:
+                raise RuntimeError(f"a cycle did not end within {MAX_CYCLE_SECONDS:.0f} s; see its log: {log}") from None
             return False
     if status:
-        raise RuntimeError(f"a cycle failed with exit status {status}; its log: {log}")
+        raise RuntimeError(f"a cycle failed with exit status {status}; see its log: {log}")
     return True
 
 
-def candidate(store: ObjectStore, registry: Registry) -> tuple[str, str]:
-    """Checksums of the challenger's samples and checkpoint, which are its cycle's alone; then it is taken off its test."""
+def take_candidate(store: ObjectStore, registry: Registry) -> tuple[str, str]:
+    """Return the checksums of the challenger's samples and checkpoint, and end its A/B test.
+
+    Raises:
+        RuntimeError: there is no challenger, or its cycle has several versions or uses a label twice.
+    """
     aliases = registry.aliases()
     if not aliases.challenger:
-        raise RuntimeError("the cycle has made no challenger; see its run in Prefect")
+        raise RuntimeError("the cycle registered no challenger; see its run in Prefect")
     versions = Counter(version.tags.get("cycle") for version in registry.versions())
     name = str(registry.version(aliases.challenger).tags["cycle"])
     manifest = Manifest.model_validate(store.get_json(f"cycles/{name}/manifest.json"))
-    used = Counter(sample.completion_id for sample in store.get_rows(manifest.samples.key, Sample))
-    if versions[name] != 1 or manifest.buckets["trained"] != len(used) or set(used.values()) != {1}:
-        raise RuntimeError(f"{name}: {versions[name]} versions, {manifest.buckets['trained']} labels, {len(used)} samples")
+    samples = Counter(sample.completion_id for sample in store.get_rows(manifest.samples.key, Sample))
+    if versions[name] != 1 or manifest.buckets["trained"] != len(samples) or set(samples.values()) != {1}:
+        raise RuntimeError(f"{name}: {versions[name]} versions, {manifest.buckets['trained']} labels, {len(samples)} samples")
     registry.set_experiment(None)
     registry.delete_alias(CHALLENGER)
     return manifest.samples.sha256, store.directory_sha256(f"checkpoints/{name}")
 
 
 def verify_objects(store: ObjectStore) -> None:
-    """Every object that can be seen is whole, and what it says of others holds; MLflow's own are left to it.
+    """Check that every object in the bucket is complete and matches its recorded checksum; skips MLflow's own objects.
 
     Raises:
-        ValueError: one is not; its key, and what was found.
+        ValueError: an object does not match; holds its key and the actual checksum.
     """
     for key in store.keys(""):
         if key.startswith("mlflow/"):
@@ -133,16 +141,16 @@ def verify_objects(store: ObjectStore) -> None:
         if key.endswith(".parquet"):
             pq.read_table(io.BytesIO(body))
             if ("samples-" in key or "quarantined-" in key) and sha256([body]) not in key:
-                raise ValueError(f"{key}: SHA-256 {sha256([body])}, not that of its key")
-        told = json.loads(body) if key.endswith(".json") else {}
+                raise ValueError(f"{key}: SHA-256 is {sha256([body])}, not the one in its key")
+        content = json.loads(body) if key.endswith(".json") else {}
         if key.endswith(CHECKSUMS):
-            _compare(store, key, {key.removesuffix(CHECKSUMS) + name: digest for name, digest in told.items()})
+            _verify_checksums(store, key, {key.removesuffix(CHECKSUMS) + name: digest for name, digest in content.items()})
         if key.endswith("manifest.json"):
             samples = Manifest.model_validate_json(body).samples
-            _compare(store, key, {samples.key: samples.sha256})
+            _verify_checksums(store, key, {samples.key: samples.sha256})
 
 
-def _compare(store: ObjectStore, by: str, told: dict[str, str]) -> None:
-    for key, expected in told.items():
-        if (found := sha256([store.get(key)])) != expected:
-            raise ValueError(f"{key}: SHA-256 {found}, expected {expected} as {by} says")
+def _verify_checksums(store: ObjectStore, source: str, checksums: dict[str, str]) -> None:
+    for key, expected in checksums.items():
+        if (actual := sha256([store.get(key)])) != expected:
+            raise ValueError(f"{key}: SHA-256 is {actual}, expected {expected} by {source}")

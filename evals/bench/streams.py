@@ -1,7 +1,8 @@
-"""A plain client of OpenAI's streaming completions: when the first token came, and whether all went well."""
+"""A plain client of OpenAI's streaming completions that measures the time to first token."""
 
 import asyncio
 import json
+import statistics
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -14,59 +15,65 @@ CHUNK = b"data: {"
 
 
 @dataclass(frozen=True)
-class Shot:
-    """One request."""
+class StreamResult:
+    """The result of one request."""
 
-    at: float
-    """When it was sent, seconds of the monotonic clock."""
+    sent_at: float
+    """Monotonic seconds."""
     first_ms: float
-    """To the first chunk; to the end where there was none."""
+    """Milliseconds to the first chunk; to the end without one."""
     total_ms: float
     tokens: int
-    """That were sampled, as the server says at the end."""
+    """Sampled tokens, as the server reports at the end."""
     version: str
-    """X-Tabloop-Version, empty where the server has none."""
+    """X-Tabloop-Version; empty where the server sends none."""
     error: str = ""
 
 
 @asynccontextmanager
 async def session(token: str) -> AsyncIterator[aiohttp.ClientSession]:
-    """One connection a request, as editors that read Connection: close have it."""
+    """Open a session with one connection per request, as editors have that follow `Connection: close`."""
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
     headers = {"Authorization": f"Bearer {token}", "X-User-ID": "bench", "X-Project-ID": "bench"}
     async with aiohttp.ClientSession(connector=connector, headers=headers, timeout=aiohttp.ClientTimeout(60)) as http:
         yield http
 
 
-async def shoot(http: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> Shot:
-    """Stream one completion to its end."""
+async def stream_completion(http: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> StreamResult:
+    """Stream one completion to its end. A failed request is a result with an error."""
     began = time.monotonic()
     first, last, version, error = None, b"", "", ""
     try:
-        async with http.post(url, json={**body, "stream_options": {"include_usage": True}}) as answer:
-            version = answer.headers.get("X-Tabloop-Version", "")
-            if answer.status != 200:
-                error = f"HTTP {answer.status}: {(await answer.text())[:200]}"
-            async for line in answer.content:
+        async with http.post(url, json={**body, "stream_options": {"include_usage": True}}) as response:
+            version = response.headers.get("X-Tabloop-Version", "")
+            if response.status != 200:
+                error = f"HTTP {response.status}: {(await response.text())[:200]}"
+            async for line in response.content:
                 if line.startswith(CHUNK):
                     first, last = first or time.monotonic(), line
-    except (aiohttp.ClientError, OSError, TimeoutError) as failed:
-        error = f"{type(failed).__name__}: {failed}"
+    except (aiohttp.ClientError, OSError, TimeoutError) as failure:
+        error = f"{type(failure).__name__}: {failure}"
     ended = time.monotonic()
     tokens = json.loads(last.removeprefix(b"data: "))["usage"]["completion_tokens"] if last and not error else 0
-    return Shot(began, ((first or ended) - began) * 1e3, (ended - began) * 1e3, tokens, version, error)
+    return StreamResult(began, ((first or ended) - began) * 1e3, (ended - began) * 1e3, tokens, version, error)
 
 
-async def volley(
-    http: aiohttp.ClientSession, url: str, bodies: Sequence[dict[str, Any]], at_once: int
-) -> tuple[list[Shot], float]:
-    """All of them, so many at a time, and the seconds they took."""
-    waiting, shots = iter(bodies), list[Shot]()
+async def stream_completions(
+    http: aiohttp.ClientSession, url: str, bodies: Sequence[dict[str, Any]], concurrency: int
+) -> tuple[list[StreamResult], float]:
+    """Stream all completions, `concurrency` at a time. Return the results and the seconds they took."""
+    waiting, results = iter(bodies), list[StreamResult]()
 
-    async def one(bodies: Iterator[dict[str, Any]]) -> None:
+    async def stream(bodies: Iterator[dict[str, Any]]) -> None:
         for body in bodies:
-            shots.append(await shoot(http, url, body))
+            results.append(await stream_completion(http, url, body))
 
     began = time.monotonic()
-    await asyncio.gather(*(one(waiting) for _ in range(at_once)))
-    return shots, time.monotonic() - began
+    await asyncio.gather(*(stream(waiting) for _ in range(concurrency)))
+    return results, time.monotonic() - began
+
+
+def first_token_percentiles(results: Sequence[StreamResult]) -> tuple[float, float]:
+    """Return the median and the 99 % quantile of the time to first token, in milliseconds."""
+    cuts = statistics.quantiles([result.first_ms for result in results], n=100, method="inclusive")
+    return cuts[49], cuts[98]

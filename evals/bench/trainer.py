@@ -1,9 +1,9 @@
-"""The trainer's step beside the same step in transformers (bench/padded.py).
+"""The trainer's step compared with the same step in transformers (bench/padded.py).
 
-One PPO step over the same samples, twice, each in a process of its own with one thread: by the trainer, and by transformers with
-batches as TRL makes them, both in float32 and both in bfloat16 (transformers under autocast). Tokens of prompts and completions,
-padding not counted, per CPU-second; the best of some steps, since other work on the machine only ever adds to one, and short
-steps by turns, since that work comes and goes.
+Both take PPO steps over the same samples, each in a process of its own with one thread: the trainer, and transformers with batches
+as TRL makes them, in float32 and in bfloat16 (transformers under autocast). The figure is tokens of prompts and completions, without
+padding, per CPU-second of the best step, since other load only slows a step down. Small steps alternate between the sides, since
+other load comes and goes.
 """
 
 import asyncio
@@ -29,45 +29,43 @@ from infra.settings import Settings
 from infra.store import to_parquet
 
 SIZES = {64: 4, 512: 1}
-"""Samples of a step, and how often both sides take their steps, one after the other."""
+"""Number of turns of both sides, by the samples of a step."""
 FASTER = 1.5
-"""Goal: the trainer's tokens per CPU-second over those of transformers."""
+"""Target: the trainer's tokens per CPU-second over those of transformers."""
 LINEAR = 1.15
-"""Goal: CPU-seconds a token with the most samples, over those with the fewest."""
+"""Target: CPU-seconds per token with the most samples, over those with the fewest."""
 STEPS = 4
 PRECISIONS = ("float32", "bfloat16")
 
 
 def samples_of(count: int, settings: Settings) -> list[Sample]:
-    """Places in real code with what stands there as the completion: lengths as they are served."""
+    """Return samples of positions in real code with the real text as the completion, so that lengths are as served."""
     base = configuration.path(settings.model.base)
     tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
     model = settings.model
     renderer = Renderer(tokenizer, model.fim_order, model.max_prefix_tokens, model.max_suffix_tokens)
-    draw, end = random.Random(0), tokenizer.token_to_id(END)
-    places = positions.sample_positions(
-        positions.developer_sources(positions.read_sources(held_out_files(), [site_packages()])), count, 0
-    )
-    made = []
-    for number, place in enumerate(places):
-        tokens = (*renderer.encode(place.truth), end)[: settings.serving.sampling.max_tokens]
-        made.append(
+    rng, end = random.Random(0), tokenizer.token_to_id(END)
+    sources = positions.developer_sources(positions.read_sources(held_out_files(), [site_packages()]))
+    samples = []
+    for number, position in enumerate(positions.sample_positions(sources, count, 0)):
+        tokens = (*renderer.encode(position.truth), end)[: settings.serving.sampling.max_tokens]
+        samples.append(
             Sample(
                 completion_id=f"bench-{number}",
                 user="bench",
-                # Not the version that is trained: the trainer then computes the log-probabilities that the clip holds near.
+                # Other than the current version, so that the trainer computes the reference log-probabilities of the clip itself.
                 policy_version="older",
-                prompt_token_ids=tuple(renderer.render(place.prefix, place.suffix)),
+                prompt_token_ids=tuple(renderer.render(position.prefix, position.suffix)),
                 token_ids=tokens,
                 logprobs=(-1.0,) * len(tokens),
                 temperature=1.0,
                 outcome="accepted",
-                shown_characters=len(place.truth),
-                accepted_characters=len(place.truth),
-                advantage=draw.gauss(0, 1),
+                shown_characters=len(position.truth),
+                accepted_characters=len(position.truth),
+                advantage=rng.gauss(0, 1),
             )
         )
-    return made
+    return samples
 
 
 def job_of(samples: Path, folder: Path, count: int, settings: Settings, steps: int, precision: str) -> dict[str, object]:
@@ -86,11 +84,11 @@ def job_of(samples: Path, folder: Path, count: int, settings: Settings, steps: i
     }
 
 
-def measured(command: Sequence[str], log: Path) -> float:
-    """Run a process; gives back its largest resident memory in MiB.
+def run_process(command: Sequence[str], log: Path) -> float:
+    """Run a process. Return its peak resident memory in MiB.
 
     Raises:
-        RuntimeError: it failed.
+        RuntimeError: the process failed.
     """
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(configuration.ROOT), "PYTHONWARNINGS": "ignore"}
     with log.open("w") as output:
@@ -98,28 +96,28 @@ def measured(command: Sequence[str], log: Path) -> float:
         _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
-        raise RuntimeError(f"exit status {process.returncode}, its output is in {log}; to run it alone: {' '.join(command)}")
+        raise RuntimeError(f"exit status {process.returncode}, see its output in {log}; to run it alone: {' '.join(command)}")
     return usage.ru_maxrss / 1024
 
 
 async def run(settings: Settings) -> list[Figure]:
-    """Both sides at every size, in processes of their own; their logs stay in var/bench/trainer."""
+    """Measure both sides at every size, in processes of their own; writes their logs to var/bench/trainer."""
     return await asyncio.to_thread(bench, settings, SIZES, STEPS, FOLDER / "trainer")
 
 
 def bench(settings: Settings, sizes: Mapping[int, int], steps: int, folder: Path) -> list[Figure]:
-    """Both sides at every size, in every precision."""
+    """Measure both sides at every size and precision. Return the figures."""
     figures: list[Figure] = []
     cost = {}
     for count, turns in sizes.items():
         samples = samples_of(count, settings)
         tokens = sum(len(s.prompt_token_ids) + len(s.token_ids) for s in samples)
         for precision in PRECISIONS:
-            place = folder / f"{count}-{precision}"
-            place.mkdir(parents=True, exist_ok=True)
-            both_sides = [both(place, samples, settings, steps, precision) for _ in range(turns)]
-            own, other = (min(side.seconds for side in sides) for sides in zip(*both_sides, strict=True))
-            own_memory, other_memory = (max(side.memory for side in sides) for sides in zip(*both_sides, strict=True))
+            job_folder = folder / f"{count}-{precision}"
+            job_folder.mkdir(parents=True, exist_ok=True)
+            pairs = [measure_sides(job_folder, samples, settings, steps, precision) for _ in range(turns)]
+            own, other = (min(side.seconds for side in sides) for sides in zip(*pairs, strict=True))
+            own_memory, other_memory = (max(side.memory for side in sides) for sides in zip(*pairs, strict=True))
             cost[count, precision] = own / tokens
             name = f"ppo_step.{count}.{precision}"
             figures += [
@@ -136,21 +134,21 @@ def bench(settings: Settings, sizes: Mapping[int, int], steps: int, folder: Path
 
 
 class Side(NamedTuple):
-    """What one side took."""
+    """The cost of one side."""
 
     seconds: float
-    """CPU-seconds of its best step."""
+    """CPU-seconds of the best step."""
     memory: float
-    """MiB at the peak."""
+    """Peak in MiB."""
 
 
-def both(place: Path, samples: Sequence[Sample], settings: Settings, steps: int, precision: str) -> tuple[Side, Side]:
-    """The trainer's steps, then those of transformers."""
-    path, job, reference = place / "samples.parquet", place / "job.json", place / "reference.json"
+def measure_sides(folder: Path, samples: Sequence[Sample], settings: Settings, steps: int, precision: str) -> tuple[Side, Side]:
+    """Run the trainer's steps, then those of transformers. Return the cost of each."""
+    path, job, reference = folder / "samples.parquet", folder / "job.json", folder / "reference.json"
     path.write_bytes(to_parquet(samples))
-    job.write_text(json.dumps(job_of(path, place, len(samples), settings, steps, precision)))
-    own_memory = measured((sys.executable, "-m", "tasks.trainer.worker", "--job", str(job)), place / "trainer.log")
-    own = min(step["cpu_seconds"] for step in json.loads((place / "metrics.json").read_text())["steps"])
+    job.write_text(json.dumps(job_of(path, folder, len(samples), settings, steps, precision)))
+    own_memory = run_process((sys.executable, "-m", "tasks.trainer.worker", "--job", str(job)), folder / "trainer.log")
+    own = min(step["cpu_seconds"] for step in json.loads((folder / "metrics.json").read_text())["steps"])
     padded = (sys.executable, "-m", "evals.bench.padded", str(path), str(reference), str(steps), precision)
-    other_memory = measured(padded, place / "transformers.log")
+    other_memory = run_process(padded, folder / "transformers.log")
     return Side(own, own_memory), Side(min(json.loads(reference.read_text())), other_memory)

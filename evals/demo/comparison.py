@@ -1,7 +1,7 @@
-"""Rates of two versions and their difference, with intervals clustered by user.
+"""The report's figures: rates of versions and their differences, with intervals clustered by user.
 
-The difference of two versions measured on the same users takes the differences of their influences (evals/statistics.py), so
-that what is common to a user cancels.
+The difference of two versions that met the same users is computed from the differences of the users' influences
+(evals/statistics.py), so that the part common to a user's two outcomes cancels.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ EXAMPLES = 8
 
 
 def compare(base: tuple[Sequence[float], Sequence[float]], champion: tuple[Sequence[float], Sequence[float]]) -> Comparison:
-    """Two versions' ratios on the same users in the same order, and their difference."""
+    """Return the ratios of two versions and their difference. Both give (numerators, denominators) of the same users in order."""
     (first, before), (second, after) = (ratio(np.asarray(n, float), np.asarray(d, float)) for n, d in (base, champion))
     estimate, width = second - first, margin(after - before)
     return Comparison(
@@ -27,14 +27,14 @@ def compare(base: tuple[Sequence[float], Sequence[float]], champion: tuple[Seque
 
 
 def comparisons(paired: PairedRun) -> dict[str, Comparison]:
-    """The report's four comparisons of the two pins of a paired run, base first."""
-    places = paired.by_user(lambda outcome: 1.0)
+    """Return the report's four comparisons of the two pins of a paired run, of which the first is the base."""
+    positions = paired.by_user(lambda outcome: 1.0)
 
     def sums(value: Callable[[ExpectedOutcome], float]) -> tuple[list[float], list[float]]:
         by_user = paired.by_user(value)
-        return [by_user[user][1][0] for user in places], [by_user[user][1][1] for user in places]
+        return [by_user[user][1][0] for user in positions], [by_user[user][1][1] for user in positions]
 
-    requests = [float(count) for count, _ in places.values()]
+    requests = [float(count) for count, _ in positions.values()]
     accepted, shown = sums(lambda o: o.accepted), sums(lambda o: bool(o.shown))
     characters = sums(lambda o: o.accepted_characters)
     return {
@@ -46,7 +46,7 @@ def comparisons(paired: PairedRun) -> dict[str, Comparison]:
 
 
 def live_rows(tally: Tally) -> list[VersionRow]:
-    """Live traffic by policy version, oldest first; versions with too few users for an interval are left out."""
+    """Return live traffic by policy version, oldest first; skips versions with too few users for an interval."""
     rows = []
     for version in sorted((v for v in tally.by_version() if v.isdigit()), key=int):
         cells = [counts for (_, v), counts in tally.cells.items() if v == version and counts.answered]
@@ -65,18 +65,18 @@ def live_rows(tally: Tally) -> list[VersionRow]:
 
 
 def examples(paired: PairedRun) -> list[Example]:
-    """Places where the two versions' suggestions differ, those that either had accepted first."""
+    """Return some positions where the two versions' suggestions differ: first gains and losses, then equal decisions."""
     by_pin = [{(e.user, e.file, e.before, e.truth): e for e in tally.examples} for tally in paired.tallies]
     both = [(by_pin[0][key], by_pin[1][key]) for key in by_pin[0] if key in by_pin[1]]
     differing = [(a, b) for a, b in both if a.shown != b.shown]
-    # Gains and losses alternate: a page of gains alone would flatter the champion.
+    # Losses are shown beside gains: a page of gains alone would flatter the champion.
     gains = [pair for pair in differing if pair[1].accepted and not pair[0].accepted]
     losses = [pair for pair in differing if pair[0].accepted and not pair[1].accepted]
     rest = [pair for pair in differing if pair[0].accepted == pair[1].accepted]
-    chosen = [*gains[: EXAMPLES // 2], *losses[: EXAMPLES // 4], *rest][:EXAMPLES]
+    selection = [*gains[: EXAMPLES // 2], *losses[: EXAMPLES // 4], *rest][:EXAMPLES]
     return [
         Example(
             prefix=a.before, truth=a.truth, base=a.shown, base_accepted=a.accepted, champion=b.shown, champion_accepted=b.accepted
         )
-        for a, b in chosen
+        for a, b in selection
     ]

@@ -1,8 +1,7 @@
-"""The loop in motion: developers type, and the deployments run whenever there is something for them to do.
+"""The loop in motion: developers type, and the demo starts the deployments as soon as they have work.
 
-Schedules are paused from the start of the stack on, since a run that finds nothing to do still costs seconds of a small machine's
-time; the same deployments are started through Prefect's API as soon as their turn has come. While one of them computes,
-developers type slowly.
+The schedules stay paused from the start of the stack, because a run that finds no work still costs a small machine seconds. The
+demo starts the same deployments through Prefect's API. While one of them computes, developers type slowly.
 """
 
 import asyncio
@@ -19,52 +18,66 @@ from infra.registry import Registry, RegistryError
 from infra.store import ObjectStore
 
 CYCLE, WATCH = "cycle", "experiment"
-POLL_SECONDS, RETRY_SECONDS = 2.0, 15.0
+POLL_SECONDS, RETRY_SECONDS, MESSAGE_SECONDS = 2.0, 15.0, 15.0
 SETTLING = 1.02
-"""Requests of a test at which it is looked at, for each that the gate counts. It does not count the youngest, which may still
-get a label; while its run starts they grow old enough."""
+"""Answered requests at which the demo starts the gate, per request that the gate counts. The gate skips the youngest requests,
+whose labels may still change; they become old enough while its run starts."""
 QUIET_RATE = 1.0
-"""Requests a second while a flow computes: two cores serve a busy team or train, and would do both at a third of the speed."""
+"""Requests a second while a flow computes. Two cores can serve a busy team or train; both at once run at a third of the speed."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How far the demo goes."""
+    """The end of the demo and the size of its cycles and tests."""
 
     cycles: int
-    """Cycles to have been run, earlier demos counted in."""
+    """Cycles to run, including those of earlier demos."""
     labels: int
-    """Answered requests since the last cycle began, an A/B test's included, that a cycle waits for."""
+    """Answered requests since the last cycle began that a cycle waits for; those of an A/B test count."""
     verdict_requests: int
-    """Answered requests an arm after which an experiment is looked at."""
+    """Answered requests per arm after which the gate looks at an experiment."""
     verdict_seconds: float
-    """Age at which it is looked at in any case: there its gate ends it (experiment.max_seconds)."""
+    """Age of an experiment at which the gate ends it in any case (experiment.max_seconds)."""
     deadline: float
-    """time.monotonic() after which no cycle is begun; one that was begun is followed to its verdict."""
+    """Value of time.monotonic() after which no cycle begins; a running cycle is followed to its verdict."""
 
 
 class Traffic:
-    """The developers' latest sums, and how fast they may type."""
+    """The current sums of the developers, and the limit of their rate."""
 
     def __init__(self, rate: float) -> None:
         self.tally = Tally({}, (), 0.0)
         self._rate, self.quiet = rate, False
 
     def rate(self) -> float:
-        """Most requests a second; 0: no bound (evals.developers.run's rate hook)."""
+        """Return the maximum requests a second; 0: no limit (the `rate` hook of evals.developers.run)."""
         return min(self._rate or QUIET_RATE, QUIET_RATE) if self.quiet else self._rate
 
     def __call__(self, tally: Tally) -> None:
-        """Take the newest sums (evals.developers.run's progress hook)."""
+        """Store the newest sums (the `progress` hook of evals.developers.run)."""
         self.tally = tally
 
-    def of(self, version: str) -> Counts:
-        """Sums of a version."""
+    def of_version(self, version: str) -> Counts:
+        """Return the sums of a version."""
         return self.tally.by_version().get(version, Counts())
 
 
+class Interval:
+    """Limits progress messages to one every MESSAGE_SECONDS."""
+
+    def __init__(self, due_at_once: bool = False) -> None:
+        self._last = 0.0 if due_at_once else time.monotonic()
+
+    def due(self) -> bool:
+        """Return whether a message is due, and start the next interval if so."""
+        if time.monotonic() - self._last <= MESSAGE_SECONDS:
+            return False
+        self._last = time.monotonic()
+        return True
+
+
 class Loop:
-    """Drives cycles and experiments until the plan is fulfilled."""
+    """Runs cycles and experiments until the plan is complete."""
 
     def __init__(
         self, plan: Plan, store: ObjectStore, registry: Registry, prefect: Orchestration, traffic: Traffic, console: Console
@@ -74,102 +87,105 @@ class Loop:
         self._began = time.monotonic()
 
     async def run(self) -> history.LoopState:
-        """Run cycles and experiments; gives back the world at the end."""
-        world = await self._world()
-        labelled = 0
+        """Run cycles and experiments. Return the final state.
+
+        Raises:
+            RuntimeError: the registry does not answer.
+        """
+        state = await self._state()
+        answered_before = 0
         while True:
-            if world.aliases.experiment:
-                world = await self._experiment(world)
-            enough = len(world.ended) >= self._plan.cycles and world.promotions > 0
-            if enough or self._late:
-                return world
-            await self._until_labelled(labelled + self._plan.labels)
+            if state.aliases.experiment:
+                state = await self._experiment(state)
+            complete = len(state.outcomes) >= self._plan.cycles and state.promotions > 0
+            if complete or self._late:
+                return state
+            await self._until_answered(answered_before + self._plan.labels)
             if self._late:
                 continue
-            ended, answered = len(world.ended), self._traffic.tally.total.answered
-            world = await self._cycle(world)
-            if len(world.ended) == ended:
-                await asyncio.sleep(RETRY_SECONDS)  # another run of it is under way, or it found too few samples
+            ended, answered = len(state.outcomes), self._traffic.tally.total.answered
+            state = await self._cycle(state)
+            if len(state.outcomes) == ended:
+                await asyncio.sleep(RETRY_SECONDS)  # another run is in progress, or the window has too few samples
                 continue
-            labelled = answered
+            answered_before = answered
 
     @property
     def _late(self) -> bool:
         return time.monotonic() > self._plan.deadline
 
-    async def _world(self) -> history.LoopState:
+    async def _state(self) -> history.LoopState:
         for _ in range(30):
             try:
                 return await asyncio.to_thread(history.read_state, self._store, self._registry)
             except (RegistryError, OSError) as error:
                 self.say(f"waiting for the registry: {error}")
                 await asyncio.sleep(POLL_SECONDS)
-        raise RuntimeError("the registry did not answer for a minute; `make status` tells which part is down, and its log")
+        raise RuntimeError("the registry did not answer for a minute; run `make status` to see which part is down and its log")
 
-    async def _until_labelled(self, labels: int) -> None:
-        told = 0.0
-        while not self._late and (total := self._traffic.tally.total).answered < labels:
-            if time.monotonic() - told > 15:
-                self.say(f"developers at work: {total.answered} of {labels} requests answered, {total.accepted} accepted")
-                told = time.monotonic()
+    async def _until_answered(self, requests: int) -> None:
+        message = Interval(due_at_once=True)
+        while not self._late and (total := self._traffic.tally.total).answered < requests:
+            if message.due():
+                self.say(f"developers are typing: {total.answered} of {requests} requests answered, {total.accepted} accepted")
             await asyncio.sleep(POLL_SECONDS)
 
     async def _cycle(self, before: history.LoopState) -> history.LoopState:
         self.say("cycle: collect, validate, reward, train, evaluate, register")
-        run = await self._deployment(CYCLE)
-        world = await self._world()
-        for cycle in world.ended.keys() - before.ended.keys():
-            outcome = world.ended[cycle]
+        run = await self._run_deployment(CYCLE)
+        state = await self._state()
+        for cycle in state.outcomes.keys() - before.outcomes.keys():
+            outcome = state.outcomes[cycle]
             self.say(f"{cycle}: {outcome['result']}: {outcome['reason']}")
-        if world.ended.keys() == before.ended.keys():
+        if state.outcomes.keys() == before.outcomes.keys():
             self.say(f"cycle: {run.state}: {run.message}")
-        return world
+        return state
 
-    async def _experiment(self, world: history.LoopState) -> history.LoopState:
-        experiment = world.aliases.experiment
+    async def _experiment(self, state: history.LoopState) -> history.LoopState:
+        """Run the gate's deployment whenever the arms have enough requests, until it ends the experiment."""
+        experiment = state.aliases.experiment
         assert experiment is not None
         self.say(f"A/B test: version {experiment.challenger} against {experiment.champion}, {experiment.share:.0%} of developers")
-        before = self._traffic.of(experiment.champion).answered
-        wanted, told = SETTLING * self._plan.verdict_requests, time.monotonic()
-        while world.aliases.experiment:
-            count = min(self._traffic.of(experiment.challenger).answered, self._traffic.of(experiment.champion).answered - before)
-            if count < wanted and time.time() < experiment.started + self._plan.verdict_seconds:
-                if time.monotonic() - told > 15:
+        before = self._traffic.of_version(experiment.champion).answered
+        needed, message = SETTLING * self._plan.verdict_requests, Interval()
+        while state.aliases.experiment:
+            champion = self._traffic.of_version(experiment.champion).answered - before
+            count = min(self._traffic.of_version(experiment.challenger).answered, champion)
+            if count < needed and time.time() < experiment.started + self._plan.verdict_seconds:
+                if message.due():
                     self.say(f"A/B test: {self._arms(experiment)}")
-                    told = time.monotonic()
                 await asyncio.sleep(POLL_SECONDS)
                 continue
-            wanted = count + (SETTLING - 1) * self._plan.verdict_requests
-            run = await self._deployment(WATCH)
+            needed = count + (SETTLING - 1) * self._plan.verdict_requests
+            run = await self._run_deployment(WATCH)
             self.say(f"A/B test: {run.state}: {run.message[:220]} ({self._arms(experiment)})")
-            world = await self._world()
-            if world.aliases.experiment:
+            state = await self._state()
+            if state.aliases.experiment:
                 await asyncio.sleep(POLL_SECONDS)
-        return await self._world()
+        return await self._state()
 
-    async def _deployment(self, name: str) -> FlowRun:
-        """Start a deployment and wait for its end, telling where it is; developers leave it the machine meanwhile."""
+    async def _run_deployment(self, name: str) -> FlowRun:
+        """Run a deployment to its end, with progress messages, while developers type slowly."""
         self._traffic.quiet = True
         try:
-            run = await self._prefect.start(name)
-            told, found = time.monotonic(), await self._prefect.run(run)
-            while not found.ended:
+            identifier = await self._prefect.start(name)
+            message, run = Interval(), await self._prefect.flow_run(identifier)
+            while not run.ended:
                 await asyncio.sleep(1.0)
-                found = await self._prefect.run(run)
-                if time.monotonic() - told > 15:
-                    self.say(f"{name}: {found.state.lower()}{await self._prefect.step(run)}")
-                    told = time.monotonic()
+                run = await self._prefect.flow_run(identifier)
+                if message.due():
+                    self.say(f"{name}: {run.state.lower()}{await self._prefect.current_task(identifier)}")
         finally:
             self._traffic.quiet = False
-        return found
+        return run
 
     def _arms(self, experiment: ExperimentRecord) -> str:
-        return f"challenger {self._accepted(experiment.challenger)}, champion {self._accepted(experiment.champion)}"
+        return f"challenger {self._acceptance(experiment.challenger)}, champion {self._acceptance(experiment.champion)}"
 
-    def _accepted(self, version: str) -> str:
-        counts = self._traffic.of(version)
+    def _acceptance(self, version: str) -> str:
+        counts = self._traffic.of_version(version)
         return f"{counts.accepted} of {counts.answered} accepted" + (f" ({counts.acceptance:.1%})" if counts.answered else "")
 
     def say(self, text: str) -> None:
-        """A line with the seconds since the loop began."""
+        """Print a line with the seconds since the loop began."""
         self._console.print(f"[{time.monotonic() - self._began:5.0f} s] {text}", markup=False, highlight=False)

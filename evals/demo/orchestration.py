@@ -1,4 +1,4 @@
-"""What the demo asks of Prefect's API: start a deployment, pause its schedule, say what runs."""
+"""A client of Prefect's API: starts deployments, pauses schedules, and reads runs."""
 
 import asyncio
 import uuid
@@ -9,7 +9,7 @@ from typing import Any, Self
 import httpx
 
 TIMEOUT_SECONDS, ATTEMPTS, RETRY_SECONDS = 90.0, 4, 3.0
-"""SQLite may keep the server's answer waiting for a minute, and a killed server is back within half of one."""
+"""Prefect's SQLite can delay an answer by a minute; a killed server is up again within half a minute."""
 
 
 @dataclass(frozen=True)
@@ -19,14 +19,14 @@ class FlowRun:
     id: str
     deployment: str
     state: str
-    """Prefect's state name, or a flow's own: Running, Completed, TooFewSamples, Promoted, Failed, ..."""
+    """Name of the state, Prefect's or the flow's own: Running, Completed, TooFewSamples, Promoted, Failed, ..."""
     message: str
     ended: bool
-    """Whether it is over."""
+    """Whether the run is over."""
 
 
 class Orchestration:
-    """A thin client of Prefect's REST API (its own takes seconds to import)."""
+    """A thin client of Prefect's REST API; Prefect's own client takes seconds to import."""
 
     def __init__(self, api: str) -> None:
         self._http = httpx.AsyncClient(base_url=api.rstrip("/") + "/", timeout=TIMEOUT_SECONDS)
@@ -41,70 +41,70 @@ class Orchestration:
         await self._http.aclose()
 
     async def start(self, deployment: str, parameters: dict[str, Any] | None = None) -> str:
-        """Start a run of a deployment; gives back the run's id."""
-        # The key makes a repeated request start one run only.
+        """Start a run of a deployment. Return the run's id."""
+        # Repeated requests with the same key start only one run.
         body = {"parameters": parameters or {}, "idempotency_key": uuid.uuid4().hex}
-        return (await self._post(f"deployments/{self._id(deployment)}/create_flow_run", body))["id"]
+        return (await self._post(f"deployments/{self._deployment_id(deployment)}/create_flow_run", body))["id"]
 
     async def pause(self, deployment: str, paused: bool) -> None:
         """Pause or resume a deployment's schedule."""
-        await self._post(f"deployments/{self._id(deployment)}/{'pause' if paused else 'resume'}_deployment", {})
+        await self._post(f"deployments/{self._deployment_id(deployment)}/{'pause' if paused else 'resume'}_deployment", {})
 
-    async def run(self, identifier: str) -> FlowRun:
-        """One run."""
-        return self._run(await self._ask("GET", f"flow_runs/{identifier}"))
+    async def flow_run(self, identifier: str) -> FlowRun:
+        """Return a run."""
+        return self._parse_run(await self._request("GET", f"flow_runs/{identifier}"))
 
-    async def busy(self) -> list[str]:
-        """Names of the deployments that have a run under way."""
-        found = await self._post("flow_runs/filter", {"flow_runs": {"state": {"type": {"any_": ["RUNNING", "PENDING"]}}}})
-        return sorted(self._run(run).deployment for run in found)
+    async def busy_deployments(self) -> list[str]:
+        """Return the names of the deployments with a running or pending run."""
+        runs = await self._post("flow_runs/filter", {"flow_runs": {"state": {"type": {"any_": ["RUNNING", "PENDING"]}}}})
+        return sorted(self._parse_run(run).deployment for run in runs)
 
-    async def crash_by_hand(self) -> None:
-        """End the runs of no deployment that still run: their process was killed, and Prefect knows nothing of it."""
+    async def crash_orphaned_runs(self) -> None:
+        """Mark the running runs without a deployment as crashed: their process was killed, which Prefect does not notice."""
         running = {"state": {"type": {"any_": ["RUNNING", "PENDING"]}}, "deployment_id": {"is_null_": True}}
         state = {"type": "CRASHED", "name": "Crashed", "message": "its process was killed"}
         for run in await self._post("flow_runs/filter", {"flow_runs": running}):
             await self._post(f"flow_runs/{run['id']}/set_state", {"state": state, "force": True})
 
-    async def step(self, identifier: str) -> str:
-        """The task that a run is at, as " (name)"; empty where it is at none."""
+    async def current_task(self, identifier: str) -> str:
+        """Return the running task of a run as " (name)"; empty without one."""
         running = {"flow_runs": {"id": {"any_": [identifier]}}, "task_runs": {"state": {"type": {"any_": ["RUNNING"]}}}}
-        found = await self._post("task_runs/filter", running)
-        return f" ({found[0]['name'].rsplit('-', 1)[0]})" if found else ""
+        tasks = await self._post("task_runs/filter", running)
+        return f" ({tasks[0]['name'].rsplit('-', 1)[0]})" if tasks else ""
 
-    async def tasks(self, identifier: str) -> list[tuple[str, float]]:
-        """Name and seconds of each task of a run, in order."""
-        found = await self._post(
+    async def task_seconds(self, identifier: str) -> list[tuple[str, float]]:
+        """Return the name and the seconds of each task of a run, in order."""
+        tasks = await self._post(
             "task_runs/filter", {"flow_runs": {"id": {"any_": [identifier]}}, "sort": "EXPECTED_START_TIME_ASC"}
         )
-        return [(task["name"].rsplit("-", 1)[0], float(task["total_run_time"])) for task in found]
+        return [(task["name"].rsplit("-", 1)[0], float(task["total_run_time"])) for task in tasks]
 
-    def _run(self, found: dict[str, Any]) -> FlowRun:
-        state = found.get("state") or {}
-        name = self._names.get(found.get("deployment_id") or "", "")
+    def _parse_run(self, run: dict[str, Any]) -> FlowRun:
+        state = run.get("state") or {}
+        name = self._names.get(run.get("deployment_id") or "", "")
         ended = state.get("type") in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
-        return FlowRun(found["id"], name, state.get("name", ""), state.get("message") or "", ended)
+        return FlowRun(run["id"], name, state.get("name", ""), state.get("message") or "", ended)
 
-    def _id(self, deployment: str) -> str:
+    def _deployment_id(self, deployment: str) -> str:
         for identifier, name in self._names.items():
             if name == deployment:
                 return identifier
         known = ", ".join(sorted(self._names.values())) or "none"
-        raise LookupError(f"deployment {deployment}: Prefect knows {known}; run `make up` to deploy prefect.yaml")
+        raise LookupError(f"deployment {deployment}: not found, Prefect has {known}; run `make up` to deploy prefect.yaml")
 
     async def _post(self, path: str, body: dict[str, Any]) -> Any:
-        return await self._ask("POST", path, json=body)
+        return await self._request("POST", path, json=body)
 
-    async def _ask(self, method: str, path: str, **body: Any) -> Any:
-        """One request, again where the server was busy or just restarted."""
-        for left in reversed(range(ATTEMPTS)):
+    async def _request(self, method: str, path: str, **body: Any) -> Any:
+        """Send one request; retries while the server is busy or restarts."""
+        for attempts_left in reversed(range(ATTEMPTS)):
             try:
-                answer = await self._http.request(method, path, **body)
-                answer.raise_for_status()
-                return answer.json() if answer.content else None
+                response = await self._http.request(method, path, **body)
+                response.raise_for_status()
+                return response.json() if response.content else None
             except httpx.HTTPError as error:
                 final = isinstance(error, httpx.HTTPStatusError) and error.response.status_code < 500
-                if final or not left:
+                if final or not attempts_left:
                     raise
                 await asyncio.sleep(RETRY_SECONDS)
         raise AssertionError("unreachable")

@@ -1,4 +1,4 @@
-"""What the demo reports: the fields of report.json."""
+"""The demo's report: the fields of report.json."""
 
 from typing import Literal
 
@@ -22,7 +22,7 @@ class Difference(Part):
 
 
 class Comparison(Part):
-    """The same developers at the same places, once with the base and once with the champion."""
+    """The same developers at the same positions, once with the base and once with the champion."""
 
     base: Rate
     champion: Rate
@@ -30,7 +30,7 @@ class Comparison(Part):
 
 
 class VersionRow(Part):
-    """Live traffic of one policy version, not paired."""
+    """Unpaired live traffic of one policy version."""
 
     version: str
     acceptance: Rate
@@ -46,12 +46,12 @@ class CycleRow(Part):
 
     cycle: str
     parent: str
-    """Version that was trained further."""
+    """Version from which training started."""
     version: str
-    """Version it made, or empty where the held-out gate refused the candidate."""
+    """Version that the cycle registered; empty if held-out evaluation refused the candidate."""
     samples: int
     requests: int
-    """Requests of its window; they are in the buckets, each in one."""
+    """Requests of the cycle's window; each is in one bucket."""
     buckets: dict[str, int]
     quarantined: dict[str, int]
     """Quarantined requests by reason."""
@@ -70,7 +70,7 @@ class CycleRow(Part):
 
 
 class Example(Part):
-    """One place, before and after."""
+    """One position, with the suggestions of base and champion."""
 
     prefix: str
     truth: str
@@ -92,11 +92,11 @@ class Report(Part):
     promotions: int
     rejections: int
     judge: str
-    """Who scored the held-out set ("reference": similarity to what was really written)."""
+    """Judge of the held-out positions ("reference": similarity to the real text)."""
     acceptance: Comparison
-    """Accepted completions per request, whether or not anything was shown."""
+    """Accepted completions per request, including requests with nothing shown."""
     acceptance_of_shown: Comparison
-    """Accepted completions per completion shown; each rate's n counts those."""
+    """Accepted completions per completion shown; each rate's n counts completions shown."""
     accepted_characters_per_request: Comparison
     shown: Comparison
     """Share of requests with something shown."""
@@ -107,6 +107,6 @@ class Report(Part):
 
     @property
     def improved(self) -> bool:
-        """Whether the champion is accepted more often, for sure, and gives no fewer accepted characters."""
+        """Whether the acceptance interval lies above 0 and the champion has no fewer accepted characters."""
         characters = self.accepted_characters_per_request
         return self.acceptance.difference.low > 0 and characters.champion.rate >= characters.base.rate

@@ -27,11 +27,11 @@ def write(report: Report, directory: Path) -> None:
 
 
 def show(report: Report, console: Console) -> None:
-    """Print the summary table and the history of cycles."""
-    table = Table(title="The same developers at the same places", title_justify="left")
+    """Print the comparison, the cycles and the buckets as tables."""
+    table = Table(title="The same developers at the same positions", title_justify="left")
     for heading in ("", f"base (v{report.base_version})", f"champion (v{report.champion_version})", "difference [95 %]"):
         table.add_column(heading, justify="right" if heading else "left")
-    for name, comparison, scale in _rows(report):
+    for name, comparison, scale in _comparison_rows(report):
         table.add_row(name, *_cells(comparison, scale))
     console.print(table)
     cycles = Table(title="Cycles", title_justify="left")
@@ -40,56 +40,56 @@ def show(report: Report, console: Console) -> None:
     for row in report.history:
         cycles.add_row(*_cycle_cells(row))
     console.print(cycles)
-    accounts = Table(title="Every request of a cycle's window in one bucket", title_justify="left")
+    buckets = Table(title="Requests of each cycle's window by bucket", title_justify="left")
     for heading in ("bucket", *(row.cycle for row in report.history)):
-        accounts.add_column(heading, justify="left" if heading == "bucket" else "right")
-    for cells in _account_rows(report.history):
-        accounts.add_row(*cells)
-    console.print(accounts)
+        buckets.add_column(heading, justify="left" if heading == "bucket" else "right")
+    for cells in _bucket_rows(report.history):
+        buckets.add_row(*cells)
+    console.print(buckets)
 
 
 def page(report: Report) -> str:
-    """The whole page; every piece of text from outside is escaped."""
+    """Return the HTML page; escapes every text of the report."""
     comparison = "".join(
         f"<tr><td>{name}</td>" + "".join(f'<td class="n">{cell}</td>' for cell in _cells(value, scale)) + "</tr>"
-        for name, value, scale in _rows(report)
+        for name, value, scale in _comparison_rows(report)
     )
     cycles = "".join(
         "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in (*_cycle_cells(row), row.reason)) + "</tr>"
         for row in report.history
     )
-    accounts = "".join(
+    buckets = "".join(
         f"<tr><td>{escape(name)}</td>" + "".join(f'<td class="n">{count}</td>' for count in counts) + "</tr>"
-        for name, *counts in _account_rows(report.history)
+        for name, *counts in _bucket_rows(report.history)
     )
-    names = "".join(f'<th class="n">{escape(row.cycle)}</th>' for row in report.history)
+    cycle_headings = "".join(f'<th class="n">{escape(row.cycle)}</th>' for row in report.history)
     links = " · ".join(f'<a href="{escape(url)}">{escape(name)}</a>' for name, url in report.addresses.items())
     sentence = (
-        f"Version {report.champion_version} is accepted more often than the base, and gives no fewer accepted characters."
+        f"Version {report.champion_version} is accepted more often than the base and has no fewer accepted characters."
         if report.improved
-        else "No improvement that the interval can tell from chance, or fewer accepted characters."
+        else "The improvement is not significant, or the champion has fewer accepted characters."
     )
     return f"""<!doctype html><html lang="en"><meta charset="utf-8"><title>tabloop: demo report</title><style>{STYLE}</style>
 <h1>tabloop: demo report</h1>
 <p><b>{sentence}</b> {report.cycles} cycles, {report.promotions} promoted, {report.rejections} rejected;
-seed {report.seed}, {report.seconds:.0f} s. Developers are simulated (evals/README.md); held-out judge:
+seed {report.seed}, {report.seconds:.0f} s. Developers are simulated (infra/docs/evaluation.md); held-out judge:
 {escape(report.judge)}.</p><p>{links}</p>
-<h2>The same developers at the same places</h2>
+<h2>The same developers at the same positions</h2>
 <table><tr><th></th><th class="n">base (v{report.base_version})</th><th class="n">champion (v{report.champion_version})</th>
 <th class="n">difference [95 %]</th></tr>{comparison}</table>
 <p class="note">Intervals are clustered by user; the difference is paired by user.</p>
 <h2>Acceptance by policy version, live traffic</h2>{_bars(report.versions)}
-<p class="note">Not paired: versions met different moments. Bars are 95 % intervals.</p>
+<p class="note">Not paired: the versions served at different times. Bars are 95 % intervals.</p>
 <h2>Mean reward by cycle</h2>{_curve(report.history)}
 <h2>Cycles</h2><table><tr><th>cycle</th><th>from</th><th>to</th><th>samples</th><th>reward</th><th>judge</th><th>verdict</th>
 <th>A/B difference</th><th>reason</th></tr>{cycles}</table>
-<h2>Every request of a cycle's window in one bucket</h2><table><tr><th>bucket</th>{names}</tr>{accounts}</table>
-<p class="note">tasks/README.md says what the buckets mean. What a rejected candidate has seen is in the next window, too.</p>
+<h2>Requests of each cycle's window by bucket</h2><table><tr><th>bucket</th>{cycle_headings}</tr>{buckets}</table>
+<p class="note">tasks/README.md explains the buckets. The next window repeats the requests of a rejected candidate.</p>
 <h2>Before and after</h2>{"".join(map(_example, report.examples))}</html>
 """
 
 
-def _rows(report: Report) -> list[tuple[str, Comparison, float]]:
+def _comparison_rows(report: Report) -> list[tuple[str, Comparison, float]]:
     return [
         ("accepted per request, %", report.acceptance, 100.0),
         ("accepted per shown, %", report.acceptance_of_shown, 100.0),
@@ -124,8 +124,8 @@ def _cycle_cells(row: CycleRow) -> tuple[str, ...]:
     )
 
 
-def _account_rows(rows: list[CycleRow]) -> list[tuple[str, ...]]:
-    """Buckets and reasons of quarantine that any cycle knows, a count for each cycle, and the sum."""
+def _bucket_rows(rows: list[CycleRow]) -> list[tuple[str, ...]]:
+    """Return one row for each bucket and each quarantine reason, with a count for each cycle, and a row of the sums."""
     buckets = dict.fromkeys(name for row in rows for name, count in row.buckets.items() if count)
     reasons = sorted({reason for row in rows for reason in row.quarantined})
     return [
@@ -182,12 +182,12 @@ def _svg(marks: str, label: str) -> str:
 
 def _example(example: Example) -> str:
     def completion(name: str, text: str, accepted: bool) -> str:
-        said = "accepted" if accepted else "not accepted"
+        decision = "accepted" if accepted else "not accepted"
         shown = escape(text) if text.strip() else "(nothing shown)"
-        return f'{name}, {said}<pre class="{"yes" if accepted else "no"}">{shown}</pre>'
+        return f'{name}, {decision}<pre class="{"yes" if accepted else "no"}">{shown}</pre>'
 
     return (
-        f"<p><pre>{escape(example.prefix)}▮</pre>really written<pre>{escape(example.truth)}</pre>"
+        f"<p><pre>{escape(example.prefix)}▮</pre>real text<pre>{escape(example.truth)}</pre>"
         + completion("base", example.base, example.base_accepted)
         + completion("champion", example.champion, example.champion_accepted)
         + "</p><hr>"

@@ -9,7 +9,7 @@ from evals.developers.paired_run import Pair, PairedRun, measure
 from evals.developers.schedule import ExpectedOutcome, Pause, Schedule
 from evals.developers.sources import code_from
 from evals.developers.tally import Counts, Example, Tally
-from evals.developers.transport import Address
+from evals.developers.transport import Address, stack_address
 from evals.developers.visit import Decision
 
 __all__ = [
@@ -28,4 +28,5 @@ __all__ = [
     "code_from",
     "measure",
     "run",
+    "stack_address",
 ]

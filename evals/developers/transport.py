@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import aiohttp
 
 from evals.developers import protocol
+from infra.settings import Settings
 
 DATA, DONE = b"data: ", b"[DONE]"
 
@@ -40,6 +41,18 @@ class Address:
     """Request this policy version; needs an administrator's token. Empty: the server chooses."""
     model: str = "qwen-coder-tabloop"
     timeout_seconds: float = 60.0
+
+
+def stack_address(settings: Settings, *, admin: bool = False) -> Address:
+    """Return the address of the local stack's server with the team's token, or with the administrator's if `admin` is set."""
+    serving = settings.serving
+    token = (serving.admin_token if admin else None) or serving.token
+    return Address(
+        api_base=f"http://{serving.host}:{serving.port}/v1",
+        feedback_url=f"http://{serving.host}:{serving.feedback_port}/v1/continue/events",
+        token=token.get_secret_value() if token else "",
+        model=settings.model.name,
+    )
 
 
 class EditorClient:

@@ -1,4 +1,4 @@
-"""Every request of the window in exactly one bucket: pure, deterministic, and checked to add up."""
+"""Put every request of a window in exactly one bucket. Pure and deterministic; the sum of the buckets is checked."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -142,13 +142,13 @@ def account_page(manifest: Manifest) -> str:
 
 
 def assign_buckets(
-    labelled: pl.DataFrame, distances: Mapping[str, int | None], until: float, max_staleness: int, seen: Collection[str]
+    labelled: pl.DataFrame, distances: Mapping[str, int | None], until: float, max_staleness: int, trained: Collection[str]
 ) -> pl.DataFrame:
-    """The bucket of each request, before shares and totals are capped: the first that fits counts."""
-    far = pl.DataFrame(list(distances.items()), {"policy_version": pl.String, "distance": pl.Int64}, orient="row")
-    classified = labelled.join(far, on="policy_version", how="left").with_columns(reason=quarantine_reason())
+    """Return each request with its bucket, the first that applies, before shares and totals are capped."""
+    updates = pl.DataFrame(list(distances.items()), {"policy_version": pl.String, "distance": pl.Int64}, orient="row")
+    classified = labelled.join(updates, on="policy_version", how="left").with_columns(reason=quarantine_reason())
     bucket = (
-        pl.when(pl.col("id").is_in(pl.Series(list(seen), dtype=pl.String).implode()))
+        pl.when(pl.col("id").is_in(pl.Series(list(trained), dtype=pl.String).implode()))
         .then(pl.lit("duplicate"))
         .when("opted_out")
         .then(pl.lit("opted_out"))
@@ -173,7 +173,7 @@ def assign_buckets(
 
 
 def quarantine_reason() -> pl.Expr:
-    """Why what was served cannot be trained on, or the empty text."""
+    """Quarantine reason, or "" if trainable."""
     return (
         pl.when("redacted")
         .then(pl.lit("secret"))
@@ -194,15 +194,15 @@ def quarantine_reason() -> pl.Expr:
 
 
 def cap_users(classified: pl.DataFrame, share: float) -> pl.DataFrame:
-    """Keep each user's newest samples, so that nobody has more than a share of what is kept."""
+    """Keep each user's newest samples, so that no user has more than a share of the samples that remain."""
     trained = classified.filter(pl.col("bucket") == "trained")
     cap = user_cap(trained.group_by("user").len()["len"].to_list(), share)
     newest = trained.sort(NEWEST, descending=True).with_columns(rank=pl.int_range(pl.len()).over("user"))
-    return _moved(classified, newest.filter(pl.col("rank") >= cap), "over_share")
+    return _move(classified, newest.filter(pl.col("rank") >= cap), "over_share")
 
 
 def user_cap(counts: Sequence[int], share: float) -> int:
-    """The largest cap c with c <= share * sum(min(count, c)); with fewer users than 1 / share, equal shares for all."""
+    """Return the largest cap c with c <= share * sum(min(count, c)); with fewer users than 1 / share, equal shares for all."""
     if not counts:
         return 0
     allowed = max(share, 1 / len(counts))
@@ -218,15 +218,15 @@ def user_cap(counts: Sequence[int], share: float) -> int:
 
 
 def cap_total(classified: pl.DataFrame, most: int) -> pl.DataFrame:
-    """Keep the newest samples."""
-    return _moved(classified, classified.filter(pl.col("bucket") == "trained").sort(NEWEST, descending=True)[most:], "surplus")
+    """Keep the newest samples, at most so many."""
+    return _move(classified, classified.filter(pl.col("bucket") == "trained").sort(NEWEST, descending=True)[most:], "surplus")
 
 
-def _moved(classified: pl.DataFrame, out: pl.DataFrame, bucket: Bucket) -> pl.DataFrame:
-    if out.is_empty():
+def _move(classified: pl.DataFrame, surplus: pl.DataFrame, bucket: Bucket) -> pl.DataFrame:
+    if surplus.is_empty():
         return classified
-    moves = pl.col("id").is_in(out["id"].implode())
-    return classified.with_columns(bucket=pl.when(moves).then(pl.lit(bucket, BUCKET)).otherwise("bucket"))
+    moved = pl.col("id").is_in(surplus["id"].implode())
+    return classified.with_columns(bucket=pl.when(moved).then(pl.lit(bucket, BUCKET)).otherwise("bucket"))
 
 
 def _count(values: pl.Series) -> Counter[str]:

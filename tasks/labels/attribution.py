@@ -1,17 +1,18 @@
-"""Labels joined to completions: pure functions over frames of events, in any order, delivered any number of times.
+"""Attribute feedback to completions: pure functions over frames of events, in any order, delivered any number of times.
 
-By the server's completion id where the client knows it, else by content (see README.md here, "The join"):
+An impression (one completion shown to a developer) matches by the completion id if the client sends it, else by content (see
+infra/docs/loop.md, "The join"):
 
-    at the place   same project and user, within join_seconds, event prefix and suffix as served, shown a prefix of the text
-    stream reuse   event prefix = served prefix + typed, same suffix, typed + shown a prefix of the text
+    same place     same project and user, within join_seconds, same prefix and suffix, shown text starts the completion
+    stream reuse   event prefix = request prefix + typed, same suffix, typed + shown text starts the completion
 
-With a name selected in the list of suggestions, Continue asks as if it stood there already, and tells it again in front of what
-was shown: the prefix ends with it and the shown text begins with it.
+With a name selected in the list of suggestions, Continue requests a completion as if the name were in the file, and repeats the name
+in the shown text: the prefix ends with it and the shown text begins with it.
 
-    feedback -- merge --> showings; completions x showings -- match --> matches; completions x matches -- label --> labels
+    feedback -- merge --> impressions; completions x impressions -- match --> matches; completions x matches -- label --> labels
 
-Every step may be given a part of the events (tasks/labels/partitions.py): a showing needs all of its own events and all completions that
-it may be of, a label all matches of its completion.
+Every function accepts a part of the events (tasks/labels/partitions.py), as long as an impression comes with all of its events and
+all completions that it may belong to, and a label with all matches of its completion.
 """
 
 from difflib import SequenceMatcher
@@ -23,37 +24,37 @@ import polars as pl
 from infra.records import LabelOutcome, Outcome
 
 STRENGTH: tuple[Outcome, ...] = ("shown", "rejected", "partially_accepted", "accepted", "retained", "thumbs_down")
-"""A later accept is the truth: Continue rejects after 10 s by itself, and a Tab after that still counts. What is left of it
-after a while tells more, and what a developer says of it most."""
+"""Outcomes from weak to strong. A later accept overrides a rejection: Continue rejects by itself after 10 s, and a Tab after that
+still counts. The text that remains after a while is stronger evidence, an explicit thumbs down the strongest."""
 LEAST_KEPT = 4
-"""Characters in a row that a completion and what stands in its place share by more than chance."""
+"""Shortest run of characters, shared by a completion and the text in its place, that counts as retained and not as chance."""
 CLOCK_SLACK_SECONDS = 1.0
-"""Replicas' clocks may differ by this much: feedback may seem to arrive before its completion by so much."""
+"""Largest difference between replicas' clocks: feedback may seem to arrive this long before its completion."""
 TRIMMED_SPACES = ("", " ", "  ")
-"""What Continue removes in front of a completion: a space where the prefix ends in one, and before 0.8.60 one more of Qwen's."""
+"""Spaces that Continue removes in front of a completion: one where the prefix ends in one, and before 0.8.60 one more of Qwen's."""
 LEAST_SELECTED, MOST_SELECTED = 4, 200
-"""Characters of a name selected in the list of suggestions; Continue asks with one only when four of it are typed."""
+"""Characters of a name selected in the list of suggestions; Continue sends one only after four characters of it are typed."""
 BLANKS = "".join(c for c in map(chr, range(0x3001)) if c.isspace())
-"""What Python strips, which is more than Polars does."""
+"""Characters that Python strips; Polars strips fewer."""
 WHO = ["project", "user"]
-TOLD_AS = pl.Enum(["shown", "nothing", *STRENGTH[1:]])
+REPORTED = pl.Enum(["shown", "nothing", *STRENGTH[1:]])
 LABEL = pl.Enum([*get_args(LabelOutcome), "nothing"])
 
 
 def join(completions: pl.DataFrame, feedback: pl.DataFrame, join_seconds: float) -> tuple[pl.DataFrame, int]:
-    """Every completion with its label, by time, then id; and how many showings are of none of them.
+    """Return every completion with its label, by time, then id, and the number of impressions that match no completion.
 
-    To the columns of infra.records.Completion come those of `label`.
+    The frame has the columns of infra.records.Completion and those that `label` adds.
     """
-    served, showings = unique(completions), merge(feedback)
-    matches = match(served, showings, join_seconds)
-    return label(served, matches), showings.height - matches.height
+    served, impressions = unique(completions), merge(feedback)
+    matches = match(served, impressions, join_seconds)
+    return label(served, matches), impressions.height - matches.height
 
 
 def unique(completions: pl.DataFrame) -> pl.DataFrame:
-    """Each completion once, by time, then id; of different deliveries under one id the latest and longest.
+    """Return each completion once, by time, then id; of different deliveries under one id the latest and longest.
 
-    `blank` says whether there is nothing in it to show.
+    The column `blank` is true if the text has nothing to show.
     """
     size = [pl.col(name).list.len() for name in ("token_ends",) if name in completions.columns]
     once = completions.sort("time", *size, "text").unique("id", keep="last", maintain_order=True).sort("time", "id")
@@ -61,44 +62,44 @@ def unique(completions: pl.DataFrame) -> pl.DataFrame:
 
 
 def impression() -> pl.Expr:
-    """What the events of one showing share beside project and user: an event without a client id stands for itself."""
-    return pl.when(pl.col("client_id") != "").then("client_id").otherwise(pl.lit("event ") + pl.col("id")).alias("showing")
+    """Return the id that the events of one impression share within project and user; an event without a client id has its own."""
+    return pl.when(pl.col("client_id") != "").then("client_id").otherwise(pl.lit("event ") + pl.col("id")).alias("impression")
 
 
 def merge(feedback: pl.DataFrame) -> pl.DataFrame:
-    """One row for all events of a showing: the strongest word, the time of the first, the place where one was told."""
-    key = [*WHO, "showing"]
-    strongest = feedback.with_columns(impression(), pl.col("outcome").cast(TOLD_AS)).sort(
+    """Return one row per impression: its strongest outcome, the time of its first event, and the place that an event names."""
+    key = [*WHO, "impression"]
+    strongest = feedback.with_columns(impression(), pl.col("outcome").cast(REPORTED)).sort(
         "outcome", pl.col("accepted_characters").fill_null(0), "time", "id", descending=[True, True, False, True]
     )
-    found = strongest.group_by(key).agg(
+    impressions = strongest.group_by(key).agg(
         pl.col("outcome", "client_id", "prefix", "suffix", "shown", "accepted_characters", "retained", "completion_id").first(),
         pl.col("time").min(),
         pl.col("cache_hit").any(),
-        pl.col("language").max(),  # the one that is told, if one is
+        pl.col("language").max(),  # the language that an event names, if any does
     )
-    # A word by id alone may come without the place that another one told.
-    placeless = strongest.join(found.filter(pl.col("shown") == ""), on=key, how="semi")
+    # An event that names only the id may lack the place that another event of the impression has.
+    placeless = strongest.join(impressions.filter(pl.col("shown") == ""), on=key, how="semi")
     places = placeless.sort(pl.col("shown") != "", "outcome", "time", "id", descending=[True, True, False, True])
     named = strongest.filter(pl.col("completion_id") != "").sort("time", "id")
-    found = found.update(places.group_by(key).agg(pl.col("prefix", "suffix", "shown").first()), on=key)
-    return found.update(named.group_by(key).agg(pl.col("completion_id").first()), on=key)
+    impressions = impressions.update(places.group_by(key).agg(pl.col("prefix", "suffix", "shown").first()), on=key)
+    return impressions.update(named.group_by(key).agg(pl.col("completion_id").first()), on=key)
 
 
-def match(completions: pl.DataFrame, showings: pl.DataFrame, join_seconds: float) -> pl.DataFrame:
-    """The completion that each showing is of, and what the showing says of it; showings of nothing that was served are left out.
+def match(completions: pl.DataFrame, impressions: pl.DataFrame, join_seconds: float) -> pl.DataFrame:
+    """Return the completion that each impression belongs to, with the label that it implies; impressions without one are left out.
 
-    A row has the completion's id and time (`served`, `served_time`), the showing's word (`told`), time and names, and the label
-    that it would be.
+    A row has the completion's id and time (`served`, `served_time`), the impression's outcome (`reported`), time and ids, and the
+    columns of the label.
     """
     served = completions.select(*WHO, "text", served="id", served_time="time", served_prefix="prefix", served_suffix=_suffix())
-    told = showings.with_columns(suffix=_suffix()).with_row_index("telling")
-    by_id = _by_id(told.filter(pl.col("completion_id") != ""), served)
-    unnamed = _selected(told.filter((pl.col("completion_id") == "") & (pl.col("shown") != "")))
+    numbered = impressions.with_columns(suffix=_suffix()).with_row_index("row_number")
+    by_id = _by_id(numbered.filter(pl.col("completion_id") != ""), served)
+    unnamed = _selected(numbered.filter((pl.col("completion_id") == "") & (pl.col("shown") != "")))
     at_the_place = _at_the_place(unnamed, served, join_seconds)
-    reused = _reused(unnamed.join(at_the_place, on="telling", how="anti"), served, join_seconds)
-    columns = ["served", "served_time", "text", "extent", *(c for c in told.columns if c != "completion_id")]
-    return _labelled(pl.concat([found.select(columns) for found in (by_id, at_the_place, reused)]))
+    reused = _reused(unnamed.join(at_the_place, on="row_number", how="anti"), served, join_seconds)
+    columns = ["served", "served_time", "text", "extent", *(c for c in numbered.columns if c != "completion_id")]
+    return _labelled(pl.concat([pairs.select(columns) for pairs in (by_id, at_the_place, reused)]))
 
 
 def _suffix() -> pl.Expr:
@@ -106,25 +107,25 @@ def _suffix() -> pl.Expr:
     return pl.when(pl.col("suffix") == "\n").then(pl.lit("")).otherwise("suffix")
 
 
-def _selected(told: pl.DataFrame) -> pl.DataFrame:
-    """With `completed`: what was shown less a selected name in front that the prefix ends with too; nothing without one."""
+def _selected(impressions: pl.DataFrame) -> pl.DataFrame:
+    """Add `completed`: the shown text after a selected name that the prefix also ends with; null without such a name."""
     ends = pl.col("prefix").str.slice(-MOST_SELECTED)
     first = pl.col("shown").str.slice(0, LEAST_SELECTED)
     likely = (pl.col("shown").str.len_chars() > LEAST_SELECTED) & ends.str.contains(first, literal=True)
-    near = told.filter(likely).select("telling", "prefix", "shown")
+    near = impressions.filter(likely).select("row_number", "prefix", "shown")
     completed = [after_selected(prefix, shown) for _, prefix, shown in near.iter_rows()]
-    found = near.select("telling", completed=pl.Series(completed, dtype=pl.String))
-    return told.join(found, on="telling", how="left")
+    texts = near.select("row_number", completed=pl.Series(completed, dtype=pl.String))
+    return impressions.join(texts, on="row_number", how="left")
 
 
 def after_selected(prefix: str, shown: str) -> str | None:
-    """What follows the longest start of the shown text, neither blank nor all of it, that the prefix ends with."""
+    """Return the shown text after its longest start, neither blank nor all of it, that the prefix ends with; None without one."""
     lengths = range(min(len(shown) - 1, MOST_SELECTED), LEAST_SELECTED - 1, -1)
     return next((shown[n:] for n in lengths if shown[:n].strip() and prefix.endswith(shown[:n])), None)
 
 
-def _told_of(pairs: pl.DataFrame, typed: pl.Expr) -> pl.DataFrame:
-    """With `extent`, and `shown` as it is in the served text."""
+def _with_extent(pairs: pl.DataFrame, typed: pl.Expr) -> pl.DataFrame:
+    """Add `extent`, and set `shown` to the text as it occurs in the completion."""
     whole, completed = _extent(typed), _extent(typed, "completed")
     named = whole.is_null() & completed.is_not_null()
     shown = pl.when(named).then("completed").otherwise("shown")
@@ -132,19 +133,19 @@ def _told_of(pairs: pl.DataFrame, typed: pl.Expr) -> pl.DataFrame:
 
 
 def _extent(typed: pl.Expr, shown: str = "shown") -> pl.Expr:
-    """Characters of the served text that the developer saw or typed over; nothing where what was shown is not of it."""
-    seen = [pl.concat_str(typed, pl.lit(trimmed), shown) for trimmed in TRIMMED_SPACES]
-    return pl.coalesce(pl.when(pl.col("text").str.starts_with(text)).then(text.str.len_chars()) for text in seen).cast(pl.Int64)
+    """Characters of the completion that the developer saw or typed over; null where the shown text is not part of it."""
+    starts = [pl.concat_str(typed, pl.lit(trimmed), shown) for trimmed in TRIMMED_SPACES]
+    return pl.coalesce(pl.when(pl.col("text").str.starts_with(text)).then(text.str.len_chars()) for text in starts).cast(pl.Int64)
 
 
 def _typed() -> pl.Expr:
-    """What was typed between request and showing, where the showing's prefix begins with the request's."""
+    """Text typed between request and impression, where the impression's prefix begins with the request's."""
     return pl.col("prefix").str.slice(pl.col("served_prefix").str.len_chars())
 
 
-def _by_id(told: pl.DataFrame, served: pl.DataFrame) -> pl.DataFrame:
-    """A client that knows the id may send no place; the shown text must still be ours."""
-    pairs = told.rename({"completion_id": "served"}).join(served, on=["served", *WHO])
+def _by_id(impressions: pl.DataFrame, served: pl.DataFrame) -> pl.DataFrame:
+    """Match by completion id. Such a client may send no place, but the shown text must still be part of the completion."""
+    pairs = impressions.rename({"completion_id": "served"}).join(served, on=["served", *WHO])
     of_place = (pl.col("shown") != "") & (pl.col("suffix") == pl.col("served_suffix"))
     of_place &= pl.col("prefix").str.starts_with(pl.col("served_prefix"))
     whole = (pl.col("prefix") == "") & pl.col("text").str.starts_with(pl.col("shown"))
@@ -156,20 +157,20 @@ def _by_id(told: pl.DataFrame, served: pl.DataFrame) -> pl.DataFrame:
     return pairs.with_columns(extent=extent.cast(pl.Int64)).drop_nulls("extent")
 
 
-def _at_the_place(told: pl.DataFrame, served: pl.DataFrame, join_seconds: float) -> pl.DataFrame:
+def _at_the_place(impressions: pl.DataFrame, served: pl.DataFrame, join_seconds: float) -> pl.DataFrame:
     there = served.rename({"served_prefix": "prefix", "served_suffix": "suffix"})
-    pairs = told.join(there, on=[*WHO, "suffix", "prefix"]).filter(_in_time(join_seconds))
-    return _latest(_told_of(pairs, pl.lit("")))
+    pairs = impressions.join(there, on=[*WHO, "suffix", "prefix"]).filter(_in_time(join_seconds))
+    return _latest(_with_extent(pairs, pl.lit("")))
 
 
-def _reused(told: pl.DataFrame, served: pl.DataFrame, join_seconds: float) -> pl.DataFrame:
-    """Streams that went on while the developer typed. Only requests of nearby slots of time are looked at."""
+def _reused(impressions: pl.DataFrame, served: pl.DataFrame, join_seconds: float) -> pl.DataFrame:
+    """Match streams that went on while the developer typed. Only requests of the same or an adjacent time slot are compared."""
     slot = max(join_seconds, CLOCK_SLACK_SECONDS)
-    near = pl.concat(told.with_columns(slot=(pl.col("time") / slot).floor() + away) for away in (-1, 0, 1))
+    near = pl.concat(impressions.with_columns(slot=(pl.col("time") / slot).floor() + away) for away in (-1, 0, 1))
     there = served.rename({"served_suffix": "suffix"}).with_columns(slot=(pl.col("served_time") / slot).floor())
     begins = pl.col("prefix").str.starts_with(pl.col("served_prefix"))
     pairs = near.lazy().join(there.lazy(), on=[*WHO, "suffix", "slot"]).filter(_in_time(join_seconds) & begins).collect()
-    return _latest(_told_of(pairs, _typed()))
+    return _latest(_with_extent(pairs, _typed()))
 
 
 def _in_time(join_seconds: float) -> pl.Expr:
@@ -177,57 +178,57 @@ def _in_time(join_seconds: float) -> pl.Expr:
 
 
 def _latest(pairs: pl.DataFrame) -> pl.DataFrame:
-    """Of the requests that a showing may be of, the latest."""
+    """Keep the latest of the requests that an impression may belong to."""
     fitting = pairs.drop_nulls("extent").sort("served_time", "served")
-    return fitting.unique("telling", keep="last", maintain_order=True)
+    return fitting.unique("row_number", keep="last", maintain_order=True)
 
 
 def _labelled(pairs: pl.DataFrame) -> pl.DataFrame:
-    """Each showing's word on its completion, as a label."""
+    """Turn each impression's outcome into a label of its completion."""
     pairs = pairs.with_columns(
-        told="outcome", shown_characters=pl.when(pl.col("shown") == "").then("extent").otherwise(pl.col("shown").str.len_chars())
+        reported="outcome", shown_characters=pl.when(pl.col("shown") == "").then("extent").otherwise(pl.col("shown").str.len_chars())
     )
     length = pl.col("shown_characters").cast(pl.Int64)
-    pairs = pairs.with_columns(seen=pl.col("text").str.slice(pl.col("extent") - length, length), shown_characters=length)
-    later = pairs.filter(pl.col("told") == "retained").select("telling", "seen", "retained")
-    left = [kept_characters(seen, retained) for _, seen, retained in later.iter_rows()]
-    pairs = pairs.join(later.select("telling", left=pl.Series(left, dtype=pl.Int64)), on="telling", how="left")
-    line = pl.col("seen").str.split("\n").list.first().str.len_chars().cast(pl.Int64)
-    told, accepted, partially = pl.col("told"), pl.lit("accepted"), pl.lit("partially_accepted")
+    pairs = pairs.with_columns(shown_text=pl.col("text").str.slice(pl.col("extent") - length, length), shown_characters=length)
+    later = pairs.filter(pl.col("reported") == "retained").select("row_number", "shown_text", "retained")
+    remaining = [kept_characters(shown, retained) for _, shown, retained in later.iter_rows()]
+    pairs = pairs.join(later.select("row_number", remaining=pl.Series(remaining, dtype=pl.Int64)), on="row_number", how="left")
+    line = pl.col("shown_text").str.split("\n").list.first().str.len_chars().cast(pl.Int64)
+    reported, accepted, partially = pl.col("reported"), pl.lit("accepted"), pl.lit("partially_accepted")
     outcome = (
-        pl.when(told.is_in(["shown", "rejected", "thumbs_down"]))
+        pl.when(reported.is_in(["shown", "rejected", "thumbs_down"]))
         .then(pl.lit("rejected"))
-        .when((told == "accepted") | (pl.col("left") == length))
+        .when((reported == "accepted") | (pl.col("remaining") == length))
         .then(accepted)
         .otherwise(partially)
     )
     kept = (
-        pl.when(told == "accepted")
+        pl.when(reported == "accepted")
         .then(length)
-        .when(told == "partially_accepted")
+        .when(reported == "partially_accepted")
         .then(
             pl.when(pl.col("accepted_characters").is_null())
             .then(line)
             .otherwise(pl.min_horizontal("accepted_characters", length))
         )
-        .otherwise(pl.coalesce("left", pl.lit(0)))
+        .otherwise(pl.coalesce("remaining", pl.lit(0)))
     )
     return pairs.select(
-        *("served", "served_time", "text", "told", "client_id", "showing", "time", "cache_hit", "shown_characters", "extent"),
+        *("served", "served_time", "text", "reported", "client_id", "impression", "time", "cache_hit", "shown_characters", "extent"),
         outcome=outcome.cast(LABEL),
         accepted_characters=kept,
-        told_language="language",
+        reported_language="language",
     )
 
 
 def nothing_to_show(completions: pl.DataFrame) -> pl.DataFrame:
-    """Completions that the model ended by itself before there was anything to show, as matches: the weakest word on them."""
+    """Return completions that the model ended before there was anything to show, as matches with the outcome `nothing`."""
     chosen = completions.filter(pl.col("blank"), pl.col("finish_reason") == "stop", pl.col("token_ends").list.len() > 0)
     return chosen.select(
         *("text", "token_ends", "logprobs"),
         served="id",
         served_time="time",
-        told=pl.lit("nothing", TOLD_AS),
+        reported=pl.lit("nothing", REPORTED),
         outcome=pl.lit("nothing", LABEL),
         cache_hit=pl.lit(False),
         shown_characters=pl.lit(0, pl.Int64),
@@ -237,47 +238,47 @@ def nothing_to_show(completions: pl.DataFrame) -> pl.DataFrame:
 
 
 def kept_characters(shown: str, retained: str) -> int:
-    """How many of the characters shown are left in what stands there now, in runs of LEAST_KEPT and more."""
+    """Return how many of the shown characters remain in the retained text, in runs of LEAST_KEPT and more."""
     blocks = SequenceMatcher(None, shown, retained, autojunk=False).get_matching_blocks()
     return len(shown) if shown in retained else sum(block.size for block in blocks if block.size >= LEAST_KEPT)
 
 
 def label(completions: pl.DataFrame, matches: pl.DataFrame) -> pl.DataFrame:
-    """The completions with what became of them, by time, then id.
+    """Return the completions with their labels, by time, then id.
 
-    outcome                nothing where nobody judged it (yet)
-    shown_characters       shown in the end, where a stream was reused without those that the developer typed over
-    extent                 characters of the generated text, from its start, that the developer saw or typed
+    outcome                null without feedback (yet)
+    shown_characters       shown in the end; without the characters typed over, where a stream was reused
+    extent                 characters of the completion, from its start, that the developer saw or typed
     accepted_characters
-    cache_hit              judged only in showings from the editor's own cache, which count for nothing
-    language               as who judged it tells it, else as the request did
+    cache_hit              has feedback only on impressions from the editor's own cache, which are ignored
+    language               named by the feedback, else by the request
 
-    Several showings of one completion: an accept is the truth, else what was seen of it in all. Further columns of `matches`
+    Of several impressions of one completion the strongest outcome counts, then the largest extent. Further columns of `matches`
     stay with the label.
     """
-    judged = matches.filter(pl.col("told") != "shown")
-    # Showings that are alike in all that matters are told apart by their names, so that their order cannot be.
-    order = ["told", "extent", "time", "client_id", "showing"]
-    best = judged.filter(~pl.col("cache_hit")).sort(order, descending=[True, True, True, True, False])
+    reported = matches.filter(pl.col("reported") != "shown")
+    # The ids make the order total, so that the result does not depend on the order of the events.
+    order = ["reported", "extent", "time", "client_id", "impression"]
+    best = reported.filter(~pl.col("cache_hit")).sort(order, descending=[True, True, True, True, False])
     labels = best.unique(["served", "served_time"], keep="first", maintain_order=True)
-    labels = labels.drop("told", "time", "client_id", "showing", "cache_hit", "text", strict=False)
-    cached = judged.filter("cache_hit").select("served", "served_time").unique().with_columns(cached=pl.lit(True))
-    of, told = ["id", "time"], ["served", "served_time"]
-    found = completions.join(labels, left_on=of, right_on=told, how="left").join(cached, left_on=of, right_on=told, how="left")
-    found = found.sort("time", "id")
-    told_so = pl.col("told_language").fill_null("")
-    return found.with_columns(
+    labels = labels.drop("reported", "time", "client_id", "impression", "cache_hit", "text", strict=False)
+    cached = reported.filter("cache_hit").select("served", "served_time").unique().with_columns(cached=pl.lit(True))
+    own, served = ["id", "time"], ["served", "served_time"]
+    labelled = completions.join(labels, left_on=own, right_on=served, how="left")
+    labelled = labelled.join(cached, left_on=own, right_on=served, how="left").sort("time", "id")
+    named = pl.col("reported_language").fill_null("")
+    return labelled.with_columns(
         cache_hit=pl.col("outcome").is_null() & pl.col("cached").fill_null(False),
-        language=pl.when(told_so == "").then("language").otherwise(told_so),
-    ).drop("cached", "told_language")
+        language=pl.when(named == "").then("language").otherwise(named),
+    ).drop("cached", "reported_language")
 
 
 def cut(frame: pl.DataFrame) -> pl.DataFrame:
-    """How many of the sampled tokens the developer was shown, and what their log-probabilities are.
+    """Count the sampled tokens that the developer was shown, and bound their log-probabilities.
 
-    All, the end token too, where all but trailing blanks was shown. Needs `text`, `extent`, `token_ends` and `logprobs`, and puts
-    `tokens` and `logprobs` (how many), `logprob_lowest` and `logprob_highest` in place of the two lists. A log-probability that
-    is not finite becomes one that no bound lets through.
+    All tokens count, the end token too, where all but trailing blanks was shown. Replaces the lists `token_ends` and `logprobs` by
+    `tokens` and `logprobs` (counts), `logprob_lowest` and `logprob_highest`; also needs `text` and `extent`. A log-probability
+    that is not finite becomes an infinite one, which fails every bound.
     """
     ends, logprobs = frame["token_ends"].to_arrow(), frame["logprobs"].to_arrow()
     lengths = frame["token_ends"].list.len().to_numpy().astype(np.int64)

@@ -1,9 +1,9 @@
-"""Tell what became of a request: its bucket and its reason, from what the cycles wrote.
+"""Print the bucket of a request, and why it is there, from the objects that the cycles wrote.
 
     python -m tasks.labels.explain ID
 
-ID is the completion's id, which the response names ("cmpl-..."). Each sealed cycle whose window held the request says in which bucket
-it put the request; the newest cycle comes first. Exits 1 where no cycle has seen the request.
+ID is the completion's id in the response ("cmpl-..."). Prints one line for each sealed cycle whose window held the request, the newest
+first. Exits 1 if no cycle did.
 """
 
 import argparse
@@ -30,7 +30,7 @@ MEANINGS: dict[Bucket, str] = {
     "cache_hit": "its only feedback came from the editor's cache",
     "stale": "more than collect.max_staleness updates lie between its version and the parent",
     "duplicate": "delivered again, or the parent's ancestry was trained on it",
-    "quarantined": "not fit for training",
+    "quarantined": "cannot be trained on",
     "opted_out": "its user or project opted out",
     "withheld": "generated and not shown",
     "pinned": "an administrator chose its version",
@@ -79,7 +79,7 @@ def explain(store: ObjectStore, completion: str) -> Iterator[Fate]:
 
 
 def _without_requests(store: ObjectStore, cycle: str, samples: str, objects: set[str], completion: str) -> Iterator[Fate]:
-    """A cycle whose requests are not in the store, since it is older than this object, or retention removed it."""
+    """The fate in a cycle without a requests object: the cycle is older than these objects, or retention removed it."""
     if "validation.json" in objects:
         reasons = store.get_json(cycles.key(cycle, "validation.json"))["quarantined"]
         if completion in reasons:
@@ -93,7 +93,7 @@ def _without_requests(store: ObjectStore, cycle: str, samples: str, objects: set
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the fate of a request."""
     parser = argparse.ArgumentParser(prog="python -m tasks.labels.explain", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("id", help='the completion\'s id, as the response names it ("cmpl-...")')
+    parser.add_argument("id", help='the completion\'s id in the response ("cmpl-...")')
     completion = parser.parse_args(arguments).id
     store = ObjectStore.connect(settings_.load().store)
     fates = list(explain(store, completion))

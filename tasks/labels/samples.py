@@ -1,4 +1,4 @@
-"""The batch that the trainer sees: samples with their tokens, which are read where they were served, a partition at a time."""
+"""The batch to train on: samples with their tokens, which are read from the event objects, one partition at a time."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -16,57 +16,57 @@ from tasks.labels.partitions import InputChanged, Partition, read_completions
 
 SCHEMA = arrow_schema(Sample)
 ROW_GROUP = 65_536
-"""Rows that are written at a time."""
+"""Rows of a Parquet row group."""
 
 
 def tables(store: ObjectStore, partitions: Sequence[Partition], chosen: pl.DataFrame) -> Iterator[pa.Table]:
-    """Rows of infra.records.Sample, by time, then id, for placed requests (tasks/labels/accounting.py) with a label.
+    """Yield rows of infra.records.Sample, by time, then id, for the classified requests (tasks/labels/accounting.py) to train on.
 
     Raises:
-        InputChanged: what was served is not there any more.
+        InputChanged: a completion is no longer in its object.
     """
     for partition in partitions:
-        mine = chosen.filter(partition.owns(chosen["time"].to_numpy()))
-        if not mine.is_empty():
-            yield _with_tokens(store, partition, mine)
+        own = chosen.filter(partition.owns(chosen["time"].to_numpy()))
+        if not own.is_empty():
+            yield _with_tokens(store, partition, own)
 
 
-def _with_tokens(store: ObjectStore, partition: Partition, mine: pl.DataFrame) -> pa.Table:
-    recent = partition.completions.filter(pl.col("last") >= mine["time"].min())
-    read, _ = read_completions(store, replace(partition, completions=recent), partition.owns)
-    served = unique(read.join(mine, on=["id", "time"], how="semi"))
-    found = mine.join(served.select("id", "prompt_token_ids", "token_ids", "logprobs"), on="id", suffix="_served")
-    if found.height != mine.height:
+def _with_tokens(store: ObjectStore, partition: Partition, chosen: pl.DataFrame) -> pa.Table:
+    recent = partition.completions.filter(pl.col("last") >= chosen["time"].min())
+    completions, _ = read_completions(store, replace(partition, completions=recent), partition.owns)
+    served = unique(completions.join(chosen, on=["id", "time"], how="semi"))
+    rows = chosen.join(served.select("id", "prompt_token_ids", "token_ids", "logprobs"), on="id", suffix="_served")
+    if rows.height != chosen.height:
         raise InputChanged(
-            f"{found.height} of {mine.height} samples are where they were served; somebody was forgotten meanwhile. Nothing was "
-            "sealed, the next run collects anew: `prefect deployment run cycle/cycle`"
+            f"completions of {rows.height} samples are in their objects, expected {chosen.height}: a user or project was erased in "
+            "the meantime. Nothing was sealed; the next run collects again: `prefect deployment run cycle/cycle`"
         )
-    columns = {name: pl.col(name) for name in SCHEMA.names if name in found.columns} | {
+    columns = {name: pl.col(name) for name in SCHEMA.names if name in rows.columns} | {
         "completion_id": pl.col("id"),
         "token_ids": pl.col("token_ids").list.head("tokens"),
         "logprobs": pl.col("logprobs_served").list.head("tokens"),
         "outcome": pl.col("outcome").cast(pl.String),
     }
     defaults = {name: pl.lit(Sample.model_fields[name].default) for name in SCHEMA.names if name not in columns}
-    ordered = found.sort("time", "id").select(**(columns | defaults)).select(SCHEMA.names)
+    ordered = rows.sort("time", "id").select(**(columns | defaults)).select(SCHEMA.names)
     return ordered.to_arrow(compat_level=pl.CompatLevel.oldest()).cast(SCHEMA)
 
 
 def parquet(rows: Iterable[pa.Table]) -> bytes:
-    """Samples as Parquet: the same bytes for the same rows, however they come."""
-    held = SCHEMA.empty_table()
-    with TemporaryFile() as file:  # not in memory, where it would be held twice while it grows and once more as bytes
+    """Return samples as Parquet: the same bytes for the same rows, however they are divided into tables."""
+    pending = SCHEMA.empty_table()
+    with TemporaryFile() as file:  # a buffer in memory would hold the bytes up to three times
         with pq.ParquetWriter(file, SCHEMA, compression="zstd") as writer:
             for table in rows:
-                held = pa.concat_tables([held, table])
-                while held.num_rows >= ROW_GROUP:
-                    writer.write_table(held.slice(0, ROW_GROUP).combine_chunks())
-                    held = held.slice(ROW_GROUP)
-            writer.write_table(held.combine_chunks())
+                pending = pa.concat_tables([pending, table])
+                while pending.num_rows >= ROW_GROUP:
+                    writer.write_table(pending.slice(0, ROW_GROUP).combine_chunks())
+                    pending = pending.slice(ROW_GROUP)
+            writer.write_table(pending.combine_chunks())
         file.seek(0)
         return file.read()
 
 
 def records(store: ObjectStore, partitions: Sequence[Partition], chosen: pl.DataFrame) -> list[Sample]:
-    """The same rows one by one, where there are few."""
+    """Return the rows of `tables` as records; for few samples."""
     return [Sample.model_validate(row) for table in tables(store, partitions, chosen) for row in table.to_pylist()]

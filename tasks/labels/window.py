@@ -1,9 +1,8 @@
-"""A cycle's window: the requests that the cycle accounts for, and the objects in which they lie.
+"""A cycle's window: the requests that the cycle accounts for, and the objects that hold them.
 
-The parent version has seen the requests up to the `until` of the cycle that made it. The window holds the requests after that time.
-Requests that only an abandoned candidate has seen are in the window again; so are, after a rollback, the requests that only the
-version that was rolled back has seen. An object that no cycle of the parent's ancestry has read arrived late: its requests are in
-the window too.
+The window starts at the `until` of the cycle that made the parent version. So it holds again the requests that only an abandoned
+candidate was trained on, and after a rollback those that only the rolled-back version was trained on. An object that no cycle of
+the parent's ancestry has read arrived late: its requests are in the window too.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -22,29 +21,29 @@ class Window:
 
     since: float
     until: float
-    """Requests after this wait."""
+    """Requests after this time wait for the next cycle."""
     oldest: float
-    """Requests before this are not looked at any more."""
+    """Requests before this time are ignored."""
     known: Mapping[str, float]
     """Objects that the version's ancestry has read, with the time of their last row."""
 
     def after(self, key: str) -> float:
-        """The time after which an object's requests are the window's."""
+        """Return the time after which an object's requests belong to the window."""
         return max(self.since, self.oldest) if key in self.known else self.oldest
 
     def reads(self, key: str, since: float) -> bool:
-        """Whether a segment may hold rows after a time, or was never read."""
+        """Return whether a segment may hold rows after a time, or was never read."""
         return self.known.get(key, float("inf")) > since
 
     def opens(self, container: str, since: float) -> bool:
-        """Whether a container may hold a segment that is to be read."""
+        """Return whether a container may hold a segment to read."""
         folder = container.rsplit("/", 1)[0] + "/"
         known = {key: last for key, last in self.known.items() if key.startswith(folder)}
         return any(last > since for last in known.values()) or not segments.all_known(container, known)
 
 
 def window_after(manifests: Sequence[Manifest], now: float, settle_seconds: float, window_seconds: float) -> Window:
-    """The window after a version's ancestry, given the manifests of its cycles."""
+    """Return the window after a version's ancestry, given the manifests of its cycles."""
     references = [r for m in manifests for r in (*m.completions, *m.feedback)]
     oldest = now - window_seconds
     return Window(
@@ -58,13 +57,13 @@ def window_after(manifests: Sequence[Manifest], now: float, settle_seconds: floa
 def segments_after(
     store: ObjectStore, kind: str, window: Window, since: float, now: float, columns: Collection[str]
 ) -> Iterator[tuple[str, Segment]]:
-    """The segments that may hold rows after a time or were never read, each once, with the key of the object that it lies in."""
+    """Yield the segments that may hold rows after `since` or were never read, each once, with the key of the object that holds it."""
     keys = event_keys(store, kind, window.oldest, now)
-    found: set[str] = set()
+    contained: set[str] = set()
     containers = [key for key in keys if segments.is_container(key) and window.opens(key, since)]
     for container, part in fetch(store, containers, columns):
-        if part.key not in found and window.reads(part.key, since):
+        if part.key not in contained and window.reads(part.key, since):
             yield container, part
-        found.add(part.key)
-    alone = [k for k in keys if not segments.is_container(k) and k not in found and window.reads(k, since)]
+        contained.add(part.key)
+    alone = [k for k in keys if not segments.is_container(k) and k not in contained and window.reads(k, since)]
     yield from fetch(store, alone, columns)

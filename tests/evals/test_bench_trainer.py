@@ -1,10 +1,10 @@
-"""The other side of the trainer's benchmark does the same work, or its figures prove little."""
+"""The baseline of the trainer's benchmark does the same work as the trainer."""
 
 import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from evals.bench.padded import collated, reference_steps, scores
+from evals.bench.padded import collate, logprobs, reference_steps
 from evals.bench.trainer import job_of, samples_of
 from infra import settings as settings_
 from infra.records import Sample
@@ -24,11 +24,11 @@ ROWS = [sample((1, 2, 3), (4,), 0.5), sample((5,), (6, 7), -1.0)]
 
 
 def test_prompts_are_padded_on_the_left_and_completions_on_the_right():
-    ids, seen, targets, real, advantage = collated(ROWS)
+    ids, mask, targets, completion_mask, advantage = collate(ROWS)
     assert ids.tolist() == [[1, 2, 3, 4, 0], [0, 0, 5, 6, 7]]
-    assert seen.tolist() == [[1, 1, 1, 1, 0], [0, 0, 1, 1, 1]]
+    assert mask.tolist() == [[1, 1, 1, 1, 0], [0, 0, 1, 1, 1]]
     assert targets.tolist() == [[4, 0], [6, 7]]
-    assert real.tolist() == [[1, 0], [1, 1]]
+    assert completion_mask.tolist() == [[1, 0], [1, 1]]
     assert advantage.tolist() == [[0.5], [-1.0]]
 
 
@@ -36,32 +36,32 @@ def test_prompts_are_padded_on_the_left_and_completions_on_the_right():
 def model(tmp_path_factory):
     torch.manual_seed(0)
     shape = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
-    made = Qwen2ForCausalLM(Qwen2Config(vocab_size=16, max_position_embeddings=32, initializer_range=0.5, **shape)).eval()
-    made.save_pretrained(tmp_path_factory.mktemp("model"))
-    return made
+    model = Qwen2ForCausalLM(Qwen2Config(vocab_size=16, max_position_embeddings=32, initializer_range=0.5, **shape)).eval()
+    model.save_pretrained(tmp_path_factory.mktemp("model"))
+    return model
 
 
 def test_padding_does_not_move_a_log_probability(model):
     with torch.no_grad():
-        together = scores(model, *collated(ROWS)[:4])
-        for row, found in zip(ROWS, together, strict=True):
+        together = logprobs(model, *collate(ROWS)[:4])
+        for row, batched in zip(ROWS, together, strict=True):
             ids = torch.tensor([[*row.prompt_token_ids, *row.token_ids]])
             logits = model(ids).logits[0, len(row.prompt_token_ids) - 1 : -1].log_softmax(-1)
             alone = logits.gather(1, torch.tensor(row.token_ids)[:, None])[:, 0]
-            assert found[: len(alone)].tolist() == pytest.approx(alone.tolist(), abs=1e-4)
-            assert not found[len(alone) :].any()
+            assert batched[: len(alone)].tolist() == pytest.approx(alone.tolist(), abs=1e-4)
+            assert not batched[len(alone) :].any()
 
 
 def test_every_step_is_timed(model, tmp_path):
     model.save_pretrained(tmp_path)
     for precision in ("float32", "bfloat16"):
-        found = reference_steps(ROWS * 5, tmp_path, 2, precision)
-        assert len(found) == 2 and min(found) > 0
+        seconds = reference_steps(ROWS * 5, tmp_path, 2, precision)
+        assert len(seconds) == 2 and min(seconds) > 0
 
 
 def test_the_trainer_is_given_a_job_over_the_same_samples(tmp_path):
     settings = settings_.load(LOCAL, {})
-    made = samples_of(3, settings)
-    assert len(made) == 3 and all(len(s.token_ids) <= settings.serving.sampling.max_tokens for s in made)
+    samples = samples_of(3, settings)
+    assert len(samples) == 3 and all(len(s.token_ids) <= settings.serving.sampling.max_tokens for s in samples)
     job = Job.model_validate(job_of(tmp_path / "s", tmp_path, 3, settings, 2, "float32"))
     assert (job.minibatch, job.epochs, job.frozen_layers, job.context_weight) == (3, 2, 0, 0)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evals.demo import measure, report
+from evals.demo import comparison, report
 from evals.demo.record import Comparison, CycleRow, Difference, Example, Rate, Report
 from evals.developers import Counts, ExpectedOutcome, Pair, PairedRun, Tally
 
@@ -22,7 +22,7 @@ def _paired(outcomes: list[tuple[str, bool, bool]]) -> PairedRun:
 
 def test_a_rate_by_hand() -> None:
     # Two users, 1 of 2 and 1 of 4: rate 1/3, influences (1 - 2/3)/6 and (1 - 4/3)/6, error sqrt(2 * 2 / 18^2), t(1) = 12.706.
-    found = measure.rate([1, 1], [2, 4])
+    found = comparison.rate([1, 1], [2, 4])
     assert found.rate == pytest.approx(1 / 3)
     assert found.high - found.rate == pytest.approx(12.7062 * math.sqrt(2 * 2 / 18**2), rel=1e-4)
     assert found.n == 6
@@ -31,7 +31,7 @@ def test_a_rate_by_hand() -> None:
 def test_what_is_common_to_a_user_cancels_in_the_difference() -> None:
     # Users differ wildly, but each gains exactly a tenth: the difference has no variance, the rates have.
     before, requests = np.array([0.0, 40.0, 80.0]), np.array([100.0, 100.0, 100.0])
-    found = measure.compare((before, requests), (before + 10, requests))
+    found = comparison.compare((before, requests), (before + 10, requests))
     assert found.difference.estimate == pytest.approx(0.1)
     assert found.difference.high - found.difference.low == pytest.approx(0, abs=1e-12)
     assert found.base.high - found.base.low > 0.5
@@ -44,13 +44,13 @@ def test_intervals_of_paired_differences_cover_the_truth() -> None:
         level = rng.beta(2, 8, size=60)[:, None]
         base, champion = rng.random((60, 20)) < level, rng.random((60, 20)) < level + 0.05
         n = np.full(60, 20.0)
-        found = measure.compare((base.sum(1), n), (champion.sum(1), n)).difference
+        found = comparison.compare((base.sum(1), n), (champion.sum(1), n)).difference
         covered += found.low <= 0.05 <= found.high
     assert 0.92 <= covered / 400 <= 0.98
 
 
 def test_comparisons_count_requests_with_nothing_accepted() -> None:
-    found = measure.comparisons(_paired([("a", False, True), ("a", False, False), ("b", True, True), ("b", False, False)]))
+    found = comparison.comparisons(_paired([("a", False, True), ("a", False, False), ("b", True, True), ("b", False, False)]))
     acceptance = found["acceptance"]
     assert (acceptance.base.rate, acceptance.champion.rate, acceptance.base.n) == (0.25, 0.5, 4)
     assert found["accepted_characters_per_request"].champion.rate == 2.5
@@ -59,15 +59,15 @@ def test_comparisons_count_requests_with_nothing_accepted() -> None:
 
 def test_nothing_to_compare_is_an_error_and_not_a_zero() -> None:
     with pytest.raises(ValueError, match="no requests were answered"):
-        measure.rate([0, 0], [0, 0])
+        comparison.rate([0, 0], [0, 0])
     with pytest.raises(ValueError, match="at least two users"):
-        measure.rate([1], [2])
+        comparison.rate([1], [2])
 
 
 def test_live_rows_are_by_version_in_order() -> None:
     one = Counts(requests=10, judged=8, accepted=2, rejected=6, shown=8, nothing=2, accepted_characters=12)
     tally = Tally({("a", "10"): one, ("b", "10"): one, ("a", "9"): one, ("b", "9"): one, ("a", ""): one}, (), 1.0)
-    rows = measure.live_rows(tally)
+    rows = comparison.live_rows(tally)
     assert [row.version for row in rows] == ["9", "10"]
     assert rows[0].acceptance.rate == pytest.approx(0.2)
     assert rows[0].shown == pytest.approx(0.8)

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from evals.developers import Address, Counts, Decision, Quirks, RunSettings, code_from, measure, run
 from evals.developers.__main__ import main
-from evals.developers.protocol import OPTIONS, STOPS, Shown, event, prompt
-from evals.developers.running import Pacer
+from evals.developers.pacer import Pacer
+from evals.developers.protocol import OPTIONS, STOPS, Impression, event_body, prompt
 from evals.positions import Code, Source
 from infra import fim
 
@@ -99,7 +99,7 @@ async def typed(server: Server, **changes):
     decisions: list[Decision] = []
     async with server.running() as address:
         wanted = RunSettings(address=address, users=20, seed=5, requests=300, speed=500, concurrency=8, run_id="r", **changes)
-        tally = await run(wanted, CODE, decided=decisions.append)
+        tally = await run(wanted, CODE, on_decision=decisions.append)
     return tally, decisions
 
 
@@ -275,8 +275,8 @@ async def test_a_place_that_one_version_did_not_answer_is_dropped_for_all():
 
 
 def test_an_event_is_the_protocols():
-    shown = Shown("8d6c", "u", "a/b.py", "x = ", "\n", "1", made=0.0, elapsed_ms=812.4, model="m")
-    body = event(shown, True)
+    impression = Impression("8d6c", "u", "a/b.py", "x = ", "\n", "1", requested_at=0.0, elapsed_ms=812.4, model="m")
+    body = event_body(impression, True)
     assert (body["name"], body["schema"], body["level"], body["profileId"]) == ("autocomplete", "0.2.0", "all", "local")
     data = body["data"]
     expected = {*OPTIONS, "eventName", "schema", "timestamp", "userId", "userAgent", "selectedProfileId", "accepted", "time"}

@@ -37,17 +37,17 @@ SUFFIX = "\n    return total\n\n\ndef second_function(items):\n    pass\n"
     ],
 )
 def test_what_is_shown(generated, prefix, suffix, shown):
-    assert editor.shown(generated, prefix, suffix) == shown
+    assert editor.shown_text(generated, prefix, suffix) == shown
 
 
 def test_what_is_shown_is_what_continues_own_code_shows():
     for generated, prefix, suffix, shown in json.loads(OWN.read_text())["shown"]:
-        assert editor.shown(generated, prefix, suffix) == shown, (generated, prefix, suffix)
+        assert editor.shown_text(generated, prefix, suffix) == shown, (generated, prefix, suffix)
 
 
 @given(st.text(alphabet="ab #\n)", max_size=40), st.text(alphabet="ab \n", max_size=20), st.text(alphabet="ab \n", max_size=60))
 def test_never_more_than_was_generated(generated, prefix, suffix):
-    text = editor.shown(generated, prefix, suffix)
+    text = editor.shown_text(generated, prefix, suffix)
     lines = text.split("\n")
     assert len(text) <= len(generated) and all(line in generated for line in lines)
     assert text == "" or text.strip()
@@ -61,9 +61,9 @@ def test_a_lost_space_is_known():
 def test_the_window_is_whole_lines_next_to_the_cursor():
     prefix = "".join(f"line {i} = {'x' * 50}\n" for i in range(60)) + "    last ="
     suffix = "\n" + "".join(f"after {i} = {'y' * 50}\n" for i in range(60))
-    before, after = editor.window(prefix, suffix)
+    before, after = editor.prompt_context(prefix, suffix)
     assert prefix.endswith(before) and suffix.startswith(after)
     assert before.startswith("line ") and after.endswith("y")
     assert editor.PREFIX_CHARACTERS - 70 < len(before) <= editor.PREFIX_CHARACTERS
     assert editor.SUFFIX_CHARACTERS - 70 < len(after) <= editor.SUFFIX_CHARACTERS
-    assert editor.window("a", "") == ("a", "\n")
+    assert editor.prompt_context("a", "") == ("a", "\n")

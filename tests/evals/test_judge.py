@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evals.judge import Failed, Item, ReferenceJudge, Scored, build
-from evals.judge.openai import OpenAIJudge, Policy, read_score
+from evals.judge.openai import OpenAIJudge, RequestPolicy, read_score
 from infra.settings import schema
 
 KEY = "sk-very-secret"
-QUICK = Policy(attempts=3, pause_seconds=0.01, open_after=4, concurrency=4)
+QUICK = RequestPolicy(attempts=3, pause_seconds=0.01, open_after=4, concurrency=4)
 
 
 def item(completion="x", n=0):

@@ -5,9 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from evals.developers import taste
 from evals.developers.draws import taste_of
-from evals.developers.taste import Taste, judge
+from evals.developers.taste import Taste, draw_taste, judge
 
 PLAIN = Taste(
     strictness=0.8,
@@ -60,7 +59,7 @@ def test_tastes_are_seeded_and_differ():
 
 
 def test_tastes_stay_within_what_the_readme_says():
-    drawn = [taste.draw(random.Random(i)) for i in range(500)]
+    drawn = [draw_taste(random.Random(i)) for i in range(500)]
     assert all(0.6 <= t.strictness <= 1 and 1 <= t.least <= 8 and 0.7 <= t.patience <= 0.95 for t in drawn)
     assert all(0.01 <= t.noise <= 0.04 for t in drawn)
     assert 0.4 < sum(t.dislikes_overrun for t in drawn) / 500 < 0.6

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from prefect.utilities.callables import parameter_schema
 
 from infra.settings import LOCAL, ROOT, load
 
@@ -37,3 +38,13 @@ def test_what_removes_data_does_so_only_where_somebody_has_turned_it_on(name: st
 def test_it_names_no_machine() -> None:
     assert str(Path.home()) not in (ROOT / "prefect.yaml").read_text()
     assert DECLARED["pull"] is None
+
+
+@pytest.mark.parametrize("name", ["promote", "rollback"])
+@pytest.mark.parametrize("version", [3, "3"])
+def test_a_version_is_a_number_or_text(name: str, version: int | str) -> None:
+    """`--param version=3` is a number to Prefect."""
+    flow = getattr(importlib.import_module(f"flows.{name}"), name)
+    assert flow.validate_parameters({"version": version}) == {"version": version, "by": "operator", "reason": ""}
+    schema = parameter_schema(flow.fn).model_dump_for_openapi()
+    assert {"integer", "string"} == {kind["type"] for kind in schema["properties"]["version"]["anyOf"]}

@@ -2,8 +2,8 @@
 
 torchrun --standalone --nproc_per_node 2 -m tests.tasks.trainer.checks --work FOLDER --states FOLDER
 
-The trainer's compatibility patches hold for a whole process, so the tests' own process never imports Megatron: of the helpers here, it
-imports only `models` and `processes`.
+The trainer's compatibility patches hold for a whole process, so the tests' own process never imports Megatron: of the helpers
+here, it imports only `models` and `processes`.
 """
 
 import argparse
@@ -18,8 +18,8 @@ from transformers import Qwen2ForCausalLM
 from tasks.trainer.model.process_group import Parallel, parallel_state, start, stop
 from tasks.trainer.update import ppo
 from tests.tasks.trainer import learning, parity, refusals, state
-from tests.tasks.trainer.trained_models import JOB, LAYOUTS, write_job
 from tests.tasks.trainer.models import OTHERS, tiny
+from tests.tasks.trainer.trained_models import JOB, LAYOUTS, write_job
 
 
 def everything(model: Qwen2ForCausalLM, work: Path, states: Path) -> dict[str, Any]:

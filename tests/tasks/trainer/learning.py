@@ -20,11 +20,11 @@ from tasks.trainer.model.process_group import Parallel
 from tasks.trainer.model.trained_model import Optimization, TrainedModel
 from tasks.trainer.pretraining.pretrain import BatchSize, Schedule, train
 from tasks.trainer.update import ppo, safety
+from tasks.trainer.update.batches import NO_POLICIES, micro_batches
 from tasks.trainer.update.logit_scale import LogitScale
 from tasks.trainer.update.logprobs import current_logprobs, logits_of
-from tasks.trainer.update.batches import NO_POLICIES, micro_batches
-from tests.tasks.trainer.trained_models import JOB, trained_model, pretrained
 from tests.tasks.trainer.models import CURRENT, samples
+from tests.tasks.trainer.trained_models import JOB, pretrained, trained_model
 
 
 def check_bandit(directory: Path, parallel: Parallel, group: int = 1) -> dict[str, float]:
@@ -111,7 +111,14 @@ def check_muon(directory: Path) -> dict[str, float]:
     rows = np.tile(np.arange(8, 40, dtype=np.uint16), (8 * 60, 1))
     losses: list[float] = []
     schedule = Schedule(5e-3, tokens=rows.size)
-    train(trained, rows, schedule, BatchSize(8, 4), lambda tokens: torch.ones(tokens.shape), lambda _, loss, *__: losses.append(loss))
+    train(
+        trained,
+        rows,
+        schedule,
+        BatchSize(8, 4),
+        lambda tokens: torch.ones(tokens.shape),
+        lambda _, loss, *__: losses.append(loss),
+    )
     trained.save(directory.with_name("muon"), torch.float32)
     saved = load_file(directory.with_name("muon") / "model.safetensors")
     masters = dict(full_weights(trained.megatron))

@@ -137,11 +137,9 @@ def reference_loss(
 ) -> Expected:
     """Return the objective token by token in plain Python, with autograd.
 
-    `prompted`: for each sample, the positions of its prompt that predict a token of the language-model loss. The reference policy
-    is `held_near`.
-
-    The proximal policy is the model's own weights now for samples of the older version, or for all where the job says so, and
-    what the server recorded otherwise.
+    The reference policy is `held_near`. The proximal policy is the model itself for samples of the older version, or for all if
+    the job recomputes all, and else the policy that the server recorded. `prompted` has, for each sample, the positions of its
+    prompt that predict a token of the language-model loss.
     """
     terms, clipped, bounded, divergences = [], 0, 0, 0.0
     reference = held_near(rows)

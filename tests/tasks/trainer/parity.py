@@ -16,16 +16,16 @@ from tasks.trainer.job import Job
 from tasks.trainer.model import flops
 from tasks.trainer.model.attention import SDPACoreAttention
 from tasks.trainer.model.convert import full_weights
-from tasks.trainer.model.process_group import Parallel, parallel_state
-from tasks.trainer.model.trained_model import LAST_NORM, TrainedModel
 from tasks.trainer.model.last_layer import SelectedPositions
 from tasks.trainer.model.packed import Packed
+from tasks.trainer.model.process_group import Parallel, parallel_state
+from tasks.trainer.model.trained_model import LAST_NORM, TrainedModel
 from tasks.trainer.update import ppo
+from tasks.trainer.update.batches import FixedPolicies, Logprobs, context_positions, micro_batches
 from tasks.trainer.update.logit_scale import LogitScale
 from tasks.trainer.update.logprobs import current_logprobs, proximal_logprobs, rank_logprobs, reference_logprobs
-from tasks.trainer.update.batches import FixedPolicies, Logprobs, context_positions, micro_batches
-from tests.tasks.trainer.trained_models import JOB, trained_model, weights_of
 from tests.tasks.trainer.models import OLDER, held_near, logprobs, reference_loss, samples, tiny, without_biases
+from tests.tasks.trainer.trained_models import JOB, trained_model, weights_of
 
 WITH_OPTIONS = {"dual_clip": 1.5, "kl_weight": 0.2, "entropy_weight": 0.05}
 OBJECTIVES = {
@@ -150,7 +150,7 @@ def check_step_metrics(directory: Path, model: Qwen2ForCausalLM, parallel: Paral
         "reward": sum(s.reward for s in rows) / len(rows),
         "efficiency": flops.of_step(trained.hf_config, sizes, 0) / result.steps[0].seconds / 1e9,
     }
-    return {"found": result.steps[0].model_dump(include=set(wanted)), "wanted": wanted}
+    return {"values": result.steps[0].model_dump(include=set(wanted)), "wanted": wanted}
 
 
 def check_round_trip(directory: Path, parallel: Parallel) -> dict[str, float]:

@@ -19,11 +19,11 @@ from tasks.trainer.model.process_group import Parallel, parallel_state
 from tasks.trainer.model.trained_model import Optimization, TrainedModel
 from tasks.trainer.pretraining.pretrain import BatchSize, Schedule, train
 from tasks.trainer.update import ppo, safety
+from tasks.trainer.update.batches import NO_POLICIES, FixedPolicies, micro_batches, minibatches
 from tasks.trainer.update.logit_scale import LogitScale
 from tasks.trainer.update.logprobs import at_step
-from tasks.trainer.update.batches import NO_POLICIES, FixedPolicies, micro_batches, minibatches
-from tests.tasks.trainer.trained_models import JOB, trained_model, pretrained
 from tests.tasks.trainer.models import OLDER, samples
+from tests.tasks.trainer.trained_models import JOB, pretrained, trained_model
 
 
 def check_refusals(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel) -> dict[str, object]:

@@ -23,8 +23,8 @@ from tasks.trainer.model.trained_model import WEIGHTS, Optimization, TrainedMode
 from tasks.trainer.update import optimizer_state, ppo
 from tasks.trainer.update.batches import NO_POLICIES
 from tasks.trainer.update.logit_scale import LogitScale
-from tests.tasks.trainer.trained_models import JOB, LAYOUTS, trained_model, weights_of
 from tests.tasks.trainer.models import samples
+from tests.tasks.trainer.trained_models import JOB, LAYOUTS, trained_model, weights_of
 
 FIRST = JOB.model_copy(update={"minibatch": 4, "warmup_steps": 0, "epochs": 1})
 SECOND = FIRST.model_copy(update={"seed": 1})
@@ -77,7 +77,9 @@ def check_moved(model: Qwen2ForCausalLM, parallel: Parallel, bf16: bool, state: 
     again = state.with_name("again")
     optimizer_state.save(trained, again)
     dist.barrier()
-    before, after = ({m: StoredTensors(place.glob(f"{m}-*")) for m in optimizer_state.STATE_TENSORS} for place in (state / "optimizer", again))
+    before, after = (
+        {m: StoredTensors(place.glob(f"{m}-*")) for m in optimizer_state.STATE_TENSORS} for place in (state / "optimizer", again)
+    )
     changed = [
         n
         for m in optimizer_state.STATE_TENSORS
@@ -137,7 +139,7 @@ def check_killed(job: Job) -> dict[str, object]:
         sys.addaudithook(on_event)
 
     def die_writing(name: str) -> None:
-        """Die when a file of this folder is half written: the kernel limits the size of files, and ends a process that exceeds it."""
+        """Die when a file of this folder is half written: the kernel ends a process that exceeds its limit of file size."""
 
         def on_event(event: str, arguments: tuple[object, ...]) -> None:
             if event == "os.mkdir" and str(arguments[0]).endswith(f"{name}.partial"):

@@ -1,4 +1,4 @@
-"""The trainer's processes: followed, and ended with all that they started."""
+"""The trainer's processes are followed, and end with everything that they started."""
 
 import os
 import signal
@@ -15,28 +15,12 @@ from infra.records import Manifest, ObjectReference
 from infra.settings import ROOT
 from infra.settings.training import Train
 from infra.store import Corrupt, sha256, to_parquet
-from tasks.trainer.job import Job
 from tasks.trainer.run import TrainingFailed, UpdateRefused, follow, train, write_job
 from tests.tasks.made import MemoryStore
 from tests.tasks.trainer import models
 
 
-def test_the_job_holds_the_settings_that_the_trainer_knows(tmp_path: Path) -> None:
-    settings = Train(learning_rate=0.5, clip_low=0.3, epochs=7, seed=3, processes=2)
-    job = Job.model_validate_json(write_job(tmp_path, Path("parent"), Path("samples"), "4", settings).read_text())
-    assert (job.learning_rate, job.clip_low, job.epochs, job.seed, job.current_version) == (0.5, 0.3, 7, 3, "4")
-    shared = Job.model_fields.keys() & Train.model_fields.keys()
-    assert {name: getattr(job, name) for name in shared} == {name: getattr(settings, name) for name in shared}
-
-
-@pytest.mark.parametrize("bound", [0.5, 1.0])
-def test_a_dual_clip_that_would_hold_tokens_which_did_not_move_is_refused(tmp_path: Path, bound: float) -> None:
-    text = write_job(tmp_path, Path("parent"), Path("samples"), "4", Train()).read_text()
-    with pytest.raises(ValueError, match=r"(?s)dual_clip.*expected 0, for none, or a bound above 1"):
-        Job.model_validate_json(text.replace('"dual_clip": 0.0', f'"dual_clip": {bound}'))
-
-
-def test_what_the_trainer_says_is_kept_and_its_steps_are_repeated(tmp_path: Path) -> None:
+def test_the_trainers_output_is_logged_and_its_steps_are_repeated(tmp_path: Path) -> None:
     said: list[str] = []
     program = "import os; print('noise'); print('step 1:', os.environ['WITH'])"
     follow((sys.executable, "-c", program), tmp_path / "log", {"WITH": "this"}, said.append)
@@ -75,7 +59,7 @@ with capture_sigterm():  # as Prefect runs a flow
 
 
 @pytest.mark.parametrize("stopped", ["flow cancelled", "flow killed", "launcher killed"])
-def test_nothing_is_left_of_a_trainer_whose_flow_or_launcher_is_stopped(endless: Path, stopped: str) -> None:
+def test_no_process_remains_of_a_trainer_whose_flow_or_launcher_is_stopped(endless: Path, stopped: str) -> None:
     started: list[psutil.Process] = []
     with subprocess.Popen((sys.executable, "-c", FLOW, str(endless)), cwd=ROOT, stdout=subprocess.PIPE, text=True) as flow:
         assert flow.stdout
@@ -93,7 +77,7 @@ def test_nothing_is_left_of_a_trainer_whose_flow_or_launcher_is_stopped(endless:
             for process in started:
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
-    assert [line.split(":")[0] for line in said] == ["step 1", "step 2", "step 3"], "told by one process of the two"
+    assert [line.split(":")[0] for line in said] == ["step 1", "step 2", "step 3"], "printed by one process of the two"
 
 
 def gone(pid: int) -> bool:
@@ -115,7 +99,7 @@ def manifest_of(key: str, digest: str) -> Manifest:
     )  # fmt: skip
 
 
-def test_other_samples_than_the_manifests_are_refused(tmp_path: Path) -> None:
+def test_samples_without_the_manifests_checksum_are_refused(tmp_path: Path) -> None:
     store = MemoryStore()
     store.put("samples", b"changed")
     with pytest.raises(Corrupt, match="the manifest says"):
@@ -125,17 +109,17 @@ def test_other_samples_than_the_manifests_are_refused(tmp_path: Path) -> None:
 SLOW_FIRST_RANK = """
 import os, sys, time
 
-def heard(event, arguments):
+def on_event(event, arguments):
     if event == "open" and str(arguments[0]).endswith("parent/config.json"):
         time.sleep(10)
 
 if os.environ.get("RANK") == "0":
-    sys.addaudithook(heard)
+    sys.addaudithook(on_event)
 """
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_an_update_that_the_trainer_refuses_is_no_failure_to_try_again(tmp_path: Path, processes: int) -> None:
+def test_a_refused_update_is_not_retried(tmp_path: Path, processes: int) -> None:
     """With two processes torchrun ends the slower one, the first rank, as soon as the other has left."""
     (tmp_path / "sitecustomize.py").write_text(SLOW_FIRST_RANK)
     settings = Train(processes=processes, environment={"PYTHONPATH": f"{ROOT}:{tmp_path}"} if processes == 2 else {})
@@ -145,6 +129,6 @@ def test_an_update_that_the_trainer_refuses_is_no_failure_to_try_again(tmp_path:
     store = MemoryStore()
     body = to_parquet(alike)
     store.put("samples", body)
-    found = train(store, manifest_of("samples", sha256([body])), tmp_path / "parent", settings, tmp_path / "work")
-    assert isinstance(found, UpdateRefused) and "advantage = 0 for each of 12 samples" in found.reason
+    result = train(store, manifest_of("samples", sha256([body])), tmp_path / "parent", settings, tmp_path / "work")
+    assert isinstance(result, UpdateRefused) and "advantage = 0 for each of 12 samples" in result.reason
     assert not (tmp_path / "work" / "checkpoint").exists()

@@ -1,4 +1,4 @@
-"""The optimizer's state on its way from a candidate to the update that trains it further."""
+"""The optimizer's state goes from a candidate to the update that trains it further; the KL reference from the champion."""
 
 from pathlib import Path
 
@@ -9,8 +9,7 @@ from infra.settings import Settings
 from infra.settings.training import Train
 from tasks.steps import clients
 from tasks.steps import cycle as steps
-from tasks.trainer.job import Job
-from tasks.trainer.run import Candidate, UpdateInputs, write_job
+from tasks.trainer.run import Candidate, UpdateInputs
 from tasks.versions import register
 from tasks.versions.checkpoints import fetch_optimizer, optimizer_prefix
 from tasks.versions.evaluate import Evaluation
@@ -36,44 +35,37 @@ def store() -> MemoryStore:
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_a_candidates_state_is_what_its_childs_update_goes_on_from(
+def test_a_childs_update_resumes_from_the_candidates_optimizer_state(
     store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool
 ) -> None:
     registry = MemoryRegistry(v1={})
     monkeypatch.setattr(register, "log_run", lambda *given: "run")
     state = folder_of(tmp_path / "optimizer", "steps.json", "{}")
-    trained = Candidate(folder_of(tmp_path / "checkpoint", "model.safetensors", "w"), metrics(), 1.0, state if kept else None)
+    candidate = Candidate(folder_of(tmp_path / "checkpoint", "model.safetensors", "w"), metrics(), 1.0, state if kept else None)
     scored = Evaluation(passed=True, reason="", judge="reference", candidate={"judged": 1.0}, champion={"judged": 1.0})
     store.put_json("cycles/2/manifest.json", manifest("2", "1"))
-    made = register.register(store, registry.client, Settings(), manifest("2", "1"), trained, scored)
-    assert made.version == "2"
-    assert not any("steps" in key for key in store.keys("checkpoints/")), "what serves a version would download it"
+    registered = register.register(store, registry.client, Settings(), manifest("2", "1"), candidate, scored)
+    assert registered.version == "2"
+    assert not any("steps" in key for key in store.keys("checkpoints/")), "engines would download it with the version"
 
     monkeypatch.setattr(clients, "store_of", lambda settings: store)
     monkeypatch.setattr(clients, "registry_of", lambda settings: registry.client)
     settings = Settings(train=Train(folder=tmp_path / "cycles"))
-    found = steps.update_inputs(settings, Train(keep_optimizer=True), manifest("3", "2")).optimizer
-    assert (found and (found / "steps.json").read_text()) == ("{}" if kept else None)
+    optimizer = steps.update_inputs(settings, Train(keep_optimizer=True), manifest("3", "2")).optimizer
+    assert (optimizer and (optimizer / "steps.json").read_text()) == ("{}" if kept else None)
     assert steps.update_inputs(settings, Train(), manifest("3", "2")) == UpdateInputs()
 
 
-def test_the_kl_is_taken_to_the_champion_where_asked_for(
+def test_the_kl_reference_is_the_champion_where_the_settings_say_so(
     store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clients, "checkpoint_of", lambda settings, version: tmp_path / version)
-    asked = manifest("3", "2", champion="1")
-    assert steps.update_inputs(Settings(), Train(kl_weight=0.1, kl_reference="champion"), asked).reference == tmp_path / "1"
-    assert steps.update_inputs(Settings(), Train(kl_weight=0.1), asked).reference is None
-    assert steps.update_inputs(Settings(), Train(kl_reference="champion"), asked).reference is None
+    sealed = manifest("3", "2", champion="1")
+    assert steps.update_inputs(Settings(), Train(kl_weight=0.1, kl_reference="champion"), sealed).reference == tmp_path / "1"
+    assert steps.update_inputs(Settings(), Train(kl_weight=0.1), sealed).reference is None
+    assert steps.update_inputs(Settings(), Train(kl_reference="champion"), sealed).reference is None
 
 
 def test_the_base_has_no_state(store: MemoryStore, tmp_path: Path) -> None:
     assert fetch_optimizer(store, MemoryRegistry(v1={}).client, "1", tmp_path) is None
     assert optimizer_prefix("checkpoints/cycle-000007") == "optimizers/cycle-000007"
-
-
-def test_the_job_is_told_where_its_aids_lie(tmp_path: Path) -> None:
-    aids = UpdateInputs(reference=Path("champion"), optimizer=Path("state"))
-    path = write_job(tmp_path, Path("parent"), Path("samples"), "4", Train(keep_optimizer=True), aids)
-    job = Job.model_validate_json(path.read_text())
-    assert (job.reference, job.optimizer, job.keep_optimizer) == (Path("champion"), Path("state"), True)

@@ -1,8 +1,13 @@
-"""The command that a cycle runs, and the checkpoint that it leaves."""
+"""The command that a cycle runs writes a checkpoint."""
+
+import json
+import subprocess
+import sys
 
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from infra.settings import ROOT
 from tasks.trainer.job import Metrics
 from tests.tasks.trainer.processes import launch
 
@@ -21,8 +26,17 @@ def test_the_command_writes_a_checkpoint_that_transformers_reads(work):
     assert len(list((work / "sharded").glob("*.safetensors"))) > 1
     index = "model.safetensors.index.json"
     assert (work / "sharded" / index).exists()
-    assert not (work / "command" / "checkpoint" / index).exists(), "vLLM wants the files that it names"
+    assert not (work / "command" / "checkpoint" / index).exists(), "vLLM would look for the files that it names"
 
     # A cycle that is killed and run again must end in the same candidate.
     again = load_file(work / "direct" / "checkpoint" / "model.safetensors")
     assert all((trained[name] == again[name]).all() for name in before)
+
+
+def test_an_unknown_megatron_argument_ends_the_worker_at_once(work, tmp_path):
+    job = json.loads((work / "job.json").read_text()) | {"megatron_arguments": {"weight_decoy": 0.1}, "checkpoint": "nowhere"}
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    command = [sys.executable, "-m", "tasks.trainer.worker", "--job", str(tmp_path / "job.json")]
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert process.returncode == 1
+    assert "trainer: train.megatron_arguments.weight_decoy = 0.1: no such argument, expected a field of" in process.stderr

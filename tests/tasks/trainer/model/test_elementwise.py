@@ -1,4 +1,4 @@
-"""What a layer does element by element is what torch's own functions and gradients make of it."""
+"""Elementwise functions and their gradients equal torch's own."""
 
 from collections.abc import Callable
 
@@ -8,26 +8,26 @@ from torch.nn.functional import rms_norm, silu
 
 from tasks.trainer.model.elementwise import RMSNorm, SwiGLU, rotated
 
-MADE = torch.Generator().manual_seed(0)
+GENERATOR = torch.Generator().manual_seed(0)
 PRECISIONS = pytest.mark.parametrize(
     ("dtype", "error"),
     [(torch.float64, 1e-6), (torch.float32, 1e-5), (torch.bfloat16, 2**-6)],
     ids=["double", "float32", "bfloat16"],
 )
-"""float64 is the check of the formulas: what is computed in float32 inside, the norm, keeps to that."""
+"""float64 checks the formulas; the norm computes in float32 inside, which bounds its precision."""
 
 
 def drawn(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-    return torch.randn(*shape, generator=MADE, dtype=torch.float64).to(dtype).requires_grad_()
+    return torch.randn(*shape, generator=GENERATOR, dtype=torch.float64).to(dtype).requires_grad_()
 
 
 def same(own: Callable[..., torch.Tensor], other: Callable[..., torch.Tensor], given: list[torch.Tensor], error: float) -> None:
-    """Answers and gradients, relative to the largest of each."""
-    answer, wanted = own(*given), other(*given)
-    assert answer.dtype == wanted.dtype
-    along = torch.randn(wanted.shape, generator=MADE).to(wanted.dtype)
-    found, expected = (torch.autograd.grad(y, given, along) for y in (answer, wanted))
-    for a, b in zip((answer, *found), (wanted, *expected), strict=True):
+    """Compare results and gradients, relative to the largest element of each."""
+    result, wanted = own(*given), other(*given)
+    assert result.dtype == wanted.dtype
+    along = torch.randn(wanted.shape, generator=GENERATOR).to(wanted.dtype)
+    gradients, expected = (torch.autograd.grad(y, given, along) for y in (result, wanted))
+    for a, b in zip((result, *gradients), (wanted, *expected), strict=True):
         assert a.shape == b.shape
         assert (a - b).abs().max() <= error * b.abs().max()
 
@@ -54,7 +54,7 @@ def test_gate(dtype: torch.dtype, error: float) -> None:
 
 @PRECISIONS
 def test_rotation(dtype: torch.dtype, error: float) -> None:
-    angles = torch.randn(17, 1, 6, generator=MADE, dtype=torch.float64)
+    angles = torch.randn(17, 1, 6, generator=GENERATOR, dtype=torch.float64)
     cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
 
     def plain(states: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Which library multiplies, told by the processor; and that oneDNN's product is torch's own to rounding."""
+"""The processor decides which library multiplies, and oneDNN's matmul equals torch's own up to rounding."""
 
 import subprocess
 import sys
@@ -23,18 +23,18 @@ INTEL, AMD = "GenuineIntel", "AuthenticAMD"
         ((), False, False),
     ],
 )
-def test_the_processor_tells_what_is_fast(processor: tuple[str, ...], bf16: bool, slow: bool) -> None:
+def test_the_processor_decides_what_is_fast(processor: tuple[str, ...], bf16: bool, slow: bool) -> None:
     assert matmul.faster_in_bf16(processor) is bf16
     assert matmul.slow_mkl(processor) is slow
 
 
 PROGRAM = """
 import torch
-from tasks.trainer import products
+from tasks.trainer.model import matmul
 
-made = torch.Generator().manual_seed(0)
-a, b = torch.randn(300, 280, generator=made), torch.randn(280, 320, generator=made)
-cases = {  # and whether oneDNN is to do it
+generator = torch.Generator().manual_seed(0)
+a, b = torch.randn(300, 280, generator=generator), torch.randn(280, 320, generator=generator)
+cases = {  # two matrices, and whether oneDNN multiplies them
     "rows": (a, b, True),
     "a transposed": (a.t().contiguous().t(), b, True),
     "b transposed": (a, b.t().contiguous().t(), True),
@@ -47,23 +47,23 @@ cases = {  # and whether oneDNN is to do it
     "whole numbers": (a.long(), b.long(), False),
 }
 expected = {name: x @ y for name, (x, y, _) in cases.items()}
-kept = products.install(("AuthenticAMD", "avx512f"))
-for name, (x, y, other) in cases.items():
+library = matmul.install(("AuthenticAMD", "avx512f"))
+for name, (x, y, by_onednn) in cases.items():
     with torch.profiler.profile() as profile:
-        found = x @ y
-    assert any("mkldnn" in event.key for event in profile.key_averages()) is other, name
-    assert found.dtype == expected[name].dtype and found.shape == expected[name].shape, name
-    torch.testing.assert_close(found, expected[name], rtol=1e-5, atol=1e-4)
-    assert torch.equal(found, x @ y), name
+        product = x @ y
+    assert any("mkldnn" in event.key for event in profile.key_averages()) is by_onednn, name
+    assert product.dtype == expected[name].dtype and product.shape == expected[name].shape, name
+    torch.testing.assert_close(product, expected[name], rtol=1e-5, atol=1e-4)
+    assert torch.equal(product, x @ y), name
 x, y = a.clone().requires_grad_(), b.clone().requires_grad_()
 (x @ y).square().sum().backward()
 torch.testing.assert_close(x.grad, 2 * expected["rows"] @ b.t(), rtol=1e-4, atol=1e-2)
 torch.testing.assert_close(y.grad, 2 * a.t() @ expected["rows"], rtol=1e-4, atol=1e-2)
-assert kept is not None and products.install(("GenuineIntel", "avx512f")) is None
+assert library is not None and matmul.install(("GenuineIntel", "avx512f")) is None
 """
 
 
-def test_a_product_by_onednn_is_the_product() -> None:
-    """In a process of its own: the kernel is the whole process's."""
-    done = subprocess.run([sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+def test_onednns_matmul_is_torchs() -> None:
+    """In a separate process: the kernel is registered for the whole process."""
+    process = subprocess.run([sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr

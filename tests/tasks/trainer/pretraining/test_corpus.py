@@ -1,4 +1,4 @@
-"""The base model's text: examples are pieces of real files, in the served frame, and never of held-out packages."""
+"""Training examples are pieces of real files, rendered as served, and never of held-out packages."""
 
 import random
 from itertools import pairwise
@@ -8,8 +8,7 @@ import pytest
 
 from evals.heldout import HELD_OUT_PACKAGES, held_out_files, read_source, site_packages, training_files
 from infra.fim import END, MIDDLE, PREFIX, SPECIAL_TOKENS, SUFFIX, Renderer
-from tasks.trainer import sources
-from tasks.trainer.pretraining import corpus
+from tasks.trainer.pretraining import corpus, sources
 
 TEXT = (
     '''def area(width: float, height: float) -> float:
@@ -34,10 +33,10 @@ def test_tokenizer_keeps_every_character_and_qwens_ids(tokenizer):
 
 
 def test_examples_are_contiguous_and_mostly_rests_of_lines():
-    found = [e for seed in range(200) for e in corpus.examples(TEXT, random.Random(seed))]
-    assert all(e.prefix + e.middle + e.suffix in TEXT for e in found)
-    rests = sum("\n" not in e.middle and (e.suffix[:1] in ("\n", "")) for e in found)
-    assert rests > 0.6 * len(found)
+    examples = [e for seed in range(200) for e in corpus.examples(TEXT, random.Random(seed))]
+    assert all(e.prefix + e.middle + e.suffix in TEXT for e in examples)
+    rests = sum("\n" not in e.middle and (e.suffix[:1] in ("\n", "")) for e in examples)
+    assert rests > 0.6 * len(examples)
 
 
 def test_rows_are_framed_as_served(tokenizer, tmp_path):
@@ -47,13 +46,13 @@ def test_rows_are_framed_as_served(tokenizer, tmp_path):
     again = corpus.write_rows([tmp_path / "a.py"], renderer, 64, 50, 0, tmp_path / "again.npy")
     assert rows.shape == (50, 64) and np.array_equal(rows, again)
     frame = [SUFFIX, PREFIX, MIDDLE, END]
-    found = 0
+    markers = 0
     for row in rows:
         marks = [SPECIAL_TOKENS[t] for t in row if t < len(SPECIAL_TOKENS)]
         first = frame.index(marks[0]) if marks else 0
         assert marks == (frame * 20)[first : first + len(marks)]
-        found += len(marks)
-    assert found > 8
+        markers += len(marks)
+    assert markers > 8
 
 
 def test_neighbouring_rows_come_from_different_files(tokenizer, tmp_path):

@@ -1,4 +1,4 @@
-"""Samples are refused by name, and micro-batches lose, repeat or mix up nothing."""
+"""Bad samples are refused by name, and micro-batches hold every token once."""
 
 import math
 
@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.records import Sample
-from tasks.trainer.update.batches import GRAIN, micro_batches, minibatches, read
+from tasks.trainer.model.shapes import TOKEN_MULTIPLE
+from tasks.trainer.update.batches import FixedPolicies, micro_batches, minibatches, read
 
 GOOD = Sample(
     completion_id="cmpl-1",
@@ -86,18 +87,18 @@ def test_micro_batches_hold_every_token_once_at_its_place(lengths, budget):
         for i, (prompt, tokens) in enumerate(lengths)
     ]
     proximal = {0: [-9.0] * lengths[0][1]}
-    batches = micro_batches(samples, range(len(samples)), budget, proximal, context=4)
+    batches = micro_batches(samples, range(len(samples)), budget, FixedPolicies(proximal), context=4)
     assert sorted(i for batch in batches for i in batch.samples) == list(range(len(samples)))
     for batch in batches:
         assert batch.tokens.numel() <= budget or len(batch.samples) == 1
         assert sum(batch.lengths) == batch.tokens.numel()
         taken = start = 0
-        behind = []
+        paddings = []
         for length, i in zip(batch.lengths, batch.samples, strict=True):
             sample = samples[i]
             tokens = [*sample.prompt_token_ids, *sample.token_ids]
             assert batch.tokens[start : start + len(tokens)].tolist() == tokens
-            behind.append(length - len(tokens))
+            paddings.append(length - len(tokens))
             own = slice(taken, taken + len(sample.token_ids))
             taken += len(sample.token_ids)
             at = batch.at[own]
@@ -109,10 +110,14 @@ def test_micro_batches_hold_every_token_once_at_its_place(lengths, budget):
             assert batch.proximal[own].tolist() == pytest.approx(proximal.get(i, list(sample.logprobs)))
             start += length
         assert taken == len(batch.targets)
-        # Filled to a grain behind the shortest alone, which stands last.
-        assert not any(behind[:-1]) and 0 <= behind[-1] < GRAIN and min(batch.lengths) >= batch.lengths[-1] - behind[-1]
+        # Padded to a multiple behind the shortest sample only, which is the last.
+        assert (
+            not any(paddings[:-1])
+            and 0 <= paddings[-1] < TOKEN_MULTIPLE
+            and min(batch.lengths) >= batch.lengths[-1] - paddings[-1]
+        )
         assert batch.tokens[batch.context_at + 1].tolist() == batch.context_targets.tolist()
-        # The token that ends the frame is not predicted, nor is any that was sampled.
+        # The loss covers neither the token that ends the prompt nor any sampled token.
         lengths_of = [len(samples[i].prompt_token_ids) for i in batch.samples]
         starts = (sum(batch.lengths[:row]) for row in range(len(batch.lengths)))
         prompts = {start + place for start, prompt in zip(starts, lengths_of, strict=True) for place in range(prompt - 2)}
@@ -122,10 +127,10 @@ def test_micro_batches_hold_every_token_once_at_its_place(lengths, budget):
 
 @given(st.integers(1, 500), st.integers(1, 300), st.integers(1, 3), st.integers(0, 5))
 def test_an_epoch_holds_every_sample_once_in_even_minibatches(count, size, epochs, seed):
-    found = list(minibatches(count, size, epochs, seed))
-    steps = len(found) // epochs
+    steps_of_all = list(minibatches(count, size, epochs, seed))
+    steps = len(steps_of_all) // epochs
     for epoch in range(epochs):
-        own = found[epoch * steps : (epoch + 1) * steps]
-        assert sorted(i for chosen in own for i in chosen) == list(range(count))
+        own = steps_of_all[epoch * steps : (epoch + 1) * steps]
+        assert sorted(i for indices in own for i in indices) == list(range(count))
         assert max(map(len, own)) - min(map(len, own)) <= 1
-    assert found == list(minibatches(count, size, epochs, seed))
+    assert steps_of_all == list(minibatches(count, size, epochs, seed))

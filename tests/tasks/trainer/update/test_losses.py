@@ -1,11 +1,11 @@
-"""The PPO objective against numbers worked out by hand."""
+"""The PPO objective equals numbers worked out by hand."""
 
 import math
 
 import pytest
 import torch
 
-from tasks.trainer.update.losses import Scores, clipped_surrogate, importance_weights, k3_divergence
+from tasks.trainer.update.losses import Clip, LogprobAndEntropy, clipped_surrogate, importance_weights, k3_divergence
 
 
 def row(*values):
@@ -16,23 +16,23 @@ def surrogate(ratio, advantage, importance=1.0, mask=1.0):
     """One token of this ratio to the proximal policy; clip 0.8 to 1.3."""
     proximal = row(-1.0)
     policy = proximal + math.log(ratio)
-    return clipped_surrogate(policy, proximal, row(importance), row(advantage), row(mask), 0.2, 0.3)
+    return clipped_surrogate(policy, proximal, row(importance), row(advantage), row(mask), Clip(0.2, 0.3))
 
 
 @pytest.mark.parametrize(
     ("ratio", "advantage", "loss", "clipped"),
     [
         (1.1, 2.0, -2.2, 0),  # inside: -ratio * advantage
-        (1.5, 2.0, -2.6, 1),  # a good token grew beyond 1.3: held there
-        (0.5, 2.0, -1.0, 0),  # a good token shrank: the whole pull back is kept
-        (0.5, -2.0, 1.6, 1),  # a bad token shrank below 0.8: held there
-        (1.5, -2.0, 3.0, 0),  # a bad token grew: the whole pull back is kept
+        (1.5, 2.0, -2.6, 1),  # a good token grew beyond 1.3: clipped there
+        (0.5, 2.0, -1.0, 0),  # a good token shrank: the gradient back is kept
+        (0.5, -2.0, 1.6, 1),  # a bad token shrank below 0.8: clipped there
+        (1.5, -2.0, 3.0, 0),  # a bad token grew: the gradient back is kept
     ],
 )
 def test_clip_by_hand(ratio, advantage, loss, clipped):
-    found = surrogate(ratio, advantage)
-    assert found.loss.item() == pytest.approx(loss)
-    assert found.clipped.item() == clipped
+    result = surrogate(ratio, advantage)
+    assert result.loss.item() == pytest.approx(loss)
+    assert result.clipped.item() == clipped
 
 
 def test_importance_weight_scales_and_mask_removes():
@@ -44,42 +44,42 @@ def test_importance_weight_scales_and_mask_removes():
 def test_importance_weight_is_truncated_above_only_and_has_no_gradient():
     proximal = row(-1.0, -1.0, -1.0).requires_grad_()
     behaviour = row(-1.0, -1.0 - math.log(5), -1.0 + math.log(5))
-    found = importance_weights(proximal, behaviour, 2.0)
-    assert found.tolist()[0] == pytest.approx([1.0, 2.0, 0.2])
-    assert not found.requires_grad
+    weights = importance_weights(proximal, behaviour, 2.0)
+    assert weights.tolist()[0] == pytest.approx([1.0, 2.0, 0.2])
+    assert not weights.requires_grad
 
 
 def test_gradient_vanishes_exactly_where_clipped():
     policy = (row(-1.0, -1.0, -1.0) + torch.log(row(1.1, 1.5, 0.5))).requires_grad_()
     proximal, one = row(-1.0, -1.0, -1.0), row(1.0, 1.0, 1.0)
-    clipped_surrogate(policy, proximal, one, row(2.0, 2.0, 2.0), one, 0.2, 0.3).loss.backward()
+    clipped_surrogate(policy, proximal, one, row(2.0, 2.0, 2.0), one, Clip(0.2, 0.3)).loss.backward()
     assert policy.grad.tolist()[0] == pytest.approx([-2.2, 0.0, -1.0])
 
 
 @pytest.mark.parametrize(
-    ("ratio", "advantage", "loss", "clipped", "pull"),
+    ("ratio", "advantage", "loss", "clipped", "gradient"),
     [
-        (1.9, -2.0, 3.8, 0, 3.8),  # below the second clip: the whole pull back is kept
-        (5.0, -2.0, 4.0, 1, 0.0),  # a bad token grew beyond 2: its loss is held at 2 * |advantage|, without a gradient
-        (5.0, 2.0, -2.6, 1, 0.0),  # a good token is held by the first clip, as ever
+        (1.9, -2.0, 3.8, 0, 3.8),  # below the second clip: the gradient back is kept
+        (5.0, -2.0, 4.0, 1, 0.0),  # a bad token grew beyond 2: its loss is clipped at 2 * |advantage|, without a gradient
+        (5.0, 2.0, -2.6, 1, 0.0),  # a good token is clipped by the first clip
         (0.5, -2.0, 1.6, 1, 0.0),
     ],
 )
-def test_dual_clip_by_hand(ratio, advantage, loss, clipped, pull):
+def test_dual_clip_by_hand(ratio, advantage, loss, clipped, gradient):
     policy = (row(-1.0) + math.log(ratio)).requires_grad_()
     one = row(1.0)
-    found = clipped_surrogate(policy, row(-1.0), one, row(advantage), one, 0.2, 0.3, dual_clip=2.0)
-    found.loss.backward()
-    assert found.loss.item() == pytest.approx(loss)
-    assert found.clipped.item() == clipped
-    assert policy.grad.item() == pytest.approx(pull)
+    result = clipped_surrogate(policy, row(-1.0), one, row(advantage), one, Clip(0.2, 0.3, 2.0))
+    result.loss.backward()
+    assert result.loss.item() == pytest.approx(loss)
+    assert result.clipped.item() == clipped
+    assert policy.grad.item() == pytest.approx(gradient)
 
 
 def test_no_dual_clip_is_the_same_bit_for_bit():
     policy, proximal, advantage = (torch.randn(1, 500, generator=torch.Generator().manual_seed(i)) for i in range(3))
     one = torch.ones_like(policy)
-    without = clipped_surrogate(policy, proximal, one, advantage, one, 0.2, 0.3)
-    far = clipped_surrogate(policy, proximal, one, advantage, one, 0.2, 0.3, dual_clip=1e6)
+    without = clipped_surrogate(policy, proximal, one, advantage, one, Clip(0.2, 0.3))
+    far = clipped_surrogate(policy, proximal, one, advantage, one, Clip(0.2, 0.3, 1e6))
     assert all(torch.equal(a, b) for a, b in zip(without, far, strict=True))
 
 
@@ -97,23 +97,23 @@ def test_k3_is_unbiased():
 
 
 def test_log_probabilities_and_entropy_by_hand():
-    # Chances 1/2, 1/4, 1/4: 1.5 bits; two of four tokens equally likely: 1 bit.
+    # Probabilities 1/2, 1/4, 1/4: 1.5 bits; two of four tokens equally likely: 1 bit.
     logits = torch.tensor([[2.0, 1.0, 1.0, -math.inf], [7.0, 7.0, -90.0, -90.0]], dtype=torch.float64)
     logits[0] *= math.log(2)
     logits[0, 3] = -90.0
-    found, entropies = Scores.apply(logits, torch.tensor([1, 0]), None)
-    assert found.tolist() == pytest.approx([math.log(1 / 4), math.log(1 / 2)])
+    logprobs, entropies = LogprobAndEntropy.apply(logits, torch.tensor([1, 0]), None)
+    assert logprobs.tolist() == pytest.approx([math.log(1 / 4), math.log(1 / 2)])
     assert entropies.tolist() == pytest.approx([1.5 * math.log(2), math.log(2)])
 
 
 @pytest.mark.parametrize("kept", [slice(0, 1), slice(1, 2), slice(0, 2)], ids=["log-probability", "entropy", "both"])
 def test_gradients_of_log_probabilities_and_entropy_are_autograds(kept):
     logits = torch.randn(5, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: Scores.apply(x, torch.tensor([0, 6, 3, 3, 1]), None)[kept], (logits,))
+    assert torch.autograd.gradcheck(lambda x: LogprobAndEntropy.apply(x, torch.tensor([0, 6, 3, 3, 1]), None)[kept], (logits,))
 
 
-def test_a_token_without_a_chance_spoils_no_gradient():
+def test_a_token_of_probability_zero_spoils_no_gradient():
     logits = torch.tensor([[0.0, -1e4]], requires_grad=True)
-    _, entropy = Scores.apply(logits, torch.tensor([0]), None)
+    _, entropy = LogprobAndEntropy.apply(logits, torch.tensor([0]), None)
     entropy.sum().backward()
     assert logits.grad.tolist() == [[0, 0]]

@@ -1,4 +1,4 @@
-"""What a trainer holds and leaves behind: gone on from, in other layouts too, killed at any moment, frozen."""
+"""Weights and optimizer state are resumed bit for bit, also in other layouts and after a kill; frozen layers stay."""
 
 import pytest
 
@@ -8,46 +8,46 @@ MOVES = ["one to data", "data to tensor", "data to pipeline", "tensor to data", 
 
 
 @LAYOUTS
-def test_one_process_alone_holds_what_is_written(answers, layout):
-    assert answers[layout]["collected"] == ([26] if layout == "one" else [26, 0])
+def test_only_rank_0_holds_the_weights_to_write(answers, layout):
+    assert answers[layout]["gathered"] == ([26] if layout == "one" else [26, 0])
 
 
 @LAYOUTS
 def test_each_rank_writes_its_share_of_the_optimizers_state(answers, layout):
-    found = answers[layout]["shared"]
-    assert found["astray"] == 0, "each tensor once"
-    assert sum(found["elements"]) == found["whole"]
-    assert min(found["elements"]) > 0
-    assert layout == "pipeline" or max(found["elements"]) - min(found["elements"]) <= found["largest"]
+    values = answers[layout]["shares"]
+    assert values["astray"] == 0, "each tensor once"
+    assert sum(values["elements"]) == values["whole"]
+    assert min(values["elements"]) > 0
+    assert layout == "pipeline" or max(values["elements"]) - min(values["elements"]) <= values["largest"]
 
 
 @LAYOUTS
-def test_an_update_goes_on_bit_for_bit_from_weights_and_moments_on_disk(answers, layout):
-    for found in answers[layout]["resumed"]:
-        assert found["resumed"] == 0
-        assert found["without"] > 1e-4, "moments matter, or this proves little"
-        assert found["drew"] == 0, "an update that draws random numbers would need their state kept"
+def test_an_update_resumes_bit_for_bit_from_weights_and_optimizer_state_on_disk(answers, layout):
+    for values in answers[layout]["resumed"]:
+        assert values["resumed"] == 0
+        assert values["without"] > 1e-4, "without the state the result differs, or this proves little"
+        assert values["drew"] == 0, "an update that draws random numbers would need their state kept"
 
 
 @pytest.mark.parametrize("move", MOVES)
-def test_an_update_goes_on_in_another_layout_of_processes(answers, move):
+def test_an_update_resumes_in_another_layout_of_processes(answers, move):
     assert set(answers["moved"]) == set(MOVES)
     single, half = answers["moved"][move]
-    assert single["changed"] == half["changed"] == 0, "bits of the moments"
+    assert single["changed"] == half["changed"] == 0, "bits of the optimizer state"
     assert "whose exp_avg_sq is in no file" in single["lost"]
     without, _ = answers[move.split()[0]]["resumed"]
     assert single["apart"] < 1e-2 * without["without"]
 
 
 def test_an_update_killed_anywhere_and_run_again_ends_in_the_same_weights(answers):
-    found = answers["killed"]
-    assert found["deaths"] > 8
-    assert found["half_written"] == 2, "moments and weights"
-    assert found["tensors"] == 3 * 26
-    assert found["differing"] == found["left"] == 0
+    values = answers["killed"]
+    assert values["deaths"] > 8
+    assert values["half_written"] == 2, "optimizer state and weights"
+    assert values["tensors"] == 3 * 26
+    assert values["differing"] == values["left"] == 0
 
 
 @LAYOUTS
 def test_frozen_layers_stay_and_the_others_do_not(answers, layout):
-    for found in answers[layout]["frozen"]:
-        assert found == {"moved": 0, "stayed": 0, "frozen": 13, "saved_in_float32": 1}
+    for values in answers[layout]["frozen"]:
+        assert values == {"moved": 0, "stayed": 0, "frozen": 13, "saved_in_float32": 1}

@@ -1,0 +1,109 @@
+"""Swaps of the champion under load: moves the champion's alias while developers stream, then restores it."""
+
+import asyncio
+import math
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import aiohttp
+
+from evals.bench.figures import Figure, figure
+from evals.bench.streams import StreamResult, first_token_percentiles, stream_completion
+from infra.registry import CHAMPION, Registry
+from infra.settings import Settings
+
+SWAPS = 5
+"""With one swap, its two latest requests alone would set the 99 % quantile."""
+STREAMS, SECONDS_BEFORE, SECONDS_AFTER, MAX_SECONDS = 8, 6.0, 4.0, 60.0
+MAX_P99_RATIO = 1.5
+
+
+class Load:
+    """Streams completions until stopped."""
+
+    def __init__(self, http: aiohttp.ClientSession, url: str, bodies: Sequence[dict[str, Any]]) -> None:
+        self._http, self._url, self._bodies = http, url, bodies
+        self._stop = asyncio.Event()
+        self.results: list[StreamResult] = []
+        self.first_token_at: dict[str, float] = {}
+        """Monotonic seconds of the first token of each version."""
+
+    async def stream(self, offset: int) -> None:
+        """Stream every STREAMS-th body from `offset`."""
+        number = offset
+        while not self._stop.is_set():
+            result = await stream_completion(self._http, self._url, self._bodies[number % len(self._bodies)])
+            self.results.append(result)
+            first_token = result.sent_at + result.first_ms / 1e3
+            self.first_token_at[result.version] = min(self.first_token_at.get(result.version, math.inf), first_token)
+            number += STREAMS
+
+    def stop(self) -> None:
+        """End the streams after their current request."""
+        self._stop.set()
+
+
+async def measure_swaps(
+    http: aiohttp.ClientSession, settings: Settings, url: str, bodies: Sequence[dict[str, Any]]
+) -> list[Figure]:
+    """Register the champion's weights as a new version SWAPS times, each time move the champion's alias to it.
+
+    Raises:
+        RuntimeError: no version is champion, or a version is not served in time.
+    """
+    registry = Registry.connect(settings.registry)
+    champion = registry.aliases().champion
+    if champion is None:
+        raise RuntimeError("registry: no version is champion, so there is nothing to swap; run `make status`")
+    source = registry.version(champion).source
+    load = Load(http, url, bodies)
+    swaps: list[tuple[str, float, float]] = []  # version, begin, end
+    streams = [asyncio.create_task(load.stream(number)) for number in range(STREAMS)]
+    try:
+        for _ in range(SWAPS):
+            await asyncio.sleep(SECONDS_BEFORE)
+            version = registry.create_version(source, {"bench": "swap"}, "The champion once more, to measure a swap.").version
+            moved = time.monotonic()
+            registry.set_alias(CHAMPION, version)
+            while version not in load.first_token_at:
+                if time.monotonic() > moved + MAX_SECONDS:
+                    raise RuntimeError(
+                        f"serving: version {version} is not served {MAX_SECONDS:.0f} s after the alias moved; run `make status`"
+                    )
+                await asyncio.sleep(0.02)
+            await asyncio.sleep(SECONDS_AFTER)
+            swaps.append((version, moved, time.monotonic()))
+    finally:
+        load.stop()
+        await asyncio.gather(*streams)
+        registry.set_alias(CHAMPION, champion)
+    await _until_served(http, url, bodies[0], champion)
+    for version, _, _ in swaps:
+        registry.delete_version(version)
+    return _figures(load, swaps)
+
+
+def _figures(load: Load, swaps: Sequence[tuple[str, float, float]]) -> list[Figure]:
+    swapping = [any(begin <= result.sent_at < end for _, begin, end in swaps) for result in load.results]
+    before, during = (
+        first_token_percentiles([r for r, amid in zip(load.results, swapping, strict=True) if amid is during_swap])[1]
+        for during_swap in (False, True)
+    )
+    delays = [load.first_token_at[version] - moved for version, moved, _ in swaps]
+    return [
+        figure("swap.failed_requests", sum(bool(result.error) for result in load.results), "", most=0),
+        figure("swap.first_token_p99_before", before, "ms"),
+        figure("swap.first_token_p99_ratio", during / before, "ratio", most=MAX_P99_RATIO),
+        figure("swap.alias_to_first_token", statistics.median(delays), "s"),
+        figure("swap.alias_to_first_token.longest", max(delays), "s"),
+    ]
+
+
+async def _until_served(http: aiohttp.ClientSession, url: str, body: dict[str, Any], version: str) -> None:
+    deadline = time.monotonic() + MAX_SECONDS
+    while (await stream_completion(http, url, body)).version != version:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"serving: version {version} is not served again after {MAX_SECONDS:.0f} s; run `make status`")
+        await asyncio.sleep(0.5)
