@@ -34,7 +34,7 @@ try: $(STAMP) ## send one completion and one feedback event to the running stack
 	@$(PY) -m infra.stack.try_it
 
 test: $(STAMP) ## run all tests, including those that start the stack (ARGS="-m 'not stack'": without them)
-	$(PY) -m pytest -n 2 --dist loadgroup --no-loadscope-reorder $(ARGS)
+	$(PY) -m pytest -n 2 --no-loadscope-reorder $(ARGS)
 
 check: $(STAMP) ## check lint, format, types and layering
 	$(PY) -m ruff check .

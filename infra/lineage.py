@@ -1,4 +1,4 @@
-"""Which version came from which: the tree of parents that the registry's tags tell."""
+"""The tree of versions and their parents, from the registry's tags."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -18,22 +18,22 @@ class Lineage:
     """Parents and cycles by version."""
 
     parents: Mapping[str, str]
-    """Version to parent; a base has the empty one."""
+    """Parent by version; "" for a base."""
     cycles: Mapping[str, str]
-    """Version to the cycle that made it; a base has none."""
+    """Cycle by the version that it made; a base has none."""
     removed: frozenset[str] = frozenset()
-    """Versions whose checkpoint is gone (tasks/upkeep/checkpoint_gc.py)."""
+    """Versions whose checkpoint was removed (tasks/upkeep/checkpoint_gc.py)."""
 
     def ancestry(self, version: str) -> tuple[str, ...]:
-        """A version, its parent, and so on up to the base."""
-        found: list[str] = []
-        while version in self.parents and version not in found:
-            found.append(version)
+        """Return a version, its parent, and so on up to the base."""
+        line: list[str] = []
+        while version in self.parents and version not in line:
+            line.append(version)
             version = self.parents[version]
-        return tuple(found)
+        return tuple(line)
 
     def distance(self, one: str, other: str) -> int | None:
-        """Updates between two versions, by way of their nearest common ancestor; none where they have none."""
+        """Return the updates between two versions through their nearest common ancestor; None without one."""
         first, second = self.ancestry(one), self.ancestry(other)
         for steps, version in enumerate(first):
             if version in second:
@@ -41,12 +41,12 @@ class Lineage:
         return None
 
     def distances(self, versions: Iterable[str], other: str) -> dict[str, int | None]:
-        """Updates between each of these versions and another one."""
+        """Return the updates between each of these versions and another one."""
         return {version: self.distance(version, other) for version in versions}
 
 
 def lineage(versions: Iterable[ModelVersion]) -> Lineage:
-    """The tree of all versions of the registered model."""
+    """Return the tree of all versions of the registered model."""
     known = list(versions)
     return Lineage(
         parents={v.version: v.tags.get(PARENT_TAG, "") for v in known},

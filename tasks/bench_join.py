@@ -61,7 +61,7 @@ TARGET_FLAT = 1.1
 """Memory with so many times the partitions, over that with fewer."""
 PARTITIONS_FEWER = 4
 Join = Callable[[Callable[[Partition], JoinedPartition], Sequence[Partition]], list[JoinedPartition]]
-"""Joins partitions, wherever."""
+"""Joins partitions in threads or Dask workers."""
 
 
 class FolderStore(ObjectStore):
@@ -88,7 +88,7 @@ class FolderStore(ObjectStore):
 
 
 def make(store: ObjectStore, per_hour: int, hours: range) -> int:
-    """Write events; gives back how many requests were served, those that were shipped again included."""
+    """Write events and return the number of requests, including those shipped again."""
     served = 0
     for hour in hours:
         draw = np.random.default_rng(hour)
@@ -114,7 +114,7 @@ def put(store: ObjectStore, key: str, rows: pl.DataFrame) -> None:
 
 
 def made_completions(draw: np.random.Generator, name: str, times: np.ndarray) -> pl.DataFrame:
-    """Rows of infra.records.Completion: some users ask for more than others."""
+    """Return rows of infra.records.Completion; some users send more requests than others."""
     rows = len(times)
     user = np.minimum(draw.exponential(USERS / 4, rows), USERS - 1).astype(int)
     ids = [f"cmpl-{name}-{i}" for i in range(rows)]
@@ -146,10 +146,10 @@ def made_completions(draw: np.random.Generator, name: str, times: np.ndarray) ->
 
 
 def made_feedback(draw: np.random.Generator, completions: pl.DataFrame) -> pl.DataFrame:
-    """Rows of infra.records.Feedback: eight completions in ten are judged.
+    """Return rows of infra.records.Feedback for eight completions in ten.
 
-    One judged one in five is accepted, one accept in ten after a reject; of one in ten something is told later, too. One in five
-    was typed into, one in twenty is named by its id, one in fifty came from the editor's cache, one in a hundred is made up.
+    Of these, one in five is accepted, one accept in ten follows a rejection, and one in ten has a later event. One in five was typed
+    into, one in twenty is named by its id, one in fifty is from the editor's cache, one in a hundred matches no completion.
     """
     chance = {name: draw.random(completions.height) for name in ("judged", "accepted", "late", "kept", "typed", "named", "odd")}
     chosen = completions.select("id", "time", "project", "user", "client", "prefix", "suffix").with_columns(**chance)
@@ -163,19 +163,19 @@ def made_feedback(draw: np.random.Generator, completions: pl.DataFrame) -> pl.Da
         shown=pl.when(odd > 0.99).then(pl.lit("made up")).when(typed).then(pl.lit(TEXT[TYPED:])).otherwise(pl.lit(TEXT[:-4])),
         cache_hit=odd < 0.02,
     )
-    events = [
+    kinds = [
         ("accepted", accepted, 2.0),
         ("rejected", ~accepted, 10.0),
         ("rejected", accepted & late, 1.0),
         ("retained", accepted & (pl.col("kept") < 0.1), 60.0),
     ]
-    told = pl.concat(
+    events = pl.concat(
         shown.filter(which).with_columns(
             outcome=pl.lit(outcome), time=pl.col("time") + wait, retained=pl.lit(TEXT if outcome == "retained" else "")
         )
-        for outcome, which, wait in events
+        for outcome, which, wait in kinds
     ).drop(*chance)
-    return told.with_columns(
+    return events.with_columns(
         id=pl.lit("f-") + pl.col("id") + pl.lit("-") + pl.int_range(pl.len()).cast(pl.String),
         made_at=pl.lit(None, pl.Float64),
         accepted_characters=pl.lit(None, pl.Int64),
@@ -185,7 +185,7 @@ def made_feedback(draw: np.random.Generator, completions: pl.DataFrame) -> pl.Da
 
 @contextmanager
 def joining(workers: int) -> Iterator[Join]:
-    """What joins partitions: threads as in a flow, or so many Dask workers with a thread each, which run already."""
+    """Yield the function that joins partitions: in threads as in a flow, or in so many started Dask workers of one thread."""
     if workers:
         from distributed import Client
 
@@ -198,13 +198,13 @@ def joining(workers: int) -> Iterator[Join]:
 
 
 def measure(folder: Path, hours: int, served: int, workers: int, least: int) -> dict[str, float]:
-    """Seconds of each step over what `make` wrote, its hours taken together up to `least` requests, and what memory it took."""
+    """Return the seconds of each step over the events of `make`, and the memory; partitions hold up to `least` requests."""
     with joining(workers) as joined:
         return measured(folder, hours, served, least, joined)
 
 
 def measured(folder: Path, hours: int, served: int, least: int, joined: Join) -> dict[str, float]:
-    """The same by what joins already."""
+    """Return the same figures with a running `Join`."""
     seconds: dict[str, float] = {}
     last, cpu = time.monotonic(), time.process_time()
 
@@ -216,33 +216,33 @@ def measured(folder: Path, hours: int, served: int, least: int, joined: Join) ->
     settings = Settings(collect=Collect(max_samples=served, min_samples=1))
     now = BEGIN + HOUR * hours + settings.collect.join_seconds
     window = Window(since=BEGIN - 1, until=now, oldest=BEGIN - HOUR, known={})
-    found = plan_window(store, window, now, settings.collect.join_seconds, least)
+    plan = plan_window(store, window, now, settings.collect.join_seconds, least)
     done("plan")
-    sifted = joined(partial(join_partition, store), found.partitions)
+    joined_parts = joined(partial(join_partition, store), plan.partitions)
     done("join")
-    labelled, duplicates = merge_partitions(sifted)
-    orphans = sum(part.orphans for part in sifted)
-    del sifted
-    accounts = classify(
+    labelled, duplicates = merge_partitions(joined_parts)
+    orphans = sum(part.orphans for part in joined_parts)
+    del joined_parts
+    accounting = classify(
         labelled,
         {"1": 0},
-        found.partitions[-1].end,
+        plan.partitions[-1].end,
         settings.collect,
-        WindowCounts(found.requests, duplicates),
+        WindowCounts(plan.requests, duplicates),
     )
-    del labelled  # as in a cycle, which holds the accounts alone
-    assert sum(accounts.buckets.values()) == accounts.requests == served, (accounts.buckets, served)
+    del labelled  # a cycle keeps only the accounting
+    assert sum(accounting.buckets.values()) == accounting.requests == served, (accounting.buckets, served)
     done("account")
-    chosen = accounts.samples
-    validate(chosen, batch_stats(accounts, 0.0), bounds(chosen, [], settings.collect)).check(0.0)
+    chosen = accounting.samples
+    validate(chosen, batch_stats(accounting, 0.0), bounds(chosen, [], settings.collect)).check(0.0)
     done("validate")
     chosen = reward_samples(chosen, settings.reward, settings.collect.max_user_weight)
-    store.put("cycles/bench/samples.parquet", samples.parquet(samples.tables(store, found.partitions, chosen)))
+    store.put("cycles/bench/samples.parquet", samples.parquet(samples.tables(store, plan.partitions, chosen)))
     done("batch")
     return seconds | {
         "cpu": time.process_time() - cpu,
         "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        "partitions": len(found.partitions),
+        "partitions": len(plan.partitions),
         "samples": chosen.height,
         "orphans": orphans,
         "duplicates": duplicates,
@@ -250,7 +250,7 @@ def measured(folder: Path, hours: int, served: int, least: int, joined: Join) ->
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and write. Exit code 1 where a target is missed."""
+    """Measure and write the figures. Exit code 1 if a target is missed."""
     parser = argparse.ArgumentParser(prog="python -m tasks.bench_join", description=__doc__.split("\n")[0])
     parser.add_argument("--completions", type=int, default=1_000_000, help="completions (default %(default)s), and twice as many")
     parser.add_argument("--hours", type=int, default=24, help="hours that they are spread over (default %(default)s)")
@@ -276,7 +276,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         served += make(store, per_hour, range(hours, 2 * hours))
         twice = run(2 * hours, LEAST_REQUESTS)
     total, longer = (sum(row[step] for step in ("plan", "join", "account", "validate", "batch")) for row in (once, twice))
-    found = [
+    rows = [
         *(figure(f"join.{step}", once[step], "s") for step in ("plan", "join", "account", "validate", "batch")),
         figure("join.total", total, "s", most=TARGET_SECONDS_A_MILLION * options.completions / 1_000_000),
         figure("join.cpu", once["cpu"], "s"),
@@ -290,7 +290,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         figure("join.twice_memory", twice["memory"], "MB", most=TARGET_MEGABYTES),
         figure("join.twice_partitions", twice["partitions"], ""),
     ]
-    return 0 if write("join-dask" if options.workers else "join", found, Console()) else 1
+    return 0 if write("join-dask" if options.workers else "join", rows, Console()) else 1
 
 
 if __name__ == "__main__":

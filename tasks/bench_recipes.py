@@ -1,7 +1,7 @@
 """Three ways to learn at the same places: python -m tasks.bench_recipes
 
 tabloop's recipe: signed rewards, the served tokens with the log-probabilities that they were sampled with, temperature as served.
-RLinf's, as its online example does it (design and sources: README.md here, "Recipes"): reward 1 or 0 as the advantage, the
+RLinf's, as its online example does it (infra/docs/loop.md, "How recipes are compared"): reward 1 or 0 as the advantage, the
 shown text tokenised again without its end token, "old" log-probabilities computed anew with the weights at hand, temperature 0.1.
 GRPO's: groups of 8 completions at every 8th of the places, rewarded by their likeness to what was really written there
 (tasks/groups.py), so that no developer is asked; all else as ours.
@@ -16,7 +16,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -52,7 +52,7 @@ TIMES_THE_GAIN = 2.0
 
 @dataclass(frozen=True)
 class Plan:
-    """One recipe with one seed."""
+    """A run of one recipe with one seed."""
 
     recipe: Recipe
     seed: int
@@ -61,71 +61,62 @@ class Plan:
     """Completions shown to developers between two updates."""
     updates: int
     places: int
-    """Places that the base and what was learnt are compared at."""
+    """Places at which the base and the trained model are compared."""
     folder: Path
 
 
 @dataclass(frozen=True)
 class Gain:
-    """Learnt against base at the same places, by user."""
+    """The trained model and the base at the same places, with each place's user."""
 
     users: tuple[str, ...]
     accepted: tuple[np.ndarray, np.ndarray]
-    """Expected accepts of each place, [places], of the base and of what was learnt."""
+    """Expected accepts of each place, [places], of the base and of the trained model."""
     characters: tuple[np.ndarray, np.ndarray]
     """Expected accepted characters, likewise."""
 
 
 def temperature(recipe: Recipe, settings: Settings) -> float:
-    """What the recipe serves at."""
+    """Return the temperature at which the recipe serves."""
     return RLINF_TEMPERATURE if recipe == "rlinf" else settings.serving.sampling.temperature
 
 
 def complete(checkpoint: Path, looks: Sequence[Pause], degree: float, seed: int, settings: Settings) -> list[SampledCompletion]:
-    """A completion for each look."""
+    """Return a completion for each look."""
     generator = Generator(checkpoint, settings.model)
     return generator.sample([(k.prefix, k.suffix) for k in looks], settings.serving.sampling.max_tokens, degree, seed)
 
 
 def ours(looks: Sequence[Pause], drawn: Sequence[SampledCompletion], settings: Settings, version: str) -> list[Sample]:
-    """Samples as a cycle makes them."""
+    """Return samples as a cycle makes them."""
     samples = [
-        row(number, version, look, found, found.tokens, found.logprobs, settings.serving.sampling.temperature)
-        for number, (look, found) in enumerate(zip(looks, drawn, strict=True))
+        row(number, version, look, draw, settings.serving.sampling.temperature)
+        for number, (look, draw) in enumerate(zip(looks, drawn, strict=True))
     ]
     return worth(samples, settings.reward)
 
 
 def worth(samples: Sequence[Sample], settings: Reward) -> list[Sample]:
-    """The samples with reward and advantage."""
-    told = ("outcome", "shown_characters", "accepted_characters")
-    frame = pl.DataFrame({name: [getattr(sample, name) for sample in samples] for name in told})
+    """Return the samples with reward and advantage."""
+    columns = ("outcome", "shown_characters", "accepted_characters")
+    frame = pl.DataFrame({name: [getattr(sample, name) for sample in samples] for name in columns})
     lengths = [len(sample.token_ids) for sample in samples]
     frame = frame.with_columns(tokens=pl.Series(lengths), prompt=pl.int_range(len(samples)), language=pl.lit(UNKNOWN_LANGUAGE))
-    found = with_advantages(frame, settings)
-    rows = found.select("reward", "advantage").iter_rows(named=True)
+    rows = with_advantages(frame, settings).select("reward", "advantage").iter_rows(named=True)
     return [sample.model_copy(update=row) for sample, row in zip(samples, rows, strict=True)]
 
 
-def row(
-    number: int,
-    version: str,
-    look: Pause,
-    found: SampledCompletion,
-    tokens: Sequence[int],
-    logprobs: Sequence[float],
-    degree: float,
-) -> Sample:
-    """One labelled completion."""
-    outcome, judgement = look.judge(found.text)
+def row(number: int, version: str, look: Pause, draw: SampledCompletion, degree: float) -> Sample:
+    """Return a labelled completion as a sample."""
+    outcome, judgement = look.judge(draw.text)
     accepted = judgement is not None and judgement.accepted
     return Sample(
         completion_id=str(number),
         user=look.developer.name,
         policy_version=version,
-        prompt_token_ids=found.prompt,
-        token_ids=tuple(tokens),
-        logprobs=tuple(min(value, 0.0) for value in logprobs),
+        prompt_token_ids=draw.prompt,
+        token_ids=draw.tokens,
+        logprobs=tuple(min(value, 0.0) for value in draw.logprobs),
         temperature=degree,
         outcome="nothing" if judgement is None else "accepted" if accepted else "rejected",
         shown_characters=len(outcome.shown),
@@ -138,13 +129,13 @@ def rlinfs(
 ) -> list[Sample]:
     """Samples as RLinf's online example makes them: what was shown, tokenised again and scored by the weights at hand."""
     tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
-    texts = [look.judge(found.text)[0].shown for look, found in zip(looks, drawn, strict=True)]
+    texts = [look.judge(draw.text)[0].shown for look, draw in zip(looks, drawn, strict=True)]
     tokens = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
-    told = [number for number, ids in enumerate(tokens) if ids]  # nothing shown, nothing sent
-    scores = Generator(checkpoint, settings.model).score([(drawn[number].prompt, tokens[number]) for number in told])
+    shown = [number for number, ids in enumerate(tokens) if ids]  # nothing shown, nothing sent
+    scores = Generator(checkpoint, settings.model).score([(drawn[number].prompt, tokens[number]) for number in shown])
     samples = [
-        row(number, version, looks[number], drawn[number], tokens[number], logprobs, 1.0)
-        for number, logprobs in zip(told, scores, strict=True)
+        row(number, version, looks[number], replace(drawn[number], tokens=tuple(tokens[number]), logprobs=tuple(logprobs)), 1.0)
+        for number, logprobs in zip(shown, scores, strict=True)
     ]
     return worth(samples, RLINF_REWARD)
 
@@ -153,8 +144,8 @@ def grouped(looks: Sequence[Pause], checkpoint: Path, settings: Settings, versio
     """Samples as GRPO has them, as many as there are looks: at fewer places, several at each, judged without a developer."""
     by_group = settings.model_copy(update={"reward": settings.reward.model_copy(update={"estimator": "group"})})
     places = [look.position for look in looks[::GROUP]]
-    made = groups.sample_groups(Generator(checkpoint, settings.model), ReferenceJudge(), places, GROUP, by_group, seed)
-    return [sample.model_copy(update={"policy_version": version}) for sample in made.samples]
+    grouped_samples = groups.sample_groups(Generator(checkpoint, settings.model), ReferenceJudge(), places, GROUP, by_group, seed)
+    return [sample.model_copy(update={"policy_version": version}) for sample in grouped_samples.samples]
 
 
 def rlinf_training(settings: Train) -> Train:
@@ -164,7 +155,7 @@ def rlinf_training(settings: Train) -> Train:
 
 
 def taught(plan: Plan, looks: Sequence[Pause], checkpoint: Path, settings: Settings, version: str, seed: int) -> list[Sample]:
-    """What a recipe trains on after these looks."""
+    """Return the samples of a recipe after these looks."""
     if plan.recipe == "group":
         return grouped(looks, checkpoint, settings, version, seed)
     drawn = complete(checkpoint, looks, temperature(plan.recipe, settings), seed, settings)
@@ -174,7 +165,7 @@ def taught(plan: Plan, looks: Sequence[Pause], checkpoint: Path, settings: Setti
 
 
 def learn(plan: Plan, settings: Settings) -> Path:
-    """Interact and update; gives back the last checkpoint."""
+    """Interact and update; return the last checkpoint."""
     schedule = Schedule(plan.users, plan.seed, code_from(), Quirks(), "live")
     checkpoint = configuration.path(settings.model.base)
     for update in range(plan.updates):
@@ -192,34 +183,34 @@ def learn(plan: Plan, settings: Settings) -> Path:
 
 
 def gain(plan: Plan, settings: Settings) -> dict[str, Gain]:
-    """What a recipe gains at its own temperature, and at RLinf's."""
+    """Return the gain of a recipe at its own temperature, and at RLinf's."""
     learnt, base = learn(plan, settings), configuration.path(settings.model.base)
     schedule = Schedule(plan.users, plan.seed, code_from(), Quirks(), "paired")
     looks = [schedule.first_pause(number) for number in range(plan.places)]
 
     def judged(checkpoint: Path, degree: float) -> list[ExpectedOutcome]:
         drawn = complete(checkpoint, looks, degree, plan.seed, settings)
-        return [look.judge(found.text)[0] for look, found in zip(looks, drawn, strict=True)]
+        return [look.judge(draw.text)[0] for look, draw in zip(looks, drawn, strict=True)]
 
     users = tuple(look.developer.name for look in looks)
-    found: dict[str, Gain] = {}
+    gains: dict[str, Gain] = {}
     for name, degree in (("", temperature(plan.recipe, settings)), (" when served at 0.1", RLINF_TEMPERATURE)):
         if plan.recipe != "rlinf" or not name:
             before, after = (judged(checkpoint, degree) for checkpoint in (base, learnt))
-            found[plan.recipe + name] = Gain(
+            gains[plan.recipe + name] = Gain(
                 users,
                 (np.array([o.accepted for o in before]), np.array([o.accepted for o in after])),
                 (np.array([o.accepted_characters for o in before]), np.array([o.accepted_characters for o in after])),
             )
-    return found
+    return gains
 
 
 def difference(gains: Sequence[Gain], measure: Literal["accepted", "characters"]) -> tuple[float, float]:
-    """What was gained a request, over all seeds' users, and half of the interval."""
+    """Return the gain per request over all seeds' users, and half of its interval."""
     sums: dict[tuple[int, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
-    for seed, found in enumerate(gains):
-        base, learnt = getattr(found, measure)
-        for user, change in zip(found.users, learnt - base, strict=True):
+    for seed, measured in enumerate(gains):
+        base, learnt = getattr(measured, measure)
+        for user, change in zip(measured.users, learnt - base, strict=True):
             sums[seed, user][0] += change
             sums[seed, user][1] += 1
     changes, places = np.array(list(sums.values())).T
@@ -228,20 +219,20 @@ def difference(gains: Sequence[Gain], measure: Literal["accepted", "characters"]
 
 
 def figures(gains: dict[str, list[Gain]], seeds: Sequence[int]) -> list[Figure]:
-    """What was gained by recipe and seed, and over all seeds."""
-    found: list[Figure] = []
+    """Return the gains by recipe and seed, and over all seeds."""
+    rows: list[Figure] = []
     for name, of_seeds in gains.items():
-        for seed, one in zip(seeds, of_seeds, strict=True):
-            found.append(figure(f"{name}: gain, seed {seed}", 100 * difference([one], "accepted")[0], "points"))
-            found.append(figure(f"{name}: characters, seed {seed}", difference([one], "characters")[0], "a request"))
+        for seed, of_seed in zip(seeds, of_seeds, strict=True):
+            rows.append(figure(f"{name}: gain, seed {seed}", 100 * difference([of_seed], "accepted")[0], "points"))
+            rows.append(figure(f"{name}: characters, seed {seed}", difference([of_seed], "characters")[0], "a request"))
         estimate, width = difference(of_seeds, "accepted")
-        found += [
+        rows += [
             figure(f"{name}: acceptance of the base", 100 * float(np.mean([g.accepted[0].mean() for g in of_seeds])), "%"),
             figure(f"{name}: gain", 100 * estimate, "points"),
             figure(f"{name}: half of its interval", 100 * width, "points"),
         ]
         estimate, width = difference(of_seeds, "characters")
-        found += [
+        rows += [
             figure(
                 f"{name}: accepted characters of the base",
                 float(np.mean([g.characters[0].mean() for g in of_seeds])),
@@ -251,18 +242,18 @@ def figures(gains: dict[str, list[Gain]], seeds: Sequence[int]) -> list[Figure]:
             figure(f"{name}: half of their interval", width, "a request"),
         ]
     if not {"tabloop", "rlinf"} <= gains.keys():
-        return found
+        return rows
     ahead, behind = (100 * difference(gains[name], "accepted")[0] for name in ("tabloop", "rlinf"))
-    wanted = TIMES_THE_GAIN * max(behind, 0.0)
+    target = TIMES_THE_GAIN * max(behind, 0.0)
     # Where RLinf's loses, half of its loss would be no gain.
     return [
-        *found,
-        Figure("tabloop's gain less twice rlinf's, if that is one", round(ahead - wanted, 4), "points", 0.0, 0 < ahead >= wanted),
+        *rows,
+        Figure("tabloop's gain less twice rlinf's, if that is one", round(ahead - target, 4), "points", 0.0, 0 < ahead >= target),
     ]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and write. Exit code 1 where the target is missed."""
+    """Measure and write the figures. Exit code 1 if the target is missed."""
     parser = argparse.ArgumentParser(prog="python -m tasks.bench_recipes", description=(__doc__ or "").split("\n")[0])
     add = parser.add_argument
     add("--recipes", choices=RECIPES, nargs="+", default=RECIPES, help="(default: all)")
@@ -282,10 +273,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ]
         # The trainer's processes come and go by themselves; spawned, so that torch's threads are not forked.
         with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
-            found = list(pool.map(gain, plans, [settings] * len(plans)))
+            results = list(pool.map(gain, plans, [settings] * len(plans)))
     gains: dict[str, list[Gain]] = defaultdict(list)
-    for one in found:
-        for name, value in one.items():
+    for result in results:
+        for name, value in result.items():
             gains[name].append(value)
     return 0 if write("recipes", figures(gains, options.seeds), Console()) else 1
 

@@ -1,11 +1,11 @@
-"""Grouped samples without a loop: several completions at each of many places, scored by the judge, ready for an update.
+"""Make grouped samples: several completions at each of many places, scored by the judge, and a job to train on them.
 
 python -m tasks.groups --out var/groups --positions 200
 
 GRPO's setting (Shao et al. 2024, "DeepSeekMath", section 4.1.2): a group of completions at the same place and no value model.
 Places lie where simulated developers type, never where models are scored. The judge's score, as a share of its best, is the
-reward; the advantage is `reward.estimator`'s, group unless another is asked for. Training is the same as a cycle's, on the job
-that is written here.
+reward; the advantage is `reward.estimator`'s, group by default. Training works as in a cycle,
+on the job that is written here.
 """
 
 import argparse
@@ -34,9 +34,9 @@ class GroupedSamples:
     """Grouped samples."""
 
     samples: tuple[Sample, ...]
-    """Rewarded, with advantages; groups one after another."""
+    """Samples with reward and advantage, group after group."""
     failed: int
-    """Completions that the judge could not score; their groups are left out whole."""
+    """Completions that the judge could not score; their groups are left out."""
 
 
 def sample_groups(
@@ -46,23 +46,23 @@ def sample_groups(
     many = [place for place in places for _ in range(group)]
     sampling = settings.serving.sampling
     drawn = generator.sample([(p.prefix, p.suffix) for p in many], sampling.max_tokens, sampling.temperature, seed)
-    asked = [judges.Item(p.prefix, p.suffix, d.text.rstrip("\n"), p.truth) for p, d in zip(many, drawn, strict=True)]
-    scores = judge.score(asked)
+    items = [judges.Item(p.prefix, p.suffix, d.text.rstrip("\n"), p.truth) for p, d in zip(many, drawn, strict=True)]
+    scores = judge.score(items)
     samples: list[Sample] = []
     for first in range(0, len(many), group):
         if any(isinstance(score, judges.Failed) for score in scores[first : first + group]):
             continue
         for number in range(first, first + group):
-            score, found, item = scores[number], drawn[number], asked[number]
+            score, draw, item = scores[number], drawn[number], items[number]
             assert isinstance(score, judges.Scored)
             samples.append(
                 Sample(
                     completion_id=f"offline-{seed}-{number}",
                     user="judge",
                     policy_version=VERSION,
-                    prompt_token_ids=found.prompt,
-                    token_ids=found.tokens,
-                    logprobs=tuple(min(value, 0.0) for value in found.logprobs),
+                    prompt_token_ids=draw.prompt,
+                    token_ids=draw.tokens,
+                    logprobs=tuple(min(value, 0.0) for value in draw.logprobs),
                     temperature=sampling.temperature,
                     outcome="judged",
                     shown_characters=len(item.completion),
@@ -77,7 +77,7 @@ def sample_groups(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Make the samples and the job, and say how to train on them. Exit code 1 where no group could be scored."""
+    """Write the samples and the job, and print the training command. Exit code 1 if no group could be scored."""
     parser = argparse.ArgumentParser(prog="python -m tasks.groups", description=(__doc__ or "").split("\n")[0])
     add = parser.add_argument
     add("--checkpoint", type=Path, help="policy (default: model.base)")
@@ -93,19 +93,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sources = positions.developer_sources(positions.read_sources(held_out_files(), [site_packages()]))
     places = positions.sample_positions(sources, options.positions, options.seed)
     generator, judge = Generator(checkpoint, settings.model), judges.build(settings.evaluate.judge)
-    made = sample_groups(generator, judge, places, options.group, settings, options.seed)
-    if not made.samples:
-        told = f"judge {judge.name}: scored none of {len(places)} groups, {made.failed} judgements failed"
-        print(f"{told}; look at evaluate.judge", file=sys.stderr)
+    grouped = sample_groups(generator, judge, places, options.group, settings, options.seed)
+    if not grouped.samples:
+        message = f"judge {judge.name}: scored none of {len(places)} groups, {grouped.failed} judgements failed"
+        print(f"{message}; check the setting evaluate.judge", file=sys.stderr)
         return 1
     folder = configuration.path(options.out)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "samples.parquet").write_bytes(to_parquet(made.samples))
+    (folder / "samples.parquet").write_bytes(to_parquet(grouped.samples))
     job = write_job(folder, checkpoint, folder / "samples.parquet", VERSION, settings.train)
-    taught = len({s.prompt_token_ids for s in made.samples if s.advantage})
+    contrasting = len({s.prompt_token_ids for s in grouped.samples if s.advantage})
     print(
-        f"{len(made.samples)} samples, mean reward {sum(s.reward for s in made.samples) / len(made.samples):.3f}, "
-        f"{taught} places whose completions differ in reward, {made.failed} judgements failed; to train on them:\n"
+        f"{len(grouped.samples)} samples, mean reward {sum(s.reward for s in grouped.samples) / len(grouped.samples):.3f}, "
+        f"{contrasting} places whose completions differ in reward, {grouped.failed} judgements failed; to train on them:\n"
         + " ".join(command(job, settings.train.processes))
     )
     return 0

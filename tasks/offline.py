@@ -1,12 +1,12 @@
-"""Labels that Continue kept on a developer's disk, for a first offline training set: python -m tasks.offline FILE --user NAME
+"""Import the labels in Continue's log on a developer's disk: python -m tasks.offline FILE --user NAME
 
     ~/.continue/dev_data/0.2.0/autocomplete.jsonl, one event a line (schema 0.1.0 too)
 
-Nobody knows which policy sampled these texts, nor with which probabilities: they are kept as records of their own, which have no
-field for them. A record of this kind is not a sample, and is refused wherever samples are read; PPO never sees one.
+The policy and the log-probabilities of these texts are unknown, so they are OfflineExample records, which have no field for them
+and are refused where samples are read; PPO never trains on one.
 
-Every line ends in exactly one bucket, and the buckets add up. Secrets are taken out first, users stand there as keyed hashes, and
-the same file imported again is the same object.
+Every line is in exactly one bucket, and the buckets add up. Secrets are redacted, users are keyed hashes, and importing the same
+file again writes the same object.
 """
 
 import argparse
@@ -36,31 +36,31 @@ EVENT = "autocomplete"
 
 @dataclass(frozen=True)
 class Imported:
-    """What became of a file's lines."""
+    """The examples of a file, and its lines by bucket."""
 
     examples: tuple[OfflineExample, ...]
     """In the order of their completions."""
     buckets: dict[Bucket, int]
-    """Lines by what became of them: superseded by a later event of the same completion, shown from the editor's cache, without a
+    """Lines by bucket: superseded by a later event of the same completion, shown from the editor's cache, without a
     judgement, logged without code, not readable, of another kind."""
 
 
 def parse(lines: Iterable[str], user: str, project: str, redactor: Redactor) -> Imported:
-    """The examples in an editor's log; `user` is the keyed hash."""
+    """Return the examples in an editor's log; `user` is the keyed hash."""
     counts: Counter[Bucket] = Counter()
     by_id: dict[str, OfflineExample] = {}
     for number, line in enumerate(lines):
-        found = example(line, f"line {number}", user, project)
-        if isinstance(found, str):
-            counts[found] += 1
+        result = example(line, f"line {number}", user, project)
+        if isinstance(result, str):
+            counts[result] += 1
             continue
         counts["kept"] += 1
-        if earlier := by_id.get(found.id):
+        if earlier := by_id.get(result.id):
             counts["kept"] -= 1
             counts["superseded"] += 1
-            # Continue rejects after 10 s by itself, and a Tab after that is told once more: the accept is the truth.
-            found = earlier if earlier.accepted else found
-        by_id[found.id] = found
+            # Continue rejects after 10 s by itself, and logs a later Tab in another event: the accept counts.
+            result = earlier if earlier.accepted else result
+        by_id[result.id] = result
     names = ("prefix", "shown", "suffix")
     cleaned = (
         e.model_copy(update=dict(zip(names, redactor.around(e.prefix, e.shown, e.suffix), strict=True))) for e in by_id.values()
@@ -69,45 +69,45 @@ def parse(lines: Iterable[str], user: str, project: str, redactor: Redactor) -> 
 
 
 def example(line: str, name: str, user: str, project: str) -> OfflineExample | Bucket:
-    """One line, or why it is none."""
+    """Return the example of a line, or the bucket of a line without one."""
     try:
         event = json.loads(line)
-        # As it is sent, the event lies in an envelope; on disk it does not.
-        told: dict[str, Any] = event["data"] if isinstance(event.get("data"), dict) else event
-        if (event.get("name") or told.get("eventName") or EVENT) != EVENT:
+        # A sent event is in an envelope; on disk it is not.
+        fields: dict[str, Any] = event["data"] if isinstance(event.get("data"), dict) else event
+        if (event.get("name") or fields.get("eventName") or EVENT) != EVENT:
             return "other_event"
-        if told.get("cacheHit"):
+        if fields.get("cacheHit"):
             return "cache_hit"
-        if not isinstance(told.get("accepted"), bool):
+        if not isinstance(fields.get("accepted"), bool):
             return "unjudged"
-        if not all(isinstance(told.get(field), str) for field in ("prefix", "suffix")) or not told.get("completion"):
+        if not all(isinstance(fields.get(field), str) for field in ("prefix", "suffix")) or not fields.get("completion"):
             return "no_code"
-        prefix, suffix = fim.request_context(str(told.get("prompt") or ""), told["prefix"], told["suffix"])
+        prefix, suffix = fim.request_context(str(fields.get("prompt") or ""), fields["prefix"], fields["suffix"])
         return OfflineExample(
-            id=str(told.get("completionId") or name),
-            time=seconds(told.get("timestamp")),
+            id=str(fields.get("completionId") or name),
+            time=seconds(fields.get("timestamp")),
             project=project,
             user=user,
-            model=str(told.get("modelName") or ""),
+            model=str(fields.get("modelName") or ""),
             prefix=prefix,
             suffix=suffix,
-            shown=after_selected(prefix, told["completion"]) or told["completion"],
-            accepted=told["accepted"],
+            shown=after_selected(prefix, fields["completion"]) or fields["completion"],
+            accepted=fields["accepted"],
         )
     except (ValueError, AttributeError):
         return "malformed"
 
 
 def seconds(stamp: object) -> float:
-    """An ISO time as Unix seconds; 0 where there is none. One without a zone is UTC."""
+    """Return an ISO time, by default in UTC, as Unix seconds; 0 without one."""
     if not stamp:
         return 0.0
-    found = datetime.fromisoformat(str(stamp))
-    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+    parsed = datetime.fromisoformat(str(stamp))
+    return (parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp()
 
 
 def write(store: ObjectStore, examples: Sequence[OfflineExample]) -> str:
-    """Write examples as an object of their own; gives back its key, the same for the same ones."""
+    """Write examples as one object and return its key, which is the same for the same examples."""
     body = to_parquet(examples)
     key = f"offline/{hashlib.sha256(body).hexdigest()}.parquet"
     store.put(key, body)
@@ -115,14 +115,14 @@ def write(store: ObjectStore, examples: Sequence[OfflineExample]) -> str:
 
 
 def read(store: ObjectStore) -> list[OfflineExample]:
-    """All examples, each completion once, without those of who is forgotten."""
-    unwanted = tombstones.subjects(tombstones.read_all(store))
-    every = (e for key in store.keys("offline/") for e in store.get_rows(key, OfflineExample))
-    return list({(e.user, e.id): e for e in every if not unwanted.hold(e.user, e.project)}.values())
+    """Return all examples, each completion once, without those of erased subjects."""
+    erased = tombstones.subjects(tombstones.read_all(store))
+    examples = (e for key in store.keys("offline/") for e in store.get_rows(key, OfflineExample))
+    return list({(e.user, e.id): e for e in examples if not erased.hold(e.user, e.project)}.values())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Import files; prints the accounts of each."""
+    """Import files and print the buckets of each."""
     parser = argparse.ArgumentParser(prog="python -m tasks.offline", description=__doc__.split("\n")[0])
     parser.add_argument("files", type=Path, nargs="+", help="autocomplete.jsonl of one developer")
     parser.add_argument("--user", required=True, help="the developer's id, as clients send it in X-User-ID")
@@ -134,12 +134,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise SystemExit("serving.user_secret is not set: `make up` generates one, or set TABLOOP_SERVING__USER_SECRET")
     user = user_hash(settings.serving.user_secret.get_secret_value().encode(), options.user)
     for file in options.files:
-        found = parse(file.read_text().splitlines(), user, options.project, Redactor())
-        print(f"{file}: {', '.join(f'{n} {bucket}' for bucket, n in found.buckets.items() if n) or 'no lines'}")
-        if found.examples and not options.dry_run:
+        imported = parse(file.read_text().splitlines(), user, options.project, Redactor())
+        print(f"{file}: {', '.join(f'{n} {bucket}' for bucket, n in imported.buckets.items() if n) or 'no lines'}")
+        if imported.examples and not options.dry_run:
             store = ObjectStore.connect(settings.store)
-            where = store.uri(write(store, found.examples))
-            print(f"  {where}: {len(found.examples)} examples, without behaviour log-probabilities")
+            where = store.uri(write(store, imported.examples))
+            print(f"  {where}: {len(imported.examples)} examples, without behaviour log-probabilities")
     return 0
 
 

@@ -1,9 +1,11 @@
 """Fixtures shared by all tests: the real stack, whole or in part, started on first use."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadScopeScheduling
 
 from infra.store import ObjectStore
 from tests import stack as stack_
@@ -13,26 +15,37 @@ settings.register_profile("tabloop", deadline=None)  # other load on the machine
 settings.load_profile("tabloop")
 
 
-SERVERS = {"storage", "orchestrated", "stack", "store"}
-"""Fixtures that share the session's one stack."""
-SHARED_ROOMS = ("tests/flows/", "tests/tasks/trainer/")
-"""Rooms whose files share what a fixture of the session started."""
+SHARED = {
+    "stack": ("tests/infra/", "tests/test_loop.py", "tests/test_documented_commands.py", "tests/flows/test_stopped.py"),
+    "trainer": ("tests/tasks/trainer/",),
+    "flows": ("tests/flows/",),
+}
+"""Files whose tests share started servers or processes, longest first: `make test` runs each group in one process."""
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own
+def group_of(nodeid: str) -> str:
+    """Return the group of a test; a file that shares nothing is a group of its own."""
+    return next((group for group, paths in SHARED.items() if nodeid.startswith(paths)), nodeid.split("::")[0])
+
+
+class Groups(LoadScopeScheduling):
+    """Gives each group of tests to one process."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group_of(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Groups:
+    return Groups(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Group what shares started servers, so that each group runs in one of the worker processes of `make test`; longest first."""
-
-    def group(item: pytest.Item) -> str:
-        if SERVERS & set(getattr(item, "fixturenames", ())):
-            return "stack"
-        path = item.nodeid.split("::")[0]
-        return next((room for room in SHARED_ROOMS if path.startswith(room)), path)
-
-    order = {"stack": 0, "tests/tasks/trainer/": 1, "tests/flows/": 2}
+    """Put the longest groups first."""
     for item in items:
-        item.add_marker(pytest.mark.xdist_group(group(item)))
-    items.sort(key=lambda item: order.get(group(item), len(order)))
+        if "storage" in getattr(item, "fixturenames", ()) and group_of(item.nodeid) != "stack":
+            raise pytest.UsageError(f"{item.nodeid} uses the session's stack: name its file in SHARED (tests/conftest.py)")
+    order = [*SHARED]
+    items.sort(key=lambda item: order.index(group) if (group := group_of(item.nodeid)) in order else len(order))
 
 
 @pytest.fixture(scope="session")

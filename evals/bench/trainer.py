@@ -1,9 +1,9 @@
 """The trainer's step compared with the same step in transformers (bench/padded.py).
 
-Both take PPO steps over the same samples, each in a process of its own with one thread: the trainer, and transformers with batches
-as TRL makes them, in float32 and in bfloat16 (transformers under autocast). The figure is tokens of prompts and completions, without
-padding, per CPU-second of the best step, since other load only slows a step down. Small steps alternate between the sides, since
-other load comes and goes.
+Both take PPO steps over the same samples, each in a process of its own with one thread: the trainer, and transformers with
+batches as TRL makes them, in float32 and in bfloat16 (transformers under autocast). The figure is tokens of prompts and
+completions, without padding, per CPU-second of the best step, since other load only slows a step down. Small steps alternate
+between the sides, since other load comes and goes.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Event objects as frames: checked a column at a time, and by their record's own validator only where a row looks wrong."""
+"""Convert event objects to frames, checked by column; only rows that look wrong go through their record's validator."""
 
 from collections.abc import Mapping, Sequence
 from types import NoneType
@@ -18,7 +18,7 @@ ARROW = {pl.String: pa.string(), pl.Float64: pa.float64(), pl.Int64: pa.int64(),
 
 
 def schema(record: type[Record]) -> dict[str, pl.DataType]:
-    """A record's columns."""
+    """Return a record's columns."""
     return {name: _column(field.annotation) for name, field in record.model_fields.items()}
 
 
@@ -38,12 +38,12 @@ def _inner(kind: pl.List) -> pl.DataType:
 
 
 def nullable(record: type[Record]) -> set[str]:
-    """Columns in which nothing may stand."""
+    """Return the columns that may be null."""
     return {name for name, field in record.model_fields.items() if NoneType in get_args(field.annotation)}
 
 
 def arrow_schema(record: type[Record]) -> pa.Schema:
-    """A record's columns as they are written to Parquet."""
+    """Return a record's columns as Parquet has them."""
 
     def column(kind: pl.DataType) -> pa.DataType:
         return pa.list_(column(_inner(kind))) if isinstance(kind, pl.List) else ARROW.get(type(kind), pa.string())
@@ -52,7 +52,7 @@ def arrow_schema(record: type[Record]) -> pa.Schema:
 
 
 def checked(table: pa.Table, record: type[Record], left_out: Sequence[str] = ()) -> tuple[pl.DataFrame, list[dict[str, Any]]]:
-    """The rows that are records, and the others as they were found; `left_out` are columns that are neither read nor checked."""
+    """Return the valid rows as a frame and the others unchanged; the columns `left_out` are neither read nor checked."""
     columns = {name: kind for name, kind in schema(record).items() if name not in left_out}
     table = table.drop_columns([name for name in left_out if name in table.column_names])
     if not table.num_rows or not _looks_right(table, record, columns):
@@ -64,15 +64,15 @@ def checked(table: pa.Table, record: type[Record], left_out: Sequence[str] = ())
         ).alias(name)
         for name, kind in columns.items()
     )
-    # A word that is none of a column's is null by now.
+    # A value outside a column's enumeration is null after the cast.
     wrong = [pl.col(name).is_null() for name in columns if name not in nullable(record)]
     lengths = [pl.col(name).list.len() for name in ALIGNED if name in columns]
     wrong += [lengths[0] != length for length in lengths[1:]]
     bad = frame.select(wrong=pl.any_horizontal(wrong).fill_null(True))["wrong"]
     if not bad.any():
         return frame, []
-    fine, broken = _by_validator(table.filter(bad.to_arrow()), record, columns, left_out)
-    return pl.concat([frame.filter(~bad), fine]), broken
+    valid, broken = _by_validator(table.filter(bad.to_arrow()), record, columns, left_out)
+    return pl.concat([frame.filter(~bad), valid]), broken
 
 
 def _looks_right(table: pa.Table, record: type[Record], columns: Mapping[str, pl.DataType]) -> bool:
@@ -90,28 +90,28 @@ def _looks_right(table: pa.Table, record: type[Record], columns: Mapping[str, pl
     )
 
 
-def _fits(found: pa.DataType, wanted: pl.DataType) -> bool:
+def _fits(actual: pa.DataType, expected: pl.DataType) -> bool:
     kinds = pa.types
-    if kinds.is_null(found):
+    if kinds.is_null(actual):
         return True
-    if isinstance(wanted, pl.List):
-        return (kinds.is_list(found) or kinds.is_large_list(found)) and _fits(found.value_type, _inner(wanted))
-    if isinstance(wanted, pl.Float64):
-        return found in (pa.float64(), pa.float32()) or kinds.is_signed_integer(found)
-    if isinstance(wanted, pl.Int64):
-        return kinds.is_signed_integer(found)
-    if isinstance(wanted, pl.Boolean):
-        return kinds.is_boolean(found)
-    return kinds.is_string(found) or kinds.is_large_string(found)
+    if isinstance(expected, pl.List):
+        return (kinds.is_list(actual) or kinds.is_large_list(actual)) and _fits(actual.value_type, _inner(expected))
+    if isinstance(expected, pl.Float64):
+        return actual in (pa.float64(), pa.float32()) or kinds.is_signed_integer(actual)
+    if isinstance(expected, pl.Int64):
+        return kinds.is_signed_integer(actual)
+    if isinstance(expected, pl.Boolean):
+        return kinds.is_boolean(actual)
+    return kinds.is_string(actual) or kinds.is_large_string(actual)
 
 
 def _by_validator(
     table: pa.Table, record: type[Record], columns: Mapping[str, pl.DataType], left_out: Sequence[str]
 ) -> tuple[pl.DataFrame, list[dict[str, Any]]]:
-    fine, broken = [], []
+    valid, broken = [], []
     for row in table.to_pylist():
         try:
-            fine.append(record.model_validate({**row, **dict.fromkeys(left_out, ())}).model_dump())
+            valid.append(record.model_validate({**row, **dict.fromkeys(left_out, ())}).model_dump())
         except ValidationError:
             broken.append(row)
-    return pl.DataFrame(fine, schema=schema(record)).select(columns.keys()), broken
+    return pl.DataFrame(valid, schema=schema(record)).select(columns.keys()), broken

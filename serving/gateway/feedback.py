@@ -95,6 +95,6 @@ def _endpoint(service: FeedbackService, dialect: Dialect, form: FeedbackFormat) 
                 record_id = await service.store(event, caller)
                 if form.once:
                     recent.add(key)
-        return JSONResponse(form.answer(record_id, service.waiting_segments))
+        return JSONResponse(form.render(record_id, service.waiting_segments))
 
     return receive

@@ -47,7 +47,7 @@ class CompletionResponse(Response, ABC):
         await self.end(send)
 
     def look_ahead(self) -> None:
-        """Search the code around the cursor for secrets, once. It starts after the first text, so that no request of a burst waits."""
+        """Search the code around the cursor for secrets, once; called after the first text, so that no other first text waits."""
         if not self._looked_ahead and not self.generation.caller.opted_out:
             self._looked_ahead = True
             self._recorder.scan_ahead(self.generation.request.prefix, self.generation.request.suffix)

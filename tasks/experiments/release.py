@@ -1,7 +1,7 @@
-"""Experiments opened and ended, champions promoted and rolled back. Every step may be killed anywhere and run again.
+"""Open and end experiments, promote and roll back champions. Every step may be killed anywhere and run again.
 
-The decision record is written first, once, with a conditional put; then the registry is made to agree with it. Whoever finds a
-decision for the running experiment carries it out, so that of two deciders the first one's record stands.
+The decision record is written first, once, with a conditional put; then the registry is changed to match it. A later run that
+finds a decision for the running experiment carries it out, so of two concurrent decisions the first one counts.
 """
 
 from collections.abc import Iterable
@@ -16,52 +16,52 @@ from infra.store import ObjectStore
 
 GATE = "gate"
 MANUAL = "manual-"
-"""Ids of records of moves by hand begin so."""
+"""Prefix of the ids of manual moves."""
 MOST_TAG = 1000
-"""Characters of a reason that a version's tag takes."""
+"""Characters of a reason that a version's tag holds."""
 MOST_NAMED = 10
-"""Versions that an error proposes."""
+"""Versions that an error lists."""
 
 
 class NothingToDo(ValueError):
-    """A manual promotion or rollback that names nothing to move to."""
+    """A manual promotion or rollback without a version to move to."""
 
 
 class CheckpointRemoved(ValueError):
-    """A version that is to serve again has no weights any more."""
+    """The weights of the version to serve were removed."""
 
 
 def open_experiment(
     store: ObjectStore, registry: Registry, settings: Experiment, cycle: str, version: str, champion: str, now: float
 ) -> ExperimentRecord | None:
-    """Put the candidate on the challenger's arm; none where it cannot be any more: it was decided, or another test runs."""
-    wanted = ExperimentRecord(
+    """Open the candidate's experiment; return None if it was decided, the champion changed, or another experiment runs."""
+    proposed = ExperimentRecord(
         id=experiment_id(cycle, version), champion=champion, challenger=version, share=settings.share, started=now
     )
     aliases = registry.aliases()
-    if aliases.experiment and aliases.experiment.id != wanted.id:
+    if aliases.experiment and aliases.experiment.id != proposed.id:
         return None
-    if aliases.champion != champion or decision_of(store, wanted.id):
+    if aliases.champion != champion or decision_of(store, proposed.id):
         return None
-    record = store.put_once(f"experiments/{wanted.id}.json", wanted)
+    record = store.put_once(f"experiments/{proposed.id}.json", proposed)
     registry.set_alias(CHALLENGER, version)
     registry.set_experiment(record)
     return record
 
 
 def champions(store: ObjectStore, known: Iterable[ModelVersion], manifests: Iterable[Manifest]) -> list[str]:
-    """Versions that were champion, the latest first.
+    """Return the versions that were champion, the latest first, from decisions and from manifests.
 
-    Decisions tell them, and the manifests of cycles: an alias that is moved in MLflow leaves no decision.
+    An alias that is moved in MLflow leaves no decision, but the next manifest names the champion.
     """
     promoted = [v for v in known if v.tags.get(VERDICT_TAG, "").startswith("promote") and CYCLE_TAG in v.tags]
     tests = [experiment_id(v.tags[CYCLE_TAG], v.version) for v in promoted]
     moves = [key.removeprefix("decisions/").removesuffix(".json") for key in store.keys(f"decisions/{MANUAL}")]
-    seen = [(m.created, m.champion) for m in manifests]
+    dated = [(m.created, m.champion) for m in manifests]
     for decision in (decision_of(store, name) for name in (*tests, *moves)):
         if decision and decision.verdict.verdict == "promote":
-            seen += [(decision.decided, decision.experiment.challenger), (decision.decided, decision.experiment.champion)]
-    latest = sorted(seen, key=itemgetter(0), reverse=True)
+            dated += [(decision.decided, decision.experiment.challenger), (decision.decided, decision.experiment.champion)]
+    latest = sorted(dated, key=itemgetter(0), reverse=True)
     return list(dict.fromkeys(version for _, version in latest if version))
 
 
@@ -75,14 +75,14 @@ def conclude(store: ObjectStore, registry: Registry, decision: Decision) -> Deci
 
 
 def dataset_of(registry: Registry, version: str) -> str:
-    """Id of the data set that a version was trained on; empty where no cycle made it or the registry has lost it."""
+    """Return the id of the data set of a version; "" if no cycle made it or the registry does not know it."""
     return next((v.tags.get(DATASET_TAG, "") for v in registry.versions() if v.version == version), "")
 
 
 def carry_out(registry: Registry, decision: Decision) -> None:
-    """Make the registry agree with a decision; does nothing where the experiment has ended already.
+    """Change the registry to match a decision; do nothing if the experiment has already ended.
 
-    A champion that was moved by hand in the meantime stays: the experiment compared with another one.
+    A champion that was moved by hand in the meantime stays, since the experiment compared with another version.
     """
     experiment, aliases = decision.experiment, registry.aliases()
     running = aliases.experiment is not None and aliases.experiment.id == experiment.id
@@ -100,20 +100,20 @@ def carry_out(registry: Registry, decision: Decision) -> None:
 
 
 def show_look(registry: Registry, experiment: ExperimentRecord, verdict: Verdict, now: float) -> None:
-    """Leave what the gate just saw where people look, on the registered model."""
+    """Write the gate's latest verdict to a tag of the registered model, where the status page reads it."""
     look = Decision(experiment=experiment, verdict=verdict, decided=now, by=GATE)
     registry.set_tag(LOOK_TAG, look.model_dump_json())
 
 
 def void(experiment: ExperimentRecord, champion: str | None) -> Verdict | None:
-    """The verdict on an experiment whose champion was moved by hand; none where it was not."""
+    """Return the verdict on an experiment whose champion was moved by hand; None if it was not."""
     if champion == experiment.champion:
         return None
     return Verdict(verdict="reject", reason=f"void: the champion is {champion} now, the test was against {experiment.champion}")
 
 
 def promote(store: ObjectStore, registry: Registry, version: str, by: str, reason: str, now: float) -> Decision:
-    """Make a version the champion by hand: the challenger where none is named.
+    """Make a version the champion by hand, by default the challenger.
 
     Raises:
         NothingToDo: there is no challenger, or the version is the champion.
@@ -150,7 +150,7 @@ def check_servable(registry: Registry, version: str) -> None:
 
 
 def rollback(store: ObjectStore, registry: Registry, version: str, by: str, reason: str, now: float) -> Decision:
-    """Make an earlier version the champion again: the previous champion where none is named.
+    """Make an earlier version the champion again, by default the previous champion.
 
     Raises:
         NothingToDo: no previous champion is known.
@@ -164,7 +164,7 @@ def rollback(store: ObjectStore, registry: Registry, version: str, by: str, reas
 
 
 def by_hand(champion: str, version: str, now: float) -> ExperimentRecord:
-    """A record for a move that no experiment stands behind."""
+    """Return the record of a move without an experiment."""
     return ExperimentRecord(
         id=f"{MANUAL}{now:.3f}-version-{version}", champion=champion, challenger=version, share=1, started=now
     )

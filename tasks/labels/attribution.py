@@ -6,13 +6,13 @@ infra/docs/loop.md, "The join"):
     same place     same project and user, within join_seconds, same prefix and suffix, shown text starts the completion
     stream reuse   event prefix = request prefix + typed, same suffix, typed + shown text starts the completion
 
-With a name selected in the list of suggestions, Continue requests a completion as if the name were in the file, and repeats the name
-in the shown text: the prefix ends with it and the shown text begins with it.
+With a name selected in the list of suggestions, Continue requests a completion as if the name were in the file, and repeats the
+name in the shown text: the prefix ends with it and the shown text begins with it.
 
     feedback -- merge --> impressions; completions x impressions -- match --> matches; completions x matches -- label --> labels
 
-Every function accepts a part of the events (tasks/labels/partitions.py), as long as an impression comes with all of its events and
-all completions that it may belong to, and a label with all matches of its completion.
+Every function accepts a part of the events (tasks/labels/partitions.py), as long as an impression comes with all of its events
+and all completions that it may belong to, and a label with all matches of its completion.
 """
 
 from difflib import SequenceMatcher
@@ -31,7 +31,8 @@ LEAST_KEPT = 4
 CLOCK_SLACK_SECONDS = 1.0
 """Largest difference between replicas' clocks: feedback may seem to arrive this long before its completion."""
 TRIMMED_SPACES = ("", " ", "  ")
-"""Spaces that Continue removes in front of a completion: one where the prefix ends in one, and before 0.8.60 one more of Qwen's."""
+"""Spaces that Continue removes in front of a completion: one where the prefix ends in one, and before 0.8.60 one more of
+Qwen's."""
 LEAST_SELECTED, MOST_SELECTED = 4, 200
 """Characters of a name selected in the list of suggestions; Continue sends one only after four characters of it are typed."""
 BLANKS = "".join(c for c in map(chr, range(0x3001)) if c.isspace())
@@ -87,7 +88,7 @@ def merge(feedback: pl.DataFrame) -> pl.DataFrame:
 
 
 def match(completions: pl.DataFrame, impressions: pl.DataFrame, join_seconds: float) -> pl.DataFrame:
-    """Return the completion that each impression belongs to, with the label that it implies; impressions without one are left out.
+    """Return the completion of each impression, with the label that it implies; impressions without a completion are left out.
 
     A row has the completion's id and time (`served`, `served_time`), the impression's outcome (`reported`), time and ids, and the
     columns of the label.
@@ -186,7 +187,8 @@ def _latest(pairs: pl.DataFrame) -> pl.DataFrame:
 def _labelled(pairs: pl.DataFrame) -> pl.DataFrame:
     """Turn each impression's outcome into a label of its completion."""
     pairs = pairs.with_columns(
-        reported="outcome", shown_characters=pl.when(pl.col("shown") == "").then("extent").otherwise(pl.col("shown").str.len_chars())
+        reported="outcome",
+        shown_characters=pl.when(pl.col("shown") == "").then("extent").otherwise(pl.col("shown").str.len_chars()),
     )
     length = pl.col("shown_characters").cast(pl.Int64)
     pairs = pairs.with_columns(shown_text=pl.col("text").str.slice(pl.col("extent") - length, length), shown_characters=length)
@@ -214,7 +216,8 @@ def _labelled(pairs: pl.DataFrame) -> pl.DataFrame:
         .otherwise(pl.coalesce("remaining", pl.lit(0)))
     )
     return pairs.select(
-        *("served", "served_time", "text", "reported", "client_id", "impression", "time", "cache_hit", "shown_characters", "extent"),
+        *("served", "served_time", "text", "reported", "client_id", "impression", "time", "cache_hit"),
+        *("shown_characters", "extent"),
         outcome=outcome.cast(LABEL),
         accepted_characters=kept,
         reported_language="language",
@@ -276,9 +279,9 @@ def label(completions: pl.DataFrame, matches: pl.DataFrame) -> pl.DataFrame:
 def cut(frame: pl.DataFrame) -> pl.DataFrame:
     """Count the sampled tokens that the developer was shown, and bound their log-probabilities.
 
-    All tokens count, the end token too, where all but trailing blanks was shown. Replaces the lists `token_ends` and `logprobs` by
-    `tokens` and `logprobs` (counts), `logprob_lowest` and `logprob_highest`; also needs `text` and `extent`. A log-probability
-    that is not finite becomes an infinite one, which fails every bound.
+    All tokens count, the end token too, where all but trailing blanks was shown. Replaces the lists `token_ends` and `logprobs`
+    by `tokens` and `logprobs` (counts), `logprob_lowest` and `logprob_highest`; also needs `text` and `extent`. A
+    log-probability that is not finite becomes an infinite one, which fails every bound.
     """
     ends, logprobs = frame["token_ends"].to_arrow(), frame["logprobs"].to_arrow()
     lengths = frame["token_ends"].list.len().to_numpy().astype(np.int64)

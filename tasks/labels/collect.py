@@ -88,7 +88,7 @@ def collect(store: ObjectStore, registry: Registry, settings: Settings, now: flo
 
 
 def ancestry(store: ObjectStore, versions: Lineage, parent: str, oldest: float) -> list[Manifest]:
-    """Return the manifests of the cycles that made a version and its ancestors, newest first, as far as they reach into the window."""
+    """Return the manifests of the cycles that made a version and its ancestors, newest first, back to the window's start."""
     manifests: list[Manifest] = []
     for version in versions.ancestry(parent):
         if cycle := versions.cycles.get(version):

@@ -2,8 +2,8 @@
 
     python -m tasks.labels.explain ID
 
-ID is the completion's id in the response ("cmpl-..."). Prints one line for each sealed cycle whose window held the request, the newest
-first. Exits 1 if no cycle did.
+ID is the completion's id in the response ("cmpl-..."). Prints one line for each sealed cycle whose window held the request, the
+newest first. Exits 1 if no cycle did.
 """
 
 import argparse
@@ -30,7 +30,7 @@ MEANINGS: dict[Bucket, str] = {
     "cache_hit": "its only feedback came from the editor's cache",
     "stale": "more than collect.max_staleness updates lie between its version and the parent",
     "duplicate": "delivered again, or the parent's ancestry was trained on it",
-    "quarantined": "cannot be trained on",
+    "quarantined": "not fit for training",
     "opted_out": "its user or project opted out",
     "withheld": "generated and not shown",
     "pinned": "an administrator chose its version",

@@ -1,9 +1,10 @@
 """Divide a window into partitions of whole hours, which are joined independently with the same result as one join of everything.
 
-`plan_window` reads only the times and ids of all objects and assigns each row to a partition: a request by its time, an impression by
-the time of the completion that it names, else of its first event. So late events of an impression are found in any object.
-`join_partition` then reads the partition's own objects and the requests near it that its impressions may belong to, and returns small
-rows: the facts of its requests, and matches, which may belong to a neighbour's request. `merge_partitions` combines them.
+`plan_window` reads only the times and ids of all objects and assigns each row to a partition: a request by its time, an
+impression by the time of the completion that it names, else of its first event. So late events of an impression are found in any
+object. `join_partition` then reads the partition's own objects and the requests near it that its impressions may belong to, and
+returns small rows: the facts of its requests, and matches, which may belong to a neighbour's request. `merge_partitions`
+combines them.
 
 Hours with few requests share a partition, so that a quiet week does not take a hundred tasks.
 """

@@ -38,8 +38,8 @@ def _with_tokens(store: ObjectStore, partition: Partition, chosen: pl.DataFrame)
     rows = chosen.join(served.select("id", "prompt_token_ids", "token_ids", "logprobs"), on="id", suffix="_served")
     if rows.height != chosen.height:
         raise InputChanged(
-            f"completions of {rows.height} samples are in their objects, expected {chosen.height}: a user or project was erased in "
-            "the meantime. Nothing was sealed; the next run collects again: `prefect deployment run cycle/cycle`"
+            f"{rows.height} of {chosen.height} samples are where they were served: a user or project was erased in the meantime. "
+            "Nothing was sealed; the next run collects again: `prefect deployment run cycle/cycle`"
         )
     columns = {name: pl.col(name) for name in SCHEMA.names if name in rows.columns} | {
         "completion_id": pl.col("id"),

@@ -57,7 +57,7 @@ def window_after(manifests: Sequence[Manifest], now: float, settle_seconds: floa
 def segments_after(
     store: ObjectStore, kind: str, window: Window, since: float, now: float, columns: Collection[str]
 ) -> Iterator[tuple[str, Segment]]:
-    """Yield the segments that may hold rows after `since` or were never read, each once, with the key of the object that holds it."""
+    """Yield the segments that may hold rows after `since` or were never read, each once, with the key of the object around it."""
     keys = event_keys(store, kind, window.oldest, now)
     contained: set[str] = set()
     containers = [key for key in keys if segments.is_container(key) and window.opens(key, since)]

@@ -1,9 +1,8 @@
-"""No user has more than a share of a cycle's weight: pure.
+"""Cap each user's share of a cycle's weight. Pure.
 
-A user's weight is the sum of the sizes of the advantages of that user's samples, which is what bounds that user's part of the
-policy's gradient. The share of samples is bounded already (tasks/labels/accounting.py); but few samples may weigh as much as many, where
-they are the rare ones of a batch. What is above the share is scaled down, by one factor for all samples of the user, so that
-their order and sign stay.
+A user's weight is the sum of the absolute advantages of that user's samples, which bounds the user's part of the policy gradient.
+The share of samples is capped already (tasks/labels/accounting.py), but a few rare samples may weigh as much as many. One factor
+scales all samples of a user, so that their order and sign stay.
 """
 
 import math
@@ -15,7 +14,7 @@ ROUNDING = 1e-9
 
 
 def cap_user_weight(samples: pl.DataFrame, share: float) -> pl.DataFrame:
-    """Samples with a `user` and an `advantage`, those of users above the share scaled down to it."""
+    """Return samples in which the advantages of users above the share are scaled down to it."""
     users = samples.group_by("user").agg(pl.col("advantage").abs())
     weights = {user: math.fsum(sizes) for user, sizes in users.iter_rows()}
     most = weight_cap(list(weights.values()), share)
@@ -25,7 +24,7 @@ def cap_user_weight(samples: pl.DataFrame, share: float) -> pl.DataFrame:
 
 
 def weight_cap(weights: Sequence[float], share: float) -> float:
-    """The largest cap c with c <= share * sum(min(weight, c)); with fewer users than 1 / share, equal weights for all.
+    """Return the largest cap c with c <= share * sum(min(weight, c)); with fewer users than 1 / share, equal weights for all.
 
     With the k heaviest users at the cap, c = share * (k c + the rest), so c = share * rest / (1 - k share).
     """
@@ -34,7 +33,7 @@ def weight_cap(weights: Sequence[float], share: float) -> float:
     rest = sum(ordered)
     for k, heaviest in enumerate(ordered):
         cap = allowed * rest / (1 - k * allowed)
-        if heaviest <= cap * (1 + ROUNDING):  # so it is at the latest for the whole part of 1 / share, where 1 - k share <= share
+        if heaviest <= cap * (1 + ROUNDING):  # true at the latest for k = floor(1 / share), where 1 - k share <= share
             return cap
         rest -= heaviest
     return 0.0

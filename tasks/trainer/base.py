@@ -7,7 +7,6 @@ import argparse
 import json
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -108,26 +107,34 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def reporter(model: TrainedModel, arguments: argparse.Namespace) -> Callable[[int, float, float, float], None]:
-    """Return a function for each step's figures: it prints progress on rank 0, and saves snapshots."""
-    start_time = time.monotonic()
-    step, smoothed, saved = 0, 0.0, 0.0
+class Reporter:
+    """Prints the progress of training on rank 0, and saves snapshots of the checkpoint."""
 
-    def report(tokens: int, loss: float, norm: float, progress: float) -> None:
-        nonlocal step, smoothed, saved
-        step += 1
-        smoothed = loss if step == 1 else 0.97 * smoothed + 0.03 * loss
-        if dist.get_rank() == 0 and step % REPORT_STEPS == 0:
-            speed = tokens / (time.monotonic() - start_time)
+    def __init__(self, model: TrainedModel, arguments: argparse.Namespace) -> None:
+        """Start the clock."""
+        self._model, self._arguments = model, arguments
+        self._start, self._steps, self._saved = time.monotonic(), 0, 0.0
+        self.loss = 0.0
+        """Exponential moving average of this rank's loss."""
+
+    def __call__(self, tokens: int, loss: float, norm: float, progress: float) -> None:
+        """Take the figures of a step; see pretrain.train."""
+        self._steps += 1
+        self.loss = loss if self._steps == 1 else 0.97 * self.loss + 0.03 * loss
+        if dist.get_rank() == 0 and self._steps % REPORT_STEPS == 0:
+            speed = tokens / (time.monotonic() - self._start)
             print(
-                f"{tokens / 1e6:7.2f} M tokens  loss {smoothed:.3f}  gradient {norm:.2f}  {speed:,.0f} tokens/s  {progress:.1%}",
+                f"{tokens / 1e6:7.2f} M tokens  loss {self.loss:.3f}  gradient {norm:.2f}  {speed:,.0f} tokens/s  {progress:.1%}",
                 flush=True,
             )
-        if progress - saved > SNAPSHOT_EVERY:
-            model.save(arguments.out, torch.bfloat16, extras=arguments.work / "tokenizer")
-            saved = progress
+        if progress - self._saved > SNAPSHOT_EVERY:
+            save(self._model, self._arguments)
+            self._saved = progress
 
-    return report
+
+def save(model: TrainedModel, arguments: argparse.Namespace) -> None:
+    """Write the checkpoint and the tokenizer to --out."""
+    model.save(arguments.out, torch.bfloat16, extras=arguments.work / "tokenizer")
 
 
 def main() -> None:
@@ -155,18 +162,20 @@ def main() -> None:
         seconds = time.monotonic() - start_time
         print(f"{rows.size / 1e6:.1f} M tokens prepared, {parameters:.2f} M parameters, {seconds:.0f} s", flush=True)
     middle, end = SPECIAL_TOKENS.index(MIDDLE), SPECIAL_TOKENS.index(END)
+    reporter = Reporter(model, arguments)
     tokens = train(
         model,
         rows,
         Schedule(arguments.learning_rate, arguments.tokens, arguments.minutes),
         BATCH,
         lambda batch: weights_of(batch, middle, end, MIDDLE_WEIGHT),
-        reporter(model, arguments),
+        reporter,
     )
-    model.save(arguments.out, torch.bfloat16, extras=arguments.work / "tokenizer")
+    save(model, arguments)
     if lead:
         (arguments.out / "SOURCES.md").write_text(sources.document(files))
-        print(f"done: {tokens} tokens, {time.monotonic() - start_time:.0f} s; wrote {arguments.out}", flush=True)
+        seconds = time.monotonic() - start_time
+        print(f"done: {tokens} tokens, loss {reporter.loss:.3f}, {seconds:.0f} s; wrote {arguments.out}", flush=True)
     stop()
 
 

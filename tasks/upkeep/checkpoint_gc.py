@@ -1,11 +1,11 @@
-"""Checkpoints and optimizer states that nobody can want any more are removed; their versions stay, with a tag that says so.
+"""Remove checkpoints and optimizer states that are no longer used; their versions stay, with a tag.
 
-Looked at is what cycles uploaded: the base, and what a person put there, stay. An upload goes when its cycle has ended, it is
-old, and no wanted version lies there. What a cycle without a version has left is wanted by nobody; what was registered and is
-unknown to the registry stays, since that may be another registry.
+Only uploads of cycles are removed: the base and a person's uploads stay. An upload is removed if its cycle has ended, it is old,
+and no version in use is there. The upload of a cycle without a version is unused. An upload that was registered but is unknown
+to the registry stays, since it may belong to another registry.
 
-A version is tagged first, then its checksums go, then the rest: nobody ever finds weights that look whole and are not, and a pass
-that was killed is completed by the next.
+A version is tagged first, then its checksums are removed, then the rest, so that no reader takes a partial checkpoint for a
+complete one. The next pass completes a pass that was killed.
 """
 
 from collections.abc import Iterable
@@ -29,84 +29,84 @@ CHECKPOINTS, OPTIMIZERS = "checkpoints", "optimizers"
 
 @dataclass(frozen=True)
 class ExpiredUpload:
-    """What goes of a cycle's upload."""
+    """The parts of a cycle's upload to remove."""
 
     cycle: str
     versions: tuple[str, ...]
-    """Versions that lie there; empty where the cycle made none."""
+    """Versions of this upload; empty if the cycle made none."""
     folders: tuple[str, ...]
-    """"checkpoints", "optimizers": in which of them it is removed."""
+    """The folders to remove it from: "checkpoints", "optimizers"."""
 
 
 def find(store: ObjectStore, registry: Registry, settings: Settings, now: float) -> tuple[ExpiredUpload, ...]:
-    """What may go.
+    """Return the uploads to remove.
 
     Raises:
-        NoChampion: what is still wanted cannot be told.
+        NoChampion: without a champion the versions in use are unknown.
     """
-    index = cycles.index(store)  # before the registry is asked: what an ended cycle registered is known there by then
+    index = cycles.index(store)  # before the registry is read, which then knows the versions of all ended cycles
     uploads = uploaded(store)
     ended = {cycle for cycle, objects in index.items() if {"manifest.json", "outcome.json"} <= objects}
-    # Of all cycles, also of those whose upload is gone: nothing else may tell that the champion they name was one.
+    # Of all cycles, also of those whose upload was removed: a manifest may be the only record of an earlier champion.
     manifests = {cycle: cycles.manifest_of(store, cycle) for cycle, objects in index.items() if "manifest.json" in objects}
     known, aliases, limits = registry.versions(), registry.aliases(), settings.retention
     unfinished = [manifest for cycle, manifest in manifests.items() if cycle not in ended]
     trained = registry.aliased() | trainable(store, lineage(known), aliases, unfinished)
     earlier = [version for version in champions(store, known, manifests.values()) if version != aliases.champion]
     served = pinned(settings.serving) | {*earlier[: limits.champions_kept]}
-    wanted = {CHECKPOINTS: trained | served, OPTIMIZERS: trained}
+    in_use = {CHECKPOINTS: trained | served, OPTIMIZERS: trained}
     days = {CHECKPOINTS: limits.checkpoints_days, OPTIMIZERS: min(limits.optimizers_days, limits.checkpoints_days)}
-    found: list[ExpiredUpload] = []
+    expired: list[ExpiredUpload] = []
     for cycle in sorted(uploads.keys() & ended):
         versions = tuple(v.version for v in known if v.source.rstrip("/") == store.uri(f"{CHECKPOINTS}/{cycle}"))
         old = [folder for folder in uploads[cycle] if now - manifests[cycle].created > days[folder] * DAY]
-        gone = tuple(folder for folder in old if not wanted[folder].intersection(versions))
+        gone = tuple(folder for folder in old if not in_use[folder].intersection(versions))
         if gone and (versions or not registered(store, cycle)):
-            found.append(ExpiredUpload(cycle, versions, gone))
-    return tuple(found)
+            expired.append(ExpiredUpload(cycle, versions, gone))
+    return tuple(expired)
 
 
 def uploaded(store: ObjectStore) -> dict[str, list[str]]:
-    """The folders in which something lies, by its name there: a cycle's id, or what a person chose."""
-    found: dict[str, list[str]] = {}
+    """Return the folders of each upload by its name: a cycle's id, or a name that a person chose."""
+    uploads: dict[str, list[str]] = {}
     for folder in (CHECKPOINTS, OPTIMIZERS):
         for name in {key.split("/")[1] for key in store.keys(f"{folder}/")}:
-            found.setdefault(name, []).append(folder)
-    return found
+            uploads.setdefault(name, []).append(folder)
+    return uploads
 
 
 def trainable(store: ObjectStore, tree: Lineage, aliases: Aliases, unfinished: Iterable[Manifest]) -> frozenset[str]:
-    """Versions that training may go on from, or is compared with, beside those with an alias: now and after a rollback."""
+    """Return the versions without an alias that may be trained further or compared with, now and after a rollback."""
     champion, previous, running = aliases.champion, aliases.previous_champion, aliases.experiment
     if champion is None:
         raise NoChampion(
-            "registry: the model has no alias champion, so nobody can tell which checkpoints are wanted; nothing was removed. "
-            "Put it on a version in MLflow and run retention again"
+            "registry: the model has no alias champion, so the checkpoints in use are unknown; nothing was removed. "
+            "Set the alias on a version in MLflow and run retention again"
         )
-    found = {choose_parent(store, tree, champion, previous)}
+    versions = {choose_parent(store, tree, champion, previous)}
     if previous:
-        found |= {previous, choose_parent(store, tree, previous, champion)}
+        versions |= {previous, choose_parent(store, tree, previous, champion)}
     if running:
-        found |= {running.champion, running.challenger}
+        versions |= {running.champion, running.challenger}
     for manifest in unfinished:
-        found |= {manifest.parent, manifest.champion}
-    return frozenset(found)
+        versions |= {manifest.parent, manifest.champion}
+    return frozenset(versions)
 
 
 def pinned(settings: Serving) -> frozenset[str]:
-    """Versions that the settings let projects and users have."""
+    """Return the versions that the settings pin for projects and users."""
     return frozenset(t.version for t in (settings.terms, *settings.projects.values(), *settings.users.values()) if t.version)
 
 
 def registered(store: ObjectStore, cycle: str) -> bool:
-    """Whether a cycle that has ended made a version."""
+    """Return whether an ended cycle made a version."""
     return CycleOutcome.model_validate(store.get_json(f"cycles/{cycle}/outcome.json")).result == "registered"
 
 
-def remove(store: ObjectStore, registry: Registry, found: Iterable[ExpiredUpload], now: float) -> tuple[ExpiredUpload, ...]:
-    """Remove what was found, save what has got an alias since; gives back what is gone."""
+def remove(store: ObjectStore, registry: Registry, expired: Iterable[ExpiredUpload], now: float) -> tuple[ExpiredUpload, ...]:
+    """Remove these uploads, except those whose version has an alias by now; return the removed ones."""
     gone: list[ExpiredUpload] = []
-    for upload in found:
+    for upload in expired:
         if registry.aliased().intersection(upload.versions):
             continue
         for version in upload.versions if CHECKPOINTS in upload.folders else ():

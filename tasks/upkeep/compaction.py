@@ -1,4 +1,5 @@
-"""Small event objects of an hour are put together into containers (infra/events/segments.py): fewer requests for everyone who reads.
+"""Small event objects of an hour are put together into containers (infra/events/segments.py): fewer requests for everyone who
+reads.
 
 In two passes, so that no reader loses an object that it has listed: one writes the container beside its segments, a later one
 removes what lies in a container that was there before. A reader who finds both takes each segment once. Stopped anywhere, the
@@ -22,38 +23,38 @@ SMALL = 4
 
 @dataclass(frozen=True)
 class Compaction:
-    """What a pass did, or would do."""
+    """The result of a compaction pass, or of a dry run."""
 
     dry_run: bool
     written: dict[str, int] = field(default_factory=dict)
-    """Segments by the container that they went into."""
+    """Number of segments by container."""
     removed: tuple[str, ...] = ()
-    """Objects that lay in a container already."""
+    """Objects that a container already held."""
 
     def summary(self) -> str:
-        """What became of it, in a line."""
+        """Return the result in one line."""
         done = "would be" if self.dry_run else "were"
-        said = f"{sum(self.written.values())} objects {done} put into {len(self.written)} containers"
-        return f"{said}, {len(self.removed)} that lay in one already {done} removed"
+        message = f"{sum(self.written.values())} objects {done} put into {len(self.written)} containers"
+        return f"{message}, {len(self.removed)} that a container already held {done} removed"
 
 
 def hour_of(key: str) -> datetime:
-    """The hour that an event object's folder names."""
+    """Return the hour in the name of an event object's folder."""
     parts = dict(part.split("=") for part in key.split("/") if "=" in part)
     return datetime.fromisoformat(f"{parts['date']}T{parts['hour']}:00:00").replace(tzinfo=UTC)
 
 
 def folders(keys: Iterable[str], before: float) -> dict[str, list[str]]:
-    """Objects by their folder, of hours that were over before a time."""
-    found: dict[str, list[str]] = defaultdict(list)
+    """Return objects by folder, for hours that ended before a time."""
+    by_folder: dict[str, list[str]] = defaultdict(list)
     for key in keys:
         if (hour_of(key) + HOUR).timestamp() <= before:
-            found[key.rsplit("/", 1)[0]].append(key)
-    return dict(sorted(found.items()))
+            by_folder[key.rsplit("/", 1)[0]].append(key)
+    return dict(sorted(by_folder.items()))
 
 
 def compact(store: ObjectStore, settings: Retention, now: float, *, dry_run: bool = True) -> Compaction:
-    """One pass over all hours that are old enough."""
+    """Compact all hours that are old enough, in one pass."""
     written: dict[str, int] = {}
     removed: list[str] = []
     for keys in folders(store.keys("events/"), now - settings.compact_after_seconds).values():
@@ -72,29 +73,29 @@ def compact(store: ObjectStore, settings: Retention, now: float, *, dry_run: boo
 
 
 def superseded(keys: Sequence[str], held: dict[str, list[Segment]]) -> list[str]:
-    """Objects of a folder that lie whole in one of its containers."""
+    """Return the objects of a folder that one of its containers holds."""
     inside = {part.key for parts in held.values() for part in parts}
     return [key for key in keys if key in inside]
 
 
 def groups(store: ObjectStore, keys: Sequence[str], settings: Retention) -> list[list[Segment]]:
-    """Small objects that go into one container each; too few stay alone."""
-    found: list[list[Segment]] = [[]]
+    """Return groups of small objects, one per container; fewer than `compact_least` stay alone."""
+    containers: list[list[Segment]] = [[]]
     size = 0
     for key in sorted(keys):
         body = store.get(key)
         if len(body) > settings.compact_bytes / SMALL:
             continue
         if size + len(body) > settings.compact_bytes:
-            found.append([])
+            containers.append([])
             size = 0
-        found[-1].append(segments.segment(key, body))
+        containers[-1].append(segments.segment(key, body))
         size += len(body)
-    return [group for group in found if len(group) >= settings.compact_least]
+    return [group for group in containers if len(group) >= settings.compact_least]
 
 
 def write(store: ObjectStore, group: Sequence[Segment], *, dry_run: bool) -> dict[str, int]:
-    """Write a container; segments by its key."""
+    """Write a container; return the number of its segments by its key."""
     key = segments.container_key([part.key for part in group])
     body = segments.pack(group)
     if not dry_run:

@@ -1,13 +1,13 @@
 """A user or a project is forgotten: nothing of it is left in the object store, and later cycles never see it.
 
-First a record is written (infra/events/tombstones.py): from then on no reader of events sees a row of it, one that is shipped later
-included. Then the rows are taken out of every object that holds some, under the same key, since cycles know by it what they have
-read. A finished cycle's samples go the same way; what was removed is noted beside its manifest, whose checksum they no longer
-have. A cycle under way keeps its samples until it has ended and is named as pending; the next pass takes them out (the deployment
-`retention` makes one a day).
+First a record is written (infra/events/tombstones.py): from then on no reader of events sees a row of it, one that is shipped
+later included. Then the rows are taken out of every object that holds some, under the same key, since cycles know by it what
+they have read. A finished cycle's samples go the same way; what was removed is noted beside its manifest, whose checksum they no
+longer have. A cycle under way keeps its samples until it has ended and is named as pending; the next pass takes them out (the
+deployment `retention` makes one a day).
 
 Weights are not changed by this: the versions that were trained on the rows are listed, with all that were trained from those.
-Everything may be stopped anywhere and run again; what has been removed already is not found again, and the list stays the same.
+Every step may be killed and run again; the list of versions stays the same.
 """
 
 import hashlib
@@ -32,42 +32,42 @@ SAMPLES, QUARANTINED, REQUESTS = "samples-", "quarantined-", "requests-"
 
 
 class NobodyNamed(ValueError):
-    """What is to be forgotten is not named as the events name it."""
+    """The user or project to erase is not named as in the events."""
 
 
 @dataclass(frozen=True)
 class AffectedVersion:
-    """A version that holds what was learnt from the rows."""
+    """A version that was trained on erased rows, directly or through its ancestors."""
 
     version: str
     checkpoint: str
     cycle: str
     """Cycle that made it."""
     directly: bool
-    """Trained on the rows itself; else from a version that was."""
+    """True if trained on the rows; False if trained from such a version."""
     serves: str
     """"champion" or "challenger" where it is one."""
 
 
 @dataclass(frozen=True)
 class Forgetting:
-    """What was removed, or would be."""
+    """The result of erasing subjects, or of a dry run."""
 
     dry_run: bool
     rows: dict[str, int] = field(default_factory=dict)
-    """Rows by the object that they stood in."""
+    """Number of removed rows by object."""
     cycles: tuple[str, ...] = ()
-    """Cycles that were trained on some, in this pass or an earlier one."""
+    """Cycles that were trained on removed rows, of this pass or an earlier one."""
     pending: tuple[str, ...] = ()
-    """Cycles under way that hold some: taken out by the next pass after their end."""
+    """Unfinished cycles that hold rows; the next pass after their end removes them."""
     versions: tuple[AffectedVersion, ...] = ()
 
     def summary(self) -> str:
-        """What became of it, in a line."""
-        said = f"{sum(self.rows.values())} rows in {len(self.rows)} objects {'would be' if self.dry_run else 'were'} removed"
+        """Return the result in one line."""
+        message = f"{sum(self.rows.values())} rows in {len(self.rows)} objects {'would be' if self.dry_run else 'were'} removed"
         names = [f"{v.version}{f' ({v.serves})' if v.serves else ''}" for v in self.versions]
-        said += f"; versions that hold what was learnt from them: {', '.join(names) or 'none'}"
-        return said + (f"; {', '.join(self.pending)} under way: run again when it has ended" if self.pending else "")
+        message += f"; versions trained on them: {', '.join(names) or 'none'}"
+        return message + (f"; {', '.join(self.pending)} under way: run again when it has ended" if self.pending else "")
 
     def page(self) -> str:
         """Return the summary, the versions and the objects in Markdown."""
@@ -87,43 +87,43 @@ class Forgetting:
 
 
 def request(user: str, project: str, now: float, by: str, reason: str) -> Forgotten:
-    """The record of what is asked.
+    """Return the record of a request to erase a subject.
 
     Raises:
         NobodyNamed: neither or both are named, or the user is not a keyed hash.
     """
     if bool(user) == bool(project):
         raise NobodyNamed(
-            f"forget: user = {user!r}, project = {project!r}; exactly one of them has to be named, e.g. "
+            f"forget: user = {user!r}, project = {project!r}; expected exactly one of them, e.g. "
             "`prefect deployment run forget/forget --param user=HASH`"
         )
     if user and not HASH.fullmatch(user):
         raise NobodyNamed(
-            f"forget: user = {user!r}, expected the keyed hash that stands in events (32 hexadecimal digits), since Prefect "
+            f"forget: user = {user!r}, expected the keyed hash of the events (32 hexadecimal digits), since Prefect "
             "keeps the parameters of its runs; `python -m infra.identity NAME` prints it"
         )
     kind, subject = ("user", user) if user else ("project", project)
     return Forgotten.model_validate({"kind": kind, "subject": subject, "time": now, "by": by, "reason": reason})
 
 
-def forget(store: ObjectStore, registry: Registry, asked: Forgotten, now: float, *, dry_run: bool = True) -> Forgetting:
-    """Forget a user or a project."""
-    record = asked if dry_run else tombstones.write(store, asked)
+def forget(store: ObjectStore, registry: Registry, request: Forgotten, now: float, *, dry_run: bool = True) -> Forgetting:
+    """Erase a user or a project, or list what would be removed."""
+    record = request if dry_run else tombstones.write(store, request)
     return sweep(store, registry, [record], now, dry_run=dry_run)
 
 
 def sweep(
     store: ObjectStore, registry: Registry, records: Sequence[Forgotten], now: float, *, dry_run: bool = True
 ) -> Forgetting:
-    """Take out whatever is left of what these records name."""
+    """Remove all remaining rows of the subjects of these records."""
     if not records:
         return Forgetting(dry_run)
-    unwanted = tombstones.subjects(records)
+    erased = tombstones.subjects(records)
     rows: dict[str, int] = {}
     for prefix in (EVENTS, OFFLINE):
         for key in list(store.keys(prefix)):
-            if key.endswith(".parquet") and (found := clean_events(store, key, unwanted, dry_run=dry_run)):
-                rows[key] = found
+            if key.endswith(".parquet") and (number := clean_events(store, key, erased, dry_run=dry_run)):
+                rows[key] = number
     trained, pending = [], []
     for cycle, objects in cycles.index(store).items():
         removed, waiting = clean_cycle(store, cycle, objects, records, now, dry_run=dry_run)
@@ -135,13 +135,13 @@ def sweep(
     return Forgetting(dry_run, rows, tuple(trained), tuple(pending), versions_of(registry, trained))
 
 
-def clean_events(store: ObjectStore, key: str, unwanted: ErasedSubjects, *, dry_run: bool) -> int:
-    """Take rows out of an object of events, which is removed where none are left; gives back how many."""
-    found = segments.read(key, store.get(key))
-    kept = found
-    for column, names in unwanted.columns():
+def clean_events(store: ObjectStore, key: str, erased: ErasedSubjects, *, dry_run: bool) -> int:
+    """Remove the erased rows of an event object, and the object if none remain; return their number."""
+    parts = segments.read(key, store.get(key))
+    kept = parts
+    for column, names in erased.columns():
         kept = [segments.without(part, column, names) for part in kept]
-    removed = sum(part.table.num_rows for part in found) - sum(part.table.num_rows for part in kept)
+    removed = sum(part.table.num_rows for part in parts) - sum(part.table.num_rows for part in kept)
     if removed and not dry_run:
         if not any(part.table.num_rows for part in kept):
             store.delete(key)
@@ -153,29 +153,29 @@ def clean_events(store: ObjectStore, key: str, unwanted: ErasedSubjects, *, dry_
 def clean_cycle(
     store: ObjectStore, cycle: str, objects: set[str], records: Sequence[Forgotten], now: float, *, dry_run: bool
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Take rows out of a cycle's objects; gives back how many by object, and those that have to wait for its end."""
-    unwanted = tombstones.subjects(records)
+    """Remove the erased rows of a cycle's objects; return their number by object, and those that wait for the cycle's end."""
+    erased = tombstones.subjects(records)
     keys = [f"cycles/{cycle}/{name}" for name in sorted(objects) if name.startswith((SAMPLES, QUARANTINED, REQUESTS))]
-    found = {key: rows for key in keys if (rows := count(store, key, unwanted))}
-    # What a cycle under way is trained on stays; one without a manifest may be sealed at this moment.
-    kept = {key: rows for key, rows in found.items() if "outcome.json" not in objects and SAMPLES in key}
-    removed = {key: rows for key, rows in found.items() if key not in kept}
+    affected = {key: rows for key in keys if (rows := count(store, key, erased))}
+    # An unfinished cycle keeps its samples; a cycle without a manifest may be sealed at this moment.
+    kept = {key: rows for key, rows in affected.items() if "outcome.json" not in objects and SAMPLES in key}
+    removed = {key: rows for key, rows in affected.items() if key not in kept}
     if not dry_run:
         for record in records:
             amend(store, cycle, list(removed), record, now)
         for key in removed:
-            store.put(key, segments.alone(without(pq.read_table(io.BytesIO(store.get(key))), unwanted)))
+            store.put(key, segments.alone(without(pq.read_table(io.BytesIO(store.get(key))), erased)))
     return removed, kept
 
 
 def amend(store: ObjectStore, cycle: str, keys: Sequence[str], record: Forgotten, now: float) -> None:
-    """Note what is about to be removed, before it is: who comes later must still find which version was trained on it."""
-    rows = {key: found for key in keys if (found := count(store, key, tombstones.subjects([record])))}
+    """Write which rows are removed, before they are, so that a later pass still finds the versions trained on them."""
+    rows = {key: removed for key in keys if (removed := count(store, key, tombstones.subjects([record])))}
     if rows:
         trained = any(SAMPLES in key for key in rows)
         name = tombstones.digest(record.kind, record.subject)
         amendment = Amendment(cycle=cycle, forgotten=name, time=now, rows=rows, trained=trained)
-        # Named by what it says: a pass that finds more rows writes another.
+        # The name holds a checksum of the content: a pass that finds more rows writes another amendment.
         text = hashlib.sha256(repr(sorted(rows.items())).encode()).hexdigest()[:12]
         try:
             store.put_json(f"cycles/{cycle}/{amendment_name(record)}{text}.json", amendment, new=True)
@@ -184,33 +184,33 @@ def amend(store: ObjectStore, cycle: str, keys: Sequence[str], record: Forgotten
 
 
 def amendment_name(record: Forgotten) -> str:
-    """How the names of a record's amendments in a cycle's folder begin."""
+    """Return the prefix of a record's amendments in a cycle's folder."""
     return f"amendments/{tombstones.digest(record.kind, record.subject)}-"
 
 
 def was_trained(store: ObjectStore, cycle: str, objects: set[str], records: Sequence[Forgotten]) -> bool:
-    """Whether an earlier pass took samples out of a cycle."""
+    """Return whether an earlier pass removed samples of a cycle."""
     begins = tuple(amendment_name(record) for record in records)
     kept = [f"cycles/{cycle}/{name}" for name in objects if name.startswith(begins)]
     return any(Amendment.model_validate(store.get_json(key)).trained for key in kept)
 
 
-def count(store: ObjectStore, key: str, unwanted: ErasedSubjects) -> int:
-    """Rows of an object that are unwanted."""
+def count(store: ObjectStore, key: str, erased: ErasedSubjects) -> int:
+    """Return the number of an object's erased rows."""
     table = pq.read_table(io.BytesIO(store.get(key)))
-    return table.num_rows - without(table, unwanted).num_rows
+    return table.num_rows - without(table, erased).num_rows
 
 
-def without(table: pa.Table, unwanted: ErasedSubjects) -> pa.Table:
-    """A table without the unwanted rows."""
-    for column, names in unwanted.columns():
+def without(table: pa.Table, erased: ErasedSubjects) -> pa.Table:
+    """Return a table without the erased rows."""
+    for column, names in erased.columns():
         if column in table.column_names:
             table = table.filter(pa.array([value not in names for value in table[column].to_pylist()], pa.bool_()))
     return table
 
 
 def versions_of(registry: Registry, trained: Sequence[str]) -> tuple[AffectedVersion, ...]:
-    """The versions that these cycles made, and all that were trained from them."""
+    """Return the versions that these cycles made, and all versions trained from them."""
     known = registry.versions()
     tree, aliases = lineage(known), registry.aliases()
     serves = {aliases.champion: "champion", aliases.challenger: "challenger"}

@@ -1,9 +1,7 @@
-"""Data that are too old are removed: events by the hour that they were shipped in, a finished cycle's rows and weights by its
-manifest.
+"""Remove old data: events by the hour of shipping, a finished cycle's rows and weights by the time of its manifest.
 
-Manifests, outcomes, settings and metrics stay: which version came from what can be told for ever, what developers wrote cannot.
-Nothing that a cycle may still read is removed: not what lies in the window of the next one, nor the samples of one under way, nor
-weights that may still serve or be trained (tasks/upkeep/checkpoint_gc.py).
+Manifests, outcomes, settings and metrics stay, so that every version's lineage stays known. Data that a cycle may still read also
+stay: the next cycle's window, the samples of an unfinished cycle, and weights in use (tasks/upkeep/checkpoint_gc.py).
 """
 
 from collections.abc import Sequence
@@ -23,47 +21,49 @@ from tasks.upkeep.forget import QUARANTINED, REQUESTS, SAMPLES, Forgetting, swee
 SLACK = 2 * DAY
 """Readers look a day further back than their window, since a segment may have been opened before it."""
 ROWS = (SAMPLES, QUARANTINED, REQUESTS, "docs/", "validation.json")
-"""Objects of a cycle that tell of single requests."""
+"""Objects of a cycle that hold rows of single requests."""
 
 
 class TooShort(ValueError):
-    """The retention is shorter than what cycles look back."""
+    """The retention is shorter than the time that cycles and tests read."""
 
 
 @dataclass(frozen=True)
 class Retained:
-    """What is too old, and was removed or would be."""
+    """The result of a retention pass, or of a dry run."""
 
     dry_run: bool
     events: tuple[str, ...]
     cycles: tuple[str, ...]
     """Objects of finished cycles."""
     uploads: tuple[ExpiredUpload, ...]
-    """Checkpoints and optimizer states that nobody can want any more."""
+    """Checkpoints and optimizer states that are no longer used."""
     forgotten: Forgetting
-    """What came in since, or had to wait for a cycle's end, of users and projects that are forgotten."""
+    """Rows of erased subjects that arrived later or waited for a cycle's end."""
 
     def summary(self) -> str:
-        """What became of it, in a line."""
+        """Return the result in one line."""
         done = "would be" if self.dry_run else "were"
         checkpoints, optimizers = (sum(folder in gone.folders for gone in self.uploads) for folder in (CHECKPOINTS, OPTIMIZERS))
-        said = f"{len(self.events)} event objects, {len(self.cycles)} objects of finished cycles, {checkpoints} checkpoints and "
-        said += f"{optimizers} optimizer states {done} removed"
-        return f"{said}; of those to be forgotten: {self.forgotten.summary()}"
+        message = (
+            f"{len(self.events)} event objects, {len(self.cycles)} objects of finished cycles, {checkpoints} checkpoints and "
+        )
+        message += f"{optimizers} optimizer states {done} removed"
+        return f"{message}; of erased subjects: {self.forgotten.summary()}"
 
     def page(self) -> str:
-        """Return what was too old, the removed weights by name, and what was removed of erased subjects, in Markdown."""
+        """Return the result, the removed weights by name, and the rows of erased subjects, in Markdown."""
         uploads = [f"| {gone.cycle} | {', '.join(gone.versions)} | {', '.join(gone.folders)} |" for gone in self.uploads]
         heading = ["\n| cycle | versions | removed |", "| --- | --- | --- |"]
         return "\n".join([self.summary(), *(heading if uploads else []), *uploads, "", self.forgotten.page()])
 
 
 def retain(store: ObjectStore, registry: Registry, settings: Settings, now: float, *, dry_run: bool = True) -> Retained:
-    """Remove what is too old, and whatever has come in of those who are forgotten.
+    """Remove old data, and new rows of erased subjects.
 
     Raises:
-        TooShort: cycles would miss what is removed.
-        NoChampion: which weights are wanted cannot be told.
+        TooShort: cycles or tests would still read the removed data.
+        NoChampion: without a champion the weights in use are unknown.
     """
     check(settings)
     uploads = checkpoint_gc.find(store, registry, settings, now)
@@ -78,7 +78,7 @@ def retain(store: ObjectStore, registry: Registry, settings: Settings, now: floa
 
 
 def check(settings: Settings) -> None:
-    """Raise TooShort where the next cycle could want what is removed."""
+    """Raise TooShort if the next cycle could read the removed data."""
     test = settings.experiment.max_seconds + settings.experiment.baseline_seconds
     least = (max(settings.collect.window_seconds, test) + SLACK) / DAY
     for name in ("events_days", "cycles_days"):
@@ -91,15 +91,15 @@ def check(settings: Settings) -> None:
 
 
 def old_events(store: ObjectStore, before: float) -> list[str]:
-    """Event objects of hours that were over before a time."""
+    """Return the event objects of hours that ended before a time."""
     return [key for key in store.keys("events/") if (hour_of(key) + HOUR).timestamp() <= before]
 
 
 def old_rows(store: ObjectStore, before: float) -> list[str]:
-    """Objects with rows of cycles that were sealed before a time and have ended."""
-    found: list[str] = []
+    """Return the objects with rows of ended cycles that were sealed before a time."""
+    old: list[str] = []
     for cycle, objects in cycles.index(store).items():
         rows = [f"cycles/{cycle}/{name}" for name in sorted(objects) if name.startswith(ROWS)]
         if rows and {"manifest.json", "outcome.json"} <= objects and cycles.manifest_of(store, cycle).created < before:
-            found += rows
-    return found
+            old += rows
+    return old

@@ -1,4 +1,4 @@
-"""What a cycle's batch is as a whole, and what it may be: the one row that the suite expectations_batch.json speaks of. Pure."""
+"""Statistics of a cycle's batch and their bounds: the row that the suite expectations_batch.json checks. Pure."""
 
 import math
 from collections.abc import Sequence
@@ -19,48 +19,48 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class BatchStats:
-    """A window's requests and the samples of them, in figures."""
+    """Statistics of a window's requests and samples."""
 
     duplicate_share: float
-    """Requests that were delivered again or trained before, of all."""
+    """Share of requests that were delivered again or trained before."""
     unknown_version_share: float
-    """Requests by versions that the registry does not know, of all."""
+    """Share of requests with a version that the registry does not know."""
     clock_skew_seconds: float
-    """How far the newest event lies ahead of the collector's clock; below zero where none does."""
+    """Seconds by which the newest event is ahead of the collector's clock; negative where it is behind."""
     user_share: float
-    """Samples of the user who has most, of all."""
+    """Share of the samples of the user with the most."""
     project_share: float
-    """Samples of the project that has most, of all."""
+    """Share of the samples of the project with the most."""
     acceptance_rate: float
-    """Of the samples with something shown, those accepted in part or whole."""
+    """Share of the samples with something shown that were accepted in part or in full."""
     shown_length: float
     """Mean characters shown."""
 
 
 Bounds = dict[str, float]
-"""Least and most of each figure, by the names that the suite gives them."""
+"""Minimum and maximum of each statistic, by the parameter's name in the suite."""
 
 
-def batch_stats(accounts: RequestAccounting, skew: float) -> BatchStats:
-    """The figures of a window before its rows are validated."""
-    samples, requests = accounts.samples, max(accounts.requests, 1)
-    found = profile(samples)
+def batch_stats(accounting: RequestAccounting, skew: float) -> BatchStats:
+    """Return the statistics of a window before its rows are validated."""
+    samples, requests = accounting.samples, max(accounting.requests, 1)
+    sums = profile(samples)
     return BatchStats(
-        duplicate_share=accounts.buckets["duplicate"] / requests,
-        unknown_version_share=accounts.quarantined.get(UNKNOWN_VERSION, 0) / requests,
+        duplicate_share=accounting.buckets["duplicate"] / requests,
+        unknown_version_share=accounting.quarantined.get(UNKNOWN_VERSION, 0) / requests,
         clock_skew_seconds=skew,
         user_share=largest_share(samples["user"]),
         project_share=largest_share(samples["project"]),
-        acceptance_rate=rate(found),
-        shown_length=length(found),
+        acceptance_rate=rate(sums),
+        shown_length=length(sums),
     )
 
 
 def bounds(samples: pl.DataFrame, history: Sequence[Profile], settings: Collect) -> Bounds:
-    """What each figure may be, after the settings and the cycles before."""
-    found = profile(samples)
-    accepted = rate_range(found, history, settings.max_history_factor)
-    shown = length_range(found, history, settings.max_history_factor)
+    """Return the bounds of each statistic, from the settings and the earlier cycles."""
+    sums = profile(samples)
+    accepted = rate_range(sums, history, settings.max_history_factor)
+    shown = length_range(sums, history, settings.max_history_factor)
     return {
         "duplicate_share_max": settings.max_duplicates,
         "unknown_version_share_max": settings.max_unknown_versions,
@@ -75,20 +75,20 @@ def bounds(samples: pl.DataFrame, history: Sequence[Profile], settings: Collect)
 
 
 def allowed_share(groups: int, share: float) -> float:
-    """The share that one of so many may have: with few of them, an equal one."""
+    """Return the share that one of `groups` may have: at least an equal one."""
     return max(share, 1 / max(groups, 1)) + ROUNDING
 
 
 def largest_share(names: pl.Series) -> float:
-    """Share of the most frequent name."""
+    """Return the share of the most frequent name."""
     return max(names.value_counts()["count"], default=0) / max(len(names), 1)
 
 
 FIGURES = tuple(field.name for field in fields(BatchStats))
 
 
-def as_row(found: BatchStats) -> dict[str, list[float]]:
-    """The figures as columns of one row."""
-    row = {name: getattr(found, name) for name in FIGURES}
+def as_row(stats: BatchStats) -> dict[str, list[float]]:
+    """Return the statistics as columns of one row."""
+    row = {name: getattr(stats, name) for name in FIGURES}
     assert all(map(math.isfinite, row.values())), row
     return {name: [value] for name, value in row.items()}

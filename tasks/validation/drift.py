@@ -1,9 +1,9 @@
-"""A batch held against the cycles before it: sums that add up, and how far from them a batch may be. Pure.
+"""Compare a batch with the cycles before it.
 
-A rate or a mean is far from its history where it is several times as large or small, and the difference is more than chance: a
-small batch may have no accept at all, and a model that learns may be accepted twice as often. Standard errors of a difference of
-two independent means, sqrt(s^2 (1/n + 1/m)); a rate's s^2 is p (1 - p), with one accept and one reject added to its history
-(Laplace's rule), since a history without an accept would otherwise have no error at all.
+A rate or a mean drifts if it differs from its history by a factor and by more than chance: a small batch may have no accept at
+all, and a model that learns may be accepted twice as often. The standard error of a difference of two independent means is
+sqrt(s^2 (1/n + 1/m)). A rate's s^2 is p (1 - p), with one accept and one rejection added to its history (Laplace's rule), since
+a history without an accept would otherwise have no error.
 """
 
 import math
@@ -18,14 +18,14 @@ from infra.settings import Settings
 from infra.store import ObjectStore
 
 LEAST_CYCLES = 3
-"""With fewer cycles behind it a batch is held against nothing."""
+"""Earlier cycles without which a batch is not compared."""
 DRIFT_SIGMAS = 5.0
-"""Standard errors from which on a difference is no chance."""
+"""Standard errors from which on a difference counts as drift."""
 
 
 @dataclass(frozen=True)
 class ExpectedRange:
-    """Where a value is expected."""
+    """The bounds of an expected value."""
 
     low: float
     high: float
@@ -35,7 +35,7 @@ ANY_RATE, ANY_LENGTH = ExpectedRange(0.0, 1.0), ExpectedRange(0.0, math.inf)
 
 
 def profile(samples: pl.DataFrame) -> Profile:
-    """A batch's sums. What was accepted is told by its characters, whatever the kind of feedback."""
+    """Return a batch's sums. A sample with accepted characters counts as accepted, whatever the kind of feedback."""
     judged = samples.filter(pl.col("outcome") != "nothing")
     shown = judged["shown_characters"]
     return Profile(
@@ -48,25 +48,25 @@ def profile(samples: pl.DataFrame) -> Profile:
 
 
 def merged(profiles: Iterable[Profile]) -> Profile:
-    """Profiles added up."""
-    every = list(profiles)
-    return Profile(**{name: sum(getattr(p, name) for p in every) for name in Profile.model_fields})
+    """Return the sum of profiles."""
+    terms = list(profiles)
+    return Profile(**{name: sum(getattr(p, name) for p in terms) for name in Profile.model_fields})
 
 
 def earlier(store: ObjectStore, cycles: int) -> list[Profile]:
-    """Profiles of the last cycles that were sealed, newest first; those older than profiles are left out."""
+    """Return the profiles of the last sealed cycles, newest first; manifests without a profile are left out."""
     return [m.profile for m in _sealed(store, cycles) if m.profile.judged]
 
 
 def returns(store: ObjectStore, settings: Settings) -> list[RewardTotals]:
-    """Rewards of the last cycles that were sealed, newest first; a cycle with other reward settings says nothing of these."""
-    asked = settings.reward.model_dump(mode="json")
-    alike = [
+    """Return the reward totals of the last sealed cycles that had the same reward settings, newest first."""
+    reward = settings.reward.model_dump(mode="json")
+    manifests = [
         manifest
         for manifest in _sealed(store, settings.collect.history_cycles)
-        if store.get_json(f"cycles/{manifest.cycle}/settings.json")["reward"] == asked
+        if store.get_json(f"cycles/{manifest.cycle}/settings.json")["reward"] == reward
     ]
-    return [found for manifest in alike for found in manifest.returns]
+    return [totals for manifest in manifests for totals in manifest.returns]
 
 
 def _sealed(store: ObjectStore, cycles: int) -> list[Manifest]:
@@ -74,32 +74,34 @@ def _sealed(store: ObjectStore, cycles: int) -> list[Manifest]:
     return [manifest_of(store, cycle) for cycle in reversed(sealed[len(sealed) - min(cycles, len(sealed)) :])]
 
 
-def rate(found: Profile) -> float:
-    """Share of what was shown that was accepted."""
-    return found.accepted / max(found.judged, 1)
+def rate(sums: Profile) -> float:
+    """Return the share of shown completions that were accepted."""
+    return sums.accepted / max(sums.judged, 1)
 
 
-def length(found: Profile) -> float:
-    """Mean characters shown."""
-    return found.shown_characters / max(found.judged, 1)
+def length(sums: Profile) -> float:
+    """Return the mean characters shown."""
+    return sums.shown_characters / max(sums.judged, 1)
 
 
 def rate_range(batch: Profile, history: Sequence[Profile], factor: float) -> ExpectedRange:
-    """Where a batch's acceptance rate is expected after these cycles."""
+    """Return the range of a batch's acceptance rate after these cycles."""
     if len(history) < LEAST_CYCLES or not batch.judged:
         return ANY_RATE
     past = merged(history)
-    usual = (past.accepted + 1) / (past.judged + 2)
-    chance = DRIFT_SIGMAS * math.sqrt(usual * (1 - usual) * (1 / batch.judged + 1 / past.judged))
-    return ExpectedRange(max(0.0, min(usual / factor, usual - chance)), min(1.0, max(usual * factor, usual + chance)))
+    expected = (past.accepted + 1) / (past.judged + 2)
+    tolerance = DRIFT_SIGMAS * math.sqrt(expected * (1 - expected) * (1 / batch.judged + 1 / past.judged))
+    return ExpectedRange(
+        max(0.0, min(expected / factor, expected - tolerance)), min(1.0, max(expected * factor, expected + tolerance))
+    )
 
 
 def length_range(batch: Profile, history: Sequence[Profile], factor: float) -> ExpectedRange:
-    """Where a batch's mean shown length is expected after these cycles."""
+    """Return the range of a batch's mean shown length after these cycles."""
     if len(history) < LEAST_CYCLES or not batch.judged:
         return ANY_LENGTH
     past = merged(history)
-    usual = length(past)
-    variance = max(past.shown_characters_squared / past.judged - usual**2, 0.0)
-    chance = DRIFT_SIGMAS * math.sqrt(variance * (1 / batch.judged + 1 / past.judged))
-    return ExpectedRange(max(0.0, min(usual / factor, usual - chance)), max(usual * factor, usual + chance))
+    expected = length(past)
+    variance = max(past.shown_characters_squared / past.judged - expected**2, 0.0)
+    tolerance = DRIFT_SIGMAS * math.sqrt(variance * (1 / batch.judged + 1 / past.judged))
+    return ExpectedRange(max(0.0, min(expected / factor, expected - tolerance)), max(expected * factor, expected + tolerance))

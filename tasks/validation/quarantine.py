@@ -1,7 +1,7 @@
-"""What was kept from training, written where a person can look at it: the rows with their reasons, and the Data Docs.
+"""Write the quarantined rows with their reasons, and the Data Docs, for a person to read.
 
-It is written before the batch is judged, so that it is there when a batch stops the cycle; a cycle that was not sealed leaves its
-folder to the next one. The rows lie under a key made of their checksum, so that the same rows are the same object.
+They are written before the batch is checked, so that they exist when the batch stops the cycle; the next cycle reuses the folder
+of a cycle that was not sealed. The key of the rows holds their checksum, so that the same rows are the same object.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from tasks.validation.suite import Validation
 
 @dataclass(frozen=True)
 class ValidationEvidence:
-    """Where a validation can be looked at."""
+    """The objects that a validation wrote."""
 
     quarantine: ObjectReference | None = None
     docs: tuple[str, ...] = ()
@@ -32,50 +32,49 @@ class ValidationEvidence:
 
 
 def rows(
-    accounts: RequestAccounting, failed: Mapping[str, str], broken: Sequence[Quarantined], samples: Sequence[Sample]
+    accounting: RequestAccounting, failed: Mapping[str, str], malformed: Sequence[Quarantined], samples: Sequence[Sample]
 ) -> list[Quarantined]:
-    """All rows that are kept from training, in the order of their requests; `samples` are the failed ones.
+    """Return all quarantined rows, by time of their requests; `samples` are those that failed an expectation.
 
-    A request that was unfit before there was a sample of it leaves its reason alone: one with a secret in it must not be told.
+    A request that was quarantined before it became a sample has its reason only, since its text may contain a secret.
     """
-    told = {sample.completion_id: json.dumps(sample.model_dump()) for sample in samples}
-    unfit = accounts.quarantine(failed).classified.filter(pl.col("bucket") == "quarantined")
-    kept = [
-        Quarantined(
-            completion_id=row["id"], row=told.get(row["id"], ""), **{n: row[n] for n in ("project", "user", "time", "reason")}
-        )
-        for row in unfit.select("id", "project", "user", "time", "reason").iter_rows(named=True)
+    texts = {sample.completion_id: json.dumps(sample.model_dump()) for sample in samples}
+    quarantined = accounting.quarantine(failed).classified.filter(pl.col("bucket") == "quarantined")
+    columns = ("project", "user", "time", "reason")
+    records = [
+        Quarantined(completion_id=row["id"], row=texts.get(row["id"], ""), **{name: row[name] for name in columns})
+        for row in quarantined.select("id", *columns).iter_rows(named=True)
     ]
-    return [*kept, *broken]
+    return [*records, *malformed]
 
 
-def write(store: ObjectStore, cycle: str, kept: Sequence[Quarantined]) -> ObjectReference | None:
-    """Write the quarantined rows of a cycle; none where there are none."""
-    if not kept:
+def write(store: ObjectStore, cycle: str, quarantined: Sequence[Quarantined]) -> ObjectReference | None:
+    """Write the quarantined rows of a cycle; return None if there are none."""
+    if not quarantined:
         return None
-    body = to_parquet(kept)
+    body = to_parquet(quarantined)
     digest = hashlib.sha256(body).hexdigest()
     key = f"cycles/{cycle}/quarantined-{digest}.parquet"
     store.put(key, body)
-    return ObjectReference(key=key, sha256=digest, rows=len(kept))
+    return ObjectReference(key=key, sha256=digest, rows=len(quarantined))
 
 
 def write_docs(store: ObjectStore, cycle: str, pages: Mapping[str, str]) -> tuple[str, ...]:
-    """Write the Data Docs of a cycle; gives back their keys."""
+    """Write the Data Docs of a cycle and return their keys."""
     keys = {f"cycles/{cycle}/docs/{name}.html": page for name, page in pages.items()}
     for key, page in keys.items():
         store.put(key, page.encode())
     return tuple(keys)
 
 
-def validation_page(store: ObjectStore, cycle: str, evidence: ValidationEvidence, found: Validation) -> str:
+def validation_page(store: ObjectStore, cycle: str, evidence: ValidationEvidence, validation: Validation) -> str:
     """Return the result of a validation, and links to its rows and Data Docs, in Markdown."""
-    reasons = Counter(found.quarantined.values())
+    reasons = Counter(validation.quarantined.values())
     return "\n".join(
         [
-            f"# {cycle}: {'stopped' if found.refused else 'validated'}",
-            f"{found.rows} samples, {found.expectations} expectations, {len(found.quarantined)} rows quarantined.",
-            *(f"- the batch: {words}" for words in found.refused),
+            f"# {cycle}: {'stopped' if validation.refused else 'validated'}",
+            f"{validation.rows} samples, {validation.expectations} expectations, {len(validation.quarantined)} rows quarantined.",
+            *(f"- the batch: {words}" for words in validation.refused),
             *(f"- {count} rows: {name}" for name, count in sorted(reasons.items())),
             "\n" + "\n".join(f"- [{key.rsplit('/', 1)[-1]}]({store.uri(key)})" for key in evidence.keys),
         ]

@@ -1,8 +1,8 @@
-"""Great Expectations over a cycle's samples and over the batch as a whole.
+"""Check a cycle's samples and its batch with Great Expectations.
 
-The suites are data: expectations.json speaks of samples, one row each, expectations_batch.json of the batch, one row in all,
-whose bounds are parameters (tasks/validation/batch.py). `severity` says what a failure means: warning quarantines the row, critical stops
-the cycle. Importing Great Expectations costs seconds of CPU, so it happens inside the function.
+The suites are data: expectations.json checks the samples, a row each; expectations_batch.json checks the batch, one row, with
+bounds as parameters (tasks/validation/batch.py). Severity `warning` quarantines the row, `critical` stops the cycle. Great
+Expectations is imported inside the functions, since the import takes seconds of CPU.
 """
 
 import json
@@ -27,24 +27,24 @@ SHOWN_ROWS = 3
 
 
 class BatchRefused(ValueError):
-    """The batch as a whole is not what a cycle may be trained on."""
+    """The batch failed validation, and no cycle may train on it."""
 
 
 @dataclass(frozen=True)
 class Validation:
-    """What Great Expectations said."""
+    """The result of a validation."""
 
     rows: int
     expectations: int
     quarantined: dict[str, str]
     """Completion id to the name of the first expectation that it fails."""
     refused: tuple[str, ...]
-    """Expectations of the batch that failed, in words."""
+    """Messages of the batch's failed expectations."""
     results: tuple[tuple[str, Any], ...] = ()
     """Great Expectations' own results, by the suite's name, for its Data Docs."""
 
     def check(self, max_quarantined: float, evidence: Sequence[str] = ()) -> None:
-        """Stop a cycle whose batch is not fit; `evidence` is where its rows and Data Docs lie.
+        """Raise if the batch may not be trained on; `evidence` are the URIs of its rows and Data Docs.
 
         Raises:
             BatchRefused: a critical expectation failed, or too many rows did.
@@ -59,7 +59,7 @@ class Validation:
         if reasons:
             raise BatchRefused(
                 "validation: " + "; ".join(reasons) + ". Nothing was trained, and the labels wait for the next cycle. "
-                f"Rows and Data Docs: {', '.join(evidence) or 'none were written'}. Mend the cause, or change the setting, "
+                f"Rows and Data Docs: {', '.join(evidence) or 'none were written'}. Fix the cause, or change the setting, "
                 f"then {AGAIN}"
             )
 
@@ -71,12 +71,12 @@ COLUMNS = (
 
 
 def frame(samples: pl.DataFrame) -> "pd.DataFrame":
-    """One row a sample, the columns that the suite speaks of."""
+    """Return one row per sample, with the columns that the suite checks."""
     return samples.rename({"id": ROW}).with_columns(pl.col("outcome").cast(pl.String)).select(COLUMNS).to_pandas()
 
 
 def validate(
-    samples: pl.DataFrame, found: BatchStats, bounds: Bounds, suite: Path = SUITE, batch_suite: Path = BATCH_SUITE
+    samples: pl.DataFrame, stats: BatchStats, bounds: Bounds, suite: Path = SUITE, batch_suite: Path = BATCH_SUITE
 ) -> Validation:
     """Check the samples and the batch against their suites."""
     import great_expectations as gx
@@ -98,7 +98,7 @@ def validate(
         )
 
     of_rows = run(suite, frame(samples), [ROW], {})
-    of_batch = run(batch_suite, pd.DataFrame(as_row(found)), [], bounds)
+    of_batch = run(batch_suite, pd.DataFrame(as_row(stats)), [], bounds)
     rows, refused = read_results(of_rows.results)
     refused += read_results(of_batch.results, bounds)[1]
     expectations = len(of_rows.results) + len(of_batch.results)
@@ -106,48 +106,47 @@ def validate(
 
 
 def read_results(results: Sequence[Any], bounds: Mapping[str, float] | None = None) -> tuple[dict[str, str], list[str]]:
-    """The rows to quarantine and what is wrong with the batch, in the suite's order."""
+    """Return the rows to quarantine, with reasons, and the messages of the batch's failures, in the suite's order."""
     quarantined: dict[str, str] = {}
     refused = []
-    for found in results:
-        name, severity = found.expectation_config.type, found.expectation_config.severity
-        if found.success:
+    for result in results:
+        name, severity = result.expectation_config.type, result.expectation_config.severity
+        if result.success:
             continue
-        if (found.exception_info or {}).get("raised_exception"):
-            refused.append(f"{name}: {found.exception_info.get('exception_message')}")
+        if (result.exception_info or {}).get("raised_exception"):
+            refused.append(f"{name}: {result.exception_info.get('exception_message')}")
             continue
-        failing = [entry[ROW] for entry in found.result.get("unexpected_index_list") or [] if isinstance(entry, dict)]
-        label = (found.expectation_config.meta or {}).get("name", name)
+        failing = [entry[ROW] for entry in result.result.get("unexpected_index_list") or [] if isinstance(entry, dict)]
+        label = (result.expectation_config.meta or {}).get("name", name)
         if str(getattr(severity, "value", severity)) == "critical" or not failing:
-            refused.append(summary(label, found, failing, bounds or {}))
+            refused.append(summary(label, result, failing, bounds or {}))
         else:
             for row in failing:
                 quarantined.setdefault(row, label)
     return quarantined, refused
 
 
-def summary(label: str, found: Any, failing: Sequence[str], bounds: Mapping[str, float]) -> str:
-    """A failed expectation: its name, the field, the value, what was expected, why that matters and which setting says so."""
-    config, result = found.expectation_config, found.result
+def summary(label: str, result: Any, failing: Sequence[str], bounds: Mapping[str, float]) -> str:
+    """Return the message of a failed expectation: its name, the field, the value, the expected value, why, and the setting."""
+    config, details = result.expectation_config, result.result
     kwargs, meta = config.kwargs, config.meta or {}
-    value = result.get("observed_value")
+    value = details.get("observed_value")
     if value is None:
-        seen = list(result.get("partial_unexpected_list") or [])
-        value = seen[0] if len(seen) == 1 else seen[:SHOWN_ROWS]
-    words = f"{label}: {kwargs.get('column', 'the table')} is {_number(value)}"
+        values = list(details.get("partial_unexpected_list") or [])
+        value = values[0] if len(values) == 1 else values[:SHOWN_ROWS]
+    message = f"{label}: {kwargs.get('column', 'the table')} is {_number(value)}"
     limits = [
         f"{words} {_number(bounds.get(limit.get('$PARAMETER', ''), limit) if isinstance(limit, dict) else limit)}"
         for words, limit in (("at least", kwargs.get("min_value")), ("at most", kwargs.get("max_value")))
         if limit is not None
     ]
     others = [f"{name} {kwargs[name]}" for name in ("regex", "value_set", "mostly") if kwargs.get(name) is not None]
-    words += f", expected {' and '.join([*limits, *others]) or config.type.removeprefix('expect_')}"
+    message += f", expected {' and '.join([*limits, *others]) or config.type.removeprefix('expect_')}"
     if failing:
-        words += (
-            f" (failed, {len(failing)} rows: {', '.join(failing[:SHOWN_ROWS])}{', ...' if len(failing) > SHOWN_ROWS else ''})"
-        )
+        rows = ", ".join(failing[:SHOWN_ROWS]) + (", ..." if len(failing) > SHOWN_ROWS else "")
+        message += f" (failed, {len(failing)} rows: {rows})"
     why = [meta[key] for key in ("why", "setting") if key in meta]
-    return words + (f" [{'; '.join(why)}]" if why else "")
+    return message + (f" [{'; '.join(why)}]" if why else "")
 
 
 def _number(value: Any) -> str:
@@ -155,8 +154,8 @@ def _number(value: Any) -> str:
 
 
 def docs(results: Sequence[tuple[str, Any]]) -> dict[str, str]:
-    """Great Expectations' Data Docs: a page of HTML for each suite, by its name."""
+    """Return Great Expectations' Data Docs: an HTML page for each suite, by its name."""
     from great_expectations.render.renderer import ValidationResultsPageRenderer
     from great_expectations.render.view import DefaultJinjaPageView
 
-    return {name: DefaultJinjaPageView().render(ValidationResultsPageRenderer().render(found)) for name, found in results}
+    return {name: DefaultJinjaPageView().render(ValidationResultsPageRenderer().render(result)) for name, result in results}

@@ -1,4 +1,4 @@
-"""Checkpoints on this machine's disk: downloaded once, verified, and there as a whole or not at all."""
+"""Download checkpoints to this machine's disk, each once, verified and atomically."""
 
 import os
 import shutil
@@ -10,11 +10,11 @@ from infra.registry import Registry
 from infra.store import CHECKSUMS, ObjectStore
 
 KEPT = 8
-"""Downloads that stay, those used last: a cycle uses four at most (parent, champion, a reference, an optimizer's state)."""
+"""Downloads to keep, the last used: a cycle uses four at most (parent, champion, a reference, an optimizer's state)."""
 
 
 def prefix_of(source: str, bucket: str) -> str:
-    """The key prefix in a version's source URI.
+    """Return the key prefix in a version's source URI.
 
     Raises:
         ValueError: the source is not in this store's bucket.
@@ -26,25 +26,25 @@ def prefix_of(source: str, bucket: str) -> str:
 
 
 def optimizer_prefix(checkpoint: str) -> str:
-    """Where a checkpoint's optimizer state lies: apart from it, since what serves a version downloads the whole of its folder."""
+    """Return the prefix of a checkpoint's optimizer state: not in its folder, which serving downloads completely."""
     return f"optimizers/{checkpoint.rsplit('/', 1)[-1]}"
 
 
 def fetch(store: ObjectStore, registry: Registry, version: str, folder: Path) -> Path:
-    """The directory of a version's checkpoint, downloaded where it is not there yet.
+    """Return the directory of a version's checkpoint; download it if necessary.
 
-    It is kept under its checksum: another registry's version of the same number is another checkpoint.
+    Its name holds its checksum: another registry's version of the same number is another checkpoint.
     """
-    return _downloaded(store, prefix_of(registry.version(version).source, store.bucket), folder, f"version-{version}")
+    return _download(store, prefix_of(registry.version(version).source, store.bucket), folder, f"version-{version}")
 
 
 def fetch_optimizer(store: ObjectStore, registry: Registry, version: str, folder: Path) -> Path | None:
-    """The directory of the optimizer's state at a version; none where none was kept."""
+    """Return the directory of a version's optimizer state; None if it has none."""
     prefix = optimizer_prefix(prefix_of(registry.version(version).source, store.bucket))
-    return _downloaded(store, prefix, folder, f"optimizer-{version}") if store.exists(f"{prefix}/{CHECKSUMS}") else None
+    return _download(store, prefix, folder, f"optimizer-{version}") if store.exists(f"{prefix}/{CHECKSUMS}") else None
 
 
-def _downloaded(store: ObjectStore, prefix: str, folder: Path, name: str) -> Path:
+def _download(store: ObjectStore, prefix: str, folder: Path, name: str) -> Path:
     target = folder / f"{name}-{store.directory_sha256(prefix)[:16]}"
     folder.mkdir(parents=True, exist_ok=True)
     if target.is_dir():
@@ -64,7 +64,7 @@ def _downloaded(store: ObjectStore, prefix: str, folder: Path, name: str) -> Pat
 
 
 def _make_room(folder: Path) -> None:
-    """Delete what was not used for longest, what a killed download left included."""
+    """Delete the least recently used downloads, also those that a killed download left."""
     used = sorted((path for path in folder.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime, reverse=True)
     for path in used[KEPT - 1 :]:
         shutil.rmtree(path, ignore_errors=True)

@@ -25,12 +25,12 @@ JUDGE_SCALE = 10.0
 
 
 class EvaluationBroken(RuntimeError):
-    """There are no scores to compare; that is neither a pass nor a drop."""
+    """There are no scores to compare, so the candidate neither passes nor fails."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A candidate's scores beside its champion's."""
+    """The scores of a candidate and its champion."""
 
     judge: str
     candidate: dict[str, float]
@@ -38,11 +38,11 @@ class Evaluation:
     champion: dict[str, float]
     passed: bool
     reason: str
-    """In words, with the numbers."""
+    """The reason of the result, with the numbers."""
 
 
 def evaluate(store: ObjectStore, settings: Settings, candidate: Path, champion: Path, cycle: str) -> Evaluation:
-    """Score the candidate, and the champion where it was not scored with these settings before, be it as a candidate.
+    """Score the candidate and the champion; scores of the same weights with the same settings are reused.
 
     Raises:
         EvaluationBroken: the judge failed too often.
@@ -56,7 +56,7 @@ def evaluate(store: ObjectStore, settings: Settings, candidate: Path, champion: 
 
 
 def scores_of(store: ObjectStore, settings: Settings, checkpoint: Path) -> "Scores":
-    """A checkpoint's scores, kept in the store by the checksum of its weights and by what else they depend on."""
+    """Return a checkpoint's scores, stored by the checksum of its weights and of the settings that affect them."""
     from evals.evaluation import Scores
 
     key = f"evaluations/{weights_sha256(checkpoint)[:16]}-{fingerprint(settings)}.json"
@@ -75,19 +75,19 @@ def score(settings: Settings, checkpoint: Path) -> "Scores":
     from evals.evaluation import evaluate as run
     from evals.evaluation import held_out_positions
 
-    wanted = settings.evaluate
+    evaluation = settings.evaluate
     return run(
         settings_.path(checkpoint),
-        held_out_positions(wanted.samples, wanted.seed),
+        held_out_positions(evaluation.samples, evaluation.seed),
         settings.model,
         settings.serving.sampling,
-        judge.build(wanted.judge),
-        seed=wanted.seed,
+        judge.build(evaluation.judge),
+        seed=evaluation.seed,
     )
 
 
 def weights_sha256(checkpoint: Path) -> str:
-    """Checksum of a checkpoint's weights."""
+    """Return the checksum of a checkpoint's weights."""
     digest, files = hashlib.sha256(), sorted(checkpoint.glob("*.safetensors"))
     if not files:
         raise EvaluationBroken(f"held-out evaluation: {checkpoint} holds no *.safetensors")
@@ -98,14 +98,14 @@ def weights_sha256(checkpoint: Path) -> str:
 
 
 def fingerprint(settings: Settings) -> str:
-    """What a score depends on, besides the checkpoint."""
+    """Return the checksum of the settings that affect a score."""
     parts = (settings.evaluate.samples, settings.evaluate.seed, settings.evaluate.judge.kind, settings.evaluate.judge.model)
     text = json.dumps([*parts, settings.serving.sampling.model_dump(mode="json"), settings.model.fim_order])
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def gate(candidate: "Scores", champion: "Scores", settings: Evaluate) -> Evaluation:
-    """Refuse a candidate that the judge likes less, that writes much less, or that writes nothing more often.
+    """Refuse a candidate with a lower judge's score, much shorter completions, or more empty ones.
 
     Raises:
         EvaluationBroken: scores are missing.
@@ -127,7 +127,7 @@ def gate(candidate: "Scores", champion: "Scores", settings: Evaluate) -> Evaluat
         )
     if length < settings.min_length:
         problems.append(
-            f"completions are {length:.2f} times as long as the champion's, at least {settings.min_length:.2f} is asked"
+            f"completions are {length:.2f} times as long as the champion's, at least {settings.min_length:.2f} is required"
         )
     if rise > settings.max_empty_rise:
         problems.append(f"nothing to show on {rise:+.1%} more positions, at most {settings.max_empty_rise:+.1%} is allowed")
@@ -139,6 +139,6 @@ def gate(candidate: "Scores", champion: "Scores", settings: Evaluate) -> Evaluat
 
 
 def means(scores: "Scores") -> dict[str, float]:
-    """The mean of each measure."""
+    """Return the mean of each measure."""
     names = ("exact", "edit_similarity", "matching_characters", "judged", "empty", "length")
     return {name: getattr(scores, name).value for name in names} | {"judge_failures": scores.judge_failures}

@@ -1,6 +1,6 @@
-"""The candidate becomes a version: checkpoint in the object store, run in MLflow, version with its lineage in the registry.
+"""Register a candidate: upload its checkpoint, complete its run in MLflow, create a version with its lineage.
 
-Every step may be repeated: the checkpoint's key, the run and the version are found again by the cycle's id. MLflow's client takes
+Every step may be repeated: the cycle's id identifies the checkpoint's key, the run and the version. MLflow's client takes
 seconds to import, so it is imported inside the function.
 """
 
@@ -24,7 +24,7 @@ from tasks.versions.evaluate import Evaluation
 log = logging.getLogger(__name__)
 SECRET = "**********"
 MLFLOW_DIGEST = 32
-"""Characters of a data set's id that MLflow has room for; the whole of it is a tag of the run."""
+"""Characters of a data set's id that MLflow stores; a tag of the run holds all of it."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +66,7 @@ def register(
 def log_run(
     settings: Settings, store: ObjectStore, manifest: Manifest, dataset: str, trained: Candidate, evaluation: Evaluation
 ) -> str:
-    """What became of a cycle, in its run, which ends: settings, metrics, the data set, its accounts and its Data Docs.
-
-    Gives back the run's id.
-    """
+    """Log settings, metrics, data set, accounting and Data Docs to a cycle's run, end the run, and return its id."""
     from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
 
     client = tracking.connect(settings.registry)
@@ -94,31 +91,31 @@ def log_run(
     try:
         for path, text in run_artifacts(store, manifest).items():
             client.log_text(run, text, path)
-    except Exception as error:  # what is only looked at stops nothing
+    except Exception as error:  # monitoring must not stop the cycle
         log.warning("MLflow: artifacts of %s: %s", manifest.cycle, error)
     tracking.end(client, run, "FINISHED" if evaluation.passed else "FAILED", evaluation.reason)
     return run
 
 
 def run_artifacts(store: ObjectStore, manifest: Manifest) -> dict[str, str]:
-    """What a person looks at in MLflow: the manifest, the table of its requests, and the validation's Data Docs; text by path."""
+    """Return the run's artifacts by path: the manifest, the table of its requests, and the validation's Data Docs."""
     pages = {f"data_docs/{key.rsplit('/', 1)[-1]}": store.get(key).decode() for key in manifest.docs if store.exists(key)}
     return {"manifest.json": manifest.model_dump_json(indent=2), "requests.md": account_page(manifest), **pages}
 
 
 def flat_metrics(manifest: Manifest, trained: Candidate, evaluation: Evaluation) -> dict[str, float]:
-    """A cycle's figures by name."""
-    found: dict[str, float] = {f"bucket.{name}": float(count) for name, count in manifest.buckets.items()}
-    found["requests"] = float(manifest.requests)
-    found |= {f"candidate.{name}": value for name, value in evaluation.candidate.items()}
-    found |= {f"champion.{name}": value for name, value in evaluation.champion.items()}
+    """Return a cycle's metrics by name."""
+    metrics: dict[str, float] = {f"bucket.{name}": float(count) for name, count in manifest.buckets.items()}
+    metrics["requests"] = float(manifest.requests)
+    metrics |= {f"candidate.{name}": value for name, value in evaluation.candidate.items()}
+    metrics |= {f"champion.{name}": value for name, value in evaluation.champion.items()}
     figures = trained.metrics.model_dump(exclude={"steps", "notes", "seconds"})
-    found |= {f"train.{name}": float(value) for name, value in figures.items() if value is not None}
-    return found | {f"train.seconds.{name}": value for name, value in trained.metrics.seconds.items()}
+    metrics |= {f"train.{name}": float(value) for name, value in figures.items() if value is not None}
+    return metrics | {f"train.seconds.{name}": value for name, value in trained.metrics.seconds.items()}
 
 
 def flat_params(settings: Settings) -> dict[str, str]:
-    """The resolved settings by dotted name, without secrets and what is local to a machine."""
+    """Return the resolved settings by dotted name, without secrets and settings of the machine."""
 
     def walk(prefix: str, value: Any) -> dict[str, str]:
         if isinstance(value, dict) and value:
@@ -129,7 +126,7 @@ def flat_params(settings: Settings) -> dict[str, str]:
 
 
 def describe(manifest: Manifest, trained: Candidate, evaluation: Evaluation) -> str:
-    """The version's description, in Markdown."""
+    """Return the version's description, in Markdown."""
     last = trained.metrics.steps[-1] if trained.metrics.steps else None
     rows = [
         ("trained from", f"version {manifest.parent}"),

@@ -1,7 +1,7 @@
-"""A cycle's run in MLflow while it trains: begun before the first step, and told each step's metrics as they come.
+"""Log a cycle's run in MLflow while it trains: it starts before the first step and gets each step's metrics.
 
-MLflow stops no training and hardly delays one: the metrics go out from a thread of their own, and what did not arrive is logged
-with the rest of the cycle (register.py). Its client takes seconds to import, so it is imported inside the functions.
+MLflow never stops a training: a thread sends the metrics, and metrics that were not sent are logged at the end of the cycle
+(register.py). Its client takes seconds to import, so it is imported inside the functions.
 """
 
 import math
@@ -25,25 +25,26 @@ CYCLE_RUN_TAG = "tabloop.cycle"
 REASON_TAG = "reason"
 REASON_CHARACTERS = 2000
 STEP = re.compile(r"^step \d+: (\{.*\})$")
-"""A line of the trainer's that tells of a step it took (ppo.py)."""
+"""The line that the trainer prints for each step."""
 BATCH = 1000
-"""Metrics that MLflow takes at once."""
+"""Metrics per request to MLflow."""
 LAST_SECONDS = 5.0
-"""A training that is over waits so long for its last steps to be logged."""
+"""Seconds that a finished training waits for its last steps to be logged."""
 PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
-"""MLflow's own would be 4 minutes for a server that is down; its client is told by the environment alone."""
+"""Retries of MLflow's client, which reads them from the environment only; its defaults wait 4 minutes for a server that is
+down."""
 
 
 class _End(NamedTuple):
-    """Nothing comes after it."""
+    """The last item of the queue."""
 
     status: str = ""
-    """Of the run; empty: it goes on with the rest of the cycle."""
+    """Status of the run; "" if it continues with the rest of the cycle."""
     reason: str = ""
 
 
 def connect(settings: Registry) -> "MlflowClient":
-    """A client of MLflow's tracking."""
+    """Return a client of MLflow's tracking server."""
     from mlflow import MlflowClient
 
     for name, value in PATIENCE.items():
@@ -52,7 +53,7 @@ def connect(settings: Registry) -> "MlflowClient":
 
 
 def find(client: "MlflowClient", model: str, cycle: str) -> str | None:
-    """The id of a cycle's run; none where it has none."""
+    """Return the id of a cycle's run; None if it has none."""
     experiment = client.get_experiment_by_name(model)
     runs = (
         client.search_runs([experiment.experiment_id], f"tags.`{CYCLE_RUN_TAG}` = '{cycle}'", max_results=1) if experiment else []
@@ -61,9 +62,9 @@ def find(client: "MlflowClient", model: str, cycle: str) -> str | None:
 
 
 def run_of(client: "MlflowClient", model: str, cycle: str) -> str:
-    """The id of a cycle's one run, which is made where there is none."""
-    if found := find(client, model, cycle):
-        return found
+    """Return the id of a cycle's run; create the run if there is none."""
+    if run := find(client, model, cycle):
+        return run
     experiment = client.get_experiment_by_name(model)
     number = experiment.experiment_id if experiment else client.create_experiment(model)
     return client.create_run(number, run_name=cycle, tags={CYCLE_RUN_TAG: cycle}).info.run_id
@@ -71,7 +72,7 @@ def run_of(client: "MlflowClient", model: str, cycle: str) -> str:
 
 def log_steps(client: "MlflowClient", run: str, steps: Sequence[StepMetrics], began: float) -> None:
     """Log those steps of an update that its run does not hold yet; `began`, in seconds since 1970, is when it started."""
-    known, metrics = _known(client, run), []
+    known, metrics = _logged_steps(client, run), []
     for number, step in enumerate(steps):
         began += step.seconds
         metrics += _metrics(number, step, began) if number not in known else []
@@ -85,7 +86,7 @@ def end(client: "MlflowClient", run: str, status: str, reason: str) -> None:
 
 
 def give_up(settings: Registry, cycle: str, reason: str) -> None:
-    """The cycle has come to nothing: its run, where it has one, ends as failed, with the reason."""
+    """End the run of an abandoned cycle, if it has one, as failed, with the reason."""
     client = connect(settings)
     if run := find(client, settings.model, cycle):
         end(client, run, "FAILED", reason)
@@ -95,18 +96,18 @@ def give_up(settings: Registry, cycle: str, reason: str) -> None:
 def log_steps_live(
     settings: Registry, cycle: str, say: Callable[[str], None], warn: Callable[[str], None]
 ) -> Iterator[Callable[[str], None]]:
-    """Takes the trainer's lines while it trains, passes them on to `say`, and logs the steps among them to the cycle's run.
+    """Yield a function that takes the trainer's lines, passes them to `say`, and logs its steps to the cycle's run.
 
-    Without an exception the run is left running: it ends with its cycle. A run that was begun before goes on, each step once.
+    Without an exception the run stays open until its cycle ends. An existing run continues, each step once.
     """
     arrived: SimpleQueue[Metric | _End] = SimpleQueue()
     try:
         client = connect(settings)
         run = run_of(client, settings.model, cycle)
         client.update_run(run, status="RUNNING")
-        known = _known(client, run)
+        known = _logged_steps(client, run)
     except Exception as error:
-        warn(f"MLflow: {error}; the steps are logged when the cycle is")
+        warn(f"MLflow: {error}; the steps are logged at the end of the cycle")
         known, sender = set(), None
     else:
         sender = threading.Thread(target=_send, args=(client, run, arrived, warn), daemon=True)
@@ -116,9 +117,9 @@ def log_steps_live(
     def take(line: str) -> None:
         nonlocal count
         say(line)
-        if sender and (found := STEP.match(line)):
+        if sender and (match := STEP.match(line)):
             if count not in known:
-                for metric in _metrics(count, StepMetrics.model_validate_json(found[1]), time.time()):
+                for metric in _metrics(count, StepMetrics.model_validate_json(match[1]), time.time()):
                     arrived.put(metric)
             count += 1
 
@@ -138,26 +139,26 @@ def _send(client: "MlflowClient", run: str, arrived: "SimpleQueue[Metric | _End]
     last: _End | None = None
     try:
         while not last:
-            metrics, last = _taken(arrived)
+            metrics, last = _take_arrived(arrived)
             _log(client, run, metrics)
         if last.status:
             end(client, run, last.status, last.reason)
     except Exception as error:
-        warn(f"MLflow: {error}; the steps that it did not get are logged when the cycle is")
+        warn(f"MLflow: {error}; the missing steps are logged at the end of the cycle")
 
 
-def _taken(arrived: "SimpleQueue[Metric | _End]") -> "tuple[list[Metric], _End | None]":
-    """All that has arrived, once there is something, and the end where it was among it."""
+def _take_arrived(arrived: "SimpleQueue[Metric | _End]") -> "tuple[list[Metric], _End | None]":
+    """Wait for metrics; return all that arrived, and the end if it did."""
     metrics: list[Metric] = []
     while not metrics or not arrived.empty():
-        if isinstance(found := arrived.get(), _End):
-            return metrics, found
-        metrics.append(found)
+        if isinstance(item := arrived.get(), _End):
+            return metrics, item
+        metrics.append(item)
     return metrics, None
 
 
-def _known(client: "MlflowClient", run: str) -> set[int]:
-    """Numbers of the steps that a run holds."""
+def _logged_steps(client: "MlflowClient", run: str) -> set[int]:
+    """The numbers of the steps in a run."""
     return {metric.step for metric in client.get_metric_history(run, "step.loss")}
 
 

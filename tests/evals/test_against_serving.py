@@ -1,4 +1,4 @@
-"""Developers against the real serving app, and what the join makes of its records: their own count of their decisions."""
+"""Developers against the real serving app: the labels joined from its records equal the developers' own counts."""
 
 from collections import Counter
 
@@ -27,6 +27,6 @@ async def test_labels_joined_from_serving_are_the_developers_own(tmp_path):
     assert {completion.client for completion in completions} == {"continue"}
     assert len({completion.user for completion in completions}) == len(tally.by_user())
     joined = join(completions, feedback, 600)
-    labels = Counter(found.label.outcome for found in joined.joined if found.label)
+    labels = Counter(request.label.outcome for request in joined.joined if request.label)
     assert labels == {"accepted": total.accepted, "rejected": total.rejected} and joined.orphans == 0
     assert total.accepted > 3 and total.late > 0 and total.cache_hits > 0

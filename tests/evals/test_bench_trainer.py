@@ -11,6 +11,8 @@ from infra.records import Sample
 from infra.settings import LOCAL
 from tasks.trainer.job import Job
 
+pytestmark = pytest.mark.stack
+
 
 def sample(prompt: tuple[int, ...], tokens: tuple[int, ...], advantage: float) -> Sample:
     return Sample(

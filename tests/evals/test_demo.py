@@ -1,4 +1,4 @@
-"""The demo's numbers and its report."""
+"""The demo's figures and its report."""
 
 import json
 import math
@@ -22,19 +22,19 @@ def _paired(outcomes: list[tuple[str, bool, bool]]) -> PairedRun:
 
 def test_a_rate_by_hand() -> None:
     # Two users, 1 of 2 and 1 of 4: rate 1/3, influences (1 - 2/3)/6 and (1 - 4/3)/6, error sqrt(2 * 2 / 18^2), t(1) = 12.706.
-    found = comparison.rate([1, 1], [2, 4])
-    assert found.rate == pytest.approx(1 / 3)
-    assert found.high - found.rate == pytest.approx(12.7062 * math.sqrt(2 * 2 / 18**2), rel=1e-4)
-    assert found.n == 6
+    rate = comparison.rate([1, 1], [2, 4])
+    assert rate.rate == pytest.approx(1 / 3)
+    assert rate.high - rate.rate == pytest.approx(12.7062 * math.sqrt(2 * 2 / 18**2), rel=1e-4)
+    assert rate.n == 6
 
 
-def test_what_is_common_to_a_user_cancels_in_the_difference() -> None:
+def test_a_users_common_part_cancels_in_the_difference() -> None:
     # Users differ wildly, but each gains exactly a tenth: the difference has no variance, the rates have.
     before, requests = np.array([0.0, 40.0, 80.0]), np.array([100.0, 100.0, 100.0])
-    found = comparison.compare((before, requests), (before + 10, requests))
-    assert found.difference.estimate == pytest.approx(0.1)
-    assert found.difference.high - found.difference.low == pytest.approx(0, abs=1e-12)
-    assert found.base.high - found.base.low > 0.5
+    result = comparison.compare((before, requests), (before + 10, requests))
+    assert result.difference.estimate == pytest.approx(0.1)
+    assert result.difference.high - result.difference.low == pytest.approx(0, abs=1e-12)
+    assert result.base.high - result.base.low > 0.5
 
 
 def test_intervals_of_paired_differences_cover_the_truth() -> None:
@@ -44,17 +44,17 @@ def test_intervals_of_paired_differences_cover_the_truth() -> None:
         level = rng.beta(2, 8, size=60)[:, None]
         base, champion = rng.random((60, 20)) < level, rng.random((60, 20)) < level + 0.05
         n = np.full(60, 20.0)
-        found = comparison.compare((base.sum(1), n), (champion.sum(1), n)).difference
-        covered += found.low <= 0.05 <= found.high
+        difference = comparison.compare((base.sum(1), n), (champion.sum(1), n)).difference
+        covered += difference.low <= 0.05 <= difference.high
     assert 0.92 <= covered / 400 <= 0.98
 
 
 def test_comparisons_count_requests_with_nothing_accepted() -> None:
-    found = comparison.comparisons(_paired([("a", False, True), ("a", False, False), ("b", True, True), ("b", False, False)]))
-    acceptance = found["acceptance"]
+    result = comparison.comparisons(_paired([("a", False, True), ("a", False, False), ("b", True, True), ("b", False, False)]))
+    acceptance = result["acceptance"]
     assert (acceptance.base.rate, acceptance.champion.rate, acceptance.base.n) == (0.25, 0.5, 4)
-    assert found["accepted_characters_per_request"].champion.rate == 2.5
-    assert found["shown"].difference.estimate == 0
+    assert result["accepted_characters_per_request"].champion.rate == 2.5
+    assert result["shown"].difference.estimate == 0
 
 
 def test_nothing_to_compare_is_an_error_and_not_a_zero() -> None:
@@ -65,8 +65,8 @@ def test_nothing_to_compare_is_an_error_and_not_a_zero() -> None:
 
 
 def test_live_rows_are_by_version_in_order() -> None:
-    one = Counts(requests=10, judged=8, accepted=2, rejected=6, shown=8, nothing=2, accepted_characters=12)
-    tally = Tally({("a", "10"): one, ("b", "10"): one, ("a", "9"): one, ("b", "9"): one, ("a", ""): one}, (), 1.0)
+    counts = Counts(requests=10, judged=8, accepted=2, rejected=6, shown=8, nothing=2, accepted_characters=12)
+    tally = Tally({("a", "10"): counts, ("b", "10"): counts, ("a", "9"): counts, ("b", "9"): counts, ("a", ""): counts}, (), 1.0)
     rows = comparison.live_rows(tally)
     assert [row.version for row in rows] == ["9", "10"]
     assert rows[0].acceptance.rate == pytest.approx(0.2)
@@ -96,13 +96,13 @@ def test_improvement_needs_the_whole_interval_and_no_fewer_characters() -> None:
     assert not _report(0.01, 0.19).improved
 
 
-def test_the_report_holds_what_its_readers_count_on(tmp_path: Path) -> None:
+def test_the_report_has_the_documented_fields(tmp_path: Path) -> None:
     report.write(_report(0.01, 0.2), tmp_path)
-    found = json.loads((tmp_path / "report.json").read_text())
-    assert {"cycles", "promotions", "rejections", "seed", "seconds"} <= found.keys()
-    for measured in ("acceptance", "accepted_characters_per_request", "shown"):
-        assert found[measured]["base"].keys() == {"rate", "low", "high", "n"}
-        assert found[measured]["difference"].keys() == {"estimate", "low", "high"}
+    written = json.loads((tmp_path / "report.json").read_text())
+    assert {"cycles", "promotions", "rejections", "seed", "seconds"} <= written.keys()
+    for metric in ("acceptance", "accepted_characters_per_request", "shown"):
+        assert written[metric]["base"].keys() == {"rate", "low", "high", "n"}
+        assert written[metric]["difference"].keys() == {"estimate", "low", "high"}
     page = (tmp_path / "report.html").read_text()
     assert "<script>" not in page
     assert "&lt;script&gt;" in page

@@ -1,4 +1,4 @@
-"""Simulated developers against a server that behaves like serving: streams, notices who leaves, keeps every event."""
+"""Simulated developers against a server that behaves like serving: it streams, notices closed connections, stores every event."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ from evals.positions import Code, Source
 from infra import fim
 
 MARK = "zq{}qz"
-"""Woven into every line: what a developer is yet to write is found by it wherever it would leak."""
+"""Part of every line, so that a leak of the text that a developer is about to write is visible anywhere."""
 CODE = Code(
     [
         Source(
@@ -38,20 +38,20 @@ CODE = Code(
 
 
 class Server:
-    """Serves a text for each prompt, by a seeded rule, and keeps what it was sent."""
+    """Serves a text for each prompt, by a seeded rule, and stores the requests and events."""
 
     def __init__(self, delay: float = 0.0, broken: float = 0.0) -> None:
         self.requests: list[tuple[dict, dict]] = []
         self.events: list[tuple[dict, dict]] = []
-        self.left = 0
+        self.disconnects = 0
         self._delay, self._broken = delay, broken
 
     def text(self, sent_prompt: str, version: str) -> str:
         rng = random.Random(version + sent_prompt)
         context = fim.parse_prompt(sent_prompt)
-        whole = next(s.text for s in CODE.sources if context.prefix in s.text)
-        at = whole.index(context.prefix) + len(context.prefix)
-        truth = whole[at:].split("\n", 1)[0]
+        source = next(s.text for s in CODE.sources if context.prefix in s.text)
+        cursor = source.index(context.prefix) + len(context.prefix)
+        truth = source[cursor:].split("\n", 1)[0]
         guesses = (truth, truth[: len(truth) // 2], truth[:4] + "nonsense", "other", "", truth + "\n    more(", " " + truth)
         return rng.choices(guesses, (5, 2, 2, 3, 1, 1, 1) if version != "2" else (9, 1, 1, 1, 1, 1, 1))[0]
 
@@ -71,7 +71,7 @@ class Server:
                 await asyncio.sleep(self._delay)
             await response.write(b'data: {"choices": [{"text": "", "index": 0, "finish_reason": "stop"}]}\n\ndata: [DONE]\n\n')
         except ConnectionResetError:
-            self.left += 1
+            self.disconnects += 1
         return response
 
     async def feedback(self, request: web.Request) -> web.Response:
@@ -95,17 +95,23 @@ class Server:
 MANY_QUIRKS = Quirks(late_accepts=0.2, superseded=0.1, cache_hits=0.2, duplicates=0.2)
 
 
-async def typed(server: Server, **changes):
+async def run_developers(server: Server, **changes):
     decisions: list[Decision] = []
     async with server.running() as address:
-        wanted = RunSettings(address=address, users=20, seed=5, requests=300, speed=500, concurrency=8, run_id="r", **changes)
-        tally = await run(wanted, CODE, on_decision=decisions.append)
+        settings = RunSettings(address=address, users=20, seed=5, requests=300, speed=500, concurrency=8, run_id="r", **changes)
+        tally = await run(settings, CODE, on_decision=decisions.append)
     return tally, decisions
 
 
-async def test_counts_add_up_and_agree_with_the_server():
+@pytest.fixture(scope="module")
+def quirky_run():
+    """One run with many quirks: its server, sums and decisions."""
     server = Server()
-    tally, decisions = await typed(server, quirks=MANY_QUIRKS)
+    return server, *asyncio.run(run_developers(server, quirks=MANY_QUIRKS))
+
+
+def test_counts_add_up_and_agree_with_the_server(quirky_run):
+    server, tally, decisions = quirky_run
     total = tally.total
     assert total.requests == len(server.requests) == len(decisions) and 250 <= total.requests <= 300
     assert total.requests == total.cancelled + total.errors + total.nothing + total.shown
@@ -114,7 +120,7 @@ async def test_counts_add_up_and_agree_with_the_server():
     assert total.errors == total.lost_events == 0
     assert min(total.cancelled, total.nothing, total.accepted, total.rejected, total.unreported, total.reused) > 0
     assert min(total.late, total.cache_hits, total.duplicates) > 0
-    # Every decision has its event, late accepts one more, cache hits and duplicates theirs.
+    # Every decision has an event; late accepts, cache hits and duplicates have one more.
     bodies = [body["data"] for _, body in server.events]
     fresh = {d["completionId"]: d["accepted"] for d in bodies if not d["cacheHit"]}  # the last one counts
     assert Counter(fresh.values()) == {True: total.accepted, False: total.rejected}
@@ -126,29 +132,28 @@ async def test_counts_add_up_and_agree_with_the_server():
     assert set(tally.by_version()) == {"1"}
 
 
-async def test_the_same_served_text_meets_the_same_decisions():
-    def by_place(decisions):
+async def test_the_same_served_text_meets_the_same_decisions(quirky_run):
+    def by_position(decisions):
         return {(d.user, d.visit, d.stop): replace(d, elapsed_ms=0) for d in decisions}
 
-    first = by_place((await typed(Server(), quirks=MANY_QUIRKS))[1])
-    slower = by_place((await typed(Server(delay=0.002), quirks=MANY_QUIRKS))[1])
-    both = first.keys() & slower.keys()  # where a run ends depends on timing, what happens at a place does not
+    first = by_position(quirky_run[2])
+    slower = by_position((await run_developers(Server(delay=0.002), quirks=MANY_QUIRKS))[1])
+    both = first.keys() & slower.keys()  # timing affects the end of a run only
     assert len(both) > 200
     assert {key: first[key] for key in both} == {key: slower[key] for key in both}
 
 
-async def test_what_is_yet_to_be_written_is_never_sent():
-    server = Server()
-    _, decisions = await typed(server, quirks=MANY_QUIRKS)
+def test_unwritten_text_is_never_sent(quirky_run):
+    server, _, decisions = quirky_run
     truths = {mark for d in decisions for mark in _marks(d.truth)}
     assert len(truths) > 50
     served = {server.text(body["prompt"], "1") for _, body in server.requests}
     for headers, body in server.requests:
-        sent = fim.parse_prompt(body["prompt"])
-        source = next(s.text for s in CODE.sources if sent.prefix in s.text)
-        end = source.index(sent.prefix) + len(sent.prefix)
-        gap = source[end : source.index(sent.suffix, end)] if sent.suffix.strip() else source[end:]
-        assert gap.strip(), "the cursor stands before something that is missing"
+        context = fim.parse_prompt(body["prompt"])
+        source = next(s.text for s in CODE.sources if context.prefix in s.text)
+        end = source.index(context.prefix) + len(context.prefix)
+        gap = source[end : source.index(context.suffix, end)] if context.suffix.strip() else source[end:]
+        assert gap.strip(), "text is missing after the cursor"
         for mark in _marks(gap):
             assert mark not in json.dumps([headers, {**body, "prompt": ""}])
             assert mark not in body["prompt"]
@@ -156,7 +161,7 @@ async def test_what_is_yet_to_be_written_is_never_sent():
         data = body["data"]
         rest = {k: v for k, v in data.items() if k not in ("prompt", "prefix", "suffix", "completion")}
         assert not _marks(json.dumps([headers, {**body, "data": rest}]))
-        assert any(data["completion"] in text for text in served)  # only what was served comes back
+        assert any(data["completion"] in text for text in served)  # events return served text only
         assert data["prompt"] == prompt(data["prefix"], data["suffix"])
 
 
@@ -164,9 +169,9 @@ def _marks(text: str) -> set[str]:
     return {f"zq{part.split('qz')[0]}qz" for part in text.split("zq")[1:] if "qz" in part}
 
 
-async def test_requests_are_continues():
+async def test_requests_have_continues_format():
     server = Server()
-    await typed(server)
+    await run_developers(server)
     for headers, body in server.requests:
         assert set(body) == {"model", "max_tokens", "temperature", "stream", "stop", "prompt"}
         assert (body["stream"], body["temperature"], body["max_tokens"]) == (True, 0.01, 4096)
@@ -178,29 +183,28 @@ async def test_requests_are_continues():
     assert len({headers["X-User-ID"] for headers, _ in server.requests}) > 10
 
 
-async def test_events_hold_the_join():
-    """Each fresh event is of a request of that user: its place, or typed text further; the shown text is of that stream."""
-    server = Server()
-    tally, _ = await typed(server, quirks=MANY_QUIRKS)
+def test_every_event_matches_a_request(quirky_run):
+    """The event's prefix is that of one of the user's requests plus typed text; its completion is a part of that stream."""
+    server, tally, _ = quirky_run
     requests = defaultdict(list)
     for headers, body in server.requests:
         requests[headers["X-User-ID"]].append((fim.parse_prompt(body["prompt"]), server.text(body["prompt"], "1")))
     reused = 0
     for headers, body in server.events:
-        data, found = body["data"], False
+        data, matched = body["data"], False
         for context, text in requests[headers["X-User-ID"]]:
             typed_on = data["prefix"].removeprefix(context.prefix)
             if context.suffix == data["suffix"] and data["prefix"] == context.prefix + typed_on:
                 rest = text.removeprefix(typed_on)
-                found |= text.startswith(typed_on) and any(rest.startswith(" " * n + data["completion"]) for n in range(3))
-                reused += bool(typed_on and found)
-        assert found
+                matched |= text.startswith(typed_on) and any(rest.startswith(" " * n + data["completion"]) for n in range(3))
+                reused += bool(typed_on and matched)
+        assert matched
     assert reused and tally.total.reused
 
 
 async def test_late_accepts_keep_their_id():
     server = Server()
-    tally, _ = await typed(server, quirks=Quirks(late_accepts=1.0, duplicates=0, cache_hits=0))
+    tally, _ = await run_developers(server, quirks=Quirks(late_accepts=1.0, duplicates=0, cache_hits=0))
     by_id = defaultdict(list)
     for _, body in server.events:
         by_id[body["data"]["completionId"]].append(body["data"]["accepted"])
@@ -208,16 +212,16 @@ async def test_late_accepts_keep_their_id():
     assert sum(v == [False, True] for v in by_id.values()) == tally.total.accepted == tally.total.late
 
 
-async def test_who_types_over_closes_the_connection():
+async def test_typing_over_closes_the_connection():
     server = Server(delay=0.02)
     async with server.running() as address:
         await run(RunSettings(address=address, users=20, seed=5, requests=120, speed=500, concurrency=12), CODE)
         await asyncio.sleep(0.1)
-    assert server.left > 0
+    assert server.disconnects > 0
 
 
 async def test_errors_and_lost_events_are_counted_and_not_fatal():
-    tally, decisions = await typed(Server(broken=0.5))
+    tally, decisions = await run_developers(Server(broken=0.5))
     assert 50 < tally.total.errors < tally.total.requests
     assert any(d.reason.startswith("503: ") for d in decisions if d.outcome == "error")
     async with Server().running() as address:
@@ -230,51 +234,51 @@ async def test_errors_and_lost_events_are_counted_and_not_fatal():
 
 async def test_a_run_can_be_stopped_and_paced():
     async with Server().running() as address:
-        stop, seen = asyncio.Event(), []
+        stop, reported = asyncio.Event(), []
 
         def progress(tally):
-            seen.append(tally.total.requests)
+            reported.append(tally.total.requests)
             stop.set()
 
         tally = await asyncio.wait_for(
             run(RunSettings(address=address, speed=500, rate=50, concurrency=4), CODE, stop=stop, progress=progress), 10
         )
-        assert seen and 25 <= tally.total.requests <= 100
+        assert reported and 25 <= tally.total.requests <= 100
         began = time.monotonic()
         await run(RunSettings(address=address, speed=500, seconds=0.5), CODE)
         assert time.monotonic() - began < 3
 
 
-async def test_pairs_meet_the_same_developers_at_the_same_places():
+async def test_pairs_meet_the_same_developers_at_the_same_positions():
     server = Server()
     async with server.running() as address:
-        wanted = RunSettings(address=address, users=30, seed=3, concurrency=6)
-        paired = await measure(wanted, CODE, ["1", "2", "1"], 200)
-        again = await measure(wanted, CODE, ["1", "2", "1"], 200)
+        settings = RunSettings(address=address, users=30, seed=3, concurrency=6)
+        paired = await measure(settings, CODE, ["1", "2", "1"], 200)
+        again = await measure(settings, CODE, ["1", "2", "1"], 200)
     assert paired.pairs == again.pairs and len(paired.pairs) == 200 and paired.dropped == 0
     assert all(pair.outcomes[0] == pair.outcomes[2] for pair in paired.pairs)  # the same version: the same draws
     assert not server.events
-    asked = defaultdict(set)
+    requests = defaultdict(set)
     for headers, body in server.requests:
-        asked[headers["X-Tabloop-Version"]].add((headers["X-User-ID"], body["prompt"]))
-    assert asked["1"] == asked["2"]
+        requests[headers["X-Tabloop-Version"]].add((headers["X-User-ID"], body["prompt"]))
+    assert requests["1"] == requests["2"]
     by_user = paired.by_user(lambda outcome: outcome.accepted)
-    assert sum(places for places, _ in by_user.values()) == 200
+    assert sum(positions for positions, _ in by_user.values()) == 200
     base, better, _ = (sum(sums[i] for _, sums in by_user.values()) for i in range(3))
     assert better > base
-    # Slips are counted by their probability, so what came of the draws is near, and no decision is certain.
+    # Slips count by their probability, so the sums are near the drawn ones, and no decision is certain.
     assert abs(base - paired.tallies[0].total.accepted) < 8
     assert all(0.01 <= o.accepted <= 0.99 for pair in paired.pairs for o in pair.outcomes if o.shown)
     assert paired.tallies[1].total.requests == 200
 
 
-async def test_a_place_that_one_version_did_not_answer_is_dropped_for_all():
+async def test_a_position_that_one_version_did_not_answer_is_dropped_for_all():
     async with Server(broken=0.3).running() as address:
         paired = await measure(RunSettings(address=address, users=30), CODE, ["1", "2"], 100)
     assert paired.dropped > 10 and paired.dropped + len(paired.pairs) == 100
 
 
-def test_an_event_is_the_protocols():
+def test_an_event_has_continues_format():
     impression = Impression("8d6c", "u", "a/b.py", "x = ", "\n", "1", requested_at=0.0, elapsed_ms=812.4, model="m")
     body = event_body(impression, True)
     assert (body["name"], body["schema"], body["level"], body["profileId"]) == ("autocomplete", "0.2.0", "all", "local")
@@ -294,7 +298,7 @@ def test_counts_add(rows):
     assert all(getattr(first + second, f.name) == getattr(first, f.name) + getattr(second, f.name) for f in fields(Counts))
 
 
-def test_code_of_ones_own(tmp_path):
+def test_code_from_directories(tmp_path):
     (tmp_path / "a.py").write_text("x = 1\n")
     assert [source.name for source in code_from([tmp_path]).sources] == ["a.py"]
     with pytest.raises(ValueError, match="no such directory"):
@@ -306,8 +310,8 @@ def test_the_command_line(tmp_path, capsys):
     address: list[Address] = []
 
     async def serve():
-        async with server.running() as at:
-            address.append(at)
+        async with server.running() as server_address:
+            address.append(server_address)
             ready.set()
             while not done.is_set():
                 await asyncio.sleep(0.01)
@@ -343,7 +347,7 @@ def test_the_command_line(tmp_path, capsys):
     assert "make status" in capsys.readouterr().err
 
 
-async def test_who_waits_for_a_slow_turn_goes_on_when_there_is_no_bound_any_more() -> None:
+async def test_a_waiting_developer_continues_once_the_rate_limit_ends() -> None:
     rate = 0.1
     pace = Pacer(None, None, lambda: rate, None)
     waiting = [asyncio.create_task(pace()) for _ in range(20)]

@@ -1,4 +1,4 @@
-"""What Continue sends and shows: by hand-made examples, and as its own code does it (shown_by_continue.json says how)."""
+"""Continue's context and shown text: hand-made examples, and recorded output of Continue's own code (shown_by_continue.json)."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from evals.developers import editor
 
-OWN = Path(__file__).with_name("shown_by_continue.json")
+RECORDED = Path(__file__).with_name("shown_by_continue.json")
 SUFFIX = "\n    return total\n\n\ndef second_function(items):\n    pass\n"
 
 
@@ -22,43 +22,43 @@ SUFFIX = "\n    return total\n\n\ndef second_function(items):\n    pass\n"
         ("a\nb", "x = ", " + 1\n", "a\nb"),  # in the middle of a line too
         ("a\nb", "x = ", "\n", "a\nb"),
         ("a\nb", "    # note: ", "\n", "a"),  # in a comment
-        ("a\n\nb", "x = ", "\n", "a"),  # the double newline
+        ("a\n\nb", "x = ", "\n", "a"),  # a blank line
         ("a\n  \nb", "x = ", "\n", "a"),
         ("sum(items)\n    return total\nx", "    total = ", SUFFIX, "sum(items)"),  # the line below
         ("1\ndef second_function(items)", "x = ", "\n" + "def second_function(items):\n    pass", "1"),  # start of the suffix
-        ("1\nx\nx\nx\ny", "x = ", "\n", "1\nx"),  # the third of equal lines stops it
-        ("1\nx\nx\ny", "x = ", "\n", "1\nx\ny"),  # and the second is left out
+        ("1\nx\nx\nx\ny", "x = ", "\n", "1\nx"),  # the third equal line ends it
+        ("1\nx\nx\ny", "x = ", "\n", "1\nx\ny"),  # the second is dropped
         ("a\n#\nb", "x = ", "\n", "a\nb"),  # empty comments
-        ("total = compute(1)", "total = compute(1)\n", "\n", ""),  # the line above once more
+        ("total = compute(1)", "total = compute(1)\n", "\n", ""),  # repeats the line above
         (" 1", "x = ", "\n", "1"),
         (" 1", "x =", "\n", " 1"),
         ("  1", "x = ", "\n", " 1"),
         ("    return 1", "def f():\n", "\n", "    return 1"),
     ],
 )
-def test_what_is_shown(generated, prefix, suffix, shown):
+def test_shown_text(generated, prefix, suffix, shown):
     assert editor.shown_text(generated, prefix, suffix) == shown
 
 
-def test_what_is_shown_is_what_continues_own_code_shows():
-    for generated, prefix, suffix, shown in json.loads(OWN.read_text())["shown"]:
+def test_shown_text_equals_that_of_continues_own_code():
+    for generated, prefix, suffix, shown in json.loads(RECORDED.read_text())["shown"]:
         assert editor.shown_text(generated, prefix, suffix) == shown, (generated, prefix, suffix)
 
 
 @given(st.text(alphabet="ab #\n)", max_size=40), st.text(alphabet="ab \n", max_size=20), st.text(alphabet="ab \n", max_size=60))
-def test_never_more_than_was_generated(generated, prefix, suffix):
+def test_shown_text_is_part_of_the_generated_text(generated, prefix, suffix):
     text = editor.shown_text(generated, prefix, suffix)
     lines = text.split("\n")
     assert len(text) <= len(generated) and all(line in generated for line in lines)
     assert text == "" or text.strip()
 
 
-def test_a_lost_space_is_known():
+def test_a_lost_space_is_detected():
     assert editor.lost_space(" = 1", "= 1") and not editor.lost_space("= 1", "= 1")
     assert not editor.lost_space("a b", "a")
 
 
-def test_the_window_is_whole_lines_next_to_the_cursor():
+def test_the_context_is_whole_lines_next_to_the_cursor():
     prefix = "".join(f"line {i} = {'x' * 50}\n" for i in range(60)) + "    last ="
     suffix = "\n" + "".join(f"after {i} = {'y' * 50}\n" for i in range(60))
     before, after = editor.prompt_context(prefix, suffix)

@@ -1,4 +1,4 @@
-"""Generation: batches equal one at a time, draws belong to the position, and text ends where it should."""
+"""Generation: a batch equals single requests, draws belong to the position, and text ends at a newline or an end token."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ CONTEXTS = [(f"def name_{i}(" + "a, " * i, "\n    return 1\n" * (i % 3)) for i i
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    """A random model that has all the mechanics of the real one."""
+    """A random model with the mechanics of the real one."""
     out = tmp_path_factory.mktemp("checkpoint")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -34,26 +34,26 @@ def checkpoint(tmp_path_factory):
     return out
 
 
-def slowly(checkpoint, prefix, suffix, max_tokens):
-    """Greedy, without cache, padding or batch."""
+def complete_slowly(checkpoint, prefix, suffix, max_tokens):
+    """Complete greedily without cache, padding or batch."""
     tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
     model = Qwen2ForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
     ids = Renderer(tokenizer, "spm", 40, 12).render(prefix, suffix)
-    written = []
+    tokens = []
     for _ in range(max_tokens):
         with torch.inference_mode():
-            token = int(model(torch.tensor([ids + written])).logits[0, -1].argmax())
+            token = int(model(torch.tensor([ids + tokens])).logits[0, -1].argmax())
         if token in [tokenizer.token_to_id(special) for special in SPECIAL_TOKENS]:
             break
-        written.append(token)
+        tokens.append(token)
         if "\n" in tokenizer.decode([token]):
             break
-    return tokenizer.decode(written)
+    return tokenizer.decode(tokens)
 
 
 def test_a_padded_batch_equals_one_at_a_time(checkpoint):
     completions = Generator(checkpoint, MODEL).complete(CONTEXTS, 10, 0.0, seed=1, batch=4)
-    assert completions == [slowly(checkpoint, prefix, suffix, 10) for prefix, suffix in CONTEXTS]
+    assert completions == [complete_slowly(checkpoint, prefix, suffix, 10) for prefix, suffix in CONTEXTS]
     assert len(set(completions)) > 3
 
 
@@ -74,7 +74,7 @@ def test_picking_follows_the_distribution():
     assert pick_tokens(logits, 1.0, torch.ones(3, dtype=torch.float64)).tolist() == [2, 2, 2]
 
 
-def test_a_checkpoint_without_tokenizer_is_told(tmp_path):
+def test_a_checkpoint_without_tokenizer_is_an_error(tmp_path):
     with pytest.raises(ValueError, match=r"no tokenizer\.json"):
         Generator(tmp_path, MODEL)
 
@@ -97,25 +97,25 @@ def test_the_command_line_prints_the_table(checkpoint, capsys):
 
 
 def test_samples_hold_the_tokens_and_log_probabilities_they_were_drawn_with(checkpoint):
-    found = Generator(checkpoint, MODEL).sample(CONTEXTS, 12, temperature=0.7, seed=4, batch=4)
-    assert [s.text for s in found] == Generator(checkpoint, MODEL).complete(CONTEXTS, 12, temperature=0.7, seed=4)
+    samples = Generator(checkpoint, MODEL).sample(CONTEXTS, 12, temperature=0.7, seed=4, batch=4)
+    assert [s.text for s in samples] == Generator(checkpoint, MODEL).complete(CONTEXTS, 12, temperature=0.7, seed=4)
     tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
     ends = {tokenizer.token_to_id(special) for special in SPECIAL_TOKENS}
     model = Qwen2ForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
-    for sampled in found:
+    for sampled in samples:
         with torch.inference_mode():
             logits = model(torch.tensor([[*sampled.prompt, *sampled.tokens]])).logits[0, len(sampled.prompt) - 1 : -1]
         scores = (logits / 0.7).log_softmax(-1).gather(1, torch.tensor(sampled.tokens)[:, None])[:, 0]
         assert sampled.logprobs == pytest.approx(scores.tolist(), abs=1e-4)
-        assert ends.isdisjoint(sampled.tokens[:-1]), "an end token ends"
-    assert any(s.tokens[-1] in ends for s in found)
+        assert ends.isdisjoint(sampled.tokens[:-1]), "an end token is the last token"
+    assert any(s.tokens[-1] in ends for s in samples)
 
 
 def test_scores_are_the_log_probabilities_that_were_sampled_from(checkpoint):
     generator = Generator(checkpoint, MODEL)
-    drawn = generator.sample(CONTEXTS, 8, 0.7, seed=3)
-    scores = generator.score([(d.prompt, d.tokens) for d in drawn], temperature=0.7, batch=4)
-    assert [len(s) for s in scores] == [len(d.tokens) for d in drawn]
-    for found, sampled in zip(scores, drawn, strict=True):
-        assert found == pytest.approx(sampled.logprobs, abs=1e-5)
-    assert scores[0] != pytest.approx(generator.score([(drawn[0].prompt, drawn[0].tokens)])[0])
+    samples = generator.sample(CONTEXTS, 8, 0.7, seed=3)
+    scores = generator.score([(d.prompt, d.tokens) for d in samples], temperature=0.7, batch=4)
+    assert [len(s) for s in scores] == [len(d.tokens) for d in samples]
+    for logprobs, sampled in zip(scores, samples, strict=True):
+        assert logprobs == pytest.approx(sampled.logprobs, abs=1e-5)
+    assert scores[0] != pytest.approx(generator.score([(samples[0].prompt, samples[0].tokens)])[0])

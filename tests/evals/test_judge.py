@@ -1,4 +1,4 @@
-"""Judges, the LLM one against a real HTTP server that behaves and misbehaves."""
+"""Judges; the LLM judge against a real HTTP server that answers and fails."""
 
 import json
 import threading
@@ -29,11 +29,11 @@ def chat(score) -> bytes:
 
 
 class Endpoint:
-    """Answers by `rule(material, try number)`, with (status, body) or seconds to hang."""
+    """Answers by `rule(material, attempt)` with (status, body)."""
 
     def __init__(self, rule) -> None:
-        self.rule, self.tries, self.seen = rule, Counter(), []
-        self.at_once = self.most_at_once = 0
+        self.rule, self.attempts, self.requests = rule, Counter(), []
+        self.concurrent = self.max_concurrent = 0
         self.lock = threading.Lock()
 
     @contextmanager
@@ -46,11 +46,11 @@ class Endpoint:
                 body = json.loads(raw)
                 material = json.loads(body["messages"][1]["content"])
                 with endpoint.lock:
-                    endpoint.tries[material["before"]] += 1
-                    number = endpoint.tries[material["before"]]
-                    endpoint.seen.append((self.path, dict(self.headers), body))
-                    endpoint.at_once += 1
-                    endpoint.most_at_once = max(endpoint.most_at_once, endpoint.at_once)
+                    endpoint.attempts[material["before"]] += 1
+                    number = endpoint.attempts[material["before"]]
+                    endpoint.requests.append((self.path, dict(self.headers), body))
+                    endpoint.concurrent += 1
+                    endpoint.max_concurrent = max(endpoint.max_concurrent, endpoint.concurrent)
                 try:
                     status, answer = endpoint.rule(material, number)
                     self.send_response(status)
@@ -63,7 +63,7 @@ class Endpoint:
                     pass
                 finally:
                     with endpoint.lock:
-                        endpoint.at_once -= 1
+                        endpoint.concurrent -= 1
 
             def log_message(self, *arguments):
                 pass
@@ -89,11 +89,11 @@ def test_scores_come_back_in_order():
         judge = judge_at(url)
         assert judge.score([item("x" * n, n) for n in range(11)]) == [Scored(float(n)) for n in range(11)]
         assert judge.name == "judge-1"
-    assert 1 < endpoint.most_at_once <= QUICK.concurrency
-    path, headers, body = endpoint.seen[0]
+    assert 1 < endpoint.max_concurrent <= QUICK.concurrency
+    path, headers, body = endpoint.requests[0]
     assert path == "/v1/chat/completions" and headers["Authorization"] == f"Bearer {KEY}"
-    wanted = body["response_format"]["json_schema"]
-    assert wanted["strict"] and wanted["schema"]["properties"]["score"] == {"type": "number", "minimum": 0, "maximum": 10}
+    expected = body["response_format"]["json_schema"]
+    assert expected["strict"] and expected["schema"]["properties"]["score"] == {"type": "number", "minimum": 0, "maximum": 10}
     assert body["temperature"] == 0 and body["model"] == "judge-1"
 
 
@@ -119,17 +119,17 @@ def test_each_failure_has_its_kind(status, body, kind, tries):
     with endpoint.running() as url:
         (judgement,) = judge_at(url).score([item()])
     assert isinstance(judgement, Failed) and judgement.kind == kind
-    assert endpoint.tries.total() == tries
+    assert endpoint.attempts.total() == tries
 
 
-def test_what_passes_is_tried_again():
+def test_transient_failures_are_retried():
     endpoint = Endpoint(lambda _, number: (503, b"") if number == 1 else (200, b"?") if number == 2 else (200, chat(7)))
     with endpoint.running() as url:
         assert judge_at(url).score([item()]) == [Scored(7.0)]
 
 
 @pytest.mark.parametrize("slow", [lambda *_: (time.sleep(1.0), (200, chat(5)))[1], lambda *_: (200, [b" "] * 15)])
-def test_the_deadline_bounds_a_judgement_as_a_whole(slow):
+def test_the_deadline_bounds_all_attempts_of_a_judgement(slow):
     with Endpoint(slow).running() as url:
         began = time.monotonic()
         (judgement,) = judge_at(url, timeout=0.3).score([item()])
@@ -137,13 +137,13 @@ def test_the_deadline_bounds_a_judgement_as_a_whole(slow):
     assert isinstance(judgement, Failed) and judgement.kind == "timeout"
 
 
-def test_an_endpoint_that_keeps_failing_is_left_alone():
+def test_an_endpoint_that_keeps_failing_gets_no_more_requests():
     endpoint = Endpoint(lambda *_: (401, b""))
     with endpoint.running() as url:
         judgements = judge_at(url).score([item(n=n) for n in range(60)])
     kinds = Counter(judgement.kind for judgement in judgements)
     assert set(kinds) == {"refused", "circuit_open"}
-    assert endpoint.tries.total() == kinds["refused"] < 4 + QUICK.concurrency
+    assert endpoint.attempts.total() == kinds["refused"] < 4 + QUICK.concurrency
 
 
 def test_no_server_is_a_failure_and_the_key_is_nowhere():
@@ -161,7 +161,7 @@ def test_reading_a_score_never_raises(score):
 
 def test_the_builder_picks_by_settings():
     assert isinstance(build(schema.Judge()), ReferenceJudge) and build(schema.Judge()).name == "reference"
-    built = build(schema.Judge(kind="openai", url="http://127.0.0.1:9/v1", model="m"))
-    assert isinstance(built, OpenAIJudge)
+    judge = build(schema.Judge(kind="openai", url="http://127.0.0.1:9/v1", model="m"))
+    assert isinstance(judge, OpenAIJudge)
     with pytest.raises(ValueError, match="needs url and model"):
         build(schema.Judge(kind="openai"))

@@ -46,7 +46,7 @@ def test_reference_judge_by_hand():
     assert similarity("", "name)") == 0.0
     # 4 of 5 characters lead, one edit of 5.
     assert similarity("name]", "name)") == pytest.approx(0.5 * 4 / 5 + 0.5 * 4 / 5)
-    # The same similarity counts half where the start is wrong.
+    # A wrong start halves the score.
     assert similarity("xame)", "name)") == pytest.approx(0.5 * 0 + 0.5 * 4 / 5)
 
 

@@ -1,4 +1,4 @@
-"""The demo's requests to Prefect outlive a busy or restarted server, and start one run each."""
+"""The demo's requests to Prefect survive a busy or restarting server and start one run each."""
 
 import asyncio
 import json
@@ -11,7 +11,7 @@ from evals.demo.orchestration import Orchestration
 
 
 class Unsteady:
-    """A server that fails before it answers: `statuses` in order, 0 for a connection cut without an answer."""
+    """A server that answers with `statuses` in order; 0 closes the connection without an answer."""
 
     def __init__(self, *statuses: int) -> None:
         self._statuses = list(statuses)
@@ -43,7 +43,7 @@ def without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(orchestration, "RETRY_SECONDS", 0.0)
 
 
-async def test_a_busy_or_restarted_server_is_asked_again_for_the_same_run() -> None:
+async def test_a_request_to_a_busy_or_restarting_server_is_retried_for_the_same_run() -> None:
     server = Unsteady(503, 0, 201)
     async with server as address, Orchestration(address) as prefect:
         assert await prefect.start("cycle") == "r1"
@@ -51,7 +51,7 @@ async def test_a_busy_or_restarted_server_is_asked_again_for_the_same_run() -> N
     assert len({body["idempotency_key"] for body in server.bodies}) == 1
 
 
-async def test_what_the_server_refuses_is_not_asked_again() -> None:
+async def test_a_refused_request_is_not_retried() -> None:
     server = Unsteady(422)
     async with server as address, Orchestration(address) as prefect:
         with pytest.raises(httpx.HTTPStatusError):

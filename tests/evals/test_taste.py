@@ -1,4 +1,4 @@
-"""What developers take, by hand-made examples."""
+"""Which suggestions developers accept: hand-made examples."""
 
 import random
 from dataclasses import replace
@@ -47,7 +47,7 @@ TRUTH = "self.name = name"
         ({}, "other", TRUTH, False, "wrong"),
     ],
 )
-def test_what_is_taken(changes, shown, truth, accepted, reason):
+def test_opinions(changes, shown, truth, accepted, reason):
     opinion = judge(replace(PLAIN, **changes), shown, truth)
     assert (opinion.accepted, opinion.reason) == (accepted, reason)
 
@@ -58,8 +58,8 @@ def test_tastes_are_seeded_and_differ():
     assert taste_of(1, 2) != taste_of(2, 2)
 
 
-def test_tastes_stay_within_what_the_readme_says():
-    drawn = [draw_taste(random.Random(i)) for i in range(500)]
-    assert all(0.6 <= t.strictness <= 1 and 1 <= t.least <= 8 and 0.7 <= t.patience <= 0.95 for t in drawn)
-    assert all(0.01 <= t.noise <= 0.04 for t in drawn)
-    assert 0.4 < sum(t.dislikes_overrun for t in drawn) / 500 < 0.6
+def test_tastes_stay_within_the_documented_ranges():
+    tastes = [draw_taste(random.Random(i)) for i in range(500)]
+    assert all(0.6 <= t.strictness <= 1 and 1 <= t.least <= 8 and 0.7 <= t.patience <= 0.95 for t in tastes)
+    assert all(0.01 <= t.noise <= 0.04 for t in tastes)
+    assert 0.4 < sum(t.dislikes_overrun for t in tastes) / 500 < 0.6

@@ -13,6 +13,8 @@ from tasks.validation import drift, suite
 from tests.flows.conftest import World
 from tests.tasks.made import NOW, Killed, completion, feedback
 
+pytestmark = pytest.mark.stack
+
 
 def outcome(world: World, name: str = "cycle-000001") -> CycleOutcome:
     return CycleOutcome.model_validate(world.store.get_json(f"cycles/{name}/outcome.json"))

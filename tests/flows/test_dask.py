@@ -31,6 +31,8 @@ from tests.flows.test_kills import served
 from tests.stack import free_ports, running
 from tests.tasks.made import MemoryRegistry, completion, feedback
 
+pytestmark = pytest.mark.stack
+
 HOURS, REQUESTS = 8, 12
 START_SECONDS = 120
 

@@ -2,6 +2,8 @@
 
 import random
 
+import pytest
+
 from flows.experiment import experiment
 from flows.promote import promote
 from flows.rollback import rollback
@@ -10,6 +12,8 @@ from infra.settings.schema import Experiment
 from tasks.experiments import release
 from tests.flows.conftest import World
 from tests.tasks.made import NOW, completion, feedback
+
+pytestmark = pytest.mark.stack
 
 
 def run(world: World, champion: float, challenger: float) -> None:

@@ -30,6 +30,8 @@ from tasks.labels.collect import collect
 from tests.stack import running
 from tests.tasks.made import MemoryRegistry, MemoryStore, completion, feedback
 
+pytestmark = pytest.mark.stack
+
 KILLS = int(os.environ.get("KILLS", "4"))
 REQUESTS, OBJECTS = 60, 3
 CYCLE = "cycle-000001"

@@ -16,6 +16,8 @@ from tasks.upkeep.forget import NobodyNamed
 from tests.flows.conftest import World
 from tests.tasks.made import NOW, completion, feedback
 
+pytestmark = pytest.mark.stack
+
 ADA = "a" * 32
 
 

@@ -20,6 +20,8 @@ from tests.stack import free_ports
 from tests.tasks import rows
 from tests.tasks.made import NOW, MemoryRegistry, completion, feedback
 
+pytestmark = pytest.mark.stack
+
 TRIES = 40
 
 

@@ -17,5 +17,5 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture
 async def house(tmp_path: Path, tokenizer: Tokenizer) -> AsyncIterator[House]:
-    async with House(tmp_path, tokenizer) as found:
-        yield found
+    async with House(tmp_path, tokenizer) as app:
+        yield app

@@ -1,10 +1,11 @@
-"""Engines, a store and a registry that behave, without weights, S3 or MLflow."""
+"""Fake engines, store and registry that behave like the real ones, without weights, S3 or MLflow."""
 
 import asyncio
 import contextlib
 import hashlib
 import json
 import os
+import textwrap
 import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -42,30 +43,31 @@ from serving.slots.version_source import VersionSource
 from serving.status.cycle_history import CycleHistory
 from serving.status.data import Links, StatusData
 from serving.status.routes import StatusSources, metrics_text
-from tests.serving.listening import aiohttp_app, fastapi_app
+from tests.serving.apps import aiohttp_app, fastapi_app
 
 TOKEN, ADMIN = "token-of-the-team", "token-of-the-admin"
 TEXT = "return alpha + beta"
-"""What the first engine says."""
+"""The first engine's completion."""
 HEADERS = {"Authorization": f"Bearer {TOKEN}", "X-User-ID": "ada", "X-Project-ID": "p1"}
 
 
 def tokenizer() -> Tokenizer:
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
+    """Train a tokenizer on a module of the standard library, which changes less often than this repository."""
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=600,
         special_tokens=list(SPECIAL_TOKENS),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    made.train_from_iterator([Path(__file__).read_text()], trainer=trainer)
-    return made
+    bpe.train_from_iterator([Path(textwrap.__file__).read_text()], trainer=trainer)
+    return bpe
 
 
 class FakeEngine:
-    """Answers with the tokens it was given, behind the routes that a real engine has."""
+    """Samples given tokens, behind a real engine's routes."""
 
     def __init__(self, reply: list[int]) -> None:
         self.reply = reply
@@ -86,7 +88,7 @@ class FakeEngine:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[str]:
-        """The address that it answers at."""
+        """Run it; yields its address."""
         self.endpoints = Endpoints(self, None)
         app = self.endpoints.app()
         app.middlewares.append(self._note)
@@ -135,7 +137,7 @@ class FakeEngine:
 
 
 class MemoryStore(ObjectStore):
-    """A bucket in memory that can be away."""
+    """A bucket in memory that can be unavailable."""
 
     def __init__(self) -> None:
         self.bucket = "bucket"
@@ -143,7 +145,7 @@ class MemoryStore(ObjectStore):
         self.puts: list[str] = []
         self.away = False
         self.answers = threading.Event()
-        """Cleared: a read waits."""
+        """While cleared, reads wait."""
         self.answers.set()
 
     def put(self, key: str, body: bytes) -> str:
@@ -170,7 +172,7 @@ class MemoryStore(ObjectStore):
         return iter(sorted(key for key in self.objects if key.startswith(prefix)))
 
     def shipped(self, kind: str) -> list[Completion | Feedback]:
-        """The events that have arrived, in the order of their keys."""
+        """Return the shipped events in the order of their keys."""
         return [row for key in self.keys(f"events/{kind}/") for row in from_parquet(self.objects[key], KINDS[kind])]
 
     def add_version(self, name: str) -> str:
@@ -181,7 +183,7 @@ class MemoryStore(ObjectStore):
 
 
 class FakeRegistry:
-    """MLflow's REST API, as far as it is read."""
+    """The part of MLflow's REST API that the app reads."""
 
     def __init__(self) -> None:
         self.sources: dict[str, str] = {}
@@ -198,8 +200,8 @@ class FakeRegistry:
         if self.away:
             raise httpx.ConnectError("away")
         if request.url.path.endswith("registered-models/get"):
-            told = {EXPERIMENT_TAG: self.experiment, LOOK_TAG: self.look}
-            tags = [{"key": key, "value": record.model_dump_json()} for key, record in told.items() if record]
+            records = {EXPERIMENT_TAG: self.experiment, LOOK_TAG: self.look}
+            tags = [{"key": key, "value": record.model_dump_json()} for key, record in records.items() if record]
             aliases = [{"alias": k, "version": v} for k, v in self.aliases.items()]
             return httpx.Response(200, json={"registered_model": {"aliases": aliases, "tags": tags}})
         if request.url.path.endswith("model-versions/search"):
@@ -212,12 +214,12 @@ class FakeRegistry:
 
 
 class Disk:
-    """The `os` of serving/recording/journal.py, whose disk can break, stand still and take half a line."""
+    """The `os` of serving/recording/journal.py with a disk that can fail, stall and write half a line."""
 
     def __init__(self) -> None:
         self.broken, self.half = False, False
         self.still = ""
-        """Whose path holds this waits for the disk."""
+        """Files whose path contains this stall."""
         self.moves = threading.Event()
 
     def __getattr__(self, name: str) -> Any:
@@ -238,12 +240,12 @@ class Disk:
 
 
 class House:
-    """The serving app on fakes; everything else is what runs in production."""
+    """The serving app on fakes; everything else is production code."""
 
     def __init__(
         self,
         directory: Path,
-        made: Tokenizer,
+        tokenizer: Tokenizer,
         *,
         spool_bytes: int = 1 << 30,
         withhold_below: float = 0.0,
@@ -251,18 +253,18 @@ class House:
         settings: dict[str, object] | None = None,
     ) -> None:
         self.directory = directory
-        self.tokenizer = made
-        self.engines = (FakeEngine(made.encode(TEXT).ids), FakeEngine(made.encode("return gamma").ids))
+        self.tokenizer = tokenizer
+        self.engines = (FakeEngine(tokenizer.encode(TEXT).ids), FakeEngine(tokenizer.encode("return gamma").ids))
         self.store = MemoryStore()
         self.registry = FakeRegistry()
         self.metrics = Metrics(CLIENT_NAMES)
         self.clock = 0.0
-        """Seconds, of the status page."""
+        """The status page's clock in seconds."""
         self.spool_bytes = spool_bytes
         champion = Sampling(temperature=0.8, max_tokens=24, withhold_below=withhold_below)
         self.sampling = {"champion": champion, "challenger": challenger or champion}
-        given = {"terms": {"experiments": True}} | (settings or {})
-        self.settings = ServingSettings(token=TOKEN, admin_token=ADMIN, user_secret="salt", **given)
+        values = {"terms": {"experiments": True}} | (settings or {})
+        self.settings = ServingSettings(token=TOKEN, admin_token=ADMIN, user_secret="salt", **values)
         self.exits = contextlib.AsyncExitStack()
         self.urls: tuple[str, str] = ("", "")
 
@@ -301,17 +303,17 @@ class House:
         self.registry.sources[version] = self.store.add_version(f"v{version}")
 
     async def follow(self) -> None:
-        """Until there is nothing left to do at once."""
+        """Follow the registry until no load is under way."""
         await self.follower.step()
         while await self.follower.wait_for_load():
             await self.follower.step()
 
     def metrics_text(self) -> bytes:
-        """Prometheus' exposition, without a request."""
+        """Return Prometheus' exposition without a request."""
         return metrics_text(self.metrics, self.spool, self.arms)
 
     async def ship(self) -> bool:
-        """Close what is on disk and ship it; whether nothing is left."""
+        """Close and ship all segments; return whether none is left."""
         for journal in self.spool.journals.values():
             await journal.rotate(0)
         return await self.shipper.ship()
@@ -321,17 +323,17 @@ class House:
     ) -> httpx.Response:
         return await self.client.post(self.urls[0] + url, json={"prompt": "def f(x):\n    ", **body}, headers=headers)
 
-    async def judge(self, url: str, body: object, headers: dict[str, str] | None = None) -> httpx.Response:
+    async def send_feedback(self, url: str, body: object, headers: dict[str, str] | None = None) -> httpx.Response:
         return await self.client.post(self.urls[1] + url, json=body, headers=headers)
 
     def rows(self, kind: str) -> list[Completion | Feedback]:
-        """What is on disk."""
-        found: list[Completion | Feedback] = []
+        """Return the events on the disk."""
+        rows: list[Completion | Feedback] = []
         for path in sorted((self.spool.directory / kind).glob("*.jsonl")):
             events, bad = read_segment(path, KINDS[kind])
             assert not bad
-            found += events
-        return found
+            rows += events
+        return rows
 
 
 def experiment(champion: str = "1", challenger: str = "2", share: float = 0.5) -> ExperimentRecord:

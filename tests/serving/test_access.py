@@ -1,4 +1,4 @@
-"""Who may do what, how often, and as whom: tokens, their rates, and whose a completion is."""
+"""Tokens with their roles, projects and rates, and the user of a request."""
 
 import hashlib
 import tomllib
@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 from infra.settings.schema import Serving
 from serving import access
 from serving.access import RateLimiter
-from tests.serving.asked import ADMINISTRATOR, INFILL
 from tests.serving.fakes import TOKEN, House
+from tests.serving.helpers import ADMINISTRATOR, INFILL
 
 
 async def test_a_token_has_projects_roles_and_a_rate(tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -26,7 +26,7 @@ async def test_a_token_has_projects_roles_and_a_rate(tmp_path: Path, tokenizer: 
         assert "p2, p3" in named[1].json()["error"]["message"]
         unnamed = await house.client.post(house.urls[0] + "/infill", json=INFILL, headers={**bearer, "X-Project-ID": "p2"})
         assert unnamed.status_code == 200 and house.rows("completions")[-1].project == "p2"
-        refused = await house.judge("/v1/feedback", {"completion_id": "c", "outcome": "accepted"}, bearer)
+        refused = await house.send_feedback("/v1/feedback", {"completion_id": "c", "outcome": "accepted"}, bearer)
         assert refused.status_code == 403 and "feedback" in refused.json()["error"]["message"]
         assert (await house.client.get(house.urls[0] + "/admin/status", headers=bearer)).status_code == 403
         answers = [await house.complete(headers={**bearer, "X-Project-ID": "p2"}) for _ in range(2)]
@@ -55,27 +55,27 @@ async def test_the_teams_and_the_administrators_tokens_have_a_rate_each(tmp_path
         ),
     ],
 )
-def test_a_token_is_made_with_the_lines_that_let_it_in(
+def test_a_new_token_works_with_the_printed_settings(
     name: str, arguments: tuple[str, ...], expected: dict[str, object], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert access.main([name, *arguments]) == 0
     printed = capsys.readouterr().out
-    made = printed.splitlines()[0].rsplit(" ", 1)[1]
-    given = tomllib.loads(printed)["serving"]
-    found = access.Access(Serving(token=TOKEN, user_secret="salt", **given)).check({"api-key": made}, "complete")
-    assert found.name == name
-    token = Serving(**given).tokens[name]
-    assert {field: getattr(token, field) for field in expected} == expected
+    token = printed.splitlines()[0].rsplit(" ", 1)[1]
+    values = tomllib.loads(printed)["serving"]
+    known = access.Access(Serving(token=TOKEN, user_secret="salt", **values)).check({"api-key": token}, "complete")
+    assert known.name == name
+    setting = Serving(**values).tokens[name]
+    assert {field: getattr(setting, field) for field in expected} == expected
 
 
-def test_a_token_is_not_made_for_a_project_that_none_can_name(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_token_is_made_for_an_invalid_project_name(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         access.main(["jetbrains", "--project", "our web"])
     assert "--project" in capsys.readouterr().err
 
 
 @given(st.lists(st.floats(0, 30), max_size=80), st.integers(1, 100))
-def test_a_bucket_gives_a_minutes_worth_and_then_its_rate(pauses: list[float], per_minute: int) -> None:
+def test_a_rate_limiter_admits_one_minutes_requests_and_then_its_rate(pauses: list[float], per_minute: int) -> None:
     now = 0.0
     limiter = RateLimiter(per_minute, lambda: now)
     given_at: list[float] = []
@@ -90,7 +90,7 @@ def test_a_bucket_gives_a_minutes_worth_and_then_its_rate(pauses: list[float], p
             assert last - first + 1 <= per_minute + (given_at[last] - given_at[first]) * per_minute / 60 + 1e-6
 
 
-async def test_the_user_is_the_header_then_the_body_then_the_token(house: House) -> None:
+async def test_the_user_is_named_by_header_then_body_then_token(house: House) -> None:
     await house.complete(user="bob")
     await house.complete(headers={"X-User-ID": ""}, user="ada")
     await house.complete(headers={"X-User-ID": ""})

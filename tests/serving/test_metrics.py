@@ -1,4 +1,4 @@
-"""What a scrape tells of requests, by version and arm, and of what waits on the disk."""
+"""The metrics of requests by version and arm, and of the spool."""
 
 import os
 from pathlib import Path
@@ -7,8 +7,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tokenizers import Tokenizer
 
-from tests.serving.asked import ADMINISTRATOR, run_experiment, until
 from tests.serving.fakes import House
+from tests.serving.helpers import ADMINISTRATOR, run_experiment, until
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -23,27 +23,27 @@ def value(series: Series, name: str, **labels: str) -> float | None:
     return series.get(("tabloop_" + name, frozenset(labels.items())))
 
 
-async def test_requests_tokens_and_times_are_told_by_version_and_arm(tmp_path: Path, tokenizer: Tokenizer) -> None:
+async def test_requests_tokens_and_times_are_counted_by_version_and_arm(tmp_path: Path, tokenizer: Tokenizer) -> None:
     async with House(tmp_path, tokenizer, withhold_below=0.3) as house:
         await run_experiment(house)
         house.engines[house.arms.challenger].logprob = -0.01  # worth showing, as the champion's are not
-        asked = {"champion": 2, "challenger": 3}
-        for arm, times in asked.items():
+        requests = {"champion": 2, "challenger": 3}
+        for arm, times in requests.items():
             for _ in range(times):
                 await house.complete(headers={"X-Tabloop-Arm": arm, **ADMINISTRATOR})
         rows = house.rows("completions")
         series = await scraped(house)
         for arm, version, finish in (("champion", "1", "stop"), ("challenger", "2", "length")):
             of_arm, labels = [row for row in rows if row.arm == arm], {"arm": arm, "version": version}
-            assert value(series, "completions_total", **labels, finish=finish) == len(of_arm) == asked[arm]
+            assert value(series, "completions_total", **labels, finish=finish) == len(of_arm) == requests[arm]
             assert value(series, "tokens_total", **labels) == sum(len(row.token_ids) for row in of_arm) > 0
-            assert value(series, "withheld_total", **labels) == (asked[arm] if arm == "champion" else None)
+            assert value(series, "withheld_total", **labels) == (requests[arm] if arm == "champion" else None)
             for name, times in (("first_token", [r.ttft_ms for r in of_arm]), ("completion", [r.total_ms for r in of_arm])):
                 assert value(series, f"{name}_seconds_count", **labels) == len(times)
                 assert value(series, f"{name}_seconds_sum", **labels) == pytest.approx(sum(times) / 1e3)
 
 
-async def test_clients_that_leave_are_told_by_version_and_arm(house: House) -> None:
+async def test_clients_that_leave_are_counted_by_version_and_arm(house: House) -> None:
     house.engines[0].delay = 0.05
     body = {"prompt": "def f(x):\n    ", "stream": True}
     async with house.client.stream("POST", house.urls[0] + "/v1/completions", json=body) as answer:
@@ -63,9 +63,9 @@ async def test_an_outage_is_counted(house: House) -> None:
     assert value(await scraped(house), "refused_total", status="503") == 2
 
 
-async def test_what_waits_is_measured_at_the_scrape(house: House) -> None:
+async def test_the_spool_is_measured_at_a_scrape(house: House) -> None:
     await house.complete()
-    await house.judge("/v1/feedback", {"completion_id": "c", "outcome": "accepted"})
+    await house.send_feedback("/v1/feedback", {"completion_id": "c", "outcome": "accepted"})
     segments = list(house.spool.directory.rglob("*.jsonl"))
     for segment in segments:
         stat = segment.stat()
@@ -78,14 +78,14 @@ async def test_what_waits_is_measured_at_the_scrape(house: House) -> None:
     assert status["spool"]["segments"] == 2 and status["spool"]["oldest_seconds"] >= 100
 
 
-async def test_what_comes_between_two_measurements_counts_towards_the_limit(tmp_path: Path, tokenizer: Tokenizer) -> None:
+async def test_events_between_two_measurements_count_towards_the_limit(tmp_path: Path, tokenizer: Tokenizer) -> None:
     async with House(tmp_path, tokenizer, spool_bytes=2_000) as house:
         body = {"completion_id": "c", "outcome": "accepted", "shown": "x " * 450}
-        answers = [(await house.judge("/v1/feedback", body)).status_code for _ in range(4)]
+        answers = [(await house.send_feedback("/v1/feedback", body)).status_code for _ in range(4)]
         assert answers == [200, 200, 503, 503]
 
 
-async def test_a_surprise_is_an_error_in_openais_shape_and_counted(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_internal_error_has_openais_shape_and_is_counted(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     def full() -> None:
         raise OSError(28, "no space left on device")
 

@@ -1,4 +1,4 @@
-"""Replicas of the app beside each other: they share the object store and the registry, and nothing else."""
+"""Two replicas of the app, which share the object store and the registry only."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -15,7 +15,7 @@ USERS = [f"user{n}" for n in range(20)]
 
 @pytest.fixture
 async def houses(tmp_path: Path, tokenizer: Tokenizer) -> AsyncIterator[tuple[House, House]]:
-    """Two on one store and one registry, which has versions 1 and 2."""
+    """Two replicas on one store and one registry with versions 1 and 2."""
     one, two = House(tmp_path / "one", tokenizer), House(tmp_path / "two", tokenizer)
     two.store, two.registry = one.store, one.registry
     async with one, two:
@@ -43,10 +43,10 @@ async def test_replicas_follow_one_registry_and_ship_each_event_once(houses: tup
     arms: dict[str, set[tuple[str, str, str]]] = {}
     for row in completions:
         arms.setdefault(row.user, set()).add((row.arm, row.policy_version, row.experiment))
-    assert len(arms) == len(USERS) and all(len(found) == 1 for found in arms.values()), "a user is on one arm everywhere"
+    assert len(arms) == len(USERS) and all(len(pairs) == 1 for pairs in arms.values()), "a user is on one arm everywhere"
     assert set.union(*arms.values()) == {("champion", "1", "e1"), ("challenger", "2", "e1")}
-    found = join(completions, feedback, join_seconds=60)
-    assert found.orphans == 0 and all(row.label and row.label.outcome == "accepted" for row in found.joined)
+    joined = join(completions, feedback, join_seconds=60)
+    assert joined.orphans == 0 and all(row.label and row.label.outcome == "accepted" for row in joined.joined)
 
 
 async def test_a_rollback_reaches_every_replica(houses: tuple[House, House]) -> None:
@@ -59,9 +59,9 @@ async def test_a_rollback_reaches_every_replica(houses: tuple[House, House]) -> 
 
 
 async def _develop(user: str, one: House, two: House) -> None:
-    """A completion of each replica, judged at the other."""
+    """Request a completion from each replica, and send its feedback to the other."""
     headers = {"X-User-ID": user}
-    for asked, judged in ((one, two), (two, one)):
-        completion = (await asked.complete(headers=headers)).json()["id"]
-        told = await judged.judge("/v1/feedback", {"completion_id": completion, "outcome": "accepted"}, headers)
-        assert told.status_code == 200
+    for server, other in ((one, two), (two, one)):
+        completion = (await server.complete(headers=headers)).json()["id"]
+        response = await other.send_feedback("/v1/feedback", {"completion_id": completion, "outcome": "accepted"}, headers)
+        assert response.status_code == 200

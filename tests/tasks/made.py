@@ -45,7 +45,7 @@ def completion(id: str = "c", **fields: Any) -> Completion:
 
 
 def feedback(id: str = "f", **fields: Any) -> Feedback:
-    """A showing of the completion above, accepted."""
+    """An impression of the completion above, accepted."""
     return Feedback.model_validate(
         {
             "id": id,

@@ -10,7 +10,7 @@ from serving.gateway.dialects.openai import OPENAI
 from serving.gateway.dialects.tabby import TABBY
 
 DIALECTS: tuple[Dialect, ...] = (OPENAI, TABBY, LLAMA, CONTINUE, RLINF, NATIVE)
-"""In the order in which they are asked whether they recognize a request; the first format of a path is its default."""
+"""The first that recognizes a request names its client; the first format of a path is the default."""
 CLIENT_NAMES = frozenset(dialect.name for dialect in DIALECTS if dialect.name)
 """The names that metrics count one by one."""
 UNSAFE = re.compile(r"[^\w.+-]")

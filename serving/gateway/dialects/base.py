@@ -101,7 +101,7 @@ class FeedbackFormat:
     schema: Schema
     parse: Callable[[Fields, Fields], FeedbackEvent | None]
     """From body and query parameters; none: the event is ignored. Raises BadRequest."""
-    answer: Callable[[str, int], dict[str, Any]]
+    render: Callable[[str, int], dict[str, Any]]
     """The body of the response, from the record's id ("" if there is none) and the number of segments in the spool."""
     once: bool = False
     """Whether the same client id and outcome of a user are recorded once."""

@@ -93,11 +93,11 @@ def _recognizes(body: Fields, headers: Fields) -> bool:
     return "api-key" in headers or (isinstance(stops, list) and fim.PREFIX in stops)
 
 
-def _event_answer(record_id: str, segments: int) -> dict[str, Any]:
+def _event_response(record_id: str, segments: int) -> dict[str, Any]:
     return {"status": "recorded" if record_id else "ignored"}
 
 
-def _submit_answer(record_id: str, segments: int) -> dict[str, Any]:
+def _submit_response(record_id: str, segments: int) -> dict[str, Any]:
     return {"status": "submitted", "message": "Training data submitted successfully", "queue_position": segments}
 
 
@@ -105,9 +105,11 @@ CONTINUE = Dialect(
     name="continue",
     agent="continue",
     recognizes=_recognizes,
-    feedback=(FeedbackFormat("/v1/continue/events", _event_schema(), parse_event, _event_answer),),
+    feedback=(FeedbackFormat("/v1/continue/events", _event_schema(), parse_event, _event_response),),
 )
 RLINF = Dialect(
     name="rlinf",
-    feedback=(FeedbackFormat("/api/training/submit", Autocomplete.model_json_schema(), parse_submit, _submit_answer, once=True),),
+    feedback=(
+        FeedbackFormat("/api/training/submit", Autocomplete.model_json_schema(), parse_submit, _submit_response, once=True),
+    ),
 )

@@ -55,8 +55,8 @@ def parse_event(body: Fields, query: Fields) -> FeedbackEvent:
     )
 
 
-def _answer(record_id: str, segments: int) -> dict[str, Any]:
+def _response(record_id: str, segments: int) -> dict[str, Any]:
     return {"status": "recorded", "id": record_id}
 
 
-NATIVE = Dialect(feedback=(FeedbackFormat("/v1/feedback", NativeEvent.model_json_schema(), parse_event, _answer),))
+NATIVE = Dialect(feedback=(FeedbackFormat("/v1/feedback", NativeEvent.model_json_schema(), parse_event, _response),))

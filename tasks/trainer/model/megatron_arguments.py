@@ -15,7 +15,7 @@ _GRADIENT = "the update needs the mean gradient over the sampled tokens of all r
 _SPLIT = "the trainer splits a model evenly, by train.tensor_parallel and train.pipeline_parallel only"
 _LAST_LAYER = "the last layer runs at selected positions, which only the first forward pass knows"
 _DROPOUT = "dropout would change the probabilities that the policy ratio compares"
-_STATE = "checkpoints and optimizer state are written from Adam's float32 masters and moments, whole on each rank"
+_STATE = "checkpoints and optimizer state are written from Adam's float32 masters and state, whole on each rank"
 
 _RESERVED_BY_REASON: dict[str, tuple[str, ...]] = {
     _CHECKPOINT: (

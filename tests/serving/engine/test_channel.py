@@ -16,9 +16,9 @@ from serving.engine.channel import MAX_WAIT_SECONDS, Channel, Outbox
 from serving.engine.endpoints import Endpoints
 from serving.engine.protocol import Delta, EngineRequest
 from serving.slots.client import EngineClient, EngineDown, WrongVersion, session
-from tests.serving.asked import until
+from tests.serving.apps import aiohttp_app
 from tests.serving.fakes import FakeEngine
-from tests.serving.listening import aiohttp_app
+from tests.serving.helpers import until
 
 REQUEST = EngineRequest([1, 2], 24, 1.0, 1.0, [])
 LOST = [503, "lost"]

@@ -22,7 +22,9 @@ from infra.fim import Renderer
 from serving.engine.protocol import Delta, EngineRequest
 from serving.engine.worker import without_ranks
 from serving.slots.client import EngineClient, EngineDown, SwapRefused, WrongVersion, session
-from tests.serving import fakes, started, tiny
+from tests.serving import fakes, processes, tiny_models
+
+pytestmark = pytest.mark.stack
 
 TEMPERATURE = 0.8
 PROMPT = [3, *range(20, 60), 1, *range(100, 160), 2]
@@ -65,8 +67,8 @@ class Running:
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     directory = tmp_path_factory.mktemp("engine")
-    models = {version: tiny.make(directory / version, int(version)) for version in ("1", "2")}
-    url, log, metrics = started.free_url(), directory / "log", directory / "metrics"
+    models = {version: tiny_models.make(directory / version, int(version)) for version in ("1", "2")}
+    url, log, metrics = processes.free_url(), directory / "log", directory / "metrics"
     metrics.mkdir()
     variables = {
         "TABLOOP_SERVING__ENGINES": json.dumps([url, url]),
@@ -77,7 +79,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         "PROMETHEUS_MULTIPROC_DIR": str(metrics),
     }
     command = [sys.executable, "-m", "serving.engine", "--slot", "0", "--model", str(models["1"]), "--version", "1"]
-    with started.server(command, variables, url, log) as process:
+    with processes.server(command, variables, url, log) as process:
         yield Running(url, process, models, log, metrics)
 
 
@@ -102,7 +104,7 @@ def worst(engine: Running, prompt: list[int], deltas: list[Delta]) -> float:
     assert deltas[-1].spans[0][1] == 0 and deltas[-1].spans[-1][2] == len(tokens) == len(logprobs)
     errors = [0.0]
     for version, start, end in deltas[-1].spans:
-        exact = tiny.logprobs(engine.models[version], prompt, tokens, TEMPERATURE)[start:end]
+        exact = tiny_models.logprobs(engine.models[version], prompt, tokens, TEMPERATURE)[start:end]
         errors += [abs(a - b) for a, b in zip(exact, logprobs[start:end], strict=True)]
     return max(errors)
 
@@ -191,7 +193,7 @@ async def test_a_checkpoint_that_does_not_fit_is_refused_and_harms_nothing(
 async def test_other_architectures_tokenizers_and_nothing_at_all_are_refused(
     engine: Running, client: EngineClient, tmp_path: Path
 ) -> None:
-    wide = tiny.make(tmp_path / "wide", 3, hidden=64)
+    wide = tiny_models.make(tmp_path / "wide", 3, hidden=64)
     with pytest.raises(SwapRefused, match=r"config.json differs.*hidden_size"):
         await client.swap(str(wide), "3")
     (tmp_path / "words").mkdir()

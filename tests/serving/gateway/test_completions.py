@@ -1,4 +1,4 @@
-"""What an editor gets, and what is recorded of it."""
+"""Completions: the response and the record."""
 
 import asyncio
 import json
@@ -8,17 +8,17 @@ import pytest
 from tokenizers import Tokenizer
 
 from serving.recording import journal
-from tests.serving.asked import ADMINISTRATOR, CONTINUE, events, until
 from tests.serving.fakes import TEXT, TOKEN, Disk, House
+from tests.serving.helpers import ADMINISTRATOR, CONTINUE, events, until
 
 
-async def test_continue_gets_its_stream_and_what_it_got_is_recorded(house: House) -> None:
+async def test_continue_gets_a_stream_and_the_completion_is_recorded(house: House) -> None:
     async with house.client.stream("POST", house.urls[0] + "/v1/completions", json=CONTINUE) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
         assert answer.headers["connection"] == "close" and answer.headers["x-tabloop-version"] == "0"
-        found = events((await answer.aread()).decode())
-    assert found.pop() == "[DONE]"
-    chunks = [json.loads(event) for event in found]
+        data = events((await answer.aread()).decode())
+    assert data.pop() == "[DONE]"
+    chunks = [json.loads(event) for event in data]
     texts = [chunk["choices"][0]["text"] for chunk in chunks]
     assert "".join(texts) == TEXT and len(texts) > 2  # the first token at once, the rest together, the end
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * (len(chunks) - 1) + ["length"]
@@ -32,7 +32,7 @@ async def test_continue_gets_its_stream_and_what_it_got_is_recorded(house: House
     assert row.ttft_ms is not None and 0 < row.ttft_ms <= row.total_ms
 
 
-async def test_what_the_model_doubts_is_sampled_no_further_recorded_and_not_shown(tmp_path: Path, tokenizer: Tokenizer) -> None:
+async def test_an_improbable_completion_is_cut_recorded_and_not_shown(tmp_path: Path, tokenizer: Tokenizer) -> None:
     async with House(tmp_path, tokenizer, withhold_below=0.3) as house:
         house.engines[0].reply = tokenizer.encode(TEXT).ids * 3
         house.engines[0].delay = 0.01
@@ -45,7 +45,7 @@ async def test_what_the_model_doubts_is_sampled_no_further_recorded_and_not_show
         assert 'tabloop_withheld_total{arm="champion",version="0"} 1.0' in house.metrics_text().decode()
 
 
-async def test_what_the_model_believes_is_shown_at_once_where_some_is_withheld(tmp_path: Path, tokenizer: Tokenizer) -> None:
+async def test_with_withhold_below_a_probable_completion_is_shown_at_its_end(tmp_path: Path, tokenizer: Tokenizer) -> None:
     async with House(tmp_path, tokenizer, withhold_below=1e-9) as house:
         answer = await house.client.post(house.urls[0] + "/v1/completions", json=CONTINUE)
         texts = [json.loads(event)["choices"][0]["text"] for event in events(answer.text)[:-1]]
@@ -63,7 +63,7 @@ async def test_the_record_is_in_its_file_before_the_last_chunk(house: House) -> 
     raise AssertionError("no last chunk")
 
 
-async def test_the_last_text_comes_with_the_end(house: House) -> None:
+async def test_the_last_text_is_sent_with_the_end(house: House) -> None:
     house.engines[0].delay = 0.02  # token by token
     async with house.client.stream("POST", house.urls[0] + "/v1/completions", json=CONTINUE) as answer:
         *before, last = [chunk async for chunk in answer.aiter_raw()]
@@ -73,7 +73,7 @@ async def test_the_last_text_comes_with_the_end(house: House) -> None:
     assert json.loads(finish)["choices"][0]["finish_reason"] == "length" and done == "[DONE]"
 
 
-async def test_the_prompt_goes_to_the_engine_in_the_models_order(house: House, tokenizer: Tokenizer) -> None:
+async def test_the_engine_gets_the_prompt_in_the_models_order(house: House, tokenizer: Tokenizer) -> None:
     await house.complete(prompt="a<|fim_middle|>b", suffix="\n#end")  # the marker is the developer's text here
     sent = house.engines[0].requests[-1].prompt_token_ids
     frame = [tokenizer.token_to_id(t) for t in ("<|fim_suffix|>", "<|fim_prefix|>", "<|fim_middle|>")]
@@ -82,7 +82,7 @@ async def test_the_prompt_goes_to_the_engine_in_the_models_order(house: House, t
     assert tokenizer.decode(sent[1 : sent.index(frame[1])]) == "\n#end"
 
 
-async def test_a_long_file_keeps_what_is_next_to_the_cursor(house: House, tokenizer: Tokenizer) -> None:
+async def test_the_prompt_of_a_long_file_is_the_text_next_to_the_cursor(house: House, tokenizer: Tokenizer) -> None:
     lines = [f"value_{n} = {n}\n" for n in range(20_000)]
     await house.complete(prompt="".join(lines), suffix="".join(lines))
     sent = house.engines[0].requests[-1].prompt_token_ids
@@ -92,14 +92,14 @@ async def test_a_long_file_keeps_what_is_next_to_the_cursor(house: House, tokeni
     assert house.rows("completions")[0].prefix == "".join(lines)
 
 
-async def test_a_client_may_ask_for_fewer_tokens_and_not_for_more(house: House) -> None:
-    for asked, got in ((3, 3), (4096, len(house.engines[0].reply)), (None, len(house.engines[0].reply))):
-        answer = (await house.complete(max_tokens=asked)).json()
-        assert answer["usage"]["completion_tokens"] == got
+async def test_max_tokens_can_lower_the_limit_and_not_raise_it(house: House) -> None:
+    for requested, sampled in ((3, 3), (4096, len(house.engines[0].reply)), (None, len(house.engines[0].reply))):
+        answer = (await house.complete(max_tokens=requested)).json()
+        assert answer["usage"]["completion_tokens"] == sampled
         assert answer["choices"][0]["finish_reason"] == "length"
 
 
-async def test_a_stop_string_cuts_the_text_and_not_the_record(house: House) -> None:
+async def test_a_stop_string_cuts_the_text_and_not_the_recorded_tokens(house: House) -> None:
     house.engines[0].delay = 0.02
     answer = (await house.complete(stop=["a + b", "zzz"])).json()
     assert answer["choices"][0] == {"text": "return alph", "index": 0, "logprobs": None, "finish_reason": "stop"}
@@ -109,14 +109,14 @@ async def test_a_stop_string_cuts_the_text_and_not_the_record(house: House) -> N
     await until(lambda: house.engines[0].aborted == 1 or len(row.token_ids) == len(house.engines[0].reply))
 
 
-async def test_the_end_token_ends_it_and_is_recorded(house: House) -> None:
+async def test_the_end_token_ends_a_completion_and_is_recorded(house: House) -> None:
     house.engines[0].reply = [*house.engines[0].reply, 0]
     answer = (await house.complete()).json()
     assert answer["choices"][0]["text"] == TEXT and answer["choices"][0]["finish_reason"] == "stop"
     assert house.rows("completions")[0].token_ids[-1] == 0
 
 
-async def test_a_client_that_leaves_stops_the_engine_and_is_recorded(house: House) -> None:
+async def test_when_the_client_leaves_the_engine_stops_and_the_completion_is_recorded(house: House) -> None:
     house.engines[0].delay = 0.05
     for stream in (True, False):
         request = house.client.build_request("POST", house.urls[0] + "/v1/completions", json={**CONTINUE, "stream": stream})
@@ -150,7 +150,7 @@ async def test_a_dead_engine_is_replaced_by_the_other(house: House) -> None:
     assert (await house.complete()).json()["choices"][0]["text"] == TEXT
 
 
-async def test_a_stream_says_that_the_engine_died_in_the_middle(house: House) -> None:
+async def test_a_stream_ends_with_an_error_when_the_engine_fails(house: House) -> None:
     house.engines[0].dies_after, house.engines[0].delay = 2, 0.02
     answer = await house.complete(stream=True)
     *texts, error, end = events(answer.text)
@@ -161,7 +161,7 @@ async def test_a_stream_says_that_the_engine_died_in_the_middle(house: House) ->
     assert row.finish_reason == "error" and len(row.token_ids) == 2
 
 
-async def test_a_whole_answer_whose_engine_died_has_what_there_is_as_a_part(house: House) -> None:
+async def test_a_whole_response_has_the_text_so_far_when_the_engine_fails(house: House) -> None:
     house.engines[0].dies_after, house.engines[0].delay = 2, 0.02
     answer = (await house.complete()).json()["choices"][0]
     assert TEXT.startswith(answer["text"]) and (answer["text"] != "", answer["finish_reason"]) == (True, "length")
@@ -169,7 +169,7 @@ async def test_a_whole_answer_whose_engine_died_has_what_there_is_as_a_part(hous
 
 
 @pytest.mark.parametrize("body", [{}, {"stream": True}, {"segments": {"prefix": "a"}}])
-async def test_an_engine_that_died_with_nothing_to_show_is_a_503(
+async def test_an_engine_that_fails_before_any_text_is_a_503(
     tmp_path: Path, tokenizer: Tokenizer, body: dict[str, object]
 ) -> None:
     async with House(tmp_path, tokenizer, withhold_below=1e-9) as house:  # nothing is shown before the end
@@ -181,13 +181,13 @@ async def test_an_engine_that_died_with_nothing_to_show_is_a_503(
         assert row.finish_reason == "error" and len(row.token_ids) == 2
 
 
-async def test_an_engine_with_other_weights_than_it_should_have_is_not_used(house: House) -> None:
+async def test_an_engine_with_unexpected_weights_is_not_used(house: House) -> None:
     house.engines[0].version = "7"  # restarted, and nobody has looked yet
     assert (await house.complete()).json()["choices"][0]["text"] == "return gamma"
     assert house.rows("completions")[0].policy_version == "0"
 
 
-async def test_who_opts_out_is_served_and_leaves_no_text(house: House) -> None:
+async def test_a_user_who_opted_out_is_served_and_recorded_without_text(house: House) -> None:
     assert (await house.complete(headers={"X-Tabloop-Opt-Out": "1"})).json()["choices"][0]["text"] == TEXT
     (row,) = house.rows("completions")
     assert row.opted_out and (row.prefix, row.suffix, row.text, row.token_ids, row.prompt_token_ids) == ("", "", "", (), ())
@@ -219,14 +219,14 @@ async def test_who_opts_out_is_served_and_leaves_no_text(house: House) -> None:
         ({"segments": {"prefix": 1}}, "segments.prefix"),
     ],
 )
-async def test_a_bad_body_gets_an_error_that_names_the_field(house: House, body: dict[str, object], field: str) -> None:
+async def test_an_invalid_body_gets_an_error_that_names_the_field(house: House, body: dict[str, object], field: str) -> None:
     answer = await house.complete(**body)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == field and field in answer.json()["error"]["message"]
     assert house.rows("completions") == []
 
 
-async def test_what_is_not_there_is_said_in_openais_shape(house: House) -> None:
+async def test_errors_have_openais_shape(house: House) -> None:
     url = house.urls[0]
     answers = [
         (401, await house.complete(headers={"Authorization": ""})),
@@ -245,9 +245,7 @@ async def test_what_is_not_there_is_said_in_openais_shape(house: House) -> None:
     assert (await house.complete(headers={"Authorization": "", "api-key": TOKEN})).status_code == 200
 
 
-async def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_error_of_the_server(
-    house: House, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_client_that_leaves_during_its_body_is_not_a_server_error(house: House, caplog: pytest.LogCaptureFixture) -> None:
     for url in house.urls:
         port = int(url.rsplit(":", 1)[1])
         _, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -262,7 +260,7 @@ async def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_error_of_the
     assert "Traceback" not in caplog.text
 
 
-async def test_what_editors_send_by_default_is_refused_nowhere(house: House) -> None:
+async def test_default_values_of_editors_are_accepted(house: House) -> None:
     plain = {"temperature": 0.01, "top_p": 0.9, "top_k": 40, "min_p": 0.05, "model": "another", "user": "ada"}
     nothing = {"n": 1, "best_of": 1, "echo": False, "logprobs": None, "seed": None, "logit_bias": {}, "stream": False}
     nothing |= {"presence_penalty": 0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "stream_options": None}
@@ -270,7 +268,7 @@ async def test_what_editors_send_by_default_is_refused_nowhere(house: House) -> 
     assert (answer["choices"][0]["text"], answer["model"]) == (TEXT, "qwen-coder-x")
 
 
-async def test_a_stream_ends_with_its_tokens_where_that_is_asked_for(house: House) -> None:
+async def test_a_stream_ends_with_the_usage_if_requested(house: House) -> None:
     answer = await house.complete(stream=True, stream_options={"include_usage": True})
     *chunks, usage = [json.loads(event) for event in events(answer.text)[:-1]]
     tokens = len(house.engines[0].reply)
@@ -280,7 +278,7 @@ async def test_a_stream_ends_with_its_tokens_where_that_is_asked_for(house: Hous
     assert all(chunk["usage"] is None and chunk["id"] == usage["id"] for chunk in chunks)
 
 
-async def test_how_it_is_doing_can_be_read(house: House) -> None:
+async def test_models_status_and_metrics_respond(house: House) -> None:
     await house.complete()
     get = house.client.get
     assert (await get(house.urls[0] + "/v1/models")).json()["data"][0]["id"] == "qwen-coder-x"
@@ -294,12 +292,12 @@ async def test_how_it_is_doing_can_be_read(house: House) -> None:
 async def test_a_full_spool_does_not_stop_completions(tmp_path: Path, tokenizer: Tokenizer) -> None:
     async with House(tmp_path, tokenizer, spool_bytes=0) as house:
         assert (await house.complete()).json()["choices"][0]["text"] == TEXT
-        answer = await house.judge("/v1/feedback", {"completion_id": "c", "outcome": "accepted"})
+        answer = await house.send_feedback("/v1/feedback", {"completion_id": "c", "outcome": "accepted"})
         assert answer.status_code == 503 and int(answer.headers["retry-after"]) > 0
         assert b"tabloop_unrecorded_total 1.0" in house.metrics_text()
 
 
-async def test_a_record_that_the_disk_refuses_is_said_and_counted(
+async def test_a_record_that_the_disk_refuses_is_logged_and_counted(
     house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(journal, "os", disk := Disk())

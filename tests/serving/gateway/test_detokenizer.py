@@ -1,4 +1,4 @@
-"""Reading tokens back: the text of any cut into tokens, and where a stop string ends it."""
+"""The text of tokens, however it was cut into tokens, up to the first stop string."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,10 +13,10 @@ stops = st.lists(st.text(st.sampled_from("ab\n `/"), min_size=1, max_size=4), ma
 
 
 def slow(text: str, stop: list[str]) -> str:
-    """Reads a character at a time: the first stop string that is complete ends it, the longest of those that end together."""
+    """Reference: the first stop string that ends cuts the text; of those that end together, the longest."""
     for end in range(len(text) + 1):
-        if found := [s for s in stop if text[:end].endswith(s)]:
-            return text[: end - max(map(len, found))]
+        if stops_here := [s for s in stop if text[:end].endswith(s)]:
+            return text[: end - max(map(len, stops_here))]
     return text
 
 
@@ -26,27 +26,27 @@ def test_text_is_cut_at_the_first_stop_string_however_it_arrives(text: str, stop
     alphabet = {chr(c): TOKENIZER.token_to_id(chr(c)) for c in range(0x300) if TOKENIZER.token_to_id(chr(c)) is not None}
     pieces = TOKENIZER.pre_tokenizer.pre_tokenize_str(text) if bytewise else []
     ids = [alphabet[c] for piece, _ in pieces for c in piece] if bytewise else TOKENIZER.encode(text).ids
-    reader, given_out = Detokenizer(TOKENIZER, stop), ""
+    detokenizer, shown = Detokenizer(TOKENIZER, stop), ""
     for start in range(0, len(ids), step):
-        given_out += reader.feed(ids[start : start + step])
-        assert text.startswith(given_out)
-        if reader.stopped:
+        shown += detokenizer.feed(ids[start : start + step])
+        assert text.startswith(shown)
+        if detokenizer.stopped:
             break
-    given_out += reader.flush()
-    assert given_out == reader.text == slow(text, stop)
-    assert len(reader.ends) == (len(ids) if not reader.stopped else min(len(ids), start + step))
-    assert reader.ends == sorted(reader.ends) and (reader.stopped or not ids or reader.ends[-1] == len(text))
+    shown += detokenizer.flush()
+    assert shown == detokenizer.text == slow(text, stop)
+    assert len(detokenizer.ends) == (len(ids) if not detokenizer.stopped else min(len(ids), start + step))
+    assert detokenizer.ends == sorted(detokenizer.ends) and (detokenizer.stopped or not ids or detokenizer.ends[-1] == len(text))
 
 
-def test_text_is_given_out_as_soon_as_it_is_certain() -> None:
-    reader = Detokenizer(TOKENIZER, ["/src/"])
-    assert reader.feed(TOKENIZER.encode("a = b").ids) == "a = b"
-    assert reader.feed(TOKENIZER.encode("/s").ids) == ""
-    assert reader.feed(TOKENIZER.encode("x").ids) == "/sx"
+def test_text_is_returned_as_soon_as_it_cannot_begin_a_stop_string() -> None:
+    detokenizer = Detokenizer(TOKENIZER, ["/src/"])
+    assert detokenizer.feed(TOKENIZER.encode("a = b").ids) == "a = b"
+    assert detokenizer.feed(TOKENIZER.encode("/s").ids) == ""
+    assert detokenizer.feed(TOKENIZER.encode("x").ids) == "/sx"
 
 
-def test_frame_tokens_are_no_text_and_half_a_character_is_none() -> None:
-    reader = Detokenizer(TOKENIZER, [])
+def test_fim_tokens_and_half_a_character_give_no_text() -> None:
+    detokenizer = Detokenizer(TOKENIZER, [])
     ids = [TOKENIZER.token_to_id("a"), 0, TOKENIZER.token_to_id("ð"), TOKENIZER.token_to_id("Ł")]
-    assert reader.feed(ids) + reader.flush() == "a"
-    assert reader.ends == [1, 1, 1, 1]
+    assert detokenizer.feed(ids) + detokenizer.flush() == "a"
+    assert detokenizer.ends == [1, 1, 1, 1]

@@ -1,4 +1,4 @@
-"""What clients say of completions, and what is kept of it."""
+"""Feedback: the response and the record."""
 
 import json
 from typing import Any
@@ -34,11 +34,12 @@ def event(data: dict[str, Any], schema: str = "0.2.0", level: str = "all") -> di
     return {"name": "autocomplete", "schema": schema, "level": level, "profileId": "local", "data": data}
 
 
-async def test_continues_events_are_kept_as_they_were_shown(house: House) -> None:
+async def test_continues_events_are_recorded(house: House) -> None:
     await house.complete()
-    assert (await house.judge("/v1/continue/events", event(DATA))).status_code == 200
-    assert (await house.judge("/v1/continue/events", event({**DATA, "accepted": False, "cacheHit": True}))).status_code == 200
-    assert (await house.judge("/v1/continue/events", event(OLD, schema="0.1.0"))).status_code == 200
+    assert (await house.send_feedback("/v1/continue/events", event(DATA))).status_code == 200
+    cached = event({**DATA, "accepted": False, "cacheHit": True})
+    assert (await house.send_feedback("/v1/continue/events", cached)).status_code == 200
+    assert (await house.send_feedback("/v1/continue/events", event(OLD, schema="0.1.0"))).status_code == 200
     accepted, rejected, old = house.rows("feedback")
     assert (accepted.outcome, rejected.outcome, old.outcome) == ("accepted", "rejected", "shown")
     assert (accepted.prefix, accepted.suffix, accepted.shown) == ("before", "after", "shown")
@@ -49,60 +50,61 @@ async def test_continues_events_are_kept_as_they_were_shown(house: House) -> Non
     assert (accepted.user, accepted.project) == (served.user, served.project)
 
 
-async def test_of_a_file_s_path_its_ending_is_kept_and_nothing_else(house: House) -> None:
+async def test_only_the_ending_of_a_path_is_recorded(house: House) -> None:
     there = {**DATA, "filepath": "file:///home/ada/plans/merger.py"}
-    await house.judge("/v1/continue/events", event(there))
-    await house.judge("/api/training/submit", {**RLINF, "filepath": "merger.ts"})
-    await house.judge("/v1/feedback", {"completion_id": "c", "outcome": "accepted", "language": "Rust"})
-    await house.judge("/v1/continue/events", event(DATA))
+    await house.send_feedback("/v1/continue/events", event(there))
+    await house.send_feedback("/api/training/submit", {**RLINF, "filepath": "merger.ts"})
+    await house.send_feedback("/v1/feedback", {"completion_id": "c", "outcome": "accepted", "language": "Rust"})
+    await house.send_feedback("/v1/continue/events", event(DATA))
     rows = house.rows("feedback")
     assert [row.language for row in rows] == ["py", "ts", "rust", ""]
     assert "merger" not in "".join(row.model_dump_json() for row in rows)
 
 
-async def test_a_prompt_without_a_frame_leaves_prefix_and_suffix(house: House) -> None:
-    await house.judge("/v1/continue/events", event({**DATA, "prompt": ""}))
+async def test_without_fim_tokens_in_the_prompt_prefix_and_suffix_are_recorded(house: House) -> None:
+    await house.send_feedback("/v1/continue/events", event({**DATA, "prompt": ""}))
     (row,) = house.rows("feedback")
     assert (row.prefix, row.suffix) == ("whole file before", "whole file after")
 
 
-async def test_what_says_nothing_of_a_completion_is_taken_and_not_kept(house: House) -> None:
-    answer = await house.judge("/v1/continue/events", {"name": "chatInteraction", "data": {"prompt": "secret"}})
+async def test_other_events_than_autocomplete_are_accepted_and_ignored(house: House) -> None:
+    answer = await house.send_feedback("/v1/continue/events", {"name": "chatInteraction", "data": {"prompt": "secret"}})
     assert answer.status_code == 200 and house.rows("feedback") == []
 
 
-async def test_an_event_without_code_is_kept_without_text(house: House) -> None:
+async def test_an_event_without_code_is_recorded_without_text(house: House) -> None:
     bare = {k: v for k, v in DATA.items() if k not in ("prefix", "suffix", "prompt", "completion")}
-    assert (await house.judge("/v1/continue/events", event(bare, level="noCode"))).status_code == 200
+    assert (await house.send_feedback("/v1/continue/events", event(bare, level="noCode"))).status_code == 200
     (row,) = house.rows("feedback")
     assert (row.outcome, row.prefix, row.suffix, row.shown) == ("accepted", "", "", "")
 
 
-async def test_rlinf_gets_its_reply_and_the_same_id_counts_once(house: House) -> None:
+async def test_rlinf_gets_its_response_and_the_same_id_is_recorded_once(house: House) -> None:
     for body in (RLINF, RLINF, {**RLINF, "accepted": True}):
-        answer = await house.judge("/api/training/submit", body)
+        answer = await house.send_feedback("/api/training/submit", body)
         assert answer.status_code == 200
         assert answer.json()["status"] == "submitted" and answer.json()["message"] == "Training data submitted successfully"
         assert isinstance(answer.json()["queue_position"], int)
     assert [(row.outcome, row.client) for row in house.rows("feedback")] == [("rejected", "rlinf"), ("accepted", "rlinf")]
 
 
-async def test_editors_that_know_the_servers_id_use_it(house: House) -> None:
+async def test_an_event_can_name_the_servers_completion_id(house: House) -> None:
     served = (await house.complete()).json()["id"]
     body = {"completion_id": served, "outcome": "partially_accepted", "accepted_characters": 3, "elapsed_ms": 5}
-    assert (await house.judge("/v1/feedback", body)).json()["status"] == "recorded"
+    assert (await house.send_feedback("/v1/feedback", body)).json()["status"] == "recorded"
     (row,) = house.rows("feedback")
     assert (row.completion_id, row.outcome, row.accepted_characters, row.elapsed_ms) == (served, "partially_accepted", 3, 5)
 
 
-async def test_editors_tell_what_is_left_and_what_a_developer_says(house: House) -> None:
+async def test_retained_text_and_thumbs_down_are_recorded(house: House) -> None:
     key = "ghp_" + "a1B2c3D4e5F6g7H8i9J0k1L2m3N4o5P6q7R8"
-    for told in ({"outcome": "retained", "retained": f"x = 1\nlogin({key!r})"}, {"outcome": "thumbs_down"}):
-        assert (await house.judge("/v1/feedback", {"completion_id": "cmpl-1", **told})).status_code == 200
+    for fields in ({"outcome": "retained", "retained": f"x = 1\nlogin({key!r})"}, {"outcome": "thumbs_down"}):
+        assert (await house.send_feedback("/v1/feedback", {"completion_id": "cmpl-1", **fields})).status_code == 200
     left, said = house.rows("feedback")
     assert (left.outcome, said.outcome) == ("retained", "thumbs_down")
     assert left.retained.startswith("x = 1\n") and key not in left.retained
-    await house.judge("/v1/feedback", {"completion_id": "c", "outcome": "retained", "retained": "a"}, {"X-Tabloop-Opt-Out": "1"})
+    body = {"completion_id": "c", "outcome": "retained", "retained": "a"}
+    await house.send_feedback("/v1/feedback", body, {"X-Tabloop-Opt-Out": "1"})
     assert house.rows("feedback")[-1].retained == ""
 
 
@@ -125,39 +127,40 @@ async def test_editors_tell_what_is_left_and_what_a_developer_says(house: House)
         ("/v1/feedback", [], 400, "object"),
     ],
 )
-async def test_a_bad_body_gets_an_error_that_names_the_field(
+async def test_an_invalid_body_gets_an_error_that_names_the_field(
     house: House, path: str, body: object, status: int, field: str
 ) -> None:
-    answer = await house.judge(path, body)
+    answer = await house.send_feedback(path, body)
     assert (answer.status_code, field in answer.json()["error"]["message"]) == (status, True), answer.text
     assert house.rows("feedback") == []
 
 
-async def test_strangers_and_too_much_are_refused(house: House) -> None:
-    assert (await house.judge("/v1/continue/events", event(DATA), headers={"Authorization": "Bearer x"})).status_code == 401
-    assert (await house.judge("/v1/continue/events", event({**DATA, "prompt": "x" * 2_000_000}))).status_code == 413
+async def test_wrong_tokens_and_large_bodies_are_refused(house: House) -> None:
+    wrong = {"Authorization": "Bearer x"}
+    assert (await house.send_feedback("/v1/continue/events", event(DATA), headers=wrong)).status_code == 401
+    assert (await house.send_feedback("/v1/continue/events", event({**DATA, "prompt": "x" * 2_000_000}))).status_code == 413
     assert house.rows("feedback") == []
 
 
-async def test_clients_that_nobody_knows_are_counted_as_one(house: House) -> None:
+async def test_unknown_clients_are_counted_as_one(house: House) -> None:
     for number in range(20):
         body = {"completion_id": "c", "outcome": "accepted"}
-        assert (await house.judge("/v1/feedback", body, {"User-Agent": f"editor{number}/1.0"})).status_code == 200
+        assert (await house.send_feedback("/v1/feedback", body, {"User-Agent": f"editor{number}/1.0"})).status_code == 200
     text = house.metrics_text().decode()
     assert 'tabloop_feedback_total{client="other",outcome="accepted"} 20.0' in text and "editor" not in text
     assert house.metrics.feedback_counts == {("other", "accepted"): 20}
     assert len({row.client for row in house.rows("feedback")}) == 20
 
 
-async def test_who_opts_out_leaves_no_text(house: House) -> None:
-    await house.judge("/v1/continue/events", event(DATA), headers={"X-Tabloop-Opt-Out": "1"})
+async def test_feedback_of_a_user_who_opted_out_has_no_text(house: House) -> None:
+    await house.send_feedback("/v1/continue/events", event(DATA), headers={"X-Tabloop-Opt-Out": "1"})
     (row,) = house.rows("feedback")
     assert (row.outcome, row.prefix, row.suffix, row.shown) == ("accepted", "", "", "")
 
 
-async def test_events_arrive_in_the_object_store(house: House) -> None:
+async def test_events_are_shipped_to_the_object_store(house: House) -> None:
     await house.complete()
-    await house.judge("/v1/continue/events", event(DATA))
+    await house.send_feedback("/v1/continue/events", event(DATA))
     rows = {kind: house.rows(kind) for kind in ("completions", "feedback")}
     assert await house.ship()
     for kind, expected in rows.items():

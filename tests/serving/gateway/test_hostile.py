@@ -1,9 +1,9 @@
 """Ten thousand malformed or hostile requests: no server error, no growth of memory, no lost event.
 
-Bodies are made from what each app's /openapi.json says that it takes, then some of their values are exchanged, dropped or added.
-All of it goes over the wire as bytes: cut, with wrong lengths, methods, encodings and headers. An app that answers one of them
-with a 5xx, or with nothing where it could have answered, fails. What was made is then sent again, each time by another client:
-hypothesis remembers what it made, and would be measured with the apps.
+Bodies follow the schemas in each app's /openapi.json, with some values replaced, removed or added. Requests are sent as bytes:
+cut, and with wrong lengths, methods, encodings and headers. A 5xx fails the test, and so does a missing response where one was
+possible. The requests are then sent again, each by another client, to measure memory without hypothesis, which remembers its
+examples.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from tests.serving.fakes import HEADERS, House
 
 BATCHES, BATCH, AGAIN, AT_ONCE = 250, 10, 6_500, 16
 MOST_GROWTH = 24 << 20
-"""Bytes that the process may grow by while they are sent again."""
+"""Bytes by which the process may grow while the requests are sent again."""
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=30),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
@@ -51,7 +51,7 @@ class Sent:
 
 
 def described(schema: Mapping[str, Any]) -> st.SearchStrategy[Any]:
-    """What a schema describes, as far as these documents use the language."""
+    """Return values that a schema describes; covers the part of the language that the documents use."""
     if "examples" in schema:
         return st.sampled_from(schema["examples"])
     if "anyOf" in schema:
@@ -83,7 +83,7 @@ def described(schema: Mapping[str, Any]) -> st.SearchStrategy[Any]:
 
 
 def swept(schema: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The least body that a schema describes, with each of its fields exchanged for each odd value."""
+    """Yield the smallest body that a schema describes with each field replaced by each odd value."""
     for choice in schema.get("anyOf", [schema]):
         least = _least(choice)
         for name, field in choice["properties"].items():
@@ -92,7 +92,7 @@ def swept(schema: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def by_another(sent: Sent, number: int) -> Sent:
-    """The request as another editor sends it."""
+    """Return the request with another editor's User-Agent."""
     host = b"\r\nHost: x\r\n"
     return replace(sent, raw=sent.raw.replace(host, host + b"User-Agent: editor%d\r\n" % number, 1))
 
@@ -113,18 +113,18 @@ def post(path: str, body: Any) -> bytes:
 
 
 async def documented(house: House) -> list[tuple[int, str, Mapping[str, Any]]]:
-    """App, path and body of every POST route that an app publishes; what both publish counts for the second."""
-    found = {}
+    """Return app, path and schema of every published POST route; a route of both apps counts for the second."""
+    routes = {}
     for app, url in enumerate(house.urls):
         for path, methods in (await house.client.get(url + "/openapi.json")).json()["paths"].items():
             if "post" in methods:
-                found[path] = (app, path, methods["post"]["requestBody"]["content"]["application/json"]["schema"])
-    return list(found.values())
+                routes[path] = (app, path, methods["post"]["requestBody"]["content"]["application/json"]["schema"])
+    return list(routes.values())
 
 
 @st.composite
 def hostile(draw: st.DrawFn, routes: list[tuple[int, str, st.SearchStrategy[Any]]]) -> Sent:
-    """A request that is nearly what a route takes."""
+    """Return a request that is nearly valid."""
     app, path, bodies = draw(st.sampled_from(routes))
     body = draw(bodies)
     for _ in range(draw(st.sampled_from((0, 0, 1, 1, 2)))):
@@ -154,7 +154,7 @@ def hostile(draw: st.DrawFn, routes: list[tuple[int, str, st.SearchStrategy[Any]
 
 
 def _changed(draw: st.DrawFn, body: Any) -> Any:
-    """The body with one of its values exchanged, dropped or added, at any depth."""
+    """Return the body with one value replaced, removed or added, at any depth."""
     if not isinstance(body, dict) or not body:
         return draw(ODD)
     name = draw(st.sampled_from(sorted(body)))
@@ -170,18 +170,18 @@ def _changed(draw: st.DrawFn, body: Any) -> Any:
 
 
 async def answer(house: House, sent: Sent) -> tuple[int, Any]:
-    """Status and JSON of the answer; 0 where the server closed without one, as it may when the request never ends."""
+    """Return status and JSON of the response; 0 if the server closed without one, as it may if the request never ends."""
     reader, writer = await asyncio.open_connection("127.0.0.1", int(house.urls[sent.app].rsplit(":", 1)[1]))
     try:
         writer.write(sent.raw)
-        told = await asyncio.wait_for(reader.read(), 10)
+        raw = await asyncio.wait_for(reader.read(), 10)
     except ConnectionError:
-        told = b""
+        raw = b""
     finally:
         writer.close()
-    if not told:
+    if not raw:
         return 0, None
-    head, _, body = told.partition(b"\r\n\r\n")
+    head, _, body = raw.partition(b"\r\n\r\n")
     try:
         return int(head.split(b" ", 2)[1]), json.loads(body)
     except ValueError:
@@ -192,17 +192,17 @@ async def test_ten_thousand_hostile_requests(house: House) -> None:
     published = await documented(house)
     assert len(published) == 6
     routes = [(app, path, described(schema)) for app, path, schema in published]
-    made = [Sent(app, path, post(path, body)) for app, path, schema in published for body in swept(schema)]
+    requests = [Sent(app, path, post(path, body)) for app, path, schema in published for body in swept(schema)]
     loop, process = asyncio.get_running_loop(), psutil.Process()
     statuses, acknowledged, ids = Counter[int](), Counter[str](), list[str]()
 
     async def send(sent: Sent) -> None:
-        status, told = await answer(house, sent)
+        status, response = await answer(house, sent)
         assert status < 500, f"{status} to {sent.raw[:2000]!r}"
         statuses[status] += 1
-        if isinstance(told, dict) and told.get("status") in ("recorded", "submitted"):
+        if isinstance(response, dict) and response.get("status") in ("recorded", "submitted"):
             acknowledged[sent.path] += 1
-            ids.extend([told["id"]] if "id" in told else [])
+            ids.extend([response["id"]] if "id" in response else [])
 
     async def send_all(batch: list[Sent]) -> None:
         waiting = iter(batch)
@@ -216,14 +216,14 @@ async def test_ten_thousand_hostile_requests(house: House) -> None:
     @settings(max_examples=BATCHES, deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.lists(hostile(routes), min_size=BATCH, max_size=BATCH))
     def check(batch: list[Sent]) -> None:
-        made.extend(batch)
+        requests.extend(batch)
         asyncio.run_coroutine_threadsafe(send_all(batch), loop).result(60)
 
-    await send_all(made)
+    await send_all(requests)
     await asyncio.to_thread(check)
     gc.collect()
     before = process.memory_info().rss
-    await send_all([by_another(made[number % len(made)], number) for number in range(AGAIN)])
+    await send_all([by_another(requests[number % len(requests)], number) for number in range(AGAIN)])
     gc.collect()
     assert process.memory_info().rss - before < MOST_GROWTH
     assert await house.ship() and house.spool.segments == house.spool.set_aside == 0
@@ -240,9 +240,7 @@ async def test_ten_thousand_hostile_requests(house: House) -> None:
     [("/v1/completions", openai.SCHEMA), ("/v1/completions", tabby.SCHEMA), ("/infill", llama.SCHEMA)],
     ids=["openai", "tabby", "llama"],
 )
-async def test_a_completion_is_given_for_what_is_documented_and_for_nothing_else(
-    house: House, path: str, schema: Mapping[str, Any]
-) -> None:
+async def test_documented_bodies_get_a_completion_and_others_do_not(house: House, path: str, schema: Mapping[str, Any]) -> None:
     loop = asyncio.get_running_loop()
     url, strict = house.urls[0] + path, sorted(schema["properties"].keys() - {"user", "stream_options"})  # take any object
 

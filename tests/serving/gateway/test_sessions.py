@@ -1,11 +1,10 @@
-"""What real clients sent is answered, byte for byte, as it was when they were satisfied.
+"""Recorded sessions of real clients get the recorded responses, byte for byte.
 
-Recorded between the client and this app: the bytes of each request and of its answer (sessions/*.json name the client). Only
-dates, times of making, durations (and with them lengths), ids of completions and the port differ from one time to the next, and
-numbers of tokens with the tests' tokenizer. Of a streamed answer also the chunks and the number of tokens in an event do, since
-both are a matter of when each token came: it is compared without its chunks and with the texts of its events put together, the
-rest byte for byte. Where the client left in the middle, so does this one, when it has the text that the client had. Where the
-engines were down, they are again.
+sessions/*.json hold the bytes of each request and response between a client and this app. Dates, creation times, durations (and
+with them lengths), completion ids, the port, and numbers of tokens (with the tests' tokenizer) vary between runs and are not
+compared. In a streamed response, the chunks and the number of tokens in an event depend on timing: it is compared without
+chunks and with the texts of its events joined. Where the recorded client left early, the test leaves once it has the same text;
+where the engines were down, they are down here too.
 """
 
 import asyncio
@@ -17,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from serving.gateway.dialects.openai import AFTER_TEXT
-from tests.serving.asked import until
 from tests.serving.fakes import House
+from tests.serving.helpers import until
 from tests.tasks.rows import join
 
 SESSIONS = sorted(Path(__file__).with_name("sessions").glob("*.json"))
@@ -28,26 +27,26 @@ VARYING = re.compile(
     re.MULTILINE,
 )
 AFTER = '"' + AFTER_TEXT
-"""From the end of an event's text to the end of the event."""
+"""The rest of an event after its text."""
 BETWEEN = re.compile(re.escape(AFTER) + r'data: \{[^\n]*?"choices": \[\{"text": "')
 SECONDS_A_TOKEN = 0.1
-"""While the client is to leave before the last token."""
+"""Delay of the engine in exchanges whose client leaves before the last token."""
 
 
 @dataclass(frozen=True)
-class Kept:
-    """What is to be found in the spool after a session, in any order but that of the completions."""
+class ExpectedEvents:
+    """The expected events in the spool after a session; only the completions are in order."""
 
     completions: tuple[tuple[str, str], ...]
     """Client and end of the prefix."""
     outcomes: tuple[str, ...] = ()
     labels: tuple[tuple[str, int] | None, ...] = ()
-    """By completion the outcome and the characters accepted that the join finds, where it joins by content; none unjudged."""
+    """Outcome and accepted characters of each completion's label, for feedback attributed by content; none: no feedback."""
 
 
 ADD = "import os\n\n\ndef add(alpha, beta):\n    "
 EXPECTED = {
-    "continue": Kept(
+    "continue": ExpectedEvents(
         (
             ("continue", ADD),
             ("continue", "def mean(items):\n    "),
@@ -70,7 +69,7 @@ EXPECTED = {
             ("accepted", len("items = [alpha, b")),
         ),
     ),
-    "continue_1_3_33": Kept(
+    "continue_1_3_33": ExpectedEvents(
         (
             ("continue", "\n# sums.py\n" + ADD),
             ("continue", "return 2 * "),
@@ -87,7 +86,7 @@ EXPECTED = {
             ("accepted", len("(1, 2)")),
         ),
     ),
-    "llama_vim": Kept(
+    "llama_vim": ExpectedEvents(
         (
             ("llama", ADD + "return al"),
             ("llama", ADD + "return alpha + beta"),
@@ -95,7 +94,7 @@ EXPECTED = {
             ("llama", ADD + "return alpha + beta\n\n\ndef sub(alpha):"),
         )
     ),
-    "llama_vscode": Kept(
+    "llama_vscode": ExpectedEvents(
         (
             ("llama", ADD + "return alp"),
             ("llama", ADD + "return alpha + beta"),
@@ -106,28 +105,28 @@ EXPECTED = {
             ("OpenAI", "def mean(items):\n    return items"),
         )
     ),
-    "tabby_agent": Kept((("tabby", ADD),), ("shown", "accepted", "partially_accepted", "rejected")),
+    "tabby_agent": ExpectedEvents((("tabby", ADD),), ("shown", "accepted", "partially_accepted", "rejected")),
 }
 
 
 @pytest.mark.parametrize("session", SESSIONS, ids=lambda path: path.stem)
-async def test_a_recorded_session_is_answered_as_it_was(house: House, session: Path) -> None:
+async def test_a_recorded_session_gets_the_recorded_responses(house: House, session: Path) -> None:
     for exchange in json.loads(session.read_text())["exchanges"]:
         await replay(house, exchange)
-    kept = EXPECTED[session.stem]
+    expected = EXPECTED[session.stem]
     rows = house.rows("completions")
-    assert [row.client for row in rows] == [client for client, _ in kept.completions]
-    assert all(row.prefix.endswith(end) for row, (_, end) in zip(rows, kept.completions, strict=True))
+    assert [row.client for row in rows] == [client for client, _ in expected.completions]
+    assert all(row.prefix.endswith(end) for row, (_, end) in zip(rows, expected.completions, strict=True))
     events = house.rows("feedback")
-    assert sorted(row.outcome for row in events) == sorted(kept.outcomes)
-    if kept.labels:
-        found = join(rows, events, join_seconds=60)
-        labels = [(one.label.outcome, one.label.accepted_characters) if one.label else None for one in found.joined]
-        assert found.orphans == 0 and labels == list(kept.labels)
+    assert sorted(row.outcome for row in events) == sorted(expected.outcomes)
+    if expected.labels:
+        joined = join(rows, events, join_seconds=60)
+        labels = [(row.label.outcome, row.label.accepted_characters) if row.label else None for row in joined.joined]
+        assert joined.orphans == 0 and labels == list(expected.labels)
 
 
 async def replay(house: House, exchange: dict[str, object]) -> None:
-    """Send one request again, the engine saying what it said, and hold the answer against the one of then."""
+    """Send one request again, with the engine's recorded tokens, and compare the response with the recorded one."""
     engine, leaves = house.engines[0], exchange.get("leaves", False)
     if "reply" in exchange:
         engine.reply = house.tokenizer.encode(exchange["reply"]).ids
@@ -147,12 +146,12 @@ async def replay(house: House, exchange: dict[str, object]) -> None:
 
 
 def comparable(answer: str) -> str:
-    """An answer without what differs from one time to the next."""
+    """Return a response without the parts that vary between runs."""
     return BETWEEN.sub("", VARYING.sub(r"\1", answer))
 
 
 async def sent(url: str, request: bytes, enough: str | None) -> str:
-    """The whole answer to one request, or so much of it that it holds `enough`."""
+    """Send one request; return the response, or as much of it as contains `enough`."""
     reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1]))
     writer.write(request)
     answer = await read(reader, enough)
@@ -161,7 +160,7 @@ async def sent(url: str, request: bytes, enough: str | None) -> str:
 
 
 async def read(reader: asyncio.StreamReader, enough: str | None = None) -> str:
-    """Head and body, chunks put together: to the end, or until `enough` was read, or until the other side closed."""
+    """Return head and body, chunks joined: to the end, until `enough` was read, or until the other side closed."""
     answer = await reader.readuntil(b"\r\n\r\n")
     if length := re.search(rb"(?i)content-length: (\d+)", answer):
         answer += await reader.readexactly(int(length[1]))
@@ -174,7 +173,7 @@ async def read(reader: asyncio.StreamReader, enough: str | None = None) -> str:
 
 
 async def read_chunk(reader: asyncio.StreamReader) -> bytes:
-    """One chunk; empty at the end, said or not."""
+    """Return one chunk; empty at the end, explicit or not."""
     size = (await reader.readline()).strip()
     if not size:
         return b""
@@ -183,7 +182,7 @@ async def read_chunk(reader: asyncio.StreamReader) -> bytes:
 
 
 def fed(answer: bytes) -> asyncio.StreamReader:
-    """A recorded answer, to be read as a sent one is."""
+    """Return a recorded response as a stream."""
     reader = asyncio.StreamReader()
     reader.feed_data(answer)
     reader.feed_eof()

@@ -175,7 +175,7 @@ async def test_the_client_is_served_and_the_spool_never_sees_the_secret(house: H
     text = answer.json()["choices"][0]["text"]
     assert text
     data = {"completionId": "c1", "accepted": True, "prompt": prompt, "completion": text}
-    assert (await house.judge("/v1/continue/events", {"name": "autocomplete", "data": data})).status_code == 200
+    assert (await house.send_feedback("/v1/continue/events", {"name": "autocomplete", "data": data})).status_code == 200
     (row,) = house.rows("completions")
     assert row.redacted and row.prefix == f"{before}{REDACTED}{after}\nx = " and row.text == text
     assert row.prompt_token_ids == row.token_ids == row.logprobs == row.token_ends == ()

@@ -6,8 +6,8 @@ from tokenizers import Tokenizer
 
 from infra.identity import user_hash
 from infra.settings.schema import Sampling
-from tests.serving.asked import ADMINISTRATOR, run_experiment
 from tests.serving.fakes import House
+from tests.serving.helpers import ADMINISTRATOR, run_experiment
 
 TERMS = {
     "terms": {},
@@ -110,5 +110,5 @@ async def test_a_sample_is_logged_and_tested_only_where_project_and_user_both_sa
             assert row.pinned == (user == "pinned"), (project, user)
             assert bool(row.experiment) == (project != "other" and user in ("silent", "free")), (project, user)
         body = {"completion_id": "c", "outcome": "accepted", "shown": "x"}
-        await house.judge("/v1/feedback", body, {"X-Project-ID": "open", "X-User-ID": "silent"})
+        await house.send_feedback("/v1/feedback", body, {"X-Project-ID": "open", "X-User-ID": "silent"})
         assert house.rows("feedback")[0].shown == ""

@@ -16,9 +16,9 @@ from infra import fim
 from infra.settings import SettingsError, load
 from infra.settings.schema import External
 from serving.slots.external import ExternalEngine
-from tests.serving.asked import until
+from tests.serving.apps import aiohttp_app
 from tests.serving.fakes import TEXT, House
-from tests.serving.listening import aiohttp_app
+from tests.serving.helpers import until
 
 KNOWN = {"model", "prompt", "max_tokens", "temperature", "top_p", "stop", "stream"}
 LOGITS = {10: 2.0, 11: 1.0, 12: 0.5, 13: -1.0, 14: -2.0}

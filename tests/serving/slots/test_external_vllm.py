@@ -19,7 +19,9 @@ from serving.gateway.detokenizer import load_tokenizer, stop_token_ids
 from serving.slots.client import SwapRefused, WrongVersion, session
 from serving.slots.external import ExternalEngine
 from serving.slots.policy import Policy
-from tests.serving import started, tiny
+from tests.serving import processes, tiny_models
+
+pytestmark = pytest.mark.stack
 
 BASE = settings_.ROOT / "infra" / "base_model"
 TEMPERATURE = 0.8
@@ -42,14 +44,14 @@ class Theirs:
 @pytest.fixture(scope="module")
 def theirs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Theirs]:
     directory = tmp_path_factory.mktemp("theirs")
-    models = {version: tiny.make(directory / version, int(version), tokenizer=BASE) for version in ("1", "2")}
-    url = started.free_url()
+    models = {version: tiny_models.make(directory / version, int(version), tokenizer=BASE) for version in ("1", "2")}
+    url = processes.free_url()
     host, port = url.removeprefix("http://").split(":")
     command = [sys.executable, "-m", "vllm.entrypoints.launchers.api_server.entry", "--model", str(models["1"])]
     command += ["--served-model-name", "theirs", "--host", host, "--port", port, *FLAGS]
     ours = settings_.load(environment={"TABLOOP_STACK__STATE": str(directory / "stack")})
     variables = {**environment(ours), "VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": str(settings_.ROOT)}
-    with started.server(command, variables, url, directory / "log"):
+    with processes.server(command, variables, url, directory / "log"):
         yield Theirs(url, models)
 
 
@@ -75,7 +77,7 @@ def worst(theirs: Theirs, deltas: list[Delta], version: str) -> float:
     """Return the largest difference to transformers' log-probabilities."""
     tokens = [token for delta in deltas for token in delta.token_ids]
     logprobs = [p for delta in deltas for p in delta.logprobs]
-    exact = tiny.logprobs(theirs.models[version], PROMPT, tokens, TEMPERATURE)
+    exact = tiny_models.logprobs(theirs.models[version], PROMPT, tokens, TEMPERATURE)
     return max(abs(a - b) for a, b in zip(exact, logprobs, strict=True))
 
 
@@ -107,7 +109,7 @@ async def test_what_runs_through_a_swap_says_so_at_its_end(theirs: Theirs, arm: 
 
 
 async def test_a_checkpoint_that_does_not_fit_harms_nothing(theirs: Theirs, arm: ExternalEngine, tmp_path: Path) -> None:
-    wide = tiny.make(tmp_path / "wide", 3, hidden=64, tokenizer=BASE)
+    wide = tiny_models.make(tmp_path / "wide", 3, hidden=64, tokenizer=BASE)
     with pytest.raises(SwapRefused, match=r"config.json differs.*hidden_size"):
         await arm.swap(str(wide), "3")
     assert (await arm.health()).version == "1" and worst(theirs, await sample(arm), "1") < 1e-4

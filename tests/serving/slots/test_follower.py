@@ -9,8 +9,8 @@ from tokenizers import Tokenizer
 
 from infra.registry import Aliases
 from serving.engine.version_cache import VersionCache
-from tests.serving.asked import run_experiment, until
 from tests.serving.fakes import FakeEngine, House, experiment
+from tests.serving.helpers import run_experiment, until
 
 
 async def test_versions_come_up_are_promoted_and_rolled_back(house: House) -> None:

@@ -10,8 +10,8 @@ from infra.records import CycleOutcome, Decision, Manifest, ObjectReference, Rat
 from infra.settings import ROOT, load
 from serving.__main__ import links
 from serving.status.data import Links
-from tests.serving.asked import run_experiment
 from tests.serving.fakes import ADMIN, TOKEN, House, experiment
+from tests.serving.helpers import run_experiment
 
 VERDICT = Verdict(
     verdict="undecided",
@@ -48,7 +48,7 @@ async def test_the_page_says_who_serves_how_it_goes_and_what_was_decided(house: 
     house.registry.tags["1"] = {"verdict": "promote, by gate", "verdict.reason": "accepted more", "cycle": "cycle-000001"}
     for _ in range(3):
         await house.complete()
-    await house.judge("/v1/feedback", {"completion_id": "c", "outcome": "thumbs_down"})
+    await house.send_feedback("/v1/feedback", {"completion_id": "c", "outcome": "thumbs_down"})
     page = (await house.client.get(house.urls[0] + "/", headers=password(ADMIN))).text
     text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page))
     for expected in (

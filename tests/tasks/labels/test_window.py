@@ -113,5 +113,5 @@ def test_what_was_rewritten_after_the_window_was_looked_at_is_noticed() -> None:
     put(store, "a", ["1", "2"], NOW)
     (partition,) = plan_window(store, Window(NOW - 1, NOW + 99, NOW - 99, {}), NOW + 100, 60).partitions
     put(store, "a", ["1"], NOW)
-    with pytest.raises(InputChanged, match=r"a.parquet: SHA-256 .* was forgotten meanwhile"):
+    with pytest.raises(InputChanged, match=r"a.parquet: SHA-256 .* was erased in the meantime"):
         join_partition(store, partition)

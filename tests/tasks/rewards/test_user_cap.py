@@ -123,6 +123,7 @@ def of_planted(model: Qwen2ForCausalLM) -> float:
 
 
 def test_a_user_who_accepts_only_a_planted_pattern_does_not_move_the_policy() -> None:
+    torch.set_num_threads(1)  # small tensors: threads would wait for each other beside other tests
     model = tiny()
 
     def honest(seed: int) -> tuple[list[Completion], list[Feedback]]:

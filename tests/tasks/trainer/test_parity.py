@@ -7,6 +7,8 @@ from safetensors.torch import load_file
 from tasks.trainer.job import Metrics
 from tests.tasks.trainer.processes import LAYOUTS, check
 
+pytestmark = pytest.mark.stack
+
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU")]
 
 

@@ -19,6 +19,8 @@ from tasks.trainer.run import TrainingFailed, UpdateRefused, follow, train, writ
 from tests.tasks.made import MemoryStore
 from tests.tasks.trainer import models
 
+pytestmark = pytest.mark.stack
+
 
 def test_the_trainers_output_is_logged_and_its_steps_are_repeated(tmp_path: Path) -> None:
     said: list[str] = []
@@ -49,7 +51,7 @@ FLOW = """
 import sys
 from functools import partial
 from pathlib import Path
-from prefect.utilities.trained import capture_sigterm
+from prefect.utilities.engine import capture_sigterm
 from tasks.trainer.run import command, follow
 
 job = Path(sys.argv[1])

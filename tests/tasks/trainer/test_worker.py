@@ -4,12 +4,15 @@ import json
 import subprocess
 import sys
 
+import pytest
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from infra.settings import ROOT
 from tasks.trainer.job import Metrics
 from tests.tasks.trainer.processes import launch
+
+pytestmark = pytest.mark.stack
 
 
 def test_the_command_writes_a_checkpoint_that_transformers_reads(work):

@@ -13,6 +13,8 @@ from tasks.trainer.job import StepMetrics
 from tasks.versions import tracking
 from tests.tasks.made import Killed
 
+pytestmark = pytest.mark.stack
+
 CYCLE = "cycle-000001"
 STEPS = [
     StepMetrics.model_validate(dict.fromkeys(StepMetrics.model_fields, 0) | {"loss": 0.5 - number, "seconds": 2.0})

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from tests.serving.asked import INFILL, events, until
 from tests.serving.fakes import TEXT, House
+from tests.serving.helpers import INFILL, events, until
 
 
-async def test_infill_samples_as_many_tokens_as_are_asked_for_and_all_where_none_are(house: House) -> None:
+async def test_n_predict_limits_the_tokens_and_minus_1_or_nothing_does_not(house: House) -> None:
     sampled = []
     for n_predict in (128, 3, -1, None):
         await house.complete("/infill", **{**INFILL, "n_predict": n_predict})
@@ -28,19 +28,19 @@ async def test_infill_samples_as_many_tokens_as_are_asked_for_and_all_where_none
         ({"stream": "yes"}, "stream"),
     ],
 )
-async def test_a_bad_infill_gets_an_error_that_names_the_field(house: House, body: dict[str, object], field: str) -> None:
+async def test_an_invalid_body_gets_an_error_that_names_the_field(house: House, body: dict[str, object], field: str) -> None:
     answer = await house.complete("/infill", **INFILL | body)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
     assert house.rows("completions") == []
 
 
-async def test_infill_tells_what_llama_vscode_shows(house: House) -> None:
+async def test_the_body_has_the_figures_that_llama_vscode_shows(house: House) -> None:
     house.engines[0].delay = 0.002
-    found = (await house.complete("/infill", **INFILL)).json()
+    answer = (await house.complete("/infill", **INFILL)).json()
     prompt, sampled = len(house.engines[0].requests[-1].prompt_token_ids), len(house.engines[0].reply)
-    assert found["generation_settings"] == {"n_ctx": 40 + 20 + 3 + 24, "n_predict": 24, "temperature": 0.8, "top_p": 1.0}
-    assert (found["tokens_cached"], found["tokens_evaluated"], found["truncated"]) == (prompt + sampled, prompt, False)
-    timings = found["timings"]
+    assert answer["generation_settings"] == {"n_ctx": 40 + 20 + 3 + 24, "n_predict": 24, "temperature": 0.8, "top_p": 1.0}
+    assert (answer["tokens_cached"], answer["tokens_evaluated"], answer["truncated"]) == (prompt + sampled, prompt, False)
+    timings = answer["timings"]
     assert (timings["prompt_n"], timings["predicted_n"]) == (prompt, sampled)
     assert timings["predicted_ms"] >= 2 * (sampled - 1) and timings["prompt_ms"] > 0
     assert timings["predicted_per_second"] == pytest.approx(sampled * 1e3 / timings["predicted_ms"], rel=0.01)
@@ -48,11 +48,11 @@ async def test_infill_tells_what_llama_vscode_shows(house: House) -> None:
     assert timings["prompt_ms"] + timings["predicted_ms"] == pytest.approx(row.total_ms, abs=0.01)
 
 
-async def test_infill_tells_the_fields_that_are_named(house: House) -> None:
+async def test_the_body_has_the_fields_in_response_fields(house: House) -> None:
     fields = ["content", "timings/prompt_n", "truncated", "timings/no_such", "content/x"]
-    found = (await house.complete("/infill", **INFILL, response_fields=fields)).json()
+    answer = (await house.complete("/infill", **INFILL, response_fields=fields)).json()
     prompt = len(house.engines[0].requests[-1].prompt_token_ids)
-    assert found == {"content": TEXT, "timings/prompt_n": prompt, "truncated": False}
+    assert answer == {"content": TEXT, "timings/prompt_n": prompt, "truncated": False}
 
 
 async def test_infill_streams(house: House) -> None:
@@ -61,7 +61,7 @@ async def test_infill_streams(house: House) -> None:
     assert (last["stop"], last["content"], last["tokens_predicted"]) == (True, "", len(house.engines[0].reply))
 
 
-async def test_infill_ends_at_its_time_once_there_is_a_line(house: House) -> None:
+async def test_sampling_ends_after_t_max_predict_ms_once_there_is_a_line(house: House) -> None:
     engine = house.engines[0]
     engine.delay = 0.03
     for reply, ended in (("return alpha\n + beta + gamma + delta + epsilon", True), (TEXT, False)):
@@ -74,8 +74,7 @@ async def test_infill_ends_at_its_time_once_there_is_a_line(house: House) -> Non
     await until(lambda: engine.aborted == 1)
 
 
-async def test_an_infill_stream_says_so_too(house: House) -> None:
-    """That the engine died in the middle."""
+async def test_a_stream_ends_with_an_error_when_the_engine_fails(house: House) -> None:
     house.engines[0].dies_after, house.engines[0].delay = 2, 0.02
     *texts, error = map(json.loads, events((await house.complete("/infill", **INFILL, stream=True)).text))
     assert texts and not any(event["stop"] for event in texts) and error["error"]["type"] == "server_error"

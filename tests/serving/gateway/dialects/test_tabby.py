@@ -1,7 +1,7 @@
 """Tabby's completions and events."""
 
-from tests.serving.asked import INFILL
 from tests.serving.fakes import TEXT, House
+from tests.serving.helpers import INFILL
 
 
 async def test_tabby_and_llama_clients_get_completions(house: House) -> None:
@@ -28,8 +28,8 @@ async def test_the_language_is_the_files_ending_else_its_name(house: House) -> N
 async def test_views_selections_and_dismissals_are_recorded(house: House) -> None:
     for kind in ("view", "select", "dismiss"):
         body = {"type": kind, "completion_id": "cmpl-1", "choice_index": 0, "view_id": "view-1", "elapsed": 12}
-        assert (await house.judge("/v1/events", body)).status_code == 200
+        assert (await house.send_feedback("/v1/events", body)).status_code == 200
     body = {"type": "select", "completion_id": "cmpl-1", "choice_index": 0}
-    assert (await house.judge("/v1/events?select_kind=line", body)).status_code == 200
+    assert (await house.send_feedback("/v1/events?select_kind=line", body)).status_code == 200
     assert [row.outcome for row in house.rows("feedback")] == ["shown", "accepted", "rejected", "partially_accepted"]
-    assert (await house.judge("/v1/events", {**body, "type": "hover"})).status_code == 400
+    assert (await house.send_feedback("/v1/events", {**body, "type": "hover"})).status_code == 400

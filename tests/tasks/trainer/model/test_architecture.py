@@ -4,6 +4,8 @@ import pytest
 
 from tasks.trainer.model.megatron_arguments import RECOMPUTE, check_known, check_reserved
 
+pytestmark = pytest.mark.stack
+
 
 def test_a_rotary_embedding_of_another_kind_is_refused(answers):
     assert [error.split(",")[0] for error in answers["stretched_rotary"]] == ["config.json: rope_type = 'yarn'"] * 2

@@ -2,6 +2,8 @@
 
 import pytest
 
+pytestmark = pytest.mark.stack
+
 
 def test_muon_pretrains_float32_masters_of_whole_matrices(answers):
     values = answers["muon"]

@@ -4,6 +4,8 @@ import pytest
 
 from tests.tasks.trainer.processes import LAYOUTS
 
+pytestmark = pytest.mark.stack
+
 MOVES = ["one to data", "data to tensor", "data to pipeline", "tensor to data", "tensor to one", "pipeline to one"]
 
 

@@ -5,6 +5,8 @@ import pytest
 
 from tests.tasks.trainer.processes import LAYOUTS
 
+pytestmark = pytest.mark.stack
+
 
 @LAYOUTS
 def test_a_refusal_states_the_reason_and_leaves_the_weights(answers, layout):

@@ -1,4 +1,4 @@
-"""What tests ask of a House: an editor's bodies, a stream's events, an experiment that runs, and that something comes true."""
+"""Bodies of editors, the events of a stream, a running experiment, and a wait for a condition."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,14 +18,14 @@ INFILL = {"input_prefix": "import os\n", "input_suffix": "\n", "prompt": "x = ",
 
 
 def events(body: str) -> list[str]:
-    """The data of each event of a stream."""
+    """Return the data of each event of a stream."""
     lines = body.split("\n\n")
     assert lines.pop() == "" and all(line.startswith("data: ") for line in lines)
     return [line.removeprefix("data: ") for line in lines]
 
 
 async def run_experiment(house: House) -> None:
-    """Versions 1 and 2, which half of the users are served each."""
+    """Start an experiment of versions 1 and 2, half of the users each."""
     for version in ("1", "2"):
         house.add_version(version)
     house.registry.aliases = {"champion": "1", "challenger": "2"}

@@ -1,4 +1,4 @@
-"""Apps on a free port, in the loop of the test that asks them."""
+"""Runs apps on free ports, in the event loop of the test."""
 
 import asyncio
 import contextlib
@@ -12,7 +12,7 @@ from fastapi import FastAPI
 
 @contextlib.asynccontextmanager
 async def aiohttp_app(app: web.Application, **options: object) -> AsyncIterator[str]:
-    """The address that aiohttp answers at."""
+    """Run an aiohttp app; yields its address."""
     runner = web.AppRunner(app, shutdown_timeout=0.1, **options)
     await runner.setup()
     try:
@@ -24,7 +24,7 @@ async def aiohttp_app(app: web.Application, **options: object) -> AsyncIterator[
 
 @contextlib.asynccontextmanager
 async def fastapi_app(app: FastAPI) -> AsyncIterator[str]:
-    """The address that uvicorn answers at."""
+    """Run a FastAPI app; yields its address."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2)

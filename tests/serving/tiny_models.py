@@ -1,4 +1,4 @@
-"""Random Qwen2 models of a size that starts in no time, and their exact log-probabilities by transformers."""
+"""Tiny random Qwen2 models, and their exact log-probabilities computed by transformers."""
 
 import shutil
 from pathlib import Path
@@ -11,18 +11,18 @@ from tests.serving import fakes
 
 
 def make(path: Path, seed: int, hidden: int = 128, tokenizer: Path | None = None) -> Path:
-    """With the tokenizer of a checkpoint, else one that transformers reads otherwise than its file says: ids alone may cross."""
+    """Write a model with a checkpoint's tokenizer, or with one that transformers misreads, for tests that exchange ids only."""
     path.mkdir(parents=True, exist_ok=True)
     if tokenizer is None:
-        made = fakes.tokenizer()
-        PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|endoftext|>").save_pretrained(path)
+        bpe = fakes.tokenizer()
+        PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|endoftext|>").save_pretrained(path)
     else:
         for name in ("tokenizer.json", "tokenizer_config.json"):
             shutil.copy(tokenizer / name, path / name)
-        made = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
+        bpe = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
     torch.manual_seed(seed)
     config = Qwen2Config(
-        vocab_size=made.get_vocab_size(),
+        vocab_size=bpe.get_vocab_size(),
         hidden_size=hidden,
         intermediate_size=128,
         num_hidden_layers=2,
@@ -39,7 +39,7 @@ def make(path: Path, seed: int, hidden: int = 128, tokenizer: Path | None = None
 
 
 def logprobs(path: Path, prompt: list[int], tokens: list[int], temperature: float) -> list[float]:
-    """Of each token after the prompt and the tokens before it."""
+    """Return the log-probability of each token after the prompt and the tokens before it."""
     model = Qwen2ForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     with torch.no_grad():
         logits = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]

@@ -1,4 +1,4 @@
-"""Servers of vLLM started for tests, and ended with all they started."""
+"""Starts vLLM servers for tests and ends them with their child processes."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def free_url() -> str:
-    """An address on this machine that nobody listens on."""
+    """Return an unused address on this machine."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return f"http://127.0.0.1:{free.getsockname()[1]}"
@@ -21,7 +21,7 @@ def free_url() -> str:
 def server(
     command: Sequence[str], variables: Mapping[str, str], url: str, log: Path, seconds: float = 500
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that listens at an address, in a group of its own."""
+    """Run a process in a group of its own; yields it once it listens at the address."""
     with log.open("wb") as out:
         process = subprocess.Popen(command, env=os.environ | variables, stdout=out, stderr=out, start_new_session=True)
         try:
