@@ -4,7 +4,7 @@ A cycle writes these objects under cycles/CYCLE/, in this order (tasks/steps/sea
 
     docs/, quarantined-SHA256.parquet   what validation found (tasks/validation/quarantine.py)
     validation.json                     the quarantined requests, each with its reason
-    requests-SHA256.parquet             the bucket and the reason of every request (tasks/labels/explain.py), by the samples' checksum
+    requests-SHA256.parquet             the bucket and the reason of every request (tasks/labels/explain.py)
     samples-SHA256.parquet              what is trained; the name holds the checksum, so that a second writer cannot change it
     settings.json                       the resolved settings, secrets masked
     manifest.json                       conditional put: from here on the cycle is sealed, and every later run completes it
@@ -83,7 +83,7 @@ def manifest_of(store: ObjectStore, cycle: str) -> Manifest:
 
 
 def dataset_id(store: ObjectStore, cycle: str) -> str:
-    """Return the SHA-256 of the manifest's bytes: the id of the cycle's data set in MLflow, in tags of versions and in decisions."""
+    """Return the SHA-256 of the manifest's bytes, which is the data set's id in MLflow, in version tags and in decisions."""
     return sha256([store.get(key(cycle, MANIFEST))])
 
 

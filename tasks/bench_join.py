@@ -148,8 +148,8 @@ def made_completions(draw: np.random.Generator, name: str, times: np.ndarray) ->
 def made_feedback(draw: np.random.Generator, completions: pl.DataFrame) -> pl.DataFrame:
     """Return rows of infra.records.Feedback for eight completions in ten.
 
-    Of these, one in five is accepted, one accept in ten follows a rejection, and one in ten has a later event. One in five was typed
-    into, one in twenty is named by its id, one in fifty is from the editor's cache, one in a hundred matches no completion.
+    Of these, one in five is accepted, one accept in ten follows a rejection, and one in ten has a later event. One in five was
+    typed into, one in twenty is named by its id, one in fifty is from the editor's cache, one in a hundred matches no completion.
     """
     chance = {name: draw.random(completions.height) for name in ("judged", "accepted", "late", "kept", "typed", "named", "odd")}
     chosen = completions.select("id", "time", "project", "user", "client", "prefix", "suffix").with_columns(**chance)

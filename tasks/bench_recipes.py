@@ -127,7 +127,7 @@ def row(number: int, version: str, look: Pause, draw: SampledCompletion, degree:
 def rlinfs(
     looks: Sequence[Pause], drawn: Sequence[SampledCompletion], checkpoint: Path, settings: Settings, version: str
 ) -> list[Sample]:
-    """Samples as RLinf's online example makes them: what was shown, tokenised again and scored by the weights at hand."""
+    """Return samples as RLinf's online example makes them: the shown text, tokenised again and scored by the current weights."""
     tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
     texts = [look.judge(draw.text)[0].shown for look, draw in zip(looks, drawn, strict=True)]
     tokens = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
@@ -141,7 +141,7 @@ def rlinfs(
 
 
 def grouped(looks: Sequence[Pause], checkpoint: Path, settings: Settings, version: str, seed: int) -> list[Sample]:
-    """Samples as GRPO has them, as many as there are looks: at fewer places, several at each, judged without a developer."""
+    """Return GRPO's samples, as many as there are looks: several at each of fewer places, scored without a developer."""
     by_group = settings.model_copy(update={"reward": settings.reward.model_copy(update={"estimator": "group"})})
     places = [look.position for look in looks[::GROUP]]
     grouped_samples = groups.sample_groups(Generator(checkpoint, settings.model), ReferenceJudge(), places, GROUP, by_group, seed)

@@ -18,7 +18,7 @@ MAY_IMPORT = {
 }
 # Packages that one room alone may know, and the folder that is its only door.
 ONLY_IN = {"megatron": "tasks/trainer", "vllm": "serving/engine", "supervisor": "infra/stack"}
-# The sub-rooms of a room, each of which imports only itself and those before it. A module that is not named is a command or wires the
+# The sub-rooms of a room; each imports only itself and those before it. A module that is not named is a command or wires the
 # room: it may import them all, and no sub-room imports it.
 ORDER = {
     "tasks": ("labels", "validation", "rewards", "trainer", "versions", "experiments", "upkeep", "steps"),

@@ -87,7 +87,7 @@ def test_a_cycle_and_its_decision(store: MemoryStore) -> None:
     assert (shown.manifest, shown.decision) == (manifest, decision)
     rows = store.get_rows(manifest.samples.key, Sample)
     assert len(rows) == manifest.samples.rows == manifest.buckets["trained"]
-    assert list(explain(store, rows[0].completion_id)) == [Fate(CYCLE, "trained")]
+    assert list(explain(store, rows[0].completion_id)) == [Fate(CYCLE, "trained", result="registered")]
 
 
 def test_the_registry(registry: Registry) -> None:

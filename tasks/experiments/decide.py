@@ -1,7 +1,7 @@
 """The gate of the A/B test: totals by user and arm from events, then promote, reject or undecided, with its reason.
 
-Every request of the experiment counts, also where nothing was shown: a model cannot win by showing less. Left out on both arms are
-requests younger than the settling time, requests of users who opted out, and pinned requests. The metrics are in metrics.py.
+Every request of the experiment counts, also one where nothing was shown: a model cannot win by showing less. Requests younger than
+the settling time, requests of users who opted out and pinned requests count on neither arm. The metrics are in metrics.py.
 """
 
 import math
@@ -165,7 +165,7 @@ def weigh(differences: Mapping[str, Difference]) -> tuple[VerdictName, str]:
     gains = [metric for metric in compared if metric.role == "success" and differences[metric.name].low > 0]
     behind = [metric for metric in compared if metric.role == "guardrail" and differences[metric.name].estimate < 0]
     if gains and behind:
-        return "undecided", behind[0].gain
+        return "undecided", behind[0].behind
     if gains:
         return "promote", gains[0].gain
     return "undecided", "no difference is sure yet"

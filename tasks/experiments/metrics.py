@@ -30,7 +30,9 @@ class Metric:
     digits: int = 4
     """Digits after the point in a verdict's reason."""
     gain: str = ""
-    """Reason of a promotion by this metric, or, of a guardrail, why a promotion waits."""
+    """Reason of a promotion by this metric."""
+    behind: str = ""
+    """Reason for which a promotion waits while this guardrail has lost so far."""
     loss: str = ""
     """Reason of a rejection by this metric."""
 
@@ -62,7 +64,7 @@ CHARACTERS = Metric(
     "guardrail",
     _characters,
     digits=3,
-    gain="accepted more often, but fewer characters so far",
+    behind="accepted more often, but fewer characters so far",
     loss="fewer accepted characters",
 )
 SHOWN = Metric("shown", "something shown", "diagnostic", _shown)

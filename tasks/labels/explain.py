@@ -10,7 +10,7 @@ import argparse
 import io
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import polars as pl
@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from infra import cycles
 from infra import settings as settings_
-from infra.records import Bucket
+from infra.records import Bucket, CycleOutcome
 from infra.store import ObjectStore
 from tasks.labels.accounting import RequestAccounting
 
@@ -30,7 +30,7 @@ MEANINGS: dict[Bucket, str] = {
     "cache_hit": "its only feedback came from the editor's cache",
     "stale": "more than collect.max_staleness updates lie between its version and the parent",
     "duplicate": "delivered again, or the parent's ancestry was trained on it",
-    "quarantined": "not fit for training",
+    "quarantined": "not fit for training; the reason is an expectation of tasks/validation or a case of quarantine_reason",
     "opted_out": "its user or project opted out",
     "withheld": "generated and not shown",
     "pinned": "an administrator chose its version",
@@ -48,9 +48,13 @@ class Fate:
     reason: str = ""
     """Why it is quarantined; empty in the other buckets."""
 
+    result: str = ""
+    """How the cycle ended: registered, refused or abandoned; empty while it runs."""
+
     def __str__(self) -> str:
         reason = f" ({self.reason})" if self.reason else ""
-        return f"{self.cycle}: {self.bucket}{reason}: {MEANINGS[self.bucket]}"
+        ended = f"the cycle ended as {self.result}" if self.result else "the cycle has not ended"
+        return f"{self.cycle}: {self.bucket}{reason}: {MEANINGS[self.bucket]}; {ended}"
 
 
 def key(cycle: str, samples_sha256: str) -> str:
@@ -70,12 +74,19 @@ def explain(store: ObjectStore, completion: str) -> Iterator[Fate]:
     index = cycles.index(store)
     for cycle in reversed(cycles.sealed(index)):
         samples = cycles.manifest_of(store, cycle).samples
-        requests = key(cycle, samples.sha256)
+        requests, result = key(cycle, samples.sha256), _result(store, cycle, index[cycle])
         if requests.rsplit("/", 1)[-1] in index[cycle]:
             rows = pq.read_table(io.BytesIO(store.get(requests)), filters=[("id", "=", completion)]).to_pylist()
-            yield from (Fate(cycle, cast(Bucket, row["bucket"]), row["reason"]) for row in rows)
+            yield from (Fate(cycle, cast(Bucket, row["bucket"]), row["reason"], result) for row in rows)
         else:
-            yield from _without_requests(store, cycle, samples.key, index[cycle], completion)
+            fates = _without_requests(store, cycle, samples.key, index[cycle], completion)
+            yield from (replace(fate, result=result) for fate in fates)
+
+
+def _result(store: ObjectStore, cycle: str, objects: set[str]) -> str:
+    if cycles.OUTCOME not in objects:
+        return ""
+    return CycleOutcome.model_validate(store.get_json(cycles.key(cycle, cycles.OUTCOME))).result
 
 
 def _without_requests(store: ObjectStore, cycle: str, samples: str, objects: set[str], completion: str) -> Iterator[Fate]:
@@ -101,8 +112,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(fate)
     if not fates:
         print(
-            f"{completion}: in no cycle of {store.uri('cycles/')}. A request enters a cycle collect.settle_seconds after it was "
-            "served, once there are collect.min_samples samples; see the last run: `prefect flow-run ls --limit 3`"
+            f"{completion}: in no cycle of {store.uri('cycles/')}. Either no such request was recorded, or no cycle has collected it yet: "
+            "a cycle begins with collect.min_samples samples; see its last runs: `prefect flow-run ls --limit 3`"
         )
     return 0 if fates else 1
 

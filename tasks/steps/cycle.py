@@ -28,7 +28,7 @@ from tasks.steps import clients, pages, sealing
 from tasks.steps.runner import runner
 from tasks.steps.step import IO_RETRIES, attempt_to_show, show_page, step
 from tasks.trainer import run as training
-from tasks.trainer.run import UpdateInputs, UpdateRefused, Candidate
+from tasks.trainer.run import Candidate, UpdateInputs, UpdateRefused
 from tasks.validation import batch, drift, quarantine, suite
 from tasks.validation.quarantine import ValidationEvidence
 from tasks.versions import evaluate as evaluating
