@@ -1,7 +1,7 @@
 """The gate of the A/B test: totals by user and arm from events, then promote, reject or undecided, with its reason.
 
-Every request of the experiment counts, also one where nothing was shown: a model cannot win by showing less. Requests younger than
-the settling time, requests of users who opted out and pinned requests count on neither arm. The metrics are in metrics.py.
+Every request of the experiment counts, also where nothing was shown: a model cannot win by showing less. Neither arm counts
+requests younger than the settling time, requests of users who opted out, and pinned requests. The metrics are in metrics.py.
 """
 
 import math

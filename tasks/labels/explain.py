@@ -112,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(fate)
     if not fates:
         print(
-            f"{completion}: in no cycle of {store.uri('cycles/')}. Either no such request was recorded, or no cycle has collected it yet: "
+            f"{completion}: in no cycle of {store.uri('cycles/')}. Either it was not recorded, or no cycle has collected it yet: "
             "a cycle begins with collect.min_samples samples; see its last runs: `prefect flow-run ls --limit 3`"
         )
     return 0 if fates else 1

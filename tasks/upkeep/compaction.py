@@ -1,9 +1,8 @@
-"""Small event objects of an hour are put together into containers (infra/events/segments.py): fewer requests for everyone who
-reads.
+"""Combine the small event objects of an hour into containers (infra/events/segments.py), so that readers send fewer requests.
 
-In two passes, so that no reader loses an object that it has listed: one writes the container beside its segments, a later one
-removes what lies in a container that was there before. A reader who finds both takes each segment once. Stopped anywhere, the
-next pass goes on; the same segments make the same container under the same key.
+Two passes, so that no reader loses an object that it has listed: the first writes the container beside its segments, a later one
+removes the objects that an existing container holds. A reader that lists both reads each segment once. A pass may be killed
+anywhere; the same segments make the same container under the same key.
 """
 
 from collections import defaultdict

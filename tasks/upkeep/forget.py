@@ -1,13 +1,13 @@
-"""A user or a project is forgotten: nothing of it is left in the object store, and later cycles never see it.
+"""Erase a user or a project from the object store, and hide it from all later cycles.
 
-First a record is written (infra/events/tombstones.py): from then on no reader of events sees a row of it, one that is shipped
-later included. Then the rows are taken out of every object that holds some, under the same key, since cycles know by it what
-they have read. A finished cycle's samples go the same way; what was removed is noted beside its manifest, whose checksum they no
-longer have. A cycle under way keeps its samples until it has ended and is named as pending; the next pass takes them out (the
-deployment `retention` makes one a day).
+First a record is written (infra/events/tombstones.py): from then on readers skip the subject's rows, also rows that are shipped
+later. Then the rows are removed from every object, under the same key, since cycles know by the key what they have read. A
+finished cycle's samples are rewritten too, and an amendment beside its manifest notes the removed rows, since the manifest's
+checksum is no longer theirs. An unfinished cycle keeps its samples and is listed as pending; the next pass after its end removes
+them (the deployment `retention` runs one a day).
 
-Weights are not changed by this: the versions that were trained on the rows are listed, with all that were trained from those.
-Every step may be killed and run again; the list of versions stays the same.
+Weights do not change: the versions that were trained on the rows are listed, with all versions trained from them. Every step may
+be killed and run again; the list of versions stays the same.
 """
 
 import hashlib

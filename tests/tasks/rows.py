@@ -1,4 +1,4 @@
-"""The functions over frames, given rows and giving rows: what tests say is said of single requests and showings."""
+"""The functions over frames, given rows and giving rows: what tests say is said of single requests and impressions."""
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass

@@ -237,12 +237,12 @@ def test_agrees_with_the_obvious_way(history) -> None:
 
 
 def obvious(completions: list[Completion], events: list[Feedback]) -> dict[str, tuple[str | None, bool]]:
-    """Every showing tried against every completion; outcomes by completion id."""
-    showings: dict[object, list[Feedback]] = {}
+    """Every impression tried against every completion; outcomes by completion id."""
+    impressions: dict[object, list[Feedback]] = {}
     for event in events:
-        showings.setdefault((event.user, event.client_id or ("event", event.id)), []).append(event)
+        impressions.setdefault((event.user, event.client_id or ("event", event.id)), []).append(event)
     judged: dict[str, list[tuple[int, bool, str]]] = {c.id: [] for c in completions}
-    for group in showings.values():
+    for group in impressions.values():
         first = min(e.time for e in group)
         named = [e.completion_id for e in sorted(group, key=lambda e: (e.time, e.id)) if e.completion_id]
         best = max(group, key=lambda e: (RANK[e.outcome], e.accepted_characters or 0, -e.time, e.id))

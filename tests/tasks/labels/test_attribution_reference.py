@@ -21,22 +21,22 @@ Whole = tuple[str, int, int, int] | None
 
 
 def reference(completions: Sequence[Completion], events: Sequence[Feedback]) -> tuple[dict[str, Whole], set[str], int]:
-    """Labels by completion, completions judged from the cache alone, and showings of nothing that was served."""
-    showings: list[list[Feedback]] = []
+    """Labels by completion, completions judged from the cache alone, and impressions of nothing that was served."""
+    impressions: list[list[Feedback]] = []
     for event in events:
-        for group in showings:
+        for group in impressions:
             first = group[0]
             if event.client_id and (first.project, first.user, first.client_id) == (event.project, event.user, event.client_id):
                 group.append(event)
                 break
         else:
-            showings.append([event])
+            impressions.append([event])
 
     found: dict[str, list[tuple[int, int, float, str, Whole, bool]]] = {c.id: [] for c in completions}
     orphans = 0
-    # Of showings without a client's id that are alike in all else, the first by name counts.
-    for group in sorted(showings, key=lambda group: group[0].id):
-        # Of one showing the strongest word counts, in this order; of two accepted in part the larger.
+    # Of impressions without a client's id that are alike in all else, the first by name counts.
+    for group in sorted(impressions, key=lambda group: group[0].id):
+        # Of one impression the strongest word counts, in this order; of two accepted in part the larger.
         words = ("shown", "rejected", "partially_accepted", "accepted", "retained", "thumbs_down")
         strength = {word: number for number, word in enumerate(words)}
         truth = sorted(group, key=lambda e: (strength[e.outcome], e.accepted_characters or 0, -e.time, e.id))[-1]
@@ -119,12 +119,12 @@ def histories(draw: st.DrawFn) -> tuple[list[Completion], list[Feedback]]:
         selected = draw(st.sampled_from(["", "", "", "name", "x.names", "nam"]))
         prefix += selected
         completions.append(completion(f"c{number}", time=time, user=user, prefix=prefix, suffix=suffix, text=text))
-        for showing in range(draw(st.integers(0, 2))):
+        for impression in range(draw(st.integers(0, 2))):
             typed = draw(st.integers(0, len(text)))
             rest = text[typed:].removeprefix(" " * draw(st.integers(0, 2)))
             shown = rest[: draw(st.integers(0, len(rest)))] if draw(st.booleans()) else draw(st.text("ab ", max_size=3))
             typed, shown = (0, selected + shown) if selected and draw(st.booleans()) else (typed, shown)
-            client = draw(st.sampled_from([f"k{number}-{showing}", "", "shared"]))
+            client = draw(st.sampled_from([f"k{number}-{impression}", "", "shared"]))
             cached, at = draw(st.integers(0, 5)) == 0, time + draw(st.sampled_from([-2.0, -0.5, 0.1, 10.0, 59.0, 61.0]))
             for outcome in draw(st.lists(st.sampled_from(STRENGTH), max_size=3)):
                 events.append(

@@ -32,7 +32,7 @@ TIMES = st.sampled_from([NOW + hour * HOUR + at for hour in (0, 1, 2) for at in 
 
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[list[Completion], list[Feedback]]:
-    """Requests around the turns of hours, and events of one showing seconds or hours apart."""
+    """Requests around the turns of hours, and events of one impression seconds or hours apart."""
     served = [
         completion(
             f"c{number}",
