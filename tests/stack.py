@@ -6,6 +6,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -74,12 +75,10 @@ def _overrides(directory: Path) -> dict[str, str]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return free ports outside the system's range for outgoing connections."""
-    low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    """Return free ports outside the range of outgoing connections; a process never gets a port twice."""
     ports: list[int] = []
-    candidates = iter(range(low - 1 - os.getpid() * 97 % 8000, 10_000, -1))
     while len(ports) < count:
-        port = next(candidates)
+        port = next(_candidates())
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
@@ -87,6 +86,13 @@ def free_ports(count: int) -> list[int]:
                 continue
             ports.append(port)
     return ports
+
+
+@cache
+def _candidates() -> Iterator[int]:
+    """Ports to try, far from those of a process that was started beside this one."""
+    low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    return iter(range(low - 1 - os.getpid() * 97 % 8000, 10_000, -1))
 
 
 def _quiet(_: str) -> None:

@@ -51,7 +51,7 @@ NOT_HERE = {
     r"mlflow server .*": "wants PostgreSQL and a bucket of AWS",
 }
 """Commands that are not run, with the reason."""
-PLACEHOLDERS = {"NAME": "ada", "HASH": "0" * 32, r"\bID\b": "cmpl-0", "autocomplete.jsonl": "autocomplete.jsonl"}
+PLACEHOLDERS = {"NAME": "ada", "HASH": "0" * 32, r"\bID\b": "cmpl-0", r"\bFILE\b": "autocomplete.jsonl"}
 EXIT_CODES: Mapping[str, tuple[int, ...]] = {"python -m tasks.labels.explain ID": (1,)}
 """Other codes than 0: no cycle has seen this request."""
 

@@ -36,7 +36,7 @@ def test_a_user_is_forgotten(hers: World) -> None:
     assert (looked.name, looked.message.startswith("8 rows in 4 objects would be removed")) == ("DryRun", True)
     done = forget(user=ADA, by="operator", reason="she asked", dry_run=False, return_state=True)
     assert done.name == "Forgotten"
-    assert "learnt from them: 2 (challenger)" in done.message
+    assert "trained on them: 2 (challenger)" in done.message
     manifest = hers.store.get_json("cycles/cycle-000001/manifest.json")
     assert ADA not in {s.user for s in hers.store.get_rows(manifest["samples"]["key"], Sample)}
     with pytest.raises(NobodyNamed):
