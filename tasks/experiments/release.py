@@ -31,20 +31,21 @@ class CheckpointRemoved(ValueError):
     """The weights of the version to serve were removed."""
 
 
-def open_experiment(
-    store: ObjectStore, registry: Registry, settings: Experiment, cycle: str, version: str, champion: str, now: float
-) -> ExperimentRecord | None:
-    """Open the candidate's experiment; return None if it was decided, the champion changed, or another experiment runs."""
-    proposed = ExperimentRecord(
-        id=experiment_id(cycle, version), champion=champion, challenger=version, share=settings.share, started=now
-    )
+def propose(settings: Experiment, cycle: str, version: str, champion: str, now: float) -> ExperimentRecord:
+    """Return the record of the experiment that tests a cycle's candidate against the champion."""
+    identifier = experiment_id(cycle, version)
+    return ExperimentRecord(id=identifier, champion=champion, challenger=version, share=settings.share, started=now)
+
+
+def open_experiment(store: ObjectStore, registry: Registry, proposed: ExperimentRecord) -> ExperimentRecord | None:
+    """Open an experiment; return None if it was decided, the champion changed, or another experiment runs."""
     aliases = registry.aliases()
     if aliases.experiment and aliases.experiment.id != proposed.id:
         return None
-    if aliases.champion != champion or decision_of(store, proposed.id):
+    if aliases.champion != proposed.champion or decision_of(store, proposed.id):
         return None
     record = store.put_once(f"experiments/{proposed.id}.json", proposed)
-    registry.set_alias(CHALLENGER, version)
+    registry.set_alias(CHALLENGER, proposed.challenger)
     registry.set_experiment(record)
     return record
 

@@ -19,7 +19,9 @@ pytestmark = pytest.mark.stack
 def run(world: World, champion: float, challenger: float) -> None:
     """An experiment of 40 users, 30 requests each, accepted at these rates."""
     world.registry.versions["2"] = {"parent": "1"}
-    opened = release.open_experiment(world.store, world.registry.client, Experiment(), "cycle-000001", "2", "1", NOW - 1)
+    opened = release.open_experiment(
+        world.store, world.registry.client, release.propose(Experiment(), "cycle-000001", "2", "1", NOW - 1)
+    )
     assert opened
     draw = random.Random(0)
     served, told = [], []

@@ -20,24 +20,26 @@ NO = Verdict(verdict="reject", reason="worse")
 def world() -> tuple[MemoryStore, MemoryRegistry, ExperimentRecord]:
     store, registry = MemoryStore(), MemoryRegistry(v1={}, v2={"parent": "1"}, v3={"parent": "2"})
     registry.aliases["champion"] = "1"
-    opened = release.open_experiment(store, registry.client, Experiment(), "cycle-000001", "2", "1", NOW)
+    opened = release.open_experiment(store, registry.client, release.propose(Experiment(), "cycle-000001", "2", "1", NOW))
     assert opened
     return store, registry, opened
 
 
 def test_an_experiment_is_opened_once() -> None:
     store, registry, opened = world()
-    again = release.open_experiment(store, registry.client, Experiment(), "cycle-000001", "2", "1", NOW + 99)
+    again = release.open_experiment(store, registry.client, release.propose(Experiment(), "cycle-000001", "2", "1", NOW + 99))
     assert again == opened, "it started when it started"
     found = registry.client.aliases()
     assert (found.challenger, found.experiment) == ("2", opened)
-    assert release.open_experiment(store, registry.client, Experiment(), "cycle-000002", "3", "1", NOW) is None
+    assert release.open_experiment(store, registry.client, release.propose(Experiment(), "cycle-000002", "3", "1", NOW)) is None
 
 
 def test_a_decided_experiment_is_not_opened_again() -> None:
     store, registry, opened = world()
     release.conclude(store, registry.client, decision(opened, NO, NOW + 1))
-    assert release.open_experiment(store, registry.client, Experiment(), "cycle-000001", "2", "1", NOW + 2) is None
+    assert (
+        release.open_experiment(store, registry.client, release.propose(Experiment(), "cycle-000001", "2", "1", NOW + 2)) is None
+    )
     assert registry.aliases == {"champion": "1"}
 
 
