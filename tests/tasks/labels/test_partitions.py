@@ -93,7 +93,7 @@ def joined(store: MemoryStore, least: int) -> tuple[WindowPlan, list[Any]]:
     return found, [labelled.to_dicts(), sum(part.orphans for part in sifted), accounts.buckets["trained"], body]
 
 
-@settings(max_examples=30)
+@settings(max_examples=60)
 @given(histories(), st.integers(0, 99), st.integers(1, 4))
 def test_by_the_hour_as_all_at_once_and_as_the_reference(history, seed: int, objects: int) -> None:
     served, told = history
