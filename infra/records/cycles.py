@@ -24,7 +24,7 @@ Bucket = Literal[
 
 
 class Sample(Record):
-    """A completion to train on: the sampled tokens the developer was shown, and their reward."""
+    """A completion to train on: the sampled tokens the developer was shown, their reward, and what was really written there."""
 
     completion_id: str
     """Id of the completion."""
@@ -37,13 +37,15 @@ class Sample(Record):
     prompt_token_ids: tuple[int, ...]
     """Token ids of the prompt, as served."""
     token_ids: tuple[int, ...]
-    """Sampled token ids, cut to the text shown; the end token stays if all of the text was shown."""
+    """Sampled token ids, cut to the text shown; the end token stays if all of the text was shown. Empty where nobody judged the
+    completion and only its settled text is trained on."""
     logprobs: tuple[float, ...]
     """Log-probability of each of token_ids under the behaviour policy, in nats."""
     temperature: float
     """Sampling temperature."""
-    outcome: LabelOutcome | Literal["nothing", "judged"]
-    """The label. "nothing": there was no text to show; "judged": a judge scored the completion and no developer saw it."""
+    outcome: LabelOutcome | Literal["nothing", "judged", "unjudged"]
+    """The label. "nothing": there was no text to show; "judged": a judge scored the completion and no developer saw it;
+    "unjudged": nobody judged it, and its settled text is known."""
     shown_characters: int
     """Number of characters shown."""
     accepted_characters: int
@@ -52,6 +54,11 @@ class Sample(Record):
     """Signed reward (tasks/rewards/reward.py)."""
     advantage: float = 0.0
     """Advantage: the reward minus its baseline, scaled (tasks/rewards/reward.py)."""
+    settled_token_ids: tuple[int, ...] = ()
+    """Token ids of the settled text, which was really written at the place; ends with the end token if the text is whole. Empty
+    if unknown, and in samples written before this field existed."""
+    settled_weight: float = 1.0
+    """Weight of the settled text's cross-entropy: 1, or less where a user's share is capped."""
 
 
 class Quarantined(Record):

@@ -33,6 +33,8 @@ class UpdateSettings(Section):
     """Learning rate after the warm-up."""
     warmup_steps: int = Field(2, ge=0)
     """Optimizer steps over which the learning rate rises linearly to its full value; 0: no warm-up."""
+    final_rate: float = Field(1.0, ge=0, le=1)
+    """Share of the learning rate that remains at the last step, reached linearly; 1: no decay."""
     epochs: int = Field(2, ge=1)
     """Passes over a cycle's samples."""
     minibatch: int = Field(256, ge=1)
@@ -69,6 +71,14 @@ class UpdateSettings(Section):
     same weights; a larger one refuses the update. Measured before the first step on up to 64 samples of the current version."""
     max_logprob_gap_p99: float = Field(0.5, gt=0)
     """Largest 99th percentile of these differences, in nats; a larger one refuses the update. A mean hides a few large errors."""
+    settled_weight: float = Field(1.0, ge=0)
+    """Weight of the cross-entropy of a settled token, relative to 1 for a sampled token's surrogate; 0: no such loss."""
+    settled_min_loss: float = Field(0.0, ge=0)
+    """Least mean cross-entropy of a settled text, in nats per token, that is trained on: below it, the policy writes the text
+    anyway. Measured at each step."""
+    settled_max_loss: float = Field(0.0, ge=0)
+    """Largest mean cross-entropy of a settled text, in nats per token, that is trained on: above it, the text is far from
+    anything the policy could write. 0: no bound."""
     context_weight: float = Field(0.0, ge=0)
     """Weight of the language-model loss of a prompt token, relative to 1 for a sampled token; 0: no such loss."""
     context_tokens: int = Field(32, ge=1)

@@ -45,11 +45,11 @@ class StepMetrics(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     loss: float
-    """Mean negated clipped surrogate per token, plus the KL and entropy terms."""
+    """Mean negated clipped surrogate per sampled token, plus the KL and entropy terms."""
     reward: float
-    """Mean reward of the step's samples."""
+    """Mean reward of the step's samples with sampled tokens."""
     advantage_mean: float
-    """Mean advantage of the step's samples."""
+    """Mean advantage of the same samples."""
     advantage_deviation: float
     """Standard deviation of their advantages."""
     ratio_p01: float
@@ -62,6 +62,10 @@ class StepMetrics(BaseModel):
     """Largest ratio."""
     clip_fraction: float
     """Share of tokens whose ratio to the proximal policy was clipped."""
+    settled_loss: float = 0.0
+    """Mean cross-entropy of the settled tokens, in nats, the band aside; 0 without any."""
+    settled_inside: float = 0.0
+    """Share of the settled tokens in rows inside the band."""
     context_loss: float
     """Mean language-model loss on prompt tokens, in nats; 0 where it has no weight."""
     kl: float
@@ -84,6 +88,8 @@ class StepMetrics(BaseModel):
     """Learning rate of this step."""
     tokens: int
     """Sampled tokens."""
+    settled_tokens: int = 0
+    """Settled tokens."""
     seconds: float
     """Wall-clock time of the step."""
     cpu_seconds: float
@@ -107,8 +113,10 @@ class Metrics(BaseModel):
     later windows begin after them."""
     tokens: int
     """Sampled tokens of the samples trained on."""
+    settled_tokens: int = 0
+    """Settled tokens of the samples trained on."""
     mean_reward: float
-    """Mean reward of the samples trained on."""
+    """Mean reward of the samples trained on that have sampled tokens."""
     entropy: float
     """Mean of -log-probability of the sampled tokens as recorded, in nats."""
     importance_clipped: float

@@ -1,7 +1,8 @@
 """Samples, checked and packed into micro-batches.
 
-Legend: B samples of a micro-batch, N tokens of all of them (prompts and completions), K sampled tokens, C prompt tokens of the
-language-model loss.
+A sample becomes up to two rows: its prompt with the sampled tokens, for the surrogate, and its prompt with the settled text, for
+the cross-entropy. Legend: B rows of a micro-batch, N tokens of all of them (prompts and completions), K sampled tokens, S settled
+tokens, C prompt tokens of the language-model loss.
 """
 
 import math
@@ -9,6 +10,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow.parquet as pq
 import torch
@@ -37,14 +39,23 @@ class FixedPolicies:
 NO_POLICIES = FixedPolicies()
 
 
+class Row(NamedTuple):
+    """A sequence to pack."""
+
+    sample: int
+    """Index of the sample among the job's samples."""
+    settled: bool
+    """Whether the settled text follows the prompt, and not the sampled tokens."""
+
+
 @dataclass(frozen=True)
 class MicroBatch:
-    """Samples end to end."""
+    """Rows end to end."""
 
     tokens: torch.Tensor
     """[N] int64."""
     lengths: tuple[int, ...]
-    """B: tokens of each sample; the last and shortest one includes the micro-batch's padding."""
+    """B: tokens of each row; the last and shortest one includes the micro-batch's padding."""
     at: torch.Tensor
     """[K] int64: index of the token whose hidden state predicts the sampled token."""
     targets: torch.Tensor
@@ -61,7 +72,15 @@ class MicroBatch:
     advantage: torch.Tensor
     """[K] float32: the sample's advantage on each of its tokens."""
     samples: tuple[int, ...]
-    """B: index of each sample among the job's samples."""
+    """B: index of each row's sample among the job's samples."""
+    settled_at: torch.Tensor
+    """[S] int64: index of the token whose hidden state predicts the settled token."""
+    settled_targets: torch.Tensor
+    """[S] int64: settled tokens."""
+    settled_weight: torch.Tensor
+    """[S] float32: the sample's weight on each of its settled tokens."""
+    settled_lengths: tuple[int, ...]
+    """Settled tokens of each row that has any, in order; they sum to S."""
     context_at: torch.Tensor
     """[C] int64: index of the token whose hidden state predicts the prompt token."""
     context_targets: torch.Tensor
@@ -86,14 +105,17 @@ def _check(sample: Sample, vocabulary: int, positions: int) -> None:
     def refuse(name: str, value: object, expected: str) -> None:
         raise ValueError(f"sample {sample.completion_id}: {name} = {value!r}, expected {expected}")
 
-    if not sample.token_ids or not sample.prompt_token_ids:
-        refuse("token_ids" if sample.prompt_token_ids else "prompt_token_ids", (), "at least one token")
+    if not sample.prompt_token_ids:
+        refuse("prompt_token_ids", (), "at least one token")
+    if not sample.token_ids and not sample.settled_token_ids:
+        refuse("token_ids", (), "at least one token, there or in settled_token_ids")
     if len(sample.token_ids) != len(sample.logprobs):
         refuse("logprobs", f"{len(sample.logprobs)} values", f"one for each of {len(sample.token_ids)} token_ids")
-    length = _length(sample)
-    if length > positions:
-        refuse("token_ids", f"{length} tokens with the prompt", f"at most {positions}, the model's positions")
-    for name in ("prompt_token_ids", "token_ids"):
+    for name in ("token_ids", "settled_token_ids"):
+        length = len(sample.prompt_token_ids) + len(getattr(sample, name))
+        if length > positions:
+            refuse(name, f"{length} tokens with the prompt", f"at most {positions}, the model's positions")
+    for name in ("prompt_token_ids", "token_ids", "settled_token_ids"):
         for token in getattr(sample, name):
             if not 0 <= token < vocabulary:
                 refuse(name, token, f"a token id below {vocabulary}")
@@ -102,6 +124,8 @@ def _check(sample: Sample, vocabulary: int, positions: int) -> None:
             refuse("logprobs", value, "a finite log-probability")
     if not math.isfinite(sample.advantage):
         refuse("advantage", sample.advantage, "a finite number")
+    if not 0 <= sample.settled_weight < math.inf:
+        refuse("settled_weight", sample.settled_weight, "a finite number, 0 or above")
     if not sample.temperature > 0:
         refuse("temperature", sample.temperature, "above 0: greedy sampling is not a policy that can be trained")
 
@@ -116,29 +140,42 @@ def minibatches(count: int, size: int, epochs: int, seed: int) -> Iterator[list[
 
 
 def micro_batches(
-    samples: Sequence[Sample], indices: Sequence[int], budget: int, policies: FixedPolicies = NO_POLICIES, context: int = 0
+    samples: Sequence[Sample],
+    indices: Sequence[int],
+    budget: int,
+    policies: FixedPolicies = NO_POLICIES,
+    context: int = 0,
+    settled: bool = False,
 ) -> list[MicroBatch]:
-    """Pack the samples at `indices` into micro-batches of at most `budget` tokens, or of one sample.
+    """Pack the rows of the samples at `indices` into micro-batches of at most `budget` tokens, or of one row.
 
     They are sorted by length: attention, which lays them side by side, then needs little padding.
 
     Args:
         context: prompt tokens of each sample that the language-model loss covers.
+        settled: whether the samples' settled text makes rows.
     """
-    groups: list[list[int]] = []
+    rows = [Row(i, False) for i in indices if samples[i].token_ids]
+    rows += [Row(i, True) for i in indices if settled and samples[i].settled_token_ids]
+    groups: list[list[Row]] = []
     free = 0
-    for i in sorted(indices, key=lambda i: (-_length(samples[i]), i)):
-        length = _length(samples[i])
+    for row in sorted(rows, key=lambda row: (-_length(samples, row), row)):
+        length = _length(samples, row)
         if not groups or length > free:
             groups.append([])
             free = budget // TOKEN_MULTIPLE * TOKEN_MULTIPLE
-        groups[-1].append(i)
+        groups[-1].append(row)
         free -= length
     return [_micro_batch(samples, group, policies, context) for group in groups]
 
 
-def _length(sample: Sample) -> int:
-    return len(sample.prompt_token_ids) + len(sample.token_ids)
+def _completion(samples: Sequence[Sample], row: Row) -> tuple[int, ...]:
+    sample = samples[row.sample]
+    return sample.settled_token_ids if row.settled else sample.token_ids
+
+
+def _length(samples: Sequence[Sample], row: Row) -> int:
+    return len(samples[row.sample].prompt_token_ids) + len(_completion(samples, row))
 
 
 def context_positions(sample: Sample, count: int) -> list[int]:
@@ -147,31 +184,42 @@ def context_positions(sample: Sample, count: int) -> list[int]:
     return sorted(random.Random(sample.completion_id).sample(places, min(count, len(places))))
 
 
-def _micro_batch(samples: Sequence[Sample], group: list[int], policies: FixedPolicies, context: int) -> MicroBatch:
-    rows = [samples[i] for i in group]
-    lengths = [_length(row) for row in rows]
+def _micro_batch(samples: Sequence[Sample], group: list[Row], policies: FixedPolicies, context: int) -> MicroBatch:
+    lengths = [_length(samples, row) for row in group]
     padding = -sum(lengths) % TOKEN_MULTIPLE
     tokens: list[int] = []
     at: list[int] = []
+    settled_at: list[int] = []
     context_pairs: list[tuple[int, int]] = []
-    for row in rows:
-        first = len(tokens) + len(row.prompt_token_ids) - 1
-        at += range(first, first + len(row.token_ids))
-        context_pairs += [(len(tokens) + place, row.prompt_token_ids[place + 1]) for place in context_positions(row, context)]
-        tokens += (*row.prompt_token_ids, *row.token_ids)
-    proximal = [value for i, row in zip(group, rows, strict=True) for value in policies.proximal.get(i, row.logprobs)]
-    reference = [value for i, row in zip(group, rows, strict=True) for value in policies.reference.get(i, row.logprobs)]
+    for row in group:
+        sample, completion = samples[row.sample], _completion(samples, row)
+        first = len(tokens) + len(sample.prompt_token_ids) - 1
+        (settled_at if row.settled else at).extend(range(first, first + len(completion)))
+        if not (row.settled and sample.token_ids):  # a prompt that makes two rows counts once
+            places = context_positions(sample, context)
+            context_pairs += [(len(tokens) + place, sample.prompt_token_ids[place + 1]) for place in places]
+        tokens += (*sample.prompt_token_ids, *completion)
+    sampled = [(row.sample, samples[row.sample]) for row in group if not row.settled]
+    settled = [samples[row.sample] for row in group if row.settled]
+
+    def of_policy(logprobs: Logprobs) -> list[float]:
+        return [value for i, sample in sampled for value in logprobs.get(i, sample.logprobs)]
+
     return MicroBatch(
         tokens=torch.tensor(tokens + [PADDING] * padding),
         lengths=(*lengths[:-1], lengths[-1] + padding),
-        at=torch.tensor(at),
-        targets=torch.tensor([token for row in rows for token in row.token_ids]),
-        temperature=torch.tensor([row.temperature for row in rows for _ in row.token_ids], dtype=torch.float32),
-        behaviour=torch.tensor([value for row in rows for value in row.logprobs], dtype=torch.float32),
-        proximal=torch.tensor(proximal, dtype=torch.float32),
-        reference=torch.tensor(reference, dtype=torch.float32),
-        advantage=torch.tensor([row.advantage for row in rows for _ in row.token_ids], dtype=torch.float32),
-        samples=tuple(group),
+        at=torch.tensor(at, dtype=torch.long),
+        targets=torch.tensor([token for _, sample in sampled for token in sample.token_ids], dtype=torch.long),
+        temperature=torch.tensor([sample.temperature for _, sample in sampled for _ in sample.token_ids], dtype=torch.float32),
+        behaviour=torch.tensor([value for _, sample in sampled for value in sample.logprobs], dtype=torch.float32),
+        proximal=torch.tensor(of_policy(policies.proximal), dtype=torch.float32),
+        reference=torch.tensor(of_policy(policies.reference), dtype=torch.float32),
+        advantage=torch.tensor([sample.advantage for _, sample in sampled for _ in sample.token_ids], dtype=torch.float32),
+        samples=tuple(row.sample for row in group),
+        settled_at=torch.tensor(settled_at, dtype=torch.long),
+        settled_targets=torch.tensor([token for sample in settled for token in sample.settled_token_ids], dtype=torch.long),
+        settled_weight=torch.tensor([s.settled_weight for s in settled for _ in s.settled_token_ids], dtype=torch.float32),
+        settled_lengths=tuple(len(sample.settled_token_ids) for sample in settled),
         context_at=torch.tensor([place for place, _ in context_pairs], dtype=torch.long),
         context_targets=torch.tensor([token for _, token in context_pairs], dtype=torch.long),
     )

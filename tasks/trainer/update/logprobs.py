@@ -1,6 +1,6 @@
 """The model at selected positions: logits, log-probabilities of sampled tokens, and those under the policies of an update.
 
-Legend: as in losses.py; C prompt tokens of the language-model loss.
+Legend: as in losses.py; S settled tokens, C prompt tokens of the language-model loss.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,18 +25,20 @@ from tasks.trainer.update.losses import LogprobAndEntropy, Outputs
 
 
 def logits_of(megatron: Any, batch: MicroBatch) -> torch.Tensor:
-    """Return logits at the positions that predict sampled tokens, then prompt tokens, [1, K + C, V / TP], on the last stage."""
+    """Return logits that predict sampled, settled and prompt tokens, [1, K + S + C, V / TP], on the last stage."""
     device = next(megatron.parameters()).device
-    packed, at = Packed(batch.lengths, device), torch.cat([batch.at, batch.context_at]).to(device)
+    packed, at = Packed(batch.lengths, device), torch.cat([batch.at, batch.settled_at, batch.context_at]).to(device)
     with at_positions(megatron, at, packed):
         return megatron(batch.tokens.to(device)[None], packed.time[None], attention_mask=None, packed_seq_params=packed)
 
 
 def outputs_of(logits: torch.Tensor, batch: MicroBatch, scale: LogitScale) -> Outputs:
-    """Return what the objective needs of logits [1, K + C, V / TP], multiplied by the scale."""
-    sampled = batch.targets.numel()
-    logprobs, entropies = sampled_logprobs(logits[:, :sampled], batch, scale.log.exp())
-    return Outputs(logprobs, entropies, context_loss(logits[:, sampled:], batch.context_targets, scale.factor))
+    """Return what the objective needs of logits [1, K + S + C, V / TP], multiplied by the scale."""
+    parts = [batch.targets.numel(), batch.settled_targets.numel(), batch.context_targets.numel()]
+    sampled, settled, context = logits.split(parts, dim=1)
+    logprobs, entropies = sampled_logprobs(sampled, batch, scale.log.exp())
+    settled_losses = token_losses(settled, batch.settled_targets, scale.factor)
+    return Outputs(logprobs, entropies, settled_losses, token_losses(context, batch.context_targets, scale.factor).sum())
 
 
 def sampled_logprobs(
@@ -52,10 +54,10 @@ def sampled_logprobs(
     return LogprobAndEntropy.apply(scaled, batch.targets.to(logits.device), group if dist.get_world_size(group) > 1 else None)
 
 
-def context_loss(logits: torch.Tensor, targets: torch.Tensor, sharpness: float) -> torch.Tensor:
-    """Return the summed negative log-probability of prompt tokens [C] at temperature 1; logits [1, C, V / TP]."""
+def token_losses(logits: torch.Tensor, targets: torch.Tensor, sharpness: float) -> torch.Tensor:
+    """Return each target's negative log-probability at temperature 1, [C]; logits [1, C, V / TP]."""
     # The function overwrites its float32 argument, which is a new tensor here.
-    return vocab_parallel_cross_entropy((logits[0].float() * sharpness)[:, None], targets.to(logits.device)[:, None]).sum()
+    return vocab_parallel_cross_entropy((logits[0].float() * sharpness)[:, None], targets.to(logits.device)[:, None])[:, 0]
 
 
 def shape_of(batches: Sequence[MicroBatch]) -> tuple[int, int]:
@@ -88,7 +90,7 @@ def rank_logprobs(model: TrainedModel, batches: Sequence[MicroBatch], samples: S
         computed = model.run(forward_step, batches, shape_of(batches), forward_only=True)
     logprobs: dict[int, list[float]] = {}
     for batch, values in zip(batches, computed, strict=False):
-        lengths = [len(samples[i].token_ids) for i in batch.samples]
+        lengths = [len(samples[i].token_ids) for i in batch.samples]  # no row of settled text is among them
         logprobs |= dict(zip(batch.samples, (part.tolist() for part in values.cpu().split(lengths)), strict=True))
     # Only the last pipeline stage has computed them.
     shared: list[Any] = [logprobs]

@@ -1,13 +1,14 @@
 """The PPO objective: pure functions over tensors.
 
-Legend: B samples of a micro-batch, T tokens of a padded sample, K sampled tokens of a micro-batch, V tokens of the vocabulary, of
-which a tensor-parallel rank holds V / TP. Arguments are [B, T] (or [K]) and float32; `mask` is 1 on sampled tokens.
-Log-probabilities are natural, under the sampling distribution (logits divided by the temperature).
+Legend: B samples of a micro-batch, T tokens of a padded sample, K sampled and S settled tokens of a micro-batch, V tokens of
+the vocabulary, of which a tensor-parallel rank holds V / TP. Arguments are [B, T] (or [K]) and float32; `mask` is 1 on sampled
+tokens. Log-probabilities are natural, under the sampling distribution (logits divided by the temperature).
 
 Three policies (Hilton et al. 2022, "Batch size-invariance for policy optimization", eq. 3; AReaL, Fu et al. 2025, eq. 5):
 behaviour, which sampled the tokens; proximal, which the clip holds the update near; and the policy that is trained.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -127,6 +128,38 @@ class LogprobAndEntropy(torch.autograd.Function):
         return of_logits, None, None
 
 
+class SettledLoss(NamedTuple):
+    """The cross-entropy on settled text; sums over the micro-batch."""
+
+    loss: torch.Tensor
+    """Scalar: the weighted negative log-probability of the settled tokens inside the band."""
+    inside: torch.Tensor
+    """Scalar: settled tokens of rows inside the band."""
+    total: torch.Tensor
+    """Scalar: negative log-probability of all settled tokens, unweighted."""
+
+
+def settled_cross_entropy(
+    losses: torch.Tensor, weights: torch.Tensor, lengths: Sequence[int], low: float, high: float
+) -> SettledLoss:
+    """Return the weighted cross-entropy of rows whose mean loss is in a band.
+
+    A row below the band is what the policy writes anyway, a row above it is far from anything that it could write.
+
+    Args:
+        losses: [S], in nats, rows end to end.
+        weights: [S].
+        lengths: tokens of each row.
+        low: least mean loss of a row, in nats per token.
+        high: largest mean loss of a row; 0: no bound.
+    """
+    with torch.no_grad():
+        means = torch.stack([row.mean() for row in losses.split(list(lengths))]) if lengths else losses.new_zeros(0)
+        inside = (means >= low) & (means <= (high or torch.inf))
+        mask = inside.float().repeat_interleave(torch.tensor(list(lengths), dtype=torch.long, device=losses.device))
+    return SettledLoss((losses * weights * mask).sum(), mask.sum(), losses.detach().sum())
+
+
 class Outputs(NamedTuple):
     """What the model computes for a micro-batch, with gradients."""
 
@@ -134,15 +167,17 @@ class Outputs(NamedTuple):
     """[K]: log-probability of each sampled token."""
     entropies: torch.Tensor
     """[K]: entropy of the sampling distribution at each sampled token's position."""
+    settled_losses: torch.Tensor
+    """[S]: negative log-probability of each settled token."""
     context_loss: torch.Tensor
     """Scalar: language-model loss summed over prompt tokens."""
 
 
 def objective(outputs: Outputs, batch: MicroBatch, options: UpdateSettings) -> tuple[torch.Tensor, Report]:
-    """Return the loss summed over the micro-batch's sampled tokens, and its report.
+    """Return the loss summed over the micro-batch's tokens, and its report.
 
-    The language-model loss (PPO-ptx: Ouyang et al. 2022, "Training language models to follow instructions with human feedback",
-    eq. 2) is part of the loss.
+    The cross-entropy on settled text and the language-model loss (PPO-ptx: Ouyang et al. 2022, "Training language models to
+    follow instructions with human feedback", eq. 2) are parts of the loss.
     """
     policy = outputs.logprobs
     recorded, behaviour, advantage = (t.to(policy.device) for t in (batch.proximal, batch.behaviour, batch.advantage))
@@ -160,6 +195,13 @@ def objective(outputs: Outputs, batch: MicroBatch, options: UpdateSettings) -> t
     entropy = outputs.entropies.sum()
     if options.entropy_weight:
         loss = loss - options.entropy_weight * entropy
+    settled = settled_cross_entropy(
+        outputs.settled_losses,
+        batch.settled_weight.to(policy.device),
+        batch.settled_lengths,
+        options.settled_min_loss,
+        options.settled_max_loss,
+    )
     with torch.no_grad():
         from_behaviour, from_anchor = policy - behaviour, policy - anchor
         ratio = from_behaviour.clamp(max=MAX_LOG_RATIO).exp()
@@ -168,6 +210,9 @@ def objective(outputs: Outputs, batch: MicroBatch, options: UpdateSettings) -> t
             clipped=surrogate.clipped,
             kl=k3_divergence(torch.zeros_like(from_anchor), from_anchor.clamp(max=MAX_LOG_RATIO)).sum(),
             bounded=(weights >= options.importance_bound).float().sum(),
+            settled=settled.total,
+            settled_inside=settled.inside,
+            settled_tokens=mask.new_tensor(batch.settled_targets.numel()),
             context=outputs.context_loss,
             prompted=mask.new_tensor(batch.context_targets.numel()),
             tokens=mask.sum(),
@@ -178,4 +223,4 @@ def objective(outputs: Outputs, batch: MicroBatch, options: UpdateSettings) -> t
             gap=from_behaviour.abs().sum(),
         )
         report = Report(torch.stack([part.detach() for part in sums]), from_anchor)
-    return loss + options.context_weight * outputs.context_loss, report
+    return loss + options.settled_weight * settled.loss + options.context_weight * outputs.context_loss, report

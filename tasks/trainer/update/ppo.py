@@ -48,7 +48,8 @@ def objective_step(job: Job, scale: LogitScale) -> Callable[..., Any]:
 
         def loss(logits: torch.Tensor) -> Any:
             total, report = objective(outputs_of(logits, batch, scale), batch, job)
-            return total, torch.tensor(batch.targets.numel(), dtype=torch.int32, device=total.device), report
+            tokens = batch.targets.numel() + batch.settled_targets.numel()
+            return total, torch.tensor(tokens, dtype=torch.int32, device=total.device), report
 
         return logits_of(megatron, batch), loss
 
@@ -99,33 +100,36 @@ def update(
     ranks, rank = parallel_state.get_data_parallel_world_size(), parallel_state.get_data_parallel_rank()
     _check_minibatch(job, len(samples), ranks)
     result = UpdateResult()
-    context = job.context_tokens if job.context_weight else 0
-    for number, indices in enumerate(minibatches(len(samples), job.minibatch, job.epochs, job.seed), 1):
+    context, settled = job.context_tokens if job.context_weight else 0, job.settled_weight > 0
+    steps = list(minibatches(len(samples), job.minibatch, job.epochs, job.seed))
+    for number, indices in enumerate(steps, 1):
         rows = [samples[i] for i in indices]
         if reason := safety.empty_refusal(rows):
             result.note(f"step {number} refused: {reason}")
             continue
         start, cpu_start = time.perf_counter(), time.process_time()
-        batches = micro_batches(samples, indices[rank::ranks], job.micro_batch_tokens, policies, context)
-        rate = job.learning_rate * min(1.0, number / max(1, job.warmup_steps))
+        batches = micro_batches(samples, indices[rank::ranks], job.micro_batch_tokens, policies, context, settled)
+        rate = learning_rate(job, number, len(steps))
         totals = total(model.accumulate(objective_step(job, scale), batches, shape_of(batches)))
         sums = totals.sums
         if reason := safety.step_refusal(totals, model.gradient_is_finite(), job.max_ratio):
             scale.drop_gradient()
             result.note(f"step {number} refused: {reason}")
             continue
-        if job.max_kl and (kl := sums.kl / sums.tokens) > job.max_kl:
+        if job.max_kl and (kl := sums.kl / max(sums.tokens, 1)) > job.max_kl:
             result.note(f"step {number} and on: KL {kl:.4g} a token is above max_kl = {job.max_kl}, the other steps are left out")
             break
         norm = model.apply(rate)
-        scale.step(sums.tokens)
+        scale.step(sums.tokens + sums.settled_tokens)
+        sizes = list(_sizes(rows, context, settled))
         readings = reports.StepReadings(
             gradient_norm=norm,
             logit_scale=scale.factor,
             learning_rate=rate,
             seconds=time.perf_counter() - start,
             cpu_seconds=time.process_time() - cpu_start,
-            operations=flops.of_step(model.hf_config, _sizes(rows, context), job.frozen_layers),
+            tokens=sum(length for length, _ in sizes),
+            operations=flops.of_step(model.hf_config, sizes, job.frozen_layers),
             peak=peak,
         )
         metrics = reports.metrics(totals, rows, readings)
@@ -147,11 +151,21 @@ def _check_minibatch(job: Job, samples: int, ranks: int) -> None:
         )
 
 
-def _sizes(rows: Sequence[Sample], context: int) -> Iterator[tuple[int, int]]:
-    """Yield for each sample its tokens, and the number of positions at which logits are computed."""
-    for row in rows:
-        prompt, sampled = len(row.prompt_token_ids), len(row.token_ids)
-        yield prompt + sampled, sampled + max(0, min(context, prompt - 2))
+def learning_rate(job: Job, step: int, steps: int) -> float:
+    """Return the learning rate of a step, counted from 1: a linear warm-up, and a linear decay over all steps."""
+    warm = min(1.0, step / max(1, job.warmup_steps))
+    return job.learning_rate * warm * (1 - (1 - job.final_rate) * (step - 1) / max(1, steps - 1))
+
+
+def _sizes(samples: Sequence[Sample], context: int, settled: bool) -> Iterator[tuple[int, int]]:
+    """Yield for each row its tokens, and the number of positions at which logits are computed."""
+    for sample in samples:
+        prompt = len(sample.prompt_token_ids)
+        prompted = max(0, min(context, prompt - 2))
+        if sample.token_ids:
+            yield prompt + len(sample.token_ids), len(sample.token_ids) + prompted
+        if settled and (written := len(sample.settled_token_ids)):
+            yield prompt + written, written + (0 if sample.token_ids else prompted)
 
 
 def compare_with_server(model: TrainedModel, samples: Sequence[Sample], job: Job) -> safety.Agreement | None:
@@ -160,7 +174,7 @@ def compare_with_server(model: TrainedModel, samples: Sequence[Sample], job: Job
     Raises:
         HarmfulUpdate: they differ by more than the job's bounds.
     """
-    current = [i for i, s in enumerate(samples) if s.policy_version == job.current_version]
+    current = [i for i, s in enumerate(samples) if s.token_ids and s.policy_version == job.current_version]
     compared = current[:: math.ceil(len(current) / AGREEMENT_SAMPLES) or 1]
     logprobs = current_logprobs(model, samples, compared, job.micro_batch_tokens)
     gaps = [abs(a - b) for i, values in logprobs.items() for a, b in zip(values, samples[i].logprobs, strict=True)]
@@ -224,14 +238,16 @@ def _metrics(
     samples: Sequence[Sample], result: UpdateResult, agreement: safety.Agreement | None, seconds: dict[str, float]
 ) -> Metrics:
     trained = [samples[i] for i in sorted(result.trained)]
+    scored = [sample for sample in trained if sample.token_ids]
     tokens = sum(len(s.token_ids) for s in trained)
     return Metrics(
         samples=len(trained),
         skipped=len(samples) - len(trained),
         tokens=tokens,
-        mean_reward=sum(s.reward for s in trained) / len(trained),
-        entropy=-sum(sum(s.logprobs) for s in trained) / tokens,
-        importance_clipped=result.bounded / sum(step.tokens for step in result.steps),
+        settled_tokens=sum(len(s.settled_token_ids) for s in trained),
+        mean_reward=sum(s.reward for s in scored) / max(len(scored), 1),
+        entropy=-sum(sum(s.logprobs) for s in scored) / max(tokens, 1),
+        importance_clipped=result.bounded / max(sum(step.tokens for step in result.steps), 1),
         logprob_difference_mean=agreement.mean if agreement else None,
         logprob_difference_p99=agreement.p99 if agreement else None,
         logprob_difference_max=agreement.largest if agreement else None,

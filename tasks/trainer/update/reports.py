@@ -28,6 +28,12 @@ class Sums(NamedTuple, Generic[Value]):
     """k3 estimate of KL(anchor || policy)."""
     bounded: Value
     """Tokens whose importance weight met its bound."""
+    settled: Value
+    """Cross-entropy of all settled tokens, unweighted."""
+    settled_inside: Value
+    """Settled tokens of rows inside the band."""
+    settled_tokens: Value
+    """Settled tokens."""
     context: Value
     """Language-model loss over prompt tokens."""
     prompted: Value
@@ -50,7 +56,7 @@ class Report(NamedTuple):
     """The report of one micro-batch."""
 
     sums: torch.Tensor
-    """[12] float32, in the order of Sums."""
+    """[15] float32, in the order of Sums."""
     log_ratio: torch.Tensor
     """[K] float32: ln policy - ln anchor."""
 
@@ -97,6 +103,8 @@ class StepReadings:
     """Wall-clock time."""
     cpu_seconds: float
     """Processor time of this process."""
+    tokens: int
+    """Tokens of all rows, prompts included."""
     operations: float
     """Operations of the step, over all ranks."""
     peak: float
@@ -106,31 +114,37 @@ class StepReadings:
 def metrics(totals: Totals, samples: Sequence[Sample], readings: StepReadings) -> StepMetrics:
     """Return a step's metrics from its totals, its samples and its readings."""
     sums, log_ratio = totals
-    advantages = torch.tensor([sample.advantage for sample in samples], dtype=torch.float64)
+    if not log_ratio.numel():  # a step of settled text alone
+        log_ratio = torch.zeros(1)
     p01, median, p99 = log_ratio.quantile(torch.tensor([0.01, 0.5, 0.99])).exp().tolist()
-    seconds = readings.seconds
+    seconds, sampled = readings.seconds, max(sums.tokens, 1)
+    scored = [sample for sample in samples if sample.token_ids]
+    advantages = torch.tensor([sample.advantage for sample in scored] or [0.0], dtype=torch.float64)
     return StepMetrics(
-        loss=sums.loss / sums.tokens,
-        reward=sum(sample.reward for sample in samples) / len(samples),
+        loss=sums.loss / sampled,
+        reward=sum(sample.reward for sample in scored) / max(len(scored), 1),
         advantage_mean=advantages.mean().item(),
         advantage_deviation=advantages.std(correction=0).item(),
         ratio_p01=p01,
         ratio_median=median,
         ratio_p99=p99,
         ratio_max=log_ratio.max().exp().item(),
-        clip_fraction=sums.clipped / sums.tokens,
-        kl=sums.kl / sums.tokens,
-        reference_kl=sums.reference_kl / sums.tokens,
-        entropy=sums.entropy / sums.tokens,
-        effective_samples=sums.weight**2 / (sums.tokens * sums.weight_squared),
-        behaviour_gap=sums.gap / sums.tokens,
+        clip_fraction=sums.clipped / sampled,
+        kl=sums.kl / sampled,
+        reference_kl=sums.reference_kl / sampled,
+        entropy=sums.entropy / sampled,
+        effective_samples=sums.weight**2 / max(sums.tokens * sums.weight_squared, 1e-30),
+        behaviour_gap=sums.gap / sampled,
+        settled_loss=sums.settled / max(sums.settled_tokens, 1),
+        settled_inside=sums.settled_inside / max(sums.settled_tokens, 1),
         context_loss=sums.context / max(sums.prompted, 1),
         gradient_norm=readings.gradient_norm,
         logit_scale=readings.logit_scale,
         learning_rate=readings.learning_rate,
         tokens=int(sums.tokens),
+        settled_tokens=int(sums.settled_tokens),
         seconds=seconds,
         cpu_seconds=readings.cpu_seconds,
-        tokens_per_second=sum(len(s.prompt_token_ids) + len(s.token_ids) for s in samples) / seconds,
+        tokens_per_second=readings.tokens / seconds,
         efficiency=readings.operations / seconds / readings.peak if readings.peak else 0.0,
     )

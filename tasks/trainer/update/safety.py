@@ -17,7 +17,7 @@ GRADED = ("partially_accepted", "judged")
 
 
 def check_classes(samples: Sequence[Sample]) -> None:
-    """Refuse samples that do not tell better completions from worse ones.
+    """Refuse samples that do not tell better completions from worse ones, unless settled text teaches alone.
 
     Samples of one outcome are accepted where all of their advantages have one sign: without a baseline, or against that of
         earlier cycles, rejections alone teach "less of this", accepts alone "more of this".
@@ -26,8 +26,12 @@ def check_classes(samples: Sequence[Sample]) -> None:
         HarmfulUpdate: every advantage is zero, as when all rewards are equal and their mean is the baseline. Or all samples
             have one outcome, whose rewards differ by length only, and advantages of both signs: the update would teach length.
     """
+    settled = any(_teaches_settled(sample) for sample in samples)
+    samples = [sample for sample in samples if sample.token_ids]
     rewards = sorted({sample.reward for sample in samples})
     if all(_is_zero(sample) for sample in samples):
+        if settled:
+            return
         raise HarmfulUpdate(
             f"advantage = 0 for each of {len(samples)} samples of reward {rewards[:3]}, expected accepts and rejections: "
             "wait for more labels, or raise collect.min_samples"
@@ -44,6 +48,10 @@ def check_classes(samples: Sequence[Sample]) -> None:
 
 def _is_zero(sample: Sample) -> bool:
     return abs(sample.advantage) < 1e-9
+
+
+def _teaches_settled(sample: Sample) -> bool:
+    return bool(sample.settled_token_ids) and sample.settled_weight > 0
 
 
 class Agreement(NamedTuple):
@@ -93,19 +101,24 @@ def check_agreement(differences: Agreement | None, bound: float, bound_p99: floa
 
 def empty_refusal(samples: Sequence[Sample]) -> str | None:
     """Return why a step of these samples is refused, or none: without a direction, Adam would repeat the previous steps' one."""
-    return f"advantage = 0 for each of its {len(samples)} samples" if all(map(_is_zero, samples)) else None
+    if any(_teaches_settled(sample) or not _is_zero(sample) for sample in samples):
+        return None
+    return f"advantage = 0 for each of its {len(samples)} samples"
 
 
 def step_refusal(totals: Totals, finite_gradient: bool, max_ratio: float) -> str | None:
     """Return why a step is refused once its gradient is known, or none."""
     sums = totals.sums
-    if not sums.tokens:
-        return "no sampled token in its samples"
-    if not (math.isfinite(sums.loss) and math.isfinite(sums.context)):
-        return f"the loss is not finite ({sums.loss} over sampled tokens, {sums.context} over prompts); lower learning_rate"
+    if not sums.tokens + sums.settled_tokens:
+        return "no sampled or settled token in its samples"
+    if not all(map(math.isfinite, (sums.loss, sums.settled, sums.context))):
+        return (
+            f"the loss is not finite ({sums.loss} over sampled tokens, {sums.settled} over settled ones, {sums.context} over "
+            "prompts); lower learning_rate"
+        )
     if not finite_gradient:
         return "the gradient is not finite; lower learning_rate"
-    largest = totals.log_ratio.max().item()
+    largest = totals.log_ratio.max().item() if totals.log_ratio.numel() else 0.0
     if not largest <= math.log(max_ratio):
         ratio = math.exp(min(largest, 700.0))
         return f"a token is {ratio:.4g} times as likely as it was, expected at most max_ratio = {max_ratio}"

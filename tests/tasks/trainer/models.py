@@ -1,6 +1,7 @@
 """A tiny Qwen2, samples for it, and the plain reference implementation of the objective. Imports no Megatron."""
 
 import copy
+import math
 import random
 from typing import NamedTuple
 
@@ -73,7 +74,19 @@ def logprobs(model: Qwen2ForCausalLM, sample: Sample, scale: torch.Tensor = NEUT
     ids = torch.tensor([[*sample.prompt_token_ids, *sample.token_ids]])
     logits = model(ids).logits[0, len(sample.prompt_token_ids) - 1 : -1] * scale.exp()
     scores = (logits / sample.temperature).log_softmax(-1)
-    return scores.gather(-1, torch.tensor(sample.token_ids)[:, None])[:, 0]
+    return scores.gather(-1, torch.tensor(sample.token_ids, dtype=torch.long)[:, None])[:, 0]
+
+
+def with_settled_text(rows: list[Sample]) -> list[Sample]:
+    """Return samples of which three in four have a settled text, of different weights, and one in six nothing else."""
+    draw = random.Random(7)
+    changed = []
+    for number, sample in enumerate(rows):
+        tokens = tuple(draw.randrange(VOCABULARY) for _ in range(draw.randrange(1, 10)))
+        update = {"settled_token_ids": tokens, "settled_weight": draw.choice([1.0, 0.4])} if number % 4 != 3 else {}
+        update |= {"token_ids": (), "logprobs": (), "outcome": "unjudged"} if number % 6 == 2 else {}
+        changed.append(sample.model_copy(update=update))
+    return changed
 
 
 def samples(model: Qwen2ForCausalLM, drift: float, count: int = 12) -> list[Sample]:
@@ -124,6 +137,10 @@ class Expected(NamedTuple):
     """Values of the reference objective."""
 
     loss: torch.Tensor
+    settled: torch.Tensor
+    """The part of the loss that settled text has."""
+    settled_inside: float
+    """Share of the settled tokens inside the band."""
     clipped: float
     """Share of the tokens."""
     bounded: float
@@ -167,5 +184,24 @@ def reference_loss(
         logits = model(torch.tensor([sample.prompt_token_ids])).logits[0]
         for place in places:
             language = language - logits[place].log_softmax(-1)[sample.prompt_token_ids[place + 1]]
-    loss, tokens = torch.stack(terms).mean() + job.context_weight * language / len(terms), len(terms)
-    return Expected(loss, clipped / tokens, bounded / tokens, divergences / tokens)
+    settled, inside, written = _settled_loss(model, rows, job, scale.detach())
+    tokens, total = len(terms), len(terms) + written
+    settled = job.settled_weight * settled / total
+    loss = (torch.stack(terms).sum() + job.context_weight * language) / total + settled
+    return Expected(loss, settled, inside / max(written, 1), clipped / tokens, bounded / tokens, divergences / tokens)
+
+
+def _settled_loss(model: Qwen2ForCausalLM, rows: list[Sample], job: Job, scale: torch.Tensor) -> tuple[torch.Tensor, int, int]:
+    """Return the weighted cross-entropy of settled texts inside the band, their tokens, and the tokens of all settled texts."""
+    loss, inside, written = torch.zeros(()), 0, 0
+    for sample in rows:
+        if not sample.settled_token_ids:
+            continue
+        tokens = torch.tensor(sample.settled_token_ids)
+        ids = torch.tensor([[*sample.prompt_token_ids, *sample.settled_token_ids]])
+        scores = (model(ids).logits[0, len(sample.prompt_token_ids) - 1 : -1] * scale.exp()).log_softmax(-1)
+        losses = -scores.gather(-1, tokens[:, None])[:, 0]
+        written += len(tokens)
+        if job.settled_min_loss <= losses.mean().item() <= (job.settled_max_loss or math.inf):
+            loss, inside = loss + sample.settled_weight * losses.sum(), inside + len(tokens)
+    return loss, inside, written

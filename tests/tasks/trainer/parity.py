@@ -24,7 +24,16 @@ from tasks.trainer.update import ppo
 from tasks.trainer.update.batches import FixedPolicies, Logprobs, context_positions, micro_batches
 from tasks.trainer.update.logit_scale import LogitScale
 from tasks.trainer.update.logprobs import current_logprobs, proximal_logprobs, rank_logprobs, reference_logprobs
-from tests.tasks.trainer.models import OLDER, held_near, logprobs, reference_loss, samples, tiny, without_biases
+from tests.tasks.trainer.models import (
+    OLDER,
+    held_near,
+    logprobs,
+    reference_loss,
+    samples,
+    tiny,
+    with_settled_text,
+    without_biases,
+)
 from tests.tasks.trainer.trained_models import JOB, trained_model, weights_of
 
 WITH_OPTIONS = {"dual_clip": 1.5, "kl_weight": 0.2, "entropy_weight": 0.05}
@@ -33,6 +42,8 @@ OBJECTIVES = {
     "all recomputed": {"recomputed": "all"},
     **{name: {name: value} for name, value in WITH_OPTIONS.items()},
     "all options": {"proximal": "step", **WITH_OPTIONS},
+    "settled": {"settled_weight": 0.7},
+    "settled in a band": {"settled_weight": 0.7, "settled_min_loss": 4.57, "settled_max_loss": 4.9, "proximal": "step"},
 }
 """Options under which gradients are compared."""
 
@@ -77,6 +88,8 @@ def check_gradients(
 ) -> dict[str, float]:
     """Compare the PPO gradient with autograd over transformers: largest relative error of a tensor, loss, clipped tokens."""
     rows = samples(model, drift=0.4)
+    if "settled_weight" in job.model_fields_set:
+        rows = with_settled_text(rows)
     prompted = [context_positions(sample, JOB.context_tokens) for sample in rows]
     plain_scale = torch.zeros((), requires_grad=True)
     expected = reference_loss(model, rows, job, prompted, plain_scale)
@@ -89,20 +102,23 @@ def check_gradients(
     recomputed = [i for i, s in enumerate(rows) if s.policy_version == OLDER or job.recomputed == "all"]
     policies = FixedPolicies(proximal_logprobs(trained, rows, recomputed, job), held_near(rows))
     own = range(parallel_state.get_data_parallel_rank(), len(rows), parallel_state.get_data_parallel_world_size())
-    batches = micro_batches(rows, own, 128, policies, JOB.context_tokens)
+    batches = micro_batches(rows, own, 128, policies, JOB.context_tokens, settled=True)
     scale = LogitScale(rate=1.0)
     totals = ppo.total(trained.accumulate(ppo.objective_step(job, scale), batches, (1, 128)))
     got = {name: tensor.cpu() for name, tensor in full_weights(trained.megatron, lambda parameter: parameter.main_grad)}
     error = max(((got[n] - wanted[n]).norm() / wanted[n].norm().clamp(min=1e-9)).item() for n in wanted)
     sums = totals.sums
-    scale.step(sums.tokens)
+    trained_tokens = sums.tokens + sums.settled_tokens
+    scale.step(trained_tokens)
     assert plain_scale.grad is not None
     return {
         "relative_error": error,
         "tensors": len(got),
         "missing": len(wanted.keys() ^ got.keys()),
-        "loss": (sums.loss + job.context_weight * sums.context) / sums.tokens,
-        "wanted_loss": expected.loss.item(),
+        "loss": (sums.loss + job.context_weight * sums.context) / trained_tokens,
+        "wanted_loss": (expected.loss - expected.settled).item(),
+        "settled_inside": sums.settled_inside / max(sums.settled_tokens, 1),
+        "wanted_settled_inside": expected.settled_inside,
         "clipped": sums.clipped / sums.tokens,
         "wanted_clipped": expected.clipped,
         "bounded": sums.bounded / sums.tokens,

@@ -55,10 +55,17 @@ def is_plain_autograds(values: dict) -> None:
     assert values["logit_scale"] == pytest.approx(values["wanted_logit_scale"], rel=1e-5)
     assert values["clipped"] == pytest.approx(values["wanted_clipped"], abs=1e-6)
     assert values["bounded"] == pytest.approx(values["wanted_bounded"], abs=1e-6)
+    assert values["settled_inside"] == pytest.approx(values["wanted_settled_inside"], abs=1e-6)
 
 
 @LAYOUTS
-@pytest.mark.parametrize("objective", ["plain", "all recomputed", "dual_clip", "kl_weight", "entropy_weight", "all options"])
+@pytest.mark.parametrize(
+    "objective",
+    [
+        *("plain", "all recomputed", "dual_clip", "kl_weight", "entropy_weight", "all options"),
+        *("settled", "settled in a band"),
+    ],
+)
 def test_gradients_are_those_of_the_plain_objective(answers, layout, objective):
     values = answers[layout]["gradients"][objective]
     is_plain_autograds(values)
@@ -68,6 +75,14 @@ def test_gradients_are_those_of_the_plain_objective(answers, layout, objective):
     assert values["clipped"] > 0.05 or objective == "all recomputed", "nothing has moved against the weights as they are"
     assert values["bounded"] > 0.2
     assert values["micro_batches"] > 1
+
+
+@LAYOUTS
+def test_settled_text_outside_the_band_is_left_out(answers, layout):
+    values = answers[layout]["gradients"]
+    assert values["plain"]["settled_inside"] == 0
+    assert values["settled"]["settled_inside"] == 1
+    assert 0.2 < values["settled in a band"]["settled_inside"] < 0.9
 
 
 def test_options_change_the_objective(answers):

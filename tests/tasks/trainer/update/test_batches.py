@@ -47,6 +47,9 @@ def test_good_samples_come_back_as_written(tmp_path):
         ({"token_ids": (), "logprobs": ()}, "token_ids", "()"),
         ({"prompt_token_ids": ()}, "prompt_token_ids", "()"),
         ({"token_ids": (4, 10)}, "token_ids", "10"),
+        ({"settled_token_ids": (4, 10)}, "settled_token_ids", "10"),
+        ({"settled_token_ids": (4, 5, 6)}, "settled_token_ids", "6 tokens"),
+        ({"settled_token_ids": (4,), "settled_weight": math.inf}, "settled_weight", "inf"),
         ({"prompt_token_ids": (-1, 2)}, "prompt_token_ids", "-1"),
         ({"prompt_token_ids": (1, 2, 3, 4)}, "token_ids", "6 tokens"),
         ({"advantage": math.nan}, "advantage", "nan"),
@@ -123,6 +126,54 @@ def test_micro_batches_hold_every_token_once_at_its_place(lengths, budget):
         prompts = {start + place for start, prompt in zip(starts, lengths_of, strict=True) for place in range(prompt - 2)}
         assert set(batch.context_at.tolist()) <= prompts
         assert len(batch.context_at) == sum(min(4, max(length - 2, 0)) for length in lengths_of)
+
+
+@given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=20))
+def test_a_settled_text_is_a_row_of_its_own_with_its_sample_s_weight(lengths):
+    samples = [
+        GOOD.model_copy(
+            update={
+                "prompt_token_ids": tuple(range(i, i + prompt)),
+                "token_ids": tuple(range(500 + i, 500 + i + tokens)),
+                "logprobs": (-0.01,) * tokens,
+                "settled_token_ids": tuple(range(900 + i, 900 + i + settled)),
+                "settled_weight": 1 / (1 + i),
+            }
+        )
+        for i, (prompt, tokens, settled) in enumerate(lengths)
+    ]
+    batches = micro_batches(samples, range(len(samples)), 128, context=4, settled=True)
+    trained = [(i, pair) for batch in batches for i, pair in settled_tokens(batch, samples)]
+    assert sorted(trained) == [
+        (i, (token, pytest.approx(sample.settled_weight)))
+        for i, sample in enumerate(samples)
+        for token in sample.settled_token_ids
+    ]
+    sampled = sorted(token for batch in batches for token in batch.targets.tolist())
+    assert sampled == sorted(token for sample in samples for token in sample.token_ids)
+    prompted = sum(len(batch.context_at) for batch in batches)
+    assert prompted == sum(min(4, max(len(s.prompt_token_ids) - 2, 0)) for s in samples if s.token_ids or s.settled_token_ids)
+    without = micro_batches(samples, range(len(samples)), 128)
+    assert not any(batch.settled_targets.numel() for batch in without)
+
+
+def settled_tokens(batch, samples):
+    """Yield the sample and (token, weight) of each settled token, read off the packed rows."""
+    start = taken = 0
+    lengths = iter(batch.settled_lengths)
+    rows = list(zip(batch.lengths, batch.samples, strict=True))
+    targets = set(batch.settled_at.tolist())
+    for length, i in rows:
+        first = start + len(samples[i].prompt_token_ids) - 1
+        if first in targets:
+            for place in range(next(lengths)):
+                assert batch.settled_at[taken] == first + place
+                assert batch.tokens[first + place + 1] == batch.settled_targets[taken]
+                yield i, (int(batch.settled_targets[taken]), float(batch.settled_weight[taken]))
+                taken += 1
+        start += length
+    assert taken == len(batch.settled_targets)
+    assert next(lengths, None) is None
 
 
 @given(st.integers(1, 500), st.integers(1, 300), st.integers(1, 3), st.integers(0, 5))

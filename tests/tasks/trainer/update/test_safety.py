@@ -77,7 +77,9 @@ def totals(log_ratio: list[float], **changes: float) -> Totals:
     ("step_totals", "finite", "reason"),
     [
         (totals([0.0, math.log(9.9), -50.0]), True, None),
-        (totals([], tokens=0.0), True, "no sampled token"),
+        (totals([], tokens=0.0, settled_tokens=0.0), True, "no sampled or settled token"),
+        (totals([], tokens=0.0), True, None),
+        (totals([0.0], settled=math.nan), True, "the loss is not finite"),
         (totals([0.0], loss=math.nan), True, "the loss is not finite"),
         (totals([0.0], context=math.inf), True, "the loss is not finite"),
         (totals([0.0]), False, "the gradient is not finite"),
@@ -88,3 +90,13 @@ def totals(log_ratio: list[float], **changes: float) -> Totals:
 def test_a_steps_refusals(step_totals, finite, reason):
     refusal = step_refusal(step_totals, finite, 10.0)
     assert refusal is None if reason is None else reason in str(refusal)
+
+
+def test_settled_text_teaches_where_nothing_was_judged():
+    unjudged = sample(0.0, outcome="unjudged").model_copy(update={"token_ids": (), "settled_token_ids": (3,)})
+    check_classes([unjudged])
+    assert empty_refusal([unjudged]) is None
+    without_weight = unjudged.model_copy(update={"settled_weight": 0.0})
+    assert empty_refusal([without_weight])
+    with pytest.raises(HarmfulUpdate, match="advantage = 0"):
+        check_classes([sample(0.0), without_weight])
