@@ -50,6 +50,9 @@ class Sample(Record):
     """Number of characters shown."""
     accepted_characters: int
     """Number of characters accepted."""
+    kept_characters: int | None = None
+    """Characters of the shown text, or of all generated text where nobody judged it, that stand in the settled text; none if
+    unknown."""
     reward: float = 0.0
     """Signed reward (tasks/rewards/reward.py)."""
     advantage: float = 0.0

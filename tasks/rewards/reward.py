@@ -20,19 +20,29 @@ LEAST_OF_A_LANGUAGE = 50
 
 
 def reward(settings: Reward) -> pl.Expr:
-    """Return the reward by outcome. A partial accept earns the accepted share of an accept and the rest of a rejection."""
-    outcome, accepted = pl.col("outcome"), pl.col("accepted_characters")
+    """Return the reward by outcome and by what is kept: `kept_characters` of the settled text, null where that is unknown.
+
+    An accept earns the kept share of an accept and the rest of a rejection, and so does a partial accept by its accepted share. A
+    rejection costs only the share that the developer did not then write. What nobody judged is rewarded by its kept share,
+    tempered by `settings.no_response`; without a settled text it has no reward.
+    """
+    outcome, shown = pl.col("outcome"), pl.max_horizontal("shown_characters", pl.lit(1))
+    kept = pl.when(pl.col("kept_characters").is_not_null()).then(pl.min_horizontal("kept_characters", shown))
+    accepted = pl.min_horizontal(pl.col("accepted_characters"), kept)  # null values are ignored
     length = settings.per_character * pl.min_horizontal(accepted, pl.lit(settings.max_characters))
-    kept = accepted / pl.max_horizontal("shown_characters", pl.lit(1))
+
+    def by_share(share: pl.Expr) -> pl.Expr:
+        return share * settings.accepted + (1 - share) * settings.rejected
+
     return (
-        pl.when(outcome == "accepted")
-        .then(settings.accepted + length)
-        .when(outcome == "partially_accepted")
-        .then(kept * settings.accepted + (1 - kept) * settings.rejected + length)
+        pl.when(outcome.is_in(["accepted", "partially_accepted"]))
+        .then(by_share(accepted / shown) + length)
         .when(outcome == "rejected")
-        .then(pl.lit(settings.rejected))
+        .then(settings.rejected * (1 - kept.fill_null(0) / shown))
         .when(outcome == "nothing")
         .then(pl.lit(settings.nothing))
+        .when(outcome == "unjudged")
+        .then(settings.no_response * by_share(kept / shown))
     )
 
 
@@ -151,9 +161,16 @@ def reward_samples(
 
 
 def with_advantages(samples: pl.DataFrame, settings: Reward, past: Sequence[RewardTotals] = ()) -> pl.DataFrame:
-    """Return samples with `reward` and `advantage`; their `prompt` is equal for completions of one prompt."""
-    rewarded = samples.with_columns(reward=reward(settings))
+    """Return samples with `reward` and `advantage`; their `prompt` is equal for completions of one prompt.
+
+    A sample without sampled tokens, of which only the settled text is trained on, has neither: both are 0, and it has no part in
+    any mean.
+    """
+    numbered = samples.with_row_index("row_number")
+    rewarded = numbered.filter(pl.col("tokens") > 0).with_columns(reward=reward(settings))
     assert not rewarded["reward"].null_count(), "a sample has an outcome without a reward in the settings, such as judged"
     rewards, lengths, prompts, languages = (rewarded[name].to_list() for name in ("reward", "tokens", "prompt", "language"))
     advantages = estimate_advantages(rewards, lengths, prompts, settings, past, languages)
-    return rewarded.with_columns(advantage=pl.Series(advantages, dtype=pl.Float64))
+    scored = rewarded.select("row_number", "reward", advantage=pl.Series(advantages, dtype=pl.Float64))
+    joined = numbered.drop("reward", "advantage", strict=False).join(scored, on="row_number", how="left", maintain_order="left")
+    return joined.drop("row_number").with_columns(pl.col("reward", "advantage").fill_null(0.0))

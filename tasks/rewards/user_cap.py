@@ -1,8 +1,9 @@
 """Cap each user's share of a cycle's weight. Pure.
 
-A user's weight is the sum of the absolute advantages of that user's samples, which bounds the user's part of the policy gradient.
-The share of samples is capped already (tasks/labels/accounting.py), but a few rare samples may weigh as much as many. One factor
-scales all samples of a user, so that their order and sign stay.
+A user's weight is the sum of the absolute advantages of that user's samples, which bounds the user's part of the policy gradient,
+and apart from it the settled text of that user, in characters, which bounds the part of the cross-entropy. The share of samples is
+capped already (tasks/labels/accounting.py), but a few rare samples may weigh as much as many. One factor scales all samples of a
+user, so that their order and sign stay.
 """
 
 import math
@@ -14,13 +15,22 @@ ROUNDING = 1e-9
 
 
 def cap_user_weight(samples: pl.DataFrame, share: float) -> pl.DataFrame:
-    """Return samples in which the advantages of users above the share are scaled down to it."""
-    users = samples.group_by("user").agg(pl.col("advantage").abs())
+    """Return samples in which the advantages of users above the share are scaled down to it, and so is their settled text.
+
+    Adds the column `settled_weight`, from 0 to 1.
+    """
+    advantages = factor(samples, pl.col("advantage").abs(), share)
+    settled = factor(samples, pl.col("settled").str.len_chars().fill_null(0).cast(pl.Float64), share)
+    return samples.with_columns(advantage=pl.col("advantage") * advantages, settled_weight=settled)
+
+
+def factor(samples: pl.DataFrame, weight: pl.Expr, share: float) -> pl.Expr:
+    """Return the factor of each sample that brings its user's sum of `weight` down to the share; 1 within it."""
+    users = samples.group_by("user").agg(weight.alias("weight"))
     weights = {user: math.fsum(sizes) for user, sizes in users.iter_rows()}
     most = weight_cap(list(weights.values()), share)
-    factors = {user: most / weight for user, weight in weights.items() if weight > most}
-    factor = pl.col("user").replace_strict(factors, default=1.0, return_dtype=pl.Float64) if factors else pl.lit(1.0)
-    return samples.with_columns(advantage=pl.col("advantage") * factor)
+    factors = {user: most / total for user, total in weights.items() if total > most}
+    return pl.col("user").replace_strict(factors, default=1.0, return_dtype=pl.Float64) if factors else pl.lit(1.0)
 
 
 def weight_cap(weights: Sequence[float], share: float) -> float:

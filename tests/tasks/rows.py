@@ -124,9 +124,10 @@ def sampled(rows: Sequence[Sample]) -> pl.DataFrame:
     """Samples as the frame of what is known of them without their tokens."""
     finite = [[x if abs(x) < 1e300 else None for x in s.logprobs] for s in rows]
     return frame(rows, Sample).select(
-        pl.exclude("completion_id", "prompt_token_ids", "token_ids", "logprobs"),
+        pl.exclude("completion_id", "prompt_token_ids", "token_ids", "logprobs", "settled_token_ids", "settled_weight"),
         id="completion_id",
         time=pl.lit(NOW),
+        settled=pl.lit("s").repeat_by(pl.col("settled_token_ids").list.len()).list.join(""),
         prompt=pl.col("prompt_token_ids").hash(),
         language=pl.lit(""),
         prompt_tokens=pl.col("prompt_token_ids").list.len(),

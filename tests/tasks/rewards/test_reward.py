@@ -25,6 +25,17 @@ SETTINGS = Reward(accepted=0.75, per_character=0.01, max_characters=20, rejected
         ({"outcome": "rejected", "accepted_characters": 0}, -0.25),
         ({"outcome": "nothing", "shown_characters": 0, "accepted_characters": 0}, -0.05),
         ({"outcome": "partially_accepted", "accepted_characters": 2}, 0.25 * 0.75 - 0.75 * 0.25 + 0.02),
+        # Of an accept counts what is kept: a quarter of it, nothing of it.
+        ({"accepted_characters": 8, "kept_characters": 2}, 0.25 * 0.75 - 0.75 * 0.25 + 0.02),
+        ({"accepted_characters": 8, "kept_characters": 0}, -0.25),
+        ({"accepted_characters": 8, "kept_characters": 8}, 0.83),
+        ({"outcome": "partially_accepted", "accepted_characters": 2, "kept_characters": 8}, 0.25 * 0.75 - 0.75 * 0.25 + 0.02),
+        # A rejection of what was then typed costs nothing.
+        ({"outcome": "rejected", "accepted_characters": 0, "kept_characters": 8}, 0.0),
+        ({"outcome": "rejected", "accepted_characters": 0, "kept_characters": 2}, -0.25 * 0.75),
+        # No response is half as sure as a response.
+        ({"outcome": "unjudged", "accepted_characters": 0, "kept_characters": 8}, 0.5 * 0.75),
+        ({"outcome": "unjudged", "accepted_characters": 0, "kept_characters": 0}, 0.5 * -0.25),
     ],
 )
 def test_worth(fields, worth: float) -> None:
@@ -34,6 +45,16 @@ def test_worth(fields, worth: float) -> None:
 def test_what_nobody_judged_is_never_rewarded() -> None:
     with pytest.raises(ValidationError, match="outcome"):
         sample(outcome="shown")
+
+
+def test_a_sample_of_settled_text_alone_has_no_part_in_the_rewards() -> None:
+    alone = sample(id="alone", outcome="unjudged", token_ids=[], logprobs=[], settled_token_ids=[7, 8])
+    judged = [sample(id="a"), sample(id="b", outcome="rejected", accepted_characters=0)]
+    rewarded = with_advantages(sampled([judged[0], alone, judged[1]]), RAW)
+    expected = with_advantages(sampled(judged), RAW)
+    assert rewarded["id"].to_list() == ["a", "alone", "b"]
+    assert rewarded["advantage"].to_list() == [expected["advantage"][0], 0.0, expected["advantage"][1]]
+    assert rewarded["reward"].to_list() == [expected["reward"][0], 0.0, expected["reward"][1]]
 
 
 RAW = Reward(normalise=False)

@@ -47,9 +47,16 @@ def test_the_weights_of_one_user_are_scaled_and_keep_their_signs() -> None:
     made = sampled([*rows, sample("d1", user="d", advantage=6.0), sample("d2", user="d", advantage=-2.0)])
     found = cap_user_weight(made, 0.3)["advantage"].to_list()
     assert found == pytest.approx([-1.0, -2.0, -2.25, 6.0 * 2.25 / 8, -2.0 * 2.25 / 8])
-    assert cap_user_weight(made, 1.0).equals(made)
+    assert cap_user_weight(made, 1.0).drop("settled_weight").equals(made)
     nothing = sampled([sample("x", advantage=0.0)])
-    assert cap_user_weight(nothing, 0.1).equals(nothing)
+    assert cap_user_weight(nothing, 0.1).drop("settled_weight").equals(nothing)
+
+
+def test_the_settled_text_of_one_user_is_scaled_to_the_same_share() -> None:
+    lengths = {"a": 1, "b": 2, "c": 4, "d": 8}
+    rows = [sample(user, user=user, settled_token_ids=[7] * length) for user, length in lengths.items()]
+    weights = cap_user_weight(sampled([*rows, sample("e", user="e")]), 0.3)["settled_weight"].to_list()
+    assert weights == pytest.approx([1.0, 1.0, 2.25 / 4, 2.25 / 8, 1.0])
 
 
 def requests(model: Qwen2ForCausalLM, count: int, seed: int, name: str, planted: float = 0.0) -> list[Completion]:
