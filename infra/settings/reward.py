@@ -16,11 +16,11 @@ class Reward(Section):
     max_characters: int = 80
     """Maximum accepted characters that reward.per_character counts."""
     rejected: float = -0.25
-    """Reward of a completion that was shown and not accepted. Where the settled text is known, the share of the completion that the
-    developer then wrote costs nothing."""
+    """Reward of a completion that was shown and not accepted. Where the settled text is known, the share of the completion that
+    the developer then wrote costs nothing."""
     no_response: float = Field(0.5, ge=0, le=1)
-    """Factor of the reward of a completion that nobody judged, by its kept share: no response is more ambiguous than a rejection. 0:
-    it has no part in the surrogate."""
+    """Factor of the reward of a completion that nobody judged, by its kept share: no response is more ambiguous than a rejection.
+    0: it has no reward."""
     nothing: float = 0.0
     """Reward of a completion without text to show."""
     estimator: Literal["return", "group"] = "return"

@@ -1,7 +1,7 @@
 """Cap each user's share of a cycle's weight. Pure.
 
-A user's weight is the sum of the absolute advantages of that user's samples, which bounds the user's part of the policy gradient,
-and apart from it the settled text of that user, in characters, which bounds the part of the cross-entropy. The share of samples is
+A user's weight is the sum of the absolute advantages of that user's samples, which bounds the user's part of the policy gradient;
+and, apart from it, the characters of that user's settled text, which bound the part of the cross-entropy. The share of samples is
 capped already (tasks/labels/accounting.py), but a few rare samples may weigh as much as many. One factor scales all samples of a
 user, so that their order and sign stay.
 """
