@@ -53,6 +53,12 @@ class Context:
     """Code of other files that the editor put in front, with repository and file markers, as sent."""
 
 
+def path_of(context: Context) -> str:
+    """Return the path of the file with the cursor, which stands last in the preamble; empty if the prompt does not name it."""
+    _, marker, path = context.preamble.rpartition(FILE)
+    return path.removesuffix("\n") if marker and path.count("\n") == path.endswith("\n") else ""
+
+
 def parse_prompt(prompt: str) -> Context:
     """Return the context in an editor's prompt `[PREAMBLE]<|fim_prefix|>PREFIX<|fim_suffix|>SUFFIX<|fim_middle|>`.
 

@@ -136,6 +136,10 @@ class Access:
         opts_out = headers.get("x-tabloop-opt-out", "") not in ("", "0", "false")
         return Caller(project, hashed, client, opts_out or not terms.logged, terms.experiments, terms.version)
 
+    def file_hash(self, project: str, path: str) -> str:
+        """Return the keyed hash of a file's path within a project; empty without a path."""
+        return user_hash(self._secret, f"file\0{project}\0{path}") if path else ""
+
     def _shared_token(self, name: str, token: bytes, roles: Sequence[Role], clock: Callable[[], float]) -> Token:
         """Return serving.token or serving.admin_token, which have every project."""
         limiter = RateLimiter(self._settings.requests_per_minute, clock)

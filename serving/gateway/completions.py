@@ -64,6 +64,7 @@ def _endpoint(
         caller = gateway.access.caller(request.headers, token, _user(body), client_name(request.headers, body))
         routes = _routes(request, gateway, caller)
         generation = Generation(f"cmpl-{uuid.uuid4()}", parsed.request, caller, routes, gateway.policy, gateway.clock())
+        generation.file = gateway.access.file_hash(caller.project, parsed.request.path)
         if parsed.events:
             return StreamedResponse(generation, gateway.recorder, parsed.events(generation))
         return WholeResponse(generation, gateway.recorder, parsed.render)

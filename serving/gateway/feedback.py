@@ -21,7 +21,7 @@ from serving.recording.recorder import Recorder
 from serving.recording.spool import SpoolFull
 
 MAX_REMEMBERED = 20_000
-NO_TEXT = dict.fromkeys((*FEEDBACK_TEXTS, "language"), "")
+NO_TEXT = dict.fromkeys((*FEEDBACK_TEXTS, "language"), "") | {"settled": None}
 """Replaces the text of an event whose user opted out."""
 
 

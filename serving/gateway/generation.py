@@ -32,6 +32,8 @@ class CompletionRequest:
     t_max_predict_ms); none: no limit."""
     language: str = ""
     """Language of the code (infra/language.py); empty if the request does not name it."""
+    path: str = ""
+    """Path of the file, as sent; never recorded. Empty if the request does not name it."""
 
 
 class Unavailable(RuntimeError):
@@ -54,6 +56,8 @@ class Generation:
     policy: Policy
     arrived: float
     """Unix seconds."""
+    file: str = ""
+    """Keyed hash of the file's path; empty if the request does not name it."""
     started: float = field(default_factory=time.perf_counter)
     finish: FinishReason = "disconnected"
     """Stays "disconnected" until the end is reached."""
@@ -155,6 +159,7 @@ class Generation:
             prefix=self.request.prefix,
             suffix=self.request.suffix,
             language=self.request.language,
+            file=self.file,
             prompt_token_ids=tuple(self.prompt) if self._has_tokens else (),
             token_ids=tuple(self._token_ids),
             logprobs=tuple(self._logprobs),

@@ -13,7 +13,7 @@ from serving.recording.spool import Spool, SpoolFull
 log = logging.getLogger(__name__)
 LONG_TEXT = 4_000
 """Characters of text above which redaction runs in a thread, so that other requests do not wait for it."""
-OPTED_OUT = EMPTY_TOKENS | dict.fromkeys((*COMPLETION_TEXTS, "language"), "")
+OPTED_OUT = EMPTY_TOKENS | dict.fromkeys((*COMPLETION_TEXTS, "language", "file"), "")
 """Replacements for the fields that are not recorded for a user who opted out."""
 
 

@@ -10,7 +10,7 @@ from fastapi import FastAPI, Response
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from infra import fim
-from infra.records import Outcome
+from infra.records import NotTaken, Outcome
 from serving.access import Access
 from serving.gateway.errors import BROKEN_OFF, BadRequest, error_body
 from serving.gateway.generation import CompletionRequest, Generation
@@ -88,6 +88,10 @@ class FeedbackEvent:
     shown: str = ""
     accepted_characters: int | None = None
     retained: str = ""
+    settled: str | None = None
+    settled_kept: int | None = None
+    settled_total: int | None = None
+    reason: NotTaken = ""
     elapsed_ms: float | None = None
     cache_hit: bool = False
     language: str = ""

@@ -5,7 +5,7 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from infra.language import language
-from infra.records import Outcome
+from infra.records import NotTaken, Outcome
 from serving.gateway.dialects.base import (
     MAX_CHARACTERS,
     Dialect,
@@ -24,9 +24,14 @@ class NativeEvent(FeedbackBody):
     """`POST /v1/feedback`, for editors that know the server's completion id."""
 
     completion_id: Identifier = Field(min_length=1)
-    outcome: Outcome
+    outcome: Outcome = "shown"
+    """What the developer did; left out of an event that only reports the settled text or why nothing was taken."""
     accepted_characters: int | None = Field(None, ge=0, le=MAX_CHARACTERS)
     retained: ShownText | None = None
+    settled: ShownText | None = None
+    settled_kept: int | None = Field(None, ge=0, le=MAX_CHARACTERS)
+    settled_total: int | None = Field(None, ge=0, le=MAX_CHARACTERS)
+    reason: NotTaken = ""
     shown: ShownText = ""
     elapsed_ms: Milliseconds | None = None
     language: Identifier = ""
@@ -37,6 +42,12 @@ class NativeEvent(FeedbackBody):
             raise ValueError("accepted_characters: required with outcome partially_accepted")
         if self.outcome == "retained" and self.retained is None:
             raise ValueError("retained: required with outcome retained: the text now in the completion's place, may be empty")
+        if (self.settled_kept is None) != (self.settled_total is None):
+            raise ValueError("settled_kept, settled_total: expected both or neither, in characters")
+        if self.settled is not None and self.settled_kept is not None:
+            raise ValueError("settled: expected the text, or settled_kept and settled_total without it, not both")
+        if "outcome" not in self.model_fields_set and self.settled is None and self.settled_kept is None and not self.reason:
+            raise ValueError("outcome: required without settled, settled_kept or reason")
         return self
 
 
@@ -50,6 +61,10 @@ def parse_event(body: Fields, query: Fields) -> FeedbackEvent:
         shown=event.shown,
         accepted_characters=event.accepted_characters,
         retained=event.retained or "",
+        settled=event.settled,
+        settled_kept=event.settled_kept,
+        settled_total=event.settled_total,
+        reason=event.reason,
         elapsed_ms=event.elapsed_ms,
         language=language(name=event.language),
     )

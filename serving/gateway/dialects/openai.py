@@ -70,15 +70,16 @@ def _request(body: Fields) -> CompletionRequest:
         if (value := body.get(name)) is not None and value not in allowed:
             expected = f"expected {allowed[0]!r} or nothing" if allowed else "leave it out"
             raise BadRequest(f"{name}: {str(value)[:40]} is not supported, {expected}: {why}", name)
+    path = ""
     if (suffix := body.get("suffix")) is None:
         try:
             context = fim.parse_prompt(prompt)
         except ValueError as error:
             raise BadRequest(str(error), "prompt") from None
-        prefix, suffix = context.prefix, context.suffix
+        prefix, suffix, path = context.prefix, context.suffix, fim.path_of(context)
     else:
         prefix, suffix = prompt, read_text(body, "suffix")
-    return CompletionRequest(prefix, suffix, read_count(body, "max_tokens"), read_stop(body))
+    return CompletionRequest(prefix, suffix, read_count(body, "max_tokens"), read_stop(body), path=path)
 
 
 def _usage_requested(body: Fields) -> bool:

@@ -48,7 +48,7 @@ def parse(body: Fields, model: ServedModel) -> ParsedCompletion | Response:
     suffix = read_text(segments, "suffix", "segments.suffix", optional=True)
     path = read_text(segments, "filepath", "segments.filepath", optional=True)
     name = read_text(body, "language", optional=True)
-    return ParsedCompletion(CompletionRequest(prefix, suffix, language=language(path, name)), _body)
+    return ParsedCompletion(CompletionRequest(prefix, suffix, language=language(path, name), path=path), _body)
 
 
 def _body(generation: Generation) -> dict[str, Any]:
