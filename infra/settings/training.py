@@ -71,8 +71,10 @@ class UpdateSettings(Section):
     same weights; a larger one refuses the update. Measured before the first step on up to 64 samples of the current version."""
     max_logprob_gap_p99: float = Field(0.5, gt=0)
     """Largest 99th percentile of these differences, in nats; a larger one refuses the update. A mean hides a few large errors."""
+    surrogate_weight: float = Field(1.0, ge=0)
+    """Weight of the clipped surrogate of a sampled token; 0: only settled text teaches."""
     settled_weight: float = Field(1.0, ge=0)
-    """Weight of the cross-entropy of a settled token, relative to 1 for a sampled token's surrogate; 0: no such loss."""
+    """Weight of the cross-entropy of a settled token; 0: only what was shown teaches."""
     settled_min_loss: float = Field(0.0, ge=0)
     """Least mean cross-entropy of a settled text, in nats per token, that is trained on: below it, the policy writes the text
     anyway. Measured at each step."""

@@ -188,7 +188,7 @@ def objective(outputs: Outputs, batch: MicroBatch, options: UpdateSettings) -> t
     mask = torch.ones_like(policy)
     clip = Clip(options.clip_low, options.clip_high, options.dual_clip)
     surrogate = clipped_surrogate(policy, proximal, weights, advantage, mask, clip)
-    loss, divergence = surrogate.loss, mask.new_zeros(())
+    loss, divergence = options.surrogate_weight * surrogate.loss, mask.new_zeros(())
     if options.kl_weight:
         divergence = k3_divergence(policy, batch.reference.to(policy.device)).sum()
         loss = loss + options.kl_weight * divergence

@@ -178,7 +178,7 @@ def reference_loss(
             divergence = log_ratio.exp() - log_ratio - 1
             divergences += divergence.item()
             entropy = -(scores[place].exp() * scores[place]).sum()
-            terms.append(-weight * term + job.kl_weight * divergence - job.entropy_weight * entropy)
+            terms.append(-job.surrogate_weight * weight * term + job.kl_weight * divergence - job.entropy_weight * entropy)
     language = torch.zeros(())
     for sample, places in zip(rows, prompted, strict=True):
         logits = model(torch.tensor([sample.prompt_token_ids])).logits[0]

@@ -42,7 +42,7 @@ OBJECTIVES = {
     "all recomputed": {"recomputed": "all"},
     **{name: {name: value} for name, value in WITH_OPTIONS.items()},
     "all options": {"proximal": "step", **WITH_OPTIONS},
-    "settled": {"settled_weight": 0.7},
+    "settled": {"settled_weight": 0.7, "surrogate_weight": 0.6},
     "settled in a band": {"settled_weight": 0.7, "settled_min_loss": 4.57, "settled_max_loss": 4.9, "proximal": "step"},
 }
 """Options under which gradients are compared."""
