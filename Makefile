@@ -45,8 +45,9 @@ check: $(STAMP) ## check lint, format, types and layering
 bench: $(STAMP) ## run the benchmarks and write var/bench/NAME.json
 	$(PY) -m evals.bench $(ARGS)
 
-base: $(STAMP) ## train the small base model into infra/base_model
+base: $(STAMP) ## train the small base model into infra/base_model, and tune it to the places where editors ask
 	$(PY) -m tasks.trainer.base $(ARGS)
+	$(PY) -m tasks.trainer.tune
 
 requirements: $(STAMP) ## resolve the pinned lists from pyproject.toml
 	sh infra/requirements/compile.sh $(PY)

@@ -88,7 +88,8 @@ def main() -> None:
             f"temperature {temperature}: {scores[-1].accepted:.2%} accepted, {scores[-1].characters:.3f} characters", flush=True
         )
     path = options.model / GENERATION
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"temperature": tuning.best(scores).temperature}, indent=2))
+    chosen = {"do_sample": True, "temperature": tuning.best(scores).temperature}
+    path.write_text(json.dumps(json.loads(path.read_text()) | chosen, indent=2))
 
 
 if __name__ == "__main__":
