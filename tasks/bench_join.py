@@ -140,7 +140,7 @@ def made_completions(draw: np.random.Generator, name: str, times: np.ndarray) ->
     ).with_columns(
         **words("continue", "client") | words("\n", "suffix") | words(TEXT, "text") | words("length", "finish_reason"),
         **words("1", "policy_version") | words("champion", "arm") | words("", "experiment"),
-        **words(False, "opted_out", "redacted", "mixed", "withheld", "pinned"),
+        **words(False, "opted_out", "redacted", "mixed", "withheld", "pinned", "exploring"),
         **words(0.8, "temperature") | words(1.0, "top_p") | words(24, "max_tokens") | words(5.0, "ttft_ms", "total_ms"),
     )
 

@@ -60,6 +60,8 @@ class Completion(Record):
     """Whether the completion was generated but not shown."""
     pinned: bool = False
     """Whether an administrator pinned the version; experiment is then empty, and no experiment counts the request."""
+    exploring: bool = False
+    """Whether the request was sampled at the exploring temperature; no experiment counts it."""
     arm: Arm
     """Arm that served the request."""
     experiment: str = ""

@@ -11,7 +11,12 @@ from infra.settings.section import Section
 
 class Sampling(Section):
     temperature: float = Field(1.0, gt=0, le=2)
-    """Temperature of every completion. The client's own is ignored, since a near-greedy policy does not explore."""
+    """Temperature of completions: the one at which most are accepted. The client's own is ignored."""
+    exploring_share: float = Field(0.0, ge=0, le=0.1)
+    """Share of requests sampled at exploring_temperature instead, so that training sees what the policy would rarely write. They
+    are recorded as exploring, and no experiment counts them. Acceptance falls with the share. 0: none explores."""
+    exploring_temperature: float = Field(0.8, gt=0, le=2)
+    """Temperature of exploring requests."""
     top_p: float = Field(1.0, gt=0, le=1)
     """Nucleus mass. Below 1 the recorded log-probabilities belong to the truncated distribution, and training refuses them."""
     max_tokens: int = Field(32, ge=1)

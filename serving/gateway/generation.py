@@ -63,6 +63,8 @@ class Generation:
     """Stays "disconnected" until the end is reached."""
     withheld: bool = False
     """Sampled but not shown: its probability fell below withhold_below."""
+    exploring: bool = False
+    """Sampled at the exploring temperature."""
 
     def __post_init__(self) -> None:
         self.prompt = self._full_prompt = self.policy.prompt(self.request.prefix, self.request.suffix)
@@ -170,6 +172,7 @@ class Generation:
             policy_version=version,
             mixed=mixed,
             withheld=self.withheld,
+            exploring=self.exploring,
             pinned=self._route.pinned,
             arm=self._route.arm,
             experiment=self._route.experiment if in_experiment else "",
@@ -214,7 +217,10 @@ class Generation:
 
     def _request_of(self, route: Route) -> EngineRequest:
         """Return the engine's request, its prompt cut to the engine's context."""
-        request = self.policy.request(self._full_prompt, route.arm, route.version, self.request.max_tokens)
+        self.exploring = not route.pinned and self.policy.explores(route.arm, self.id)
+        request = self.policy.request(
+            self._full_prompt, route.arm, route.version, self.request.max_tokens, exploring=self.exploring
+        )
         max_context = route.slot.engine.max_context
         if max_context is None or len(self._full_prompt) + request.max_tokens <= max_context:
             return request

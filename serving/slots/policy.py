@@ -1,5 +1,6 @@
 """How every prompt is rendered and every completion sampled, whatever the client asks."""
 
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -36,13 +37,20 @@ class Policy:
         near_suffix = suffix[: renderer.max_suffix_tokens * CHARACTERS_PER_TOKEN]
         return renderer.render(near_prefix, near_suffix)
 
-    def request(self, prompt: list[int], arm: Arm, version: str, max_tokens: int | None = None) -> EngineRequest:
+    def explores(self, arm: Arm, request_id: str) -> bool:
+        """Return whether a request is sampled at the exploring temperature: a share of the ids, by their hash."""
+        share = self.sampling[arm].exploring_share
+        return share > 0 and zlib.crc32(request_id.encode()) < share * 2**32
+
+    def request(
+        self, prompt: list[int], arm: Arm, version: str, max_tokens: int | None = None, *, exploring: bool = False
+    ) -> EngineRequest:
         """Return the engine's request: sampled by the arm's settings; `max_tokens`, the client's limit, can only lower theirs."""
         sampling = self.sampling[arm]
         return EngineRequest(
             prompt_token_ids=prompt,
             max_tokens=sampling.max_tokens if max_tokens is None else min(max_tokens, sampling.max_tokens),
-            temperature=sampling.temperature,
+            temperature=sampling.exploring_temperature if exploring else sampling.temperature,
             top_p=sampling.top_p,
             stop_token_ids=list(self.stop_token_ids),
             version=version,

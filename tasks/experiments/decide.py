@@ -1,7 +1,8 @@
 """The gate of the A/B test: totals by user and arm from events, then promote, reject or undecided, with its reason.
 
 Every request of the experiment counts, also where nothing was shown: a model cannot win by showing less. Neither arm counts
-requests younger than the settling time, requests of users who opted out, and pinned requests. The metrics are in metrics.py.
+requests younger than the settling time, requests of users who opted out, pinned requests and exploring ones. The metrics are in
+metrics.py.
 """
 
 import math
@@ -85,7 +86,7 @@ def total(
         labelled: completions with their labels (tasks/labels/attribution.py).
         until: requests after this time, in Unix seconds, do not count yet.
     """
-    counted = labelled.filter(~pl.col("opted_out"), ~pl.col("pinned"), pl.col("time") <= until)
+    counted = labelled.filter(~pl.col("opted_out"), ~pl.col("pinned"), ~pl.col("exploring"), pl.col("time") <= until)
     measured = counted.with_columns(**{metric.name: metric.value(settings) for metric in METRICS})
     names = [metric.name for metric in METRICS]
 

@@ -33,7 +33,7 @@ AT_ONCE = 2
 TOKEN_FIELDS = ("prompt_token_ids", "token_ids", "logprobs", "token_ends")
 FACTS = (
     *("id", "time", "project", "user", "policy_version", "arm", "experiment", "temperature", "top_p", "finish_reason"),
-    *("language", "opted_out", "redacted", "mixed", "behaviour_logprobs", "withheld", "pinned", "blank"),
+    *("language", "opted_out", "redacted", "mixed", "behaviour_logprobs", "withheld", "pinned", "exploring", "blank"),
 )
 """Columns of a completion that leave its partition: about 250 bytes."""
 ID_COLUMNS = (*attribution.WHO, "id", "client_id", "completion_id")

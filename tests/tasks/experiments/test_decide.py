@@ -139,6 +139,7 @@ def test_what_counts() -> None:
         completion("unlabelled", prefix="c", **fields),
         completion("empty", prefix="d", text="", **fields),
         completion("pinned", prefix="e", pinned=True, **fields),
+        completion("exploring", prefix="e2", exploring=True, **fields),
         completion("opted out", prefix="f", opted_out=True, **fields),
         completion("young", prefix="g", experiment="e", time=NOW + 50),
         completion("other test", prefix="h", experiment="another", time=NOW + 1),

@@ -1,0 +1,51 @@
+"""Exploring: a share of the requests is sampled at a temperature of its own, and the record says which."""
+
+import uuid
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from infra.settings.schema import Sampling
+from serving.slots.policy import Policy
+from tests.serving.fakes import House
+from tests.serving.helpers import ADMINISTRATOR
+
+
+def policy(tokenizer: Tokenizer, share: float) -> Policy:
+    explored = Sampling(temperature=0.1, exploring_share=share, exploring_temperature=0.8)
+    return Policy(tokenizer, None, {"champion": explored, "challenger": Sampling(temperature=0.3)}, ())
+
+
+@pytest.mark.parametrize("share", [0.0, 0.02, 0.1])
+def test_the_share_of_exploring_requests_is_the_settings(tokenizer: Tokenizer, share: float) -> None:
+    champion = policy(tokenizer, share)
+    ids = [f"cmpl-{uuid.UUID(int=number * 7919)}" for number in range(20_000)]
+    explored = sum(champion.explores("champion", name) for name in ids) / len(ids)
+    assert explored == pytest.approx(share, abs=0.006)
+    assert not any(champion.explores("challenger", name) for name in ids[:2000])
+
+
+def test_an_exploring_request_has_a_temperature_of_its_own(tokenizer: Tokenizer) -> None:
+    champion = policy(tokenizer, 0.1)
+    temperatures = [champion.request([1], "champion", "1", exploring=exploring).temperature for exploring in (False, True)]
+    assert temperatures == [0.1, 0.8]
+    assert champion.request([1], "challenger", "1").temperature == 0.3
+
+
+async def test_the_record_tells_exploring_requests_apart(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    house = House(tmp_path, tokenizer)
+    house.sampling["champion"] = Sampling(temperature=0.8, exploring_share=0.1, exploring_temperature=1.5)
+    async with house:
+        for _ in range(80):
+            await house.complete()
+        pinned = {**ADMINISTRATOR, "X-Tabloop-Arm": "champion"}
+        for _ in range(40):
+            assert (await house.complete(headers=pinned)).status_code == 200
+        rows = house.rows("completions")
+        assert {row.temperature for row in rows if row.exploring} == {1.5}
+        assert {row.temperature for row in rows if not row.exploring} == {0.8}
+        assert not any(row.exploring for row in rows if row.pinned)
+        explored = sum(row.exploring for row in rows)
+        assert explored > 0
+        assert f'tabloop_exploring_total{{arm="champion",version="0"}} {float(explored)}' in house.metrics_text().decode()
