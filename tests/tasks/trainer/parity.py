@@ -26,10 +26,10 @@ from tasks.trainer.update.logit_scale import LogitScale
 from tasks.trainer.update.logprobs import current_logprobs, proximal_logprobs, rank_logprobs, reference_logprobs
 from tests.tasks.trainer.models import (
     OLDER,
-    held_near,
     logprobs,
     reference_loss,
     samples,
+    synthetic_reference,
     tiny,
     with_settled_text,
     without_biases,
@@ -45,7 +45,7 @@ OBJECTIVES = {
     "settled": {"settled_weight": 0.7, "surrogate_weight": 0.6},
     "settled in a band": {"settled_weight": 0.7, "settled_min_loss": 4.57, "settled_max_loss": 4.9, "proximal": "step"},
 }
-"""Options under which gradients are compared."""
+"""Options with which the gradients are compared."""
 
 
 def largest_gap(trained: TrainedModel, model: Qwen2ForCausalLM, rows: list[Sample]) -> float:
@@ -60,7 +60,7 @@ def gap_to(model: Qwen2ForCausalLM, rows: list[Sample], computed: Logprobs) -> f
 
 
 def check_logprobs(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel) -> dict[str, float]:
-    """Return the gap to transformers, and the gaps of mistakes: rotary base, biases, labels one place off, temperature."""
+    """Return the gap to transformers, and the gaps of mistakes: rotary base, biases, labels shifted by one, temperature."""
     rows = samples(model, drift=0.0)
     trained = trained_model(directory, parallel)
     answers = {"exact": largest_gap(trained, model, rows)}
@@ -95,26 +95,29 @@ def check_gradients(
     expected = reference_loss(model, rows, job, prompted, plain_scale)
     model.zero_grad()
     expected.loss.backward()
-    wanted = {name: parameter.grad for name, parameter in model.named_parameters()}
+    expected_gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
 
     trained = trained_model(directory, parallel, bf16)
     # Before the first step, both kinds of proximal policy are the current weights.
     recomputed = [i for i, s in enumerate(rows) if s.policy_version == OLDER or job.recomputed == "all"]
-    policies = FixedPolicies(proximal_logprobs(trained, rows, recomputed, job), held_near(rows))
+    policies = FixedPolicies(proximal_logprobs(trained, rows, recomputed, job), synthetic_reference(rows))
     own = range(parallel_state.get_data_parallel_rank(), len(rows), parallel_state.get_data_parallel_world_size())
     batches = micro_batches(rows, own, 128, policies, JOB.context_tokens, settled=True)
     scale = LogitScale(rate=1.0)
     totals = ppo.total(trained.accumulate(ppo.objective_step(job, scale), batches, (1, 128)))
-    got = {name: tensor.cpu() for name, tensor in full_weights(trained.megatron, lambda parameter: parameter.main_grad)}
-    error = max(((got[n] - wanted[n]).norm() / wanted[n].norm().clamp(min=1e-9)).item() for n in wanted)
+    actual = {name: tensor.cpu() for name, tensor in full_weights(trained.megatron, lambda parameter: parameter.main_grad)}
+    error = max(
+        ((actual[n] - expected_gradients[n]).norm() / expected_gradients[n].norm().clamp(min=1e-9)).item()
+        for n in expected_gradients
+    )
     sums = totals.sums
     trained_tokens = sums.tokens + sums.settled_tokens
     scale.step(trained_tokens)
     assert plain_scale.grad is not None
     return {
         "relative_error": error,
-        "tensors": len(got),
-        "missing": len(wanted.keys() ^ got.keys()),
+        "tensors": len(actual),
+        "missing": len(expected_gradients.keys() ^ actual.keys()),
         "loss": (sums.loss + job.context_weight * sums.context) / trained_tokens,
         "wanted_loss": (expected.loss - expected.settled).item(),
         "settled_inside": sums.settled_inside / max(sums.settled_tokens, 1),
@@ -155,7 +158,7 @@ def check_step_metrics(directory: Path, model: Qwen2ForCausalLM, parallel: Paral
     job = JOB.model_copy(update={"epochs": 1, "kl_weight": 0.2})
     trained = trained_model(directory, parallel)
     older = [i for i, s in enumerate(rows) if s.policy_version == OLDER]
-    policies = FixedPolicies(current_logprobs(trained, rows, older, 128), held_near(rows))
+    policies = FixedPolicies(current_logprobs(trained, rows, older, 128), synthetic_reference(rows))
     result = ppo.update(trained, rows, job, policies, LogitScale(0.0), peak=1e9)
     with torch.no_grad():
         expected = reference_loss(model, rows, job, [[] for _ in rows])
@@ -210,6 +213,6 @@ def check_selected() -> dict[str, float]:
         expected = (at_all, *torch.autograd.grad((at_all * weights).sum(), states))
         core.positions = SelectedPositions(at, packed)
         selected = core(*states, packed_seq_params=packed)
-        got = (selected, *torch.autograd.grad((selected * weights).sum(), states))
-        answers[str(dtype)] = max((a - b).abs().max().item() for a, b in zip(got, expected, strict=True))
+        actual = (selected, *torch.autograd.grad((selected * weights).sum(), states))
+        answers[str(dtype)] = max((a - b).abs().max().item() for a, b in zip(actual, expected, strict=True))
     return answers
