@@ -7,7 +7,7 @@ GRPO's: groups of 8 completions at every 8th of the places, rewarded by their li
 (tasks/groups.py), so that no developer is asked; all else as ours.
 
 All start from the base model, and for each seed the same simulated developers look at the same places. What is gained is the
-difference of acceptance to the base at other places, the same for all, each at the temperature that it serves at. No server has a
+difference of acceptance to the base in the team's later code, the same for all, each at the temperature that it serves at. No server has a
 part in it. The figures are written to var/bench/recipes.json.
 """
 
@@ -28,7 +28,7 @@ from rich.console import Console
 from tokenizers import Tokenizer
 
 from evals.bench.figures import Figure, figure, write
-from evals.developers import ExpectedOutcome, Pause, Quirks, Schedule, code_from
+from evals.developers import ExpectedOutcome, Pause, Schedule, code_from
 from evals.generation import Generator, SampledCompletion
 from evals.judge import ReferenceJudge
 from evals.statistics import margin, ratio
@@ -166,7 +166,7 @@ def taught(plan: Plan, looks: Sequence[Pause], checkpoint: Path, settings: Setti
 
 def learn(plan: Plan, settings: Settings) -> Path:
     """Interact and update; return the last checkpoint."""
-    schedule = Schedule(plan.users, plan.seed, code_from(), Quirks(), "live")
+    schedule = Schedule(plan.users, plan.seed, code_from())
     checkpoint = configuration.path(settings.model.base)
     for update in range(plan.updates):
         first, version = update * plan.interactions, str(update + 1)
@@ -185,8 +185,8 @@ def learn(plan: Plan, settings: Settings) -> Path:
 def gain(plan: Plan, settings: Settings) -> dict[str, Gain]:
     """Return the gain of a recipe at its own temperature, and at RLinf's."""
     learnt, base = learn(plan, settings), configuration.path(settings.model.base)
-    schedule = Schedule(plan.users, plan.seed, code_from(), Quirks(), "paired")
-    looks = [schedule.first_pause(number) for number in range(plan.places)]
+    schedule = Schedule(plan.users, plan.seed, code_from())
+    looks = [schedule.first_pause(number, "later") for number in range(plan.places)]
 
     def judged(checkpoint: Path, degree: float) -> list[ExpectedOutcome]:
         drawn = complete(checkpoint, looks, degree, plan.seed, settings)
