@@ -5,6 +5,7 @@ file that Python cannot parse, each run of lines between blank lines is a hole.
 """
 
 import ast
+import warnings
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -64,7 +65,9 @@ def _hole(lines: list[str], starts: list[int], run: tuple[int, int, bool], follo
 def _functions(text: str) -> dict[int, int]:
     """Return the first row of each outermost function, with its decorators, and the row after its last; rows count from 0."""
     try:
-        module = ast.parse(text)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of other people's code
+            module = ast.parse(text)
     except (SyntaxError, ValueError):
         return {}
     rows: dict[int, int] = {}

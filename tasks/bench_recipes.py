@@ -7,8 +7,8 @@ GRPO's: groups of 8 completions at every 8th of the places, rewarded by their li
 (tasks/groups.py), so that no developer is asked; all else as ours.
 
 All start from the base model, and for each seed the same simulated developers look at the same places. What is gained is the
-difference of acceptance to the base in the team's later code, the same for all, each at the temperature that it serves at. No server has a
-part in it. The figures are written to var/bench/recipes.json.
+difference of acceptance to the base in the team's later code, the same for all, each at the temperature that it serves at. No
+server has a part in it. The figures are written to var/bench/recipes.json.
 """
 
 import argparse

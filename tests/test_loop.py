@@ -95,6 +95,7 @@ async def _type(settings: Settings) -> developers.Tally:
         users=20,
         seconds=300,
         concurrency=4,
+        speed=200,
     )
     return await developers.run(run, developers.code_from(), stop=stop, progress=enough)
 

@@ -1,8 +1,8 @@
 """Who writes what, when: the sessions of a pass over the code.
 
 In a pass every live hole is written once, each file's from the top, session by session. The sessions of all files are mixed
-evenly, those of one file in order. The next pass begins with the holes empty again: the same segments, other developers and other chance
-events. By then windows have shown the text.
+evenly, those of one file in order. The next pass begins with the holes empty again: the same segments, other developers and other
+chance events. By then windows have shown the text.
 """
 
 import random

@@ -16,7 +16,7 @@ CODE = positions.Code(
 
 def test_a_rejection_teaches_ours_and_not_rlinfs():
     settings = configuration.load()
-    schedule = Schedule(30, 0, CODE, Quirks(several_lines=0.0), "live")
+    schedule = Schedule(30, 0, CODE, Quirks(several_lines=0.0))
     looks = [schedule.first_pause(number) for number in range(60)]
     # Every other one is right.
     texts = [look.position.truth if number % 2 else "zz" for number, look in enumerate(looks)]
@@ -33,7 +33,7 @@ def test_a_rejection_teaches_ours_and_not_rlinfs():
 
 def test_groups_are_as_many_samples_at_fewer_places_and_nobody_judges_them():
     settings = configuration.load()
-    schedule = Schedule(30, 0, CODE, Quirks(several_lines=0.0), "live")
+    schedule = Schedule(30, 0, CODE, Quirks(several_lines=0.0))
     looks = [schedule.first_pause(number) for number in range(16)]
     made = grouped(looks, configuration.path(settings.model.base), settings, "7", seed=1)
     assert len(made) == 16
