@@ -58,9 +58,9 @@ class Quirks:
     breaks: float = 0.03
     """Of lines: the developer does something else for 12 to 120 s first."""
     quiet_seconds: float = 10.0
-    """A place settles after so long without an edit, counted from its first edit on."""
+    """A place is quiet after so long without an edit, counted from its first edit on."""
     settle_seconds: float = 300.0
-    """A place settles so long after its request at the latest."""
+    """A place settles so long after its request, or when the developer leaves the file before."""
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,8 @@ class Developer:
 class SettledTruth:
     """What became of a place: the text that stands where the completion would have stood, once it has settled.
 
-    It settles after some seconds without an edit there, counted from the first edit on, or some minutes after the request
-    (Quirks.quiet_seconds, settle_seconds), by the developer's own clock, or when they leave the file. Never sent to a server.
+    It settles some minutes after the request (Quirks.settle_seconds), by the developer's own clock, to within one line that is
+    being typed, or before, when they leave the file. What is rewritten by then counts as rewritten. Never sent to a server.
     """
 
     text: str | None
@@ -45,6 +45,8 @@ class SettledTruth:
     """
     seconds: float
     """From the request, by the developer's clock."""
+    first: str | None = None
+    """What stood there when nobody had edited it for Quirks.quiet_seconds for the first time since its first edit, or at last."""
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,7 @@ class Schedule:
         place = self._grounds.draw(ground, rng, self.quirks.several_lines)
         prefix, suffix = editor.prompt_context(place.position.prefix, place.position.suffix)
         chances = draws.draws_at(draws.random_stream(*key, 0), developer.taste, self.quirks)
-        settled = SettledTruth(place.rest, True, "typed", 0.0)
+        settled = SettledTruth(place.rest, True, "typed", 0.0, place.rest)
         return Pause(developer, place.position, prefix, suffix, place.rest, chances, number, settled=settled)
 
     def _untouched(self, session: Session) -> tuple[Pause, ...]:

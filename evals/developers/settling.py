@@ -25,6 +25,8 @@ class _Place:
     accepted: str = ""
     """The completion that was accepted there."""
     pasted: bool = False
+    first: str | None = None
+    """What stood there when it was quiet for the first time."""
 
 
 class Settling:
@@ -47,8 +49,9 @@ class Settling:
     def edit(self, hole: int, at: int, began: float, ends: float, pasted: bool = False) -> None:
         """Settle what is due before an edit at an offset of a hole, then note the edit; call it before the draft changes."""
         for place in list(self._places):
-            quiet = place.edited is not None and place.edited + self._quiet <= began
-            if quiet or place.asked + self._most <= ends:
+            if place.first is None and place.edited is not None and place.edited + self._quiet <= began:
+                place.first = self._text(place)
+            if place.asked + self._most <= ends:
                 self._settle(place, began)
             elif place.hole == hole and place.start <= at <= place.stop:
                 place.edited, place.pasted = ends, place.pasted or pasted
@@ -70,13 +73,17 @@ class Settling:
 
     def _delete(self, place: _Place, now: float) -> None:
         self._places.remove(place)
-        self._on_settled(place.pause, SettledTruth(None, False, "deleted", now - place.asked))
+        self._on_settled(place.pause, SettledTruth(None, False, "deleted", now - place.asked, place.first))
 
     def _settle(self, place: _Place, now: float) -> None:
         self._places.remove(place)
-        text = self._draft.between(place.hole, place.start, place.stop)
+        text = self._text(place)
         whole = self._draft.is_complete(place.hole, place.start, place.stop)
-        self._on_settled(place.pause, SettledTruth(text, whole, _kind(place, text), now - place.asked))
+        first = text if place.first is None else place.first
+        self._on_settled(place.pause, SettledTruth(text, whole, _kind(place, text), min(now - place.asked, self._most), first))
+
+    def _text(self, place: _Place) -> str:
+        return self._draft.between(place.hole, place.start, place.stop)
 
 
 def _kind(place: _Place, text: str) -> Kind:

@@ -1,8 +1,8 @@
 """A developer writes: the steps of one session, without a server.
 
 `Writer.steps` yields waits and pauses and gets back what came of each pause. A live run sends the pauses to a server; a bench
-answers each with `Reaction("rejected")`. Every chance event is drawn for its line and its stop, so what a server answers shifts no
-other draw: text that an accepted completion wrote is not written again, and the pauses planned in it fall away.
+answers each with `Reaction("rejected")`. Every chance event is drawn for its line and its stop, so what a server answers shifts
+no other draw: text that an accepted completion wrote is not written again, and the pauses planned in it fall away.
 """
 
 import re

@@ -1,7 +1,8 @@
 """Developers who write: what stands in a file while holes of it are written, and what became of each place."""
 
 import random
-from itertools import islice
+from dataclasses import replace
+from itertools import islice, pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -114,7 +115,7 @@ def test_holes_cover_every_line_once(text):
     holes = holes_of(text)
     covered = [text[hole.start + start : hole.start + end].strip() for hole in holes for start, end in hole.lines]
     assert covered == [line.strip() for line in text.split("\n") if line.strip()]
-    assert all(a.next == b.start for a, b in zip(holes, holes[1:], strict=False))
+    assert all(a.next == b.start for a, b in pairwise(holes))
     for hole in holes:
         assert hole.start < hole.stop <= hole.next and not text[hole.stop : hole.next].strip()
 
@@ -182,14 +183,23 @@ def test_what_settles_early_is_the_beginning_of_the_rest_or_says_that_it_is_not(
             assert truth.text == "" and not truth.whole
 
 
-def test_a_place_settles_after_some_quiet_and_at_the_latest_after_some_minutes():
-    quick = Quirks(pauses=1, breaks=0, pastes=0, false_starts=0, wrong_words=0, goes_on=0, several_lines=0)
+def test_a_place_settles_some_minutes_after_the_request_and_is_quiet_before():
+    calm = Quirks(pauses=1, breaks=0, pastes=0, false_starts=0, wrong_words=0, goes_on=0, several_lines=0)
     session = Session(0, 0, SOURCE, SOURCE.holes, Developer("u", taste_of(1, 0)), (Segment(3, 0, 6), Segment(4, 0, 3)), ())
-    slow = Asked(session, lambda pause: Reaction("rejected"), Quirks(**{**vars(quick), "settle_seconds": 12.0}))
-    assert any(not truth.whole and truth.text for _, truth in slow.settled)
-    assert all(truth.text == pause.rest[: len(truth.text)] for pause, truth in slow.settled)
-    patient = Asked(session, lambda pause: Reaction("rejected"), Quirks(**{**vars(quick), "quiet_seconds": 1e9}))
-    assert all(truth.whole and truth.text == pause.rest for pause, truth in patient.settled)
+
+    def settled(**times):
+        return Asked(session, lambda pause: Reaction("rejected"), replace(calm, **times)).settled
+
+    early = settled(settle_seconds=12.0)
+    assert any(not truth.whole and truth.text for _, truth in early)
+    assert all(truth.text == pause.rest[: len(truth.text)] for pause, truth in early)
+    assert all(truth.seconds <= 12 for _, truth in early)
+    patient = settled(settle_seconds=1e9)
+    assert all(truth.whole and truth.text == pause.rest for pause, truth in patient)
+    hasty = settled(settle_seconds=1e9, quiet_seconds=0.01)
+    assert any(len(truth.first) < len(truth.text) for _, truth in hasty)
+    assert all(truth.text.startswith(truth.first) for _, truth in hasty)
+    assert all(truth.first == truth.text for _, truth in settled(settle_seconds=1e9, quiet_seconds=1e9))
 
 
 def test_each_habit_leaves_its_mark():
@@ -209,7 +219,7 @@ def test_each_habit_leaves_its_mark():
     assert false and {truth.kind for truth in false} == {"deleted"}
     again = [pause for pause, _ in settled(wrong_words=1.0) if pause.way == "again"]
     assert again and all(pause.rest == pause.position.truth and "\n" not in pause.rest for pause in again)
-    assert any(truth.text != pause.rest[: len(truth.text)] for pause, truth in settled(wrong_words=1.0) if truth.text)
+    assert any(truth.first != pause.rest[: len(truth.first)] for pause, truth in settled(wrong_words=1.0) if truth.first)
 
 
 def test_an_accepted_wrong_rest_stays_for_some_lines_and_is_written_again():
