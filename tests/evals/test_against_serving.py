@@ -8,7 +8,12 @@ from tests.serving import fakes
 from tests.serving.fakes import House
 from tests.tasks.rows import join
 
-CODE = Code([Source("a.py", "".join(f"def name_{i}(alpha, beta):\n    return alpha + beta * {i}\n\n" for i in range(300)))])
+CODE = Code(
+    [
+        Source(f"{file}.py", "".join(f"def name_{i}(alpha, beta):\n    return alpha + beta * {i}\n\n" for i in range(60)))
+        for file in range(16)
+    ]
+)
 
 
 async def test_labels_joined_from_serving_are_the_developers_own(tmp_path):
