@@ -5,12 +5,14 @@ A hash of the path splits the files in two: simulated developers type in one par
 
 import hashlib
 import random
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
+
+from evals.holes import Hole, holes_of
 
 CONTEXT_CHARACTERS = 4_000
 """Characters kept on each side of a position; more than any served model reads."""
@@ -32,6 +34,11 @@ class Source:
         ends = list(accumulate(map(len, self.text.splitlines(keepends=True))))
         spans = zip([0, *ends], ends, strict=False)
         return tuple((start, start + len(line)) for start, end in spans if (line := self.text[start:end].rstrip()))
+
+    @cached_property
+    def holes(self) -> tuple[Hole, ...]:
+        """The functions and blocks of the file, in order."""
+        return holes_of(self.text)
 
 
 @dataclass(frozen=True)
@@ -75,7 +82,7 @@ class Code:
         start, end = source.lines[number]
         last = number + (rng.randint(1, 3) if rng.random() < several_lines else 0)
         stop = source.lines[min(last, len(source.lines) - 1)][1]
-        cursor = start + _draw_column(source.text[start:end], rng)
+        cursor = start + draw_column(source.text[start:end], rng)
         return position_at(source, cursor, stop)
 
 
@@ -91,11 +98,16 @@ def position_at(source: Source, cursor: int, stop: int) -> Position:
     )
 
 
-def _draw_column(line: str, rng: random.Random) -> int:
+def draw_column(line: str, rng: random.Random) -> int:
     """Return a column after the indentation and before the last character; token ends are more likely."""
+    return column_at(line, rng.random())
+
+
+def column_at(line: str, share: float) -> int:
+    """Return the column of `draw_column` for a number in [0, 1)."""
     columns = range(len(line) - len(line.lstrip()), len(line))
-    weights = [1 if _inside_word(line, column) else BOUNDARY_WEIGHT for column in columns]
-    return rng.choices(columns, weights)[0]
+    ends = list(accumulate(1 if _inside_word(line, column) else BOUNDARY_WEIGHT for column in columns))
+    return columns[bisect_right(ends, share * ends[-1], hi=len(ends) - 1)]
 
 
 def _inside_word(line: str, column: int) -> bool:

@@ -7,8 +7,8 @@
   text there, so no developer takes part. All other options are those of tabloop.
 
 All recipes start from the base model. For each seed, the same simulated developers pause at the same places. The gain is the
-difference in acceptance between the trained model and the base, at other places that are the same for all recipes, each at the
-temperature of its recipe. No server takes part. The figures are written to var/bench/recipes.json.
+difference to the base in the team's later code, the same places for all recipes, each at the temperature of its recipe. No server
+takes part. The figures are written to var/bench/recipes.json.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from rich.console import Console
 from tokenizers import Tokenizer
 
 from evals.bench.figures import Figure, figure, write
-from evals.developers import ExpectedOutcome, Pause, Quirks, Schedule, code_from
+from evals.developers import ExpectedOutcome, Pause, Schedule, code_from
 from evals.generation import Generator, SampledCompletion
 from evals.judge import ReferenceJudge
 from evals.statistics import margin, ratio
@@ -189,7 +189,7 @@ def recipe_samples(
 
 def train_recipe(plan: Plan, settings: Settings) -> Path:
     """Alternate interactions and updates; return the last checkpoint."""
-    schedule = Schedule(plan.users, plan.seed, code_from(), Quirks(), "live")
+    schedule = Schedule(plan.users, plan.seed, code_from())
     checkpoint = configuration.path(settings.model.base)
     for update in range(plan.updates):
         first, version = update * plan.interactions, str(update + 1)
@@ -208,8 +208,8 @@ def train_recipe(plan: Plan, settings: Settings) -> Path:
 def measure_gain(plan: Plan, settings: Settings) -> dict[str, Gain]:
     """Train a recipe; return its gain at its own temperature and, for other recipes than RLinf's, at RLinf's."""
     trained, base = train_recipe(plan, settings), configuration.path(settings.model.base)
-    schedule = Schedule(plan.users, plan.seed, code_from(), Quirks(), "paired")
-    pauses = [schedule.first_pause(number) for number in range(plan.places)]
+    schedule = Schedule(plan.users, plan.seed, code_from())
+    pauses = [schedule.first_pause(number, "later") for number in range(plan.places)]
 
     def expected_outcomes(checkpoint: Path, temperature: float) -> list[ExpectedOutcome]:
         completions = complete(checkpoint, pauses, temperature, plan.seed, settings)

@@ -97,6 +97,7 @@ async def _run_developers(settings: Settings) -> developers.Tally:
         users=20,
         seconds=300,
         concurrency=4,
+        speed=200,
     )
     return await developers.run(run, developers.code_from(), stop=stop, progress=stop_when_labelled)
 

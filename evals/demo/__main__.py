@@ -34,7 +34,7 @@ LATER_PART = "engine-1"
 """Starts beside the first developers: it has no work before there is a challenger."""
 OUT = Path("var/demo")
 VISITS_APART = 100_000
-"""Visit numbers between the first visit of one demo and of the next, so that they use different positions."""
+"""Visit numbers between the first visit of one demo and of the next, so that they use different sessions."""
 
 
 def parser() -> argparse.ArgumentParser:

@@ -1,29 +1,36 @@
-"""Simulated developers: users with secret tastes who type through real code and speak Continue's protocol.
+"""Simulated developers: users with secret tastes who write real code and speak Continue's protocol.
 
-`await run(settings, code)` lets them type; `await measure(settings, code, pins, visits)` compares versions in pairs.
+`await run(settings, code)` lets them write; `await measure(settings, code, pins, visits, ground=...)` compares versions in pairs;
+`Schedule` gives both sequences of pauses without a server.
 """
 
+from evals.developers.decision import Decision
 from evals.developers.draws import Quirks
 from evals.developers.live_run import RunSettings, run
 from evals.developers.paired_run import Pair, PairedRun, measure
-from evals.developers.schedule import ExpectedOutcome, Pause, Schedule
+from evals.developers.pause import Developer, ExpectedOutcome, Pause, SettledTruth
+from evals.developers.schedule import Schedule
 from evals.developers.sources import code_from
 from evals.developers.tally import Counts, Example, Tally
 from evals.developers.transport import Address, stack_address
-from evals.developers.visit import Decision
+from evals.grounds import GROUNDS, Ground
 
 __all__ = [
+    "GROUNDS",
     "Address",
     "Counts",
     "Decision",
+    "Developer",
     "Example",
     "ExpectedOutcome",
+    "Ground",
     "Pair",
     "PairedRun",
     "Pause",
     "Quirks",
     "RunSettings",
     "Schedule",
+    "SettledTruth",
     "Tally",
     "code_from",
     "measure",

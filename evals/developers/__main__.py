@@ -20,7 +20,7 @@ def parser() -> argparse.ArgumentParser:
     token = serving.token.get_secret_value() if serving.token else ""
     result = argparse.ArgumentParser(
         prog="python -m evals.developers",
-        description="Simulated developers: they type through real code, ask for completions and send feedback as Continue does.",
+        description="Simulated developers: they write real code, ask for completions and send feedback as Continue does.",
     )
     add = result.add_argument
     add("--url", default=f"http://{serving.host}:{serving.port}/v1", help="Continue's apiBase (default %(default)s)")
@@ -31,21 +31,26 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--token", default=token, help="bearer token (default: serving.token, which the local stack generates)")
     add("--users", type=int, default=120, help="number of developers (default %(default)s)")
-    add("--seed", type=int, default=0, help="seed of the tastes, the positions and the chance events (default %(default)s)")
+    add("--seed", type=int, default=0, help="seed of the tastes, the sessions and the chance events (default %(default)s)")
     add(
         "--code",
         type=Path,
         nargs="+",
         default=[],
         metavar="DIR",
-        help="type through the Python files below (default: the held-out packages)",
+        help="write holes of the Python files below (default: the held-out packages)",
     )
     add("--requests", type=int, help="end after so many requests (default 500 without --seconds)")
     add("--seconds", type=float, help="end after so many seconds")
     add("--speed", type=float, default=20.0, help="how many times faster than people (default %(default)s)")
     add("--rate", type=float, default=0.0, help="maximum requests a second (default 0: limited by --concurrency only)")
-    add("--concurrency", type=int, default=16, help="developers who type at the same time (default %(default)s)")
-    add("--first-visit", type=int, default=0, help="number of the first visit; continues an earlier run of this seed")
+    add(
+        "--concurrency",
+        type=int,
+        default=16,
+        help="developers who write at the same time, each in a file of their own (default %(default)s)",
+    )
+    add("--first-visit", type=int, default=0, help="number of the first session; continues an earlier run of this seed")
     add(
         "--version",
         default="",
@@ -53,7 +58,7 @@ def parser() -> argparse.ArgumentParser:
         help="request this policy version (X-Tabloop-Version); needs an administrator's token",
     )
     add("--report", type=Path, help="JSON file for the counts by user and version and some examples")
-    add("--decisions", type=Path, help="JSON-lines file for every decision with the real text")
+    add("--decisions", type=Path, help="JSON-lines file for every decision with the real text and what became of the place")
     return result
 
 

@@ -15,7 +15,7 @@ WORD = re.compile(r"\s*(?:\w+|[^\w\s]+)")
 
 @dataclass(frozen=True)
 class Quirks:
-    """Rates of what Continue does besides one event for each suggestion, and of people's habits."""
+    """Rates of what editors do besides one event for each suggestion, and of people's habits."""
 
     late_accepts: float = 0.04
     """Of accepts: the editor sends accepted false after 10 s, then accepted true with the same id."""
@@ -25,12 +25,42 @@ class Quirks:
     """Of reported impressions: shown again from the editor's cache, without a request."""
     duplicates: float = 0.01
     """Of events: posted twice, as by a proxy that retries."""
+    silent_editors: float = 0.25
+    """Of developers: the editor sends requests and no event, as Zed and llama.vim."""
+    pauses: float = 0.7
+    """Of lines: the developer pauses in it, and the editor requests a completion."""
     several_lines: float = 0.12
-    """Of positions: the rest of the line and one to three further lines are missing."""
+    """Of places: the developer is about to write the rest of the line and one to three further lines."""
     goes_on: float = 0.5
     """After a suggestion not taken: the developer types a word and pauses again."""
     most_stops: int = 4
-    """Pauses at one position at most."""
+    """Pauses at one place at most."""
+    session_lines: int = 12
+    """Mean number of lines that a developer writes in a session, before another file or developer."""
+    stays: float = 0.5
+    """Of sessions: the developer of the file's previous session writes on; else another one."""
+    jumps: float = 0.1
+    """Of sessions with two holes or more: the developer leaves a hole, writes the next one and comes back."""
+    unfinished: float = 0.08
+    """Of sessions: the last hole stays unfinished."""
+    comes_back: float = 0.7
+    """Of unfinished holes: the file's next session finishes it; the others stay as they are."""
+    pastes: float = 0.02
+    """Of lines: inserted at once with one to five further lines."""
+    false_starts: float = 0.02
+    """Of lines: the developer begins to write another line, pauses, and deletes it."""
+    wrong_words: float = 0.04
+    """Of lines: a word is another one at first; the developer writes it and the rest of the line again some lines later."""
+    leaves_wrong: float = 0.2
+    """Of accepted suggestions with a wrong rest: it stays and is written again some lines later; else it goes at once."""
+    rewrite_after: int = 6
+    """Lines after which something is written again at most; the least is 1."""
+    breaks: float = 0.03
+    """Of lines: the developer does something else for 12 to 120 s first."""
+    quiet_seconds: float = 10.0
+    """A place is quiet after so long without an edit, counted from its first edit on."""
+    settle_seconds: float = 300.0
+    """A place settles so long after its request, or when the developer leaves the file before."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +86,8 @@ class Draws:
     goes_on: bool
     completion_bits: int
     """Random bits of the editor's completion id."""
+    leaves_wrong: bool
+    """If the accepted text has a wrong rest, it stays at first."""
 
 
 def random_stream(*key: object) -> random.Random:
@@ -73,6 +105,11 @@ def taste_of(seed: int, user: int) -> Taste:
     return draw_taste(random_stream("taste", seed, user))
 
 
+def is_silent(seed: int, user: int, quirks: Quirks) -> bool:
+    """Return whether a developer's editor sends no events."""
+    return random_stream("editor", seed, user).random() < quirks.silent_editors
+
+
 def draws_at(rng: random.Random, taste: Taste, quirks: Quirks) -> Draws:
     """Return the draws of one pause; always takes the same number of draws in the same order."""
     return Draws(
@@ -88,6 +125,48 @@ def draws_at(rng: random.Random, taste: Taste, quirks: Quirks) -> Draws:
         duplicated=rng.random() < quirks.duplicates,
         goes_on=rng.random() < quirks.goes_on,
         completion_bits=rng.getrandbits(128),
+        leaves_wrong=rng.random() < quirks.leaves_wrong,
+    )
+
+
+@dataclass(frozen=True)
+class LineDraws:
+    """The chance events of writing one line."""
+
+    thinks: float
+    """Seconds before the developer begins it."""
+    pauses: bool
+    column: float
+    """In [0, 1): where they pause, among the places of the line."""
+    further_lines: int
+    """Lines after this one that they have in mind too."""
+    pasted: int
+    """Lines inserted at once, with this one; 0: typed."""
+    false_start: float
+    """In [0, 1): which line they begin to write by mistake; negative: none."""
+    wrong_word: float
+    """In [0, 1): which word is another one at first; negative: none."""
+    rewrite_after: int
+    """Lines after which something wrong in this one is written again."""
+
+
+def line_draws(rng: random.Random, quirks: Quirks) -> LineDraws:
+    """Return the draws of one line; always takes the same number of draws in the same order."""
+    away, seconds, thinks = rng.random() < quirks.breaks, rng.uniform(12.0, 120.0), min(20.0, rng.lognormvariate(0.3, 0.8))
+    pauses, column = rng.random() < quirks.pauses, rng.random()
+    several, further = rng.random() < quirks.several_lines, rng.randint(1, 3)
+    pastes, pasted = rng.random() < quirks.pastes, rng.randint(2, 6)
+    falsely, false_start = rng.random() < quirks.false_starts, rng.random()
+    wrongly, wrong_word = rng.random() < quirks.wrong_words, rng.random()
+    return LineDraws(
+        thinks=seconds if away else thinks,
+        pauses=pauses,
+        column=column,
+        further_lines=further if several else 0,
+        pasted=pasted if pastes else 0,
+        false_start=false_start if falsely else -1.0,
+        wrong_word=wrong_word if wrongly else -1.0,
+        rewrite_after=rng.randint(1, quirks.rewrite_after),
     )
 
 

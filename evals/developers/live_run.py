@@ -5,13 +5,17 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from itertools import count
 
+from evals.developers.decision import Decision
+from evals.developers.draft import Draft
 from evals.developers.draws import Quirks
 from evals.developers.pacer import Pacer
 from evals.developers.schedule import Schedule
+from evals.developers.sessions import Session
 from evals.developers.tally import Ledger, Tally
 from evals.developers.transport import Address, EditorClient, connect
-from evals.developers.visit import Decision, RunContext, Visit
+from evals.developers.visit import LiveSession, RunContext
 from evals.positions import Code
 
 
@@ -22,7 +26,7 @@ class RunSettings:
     address: Address = field(default_factory=Address)
     users: int = 120
     seed: int = 0
-    """Seed of the tastes, the positions and the chance events."""
+    """Seed of the tastes, the sessions, the places of comparisons and the chance events."""
     requests: int | None = None
     """End after so many requests; None: no bound."""
     seconds: float | None = None
@@ -32,9 +36,9 @@ class RunSettings:
     rate: float = 0.0
     """Maximum requests a second; 0: limited by the concurrency only."""
     concurrency: int = 16
-    """Developers who type at the same time."""
+    """Developers who write at the same time, each in a file of their own."""
     first_visit: int = 0
-    """Number of the first visit. A run that continues after an earlier one's visits uses other positions."""
+    """Number of the first session, or place of a comparison. A run that continues after an earlier one's meets others."""
     quirks: Quirks = field(default_factory=Quirks)
     examples: int = 200
     """Maximum number of suggestions kept for a report."""
@@ -58,6 +62,26 @@ class BackgroundTasks:
         """Wait for all tasks; raises the error of a failed task."""
         while self._tasks:
             await asyncio.gather(*self._tasks)
+
+
+class Workplace:
+    """The files that are being written; one developer at a time works in each."""
+
+    def __init__(self) -> None:
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._drafts: dict[str, tuple[int, Draft]] = {}
+
+    def lock(self, session: Session) -> asyncio.Lock:
+        """Return the lock of the session's file; whoever asks first gets it first."""
+        return self._locks.setdefault(session.source.name, asyncio.Lock())
+
+    def draft(self, session: Session) -> Draft:
+        """Return the file as the sessions before left it; in a new pass, and in the run's first session there, as planned."""
+        number, draft = self._drafts.get(session.source.name, (-1, None))
+        if draft is None or number != session.round:
+            draft = session.draft()
+            self._drafts[session.source.name] = session.round, draft
+        return draft
 
 
 class ProgressReporter:
@@ -91,26 +115,25 @@ async def run(
     on_decision: Callable[[Decision], None] | None = None,
     rate: Callable[[], float] | None = None,
 ) -> Tally:
-    """Let developers type until the run is over. Return the sums after the last event was sent.
+    """Let developers write until the run is over. Return the sums after the last event was sent.
 
     Args:
         settings: The run.
-        code: The sources that the developers type in.
+        code: The sources; the developers write some of their holes.
         stop: Ends the run early.
         progress: Gets the sums about once a second.
-        on_decision: Gets every decision, with the text that the developer was about to write.
+        on_decision: Gets every decision once its place has settled, with what was to be written and what became of it.
         rate: Returns the current maximum of requests a second and replaces `settings.rate`.
     """
     began = time.monotonic()
     ledger, background = Ledger(settings.examples), BackgroundTasks()
     pacer = Pacer(settings.requests, settings.seconds, rate or (lambda: settings.rate), stop)
-    schedule = Schedule(settings.users, settings.seed, code, settings.quirks, "live")
-    numbers = iter(range(settings.first_visit, 2**62))
+    schedule = Schedule(settings.users, settings.seed, code, settings.quirks)
+    numbers, workplace = count(settings.first_visit), Workplace()
     async with connect(settings.concurrency) as session:
         context = RunContext(
             client=EditorClient(session, settings.address),
             ledger=ledger,
-            quirks=settings.quirks,
             speed=settings.speed,
             run_id=settings.run_id,
             pacer=pacer,
@@ -118,14 +141,14 @@ async def run(
             on_decision=on_decision or (lambda decision: None),
         )
 
-        async def run_visits() -> None:
+        async def run_sessions() -> None:
             while not pacer.over:
-                number = next(numbers)
-                developer, key, position = schedule.visit(number)
-                await Visit(context, developer, number, key, position).run()
+                session = schedule.session(next(numbers))
+                async with workplace.lock(session):
+                    await LiveSession(context, schedule, session, workplace.draft(session)).run()
 
         async with ProgressReporter(progress, lambda: ledger.tally(time.monotonic() - began)), asyncio.TaskGroup() as group:
             for _ in range(settings.concurrency):
-                group.create_task(run_visits())
+                group.create_task(run_sessions())
         await background.finish()
     return ledger.tally(time.monotonic() - began)

@@ -1,4 +1,4 @@
-"""A paired run: the same developers meet several pinned versions at the same positions."""
+"""A paired run: the same developers meet several pinned versions at the same positions of a ground."""
 
 import asyncio
 import time
@@ -8,9 +8,11 @@ from dataclasses import dataclass
 
 from evals.developers.live_run import RunSettings
 from evals.developers.pacer import Pacer
-from evals.developers.schedule import ExpectedOutcome, Pause, Schedule
+from evals.developers.pause import ExpectedOutcome, Pause
+from evals.developers.schedule import Schedule
 from evals.developers.tally import Example, Ledger, Tally
 from evals.developers.transport import EditorClient, connect
+from evals.grounds import Ground
 from evals.positions import Code
 
 
@@ -55,18 +57,21 @@ async def measure(
     pins: Sequence[str],
     visits: int,
     *,
+    ground: Ground = "later",
     stop: asyncio.Event | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> PairedRun:
-    """Show completions of each pinned version to the same developers at the same positions.
+    """Show completions of each pinned version to the same developers at the same positions of a ground.
 
-    Developers do not type over answers and send no events. The positions differ from those of a live run with the same seed.
-    `progress` gets the number of positions done so far.
+    Developers do not type over answers and send no events. `progress` gets the number of positions done so far.
+
+    Raises:
+        ValueError: the code holds no place of the ground.
     """
     began = time.monotonic()
     ledgers = [Ledger(settings.examples) for _ in pins]
     pacer = Pacer(None, settings.seconds, lambda: settings.rate, stop)
-    schedule = Schedule(settings.users, settings.seed, code, settings.quirks, "paired")
+    schedule = Schedule(settings.users, settings.seed, code, settings.quirks)
     numbers = iter(range(settings.first_visit, settings.first_visit + visits))
     pairs: list[Pair] = []
     done = 0
@@ -77,7 +82,7 @@ async def measure(
             nonlocal done
             for number in numbers:
                 outcomes: dict[int, ExpectedOutcome | None] = {}
-                pause = schedule.first_pause(number)
+                pause = schedule.first_pause(number, ground)
                 for turn in range(len(pins)):
                     index = (number + turn) % len(pins)  # the pins take turns at being first
                     if not await pacer():
@@ -120,7 +125,7 @@ async def _outcome(client: EditorClient, pause: Pause, pin: str, ledger: Ledger)
         rejected=int(not accepted),
         shown_characters=len(text),
         accepted_characters=len(text) * accepted,
-        kept_characters=choice.opinion.right * accepted,
+        kept_characters=outcome.kept * accepted,
     )
     before = "\n".join(pause.prefix.split("\n")[-2:])
     position = pause.position

@@ -1,86 +1,120 @@
-"""The schedule of a run: which developer pauses at which position, and how they react to a completion."""
+"""The schedule of a run: which developer writes what in which session, and the places of a comparison."""
 
-from dataclasses import dataclass
-from itertools import accumulate
-from typing import Literal
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cached_property
+from itertools import count
 
 from evals.developers import draws, editor
-from evals.developers.draws import Draws, Quirks
-from evals.developers.taste import Opinion
-from evals.developers.visit import Developer, opinion_of
-from evals.positions import Code, Position
-
-Occasion = Literal["live", "paired"]
-"""Live runs and comparisons use different positions."""
-
-
-@dataclass(frozen=True)
-class ExpectedOutcome:
-    """The expected result of showing one completion.
-
-    It counts a slip of the finger (Taste.noise) by its probability instead of drawing it: the same expectation with less variance
-    (Rao-Blackwell), which a metric over rare, long suggestions needs.
-    """
-
-    accepted: float
-    """Probability that the developer accepts; 0 if the editor shows nothing."""
-    shown: str
-
-    @property
-    def accepted_characters(self) -> float:
-        """Expected number of accepted characters, as shown."""
-        return self.accepted * len(self.shown)
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What the developer does, including slips."""
-
-    accepted: bool
-    opinion: Opinion
-
-
-@dataclass(frozen=True)
-class Pause:
-    """A developer at a position who waits for a completion."""
-
-    developer: Developer
-    position: Position
-    prefix: str
-    """As the editor sends it."""
-    suffix: str
-    draws: Draws
-
-    def judge(self, generated: str) -> tuple[ExpectedOutcome, Choice | None]:
-        """Return the expected outcome of a completion and the choice; no choice if the editor shows nothing."""
-        text = editor.shown_text(generated, self.prefix, self.suffix)
-        if not text:
-            return ExpectedOutcome(0.0, ""), None
-        taste = self.developer.taste
-        opinion, accepted = opinion_of(taste, generated, text, self.position.truth, self.draws.flipped)
-        return ExpectedOutcome(1 - taste.noise if opinion.accepted else taste.noise, text), Choice(accepted, opinion)
+from evals.developers.draft import Draft
+from evals.developers.draws import Quirks
+from evals.developers.pause import Developer, Pause, SettledTruth
+from evals.developers.sessions import Session, Team, sessions_of_pass
+from evals.developers.settling import OnSettled
+from evals.developers.steps import Reaction, Steps, Wait
+from evals.developers.writer import Writer
+from evals.grounds import Ground, Grounds
+from evals.positions import Code
 
 
 class Schedule:
-    """The seeded sequence of visits; the same for the same seed whatever the server sends."""
+    """The seeded developers, their sessions and the places of comparisons; the same for the same seed whatever a server sends.
 
-    def __init__(self, users: int, seed: int, code: Code, quirks: Quirks, occasion: Occasion) -> None:
+    Args:
+        users: Number of developers.
+        seed: Of tastes, editors, sessions, places and chance events.
+        code: The sources. Which of their text is written live and which makes up the grounds depends on them alone.
+        quirks: The rates of all chance events.
+    """
+
+    def __init__(self, users: int, seed: int, code: Code, quirks: Quirks | None = None) -> None:
         if users < 1:
             raise ValueError(f"users: expected at least 1, got {users}")
-        self._developers = [Developer(draws.user_name(i), draws.taste_of(seed, i)) for i in range(users)]
-        self._activity = list(accumulate(developer.taste.activity for developer in self._developers))
-        self._seed, self._code, self._quirks, self._occasion = seed, code, quirks, occasion
+        self._seed, self._code, self.quirks = seed, code, quirks or Quirks()
+        self._team = Team(
+            [Developer(draws.user_name(i), draws.taste_of(seed, i), draws.is_silent(seed, i, self.quirks)) for i in range(users)]
+        )
+        self._pass: tuple[Session, ...] = ()
+        self._ends: list[int] = []
+        """Cumulative numbers of pauses of the sessions read so far."""
+        self._last: tuple[int, tuple[Pause, ...]] = (-1, ())
 
-    def visit(self, number: int) -> tuple[Developer, tuple[object, ...], Position]:
-        """Return the developer of a visit, the key of its draws, and its position."""
-        key = (self._occasion, self._seed, number)
+    def session(self, number: int) -> Session:
+        """Return a session; when all holes are written, the next pass begins.
+
+        Raises:
+            ValueError: the code holds no file that developers type in.
+        """
+        if not self._pass:
+            self._pass = self._sessions(0)
+        current, index = divmod(number, len(self._pass))
+        if self._pass[0].round != current:
+            self._pass = self._sessions(current)
+        return replace(self._pass[index], number=number)
+
+    def writer(self, session: Session, draft: Draft, on_settled: OnSettled) -> Writer:
+        """Return the writer of a session; `on_settled` gets each of its places once it has settled."""
+        return Writer(session, draft, self.quirks, ("live", self._seed), on_settled)
+
+    def live_pauses(self, session: int) -> tuple[Pause, ...]:
+        """Return the pauses of a session as if no completion was ever accepted, each with the text that settled there."""
+        if self._last[0] != session:
+            self._last = session, self._untouched(self.session(session))
+        return self._last[1]
+
+    def pauses(self) -> Iterator[Pause]:
+        """Return the live pauses of all sessions, in order, as if no completion was ever accepted; without an end."""
+        for number in count():
+            yield from self.live_pauses(number)
+
+    def first_pause(self, number: int, ground: Ground | None = None) -> Pause:
+        """Return a pause: of the live sessions (`pauses`) without a ground, else at the place of that number on the ground.
+
+        Raises:
+            ValueError: the code holds no place of the ground, or no file that developers type in.
+        """
+        if ground is not None:
+            return self._ground_pause(number, ground)
+        while not self._ends or self._ends[-1] <= number:
+            self._ends.append((self._ends[-1] if self._ends else 0) + len(self.live_pauses(len(self._ends))))
+        session = bisect_right(self._ends, number)
+        return self.live_pauses(session)[number - (self._ends[session - 1] if session else 0)]
+
+    def _ground_pause(self, number: int, ground: Ground) -> Pause:
+        key = (ground, self._seed, number)
         rng = draws.random_stream(*key)
-        developer = rng.choices(self._developers, cum_weights=self._activity)[0]
-        return developer, (*key, developer.name), self._code.draw(rng, self._quirks.several_lines)
+        developer = self._team.draw(rng)
+        place = self._grounds.draw(ground, rng, self.quirks.several_lines)
+        prefix, suffix = editor.prompt_context(place.position.prefix, place.position.suffix)
+        chances = draws.draws_at(draws.random_stream(*key, 0), developer.taste, self.quirks)
+        settled = SettledTruth(place.rest, True, "typed", 0.0, place.rest)
+        return Pause(developer, place.position, prefix, suffix, place.rest, chances, number, settled=settled)
 
-    def first_pause(self, number: int) -> Pause:
-        """Return the first pause of a visit."""
-        developer, key, position = self.visit(number)
-        prefix, suffix = editor.prompt_context(position.prefix, position.suffix)
-        pause_draws = draws.draws_at(draws.random_stream(*key, 0), developer.taste, self._quirks)
-        return Pause(developer, position, prefix, suffix, pause_draws)
+    def _untouched(self, session: Session) -> tuple[Pause, ...]:
+        settled: dict[int, SettledTruth] = {}
+        pauses: list[Pause] = []
+        writer = self.writer(session, session.draft(), lambda pause, truth: settled.update({id(pause): truth}))
+        steps = writer.steps()
+        reaction = None
+        while (step := _next(steps, reaction)) is not None:
+            reaction = None
+            if not isinstance(step, Wait):
+                pauses.append(step)
+                reaction = Reaction("rejected")
+        return tuple(replace(pause, settled=settled[id(pause)]) for pause in pauses)
+
+    def _sessions(self, number: int) -> tuple[Session, ...]:
+        return sessions_of_pass(self._code.sources, self._team, self.quirks, self._seed, number)
+
+    @cached_property
+    def _grounds(self) -> Grounds:
+        return Grounds(self._code.sources)
+
+
+def _next(steps: Steps, reaction: Reaction | None) -> Wait | Pause | None:
+    """Return the next step; None at the end."""
+    try:
+        return steps.send(reaction)
+    except StopIteration:
+        return None

@@ -1,4 +1,4 @@
-"""The code that simulated developers type in."""
+"""The code of the simulated developers: some of it is written live, the rest makes up the grounds (evals/grounds.py)."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -23,7 +23,9 @@ class Counts:
     accepted: int = 0
     rejected: int = 0
     unreported: int = 0
-    """Impressions replaced by the next one before their event was due."""
+    """Impressions without an event: replaced by the next one before it was due, or the editor is silent."""
+    silent: int = 0
+    """Of unreported: the editor sends no events."""
     reused: int = 0
     """Of shown: the stream continued while the developer typed matching text."""
     late: int = 0
@@ -38,7 +40,7 @@ class Counts:
     accepted_characters: int = 0
     """Characters of accepted suggestions, as shown."""
     kept_characters: int = 0
-    """Of these, right characters from the start."""
+    """Of these, right characters from the start, which stay."""
 
     def __add__(self, other: "Counts") -> "Counts":
         return Counts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))

@@ -26,6 +26,8 @@ class Answer:
     """The developer's typing closed the connection."""
     error: str = ""
     """The error of a failed request; empty otherwise."""
+    completion_id: str = ""
+    """The server's id of the completion; empty without an answer."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class EditorClient:
         """Stream a completion. `should_close` gets the text so far and returns whether the developer's typing ends the stream."""
         pin = pin or self.address.pin
         began = time.monotonic()
-        text, version, cancelled = "", pin, False
+        text, version, completion_id, cancelled = "", pin, "", False
         headers = protocol.request_headers(self.address.token, user, pin)
         body = json.dumps(protocol.request_body(self.address.model, prefix, suffix))
         try:
@@ -84,7 +86,7 @@ class EditorClient:
                 async for line in response.content:
                     if not line.startswith(DATA) or line.startswith(DONE, len(DATA)):
                         continue
-                    piece = _text_piece(line)
+                    piece, completion_id = _piece(line, completion_id)
                     text += piece
                     if piece and should_close is not None and should_close(text):
                         cancelled = True
@@ -92,7 +94,7 @@ class EditorClient:
                         break
         except (TimeoutError, aiohttp.ClientError, ValueError) as error:
             return Answer(text, version, _milliseconds_since(began), error=f"{type(error).__name__}: {error}"[:300])
-        return Answer(text, version, _milliseconds_since(began), cancelled=cancelled)
+        return Answer(text, version, _milliseconds_since(began), cancelled=cancelled, completion_id=completion_id)
 
     async def post(self, user: str, body: dict[str, object]) -> bool:
         """Post an event once, as Continue does. Return False if it was lost."""
@@ -108,9 +110,11 @@ class EditorClient:
             return False
 
 
-def _text_piece(line: bytes) -> str:
-    choices = json.loads(line[len(DATA) :])["choices"]
-    return choices[0].get("text") or "" if choices else ""
+def _piece(line: bytes, completion_id: str) -> tuple[str, str]:
+    """Return the text of a streamed chunk, and the completion's id, which the first chunk tells."""
+    chunk = json.loads(line[len(DATA) :])
+    choices = chunk["choices"]
+    return choices[0].get("text") or "" if choices else "", completion_id or chunk.get("id", "")
 
 
 def _milliseconds_since(began: float) -> float:

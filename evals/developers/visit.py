@@ -1,4 +1,4 @@
-"""One developer at one position: types, pauses, reads the suggestion, accepts it or types on."""
+"""One session of a developer against a server: types, pauses, reads the suggestion, accepts it or types on."""
 
 import asyncio
 import time
@@ -6,53 +6,28 @@ import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
-from evals.developers import draws, editor, protocol
-from evals.developers.draws import Draws, Quirks
+from evals.developers import editor, protocol
+from evals.developers.decision import Decision, undecided
+from evals.developers.draft import Draft
+from evals.developers.draws import Draws
+from evals.developers.pause import Pause, SettledTruth, opinion_of
 from evals.developers.protocol import Impression
+from evals.developers.schedule import Schedule
+from evals.developers.sessions import Session
+from evals.developers.steps import DEBOUNCE_SECONDS, REJECTED_AFTER_SECONDS, Reaction, Wait
 from evals.developers.tally import Example, Ledger
-from evals.developers.taste import Opinion, Taste, judge
 from evals.developers.transport import Answer, EditorClient
-from evals.positions import Position
+from evals.metrics import matching_prefix
 
-DEBOUNCE_MS = 350.0
-REJECTED_AFTER_SECONDS = 10.0
-CHARACTERS_PER_SECOND = 6.0
-
-
-@dataclass(frozen=True)
-class Decision:
-    """One pause and its outcome, as `--decisions` writes it; never sent to a server."""
-
-    user: str
-    visit: int
-    stop: int
-    """Number of the pause at this position."""
-    version: str
-    outcome: str
-    """accepted, rejected, unreported, nothing, cancelled or error."""
-    reason: str
-    shown: str
-    truth: str
-    right: int
-    """Right characters from the start."""
-    elapsed_ms: float
-
-
-@dataclass(frozen=True)
-class Developer:
-    """A simulated developer."""
-
-    name: str
-    taste: Taste
+DEBOUNCE_MS = 1000 * DEBOUNCE_SECONDS
 
 
 @dataclass(frozen=True)
 class RunContext:
-    """What all visits of a run share."""
+    """What all sessions of a run share."""
 
     client: EditorClient
     ledger: Ledger
-    quirks: Quirks
     speed: float
     """How many times faster than people."""
     run_id: str
@@ -60,7 +35,7 @@ class RunContext:
     pacer: Callable[[], Awaitable[bool]]
     """Waits for the turn of the next request; returns False when the run is over."""
     background: Callable[[Awaitable[None]], None]
-    """Runs the sending of events beside the visit."""
+    """Runs the sending of events beside the session."""
     on_decision: Callable[[Decision], None]
 
 
@@ -75,86 +50,112 @@ class PendingRejection:
     draws: Draws
 
 
-class Visit:
-    """The pauses of one developer at one position."""
+class LiveSession:
+    """One developer who writes in one file, against a server."""
 
-    def __init__(
-        self, context: RunContext, developer: Developer, number: int, key: tuple[object, ...], position: Position
-    ) -> None:
-        self._context, self._developer, self._number, self._key, self._position = context, developer, number, key, position
+    def __init__(self, context: RunContext, schedule: Schedule, session: Session, draft: Draft) -> None:
+        self._context, self._developer = context, session.developer
+        self._writer = schedule.writer(session, draft, self._write_decision)
+        self._decisions: dict[int, Decision] = {}
+        """Decisions whose place has not settled, by the id of the pause."""
         self._pending: PendingRejection | None = None
 
     async def run(self) -> None:
-        """Type until the text is complete or the developer leaves."""
-        prefix, suffix = editor.prompt_context(self._position.prefix, self._position.suffix)
-        truth, quirks = self._position.truth, self._context.quirks
-        for stop in range(quirks.most_stops):
-            if not truth.strip() or not await self._context.pacer():
-                break
-            stop_draws = draws.draws_at(draws.random_stream(*self._key, stop), self._developer.taste, quirks)
-            outcome, typed = await self._pause(stop, prefix, suffix, truth, stop_draws)
-            if outcome == "accepted" or not (stop_draws.goes_on or outcome == "cancelled"):
-                break
-            typed += draws.next_word(truth[len(typed) :]) if outcome != "cancelled" else ""
-            prefix, truth = prefix + typed, truth[len(typed) :]
-            await self._wait(len(typed) / CHARACTERS_PER_SECOND + DEBOUNCE_MS / 1000)
+        """Write until the developer leaves the file or the run is over."""
+        steps, reaction, owed = self._writer.steps(), None, 0.0
+        try:
+            while True:
+                step = steps.send(reaction)
+                reaction = None
+                if isinstance(step, Wait):
+                    owed += step.seconds
+                    continue
+                await self._wait(owed)
+                owed = 0.0
+                if not await self._context.pacer():
+                    break
+                reaction = await self._pause(step)
+        except StopIteration:
+            pass
+        self._writer.settling.finish(self._writer.clock)
         self._report_pending()
 
-    async def _pause(self, stop: int, prefix: str, suffix: str, truth: str, draws: Draws) -> tuple[str, str]:
-        """Send one request. Return its outcome and the text typed while the answer streamed."""
+    def _write_decision(self, pause: Pause, truth: SettledTruth) -> None:
+        # A pause that the end of the run cut off has no decision.
+        decision = self._decisions.pop(id(pause), None)
+        if decision is not None:
+            self._context.on_decision(replace(decision, settled=truth))
+
+    def _decided(self, pause: Pause, decision: Decision) -> None:
+        self._decisions[id(pause)] = decision
+
+    async def _pause(self, pause: Pause) -> Reaction:
+        """Send one request and return what came of it."""
+        name, context, draws = self._developer.name, self._context, pause.draws
+        truth = pause.position.truth
         typed = truth[: draws.typed] if draws.types_on and len(truth) > draws.typed else ""
         requested_at = time.time()
-        name, context = self._developer.name, self._context
-        answer = await context.client.complete(name, prefix, suffix, _typing_check(typed, draws.typed_at))
+        answer = await context.client.complete(name, pause.prefix, pause.suffix, _typing_check(typed, draws.typed_at))
         self._count(answer, requests=1)
-        decision = Decision(name, self._number, stop, answer.version, "error", answer.error, "", truth, 0, answer.elapsed_ms)
+        decision = undecided(pause, answer)
         if answer.error:
             self._count(answer, errors=1)
-            context.on_decision(decision)
-            return "error", ""
+            self._decided(pause, decision)
+            return Reaction("error")
         if answer.cancelled or not answer.text.startswith(typed):
             self._count(answer, cancelled=1)
-            context.on_decision(replace(decision, outcome="cancelled", reason="typed over"))
-            return "cancelled", typed
-        prefix, truth, generated = prefix + typed, truth[len(typed) :], answer.text[len(typed) :]
-        text = editor.shown_text(generated, prefix, suffix)
+            self._decided(pause, replace(decision, outcome="cancelled", reason="typed over"))
+            return Reaction("cancelled", typed)
+        prefix, truth, generated = pause.prefix + typed, truth[len(typed) :], answer.text[len(typed) :]
+        text = editor.shown_text(generated, prefix, pause.suffix)
         if not text:
             self._count(answer, nothing=1)
-            context.on_decision(replace(decision, outcome="nothing", truth=truth))
-            return "nothing", typed
+            self._decided(pause, replace(decision, outcome="nothing", truth=truth))
+            return Reaction("nothing", typed)
         self._count(answer, shown=1, shown_characters=len(text), reused=int(bool(typed)))
         impression = Impression(
             completion_id=str(uuid.uuid5(uuid.NAMESPACE_OID, f"{context.run_id}/{draws.completion_bits}")),
             user=name,
-            file=self._position.file,
+            file=pause.position.file,
             prefix=prefix,
-            suffix=suffix,
+            suffix=pause.suffix,
             completion=text,
             requested_at=requested_at,
             elapsed_ms=DEBOUNCE_MS + answer.elapsed_ms,
             model=context.client.address.model,
         )
         self._replace_pending(text)
-        opinion, accepted = opinion_of(self._developer.taste, generated, text, truth, draws.flipped)
-        outcome = self._settle(impression, accepted, opinion, answer, draws)
-        context.on_decision(
-            replace(decision, outcome=outcome, reason=opinion.reason, shown=text, truth=truth, right=opinion.right)
+        opinion, likes = opinion_of(self._developer.taste, generated, text, truth, draws.flipped)
+        accepted = likes and not draws.superseded
+        kept = matching_prefix(text, pause.rest[len(typed) :]) if accepted else 0
+        outcome = self._report(impression, accepted, kept, answer, draws)
+        self._decided(
+            pause,
+            replace(
+                decision,
+                outcome=outcome,
+                reason=opinion.reason,
+                accepted=accepted,
+                shown=text,
+                truth=truth,
+                right=opinion.right,
+                completion_id=impression.completion_id,
+            ),
         )
         before = "\n".join(prefix.split("\n")[-2:])
         context.ledger.add_example(Example(name, answer.version, impression.file, before, text, truth, accepted, opinion.reason))
-        return outcome, typed
+        return Reaction("accepted", typed, text) if accepted else Reaction(outcome, typed)
 
-    def _settle(self, impression: Impression, accepted: bool, opinion: Opinion, answer: Answer, draws: Draws) -> str:
+    def _report(self, impression: Impression, accepted: bool, kept: int, answer: Answer, draws: Draws) -> str:
         """Count the decision and schedule its events. Return the outcome."""
-        if draws.superseded:
-            self._count(answer, unreported=1)
+        if self._developer.silent or draws.superseded:
+            self._count(answer, unreported=1, silent=int(self._developer.silent))
             return "unreported"
         if not accepted:
             self._pending = PendingRejection(impression, answer.version, time.monotonic(), draws)
             return "rejected"
         size = len(impression.completion)
-        right = min(opinion.right, size)
-        self._count(answer, judged=1, accepted=1, accepted_characters=size, kept_characters=right, late=int(draws.late))
+        self._count(answer, judged=1, accepted=1, accepted_characters=size, kept_characters=kept, late=int(draws.late))
         self._context.background(self._accept(impression, answer.version, draws))
         return "accepted"
 
@@ -214,17 +215,6 @@ class Visit:
 
     def _count(self, answer: Answer, **counts: int) -> None:
         self._context.ledger.add(self._developer.name, answer.version, **counts)
-
-
-def opinion_of(taste: Taste, generated: str, text: str, truth: str, flipped: bool) -> tuple[Opinion, bool]:
-    """Return a developer's opinion of the shown `text`, and whether they accept it, which `flipped` inverts.
-
-    The opinion ignores a space that the editor removed.
-    """
-    if editor.lost_space(generated, text):
-        truth = truth.removeprefix(" ")
-    opinion = judge(taste, text, truth)
-    return opinion, opinion.accepted is not flipped
 
 
 def _typing_check(typed: str, keystroke_at: int) -> Callable[[str], bool] | None:

@@ -32,7 +32,7 @@ def parse_arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("--model", type=Path, default=Path("infra/base_model"), help="checkpoint to tune, in place (default %(default)s)")
     add("--places", type=int, default=19_200, help="places to train on; 0: only choose the temperature (default %(default)s)")
-    add("--learning-rate", type=float, default=4e-4, help="learning rate at the start (default %(default)s)")
+    add("--learning-rate", type=float, default=1e-3, help="learning rate at the start (default %(default)s)")
     add("--compared", type=int, default=2000, help="places that each temperature is tried at (default %(default)s)")
     add("--seed", type=int, default=0, help="of places and draws (default %(default)s)")
     return parser.parse_args()
@@ -62,7 +62,7 @@ def tune(settings: Settings, options: argparse.Namespace, sources: tuning.Source
     model, max_tokens = settings.model, settings.serving.sampling.max_tokens
     tokenizer = Tokenizer.from_file(str(options.model / "tokenizer.json"))
     renderer = Renderer(tokenizer, model.fim_order, model.max_prefix_tokens, model.max_suffix_tokens)
-    samples = tuning.places(sources.tuned, renderer, options.places, max_tokens, options.seed)
+    samples = tuning.places(tuning.pauses(sources.tuned, options.places, options.seed), renderer, max_tokens)
     with TemporaryDirectory(prefix="tabloop-tune-") as folder:
         work = Path(folder)
         (work / "samples.parquet").write_bytes(to_parquet(samples))

@@ -8,7 +8,12 @@ from tests.serving import fakes
 from tests.serving.fakes import House
 from tests.tasks.rows import join
 
-CODE = Code([Source("a.py", "".join(f"def name_{i}(alpha, beta):\n    return alpha + beta * {i}\n\n" for i in range(300)))])
+CODE = Code(
+    [
+        Source(f"{file}.py", "".join(f"def name_{i}(alpha, beta):\n    return alpha + beta * {i}\n\n" for i in range(60)))
+        for file in range(16)
+    ]
+)
 
 
 async def test_labels_joined_from_servings_records_equal_the_developers_counts(tmp_path):
@@ -16,8 +21,8 @@ async def test_labels_joined_from_servings_records_equal_the_developers_counts(t
         house.engines[0].delay = 0.001
         house.engines[0].reply = house.tokenizer.encode("alpha").ids
         address = Address(f"{house.urls[0]}/v1", f"{house.urls[1]}/v1/continue/events", fakes.ADMIN)
-        quirks = Quirks(late_accepts=0.3, cache_hits=0.1, duplicates=0.1, several_lines=0)
-        tally = await run(RunSettings(address=address, users=30, seed=1, requests=300, speed=300, quirks=quirks), CODE)
+        quirks = Quirks(late_accepts=0.3, cache_hits=0.1, duplicates=0.1, several_lines=0, breaks=0)
+        tally = await run(RunSettings(address=address, users=30, seed=1, requests=300, speed=2000, quirks=quirks), CODE)
         await house.recorder.settle()
         completions, feedback = house.rows("completions"), house.rows("feedback")
         paired = await measure(RunSettings(address=address, users=30, seed=1), CODE, ["0"], 20)

@@ -16,7 +16,7 @@ CODE = positions.Code(
 
 def test_tabloop_trains_on_rejections_and_rlinf_does_not():
     settings = configuration.load()
-    schedule = Schedule(30, 0, CODE, Quirks(several_lines=0.0), "live")
+    schedule = Schedule(30, 0, CODE, Quirks(several_lines=0.0))
     pauses = [schedule.first_pause(number) for number in range(60)]
     # Every other completion is right.
     texts = [pause.position.truth if number % 2 else "zz" for number, pause in enumerate(pauses)]
@@ -33,7 +33,7 @@ def test_tabloop_trains_on_rejections_and_rlinf_does_not():
 
 def test_groups_have_as_many_samples_at_fewer_places_and_need_no_developer():
     settings = configuration.load()
-    schedule = Schedule(30, 0, CODE, Quirks(several_lines=0.0), "live")
+    schedule = Schedule(30, 0, CODE, Quirks(several_lines=0.0))
     pauses = [schedule.first_pause(number) for number in range(16)]
     samples = group_samples(pauses, configuration.path(settings.model.base), settings, "7", seed=1)
     assert len(samples) == 16

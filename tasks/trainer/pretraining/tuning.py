@@ -1,19 +1,17 @@
 """Tuning of the base model to the places at which editors ask, and its best temperature. Its own training sources only.
 
-Pretraining cuts a span anywhere in a file. Editors ask at the end of a token, for the rest of a line or a few lines, with a short
-prompt: at such places, a model that was trained on them writes more of what is right and knows better where to end. None of that
-comes from a team, so it belongs into the base that a team's gain is measured against.
+Pretraining cuts a span anywhere in a finished file. Editors ask where somebody is writing: at the end of a token, for the rest of a
+line or a few lines, in a function whose rest does not stand there yet. A model that was trained on such places writes more of what is
+right and knows better where to end. None of that comes from a team, so it belongs into the base that a team's gain is measured against.
 """
 
 import hashlib
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from evals.developers import Pause, Quirks, Schedule
-from evals.developers.editor import prompt_context
+from evals.developers import Pause, Schedule
 from evals.generation import Generator
 from evals.heldout import site_packages, standard_library, training_files
 from evals.positions import Code, Source, read_sources
@@ -21,8 +19,8 @@ from infra.fim import END, Renderer
 from infra.records import Sample
 from tasks.trainer.pretraining.corpus import truncate
 
-SEVERAL_LINES = 0.12
-"""Share of places that miss one to three further lines."""
+EVERY = 5
+"""Of the pauses of simulated developers every fifth is a place, since those of one session lie near one another."""
 TEMPERATURES = (0.1, 0.2, 0.3, 0.5, 0.8)
 USERS = 240
 
@@ -59,28 +57,24 @@ def _is_kept_back(source: Source) -> bool:
     return hashlib.sha256(source.name.encode()).digest()[0] % 5 == 0
 
 
-def places(code: Code, renderer: Renderer, count: int, max_tokens: int, seed: int) -> list[Sample]:
-    """Return places as samples: the prompt as an editor would send it, and the text of the file as the settled text."""
-    rng = random.Random(f"tuning/{seed}")
-    return [_sample(code, rng, renderer, number, max_tokens) for number in range(count)]
-
-
-def _sample(code: Code, rng: random.Random, renderer: Renderer, number: int, max_tokens: int) -> Sample:
-    position = code.draw(rng, SEVERAL_LINES)
-    prefix, suffix = prompt_context(position.prefix, position.suffix)
-    return Sample(
-        completion_id=f"place-{number}",
-        user="",
-        policy_version="0",
-        prompt_token_ids=tuple(renderer.render(prefix, suffix)),
-        token_ids=(),
-        logprobs=(),
-        temperature=1.0,
-        outcome="unjudged",
-        shown_characters=0,
-        accepted_characters=0,
-        settled_token_ids=target_tokens(renderer, position.truth, max_tokens),
-    )
+def places(looks: Sequence[Pause], renderer: Renderer, max_tokens: int) -> list[Sample]:
+    """Return pauses as samples: the prompt as an editor sends it, and what the developer is about to write as the settled text."""
+    return [
+        Sample(
+            completion_id=f"place-{number}",
+            user="",
+            policy_version="0",
+            prompt_token_ids=tuple(renderer.render(look.prefix, look.suffix)),
+            token_ids=(),
+            logprobs=(),
+            temperature=1.0,
+            outcome="unjudged",
+            shown_characters=0,
+            accepted_characters=0,
+            settled_token_ids=target_tokens(renderer, look.position.truth, max_tokens),
+        )
+        for number, look in enumerate(looks)
+    ]
 
 
 def target_tokens(renderer: Renderer, text: str, max_tokens: int) -> tuple[int, ...]:
@@ -91,9 +85,9 @@ def target_tokens(renderer: Renderer, text: str, max_tokens: int) -> tuple[int, 
 
 
 def pauses(code: Code, count: int, seed: int) -> list[Pause]:
-    """Return the pauses of simulated developers at places of these files."""
-    schedule = Schedule(USERS, seed, code, Quirks(several_lines=SEVERAL_LINES), "paired")
-    return [schedule.first_pause(number) for number in range(count)]
+    """Return pauses of simulated developers who write these files."""
+    schedule = Schedule(USERS, seed, code)
+    return [schedule.first_pause(EVERY * number) for number in range(count)]
 
 
 def score(generator: Generator, looks: Sequence[Pause], temperature: float, max_tokens: int, seed: int) -> Score:

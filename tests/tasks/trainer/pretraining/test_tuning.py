@@ -1,7 +1,6 @@
 """The places that the base model is tuned to, and the choice of its temperature."""
 
 import json
-import random
 
 from tokenizers import Tokenizer
 
@@ -17,17 +16,16 @@ RENDERER = Renderer(TOKENIZER, "spm", 96, 24)
 TEXT = "\n".join(f"def function_{n}(value):\n    return value * {n} + offset_{n}\n" for n in range(40))
 
 
-def test_a_place_asks_for_what_stands_there_and_nothing_of_it_is_in_the_prompt() -> None:
-    code, end = Code([Source("a.py", TEXT)]), TOKENIZER.token_to_id(END)
-    samples = tuning.places(code, RENDERER, 60, 24, seed=1)
-    assert samples == tuning.places(code, RENDERER, 60, 24, seed=1) != tuning.places(code, RENDERER, 60, 24, seed=2)
-    rng = random.Random("tuning/1")
-    for sample in samples:
-        truth = code.draw(rng, tuning.SEVERAL_LINES).truth
-        ended = sample.settled_token_ids[-1] == end
-        written = TOKENIZER.decode(sample.settled_token_ids[: len(sample.settled_token_ids) - ended])
+def test_a_place_asks_for_what_is_written_there_and_nothing_of_it_is_in_the_prompt() -> None:
+    end = TOKENIZER.token_to_id(END)
+    looks = tuning.pauses(Code([Source("a.py", TEXT)]), 40, seed=1)
+    samples = tuning.places(looks, RENDERER, 24)
+    for look, sample in zip(looks, samples, strict=True):
+        truth, tokens = look.position.truth, sample.settled_token_ids
+        ended = tokens[-1] == end
+        written = TOKENIZER.decode(tokens[: len(tokens) - ended])
         assert truth == written if ended else truth.startswith(written)
-        assert ended or len(sample.settled_token_ids) == 24
+        assert ended or len(tokens) == 24
         assert not sample.token_ids and sample.outcome == "unjudged"
 
 

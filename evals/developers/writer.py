@@ -1,0 +1,249 @@
+"""A developer writes: the steps of one session, without a server.
+
+`Writer.steps` yields waits and pauses and gets back what came of each pause. A live run sends the pauses to a server; a bench
+answers each with `Reaction("rejected")`. Every chance event is drawn for its line and its stop, so what a server answers shifts
+no other draw: text that an accepted completion wrote is not written again, and the pauses planned in it fall away.
+"""
+
+import re
+from dataclasses import dataclass
+
+from evals.developers import draws, editor
+from evals.developers.draft import Draft, Patch
+from evals.developers.draws import LineDraws, Quirks, draws_at, line_draws, random_stream
+from evals.developers.pause import Pause, Way
+from evals.developers.sessions import Segment, Session
+from evals.developers.settling import OnSettled, Settling
+from evals.developers.steps import (
+    CHARACTERS_PER_SECOND,
+    DEBOUNCE_SECONDS,
+    DELETED_PER_SECOND,
+    JUMP_SECONDS,
+    REJECTED_AFTER_SECONDS,
+    Reaction,
+    Steps,
+    StepsTo,
+    Wait,
+)
+from evals.metrics import matching_prefix
+from evals.positions import Position, column_at
+
+NAME = re.compile(r"[A-Za-z_]\w{2,}")
+
+
+@dataclass(frozen=True)
+class _Wrong:
+    """Something to write again."""
+
+    hole: int
+    patch: Patch
+    due: int
+    """Number of lines written in the session at which the developer goes back to it."""
+
+
+class Writer:
+    """One session of one developer in one draft."""
+
+    def __init__(self, session: Session, draft: Draft, quirks: Quirks, key: tuple[object, ...], on_settled: OnSettled) -> None:
+        self._session, self._draft, self._quirks = session, draft, quirks
+        self._key = (*key, session.round, session.source.name)
+        self.settling = Settling(draft, quirks.quiet_seconds, quirks.settle_seconds, on_settled)
+        self.clock = 0.0
+        """Seconds of the developer's time since the session began."""
+        self._wrong: list[_Wrong] = []
+        self._lines = 0
+
+    def steps(self) -> Steps:
+        """Write the session's segments, correct what is wrong, and leave. The draft changes on the way."""
+        for segment in self._session.segments:
+            yield from self._pass(JUMP_SECONDS)
+            self._draft.open(segment.hole)
+            for number in range(segment.first, segment.last):
+                yield from self._line(segment, number)
+                self._lines += 1
+                yield from self._rewrite_due(self._lines)
+        yield from self._rewrite_due(None)
+        self.settling.finish(self.clock)
+
+    def _line(self, segment: Segment, number: int) -> Steps:
+        hole, draft = segment.hole, self._draft
+        lines = draft.holes[hole].lines
+        start, end = lines[number]
+        rng = random_stream(*self._key, hole, number)
+        chances = line_draws(rng, self._quirks)
+        if draft.front(hole) >= end:
+            return
+        yield from self._pass(chances.thinks)
+        if chances.pasted and number + 1 < segment.last:
+            last = min(number + chances.pasted, segment.last) - 1
+            yield from self._write(hole, lines[last][1], seconds=1.0, pasted=True)
+            return
+        text = draft.final(hole, start, end)
+        indent = start + len(text) - len(text.lstrip())
+        if chances.false_start >= 0 and number > 0 and draft.front(hole) <= indent:
+            yield from self._write(hole, indent)
+            yield from self._false_start(hole, number, chances)
+        typed = yield from self._wrong_word(hole, number, chances)
+        cursor = start + column_at(text, chances.column)
+        if chances.pauses and max(typed, draft.front(hole)) <= cursor:
+            yield from self._write(hole, cursor)
+            last = min(number + chances.further_lines, len(lines) - 1)
+            yield from self._place(hole, number, lines[last][1], chances.rewrite_after)
+        yield from self._write(hole, end)
+
+    def _place(self, hole: int, number: int, stop: int, rewrite_after: int) -> Steps:
+        """Pause at the front of a hole, once or several times, about to write up to `stop`."""
+        size = self._draft.holes[hole].size
+        for turn in range(self._quirks.most_stops):
+            front = self._draft.front(hole)
+            if not self._draft.final(hole, front, stop).strip():
+                return
+            pause = self._pause(hole, front, size, self._draft.final(hole, front, stop), (number, "writes", turn))
+            reaction = yield from self._ask(pause, hole, size)
+            yield from self._write(hole, front + len(reaction.typed))
+            if reaction.outcome == "accepted":
+                yield from self._accept(pause, reaction, hole, size, rewrite_after)
+                return
+            if not (pause.draws.goes_on or reaction.outcome == "cancelled"):
+                return
+            if reaction.outcome != "cancelled":
+                front = self._draft.front(hole)
+                yield from self._write(hole, front + len(draws.next_word(self._draft.final(hole, front, stop))))
+
+    def _ask(self, pause: Pause, hole: int, stop: int) -> StepsTo[Reaction]:
+        """Pause at the cursor; after an accept, the time until the Tab has passed."""
+        yield from self._pass(DEBOUNCE_SECONDS)
+        self.settling.asked(pause, hole, self._at(pause, hole), stop, self.clock)
+        reaction = yield pause
+        assert reaction is not None
+        if reaction.outcome == "accepted":
+            late = REJECTED_AFTER_SECONDS + pause.draws.late_seconds
+            yield from self._pass(late if pause.draws.late else pause.draws.accept_seconds)
+        return reaction
+
+    def _accept(self, pause: Pause, reaction: Reaction, hole: int, stop: int, rewrite_after: int) -> Steps:
+        """Insert a completion at the front of a hole; its wrong rest goes at once, or stays for some lines."""
+        draft, front = self._draft, self._draft.front(hole)
+        self.settling.accepted(pause, reaction.typed + reaction.inserted)
+        right = front + matching_prefix(reaction.inserted, draft.final(hole, front, stop))
+        wrong = reaction.inserted[right - front :]
+        self.settling.edit(hole, front, self.clock, self.clock)
+        draft.write(hole, right)
+        if not wrong:
+            return
+        line_end = next((end for _, end in draft.holes[hole].lines if end > right), right)
+        patch = Patch(right, right, wrong)
+        instead = draft.final(hole, right, line_end)
+        if pause.draws.leaves_wrong and instead.strip() and "\n" not in wrong + instead:
+            draft.write(hole, line_end)
+            patch = Patch(right, line_end, wrong)
+            draft.put(hole, patch)
+            self._wrong.append(_Wrong(hole, patch, self._lines + rewrite_after))
+            return
+        draft.put(hole, patch)
+        yield from self._pass(0.5 + len(wrong) / DELETED_PER_SECOND)
+        self.settling.edit(hole, right, self.clock, self.clock)
+        draft.drop(hole, patch)
+
+    def _false_start(self, hole: int, number: int, chances: LineDraws) -> Steps:
+        """Begin to write another line that stands above, pause, and delete it."""
+        draft, front = self._draft, self._draft.front(hole)
+        above = draft.holes[hole].lines[int(chances.false_start * number)]
+        other = draft.final(hole, *above).strip()
+        if len(other) < 2 or draft.final(hole, front).startswith(other):
+            return
+        cut = max(1, column_at(other, chances.column))
+        patch = Patch(front, front, other[:cut])
+        self.settling.edit(hole, front, self.clock, self.clock + cut / CHARACTERS_PER_SECOND)
+        draft.put(hole, patch)
+        yield from self._pass(cut / CHARACTERS_PER_SECOND)
+        pause = self._pause(hole, front, draft.holes[hole].size, other[cut:], (number, "false start", 0))
+        reaction = yield from self._ask(pause, hole, draft.holes[hole].size)
+        standing = Patch(front, front, other[:cut] + reaction.typed + reaction.inserted)
+        draft.drop(hole, patch)
+        draft.put(hole, standing)
+        yield from self._pass(0.5 + len(standing.text) / DELETED_PER_SECOND)
+        self.settling.deleted(pause, self.clock)
+        draft.drop(hole, standing)
+
+    def _wrong_word(self, hole: int, number: int, chances: LineDraws) -> StepsTo[int]:
+        """Perhaps write the line up to the end of a word, which is another one at first. Return the end of that word, or 0."""
+        draft, (start, end) = self._draft, self._draft.holes[hole].lines[number]
+        if chances.wrong_word < 0 or draft.front(hole) > start:
+            return 0
+        words = list(NAME.finditer(draft.final(hole, start, end)))
+        others = sorted({*NAME.findall(draft.final(hole, 0, start))} - {word.group() for word in words})
+        if not words or not others:
+            return 0
+        word = words[int(chances.wrong_word * len(words))]
+        yield from self._write(hole, start + word.end())
+        patch = Patch(start + word.start(), start + word.end(), others[int(chances.column * len(others))])
+        draft.put(hole, patch)
+        self._wrong.append(_Wrong(hole, patch, self._lines + chances.rewrite_after))
+        return start + word.end()
+
+    def _rewrite_due(self, lines: int | None) -> Steps:
+        """Write again what is due after so many lines, or all that is wrong."""
+        for wrong in [wrong for wrong in self._wrong if lines is None or wrong.due <= lines]:
+            self._wrong.remove(wrong)
+            if wrong.patch in self._draft.patches(wrong.hole):
+                yield from self._rewrite(wrong.hole, wrong.patch)
+
+    def _rewrite(self, hole: int, wrong: Patch) -> Steps:
+        """Go back to something wrong, delete it with the rest of its line, and write it again."""
+        draft = self._draft
+        number, (_, end) = next((n, line) for n, line in enumerate(draft.holes[hole].lines) if line[1] >= wrong.end)
+        end = min(end, draft.front(hole))
+        yield from self._pass(JUMP_SECONDS)
+        self.settling.edit(hole, wrong.start, self.clock, self.clock)
+        self.settling.deleted_between(hole, wrong.start, end, self.clock)
+        piece = Patch(wrong.start, end, "", open=True)
+        draft.put(hole, piece)
+        pause = self._pause(hole, wrong.start, end, draft.final(hole, wrong.start, end), (number, "again", wrong.start))
+        reaction = yield from self._ask(pause, hole, end)
+        if reaction.outcome == "accepted":
+            self.settling.accepted(pause, reaction.typed + reaction.inserted)
+        missing = len(pause.rest) - matching_prefix(reaction.typed + reaction.inserted, pause.rest)
+        seconds = missing / CHARACTERS_PER_SECOND
+        self.settling.edit(hole, wrong.start, self.clock, self.clock + seconds)
+        draft.drop(hole, piece)
+        yield from self._pass(seconds)
+
+    def _write(self, hole: int, upto: int, seconds: float | None = None, pasted: bool = False) -> Steps:
+        """Write the finished text up to an offset."""
+        front = self._draft.front(hole)
+        if upto <= front:
+            return
+        seconds = (upto - front) / CHARACTERS_PER_SECOND if seconds is None else seconds
+        self.settling.edit(hole, front, self.clock, self.clock + seconds, pasted)
+        self._draft.write(hole, upto)
+        yield from self._pass(seconds)
+
+    def _pass(self, seconds: float) -> Steps:
+        self.clock += seconds
+        yield Wait(seconds)
+
+    def _pause(self, hole: int, offset: int, stop: int, truth: str, key: tuple[int, Way, int]) -> Pause:
+        """Return a pause at an offset of a hole; the text from there to offset `stop` is missing, the suffix begins behind it.
+
+        `key`: number of the line, what the developer does there, and the number of the pause or, if they write again, the offset.
+        """
+        draft, span = self._draft, self._draft.holes[hole]
+        before, after = draft.before(hole, offset), draft.after(hole, stop)
+        position = Position(self._session.source.name, span.start + offset, before, after, truth)
+        developer, (_, way, turn) = self._session.developer, key
+        prefix, suffix = editor.prompt_context(before, after)
+        return Pause(
+            developer=developer,
+            position=position,
+            prefix=prefix,
+            suffix=suffix,
+            rest=truth if way == "false start" else draft.final(hole, offset, stop),
+            draws=draws_at(random_stream(*self._key, hole, *key), developer.taste, self._quirks),
+            visit=self._session.number,
+            way=way,
+            stop=turn if way == "writes" else 0,
+        )
+
+    def _at(self, pause: Pause, hole: int) -> int:
+        return pause.position.offset - self._draft.holes[hole].start
