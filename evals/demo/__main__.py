@@ -54,7 +54,12 @@ def parser() -> argparse.ArgumentParser:
     add("--cycles", type=int, default=3, help="cycles to run, including those of earlier demos (default %(default)s)")
     add("--labels", type=int, default=2400, help="minimum labels that a cycle waits for (default %(default)s)")
     add("--minutes", type=float, default=11.0, help="minutes after which no cycle begins (default %(default)s)")
-    add("--visits", type=int, default=3500, help="positions of the closing comparison (default %(default)s)")
+    add(
+        "--visits",
+        type=int,
+        default=2500,
+        help="positions of the closing comparison in later code (default %(default)s)",
+    )
     add("--rate", type=float, default=0.0, help="maximum requests a second (default 0: limited by --concurrency only)")
     add("--concurrency", type=int, default=48, help="developers who type at the same time (default %(default)s)")
     return result
@@ -67,6 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     began = time.monotonic()
     code = developers.code_from(options.code)
     settings = configuration.load()
+    closing.best_temperature(settings)  # an early error for settings that cannot be compared
     first = [part for part in parts(settings) if part != LATER_PART]
     up = subprocess.run([*STACK_UP, "--paused", *first], cwd=configuration.ROOT, check=False)
     if up.returncode:
@@ -80,12 +86,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.print(f"{name}: {address}", highlight=False)
     console.print("`make down` stops the stack; `make demo` again continues from here", highlight=False)
     if not result.improved:
-        console.print("the improvement is not significant, or the champion has fewer accepted characters", style="bold red")
+        console.print(
+            "the champion does not surely beat the base at its best, or is surely worse somewhere",
+            style="bold red",
+        )
     return 0 if result.improved else 1
 
 
 async def demo(options: argparse.Namespace, settings: Settings, code: Code, console: Console, began: float) -> Report:
     """Run the loop and the closing comparison. Return the report."""
+    temperature = closing.best_temperature(settings)
     store, registry = ObjectStore.connect(settings.store), Registry.connect(settings.registry)
     traffic, stop = Traffic(options.rate), asyncio.Event()
     test, deadline = settings.experiment, began + 60 * options.minutes
@@ -120,10 +130,12 @@ async def demo(options: argparse.Namespace, settings: Settings, code: Code, cons
         promotions=state.promotions,
         rejections=state.rejections,
         judge=settings.evaluate.judge.kind,
-        **comparison.comparisons(paired),
+        **comparison.comparisons(paired["later"]),
+        grounds={ground: comparison.ground_row(run, temperature) for ground, run in paired.items()},
+        exploration=settings.serving.sampling.exploring_share,
         versions=comparison.live_rows(live),
         history=history.cycle_rows(store, state),
-        examples=comparison.examples(paired),
+        examples=comparison.examples(paired["later"]),
         addresses={
             "Prefect": settings.orchestration.api.removesuffix("/api"),
             "MLflow": settings.registry.uri,

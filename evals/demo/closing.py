@@ -1,24 +1,45 @@
-"""The closing comparison: the same developers meet the base and the champion at the same positions."""
+"""The closing comparison: the same developers meet the base at its best and the champion at the same places of each ground."""
 
 import argparse
 import asyncio
+import json
 import time
 
 from evals import developers
 from evals.demo.loop import Interval, Loop
+from evals.developers import GROUNDS, Ground
 from evals.positions import Code
 from infra.registry import CHALLENGER, Registry
-from infra.settings import Settings
+from infra.settings import Settings, path
 
 BASE = "1"
 """Version that the stack registers on its first start."""
 SWAP_SECONDS = 60.0
+SHARES: dict[Ground, float] = {"later": 1.0, "new": 0.6, "seen": 0.2}
+"""Positions on each ground, as a share of --visits."""
+
+
+def best_temperature(settings: Settings) -> float:
+    """Return the temperature at which the base is at its best, as its generation_config.json names it.
+
+    Raises:
+        ValueError: the settings serve at another temperature: the base at its best would then have to be served beside the base
+            as served, which is not built.
+    """
+    best = float(json.loads((path(settings.model.base) / "generation_config.json").read_text())["temperature"])
+    served = settings.serving.sampling.temperature
+    if served != best:
+        raise ValueError(
+            f"serving.sampling.temperature = {served}, expected {best}, at which the base is at its best: the demo measures the "
+            f"champion against that; set TABLOOP_SERVING__SAMPLING__TEMPERATURE={best}"
+        )
+    return best
 
 
 async def compare_with_base(
     options: argparse.Namespace, settings: Settings, code: Code, registry: Registry, champion: str, loop: Loop
-) -> developers.PairedRun:
-    """Serve the base in the challenger's slot, without an experiment, and measure both versions.
+) -> dict[Ground, developers.PairedRun]:
+    """Serve the base in the challenger's slot, without an experiment, and measure both versions on each ground.
 
     Raises:
         RuntimeError: the versions are not both served.
@@ -30,18 +51,24 @@ async def compare_with_base(
     try:
         run = run_settings(options, settings, admin=True)
         await _until_served(run, code, {BASE, champion})
-        message = Interval()
-
-        def progress(done: int) -> None:
-            if message.due():
-                loop.say(f"closing comparison: {done} of {options.visits} positions")
-
-        return await developers.measure(run, code, (BASE, champion), options.visits, progress=progress)
+        return {ground: await _measure(run, code, champion, ground, options.visits, loop) for ground in GROUNDS}
     finally:
         if challenger is not None:
             await asyncio.to_thread(registry.set_alias, CHALLENGER, challenger)
         elif champion != BASE:
             await asyncio.to_thread(registry.delete_alias, CHALLENGER)
+
+
+async def _measure(
+    run: developers.RunSettings, code: Code, champion: str, ground: Ground, visits: int, loop: Loop
+) -> developers.PairedRun:
+    message, count = Interval(), max(1, round(visits * SHARES[ground]))
+
+    def progress(done: int) -> None:
+        if message.due():
+            loop.say(f"closing comparison: {done} of {count} positions on the ground {ground!r}")
+
+    return await developers.measure(run, code, (BASE, champion), count, ground=ground, progress=progress)
 
 
 async def _until_served(run: developers.RunSettings, code: Code, versions: set[str]) -> None:

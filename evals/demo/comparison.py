@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from evals.demo.record import Comparison, Difference, Example, VersionRow
+from evals.demo.record import Baselines, Comparison, Difference, Example, GroundRow, RateAt, VersionRow
 from evals.developers import ExpectedOutcome, PairedRun, Tally
 from evals.statistics import margin, rate, ratio
 
@@ -43,6 +43,27 @@ def comparisons(paired: PairedRun) -> dict[str, Comparison]:
         "accepted_characters_per_request": compare((characters[0], requests), (characters[1], requests)),
         "shown": compare((shown[0], requests), (shown[1], requests)),
     }
+
+
+def ground_row(paired: PairedRun, temperature: float) -> GroundRow:
+    """Return the baselines of a paired run of base and champion, both served at the base's best temperature."""
+    positions = paired.by_user(lambda outcome: 1.0)
+    requests = [float(count) for count, _ in positions.values()]
+
+    def baselines(value: Callable[[ExpectedOutcome], float]) -> dict[str, object]:
+        by_user = paired.by_user(value)
+        base, champion = ([by_user[user][1][index] for user in positions] for index in (0, 1))
+        compared = compare((base, requests), (champion, requests))
+        best = RateAt(**compared.base.model_dump(), temperature=temperature)
+        return {
+            "base_best": best,
+            "base_served": compared.base,
+            "champion": compared.champion,
+            "difference": compared.difference,
+        }
+
+    kept = Baselines.model_validate(baselines(lambda outcome: outcome.kept_characters))
+    return GroundRow.model_validate(baselines(lambda outcome: outcome.accepted) | {"kept_characters": kept})
 
 
 def live_rows(tally: Tally) -> list[VersionRow]:

@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from evals.grounds import Ground
 from infra.records import Rate
 
 
@@ -27,6 +28,33 @@ class Comparison(Part):
     base: Rate
     champion: Rate
     difference: Difference
+
+
+class RateAt(Rate):
+    """A rate of a version that is served at one temperature."""
+
+    temperature: float
+    """Sampling temperature."""
+
+
+class Baselines(Part):
+    """The champion beside the base, per request, at the same places of one ground."""
+
+    base_best: RateAt
+    """The base at the temperature that its card names as its best."""
+    base_served: Rate
+    """The base as the settings serve it."""
+    champion: Rate
+    """The champion as the settings serve it."""
+    difference: Difference
+    """Champion minus the base at its best."""
+
+
+class GroundRow(Baselines):
+    """The accepts per request on one ground (evals/grounds.py)."""
+
+    kept_characters: Baselines
+    """The same of accepted characters that stay."""
 
 
 class VersionRow(Part):
@@ -100,6 +128,10 @@ class Report(Part):
     accepted_characters_per_request: Comparison
     shown: Comparison
     """Share of requests with something shown."""
+    grounds: dict[Ground, GroundRow]
+    """The three baselines on each ground; the four comparisons above are of the ground `later`."""
+    exploration: float
+    """Share of requests that explore (serving.sampling.exploring_share)."""
     versions: list[VersionRow]
     history: list[CycleRow]
     examples: list[Example]
@@ -107,6 +139,11 @@ class Report(Part):
 
     @property
     def improved(self) -> bool:
-        """Whether the acceptance interval lies above 0 and the champion has no fewer accepted characters."""
-        characters = self.accepted_characters_per_request
-        return self.acceptance.difference.low > 0 and characters.champion.rate >= characters.base.rate
+        """Whether the champion beats the base at its best on the team's later code, and is not surely worse on new files.
+
+        It beats it in accepts or in kept characters per request with the whole interval above 0, and is not surely worse in the
+        other.
+        """
+        later, new = self.grounds["later"], self.grounds["new"]
+        of_later, of_new = ((g.difference, g.kept_characters.difference) for g in (later, new))
+        return any(d.low > 0 for d in of_later) and all(d.high >= 0 for d in (*of_later, *of_new))

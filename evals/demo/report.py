@@ -6,8 +6,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from evals.demo.record import Comparison, CycleRow, Example, Rate, Report, VersionRow
+from evals.demo.record import Baselines, Comparison, CycleRow, Example, Rate, Report, VersionRow
 
+GROUND_NAMES = {"later": "the team's later code", "new": "new files", "seen": "text shared with training"}
 WIDTH, HEIGHT, MARGIN = 640, 220, 44
 STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:980px;margin:2rem auto;padding:0 1rem;color:#1b2330;background:#fff}
@@ -29,7 +30,12 @@ def write(report: Report, directory: Path) -> None:
 def show(report: Report, console: Console) -> None:
     """Print the comparison, the cycles and the buckets as tables."""
     table = Table(title="The same developers at the same positions", title_justify="left")
-    for heading in ("", f"base (v{report.base_version})", f"champion (v{report.champion_version})", "difference [95 %]"):
+    for heading in (
+        "",
+        f"base at its best (v{report.base_version})",
+        f"champion (v{report.champion_version})",
+        "difference [95 %]",
+    ):
         table.add_column(heading, justify="right" if heading else "left")
     for name, comparison, scale in _comparison_rows(report):
         table.add_row(name, *_cells(comparison, scale))
@@ -65,9 +71,9 @@ def page(report: Report) -> str:
     cycle_headings = "".join(f'<th class="n">{escape(row.cycle)}</th>' for row in report.history)
     links = " · ".join(f'<a href="{escape(url)}">{escape(name)}</a>' for name, url in report.addresses.items())
     sentence = (
-        f"Version {report.champion_version} is accepted more often than the base and has no fewer accepted characters."
+        f"Version {report.champion_version} beats the base at its best on the team's later code, and is not worse on new files."
         if report.improved
-        else "The improvement is not significant, or the champion has fewer accepted characters."
+        else "The champion does not surely beat the base at its best on the team's later code, or is surely worse somewhere."
     )
     return f"""<!doctype html><html lang="en"><meta charset="utf-8"><title>tabloop: demo report</title><style>{STYLE}</style>
 <h1>tabloop: demo report</h1>
@@ -75,7 +81,8 @@ def page(report: Report) -> str:
 seed {report.seed}, {report.seconds:.0f} s. Developers are simulated (infra/docs/evaluation.md); held-out judge:
 {escape(report.judge)}.</p><p>{links}</p>
 <h2>The same developers at the same positions</h2>
-<table><tr><th></th><th class="n">base (v{report.base_version})</th><th class="n">champion (v{report.champion_version})</th>
+<table><tr><th></th><th class="n">base at its best (v{report.base_version})</th>
+<th class="n">champion (v{report.champion_version})</th>
 <th class="n">difference [95 %]</th></tr>{comparison}</table>
 <p class="note">Intervals are clustered by user; the difference is paired by user.</p>
 <h2>Acceptance by policy version, live traffic</h2>{_bars(report.versions)}
@@ -90,12 +97,25 @@ seed {report.seed}, {report.seconds:.0f} s. Developers are simulated (infra/docs
 
 
 def _comparison_rows(report: Report) -> list[tuple[str, Comparison, float]]:
-    return [
-        ("accepted per request, %", report.acceptance, 100.0),
-        ("accepted per shown, %", report.acceptance_of_shown, 100.0),
-        ("accepted characters per request", report.accepted_characters_per_request, 1.0),
-        ("requests with something shown, %", report.shown, 100.0),
+    grounds = [
+        row
+        for ground, values in report.grounds.items()
+        for row in (
+            (f"accepted per request, {GROUND_NAMES[ground]}, %", _comparison(values), 100.0),
+            (f"kept characters per request, {GROUND_NAMES[ground]}", _comparison(values.kept_characters), 1.0),
+        )
     ]
+    return [
+        *grounds,
+        (f"accepted per shown, {GROUND_NAMES['later']}, %", report.acceptance_of_shown, 100.0),
+        (f"accepted characters per request, {GROUND_NAMES['later']}", report.accepted_characters_per_request, 1.0),
+        (f"requests with something shown, {GROUND_NAMES['later']}, %", report.shown, 100.0),
+    ]
+
+
+def _comparison(values: Baselines) -> Comparison:
+    """Return the champion beside the base at its best."""
+    return Comparison(base=values.base_best, champion=values.champion, difference=values.difference)
 
 
 def _cells(comparison: Comparison, scale: float) -> tuple[str, str, str]:

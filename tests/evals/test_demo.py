@@ -7,14 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evals.demo import comparison, report
-from evals.demo.record import Comparison, CycleRow, Difference, Example, Rate, Report
+from evals.demo import closing, comparison, report
+from evals.demo.record import Comparison, CycleRow, Difference, Example, GroundRow, Rate, Report
 from evals.developers import Counts, ExpectedOutcome, Pair, PairedRun, Tally
+from infra.settings import load
 
 
 def _paired(outcomes: list[tuple[str, bool, bool]]) -> PairedRun:
     def outcome(accepted: bool) -> ExpectedOutcome:
-        return ExpectedOutcome(float(accepted), "x = 1")
+        return ExpectedOutcome(float(accepted), "x = 1", kept=3)
 
     pairs = tuple(Pair(user, i, (outcome(a), outcome(b))) for i, (user, a, b) in enumerate(outcomes))
     return PairedRun(("1", "2"), pairs, (Tally({}, (), 0.0), Tally({}, (), 0.0)), 0)
@@ -73,10 +74,24 @@ def test_live_rows_are_in_the_order_of_the_versions() -> None:
     assert rows[0].shown == pytest.approx(0.8)
 
 
-def _report(low: float, characters: float) -> Report:
+def _baselines(low: float, high: float) -> dict[str, object]:
+    rate = {"rate": 0.2, "low": 0.1, "high": 0.3, "n": 100}
+    difference = {"estimate": (low + high) / 2, "low": low, "high": high}
+    return {"base_best": rate | {"temperature": 0.1}, "base_served": rate, "champion": rate, "difference": difference}
+
+
+UNDECIDED, BETTER, WORSE = (-0.01, 0.02), (0.01, 0.03), (-0.03, -0.01)
+
+
+def _report(later=BETTER, kept=UNDECIDED, new=UNDECIDED, new_kept=UNDECIDED) -> Report:
     rate = Rate(rate=0.2, low=0.1, high=0.3, n=100)
-    same = Comparison(base=rate, champion=rate, difference=Difference(estimate=0.02, low=low, high=0.05))
-    changed = same.model_copy(update={"champion": rate.model_copy(update={"rate": characters})})
+    same = changed = Comparison(base=rate, champion=rate, difference=Difference(estimate=0.02, low=0.01, high=0.05))
+    low = 0.01
+    rows = {"later": (later, kept), "new": (new, new_kept), "seen": (BETTER, BETTER)}
+    grounds = {
+        ground: GroundRow.model_validate(_baselines(*accepted) | {"kept_characters": _baselines(*characters)})
+        for ground, (accepted, characters) in rows.items()
+    }
     row = CycleRow(
         cycle="cycle-000001", parent="1", version="2", samples=10, requests=13, mean_reward=0.1,
         buckets={"trained": 10, "stale": 0, "quarantined": 3}, quarantined={"<secret>": 3}, clip_fraction=0.0, kl=0.0,
@@ -86,20 +101,47 @@ def _report(low: float, characters: float) -> Report:
     return Report(
         seed=0, seconds=1.0, base_version="1", champion_version="2", cycles=1, promotions=1, rejections=0, judge="reference",
         acceptance=same, acceptance_of_shown=same, accepted_characters_per_request=changed, shown=same, versions=[],
+        grounds=grounds, exploration=0.0,
         history=[row], examples=[example], addresses={"MLflow": "http://127.0.0.1:5000"},
     )  # fmt: skip
 
 
-def test_an_improvement_has_its_interval_above_zero_and_no_fewer_accepted_characters() -> None:
-    assert _report(0.01, 0.2).improved
-    assert not _report(-0.01, 0.2).improved
-    assert not _report(0.01, 0.19).improved
+def test_the_champion_beats_the_base_at_its_best_and_is_not_surely_worse_anywhere() -> None:
+    assert _report().improved
+    assert _report(later=UNDECIDED, kept=BETTER).improved
+    assert not _report(later=UNDECIDED).improved
+    assert not _report(kept=WORSE).improved
+    assert not _report(later=WORSE, kept=BETTER).improved
+    assert not _report(new=WORSE).improved
+    assert not _report(new_kept=WORSE).improved
+
+
+def test_grounds_compare_with_the_base_at_its_best() -> None:
+    row = comparison.ground_row(_paired([("a", False, True), ("a", False, False), ("b", True, True), ("b", False, False)]), 0.1)
+    assert (row.base_best.temperature, row.base_best.rate, row.base_served.rate, row.champion.rate) == (0.1, 0.25, 0.25, 0.5)
+    assert row.kept_characters.champion.rate == 1.5
+    assert row.difference.estimate == 0.25
+
+
+def test_settings_that_serve_at_another_temperature_are_refused() -> None:
+    settings = load()
+    assert closing.best_temperature(settings) == settings.serving.sampling.temperature
+    sampling = settings.serving.sampling.model_copy(update={"temperature": 0.9})
+    other = settings.model_copy(update={"serving": settings.serving.model_copy(update={"sampling": sampling})})
+    with pytest.raises(ValueError, match=r"serving.sampling.temperature = 0.9, expected 0.1"):
+        closing.best_temperature(other)
 
 
 def test_the_report_has_the_documented_fields(tmp_path: Path) -> None:
-    report.write(_report(0.01, 0.2), tmp_path)
+    report.write(_report(), tmp_path)
     report_json = json.loads((tmp_path / "report.json").read_text())
     assert {"cycles", "promotions", "rejections", "seed", "seconds"} <= report_json.keys()
+    assert report_json["grounds"].keys() == {"later", "new", "seen"}
+    for ground in report_json["grounds"].values():
+        for row in (ground, ground["kept_characters"]):
+            assert row["base_best"].keys() == {"rate", "low", "high", "n", "temperature"}
+            assert row["base_served"].keys() == row["champion"].keys() == {"rate", "low", "high", "n"}
+            assert row["difference"].keys() == {"estimate", "low", "high"}
     for metric in ("acceptance", "accepted_characters_per_request", "shown"):
         assert report_json[metric]["base"].keys() == {"rate", "low", "high", "n"}
         assert report_json[metric]["difference"].keys() == {"estimate", "low", "high"}

@@ -1,8 +1,9 @@
 """Tuning of the base model to the places at which editors ask, and its best temperature. Its own training sources only.
 
-Pretraining cuts a span anywhere in a finished file. Editors ask where somebody is writing: at the end of a token, for the rest of a
-line or a few lines, in a function whose rest does not stand there yet. A model that was trained on such places writes more of what is
-right and knows better where to end. None of that comes from a team, so it belongs into the base that a team's gain is measured against.
+Pretraining cuts a span anywhere in a finished file. Editors ask where somebody is writing: at the end of a token, for the rest of
+a line or a few lines, in a function whose rest does not stand there yet. A model that was trained on such places writes more of
+what is right and knows better where to end. None of that comes from a team, so it belongs into the base that a team's gain is
+measured against.
 """
 
 import hashlib
@@ -58,7 +59,7 @@ def _is_kept_back(source: Source) -> bool:
 
 
 def places(looks: Sequence[Pause], renderer: Renderer, max_tokens: int) -> list[Sample]:
-    """Return pauses as samples: the prompt as an editor sends it, and what the developer is about to write as the settled text."""
+    """Return pauses as samples: the prompt as an editor sends it, and what is about to be written as the settled text."""
     return [
         Sample(
             completion_id=f"place-{number}",
