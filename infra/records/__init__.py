@@ -7,7 +7,7 @@ the name says otherwise. `policy_version` is the MLflow version number of the we
 from infra.records.base import Arm, LabelOutcome, ObjectReference, Record
 from infra.records.cycles import Bucket, CycleOutcome, Manifest, Profile, Quarantined, RewardTotals, Sample
 from infra.records.erasure import Amendment, Forgotten
-from infra.records.events import Completion, Feedback, FinishReason, OfflineExample, Outcome
+from infra.records.events import Completion, Feedback, FinishReason, NotTaken, OfflineExample, Outcome
 from infra.records.experiments import Decision, ExperimentRecord, Rate, Verdict, VerdictName
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "Forgotten",
     "LabelOutcome",
     "Manifest",
+    "NotTaken",
     "ObjectReference",
     "OfflineExample",
     "Outcome",

@@ -6,6 +6,8 @@ from pydantic import model_validator
 
 from infra.records.base import Arm, LabelOutcome, Record
 
+NotTaken = Literal["", "cancelled", "typed_through", "typed_away", "replaced", "empty", "rejected"]
+"""Why a completion was not taken, as the editor tells it."""
 FinishReason = Literal["stop", "length", "disconnected", "error"]
 Outcome = LabelOutcome | Literal["shown", "retained", "thumbs_down"]
 
@@ -33,6 +35,8 @@ class Completion(Record):
     """Text after the cursor, as sent."""
     language: str = ""
     """Language of the code, as named by the request (infra/language.py); empty if the request does not name it."""
+    file: str = ""
+    """Keyed hash of the file's path within the project, where the client tells a path; the path itself is never stored."""
     prompt_token_ids: tuple[int, ...]
     """Token ids of the prompt sent to the engine, FIM tokens included."""
     token_ids: tuple[int, ...]
@@ -112,6 +116,16 @@ class Feedback(Record):
     """For a partial accept, the number of characters accepted."""
     retained: str = ""
     """For "retained", the text in the place of an accepted completion some time later."""
+    settled: str | None = None
+    """Text that stands where the completion was offered after 10 s without a keystroke there, at most 5 min later; none if the
+    editor does not tell it."""
+    settled_kept: int | None = None
+    """Characters of the completion that stand in the settled text, from an editor that may not send text; none if not told."""
+    settled_total: int | None = None
+    """Characters of the settled text, from the same editors."""
+    reason: NotTaken = ""
+    """Why the completion was not taken: cancelled (before it was shown), typed_through (the developer typed the same text),
+    typed_away (other text), replaced (by a newer completion), empty (nothing to show), rejected (dismissed); "" if unknown."""
     elapsed_ms: float | None = None
     """Milliseconds from the request to the developer's action, as measured by the client."""
     cache_hit: bool = False
