@@ -7,19 +7,29 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
-from infra.records import Completion, Feedback
+from infra.fim import END as END_TOKEN
+from infra.fim import Renderer
+from infra.records import Completion, Feedback, Sample
+from infra.settings import ROOT, Settings
 from infra.settings.schema import Collect, Hindsight
-from tasks.labels import hindsight
+from infra.store import from_parquet, sha256
+from tasks.labels import explain, hindsight, samples
 from tasks.labels.accounting import RequestAccounting, WindowCounts, classify
+from tasks.labels.collect import collect
 from tasks.labels.kept import common_weight, kept_characters
 from tasks.labels.partitions import HOUR, join_partition, merge_partitions, plan_window
+from tasks.labels.samples import SettledTokens
 from tasks.labels.window import Window
+from tasks.steps import sealing
+from tasks.validation.quarantine import ValidationEvidence
 from tests.tasks import rows
 from tests.tasks.labels.test_accounting import LINEAGE
-from tests.tasks.made import NOW, MemoryStore, completion, feedback
+from tests.tasks.made import NOW, MemoryRegistry, MemoryStore, completion, feedback
 
-BEGIN = "import os\n\n\ndef total(items: list[int]) -> int:\n    result = 0\n    for item in items:\n        result += item\n    value = "
+HEAD = "import os\n\n\ndef total(items: list[int]) -> int:\n    result = 0\n"
+BEGIN = HEAD + "    for item in items:\n        result += item\n    value = "
 END = "\n    return result + value\n\n\nclass Something:\n    pass\n"
 TEXT = "foo(bar)"
 LIMITS = Collect(max_user_share=1.0, max_staleness=1)
@@ -267,6 +277,49 @@ def test_switched_off_it_changes_nothing() -> None:
     assert (row(found)["settled"], row(found)["kept_characters"], row(found, "d")["bucket"]) == (None, None, "unlabelled")
 
 
+def test_a_label_that_comes_after_its_cycle_reaches_the_next_one_once() -> None:
+    store, registry = MemoryStore(), MemoryRegistry(v1={})
+    registry.aliases["champion"] = "1"
+    limits = Settings(collect=Collect(settle_seconds=5, join_seconds=60, max_user_share=1.0))
+
+    def cycle(name: str, now: float) -> dict[str, str]:
+        found = collect(store, registry.client, limits, now)
+        body = rows.batch(store, found)
+        explain.write(store, name, sha256([body]), found.accounting)
+        sealing.seal(store, name, sealing.manifest_fields(found, ValidationEvidence(), now), body, limits)
+        version = str(len(registry.versions) + 1)
+        registry.versions[version] = {"parent": registry.aliases["champion"], "cycle": name}
+        registry.aliases["champion"] = version
+        assert sum(found.accounting.buckets.values()) == found.accounting.requests
+        return dict(found.accounting.classified.select("id", pl.col("bucket").cast(pl.String)).iter_rows())
+
+    judged = asked("judged", 1, prefix="# another file\n" + BEGIN.replace("total", "sum_of"))
+    rows.put(store, [asked(), judged], [here(id="f", prefix=judged.prefix)], name="a")
+    assert cycle("cycle-000001", NOW + 10) == {"c": "unlabelled", "judged": "trained"}
+    rows.put(store, [behind()], [], name="b")
+    assert cycle("cycle-000002", NOW + 30) == {"c": "trained", "d": "unlabelled"}
+    assert cycle("cycle-000003", NOW + 50) == {}
+    assert [fate.bucket for fate in explain.explain(store, "c")] == ["trained", "unlabelled"]
+    assert "settled text: by d" in str(next(explain.explain(store, "c")))
+
+
+def test_the_settled_text_becomes_tokens_of_the_parent_and_ends_where_it_is_whole() -> None:
+    tokenizer = Tokenizer.from_file(str(ROOT / "infra" / "base_model" / "tokenizer.json"))
+    made = SettledTokens(Renderer(tokenizer, "spm", 40, 12), 6)
+    store = MemoryStore()
+    rows.put(store, [asked(withheld=True), behind()], [])
+    plan = rows.planned(store, hindsight=Hindsight())
+    labelled, repeated = merge_partitions([join_partition(store, part) for part in plan.partitions])
+    counts = WindowCounts(plan.requests, repeated)
+    found = classify(labelled, LINEAGE.distances(["1"], "1"), NOW + 100, LIMITS, counts)
+    (row,) = from_parquet(samples.parquet(samples.tables(store, plan.partitions, found.samples, made)), Sample)
+    text = made.renderer.encode(TEXT)
+    assert row.settled_token_ids == (*text, tokenizer.token_to_id(END_TOKEN))
+    assert (row.outcome, row.kept_characters, row.settled_weight, len(row.token_ids)) == ("unjudged", 8, 1.0, 9)
+    assert made.ids("foo(bar)\n" * 9, True) == made.renderer.encode("foo(bar)\n" * 9)[:6]
+    assert made.ids(None, None) == []
+
+
 # A developer who writes around the turn of an hour, in two files that begin alike, and comes back.
 LINES = ("alpha = compute_something(1)\n", "beta = 2\n", "if alpha:\n    gamma()\n", "delta(alpha, beta)\n")
 
@@ -320,7 +373,7 @@ def sessions(draw: st.DrawFn) -> tuple[list[Completion], list[Feedback]]:
 
 
 def obvious(request: Completion, served: list[Completion]) -> str | None:
-    """The settled text found the slow way, from the documents: no requests in between matter where it is taken from a quiet one."""
+    """The settled text found the slow way, from the documents: all that stands behind the anchor in the last one."""
     if request.opted_out or request.redacted:
         return None
     anchor = request.prefix[-60:]

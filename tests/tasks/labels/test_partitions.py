@@ -146,7 +146,9 @@ def test_a_sample_that_is_gone_is_noticed_and_not_left_out() -> None:
 
 def test_the_batch_has_the_columns_of_its_record_and_row_groups_of_one_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(samples, "ROW_GROUP", 3)
-    many = [sample(str(i), kept_characters=i, token_ids=list(range(i)), logprobs=[-0.5] * i) for i in range(8)]
+    many = [
+        sample(str(i), kept_characters=i, settled_token_ids=[i], token_ids=list(range(i)), logprobs=[-0.5] * i) for i in range(8)
+    ]
     by_rows = samples.pq.read_table(samples.pa.BufferReader(to_parquet(many))).cast(SCHEMA)
     assert samples.pq.read_schema(samples.pa.BufferReader(to_parquet(many))).remove_metadata().equals(SCHEMA)
     body = samples.parquet([by_rows.slice(0, 1), by_rows.slice(1, 6), by_rows.slice(7)])
