@@ -170,13 +170,21 @@ class _Requests:
         return Settled(text, whole, self.ids[later]) if text.strip() else "pasted"
 
     def _grew_at_once(self, at: int, later: int, views: "_Views", step: int) -> bool:
-        """Whether the place grew by more than `step` characters from one request that shows it to the next."""
-        before = 0
-        for between in range(at + 1, later + 1):
-            if isinstance(view := views.of(between), View):
-                if view.size - before > step:
-                    return True
-                before = view.size
+        """Whether the place grew by more than `step` characters from one request that shows it to the next.
+
+        The requests are halved, since text that grew by less between two of them grew by less between all in between.
+        """
+        spans = [(at, 0, later, views.size(later))]
+        while spans:
+            first, before, last, after = spans.pop()
+            if after is None or after - before <= step:
+                continue
+            middle = (first + last) // 2
+            inner = sorted(range(first + 1, last), key=lambda between: abs(between - middle))
+            shown = next(((between, size) for between in inner if (size := views.size(between)) is not None), None)
+            if shown is None:
+                return True
+            spans += [(first, before, *shown), (*shown, last, after)]
         return False
 
 
@@ -189,6 +197,10 @@ class _Views:
     place: Place
     short: bool
     """The anchor is short: only a request that names the same file may show the place."""
+
+    def size(self, later: int) -> int | None:
+        """Return the characters that a later request shows at the place; None if it does not show it."""
+        return found.size if isinstance(found := self.of(later), View) else None
 
     def of(self, later: int) -> View | Missing | Literal["redacted", "opted_out"]:
         """Return what a later request shows of the place, or why that is not known."""
