@@ -8,8 +8,10 @@ stream does not show the text, or shows that it is still being written, there is
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from itertools import pairwise
+from typing import Any, Literal, get_args
 
+import numpy as np
 import polars as pl
 
 from infra.settings.schema import Hindsight
@@ -65,8 +67,11 @@ def settle(completions: pl.DataFrame, wanted: pl.Series, settings: Hindsight) ->
     ordered = completions.select(*NEEDED, wanted=pl.col("id").is_in(wanted.implode()))
     ordered = ordered.sort("project", "user", "time", "id")
     found: list[tuple[str, Settled | Reason]] = []
-    for rows in ordered.partition_by("project", "user", maintain_order=True):
-        found.extend(_Requests.of(rows).settled(settings))
+    columns = _columns(ordered)
+    users = ordered.select(pl.struct("project", "user").rle_id()).to_series().to_numpy()
+    begins = [*np.flatnonzero(np.diff(users, prepend=-1)).tolist(), len(users)]
+    for begin, end in pairwise(begins):
+        found.extend(_Requests(*(column[begin:end] for column in columns)).settled(settings))
     texts = [one if isinstance(one, Settled) else None for _, one in found]
     return pl.DataFrame(
         {
@@ -78,6 +83,14 @@ def settle(completions: pl.DataFrame, wanted: pl.Series, settings: Hindsight) ->
         },
         schema={"id": pl.String, **COLUMNS},
     )
+
+
+def _columns(rows: pl.DataFrame) -> list[list[Any]]:
+    """The fields of _Requests."""
+    hidden = pl.when("opted_out").then(pl.lit("opted_out")).when("redacted").then(pl.lit("redacted")).otherwise(pl.lit(""))
+    document, cursor = (pl.col("prefix") + pl.col("suffix")).alias("document"), pl.col("prefix").str.len_chars().alias("cursor")
+    columns = rows.select("id", "time", "file", document, cursor, "max_tokens", hidden.alias("hidden"), "wanted")
+    return [column.to_list() for column in columns.iter_columns()]
 
 
 @dataclass(frozen=True)
@@ -93,16 +106,6 @@ class _Requests:
     hidden: Sequence[str]
     """Why a request's text cannot be used; empty if it can."""
     wanted: Sequence[bool]
-
-    @classmethod
-    def of(cls, rows: pl.DataFrame) -> "_Requests":
-        hidden = pl.when("opted_out").then(pl.lit("opted_out")).when("redacted").then(pl.lit("redacted")).otherwise(pl.lit(""))
-        document, cursor = (
-            (pl.col("prefix") + pl.col("suffix")).alias("document"),
-            pl.col("prefix").str.len_chars().alias("cursor"),
-        )
-        columns = rows.select("id", "time", "file", document, cursor, "max_tokens", hidden.alias("hidden"), "wanted")
-        return cls(*(column.to_list() for column in columns.iter_columns()))
 
     def settled(self, settings: Hindsight) -> Iterator[tuple[str, Settled | Reason]]:
         """Yield the settled text of each wanted request, or why it has none."""

@@ -45,38 +45,44 @@ class Ending:
     """The first lines that are not blank."""
     behind: str
     """What follows these lines."""
+    strong: bool
+    """The lines are no accident wherever they stand; else they must be the document's last."""
 
     def find(self, document: str, begin: int) -> int | None:
         """Return where the place ends that begins at `begin`; None if the lines do not stand behind it."""
-        found = [at for at in self._starts(document, begin) if self._is_strong or document[at:] == self.block]
-        if not found:
+        line = "\n" if self.lead else ""  # else the cursor stood within a line
+        needle = line + self.block
+        at = document.find(needle, begin)
+        if at < 0:
             return None
-        at = found[0]
-        if len(found) > 1:
-            expected = self.behind[:COMPARED]
-            sizes = [common_start(document[a + len(self.block) : a + len(self.block) + COMPARED], expected) for a in found]
-            at = found[sizes.index(max(sizes))]
+        if not self.strong:
+            at = len(document) - len(needle)
+            if at < begin or not document.endswith(needle):
+                return None
+        elif document.find(needle, at + 1) >= 0:
+            at = self._best(document, needle, at)
+        at += len(line)
+        if document.startswith(self.lead, at - len(self.lead)) and at - len(self.lead) >= begin:
+            return at - len(self.lead)
         text = document[begin:at]
         blanks = next((n for n in range(len(self.lead), 0, -1) if text.endswith(self.lead[-n:])), 0)
         return at - blanks
+
+    def _best(self, document: str, needle: str, at: int) -> int:
+        """Of the places of the lines, the first after which the document goes on most like the suffix did."""
+        best, longest, expected = at, -1, self.behind[:COMPARED]
+        for _ in range(MOST_ENDINGS):
+            stop = at + len(needle)
+            if (length := common_start(document[stop : stop + COMPARED], expected)) > longest:
+                best, longest = at, length
+            if (at := document.find(needle, at + 1)) < 0:
+                break
+        return best
 
     def gone_in(self, document: str, begin: int) -> bool:
         """Whether later lines of the suffix stand behind `begin` although its first ones do not: somebody changed them."""
         lines = [line for line in self.behind.split("\n")[:LINES_BEHIND] if len(line.strip()) >= LEAST_ENDING]
         return any(document.find(line, begin) >= 0 for line in lines)
-
-    @property
-    def _is_strong(self) -> bool:
-        return len("".join(self.block.split())) >= LEAST_ENDING
-
-    def _starts(self, document: str, begin: int) -> list[int]:
-        at_line = "\n" if self.lead else ""  # else the cursor stood within a line
-        starts: list[int] = []
-        at = document.find(at_line + self.block, begin)
-        while at >= 0 and len(starts) < MOST_ENDINGS:
-            starts.append(at + len(at_line))
-            at = document.find(at_line + self.block, at + 1)
-        return starts
 
 
 def ending_of(suffix: str) -> Ending | None:
@@ -90,7 +96,7 @@ def ending_of(suffix: str) -> Ending | None:
         line = suffix.find("\n", end) + 1 or len(suffix)
         size += len("".join(suffix[end:line].split()))
         end = line
-    return Ending(suffix[:begin], suffix[begin:end], suffix[end:])
+    return Ending(suffix[:begin], suffix[begin:end], suffix[end:], size >= LEAST_ENDING)
 
 
 @dataclass(frozen=True, slots=True)
