@@ -155,6 +155,11 @@ class Renderer:
         """Return the token ids of a text; markers in it are plain text."""
         return self.encoder.encode(_escape_markers(text), add_special_tokens=False).ids
 
+    @property
+    def end(self) -> int:
+        """Return the id of the end token."""
+        return self._id(END)
+
     def _nearest(self, prefix: str) -> list[int]:
         """Return the tokens at the end of the prefix, from the start of a line if one is near.
 

@@ -2,8 +2,8 @@
 
 Completions with their feedback, as serving ships them, are read, joined by the hour, put in their buckets, validated by Great
 Expectations, rewarded and written as a batch, by the code of a cycle: once for so many completions, once for them in fewer
-partitions, once for twice as many over twice the hours, each in a process of its own. Objects lie on the disk of this machine; no
-network is measured. The figures are written to var/bench/join.json.
+partitions, once without hindsight, once for twice as many over twice the hours, each in a process of its own. Objects lie on the
+disk of this machine; no network is measured. The figures are written to var/bench/join.json.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from rich.console import Console
 
 from evals.bench.figures import figure, write
 from infra.settings import ROOT, Settings
-from infra.settings.schema import Collect
+from infra.settings.schema import Collect, Hindsight
 from infra.store import ObjectStore, sha256
 from tasks.labels import samples
 from tasks.labels.accounting import WindowCounts, classify
@@ -53,10 +53,12 @@ SHIPPED_AGAIN = 100
 USERS = 1_000
 PROMPT_TOKENS, TOKENS, TEXT = 120, 10, "ab" * 10
 TYPED = 6
-CODE = ("def value(self, index: int) -> float:\n    return self.items[index] * self.scale\n\n" * 8).splitlines(keepends=True)
+LINE_SECONDS, LINES = 15.0, 24
+"""Seconds that a user takes for a line, and lines of the file that a request shows before the cursor."""
 TARGET_SECONDS_A_MILLION = 90.0
 TARGET_MEGABYTES = 4096.0
 TARGET_TWICE = 2.2
+TARGET_HINDSIGHT = 1.5
 TARGET_FLAT = 1.1
 """Memory with so many times the partitions, over that with fewer."""
 PARTITIONS_FEWER = 4
@@ -134,15 +136,25 @@ def made_completions(draw: np.random.Generator, name: str, times: np.ndarray) ->
             "time": times,
             "project": [f"p{u % 5}" for u in user],
             "user": [f"u{u:031d}" for u in user],
-            "prefix": [f"{''.join(CODE[: 4 + i % 8])}# {name}\n" for i, name in enumerate(ids)],
+            "prefix": [written(u, time) for u, time in zip(user, times, strict=True)],
             **{name: pl.Series(values).arr.to_list() for name, values in lists.items()},
         }
     ).with_columns(
-        **words("continue", "client") | words("\n", "suffix") | words(TEXT, "text") | words("length", "finish_reason"),
+        **words("continue", "client")
+        | words("\n    return self.scale\n", "suffix")
+        | words(TEXT, "text")
+        | words("length", "finish_reason"),
         **words("1", "policy_version") | words("champion", "arm") | words("", "experiment"),
         **words(False, "opted_out", "redacted", "mixed", "withheld", "pinned", "exploring"),
         **words(0.8, "temperature") | words(1.0, "top_p") | words(24, "max_tokens") | words(5.0, "ttft_ms", "total_ms"),
     )
+
+
+def written(user: int, time: float) -> str:
+    """Return the end of the file that a user has written up to a time, in which a line follows the other."""
+    last, typed = divmod(time - BEGIN, LINE_SECONDS)
+    lines = [f"    value_{n} = self.items_{user}[{n}] * self.scale\n" for n in range(int(last) - LINES, int(last))]
+    return f"{''.join(lines)}    value_{int(last)} = self.items_{user}"[: int(len(lines[-1]) * LINES + 4 + 2 * typed)]
 
 
 def made_feedback(draw: np.random.Generator, completions: pl.DataFrame) -> pl.DataFrame:
@@ -197,13 +209,14 @@ def joining(workers: int) -> Iterator[Join]:
             yield lambda join, parts: list(pool.map(join, parts))
 
 
-def measure(folder: Path, hours: int, served: int, workers: int, least: int) -> dict[str, float]:
+def measure(folder: Path, hours: int, served: int, workers: int, least: int, hindsight: bool) -> dict[str, float]:
     """Return the seconds of each step over the events of `make`, and the memory; partitions hold up to `least` requests."""
+    collect = Collect(max_samples=served, min_samples=1, hindsight=Hindsight(on=hindsight))
     with joining(workers) as joined:
-        return measured(folder, hours, served, least, joined)
+        return measured(folder, hours, least, collect, joined)
 
 
-def measured(folder: Path, hours: int, served: int, least: int, joined: Join) -> dict[str, float]:
+def measured(folder: Path, hours: int, least: int, collect: Collect, joined: Join) -> dict[str, float]:
     """Return the same figures with a running `Join`."""
     seconds: dict[str, float] = {}
     last, cpu = time.monotonic(), time.process_time()
@@ -213,10 +226,10 @@ def measured(folder: Path, hours: int, served: int, least: int, joined: Join) ->
         seconds[name], last = time.monotonic() - last, time.monotonic()
 
     store = FolderStore(folder)
-    settings = Settings(collect=Collect(max_samples=served, min_samples=1))
+    settings, served = Settings(collect=collect), collect.max_samples
     now = BEGIN + HOUR * hours + settings.collect.join_seconds
     window = Window(since=BEGIN - 1, until=now, oldest=BEGIN - HOUR, known={})
-    plan = plan_window(store, window, now, settings.collect.join_seconds, least)
+    plan = plan_window(store, window, now, settings.collect.join_seconds, least, settings.collect.hindsight)
     done("plan")
     joined_parts = joined(partial(join_partition, store), plan.partitions)
     done("join")
@@ -244,6 +257,7 @@ def measured(folder: Path, hours: int, served: int, least: int, joined: Join) ->
         "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "partitions": len(plan.partitions),
         "samples": chosen.height,
+        "settled": chosen["settled"].count(),
         "orphans": orphans,
         "duplicates": duplicates,
     }
@@ -264,22 +278,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="tabloop-bench-") as folder:
         store = FolderStore(Path(folder))
 
-        def run(end: int, least: int) -> dict[str, float]:
+        def run(end: int, least: int, hindsight: bool = True) -> dict[str, float]:
             command = [sys.executable, "-m", "tasks.bench_join"]
-            measured = ["--measure", json.dumps([folder, end, served, options.workers, least])]
+            measured = ["--measure", json.dumps([folder, end, served, options.workers, least, hindsight])]
             done = subprocess.run([*command, *measured], cwd=ROOT, capture_output=True, text=True, check=True)
             return dict(json.loads(done.stdout))
 
         served = make(store, per_hour, range(hours))
         once = run(hours, LEAST_REQUESTS)
+        without = run(hours, LEAST_REQUESTS, hindsight=False)
         fewer = run(hours, LEAST_REQUESTS * PARTITIONS_FEWER)
         served += make(store, per_hour, range(hours, 2 * hours))
         twice = run(2 * hours, LEAST_REQUESTS)
-    total, longer = (sum(row[step] for step in ("plan", "join", "account", "validate", "batch")) for row in (once, twice))
+    steps = ("plan", "join", "account", "validate", "batch")
+    total, before, longer = (sum(row[step] for step in steps) for row in (once, without, twice))
     rows = [
-        *(figure(f"join.{step}", once[step], "s") for step in ("plan", "join", "account", "validate", "batch")),
+        *(figure(f"join.{step}", once[step], "s") for step in steps),
         figure("join.total", total, "s", most=TARGET_SECONDS_A_MILLION * options.completions / 1_000_000),
         figure("join.cpu", once["cpu"], "s"),
+        figure("join.without_hindsight", before, "s"),
+        figure("join.hindsight", total / before, "times the time without", most=TARGET_HINDSIGHT),
+        figure("join.hindsight_cpu", once["cpu"] / without["cpu"], "times the CPU without"),
+        figure("join.settled", once["settled"] / once["samples"], "of the samples"),
         figure("join.memory", once["memory"], "MB", most=TARGET_MEGABYTES),
         figure("join.completions", per_hour * hours, ""),
         *(figure(f"join.{name}", once[name], "") for name in ("partitions", "samples", "orphans", "duplicates")),

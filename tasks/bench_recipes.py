@@ -104,8 +104,9 @@ def tabloop_samples(
 
 def with_rewards(samples: Sequence[Sample], settings: Reward) -> list[Sample]:
     """Return the samples with reward and advantage."""
-    columns = ("outcome", "shown_characters", "accepted_characters")
-    frame = pl.DataFrame({name: [getattr(sample, name) for sample in samples] for name in columns})
+    columns = ("outcome", "shown_characters", "accepted_characters", "kept_characters")
+    values = {name: [getattr(sample, name) for sample in samples] for name in columns}
+    frame = pl.DataFrame(values, schema_overrides={"kept_characters": pl.Int64})
     lengths = [len(sample.token_ids) for sample in samples]
     frame = frame.with_columns(tokens=pl.Series(lengths), prompt=pl.int_range(len(samples)), language=pl.lit(UNKNOWN_LANGUAGE))
     rewards = with_advantages(frame, settings).select("reward", "advantage").iter_rows(named=True)

@@ -5,9 +5,34 @@ from pydantic import Field
 from infra.settings.section import Section
 
 
+class Hindsight(Section):
+    """Settled text: what stands, a while later, where a completion would have stood (tasks/labels/hindsight.py)."""
+
+    on: bool = True
+    """Whether settled text is a label. False: only feedback is."""
+    quiet_seconds: float = Field(10.0, ge=0)
+    """Seconds without a change at the place, after which its text has settled."""
+    most_seconds: float = Field(300.0, gt=0)
+    """Maximum seconds between a request and the later request that shows its settled text. A request that its cycle left without
+    a label is looked at again by the next cycle for as long."""
+    anchor_characters: int = Field(60, ge=1)
+    """Characters at the end of a prefix by which its place is found again, where they occur once. A shorter prefix counts only
+    where both requests name the same file."""
+    lines: int = Field(1, ge=0)
+    """Lines of a settled text that are trained on, with the end token after them; 0: all of it. A completion that ends with the
+    line is what most people take."""
+    dirty_characters: int = Field(512, ge=1)
+    """Maximum characters by which a place may grow beyond the completion's limit between two requests; beyond it a paste or an
+    agent wrote the text, and it is no label. Longer settled text is cut to as many characters, at the end of a line."""
+
+
 class Collect(Section):
     settle_seconds: float = Field(30.0, ge=0)
-    """Seconds to wait for feedback before using a completion."""
+    """Seconds to wait for feedback and settled text before using a completion. A completion is trained on once: settled text that
+    becomes known after a judged completion was trained on is lost, so a loop that is not in a hurry waits for
+    `hindsight.most_seconds`."""
+    hindsight: Hindsight = Hindsight()
+    """Settled text from later requests and reports."""
     join_seconds: float = Field(600.0, gt=0)
     """Maximum seconds between a completion and its feedback."""
     window_seconds: float = Field(7 * 86_400.0, gt=0)

@@ -1,6 +1,6 @@
 """Every setting of tabloop: frozen, typed, documented; an unknown key is refused. One module per part of the loop."""
 
-from infra.settings.collect import Collect
+from infra.settings.collect import Collect, Hindsight
 from infra.settings.evaluation import Evaluate, Judge
 from infra.settings.experiment import Experiment
 from infra.settings.model import Model
@@ -18,6 +18,7 @@ __all__ = [
     "Evaluate",
     "Experiment",
     "External",
+    "Hindsight",
     "Judge",
     "Model",
     "Orchestration",

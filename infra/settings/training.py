@@ -67,10 +67,11 @@ class UpdateSettings(Section):
     max_ratio: float = Field(1000.0, gt=1)
     """Largest ratio of a token's probability to that under the same policies; a step with a larger ratio is refused."""
     max_logprob_gap: float = Field(0.1, gt=0)
-    """Largest mean difference, in nats, between the trainer's and the server's log-probabilities of the same tokens under the
-    same weights; a larger one refuses the update. Measured before the first step on up to 64 samples of the current version."""
+    """Largest mean difference, in nats times the temperature, between the trainer's and the server's log-probabilities of the
+    same tokens under the same weights; a larger one refuses the update. Measured before the first step on up to 64 samples of
+    the current version."""
     max_logprob_gap_p99: float = Field(0.5, gt=0)
-    """Largest 99th percentile of these differences, in nats; a larger one refuses the update. A mean hides a few large errors."""
+    """Largest 99th percentile of these differences; a larger one refuses the update. A mean hides a few large errors."""
     surrogate_weight: float = Field(1.0, ge=0)
     """Weight of the clipped surrogate of a sampled token; 0: only settled text teaches."""
     settled_weight: float = Field(1.0, ge=0)

@@ -14,6 +14,8 @@ from infra.settings.schema import Collect
 BUCKETS: tuple[Bucket, ...] = get_args(Bucket)
 BUCKET = pl.Enum(BUCKETS)
 NEWEST = ["time", "id"]
+COUNTS = ("tokens", "logprobs", "logprob_lowest", "logprob_highest")
+"""What is known of the sampled tokens; 0 where they are not trained on."""
 
 
 class Unaccounted(AssertionError):
@@ -109,6 +111,8 @@ def classify(
 ) -> RequestAccounting:
     """Put every labelled completion (tasks/labels/attribution.py) in its bucket.
 
+    A request from before the window (`late`) counts only if it is trained on: an earlier cycle has counted it in another bucket.
+
     Args:
         distances: updates between each policy version and the version to train; None for a version that the registry lacks.
         until: requests after this time, in Unix seconds, wait for their labels.
@@ -118,7 +122,8 @@ def classify(
     classified = cap_users(classified, settings.max_user_share)
     classified = cap_total(classified, settings.max_samples)
     classified = cap_users(classified, settings.max_user_share)
-    return RequestAccounting(classified, counts)
+    classified = classified.filter(~pl.col("late") | (pl.col("bucket") == "trained"))
+    return RequestAccounting(classified, replace(counts, requests=counts.requests + int(classified["late"].sum())))
 
 
 def account_rows(buckets: Mapping[Bucket, int], quarantined: Mapping[str, int], requests: int) -> list[dict[str, Any]]:
@@ -146,7 +151,8 @@ def assign_buckets(
 ) -> pl.DataFrame:
     """Return each request with its bucket, the first that applies, before shares and totals are capped."""
     updates = pl.DataFrame(list(distances.items()), {"policy_version": pl.String, "distance": pl.Int64}, orient="row")
-    classified = labelled.join(updates, on="policy_version", how="left").with_columns(reason=quarantine_reason())
+    classified = with_targets(labelled.join(updates, on="policy_version", how="left"), max_staleness)
+    classified = classified.with_columns(reason=quarantine_reason())
     bucket = (
         pl.when(pl.col("id").is_in(pl.Series(list(trained), dtype=pl.String).implode()))
         .then(pl.lit("duplicate"))
@@ -156,6 +162,8 @@ def assign_buckets(
         .then(pl.lit("waiting"))
         .when("pinned")
         .then(pl.lit("pinned"))
+        .when(pl.col("outcome") == "unjudged")
+        .then(pl.lit("trained"))
         .when("withheld")
         .then(pl.lit("withheld"))
         .when(pl.col("reason") != "")
@@ -170,6 +178,23 @@ def assign_buckets(
     )
     classified = classified.with_columns(bucket=bucket.cast(BUCKET)).drop("distance").sort("time", "id")
     return classified.with_columns(reason=pl.when(pl.col("bucket") == "quarantined").then("reason").otherwise(pl.lit("")))
+
+
+def with_targets(labelled: pl.DataFrame, max_staleness: int) -> pl.DataFrame:
+    """Return the requests with what is trained on of those that nobody judged; they stay `unjudged` only where something is.
+
+    Their sampled tokens count where they can be corrected for the policy that sampled them and the settled text gives them a
+    reward, else their settled text alone does. Of a version that the registry lacks nothing counts.
+    """
+    judged = pl.col("outcome").cast(pl.String).fill_null("") != "unjudged"
+    sound = ~pl.col("mixed") & (pl.col("behaviour_logprobs") == "known") & (pl.col("top_p") >= 1)
+    sound &= (
+        (pl.col("finish_reason") != "error") & (pl.col("distance") <= max_staleness) & pl.col("kept_characters").is_not_null()
+    )
+    sampled = judged | (sound & (pl.col("tokens") > 0)).fill_null(False)
+    usable = (sampled | pl.col("settled").is_not_null()) & pl.col("distance").is_not_null() & (pl.col("prompt_tokens") > 0)
+    counts = [pl.when(sampled).then(name).otherwise(pl.lit(0, labelled.schema[name])).alias(name) for name in COUNTS]
+    return labelled.with_columns(*counts, outcome=pl.when(judged | usable).then("outcome"))
 
 
 def quarantine_reason() -> pl.Expr:
@@ -187,7 +212,7 @@ def quarantine_conditions() -> dict[str, pl.Expr]:
         "cut_distribution": pl.col("top_p") < 1,
         "engine_error": pl.col("finish_reason") == "error",
         "unknown_policy_version": pl.col("distance").is_null(),
-        "no_tokens": pl.col("outcome").is_not_null() & (pl.col("tokens") == 0),
+        "no_tokens": (pl.col("outcome").cast(pl.String).fill_null("unjudged") != "unjudged") & (pl.col("tokens") == 0),
     }
 
 

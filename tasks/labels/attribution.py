@@ -22,6 +22,8 @@ import numpy as np
 import polars as pl
 
 from infra.records import LabelOutcome, Outcome
+from tasks.labels import hindsight
+from tasks.labels.reports import REPORTED_COLUMNS, REPORTS, latest_report, with_reports
 
 STRENGTH: tuple[Outcome, ...] = ("shown", "rejected", "partially_accepted", "accepted", "retained", "thumbs_down")
 """Outcomes from weak to strong. A later accept overrides a rejection: Continue rejects by itself after 10 s, and a Tab after that
@@ -38,8 +40,8 @@ LEAST_SELECTED, MOST_SELECTED = 4, 200
 BLANKS = "".join(c for c in map(chr, range(0x3001)) if c.isspace())
 """Characters that Python strips; Polars strips fewer."""
 WHO = ["project", "user"]
-REPORTED = pl.Enum(["shown", "nothing", *STRENGTH[1:]])
-LABEL = pl.Enum([*get_args(LabelOutcome), "nothing"])
+REPORTED = pl.Enum(["shown", "unjudged", "nothing", *STRENGTH[1:]])
+LABEL = pl.Enum([*get_args(LabelOutcome), "nothing", "unjudged"])
 
 
 def join(completions: pl.DataFrame, feedback: pl.DataFrame, join_seconds: float) -> tuple[pl.DataFrame, int]:
@@ -83,6 +85,7 @@ def merge(feedback: pl.DataFrame) -> pl.DataFrame:
     placeless = strongest.join(impressions.filter(pl.col("shown") == ""), on=key, how="semi")
     places = placeless.sort(pl.col("shown") != "", "outcome", "time", "id", descending=[True, True, False, True])
     named = strongest.filter(pl.col("completion_id") != "").sort("time", "id")
+    impressions = impressions.join(latest_report(strongest, key), on=key, how="left")
     impressions = impressions.update(places.group_by(key).agg(pl.col("prefix", "suffix", "shown").first()), on=key)
     return impressions.update(named.group_by(key).agg(pl.col("completion_id").first()), on=key)
 
@@ -217,7 +220,8 @@ def _labelled(pairs: pl.DataFrame) -> pl.DataFrame:
     )
     return pairs.select(
         *("served", "served_time", "text", "reported", "client_id", "impression", "time", "cache_hit"),
-        *("shown_characters", "extent"),
+        *("shown_characters", "shown_text", "extent", *REPORTED_COLUMNS),
+        told_text=pl.when(pl.col("told_at").is_not_null()).then("text"),
         outcome=outcome.cast(LABEL),
         accepted_characters=kept,
         reported_language="language",
@@ -240,6 +244,23 @@ def nothing_to_show(completions: pl.DataFrame) -> pl.DataFrame:
     )
 
 
+def unjudged(completions: pl.DataFrame) -> pl.DataFrame:
+    """Return completions as matches that say nothing of them: their whole text counts as shown, with the outcome `unjudged`."""
+    length = pl.col("text").str.len_chars().cast(pl.Int64)
+    return completions.select(
+        *("text", "token_ends", "logprobs"),
+        served="id",
+        served_time="time",
+        reported=pl.lit("unjudged", REPORTED),
+        outcome=pl.lit("unjudged", LABEL),
+        cache_hit=pl.lit(False),
+        shown_text="text",
+        shown_characters=length,
+        accepted_characters=pl.lit(0, pl.Int64),
+        extent=length,
+    )
+
+
 def kept_characters(shown: str, retained: str) -> int:
     """Return how many of the shown characters remain in the retained text, in runs of LEAST_KEPT and more."""
     blocks = SequenceMatcher(None, shown, retained, autojunk=False).get_matching_blocks()
@@ -256,20 +277,29 @@ def label(completions: pl.DataFrame, matches: pl.DataFrame) -> pl.DataFrame:
     cache_hit              has feedback only on impressions from the editor's own cache, which are ignored
     language               named by the feedback, else by the request
 
+    settled, settled_whole, settled_by, unsettled
+                           the columns of the settled text (tasks/labels/hindsight.py)
+    kept_characters        of the shown text, in the settled text; null if unknown
+
     Of several impressions of one completion the strongest outcome counts, then the largest extent. Further columns of `matches`
-    stay with the label.
+    stay with the label. A settled text that an editor reports wins over one from later requests.
     """
+    if "settled" not in completions.columns:
+        completions = completions.hstack(hindsight.none(completions.height))
+    if "kept_characters" not in matches.columns:
+        matches = matches.with_columns(kept_characters=pl.lit(None, pl.Int64))
     reported = matches.filter(pl.col("reported") != "shown")
     # The ids make the order total, so that the result does not depend on the order of the events.
-    order = ["reported", "extent", "time", "client_id", "impression"]
-    best = reported.filter(~pl.col("cache_hit")).sort(order, descending=[True, True, True, True, False])
+    order = ["reported", "extent", "time", "client_id", "impression", "kept_characters"]
+    best = reported.filter(~pl.col("cache_hit")).sort(order, descending=[True, True, True, True, False, True], nulls_last=True)
     labels = best.unique(["served", "served_time"], keep="first", maintain_order=True)
-    labels = labels.drop("reported", "time", "client_id", "impression", "cache_hit", "text", strict=False)
+    labels = labels.drop("reported", "time", "client_id", "impression", "cache_hit", "text", "shown_text", *REPORTS, strict=False)
     cached = reported.filter("cache_hit").select("served", "served_time").unique().with_columns(cached=pl.lit(True))
     own, served = ["id", "time"], ["served", "served_time"]
     labelled = completions.join(labels, left_on=own, right_on=served, how="left")
     labelled = labelled.join(cached, left_on=own, right_on=served, how="left").sort("time", "id")
     named = pl.col("reported_language").fill_null("")
+    labelled = with_reports(labelled, matches)
     return labelled.with_columns(
         cache_hit=pl.col("outcome").is_null() & pl.col("cached").fill_null(False),
         language=pl.when(named == "").then("language").otherwise(named),

@@ -3,7 +3,9 @@
 import io
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
+import polars as pl
 import pyarrow.parquet as pq
 
 from infra.cycles import manifest_of
@@ -13,6 +15,7 @@ from infra.registry import Registry
 from infra.settings import Settings
 from infra.store import ObjectStore
 from tasks.labels.accounting import RequestAccounting, WindowCounts, classify
+from tasks.labels.explain import undecided
 from tasks.labels.parent import choose_parent
 from tasks.labels.partitions import JoinedPartition, Partition, WindowPlan, join_partition, merge_partitions, plan_window
 from tasks.labels.window import Window, window_after
@@ -65,12 +68,13 @@ def collect(store: ObjectStore, registry: Registry, settings: Settings, now: flo
     parent = choose_parent(store, versions, champion, aliases.previous_champion)
     manifests = ancestry(store, versions, parent, now - settings.collect.window_seconds)
     window = window_after(manifests, now, settings.collect.settle_seconds, settings.collect.window_seconds)
-    plan = plan_window(store, window, now, settings.collect.join_seconds)
+    plan = plan_window(store, window, now, settings.collect.join_seconds, hindsight=settings.collect.hindsight)
     parts = join_all(plan.partitions) if join_all else [join_partition(store, partition) for partition in plan.partitions]
     malformed = tuple(row for part in parts for row in part.malformed)
     orphans = sum(part.orphans for part in parts)
     labelled, repeated = merge_partitions(parts)
     del parts  # `labelled` holds all of their rows once more
+    labelled = without_decided(store, labelled, manifests)
     # Only an object that arrived late can hold a completion that was trained before, under another key.
     trained = trained_ids(store, [m for m in manifests if m.until >= window.oldest]) if plan.late else frozenset()
     distances = versions.distances(labelled["policy_version"].unique(), parent)
@@ -85,6 +89,15 @@ def collect(store: ObjectStore, registry: Registry, settings: Settings, now: flo
         malformed=malformed,
         skew=(plan.newest or now) - now,
     )
+
+
+def without_decided(store: ObjectStore, labelled: pl.DataFrame, manifests: Sequence[Manifest]) -> pl.DataFrame:
+    """Return labelled completions without those from before the window that the ancestry does not wait for."""
+    late = labelled.filter("late")["time"].min()
+    if late is None:
+        return labelled
+    waiting = undecided(store, [m for m in manifests if m.until >= cast(float, late)])
+    return labelled.filter(~pl.col("late") | pl.col("id").is_in(pl.Series(list(waiting), dtype=pl.String).implode()))
 
 
 def ancestry(store: ObjectStore, versions: Lineage, parent: str, oldest: float) -> list[Manifest]:

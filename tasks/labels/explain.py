@@ -11,29 +11,31 @@ import io
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
 import polars as pl
 import pyarrow.parquet as pq
 
 from infra import cycles
 from infra import settings as settings_
-from infra.records import Bucket, CycleOutcome
+from infra.records import Bucket, CycleOutcome, Manifest
 from infra.store import ObjectStore
 from tasks.labels.accounting import RequestAccounting
 from tasks.labels.reasons import REASONS
 
-COLUMNS = ("id", "time", "project", "user", "bucket", "reason")
+COLUMNS = ("id", "time", "project", "user", "bucket", "reason", "outcome", "settled_by", "unsettled")
+UNDECIDED: tuple[Bucket, ...] = ("unlabelled", "cache_hit", "withheld", "stale")
+"""Buckets of requests that a later cycle may train on, if their label comes late."""
 MEANINGS: dict[Bucket, str] = {
     "trained": "a sample of this cycle",
     "waiting": "younger than collect.settle_seconds when the cycle collected; a later cycle decides",
-    "unlabelled": "no feedback matches it",
+    "unlabelled": "no feedback matches it, and its settled text is not known",
     "cache_hit": "its only feedback came from the editor's cache",
     "stale": "more than collect.max_staleness updates lie between its version and the parent",
     "duplicate": "delivered again, or the parent's ancestry was trained on it",
     "quarantined": "not fit for training",
     "opted_out": "its user or project opted out",
-    "withheld": "generated and not shown",
+    "withheld": "generated and not shown, and its settled text is not known",
     "pinned": "an administrator chose its version",
     "over_share": "its user has more samples than collect.max_user_share allows",
     "surplus": "collect.max_samples newer samples exist",
@@ -49,6 +51,9 @@ class Fate:
     reason: str = ""
     """Why it is quarantined; empty in the other buckets."""
 
+    settled: str = ""
+    """By which request its settled text is known, or why it is not (tasks/labels/hindsight.py)."""
+
     result: str = ""
     """How the cycle ended: registered, refused or abandoned; empty while it runs."""
 
@@ -57,7 +62,8 @@ class Fate:
         if self.reason:
             meaning += f": {REASONS.get(self.reason, 'a reason of another version of this code')}"
         ended = f"the cycle ended as {self.result}" if self.result else "the cycle has not ended"
-        return f"{self.cycle}: {self.bucket}{reason}: {meaning}; {ended}"
+        settled = f"; settled text: {self.settled}" if self.settled else ""
+        return f"{self.cycle}: {self.bucket}{reason}: {meaning}{settled}; {ended}"
 
 
 def key(cycle: str, samples_sha256: str) -> str:
@@ -68,8 +74,25 @@ def key(cycle: str, samples_sha256: str) -> str:
 def write(store: ObjectStore, cycle: str, samples_sha256: str, accounting: RequestAccounting) -> None:
     """Write the bucket and the reason of every completion of a window."""
     body = io.BytesIO()
-    accounting.classified.select(*COLUMNS).with_columns(pl.col("bucket").cast(pl.String)).write_parquet(body, compression="zstd")
+    rows = accounting.classified.select(*COLUMNS).with_columns(pl.col("bucket", "outcome", "unsettled").cast(pl.String))
+    rows.write_parquet(body, compression="zstd")
     store.put(key(cycle, samples_sha256), body.getvalue())
+
+
+def undecided(store: ObjectStore, manifests: Sequence[Manifest]) -> frozenset[str]:
+    """Return the ids of the completions that these cycles left without a label, and that none of them trained on.
+
+    A cycle of which retention removed the requests has none.
+    """
+    waiting: set[str] = set()
+    decided: set[str] = set()
+    for manifest in manifests:
+        name = key(manifest.cycle, manifest.samples.sha256)
+        if store.exists(name):
+            rows = pq.read_table(io.BytesIO(store.get(name)), columns=["id", "bucket"])
+            for id, bucket in zip(rows["id"].to_pylist(), rows["bucket"].to_pylist(), strict=True):
+                (waiting if bucket in UNDECIDED else decided).add(id)
+    return frozenset(waiting - decided)
 
 
 def explain(store: ObjectStore, completion: str) -> Iterator[Fate]:
@@ -80,10 +103,16 @@ def explain(store: ObjectStore, completion: str) -> Iterator[Fate]:
         requests, result = key(cycle, samples.sha256), _result(store, cycle, index[cycle])
         if requests.rsplit("/", 1)[-1] in index[cycle]:
             rows = pq.read_table(io.BytesIO(store.get(requests)), filters=[("id", "=", completion)]).to_pylist()
-            yield from (Fate(cycle, cast(Bucket, row["bucket"]), row["reason"], result) for row in rows)
+            yield from (Fate(cycle, cast(Bucket, row["bucket"]), row["reason"], _settled(row), result) for row in rows)
         else:
             fates = _without_requests(store, cycle, samples.key, index[cycle], completion)
             yield from (replace(fate, result=result) for fate in fates)
+
+
+def _settled(row: dict[str, Any]) -> str:
+    if row.get("settled_by"):
+        return f"by {row['settled_by']}"
+    return f"unknown ({row['unsettled']})" if row.get("unsettled") else ""
 
 
 def _result(store: ObjectStore, cycle: str, objects: set[str]) -> str:

@@ -2,15 +2,15 @@
 
 `plan_window` reads only the times and ids of all objects and assigns each row to a partition: a request by its time, an
 impression by the time of the completion that it names, else of its first event. So late events of an impression are found in any
-object. `join_partition` then reads the partition's own objects and the requests near it that its impressions may belong to, and
-returns small rows: the facts of its requests, and matches, which may belong to a neighbour's request. `merge_partitions`
-combines them.
+object. `join_partition` then reads the partition's own objects and the requests near it that its impressions may belong to, or
+that show its settled text, and returns small rows: the facts of its requests, and matches, which may belong to a neighbour's
+request. `merge_partitions` combines them.
 
 Hours with few requests share a partition, so that a quiet week does not take a hundred tasks.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -21,8 +21,10 @@ from infra.events.read import column, erased_subjects, fetch, malformed_row, tim
 from infra.events.tables import checked
 from infra.events.tombstones import ErasedSubjects
 from infra.records import Completion, Feedback, ObjectReference, Quarantined
+from infra.settings.schema import Hindsight
 from infra.store import ObjectStore
-from tasks.labels import attribution
+from tasks.labels import attribution, hindsight
+from tasks.labels.reports import REPORTS
 from tasks.labels.window import Window, segments_after
 
 HOUR = 3600.0
@@ -32,19 +34,21 @@ AT_ONCE = 2
 """Partitions that one process joins at a time: each uses all cores and holds its events in memory."""
 TOKEN_FIELDS = ("prompt_token_ids", "token_ids", "logprobs", "token_ends")
 FACTS = (
+    "late",
     *("id", "time", "project", "user", "policy_version", "arm", "experiment", "temperature", "top_p", "finish_reason"),
     *("language", "opted_out", "redacted", "mixed", "behaviour_logprobs", "withheld", "pinned", "exploring", "blank"),
 )
-"""Columns of a completion that leave its partition: about 250 bytes."""
+"""Columns of a completion that leave its partition, beside its settled text: about 250 bytes."""
+OFF = Hindsight(on=False)
 ID_COLUMNS = (*attribution.WHO, "id", "client_id", "completion_id")
 """Columns of every event that the plan reads, beside its time."""
 IMPRESSION = pl.concat_str(*attribution.WHO, attribution.impression(), separator="\0").hash().alias("impression")
 SOURCES = {
     **{"source": pl.Int64, "object": pl.String, "key": pl.String, "sha256": pl.String},
-    **{"rows": pl.Int64, "last": pl.Float64, "after": pl.Float64},
+    **{"rows": pl.Int64, "last": pl.Float64, "after": pl.Float64, "counted_after": pl.Float64},
 }
 """Columns of a frame of segments: number, object that holds the segment (itself or a container), its reference, time after which
-its rows are read."""
+its rows are read, and time after which they are the window's."""
 
 
 class InputChanged(RuntimeError):
@@ -70,14 +74,17 @@ class Partition:
     outgoing: pl.Series
     """Impressions, by hash, of other partitions that have events in these hours."""
     erased: ErasedSubjects
+    reach_seconds: float
+    """Seconds after its end within which it reads requests: they show its settled text, or their replica's clock is ahead."""
+    hindsight: Hindsight
 
     def owns(self, when: np.ndarray) -> np.ndarray:
         """Return which of these times are the partition's own."""
         return (when >= self.begin) & ((when < self.end) | np.isposinf(self.end))
 
     def reaches(self, when: np.ndarray) -> np.ndarray:
-        """Return at which of these times the requests of its impressions may lie."""
-        return (when >= self.begin - self.join_seconds) & (when <= self.end + attribution.CLOCK_SLACK_SECONDS)
+        """Return at which of these times the requests lie that it reads."""
+        return (when >= self.begin - self.join_seconds) & (when <= self.end + self.reach_seconds)
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +99,7 @@ class WindowPlan:
 
     @property
     def requests(self) -> int:
-        """Rows of the window, valid completions or not."""
+        """Rows of the window, valid completions or not; without those from before it, which may have a late label."""
         return sum(p.requests for p in self.partitions)
 
     @property
@@ -122,20 +129,32 @@ def references(sources: pl.DataFrame) -> tuple[ObjectReference, ...]:
     return tuple(ObjectReference(**row) for row in sources.select("key", "sha256", "rows", "last").iter_rows(named=True))
 
 
-def plan_window(store: ObjectStore, window: Window, now: float, join_seconds: float, least: int = LEAST_REQUESTS) -> WindowPlan:
-    """Read the times and ids of a window's events and divide it into partitions; hours share one up to `least` requests."""
+def plan_window(
+    store: ObjectStore,
+    window: Window,
+    now: float,
+    join_seconds: float,
+    least: int = LEAST_REQUESTS,
+    hindsight: Hindsight = OFF,
+) -> WindowPlan:
+    """Read the times and ids of a window's events and divide it into partitions; hours share one up to `least` requests.
+
+    With hindsight, requests up to `most_seconds` before the window are read again, since their label may have come late.
+    """
     erased = erased_subjects(store)
-    completions = _list_events(store, "completions", window, (window.since, now), erased, [pl.col("id").hash()])
+    window = replace(window, again_seconds=hindsight.most_seconds if hindsight.on else 0.0)
+    since = window.since - window.again_seconds
+    completions = _list_events(store, "completions", window, (since, now), erased, [pl.col("id").hash()])
     since = min([window.since, *completions.rows["time"].sort().head(1)])
     named = pl.when(pl.col("completion_id") != "")
     ids = [IMPRESSION, named.then(pl.col("completion_id").hash()).alias("completion"), named.then("id").alias("event")]
     feedback = _list_events(store, "feedback", window, (since, now), erased, ids)
     begins = _begins(completions.rows["time"].to_numpy(), least)
     return WindowPlan(
-        tuple(_divide(begins, join_seconds, completions, feedback, erased)),
+        tuple(_divide(begins, join_seconds, completions, feedback, erased, hindsight)),
         completions.sources,
         feedback.sources,
-        late=bool((completions.rows["time"] <= window.since).any()),
+        late=bool(completions.rows.filter("counted")["time"].le(window.since).any()),
     )
 
 
@@ -146,7 +165,7 @@ class _Listing:
     sources: pl.DataFrame
     """SOURCES, by key."""
     rows: pl.DataFrame
-    """A row per event: `source` (its number), `time`, and ids."""
+    """A row per event: `source` (its number), `time`, `counted` (whether it is the window's), and ids."""
 
 
 def _list_events(
@@ -163,12 +182,17 @@ def _list_events(
     for holder, part in segments_after(store, kind, window, *span, ("time", *ID_COLUMNS)):
         after = window.after(part.key) if kind == "completions" else -np.inf
         pending.append(_id_frame(visible(part.table, after, erased), len(sources)))
-        sources.append((len(sources), holder, part.key, part.sha256, part.table.num_rows, part.last, after))
+        counted = max(after, window.counts_after(part.key))
+        sources.append((len(sources), holder, part.key, part.sha256, part.table.num_rows, part.last, after, counted))
         if sum(frame.height for frame in pending) > LEAST_REQUESTS:
             rows.append(pl.concat(pending).select("source", "time", *ids))
             pending.clear()
     rows.append(pl.concat([*pending, _id_frame(None)]).select("source", "time", *ids))
-    return _Listing(pl.DataFrame(sources, schema=SOURCES, orient="row").sort("key"), pl.concat(rows))
+    listed = pl.DataFrame(sources, schema=SOURCES, orient="row")
+    limits = listed.select("source", "counted_after")
+    listing = pl.concat(rows).join(limits, on="source", how="left", maintain_order="left")
+    listing = listing.with_columns(counted=pl.col("time") > pl.col("counted_after")).drop("counted_after")
+    return _Listing(listed.sort("key"), listing)
 
 
 def _id_frame(table: pa.Table | None, source: int = 0) -> pl.DataFrame:
@@ -199,7 +223,12 @@ def _begins(when: np.ndarray, least: int) -> np.ndarray:
 
 
 def _divide(
-    begins: np.ndarray, join_seconds: float, completions: _Listing, feedback: _Listing, erased: ErasedSubjects
+    begins: np.ndarray,
+    join_seconds: float,
+    completions: _Listing,
+    feedback: _Listing,
+    erased: ErasedSubjects,
+    hindsight: Hindsight,
 ) -> Iterator[Partition]:
     def partition_of(when: pl.Series) -> np.ndarray:
         return np.searchsorted(begins, when.to_numpy(), side="right") - 1
@@ -220,19 +249,22 @@ def _divide(
         .join(impressions.select("impression", impression_in=assigned), on="impression")
     )
     event_in, impression_in = pl.col("event_in"), pl.col("impression_in")
+    views = max(attribution.CLOCK_SLACK_SECONDS, hindsight.most_seconds if hindsight.on else 0.0)
     for number, (begin, end) in enumerate(zip(begins, [*begins[1:], np.inf], strict=True)):
-        near = requests.filter(time >= begin - join_seconds, time <= end + attribution.CLOCK_SLACK_SECONDS)
+        near = requests.filter(time >= begin - join_seconds, time <= end + views)
         own = events.filter(impression_in == number)
         yield Partition(
             begin=float(begin),
             end=float(end),
-            requests=int((partition_of(requests["time"]) == number).sum()),
+            requests=int((partition_of(requests.filter("counted")["time"]) == number).sum()),
             join_seconds=join_seconds,
             completions=completions.sources.join(near, on="source", how="semi"),
             feedback=feedback.sources.join(own, on="source", how="semi"),
             incoming=own.filter(event_in != number)["impression"].unique(),
             outgoing=events.filter(event_in == number, impression_in != number)["impression"].unique(),
             erased=erased,
+            reach_seconds=views,
+            hindsight=hindsight,
         )
 
 
@@ -243,49 +275,90 @@ def join_partition(store: ObjectStore, partition: Partition, *, tokens: bool = T
         InputChanged: an object changed after the window was planned.
     """
 
-    left_out = () if tokens else TOKEN_FIELDS
-    completions, broken = read_completions(store, partition, partition.reaches, left_out)
+    completions, broken = read_completions(store, partition, partition.reaches, () if tokens else TOKEN_FIELDS)
     events = _read_events(store, partition)
     if tokens:
         prompts = pl.col("prompt_token_ids")
         completions = completions.with_columns(prompt=prompts.hash(), prompt_tokens=prompts.list.len())
         completions = completions.drop("prompt_token_ids", "token_ids")
+    fresh = completions.filter(~pl.col("late"))
     served, impressions = attribution.unique(completions), attribution.merge(events)
+    served = served.with_columns(late=~pl.col("id").is_in(fresh["id"].implode()))
     own = served.filter(partition.owns(served["time"].to_numpy()))
     matches = attribution.match(served, impressions, partition.join_seconds)
     orphans = impressions.height - matches.height
+    facts = own.select(*FACTS, *(("prompt", "prompt_tokens") if tokens else ()))
     if tokens:
-        lists = served.select("token_ends", "logprobs", served="id")
-        matches = attribution.cut(pl.concat([matches.join(lists, on="served"), attribution.nothing_to_show(own)], how="diagonal"))
+        settled = _settle(partition, served, own, matches)
+        matches = _with_tokens(partition, served, own, matches, settled)
+        texts = own.select("id").join(settled, on="id", how="left", maintain_order="left")
+        facts = facts.hstack(texts.drop("id"))
     return JoinedPartition(
-        own.select(*FACTS, *(("prompt", "prompt_tokens") if tokens else ())),
-        matches.drop("text"),
+        facts,
+        matches.drop("text", "shown_text"),
         tuple(malformed_row(row) for row in broken if partition.owns(np.array([time_of(row)])).all()),
-        int(partition.owns(completions["time"].to_numpy()).sum()) - own.height,
+        int(partition.owns(fresh["time"].to_numpy()).sum()) - own.filter(~pl.col("late")).height,
         orphans,
     )
+
+
+def _settle(partition: Partition, served: pl.DataFrame, own: pl.DataFrame, matches: pl.DataFrame) -> pl.DataFrame:
+    """The settled text of the partition's requests and of those of its matches, by `id`."""
+    wanted = pl.concat([own["id"], matches["served"]]).unique()
+    if not partition.hindsight.on:
+        return wanted.to_frame("id").hstack(hindsight.none(wanted.len()))
+    return hindsight.settle(served, wanted, partition.hindsight)
+
+
+def _with_tokens(
+    partition: Partition, served: pl.DataFrame, own: pl.DataFrame, matches: pl.DataFrame, settled: pl.DataFrame
+) -> pl.DataFrame:
+    """Matches with the counts of their tokens and the characters that were kept, those included that nobody told of."""
+    if not partition.hindsight.on:
+        matches = matches.with_columns(pl.lit(None, matches.schema[name]).alias(name) for name in REPORTS)
+    known = settled.drop_nulls("settled").select("id")
+    told = matches.drop_nulls("told_at").select(id="served", time="served_time")
+    silent = pl.concat([own.join(known, on="id", how="semi"), served.join(told, on=["id", "time"], how="semi")])
+    silent = silent.unique("id", maintain_order=True)
+    lists = served.select("token_ends", "logprobs", served="id")
+    matches = pl.concat(
+        [matches.join(lists, on="served"), attribution.nothing_to_show(own), attribution.unjudged(silent)], how="diagonal"
+    )
+    texts = matches.select("served").join(settled.select("settled", served="id"), on="served", how="left", maintain_order="left")
+    kept = hindsight.kept(matches["shown_text"], texts["settled"])
+    return attribution.cut(matches.with_columns(kept))
 
 
 def merge_partitions(parts: Sequence[JoinedPartition]) -> tuple[pl.DataFrame, int]:
     """Return all partitions' completions with their labels, by time, then id, and the number of requests delivered again."""
     facts = pl.concat(part.facts for part in parts)
+    fresh = facts.filter(~pl.col("late"))["id"]
     completions = facts.sort("time", "id").unique("id", keep="last", maintain_order=True)
-    repeated = facts.height - completions.height + sum(part.duplicates for part in parts)
+    if fresh.len() < facts.height:
+        completions = completions.with_columns(late=~pl.col("id").is_in(fresh.implode()))
+    repeated = fresh.len() - completions.filter(~pl.col("late")).height + sum(part.duplicates for part in parts)
     return attribution.label(completions, pl.concat(part.matches for part in parts)), repeated
 
 
 def read_completions(
     store: ObjectStore, partition: Partition, near: Callable[[np.ndarray], np.ndarray], left_out: Sequence[str] = ()
 ) -> tuple[pl.DataFrame, list[dict[str, Any]]]:
-    """Return a partition's completions at the times that `near` selects, and the rows that are not valid completions."""
-    parts = [checked(table, Completion, left_out) for table in _read_tables(store, partition.completions, partition.erased, near)]
-    return pl.concat(frame for frame, _ in parts), [row for _, broken in parts for row in broken]
+    """Return a partition's completions at the times that `near` selects, and the rows that are not valid completions.
+
+    The column `late` is true for requests from before the window; of these, rows that are not valid are left out.
+    """
+    frames, invalid = [], []
+    for after, table in _read_tables(store, partition.completions, partition.erased, near):
+        frame, broken = checked(table, Completion, left_out)
+        frames.append(frame.with_columns(late=pl.col("time") <= after))
+        invalid += [row for row in broken if time_of(row) > after]
+    return pl.concat(frames), invalid
 
 
 def _read_events(store: ObjectStore, partition: Partition) -> pl.DataFrame:
     """All events of a partition's impressions."""
     frames = []
-    for table in _read_tables(store, partition.feedback, partition.erased):
+    for _, table in _read_tables(store, partition.feedback, partition.erased):
         impressions = _id_frame(table).select(IMPRESSION)["impression"]
         own = pl.Series(partition.owns(times(table))) & ~impressions.is_in(partition.outgoing.implode())
         own |= impressions.is_in(partition.incoming.implode())
@@ -295,10 +368,13 @@ def _read_events(store: ObjectStore, partition: Partition) -> pl.DataFrame:
 
 def _read_tables(
     store: ObjectStore, sources: pl.DataFrame, erased: ErasedSubjects, near: Callable[[np.ndarray], np.ndarray] | None = None
-) -> list[pa.Table]:
-    """The rows of segments at the times that `near` selects (by default all), in one table for each set of columns."""
+) -> list[tuple[float, pa.Table]]:
+    """The rows of segments at the times that `near` selects (by default all), in one table for each set of columns.
+
+    With each table the time after which its rows are the window's.
+    """
     expected = {row["key"]: row for row in sources.iter_rows(named=True)}
-    by_schema: dict[str, list[pa.Table]] = {"": [pa.schema([]).empty_table()]}
+    by_schema: dict[tuple[float, str], list[pa.Table]] = {(-np.inf, ""): [pa.schema([]).empty_table()]}
     for holder, part in fetch(store, sources["object"].unique().sort().to_list()):
         source = expected.get(part.key)
         if source is None or source["object"] != holder:
@@ -310,5 +386,5 @@ def _read_tables(
             )
         table = visible(part.table, source["after"], erased)
         selected = table.filter(pl.Series(near(times(table))).to_arrow()) if near else table
-        by_schema.setdefault(str(table.schema), []).append(selected)
-    return [pa.concat_tables(tables) for tables in by_schema.values()]
+        by_schema.setdefault((source["counted_after"], str(table.schema)), []).append(selected)
+    return [(after, pa.concat_tables(tables)) for (after, _), tables in by_schema.items()]

@@ -17,6 +17,7 @@ REASONS: dict[str, str] = {
     "logprobs_are_not_above_zero": "a log-probability is above 0",
     "temperature_is_positive": "its temperature is not above 0, or is above 2",
     "accepted_is_within_shown": "more characters were accepted than shown",
+    "kept_is_within_shown": "more characters stand in the settled text than were shown",
 }
 """Reasons of tasks/labels/accounting.py and infra/events/read.py, then the expectations in tasks/validation/expectations.json
 that quarantine a row."""

@@ -1,7 +1,10 @@
-"""The batch to train on: samples with their tokens, which are read from the event objects, one partition at a time."""
+"""The batch to train on: samples with their tokens, which are read from the event objects, one partition at a time.
+
+Settled text is turned into tokens by the parent's tokenizer.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from tempfile import TemporaryFile
 
 import polars as pl
@@ -9,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from infra.events.tables import arrow_schema
+from infra.fim import Renderer
 from infra.records import Sample
 from infra.store import ObjectStore
 from tasks.labels.attribution import unique
@@ -19,8 +23,35 @@ ROW_GROUP = 65_536
 """Rows of a Parquet row group."""
 
 
-def tables(store: ObjectStore, partitions: Sequence[Partition], chosen: pl.DataFrame) -> Iterator[pa.Table]:
+@dataclass(frozen=True, eq=False)
+class SettledTokens:
+    """Turns settled text into tokens to train on."""
+
+    renderer: Renderer
+    most: int
+    """Maximum tokens, the end token included: a completion has no more."""
+    lines: int = 0
+    """Maximum lines; 0: all."""
+
+    def ids(self, text: str | None, whole: bool | None) -> list[int]:
+        """Return the token ids of a settled text, with the end token where it ends; none for an unknown one.
+
+        It ends where it is whole, and after the last line that is taken, if more lines follow.
+        """
+        if text is None:
+            return []
+        lines = text.split("\n")
+        taken = lines[: self.lines or len(lines)]
+        ended = whole or len(taken) < len(lines)
+        return [*self.renderer.encode("\n".join(taken)), *([self.renderer.end] if ended else [])][: self.most]
+
+
+def tables(
+    store: ObjectStore, partitions: Sequence[Partition], chosen: pl.DataFrame, settled: SettledTokens | None = None
+) -> Iterator[pa.Table]:
     """Yield rows of infra.records.Sample, by time, then id, for the classified requests (tasks/labels/accounting.py) to train on.
+
+    Without `settled`, the rows have no settled text.
 
     Raises:
         InputChanged: a completion is no longer in its object.
@@ -28,10 +59,10 @@ def tables(store: ObjectStore, partitions: Sequence[Partition], chosen: pl.DataF
     for partition in partitions:
         own = chosen.filter(partition.owns(chosen["time"].to_numpy()))
         if not own.is_empty():
-            yield _with_tokens(store, partition, own)
+            yield _with_tokens(store, partition, own, settled)
 
 
-def _with_tokens(store: ObjectStore, partition: Partition, chosen: pl.DataFrame) -> pa.Table:
+def _with_tokens(store: ObjectStore, partition: Partition, chosen: pl.DataFrame, settled: SettledTokens | None) -> pa.Table:
     recent = partition.completions.filter(pl.col("last") >= chosen["time"].min())
     completions, _ = read_completions(store, replace(partition, completions=recent), partition.owns)
     served = unique(completions.join(chosen, on=["id", "time"], how="semi"))
@@ -41,14 +72,18 @@ def _with_tokens(store: ObjectStore, partition: Partition, chosen: pl.DataFrame)
             f"{rows.height} of {chosen.height} samples are where they were served: a user or project was erased in the meantime. "
             "Nothing was sealed; the next run collects again: `prefect deployment run cycle/cycle`"
         )
-    columns = {name: pl.col(name) for name in SCHEMA.names if name in rows.columns} | {
+    columns: dict[str, pl.Expr | pl.Series] = {name: pl.col(name) for name in SCHEMA.names if name in rows.columns}
+    columns |= {
         "completion_id": pl.col("id"),
         "token_ids": pl.col("token_ids").list.head("tokens"),
         "logprobs": pl.col("logprobs_served").list.head("tokens"),
         "outcome": pl.col("outcome").cast(pl.String),
     }
+    if settled:
+        ids = [settled.ids(*row) for row in rows.select("settled", "settled_whole").iter_rows()]
+        columns["settled_token_ids"] = pl.Series("settled_token_ids", ids, pl.List(pl.Int64))
     defaults = {name: pl.lit(Sample.model_fields[name].default) for name in SCHEMA.names if name not in columns}
-    ordered = rows.sort("time", "id").select(**(columns | defaults)).select(SCHEMA.names)
+    ordered = rows.select("time", "id", **(columns | defaults)).sort("time", "id").select(SCHEMA.names)
     return ordered.to_arrow(compat_level=pl.CompatLevel.oldest()).cast(SCHEMA)
 
 

@@ -26,8 +26,14 @@ class Window:
     """Requests before this time are ignored."""
     known: Mapping[str, float]
     """Objects that the version's ancestry has read, with the time of their last row."""
+    again_seconds: float = 0.0
+    """Seconds before `since` whose requests are read again, since their label may have come late."""
 
     def after(self, key: str) -> float:
+        """Return the time after which an object's requests are read."""
+        return max(self.since - self.again_seconds, self.oldest) if key in self.known else self.oldest
+
+    def counts_after(self, key: str) -> float:
         """Return the time after which an object's requests belong to the window."""
         return max(self.since, self.oldest) if key in self.known else self.oldest
 

@@ -6,13 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+import polars as pl
 from prefect.artifacts import create_table_artifact
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
+from tokenizers import Tokenizer
 
 from infra import cycles
 from infra import settings as settings_
 from infra.events import tombstones
+from infra.fim import Renderer
 from infra.records import CycleOutcome, ExperimentRecord, Manifest
 from infra.settings import Settings
 from infra.settings.training import Train
@@ -23,6 +26,7 @@ from tasks.labels import explain, partitions, samples
 from tasks.labels.accounting import account_rows
 from tasks.labels.collect import Collected
 from tasks.labels.partitions import JoinedPartition, Partition
+from tasks.labels.samples import SettledTokens
 from tasks.rewards.reward import reward_samples, reward_totals
 from tasks.steps import clients, pages, sealing
 from tasks.steps.runner import runner
@@ -138,7 +142,9 @@ def reward(settings: Settings, validated: Validated) -> Manifest:
     batch = reward_samples(collected.accounting.samples, settings.reward, settings.collect.max_user_weight, past)
     requests = collected.accounting.classified.select("user", "project").rows()
     tombstones.check(store, requests)  # the tokens of erased subjects cannot be read any more
-    body = samples.parquet(samples.tables(store, collected.plan.partitions, batch))
+    body = samples.parquet(
+        samples.tables(store, collected.plan.partitions, batch, settled_tokens(settings, collected.parent, batch))
+    )
     cycle = cycles.next_name(cycles.index(store))
     tombstones.check(store, requests)
     reasons = {"quarantined": collected.accounting.reasons, "orphans": collected.orphans}
@@ -147,6 +153,16 @@ def reward(settings: Settings, validated: Validated) -> Manifest:
     totals = reward_totals(*(batch[name].to_list() for name in ("reward", "tokens", "language")))
     fields = sealing.manifest_fields(collected, validated.evidence, time.time())
     return sealing.seal(store, cycle, fields | {"returns": totals, "run": flow_run.id or ""}, body, settings)
+
+
+def settled_tokens(settings: Settings, parent: str, batch: pl.DataFrame) -> SettledTokens | None:
+    """Return what turns settled text into tokens of the parent; None where a batch has no settled text."""
+    if batch["settled"].null_count() == batch.height:
+        return None
+    model = settings.model
+    tokenizer = Tokenizer.from_file(str(clients.checkpoint_of(settings, parent) / "tokenizer.json"))
+    renderer = Renderer(tokenizer, model.fim_order, model.max_prefix_tokens, model.max_suffix_tokens)
+    return SettledTokens(renderer, settings.serving.sampling.max_tokens, settings.collect.hindsight.lines)
 
 
 @step("resume", retries=IO_RETRIES)

@@ -32,9 +32,9 @@ class BatchStats:
     project_share: float
     """Share of the samples of the project with the most."""
     acceptance_rate: float
-    """Share of the samples with something shown that were accepted in part or in full."""
+    """Share of the judged samples that were accepted in part or in full."""
     shown_length: float
-    """Mean characters shown."""
+    """Mean characters shown of the judged samples."""
 
 
 Bounds = dict[str, float]

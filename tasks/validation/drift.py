@@ -36,7 +36,7 @@ ANY_RATE, ANY_LENGTH = ExpectedRange(0.0, 1.0), ExpectedRange(0.0, math.inf)
 
 def profile(samples: pl.DataFrame) -> Profile:
     """Return a batch's sums. A sample with accepted characters counts as accepted, whatever the kind of feedback."""
-    judged = samples.filter(pl.col("outcome") != "nothing")
+    judged = samples.filter(~pl.col("outcome").cast(pl.String).is_in(["nothing", "unjudged"]))
     shown = judged["shown_characters"]
     return Profile(
         samples=samples.height,

@@ -66,13 +66,17 @@ class Validation:
 
 COLUMNS = (
     *("completion_id", "user", "policy_version", "outcome", "prompt_tokens", "tokens", "logprobs", "logprob_lowest"),
-    *("logprob_highest", "temperature", "shown_characters", "accepted_characters"),
+    *("logprob_highest", "temperature", "shown_characters", "accepted_characters", "kept_characters", "targets"),
 )
+"""`targets`: sampled tokens, or characters of the settled text where nobody judged the sample and it has no sampled tokens."""
 
 
 def frame(samples: pl.DataFrame) -> "pd.DataFrame":
     """Return one row per sample, with the columns that the suite checks."""
-    return samples.rename({"id": ROW}).with_columns(pl.col("outcome").cast(pl.String)).select(COLUMNS).to_pandas()
+    silent = (pl.col("outcome").cast(pl.String) == "unjudged") & (pl.col("tokens") == 0)
+    targets = pl.when(silent).then(pl.col("settled").str.len_chars().fill_null(0)).otherwise("tokens")
+    rows = samples.rename({"id": ROW}).with_columns(pl.col("outcome").cast(pl.String), targets=targets)
+    return rows.select(COLUMNS).to_pandas()
 
 
 def validate(

@@ -9,13 +9,13 @@ import polars as pl
 from infra.events.tables import schema
 from infra.lineage import Lineage
 from infra.records import Completion, Feedback, Record, Sample
-from infra.settings.schema import Collect
+from infra.settings.schema import Collect, Hindsight
 from infra.store import from_parquet
 from tasks.labels import attribution as joining
 from tasks.labels import samples
 from tasks.labels.accounting import RequestAccounting, WindowCounts, classify
 from tasks.labels.collect import Collected
-from tasks.labels.partitions import WindowPlan, join_partition, merge_partitions, plan_window
+from tasks.labels.partitions import OFF, WindowPlan, join_partition, merge_partitions, plan_window
 from tasks.labels.window import Window
 from tests.tasks.made import NOW, MemoryStore
 
@@ -66,9 +66,10 @@ def count_kept_tokens(completion: Completion, extent: int) -> int:
     return joining.cut(frame([completion], Completion).with_columns(extent=pl.lit(extent)))["tokens"][0]
 
 
-def plan_store(store: MemoryStore, join_seconds: float = 60.0) -> WindowPlan:
+def plan_store(store: MemoryStore, join_seconds: float = 60.0, hindsight: Hindsight = OFF) -> WindowPlan:
     """Plan one window over the whole store."""
-    return plan_window(store, Window(NOW - 1000, NOW + 10_000, NOW - 1000, {}), NOW + 100_000, join_seconds)
+    window = Window(NOW - 1000, NOW + 10_000, NOW - 1000, {})
+    return plan_window(store, window, NOW + 100_000, join_seconds, hindsight=hindsight)
 
 
 def put(store: MemoryStore, completions: Sequence[Record], events: Sequence[Record], name: str = "a") -> None:
@@ -97,7 +98,7 @@ def account_with_samples(
     """Classify requests, and return the samples as the trainer reads them, without rewards, too."""
     store = MemoryStore()
     put(store, completions, events)
-    plan = plan_store(store)
+    plan = plan_store(store, hindsight=limits.hindsight)
     labelled, duplicates = merge_partitions([join_partition(store, partition) for partition in plan.partitions])
     accounting = classify(
         labelled,
@@ -122,6 +123,7 @@ def sample_frame(rows: Sequence[Sample]) -> pl.DataFrame:
         pl.exclude("completion_id", "prompt_token_ids", "token_ids", "logprobs", "settled_token_ids", "settled_weight"),
         id="completion_id",
         time=pl.lit(NOW),
+        late=pl.lit(False),
         settled=pl.lit("s").repeat_by(pl.col("settled_token_ids").list.len()).list.join(""),
         prompt=pl.col("prompt_token_ids").hash(),
         language=pl.lit(""),

@@ -177,7 +177,12 @@ def compare_with_server(model: TrainedModel, samples: Sequence[Sample], job: Job
     current = [i for i, s in enumerate(samples) if s.token_ids and s.policy_version == job.current_version]
     compared = current[:: math.ceil(len(current) / AGREEMENT_SAMPLES) or 1]
     logprobs = current_logprobs(model, samples, compared, job.micro_batch_tokens)
-    gaps = [abs(a - b) for i, values in logprobs.items() for a, b in zip(values, samples[i].logprobs, strict=True)]
+    # At a temperature T, the same difference of logits is 1 / T times as large.
+    gaps = [
+        samples[i].temperature * abs(a - b)
+        for i, values in logprobs.items()
+        for a, b in zip(values, samples[i].logprobs, strict=True)
+    ]
     agreement = safety.agreement(gaps)
     safety.check_agreement(agreement, job.max_logprob_gap, job.max_logprob_gap_p99)
     return agreement

@@ -48,9 +48,13 @@ def store() -> MemoryStore:
 
 
 def test_explain_returns_the_bucket_of_each_cycle(store: MemoryStore) -> None:
-    assert list(explain.explain(store, "good"))[-1] == Fate("cycle-000001", "trained")
-    assert list(explain.explain(store, "secret"))[-1] == Fate("cycle-000001", "quarantined", "secret")
-    assert list(explain.explain(store, "young")) == [Fate("cycle-000002", "trained"), Fate("cycle-000001", "waiting")]
+    unknown = {"settled": "unknown (short_prefix)"}
+    assert list(explain.explain(store, "good"))[-1] == Fate("cycle-000001", "trained", **unknown)
+    secret = Fate("cycle-000001", "quarantined", "secret", "unknown (redacted)")
+    assert list(explain.explain(store, "secret"))[-1] == secret
+    unknown = {"settled": "unknown (not_shown)"}
+    young = [Fate("cycle-000002", "trained", **unknown), Fate("cycle-000001", "waiting", **unknown)]
+    assert list(explain.explain(store, "young")) == young
     assert list(explain.explain(store, "made up")) == []
 
 

@@ -149,7 +149,9 @@ def test_a_missing_sample_is_an_error() -> None:
 
 def test_the_batch_has_the_columns_of_its_record_and_row_groups_of_one_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(samples, "ROW_GROUP", 3)
-    many = [sample(str(i), token_ids=list(range(i)), logprobs=[-0.5] * i) for i in range(8)]
+    many = [
+        sample(str(i), kept_characters=i, settled_token_ids=[i], token_ids=list(range(i)), logprobs=[-0.5] * i) for i in range(8)
+    ]
     table = samples.pq.read_table(samples.pa.BufferReader(to_parquet(many))).cast(SCHEMA)
     assert samples.pq.read_schema(samples.pa.BufferReader(to_parquet(many))).remove_metadata().equals(SCHEMA)
     body = samples.parquet([table.slice(0, 1), table.slice(1, 6), table.slice(7)])

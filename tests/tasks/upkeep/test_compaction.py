@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from infra.events import segments
 from infra.records import ObjectReference
 from infra.settings import Settings
-from infra.settings.schema import Collect, Retention
+from infra.settings.schema import Collect, Hindsight, Retention
 from tasks.labels.collect import collect
 from tasks.labels.partitions import join_partition, plan_window, references
 from tasks.labels.window import Window
@@ -67,7 +67,7 @@ def test_a_reader_gets_the_same_rows_before_between_and_after_both_passes() -> N
 def test_compacted_segments_that_a_cycle_read_stay_known_and_late_ones_are_new() -> None:
     store, registry = MemoryStore(), MemoryRegistry(v1={}, v2={"parent": "1", "cycle": "cycle-000001"})
     registry.aliases["champion"] = "1"
-    limits = Settings(collect=Collect(settle_seconds=10, join_seconds=60, max_user_share=1.0))
+    limits = Settings(collect=Collect(settle_seconds=10, join_seconds=60, max_user_share=1.0, hindsight=Hindsight(on=False)))
     for number in range(3):
         put(store, number)
     collected = collect(store, registry.client, limits, NOW + 100)

@@ -1,0 +1,225 @@
+"""Settled text: what stands, a while later, where a completion would have stood. Pure; rows in any order.
+
+The requests of a user in a project show what became of the places of earlier ones (tasks/labels/places.py). Of the later requests
+between `quiet_seconds` and `most_seconds` after a request, the last that shows its place counts: if a text is written again
+within that time, the later text is the settled one. Lines that changed within `quiet_seconds` before are cut off. Where the
+stream does not show the text, or shows that it is still being written, there is none, and UNSETTLED says why.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal, get_args
+
+import numpy as np
+import polars as pl
+
+from infra.settings.schema import Hindsight
+from tasks.labels.kept import kept_characters
+from tasks.labels.places import Missing, Place, View, agreed, ending_of
+
+Reason = Literal[Missing, "opted_out", "redacted", "short_prefix", "still_typed", "empty", "pasted", "numbers_only"]
+UNSETTLED = pl.Enum(["", *get_args(Reason)])
+"""Why a completion has no settled text; empty where it has one, or where hindsight is off.
+
+not_shown: no later request shows the place. ambiguous: the place is not the only one that fits. suffix_changed: the text behind
+the place was changed, so its end is not known. opted_out, redacted: the user opted out, or a secret was removed from the request
+or from the later ones. short_prefix: the prefix is too short to find the place in an unnamed file. still_typed: the place was
+last shown while it was being written. empty: nothing stands there. pasted: a paste or an agent wrote it. numbers_only: the editor
+reports numbers, since it has no consent to send text.
+"""
+COLUMNS: Mapping[str, type[pl.DataType] | pl.DataType] = {
+    "settled": pl.String,
+    "settled_whole": pl.Boolean,
+    "settled_by": pl.String,
+    "unsettled": UNSETTLED,
+}
+"""Columns of a settled text: the text, null if unknown; whether the suffix was found behind it, so that nothing of it is missing;
+id of the later request that shows it, or FEEDBACK; why it is not known."""
+FEEDBACK = "feedback"
+CHARACTERS_A_TOKEN = 4
+"""Characters that a token has, for the limit of a completion."""
+NEEDED = ("id", "time", "project", "user", "file", "prefix", "suffix", "max_tokens", "opted_out", "redacted")
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The settled text of a place."""
+
+    text: str
+    whole: bool
+    by: str
+
+
+def none(rows: int) -> pl.DataFrame:
+    """Return the columns of rows without settled text."""
+    nulls = {name: pl.Series(name, [None] * rows, kind) for name, kind in COLUMNS.items()}
+    return pl.DataFrame(nulls | {"unsettled": pl.Series("unsettled", [""] * rows, UNSETTLED)})
+
+
+def settle(completions: pl.DataFrame, wanted: pl.Series, settings: Hindsight) -> pl.DataFrame:
+    """Return `id` and the COLUMNS of each wanted completion.
+
+    Args:
+        completions: infra.records.Completion, each once, with all requests up to `most_seconds` after the wanted ones.
+        wanted: ids of the completions to settle.
+    """
+    ordered = completions.select(*NEEDED, wanted=pl.col("id").is_in(wanted.implode()))
+    ordered = ordered.sort("project", "user", "time", "id")
+    found: list[tuple[str, Settled | Reason]] = []
+    columns = _columns(ordered)
+    users = ordered.select(pl.struct("project", "user").rle_id()).to_series().to_numpy()
+    begins = [*np.flatnonzero(np.diff(users, prepend=-1)).tolist(), len(users)]
+    for begin, end in pairwise(begins):
+        found.extend(_Requests(*(column[begin:end] for column in columns)).settled(settings))
+    texts = [one if isinstance(one, Settled) else None for _, one in found]
+    return pl.DataFrame(
+        {
+            "id": [id for id, _ in found],
+            "settled": [one and one.text for one in texts],
+            "settled_whole": [one and one.whole for one in texts],
+            "settled_by": [one and one.by for one in texts],
+            "unsettled": ["" if isinstance(one, Settled) else one for _, one in found],
+        },
+        schema={"id": pl.String, **COLUMNS},
+    )
+
+
+def _columns(rows: pl.DataFrame) -> list[list[Any]]:
+    """The fields of _Requests."""
+    hidden = pl.when("opted_out").then(pl.lit("opted_out")).when("redacted").then(pl.lit("redacted")).otherwise(pl.lit(""))
+    document, cursor = (pl.col("prefix") + pl.col("suffix")).alias("document"), pl.col("prefix").str.len_chars().alias("cursor")
+    columns = rows.select("id", "time", "file", document, cursor, "max_tokens", hidden.alias("hidden"), "wanted")
+    return [column.to_list() for column in columns.iter_columns()]
+
+
+@dataclass(frozen=True)
+class _Requests:
+    """The requests of a user in a project, by time, then id."""
+
+    ids: Sequence[str]
+    times: Sequence[float]
+    files: Sequence[str]
+    documents: Sequence[str]
+    cursors: Sequence[int]
+    limits: Sequence[int]
+    hidden: Sequence[str]
+    """Why a request's text cannot be used; empty if it can."""
+    wanted: Sequence[bool]
+
+    def settled(self, settings: Hindsight) -> Iterator[tuple[str, Settled | Reason]]:
+        """Yield the settled text of each wanted request, or why it has none."""
+        stop = 0
+        for at, (id, time) in enumerate(zip(self.ids, self.times, strict=True)):
+            while stop < len(self.times) and self.times[stop] - time <= settings.most_seconds:
+                stop += 1
+            if self.wanted[at]:
+                yield id, self._settle(at, stop, settings)
+
+    def _settle(self, at: int, stop: int, settings: Hindsight) -> Settled | Reason:
+        if self.hidden[at]:
+            return "opted_out" if self.hidden[at] == "opted_out" else "redacted"
+        if self.times[stop - 1] - self.times[at] < settings.quiet_seconds:
+            return "not_shown"
+        document, cursor = self.documents[at], self.cursors[at]
+        anchor = document[max(0, cursor - settings.anchor_characters) : cursor]
+        if not anchor.strip() or (cursor < settings.anchor_characters and not self.files[at]):
+            return "short_prefix"
+        if document.find(anchor) + len(anchor) != cursor or document.find(anchor, cursor - len(anchor) + 1) >= 0:
+            return "ambiguous"
+        place = Place(anchor, ending_of(document[cursor:]))
+        views = _Views(self, at, place, short=cursor < settings.anchor_characters)
+        return self._last(at, stop, views, settings)
+
+    def _last(self, at: int, stop: int, views: "_Views", settings: Hindsight) -> Settled | Reason:
+        """Return the text in the last request that shows the place."""
+        reason: Reason = "not_shown"
+        revisited: str | None = None
+        for later in range(stop - 1, at, -1):
+            if self.times[later] - self.times[at] < settings.quiet_seconds:
+                break
+            found = views.of(later)
+            if found == "suffix_changed":
+                return found
+            if not isinstance(found, View):
+                reason = found if reason == "not_shown" else reason
+                continue
+            if revisited is not None and revisited not in (found.text, found.standing):
+                return "still_typed"
+            if found.text or found.whole:
+                return self._accept(at, later, found, views, settings)
+            # The cursor is back in the first line; if nothing changed there, the text of an earlier view still stands.
+            if not found.standing:
+                return "still_typed"
+            revisited, reason = found.standing, "still_typed"
+        return reason
+
+    def _accept(self, at: int, later: int, found: View, views: "_Views", settings: Hindsight) -> Settled | Reason:
+        if not found.text.strip():
+            return "empty" if found.whole else "still_typed"
+        text, whole = found.text, found.whole
+        for between in range(later - 1, at, -1):
+            if self.times[later] - self.times[between] >= settings.quiet_seconds:
+                break
+            if isinstance(view := views.of(between), View):
+                text, whole = agreed(text, whole, view)
+        if not text.strip():
+            return "still_typed"
+        if len(text) > settings.dirty_characters:
+            step = CHARACTERS_A_TOKEN * self.limits[at] + settings.dirty_characters
+            if self._grew_at_once(at, later, views, step):
+                return "pasted"
+            text, whole = text[: text.rfind("\n", 0, settings.dirty_characters) + 1], False
+        return Settled(text, whole, self.ids[later]) if text.strip() else "pasted"
+
+    def _grew_at_once(self, at: int, later: int, views: "_Views", step: int) -> bool:
+        """Whether the place grew by more than `step` characters from one request that shows it to the next.
+
+        The requests are halved, since text that grew by less between two of them grew by less between all in between.
+        """
+        spans = [(at, 0, later, views.size(later))]
+        while spans:
+            first, before, last, after = spans.pop()
+            if after is None or after - before <= step:
+                continue
+            middle = (first + last) // 2
+            inner = sorted(range(first + 1, last), key=lambda between: abs(between - middle))
+            shown = next(((between, size) for between in inner if (size := views.size(between)) is not None), None)
+            if shown is None:
+                return True
+            spans += [(first, before, *shown), (*shown, last, after)]
+        return False
+
+
+@dataclass(frozen=True)
+class _Views:
+    """What later requests show of a place."""
+
+    requests: _Requests
+    at: int
+    place: Place
+    short: bool
+    """The anchor is short: only a request that names the same file may show the place."""
+
+    def size(self, later: int) -> int | None:
+        """Return the characters that a later request shows at the place; None if it does not show it."""
+        return found.size if isinstance(found := self.of(later), View) else None
+
+    def of(self, later: int) -> View | Missing | Literal["redacted", "opted_out"]:
+        """Return what a later request shows of the place, or why that is not known."""
+        requests = self.requests
+        here, there = requests.files[self.at], requests.files[later]
+        if here != there and (self.short or (here and there)):
+            return "not_shown"
+        if requests.hidden[later]:
+            return "opted_out" if requests.hidden[later] == "opted_out" else "redacted"
+        return self.place.view(requests.documents[later], requests.cursors[later])
+
+
+def kept(shown: pl.Series, settled: pl.Series) -> pl.Series:
+    """Return the characters of each shown text that stand in the settled text; null where it is unknown or nothing was shown."""
+    counts = [
+        kept_characters(text, stands) if text and stands is not None else None
+        for text, stands in zip(shown, settled, strict=True)
+    ]
+    return pl.Series("kept_characters", counts, pl.Int64)

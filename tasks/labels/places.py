@@ -1,0 +1,147 @@
+"""Find the place of a request again in the document that a later request shows, and read the text that stands there.
+
+A request shows its file around the cursor: prefix and suffix, as sent. The end of the earlier prefix, its anchor, occurs once in
+the later document, else the place is not found. The text at the place ends where the earlier suffix goes on: its first lines that
+are not blank, enough of them to be no accident. A line in which the later cursor stands is still being typed and is no part of
+the text.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+LEAST_ENDING = 10
+"""Characters, blanks left out, of the lines by which the end of a place is found."""
+LINES_BEHIND = 6
+"""Lines of the earlier suffix that are searched where its first lines are gone."""
+MOST_ENDINGS = 8
+"""Places that fit the end of which the best is chosen."""
+COMPARED = 400
+"""Characters behind the end that are compared to choose it."""
+Missing = Literal["not_shown", "ambiguous", "suffix_changed"]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The text at a place, as a later request shows it."""
+
+    text: str
+    """Without the line in which the cursor stands."""
+    whole: bool
+    """The end of the place was found and the cursor is not in it: nothing of the text is missing."""
+    standing: str | None
+    """The text up to the end of the place, with the line in which the cursor stands; None if the end was not found."""
+    size: int
+    """Characters from the begin of the place to its end or to the cursor in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The begin of a suffix, by which the end of a place is found."""
+
+    lead: str
+    """Blank rest of the cursor's line, and blank lines."""
+    block: str
+    """The first lines that are not blank."""
+    behind: str
+    """What follows these lines."""
+    strong: bool
+    """The lines are no accident wherever they stand; else they must be the document's last."""
+
+    def find(self, document: str, begin: int) -> int | None:
+        """Return where the place ends that begins at `begin`; None if the lines do not stand behind it."""
+        line = "\n" if self.lead else ""  # else the cursor stood within a line
+        needle = line + self.block
+        at = document.find(needle, begin)
+        if at < 0:
+            return None
+        if not self.strong:
+            at = len(document) - len(needle)
+            if at < begin or not document.endswith(needle):
+                return None
+        elif document.find(needle, at + 1) >= 0:
+            at = self._best(document, needle, at)
+        at += len(line)
+        if document.startswith(self.lead, at - len(self.lead)) and at - len(self.lead) >= begin:
+            return at - len(self.lead)
+        text = document[begin:at]
+        blanks = next((n for n in range(len(self.lead), 0, -1) if text.endswith(self.lead[-n:])), 0)
+        return at - blanks
+
+    def _best(self, document: str, needle: str, at: int) -> int:
+        """Of the places of the lines, the first after which the document goes on most like the suffix did."""
+        best, longest, expected = at, -1, self.behind[:COMPARED]
+        for _ in range(MOST_ENDINGS):
+            stop = at + len(needle)
+            if (length := common_start(document[stop : stop + COMPARED], expected)) > longest:
+                best, longest = at, length
+            if (at := document.find(needle, at + 1)) < 0:
+                break
+        return best
+
+    def gone_in(self, document: str, begin: int) -> bool:
+        """Whether later lines of the suffix stand behind `begin` although its first ones do not: somebody changed them."""
+        lines = [line for line in self.behind.split("\n")[:LINES_BEHIND] if len(line.strip()) >= LEAST_ENDING]
+        return any(document.find(line, begin) >= 0 for line in lines)
+
+
+def ending_of(suffix: str) -> Ending | None:
+    """Return how the end of a place is found; None where the suffix is blank."""
+    begin = len(suffix) - len(suffix.lstrip())
+    if begin == len(suffix):
+        return None
+    begin = suffix.rfind("\n", 0, begin) + 1
+    end, size = begin, 0
+    while end < len(suffix) and size < LEAST_ENDING:
+        line = suffix.find("\n", end) + 1 or len(suffix)
+        size += len("".join(suffix[end:line].split()))
+        end = line
+    return Ending(suffix[:begin], suffix[begin:end], suffix[end:], size >= LEAST_ENDING)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The place of a request's cursor."""
+
+    anchor: str
+    ending: Ending | None
+
+    def view(self, document: str, cursor: int) -> View | Missing:
+        """Return what stands at the place in a later document with its cursor, or why that is not known."""
+        at = document.find(self.anchor)
+        if at < 0:
+            return "not_shown"
+        if document.find(self.anchor, at + 1) >= 0:
+            return "ambiguous"
+        begin = at + len(self.anchor)
+        end = self.ending.find(document, begin) if self.ending else None
+        standing = document[begin:end] if end is not None else None
+        if begin > cursor and "\n" in document[cursor:begin]:
+            # The place lies behind the cursor: without its end, the later suffix may be cut within it.
+            return "not_shown" if standing is None else View(standing, True, standing, len(standing))
+        if standing is not None and end is not None and end < cursor:
+            return View(standing, True, standing, len(standing))
+        if end is None and self.ending and (not self.ending.lead or self.ending.gone_in(document, begin)):
+            return "suffix_changed"
+        text = document[begin : document.rfind("\n", begin, max(begin, cursor)) + 1] if cursor > begin else ""
+        return View(text, False, standing, max(0, cursor - begin))
+
+
+def common_start(one: Sequence[str], other: Sequence[str]) -> int:
+    """Return how many elements two sequences begin with in common."""
+    shortest = min(len(one), len(other))
+    return next((n for n in range(shortest) if one[n] != other[n]), shortest)
+
+
+def agreed(text: str, whole: bool, earlier: View) -> tuple[str, bool]:
+    """Return the lines of a text that stood there in an earlier view already, and whether they are still all of it."""
+    if text in (earlier.text, earlier.standing):
+        return text, whole
+    lines, before = text.split("\n"), earlier.text.split("\n")
+    lines, before = (lines if whole else lines[:-1]), (before if earlier.whole else before[:-1])
+    same = next(
+        (n for n, (one, other) in enumerate(zip(lines, before, strict=False)) if one != other), min(len(lines), len(before))
+    )
+    if same == len(lines):
+        return text, whole
+    return "".join(f"{line}\n" for line in lines[:same]), False

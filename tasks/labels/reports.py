@@ -1,0 +1,106 @@
+"""Settled text that an editor reports itself: it wins over what later requests show. Pure.
+
+Of several reports on a completion the latest counts. A report that differs from what was shown by more than DIRTY_CHARACTERS in
+length is a paste's or an agent's: nothing of the completion counts as kept, and its text is no label. An editor that may not send
+text reports numbers; the text is then not taken from later requests either.
+"""
+
+from collections.abc import Sequence
+
+import polars as pl
+
+from tasks.labels.hindsight import FEEDBACK, UNSETTLED, kept
+
+REPORTED_COLUMNS = ("told_settled", "told_kept", "told_at")
+REPORTS = (*REPORTED_COLUMNS, "told_text")
+"""Columns of a match with a report: its text, its number of kept characters, its time, and the completion's text."""
+DIRTY_CHARACTERS = 512
+OWN = ["id", "time"]
+
+
+def latest_report(feedback: pl.DataFrame, key: Sequence[str]) -> pl.DataFrame:
+    """Return the latest report of each impression, by its key."""
+    reports = feedback.filter(pl.col("settled").is_not_null() | pl.col("settled_kept").is_not_null()).sort("time", "id")
+    columns = {
+        "told_settled": pl.col("settled").last(),
+        "told_kept": pl.col("settled_kept").last(),
+        "told_at": pl.col("time").last(),
+    }
+    return reports.group_by(key).agg(**columns)
+
+
+def with_reports(labelled: pl.DataFrame, matches: pl.DataFrame) -> pl.DataFrame:
+    """Return labelled completions with what was reported of them, and without any text of those that may have none."""
+    if not set(REPORTS) <= set(matches.columns):
+        return _without_hidden(labelled)
+    told = matches.drop_nulls("told_at").sort("told_at", "told_settled", "told_kept", "told_text", nulls_last=False)
+    told = told.unique(["served", "served_time"], keep="last", maintain_order=True)
+    if told.is_empty():
+        return _without_hidden(labelled)
+    rows = labelled.select(*OWN, "outcome", "extent", "shown_characters").join(
+        told.select(*REPORTS, id="served", time="served_time"), on=OWN
+    )
+    rows = rows.filter(pl.col("outcome").is_not_null())
+    shown = pl.col("told_text").str.slice(pl.col("extent") - pl.col("shown_characters"), pl.col("shown_characters"))
+    rows = rows.with_columns(shown=shown, size=pl.col("shown_characters"))
+    counted = kept(rows["shown"], rows["told_settled"])
+    change = (pl.col("told_settled").str.len_chars().cast(pl.Int64) - pl.col("size")).abs()
+    dirty = change > DIRTY_CHARACTERS
+    usable = pl.col("told_settled").is_not_null() & ~dirty & (pl.col("told_settled").str.strip_chars() != "")
+    reason = (
+        pl.when(usable)
+        .then(pl.lit(""))
+        .when(pl.col("told_settled").is_null())
+        .then(pl.lit("numbers_only"))
+        .when(dirty)
+        .then(pl.lit("pasted"))
+        .otherwise(pl.lit("empty"))
+    )
+    rows = rows.with_columns(counted).select(
+        *OWN,
+        told=pl.lit(True),
+        told_settled=pl.when(usable).then("told_settled"),
+        told_whole=pl.when(usable).then(pl.lit(True)),
+        told_unsettled=reason.cast(UNSETTLED),
+        told_kept=pl.when(dirty)
+        .then(pl.lit(0, pl.Int64))
+        .when(pl.col("told_settled").is_null() & (pl.col("size") > 0))
+        .then(pl.min_horizontal("told_kept", "size"))
+        .otherwise("kept_characters"),
+    )
+    joined = labelled.join(rows, on=OWN, how="left").sort(*OWN)
+    told_by = pl.col("told").fill_null(False)
+    taken = {
+        "settled": "told_settled",
+        "settled_whole": "told_whole",
+        "unsettled": "told_unsettled",
+        "kept_characters": "told_kept",
+    }
+    joined = joined.with_columns(
+        *(pl.when(told_by).then(source).otherwise(name).alias(name) for name, source in taken.items()),
+        settled_by=pl.when(told_by)
+        .then(pl.when(pl.col("told_settled").is_not_null()).then(pl.lit(FEEDBACK)))
+        .otherwise("settled_by"),
+    )
+    return _without_hidden(joined.drop("told", *taken.values()))
+
+
+def _without_hidden(labelled: pl.DataFrame) -> pl.DataFrame:
+    """Remove the settled text of users who opted out and of requests that held a secret.
+
+    A completion that nobody judged has no outcome where neither its settled text nor what was kept of it is known.
+    """
+    hidden = pl.col("opted_out") | pl.col("redacted")
+    columns = ("settled", "settled_whole", "settled_by", "kept_characters")
+    labelled = labelled.with_columns(
+        *(pl.when(~hidden).then(name).alias(name) for name in columns),
+        unsettled=pl.when("opted_out")
+        .then(pl.lit("opted_out", UNSETTLED))
+        .when("redacted")
+        .then(pl.lit("redacted", UNSETTLED))
+        .otherwise("unsettled"),
+    )
+    unknown = (
+        (pl.col("outcome").cast(pl.String) == "unjudged") & pl.col("settled").is_null() & pl.col("kept_characters").is_null()
+    )
+    return labelled.with_columns(outcome=pl.when(unknown.fill_null(False)).then(None).otherwise("outcome"))
