@@ -167,23 +167,25 @@ class _Requests:
             return "still_typed"
         if len(text) > settings.dirty_characters:
             step = CHARACTERS_A_TOKEN * self.limits[at] + settings.dirty_characters
-            if self._grew_at_once(at, later, views, step):
+            if self._grew_at_once((at, 0, later, found.size), views, step):
                 return "pasted"
             text, whole = text[: text.rfind("\n", 0, settings.dirty_characters) + 1], False
         return Settled(text, whole, self.ids[later]) if text.strip() else "pasted"
 
-    def _grew_at_once(self, at: int, later: int, views: "_Views", step: int) -> bool:
+    def _grew_at_once(self, span: tuple[int, int, int, int], views: "_Views", step: int) -> bool:
         """Whether the place grew by more than `step` characters from one request that shows it to the next.
+
+        `span` is the first request and the size of the place in it, and the same of the last.
 
         The requests are halved, since text that grew by less between two of them grew by less between all in between.
         """
-        spans = [(at, 0, later, views.size(later))]
+        spans = [span]
         while spans:
             first, before, last, after = spans.pop()
-            if after is None or after - before <= step:
+            if after - before <= step:
                 continue
             middle = (first + last) // 2
-            inner = sorted(range(first + 1, last), key=lambda between: abs(between - middle))
+            inner = (*range(middle, last), *range(middle - 1, first, -1)) if middle > first else ()
             shown = next(((between, size) for between in inner if (size := views.size(between)) is not None), None)
             if shown is None:
                 return True

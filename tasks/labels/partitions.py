@@ -316,7 +316,8 @@ def _with_tokens(
     """Matches with the counts of their tokens and the characters that were kept, those included that nobody told of."""
     if not partition.hindsight.on:
         matches = matches.with_columns(pl.lit(None, matches.schema[name]).alias(name) for name in REPORTS)
-    known = settled.drop_nulls("settled").select("id")
+    judged = matches.filter(pl.col("reported") != "shown", ~pl.col("cache_hit")).select(id="served")
+    known = settled.drop_nulls("settled").select("id").join(judged, on="id", how="anti")
     told = matches.drop_nulls("told_at").select(id="served", time="served_time")
     silent = pl.concat([own.join(known, on="id", how="semi"), served.join(told, on=["id", "time"], how="semi")])
     silent = silent.unique("id", maintain_order=True)
