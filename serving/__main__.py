@@ -22,6 +22,7 @@ from infra.store import ObjectStore
 from serving.access import Access
 from serving.app import create_completions_app, create_feedback_app
 from serving.engine.version_cache import VersionCache
+from serving.gateway.browsers import accepted_hosts
 from serving.gateway.completions import Gateway
 from serving.gateway.detokenizer import load_tokenizer, stop_token_ids
 from serving.gateway.dialects import CLIENT_NAMES
@@ -94,7 +95,8 @@ async def serve(settings: Settings) -> None:
     store = ObjectStore.connect(settings.store)
     shipper = Shipper(spool, store, serving.ship_seconds)
     recorder = Recorder(spool, metrics, Redactor())
-    access = Access(serving)
+    access = Access(serving, metrics.ignored_users.inc)
+    hosts = accepted_hosts(serving)
     sampling = policy(settings)
     async with client.session() as http:
         arms = Arms((Slot(0, engine(http, 0, settings, sampling)), Slot(1, engine(http, 1, settings, sampling))))
@@ -105,8 +107,8 @@ async def serve(settings: Settings) -> None:
         feedback = FeedbackService(access, recorder)
         data = StatusData(registry, CycleHistory(store))
         status = StatusSources(access, arms, spool, shipper, metrics, data, links(settings))
-        completions_app = create_completions_app(gateway, feedback, status)
-        feedback_app = create_feedback_app(feedback, metrics)
+        completions_app = create_completions_app(gateway, feedback, status, hosts)
+        feedback_app = create_feedback_app(feedback, metrics, hosts)
         gc.collect()
         gc.freeze()  # objects made so far stay: a collection in the middle of a completion need not look at them
         background = [asyncio.create_task(follower.run()), asyncio.create_task(shipper.run())]

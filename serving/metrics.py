@@ -74,6 +74,9 @@ class Metrics:
         self._total = Histogram("tabloop_completion_seconds", "From arrival to the end", arm, buckets=SECONDS, registry=registry)
         self._feedback = Counter("tabloop_feedback", "Feedback events", ("client", "outcome"), registry=registry)
         self.refused = Counter("tabloop_refused", "Requests answered with an error", ("status",), registry=registry)
+        self.ignored_users = Counter(
+            "tabloop_ignored_users", "Requests that named a user and whose token may not", registry=registry
+        )
         self.redacted = Counter("tabloop_redacted", "Completions recorded with a secret removed", registry=registry)
         self.unrecorded = Counter("tabloop_unrecorded", "Completions served and not recorded", registry=registry)
         self.swaps = Counter("tabloop_swaps", "Versions loaded into a slot", ("slot",), registry=registry)

@@ -85,12 +85,11 @@ async def _type(settings: Settings) -> developers.Tally:
         if tally.total.answered >= 2 * LABELS:
             stop.set()
 
-    assert settings.serving.token
     run = developers.RunSettings(
         address=developers.Address(
             api_base=f"http://127.0.0.1:{settings.serving.port}/v1",
             feedback_url=f"http://127.0.0.1:{settings.serving.feedback_port}/v1/continue/events",
-            token=settings.serving.token.get_secret_value(),
+            token=developers.simulation_token(settings),
         ),
         users=20,
         seconds=300,
@@ -129,9 +128,9 @@ def _complete(settings: Settings, headers: dict[str, str], secret: SecretStr | N
 
 
 def _served(settings: Settings, version: str) -> bool:
-    answer = _complete(settings, {"X-Tabloop-Version": version}, settings.serving.admin_token or settings.serving.token)
+    answer = _complete(settings, {"X-Tabloop-Version": version}, settings.serving.admin_token)
     return answer.status_code == 200 and answer.headers["x-tabloop-version"] == version
 
 
 def _default(settings: Settings) -> str:
-    return _complete(settings, {}, settings.serving.token).headers.get("x-tabloop-version", "")
+    return _complete(settings, {}, settings.serving.simulation_token).headers.get("x-tabloop-version", "")

@@ -9,7 +9,7 @@ from evals.developers.paired_run import Pair, PairedRun, measure
 from evals.developers.schedule import ExpectedOutcome, Pause, Schedule
 from evals.developers.sources import code_from
 from evals.developers.tally import Counts, Example, Tally
-from evals.developers.transport import Address, stack_address
+from evals.developers.transport import Address, simulation_token, stack_address
 from evals.developers.visit import Decision
 
 __all__ = [
@@ -28,5 +28,6 @@ __all__ = [
     "code_from",
     "measure",
     "run",
+    "simulation_token",
     "stack_address",
 ]

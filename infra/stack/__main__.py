@@ -70,7 +70,8 @@ def print_addresses(settings: Settings) -> None:
         f"  Prefect      {settings.orchestration.api.removesuffix('/api')}\n"
         f"  MLflow       {settings.registry.uri}\n"
         f"  S3           {settings.store.endpoint or 'AWS'}  (bucket {settings.store.bucket})\n"
-        f"  bearer token in {secrets}, under [serving] token"
+        f"  status page  http://{serving.host}:{serving.port}/  (the password is serving.admin_token)\n"
+        f"  tokens       {secrets}: serving.token for editors, serving.admin_token for administrators"
     )
 
 

@@ -47,7 +47,7 @@ def test_no_secret_is_on_a_command_line(tmp_path: Path) -> None:
     settings = load(LOCAL, {"TABLOOP_STACK__STATE": str(tmp_path)})
     words = " ".join(word for part in parts(settings).values() for word in part.command)
     values = [value for section in tomllib.loads((tmp_path / "secrets.toml").read_text()).values() for value in section.values()]
-    assert len(values) == 4 and not [value for value in values if value in words]
+    assert len(values) == 6 and not [value for value in values if value in words]
 
 
 def test_a_prefect_that_does_not_answer_is_told_with_what_to_do(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from serving.app import create_completions_app, create_feedback_app
 from serving.engine.endpoints import Endpoints, EngineDead, SwapRefused
 from serving.engine.protocol import Delta, EngineRequest, Health, SwapResult
 from serving.engine.version_cache import VersionCache
+from serving.gateway.browsers import accepted_hosts
 from serving.gateway.completions import Gateway
 from serving.gateway.detokenizer import stop_token_ids
 from serving.gateway.dialects import CLIENT_NAMES
@@ -45,7 +46,13 @@ from serving.status.data import Links, StatusData
 from serving.status.routes import StatusSources, metrics_text
 from tests.serving.apps import aiohttp_app, fastapi_app
 
-TOKEN, ADMIN = "token-of-the-team", "token-of-the-admin"
+TOKEN, EDITOR, SIMULATION, ADMIN = "token-of-the-team", "token-of-an-editor", "token-of-the-simulation", "token-of-the-admin"
+"""Tokens of a trusted proxy, of an editor, of simulated developers and of an administrator."""
+PROXY = {
+    "sha256": hashlib.sha256(TOKEN.encode()).hexdigest(),
+    "roles": ["complete", "feedback", "users"],
+    "requests_per_minute": 60_000,
+}
 TEXT = "return alpha + beta"
 """The first engine's completion."""
 HEADERS = {"Authorization": f"Bearer {TOKEN}", "X-User-ID": "ada", "X-Project-ID": "p1"}
@@ -263,8 +270,10 @@ class House:
         self.spool_bytes = spool_bytes
         champion = Sampling(temperature=0.8, max_tokens=24, withhold_below=withhold_below)
         self.sampling = {"champion": champion, "challenger": challenger or champion}
-        values = {"terms": {"experiments": True}} | (settings or {})
-        self.settings = ServingSettings(token=TOKEN, admin_token=ADMIN, user_secret="salt", **values)
+        tokens = {"token": EDITOR, "admin_token": ADMIN, "simulation_token": SIMULATION, "user_secret": "salt"}
+        values = tokens | {"terms": {"experiments": True}, "name_users": True} | (settings or {})
+        values["tokens"] = {"proxy": PROXY} | values.get("tokens", {})
+        self.settings = ServingSettings(**values)
         self.exits = contextlib.AsyncExitStack()
         self.urls: tuple[str, str] = ("", "")
 
@@ -280,7 +289,7 @@ class House:
         self.versions = VersionCache(self.directory / "state")
         source = VersionSource(self.registry.client(), self.store, self.versions)
         self.follower = Follower(self.arms, source, self.metrics, 0.01)
-        access = Access(self.settings)
+        access, hosts = Access(self.settings, self.metrics.ignored_users.inc), accepted_hosts(self.settings)
         renderer = Renderer(self.tokenizer, "spm", 40, 20)
         self.policy = Policy(self.tokenizer, renderer, self.sampling, stop_token_ids(self.tokenizer))
         gateway = Gateway("qwen-coder-x", access, self.arms, self.policy, self.recorder)
@@ -288,7 +297,8 @@ class House:
         data = StatusData(self.registry.client(), CycleHistory(self.store), clock=lambda: self.clock)
         links = Links("http://mlflow.test", "http://prefect.test", "m")
         status = StatusSources(access, self.arms, self.spool, self.shipper, self.metrics, data, links)
-        self.apps = (create_completions_app(gateway, feedback, status), create_feedback_app(feedback, self.metrics))
+        completions_app = create_completions_app(gateway, feedback, status, hosts)
+        self.apps = (completions_app, create_feedback_app(feedback, self.metrics, hosts))
         self.urls = tuple([await self.exits.enter_async_context(fastapi_app(app)) for app in self.apps])
         self.client = await self.exits.enter_async_context(httpx.AsyncClient(headers=HEADERS, timeout=20))
         await self.follower.step()
@@ -340,4 +350,16 @@ def experiment(champion: str = "1", challenger: str = "2", share: float = 0.5) -
     return ExperimentRecord(id="e1", champion=champion, challenger=challenger, share=share, started=0.0)
 
 
-__all__ = ["ADMIN", "HEADERS", "TEXT", "TOKEN", "FakeEngine", "House", "MemoryStore", "experiment", "tokenizer"]
+__all__ = [
+    "ADMIN",
+    "EDITOR",
+    "HEADERS",
+    "SIMULATION",
+    "TEXT",
+    "TOKEN",
+    "FakeEngine",
+    "House",
+    "MemoryStore",
+    "experiment",
+    "tokenizer",
+]

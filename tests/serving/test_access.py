@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from infra.settings.schema import Serving
-from serving import access
-from serving.access import RateLimiter
-from tests.serving.fakes import TOKEN, House
-from tests.serving.helpers import ADMINISTRATOR, INFILL
+from serving.access import Access
+from serving.access import __main__ as command
+from serving.access.credentials import RateLimiter
+from tests.serving.fakes import EDITOR, House
+from tests.serving.helpers import ADMINISTRATOR, AN_EDITOR, INFILL
 
 
 async def test_a_token_has_projects_roles_and_a_rate(tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -37,7 +38,7 @@ async def test_a_token_has_projects_roles_and_a_rate(tmp_path: Path, tokenizer: 
 
 async def test_the_teams_and_the_administrators_tokens_have_a_rate_each(tmp_path: Path, tokenizer: Tokenizer) -> None:
     async with House(tmp_path, tokenizer, settings={"requests_per_minute": 2}) as house:
-        for headers in ({}, ADMINISTRATOR):
+        for headers in (AN_EDITOR, ADMINISTRATOR):
             answers = [await house.complete(headers=headers) for _ in range(3)]
             assert [answer.status_code for answer in answers] == [200, 200, 429]
             assert int(answers[2].headers["retry-after"]) >= 1
@@ -55,14 +56,14 @@ async def test_the_teams_and_the_administrators_tokens_have_a_rate_each(tmp_path
         ),
     ],
 )
-def test_a_new_token_works_with_the_printed_settings(
+async def test_a_new_token_works_with_the_printed_settings(
     name: str, arguments: tuple[str, ...], expected: dict[str, object], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert access.main([name, *arguments]) == 0
+    assert command.main([name, *arguments]) == 0
     printed = capsys.readouterr().out
     token = printed.splitlines()[0].rsplit(" ", 1)[1]
     values = tomllib.loads(printed)["serving"]
-    known = access.Access(Serving(token=TOKEN, user_secret="salt", **values)).check({"api-key": token}, "complete")
+    known = await Access(Serving(token=EDITOR, user_secret="salt", **values)).check({"api-key": token}, "complete")
     assert known.name == name
     setting = Serving(**values).tokens[name]
     assert {field: getattr(setting, field) for field in expected} == expected
@@ -70,7 +71,7 @@ def test_a_new_token_works_with_the_printed_settings(
 
 def test_no_token_is_made_for_an_invalid_project_name(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        access.main(["jetbrains", "--project", "our web"])
+        command.main(["jetbrains", "--project", "our web"])
     assert "--project" in capsys.readouterr().err
 
 

@@ -8,6 +8,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from tests.serving.fakes import House, experiment
+from tests.serving.helpers import ADMINISTRATOR
 from tests.tasks.rows import join
 
 USERS = [f"user{n}" for n in range(20)]
@@ -55,7 +56,7 @@ async def test_a_rollback_reaches_every_replica(houses: tuple[House, House]) -> 
         one.registry.aliases = {"champion": champion}
         await asyncio.gather(one.follow(), two.follow())
         for house in (one, two):
-            assert (await house.complete()).headers["x-tabloop-version"] == champion
+            assert (await house.complete(headers=ADMINISTRATOR)).headers["x-tabloop-version"] == champion
 
 
 async def _develop(user: str, one: House, two: House) -> None:

@@ -71,6 +71,9 @@ class CompletionFormat:
 
     path: str
     schema: Schema
+    """Of the request's body."""
+    answer: Schema
+    """Of the response's body, unless it is streamed."""
     parse: Callable[[Fields, ServedModel], ParsedCompletion | Response]
     """Raises BadRequest; a Response is sent as it is, and nothing is sampled."""
 
@@ -99,6 +102,9 @@ class FeedbackFormat:
 
     path: str
     schema: Schema
+    """Of the request's body."""
+    answer: Schema
+    """Of the response's body."""
     parse: Callable[[Fields, Fields], FeedbackEvent | None]
     """From body and query parameters; none: the event is ignored. Raises BadRequest."""
     render: Callable[[str, int], dict[str, Any]]
@@ -126,7 +132,7 @@ class Dialect:
 class FeedbackBody(BaseModel):
     """The fields of a feedback body that the server reads; clients send others too."""
 
-    model_config = ConfigDict(extra="ignore", strict=False)
+    model_config = ConfigDict(extra="ignore", strict=True)
 
 
 def read_body(model: type[B], body: Fields, parent: str = "", status: int = 422) -> B:
@@ -135,9 +141,9 @@ def read_body(model: type[B], body: Fields, parent: str = "", status: int = 422)
         return model.model_validate(body)
     except ValidationError as error:
         first = error.errors()[0]
-        name, value = parent + ".".join(map(str, first["loc"])), first["input"]
+        name, value = (parent + ".".join(map(str, first["loc"]))).strip("."), first["input"]
         got = f", got {str(value)[:40]!r}" if isinstance(value, str | int | float) else ""
-        raise BadRequest(f"{name}: {first['msg']}{got}", name or None, status) from None
+        raise BadRequest(f"{name or 'body'}: {first['msg']}{got}", name or None, status) from None
 
 
 def read_text(body: Fields, name: str, path: str = "", *, optional: bool = False) -> str:

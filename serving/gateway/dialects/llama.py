@@ -36,6 +36,8 @@ SCHEMA = object_schema(
     response_fields=optional({"type": "array", "items": TEXT}),
     user=USER,
 )
+ANSWER = object_schema((), content=TEXT, stop={"type": "boolean"}, model=TEXT, timings={"type": "object"})
+"""`response_fields` chooses the fields."""
 
 
 def parse(body: Fields, model: ServedModel) -> ParsedCompletion | Response:
@@ -83,7 +85,8 @@ def _body(model: ServedModel, fields: Sequence[str], generation: Generation) -> 
 
 
 def _full_body(model: ServedModel, generation: Generation) -> dict[str, Any]:
-    sent = generation.engine_request
+    # The arms may sample in different ways, so sampling names the arm.
+    sent = generation.engine_request if generation.caller.sees_versions else None
     sampling = {"n_predict": sent.max_tokens, "temperature": sent.temperature, "top_p": sent.top_p} if sent else {}
     body: dict[str, Any] = {"content": generation.text, "stop": True, "id_slot": 0, "model": model.name}
     body["generation_settings"] = {"n_ctx": model.max_context} | sampling
@@ -131,5 +134,5 @@ class InfillEvents(Events):
 LLAMA = Dialect(
     name="llama",
     recognizes=lambda body, headers: "input_prefix" in body,
-    completions=(CompletionFormat("/infill", SCHEMA, parse),),
+    completions=(CompletionFormat("/infill", SCHEMA, ANSWER, parse),),
 )

@@ -1,8 +1,9 @@
 """tabloop's own feedback route, for editors that keep the server's completion id."""
 
+from collections.abc import Mapping
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from infra.language import language
 from infra.records import Outcome
@@ -18,6 +19,14 @@ from serving.gateway.dialects.base import (
     ShownText,
     read_body,
 )
+from serving.gateway.errors import BadRequest
+from serving.gateway.openapi import TEXT, answer_schema
+
+REQUIRED: Mapping[Outcome, Mapping[str, str]] = {
+    "partially_accepted": {"accepted_characters": "the number of characters accepted"},
+    "retained": {"retained": "the text now in the completion's place, may be empty"},
+}
+"""Fields that an outcome needs, with their meaning."""
 
 
 class NativeEvent(FeedbackBody):
@@ -31,18 +40,13 @@ class NativeEvent(FeedbackBody):
     elapsed_ms: Milliseconds | None = None
     language: Identifier = ""
 
-    @model_validator(mode="after")
-    def _fields_of_the_outcome(self) -> "NativeEvent":
-        if self.outcome == "partially_accepted" and self.accepted_characters is None:
-            raise ValueError("accepted_characters: required with outcome partially_accepted")
-        if self.outcome == "retained" and self.retained is None:
-            raise ValueError("retained: required with outcome retained: the text now in the completion's place, may be empty")
-        return self
-
 
 def parse_event(body: Fields, query: Fields) -> FeedbackEvent:
     """Read a body of /v1/feedback. Raises BadRequest."""
     event = read_body(NativeEvent, body)
+    for name, why in REQUIRED.get(event.outcome, {}).items():
+        if getattr(event, name) is None:
+            raise BadRequest(f"{name}: required with outcome {event.outcome}: {why}", name, 422)
     return FeedbackEvent(
         event.completion_id,
         event.outcome,
@@ -59,4 +63,5 @@ def _response(record_id: str, segments: int) -> dict[str, Any]:
     return {"status": "recorded", "id": record_id}
 
 
-NATIVE = Dialect(feedback=(FeedbackFormat("/v1/feedback", NativeEvent.model_json_schema(), parse_event, _response),))
+ANSWER = answer_schema(("status", "id"), status={"const": "recorded"}, id=TEXT)
+NATIVE = Dialect(feedback=(FeedbackFormat("/v1/feedback", NativeEvent.model_json_schema(), ANSWER, parse_event, _response),))

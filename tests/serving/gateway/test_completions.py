@@ -11,11 +11,13 @@ from serving.recording import journal
 from tests.serving.fakes import TEXT, TOKEN, Disk, House
 from tests.serving.helpers import ADMINISTRATOR, CONTINUE, events, until
 
+JSON = {"Content-Type": "application/json"}
+
 
 async def test_continue_gets_a_stream_and_the_completion_is_recorded(house: House) -> None:
     async with house.client.stream("POST", house.urls[0] + "/v1/completions", json=CONTINUE) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
-        assert answer.headers["connection"] == "close" and answer.headers["x-tabloop-version"] == "0"
+        assert answer.headers["connection"] == "close" and "x-tabloop-version" not in answer.headers
         data = events((await answer.aread()).decode())
     assert data.pop() == "[DONE]"
     chunks = [json.loads(event) for event in data]
@@ -233,8 +235,9 @@ async def test_errors_have_openais_shape(house: House) -> None:
         (401, await house.complete(headers={"Authorization": "Bearer undefined"})),
         (400, await house.complete(headers={"X-Project-ID": "../x"})),
         (413, await house.complete(prompt="x" * 2_000_000)),
-        (400, await house.client.post(url + "/v1/completions", content=b'{"prompt": "\\ud800"}')),
-        (400, await house.client.post(url + "/v1/completions", content=b"[" * 100_000)),
+        (400, await house.client.post(url + "/v1/completions", content=b'{"prompt": "\\ud800"}', headers=JSON)),
+        (400, await house.client.post(url + "/v1/completions", content=b"[" * 100_000, headers=JSON)),
+        (415, await house.client.post(url + "/v1/completions", content=b'{"prompt": "x"}')),
         (400, await house.client.post(url + "/v1/chat/completions", json={})),
         (404, await house.client.get(url + "/v2/completions")),
         (405, await house.client.get(url + "/v1/completions")),
@@ -250,7 +253,7 @@ async def test_a_client_that_leaves_during_its_body_is_not_a_server_error(house:
         port = int(url.rsplit(":", 1)[1])
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         path = "/v1/completions" if url == house.urls[0] else "/v1/feedback"
-        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: 100\r\n\r\n"
+        head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: 100\r\n\r\n"
         writer.write(head.encode() + b'{"prompt":')
         await writer.drain()
         await asyncio.sleep(0.05)
@@ -284,7 +287,7 @@ async def test_models_status_and_metrics_respond(house: House) -> None:
     assert (await get(house.urls[0] + "/v1/models")).json()["data"][0]["id"] == "qwen-coder-x"
     status = (await get(house.urls[0] + "/admin/status", headers=ADMINISTRATOR)).json()
     assert (status["champion"], status["challenger"], status["ready"]) == ("0", None, True)
-    text = (await get(house.urls[0] + "/metrics")).text
+    text = (await get(house.urls[0] + "/metrics", headers=ADMINISTRATOR)).text
     assert 'tabloop_completions_total{arm="champion",finish="length",version="0"} 1.0' in text
     assert "tabloop_spool_bytes" in text and 'tabloop_slot_up{role="champion",slot="0",version="0"} 1.0' in text
 

@@ -93,7 +93,7 @@ def swept(schema: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 def by_another(sent: Sent, number: int) -> Sent:
     """Return the request with another editor's User-Agent."""
-    host = b"\r\nHost: x\r\n"
+    host = b"\r\nHost: 127.0.0.1\r\n"
     return replace(sent, raw=sent.raw.replace(host, host + b"User-Agent: editor%d\r\n" % number, 1))
 
 
@@ -108,7 +108,13 @@ def _least(schema: Mapping[str, Any]) -> Any:
 
 def post(path: str, body: Any) -> bytes:
     content = json.dumps(body).encode()
-    headers = {**HEADERS, "Host": "x", "Content-Length": str(len(content)), "Connection": "close"}
+    headers = {
+        **HEADERS,
+        "Host": "127.0.0.1",
+        "Content-Type": "application/json",
+        "Content-Length": str(len(content)),
+        "Connection": "close",
+    }
     return "\r\n".join([f"POST {path} HTTP/1.1", *(f"{k}: {v}" for k, v in headers.items())]).encode() + b"\r\n\r\n" + content
 
 
@@ -130,7 +136,7 @@ def hostile(draw: st.DrawFn, routes: list[tuple[int, str, st.SearchStrategy[Any]
     for _ in range(draw(st.sampled_from((0, 0, 1, 1, 2)))):
         body = _changed(draw, body)
     content = json.dumps(body).encode("utf-8", "surrogatepass")
-    headers = {**HEADERS, "Host": "x"}
+    headers = {**HEADERS, "Host": "127.0.0.1", "Content-Type": "application/json"}
     target = path
     match draw(st.integers(0, 15)):
         case 0:
