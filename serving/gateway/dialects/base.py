@@ -140,10 +140,12 @@ def read_body(model: type[B], body: Fields, parent: str = "", status: int = 422)
     try:
         return model.model_validate(body)
     except ValidationError as error:
-        first = error.errors()[0]
-        name, value = (parent + ".".join(map(str, first["loc"]))).strip("."), first["input"]
+        first, *others = error.errors()
+        field, value = first["loc"][:1], first["input"]  # what follows the field names one of the types it may have
+        name = parent + "".join(map(str, field)) or "body"
+        expected = " or ".join([first["msg"], *(other["msg"] for other in others if other["loc"][:1] == field)])
         got = f", got {str(value)[:40]!r}" if isinstance(value, str | int | float) else ""
-        raise BadRequest(f"{name or 'body'}: {first['msg']}{got}", name or None, status) from None
+        raise BadRequest(f"{name}: {expected}{got}", name, status) from None
 
 
 def read_text(body: Fields, name: str, path: str = "", *, optional: bool = False) -> str:

@@ -202,6 +202,9 @@ async def test_a_user_who_opted_out_is_served_and_recorded_without_text(house: H
         ({"prompt": ["a", "b"]}, "prompt"),
         ({"prompt": "<|fim_middle|>x<|fim_prefix|>"}, "prompt"),
         ({"n": 2}, "n"),
+        ({"n": True}, "n"),
+        ({"echo": 0}, "echo"),
+        ({"presence_penalty": False}, "presence_penalty"),
         ({"echo": True}, "echo"),
         ({"logprobs": 5}, "logprobs"),
         ({"max_tokens": "many"}, "max_tokens"),
@@ -253,7 +256,8 @@ async def test_a_client_that_leaves_during_its_body_is_not_a_server_error(house:
         port = int(url.rsplit(":", 1)[1])
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         path = "/v1/completions" if url == house.urls[0] else "/v1/feedback"
-        head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: 100\r\n\r\n"
+        head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}\r\n"
+        head += "Content-Type: application/json\r\nContent-Length: 100\r\n\r\n"
         writer.write(head.encode() + b'{"prompt":')
         await writer.drain()
         await asyncio.sleep(0.05)

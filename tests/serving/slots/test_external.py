@@ -129,7 +129,7 @@ async def test_text_alone_is_served_logged_and_marked(
     async with house_on(service, tmp_path, tokenizer) as house:
         answer = await house.complete(stop=["+ b"])
         assert answer.json()["choices"][0] == {"text": "return alpha ", "index": 0, "logprobs": None, "finish_reason": "stop"}
-        assert "usage" not in answer.json() and answer.headers["x-tabloop-version"] == "7"
+        assert "usage" not in answer.json() and "x-tabloop-version" not in answer.headers
         (row,) = house.rows("completions")
         assert row.behaviour_logprobs == "unknown" and row.text == "return alpha " and row.policy_version == "7" and not row.mixed
         assert row.prompt_token_ids == row.token_ids == row.logprobs == row.token_ends == ()
