@@ -13,44 +13,46 @@ from tests.serving.helpers import ADMINISTRATOR, AN_EDITOR
 
 EVENT = {"completion_id": "c", "outcome": "accepted"}
 PASSWORD = {"Authorization": "Basic " + base64.b64encode(f"me:{ADMIN}".encode()).decode()}
+FOREIGN_HOSTS = ("evil.example", "evil.example:8081", "127.0.0.1.evil.example", "127.0.0.1@evil.example", "10.0.0.1")
+GETS = ("/", "/health", "/ready", "/metrics", "/admin/status", "/openapi.json", "/v1/models", "/v1/health", "/no-such-route")
+METHODS = (
+    ("GET", "/v1/completions", "POST"),
+    ("PUT", "/v1/feedback", "POST"),
+    ("DELETE", "/health", "GET"),
+    ("POST", "/ready", "GET"),
+)
 POSTS = ("/v1/completions", "/infill", "/v1/feedback", "/v1/continue/events", "/api/training/submit", "/v1/events")
 
 
-@pytest.mark.parametrize("path", POSTS)
-async def test_a_browsers_password_opens_no_route_that_changes_something(house: House, path: str) -> None:
-    for url in house.urls if path not in ("/v1/completions", "/infill") else house.urls[:1]:
-        answer = await house.client.post(url + path, json=EVENT, headers=PASSWORD)
-        assert answer.status_code == 401 and "www-authenticate" not in answer.headers
+async def test_a_browsers_password_opens_no_route_that_changes_something(house: House) -> None:
+    for url, paths in zip(house.urls, (POSTS, POSTS[2:]), strict=True):
+        for path in paths:
+            answer = await house.client.post(url + path, json=EVENT, headers=PASSWORD)
+            assert answer.status_code == 401 and "www-authenticate" not in answer.headers
     assert house.rows("completions") == house.rows("feedback") == []
 
 
-@pytest.mark.parametrize("path", POSTS)
 @pytest.mark.parametrize("declared", ["", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "text/json"])
-async def test_a_body_must_be_declared_as_json(house: House, path: str, declared: str) -> None:
+async def test_a_body_must_be_declared_as_json(house: House, declared: str) -> None:
     headers = {**AN_EDITOR, **({"Content-Type": declared} if declared else {})}
-    answer = await house.client.post(house.urls[0] + path, content=b'{"prompt": "x"}', headers=headers)
-    assert answer.status_code == 415 and "application/json" in answer.json()["error"]["message"]
+    for path in POSTS:
+        answer = await house.client.post(house.urls[0] + path, content=b'{"prompt": "x"}', headers=headers)
+        assert answer.status_code == 415 and "application/json" in answer.json()["error"]["message"]
 
 
 async def test_a_charset_may_stand_in_the_content_type(house: House) -> None:
     headers = {**AN_EDITOR, "Content-Type": "Application/JSON; charset=utf-8"}
-    answer = await house.client.post(
-        house.urls[0] + "/v1/feedback", content=b'{"completion_id": "c", "outcome": "shown"}', headers=headers
-    )
+    body = b'{"completion_id": "c", "outcome": "shown"}'
+    answer = await house.client.post(house.urls[0] + "/v1/feedback", content=body, headers=headers)
     assert answer.status_code == 200
 
 
-@pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:8081", "127.0.0.1.evil.example", "127.0.0.1@evil.example", "10.0.0.1"]
-)
-@pytest.mark.parametrize(
-    "path", ["/", "/health", "/ready", "/metrics", "/admin/status", "/openapi.json", "/v1/models", "/v1/health"]
-)
-async def test_a_rebound_name_gets_nothing(house: House, host: str, path: str) -> None:
-    answer = await house.client.get(house.urls[0] + path, headers={**ADMINISTRATOR, "Host": host})
-    assert answer.status_code == 403 and "serving.hosts" in answer.json()["error"]["message"]
-    refused = b'tabloop_refused_total{status="403"} 1.0'
-    assert refused in house.metrics_text()
+@pytest.mark.parametrize("host", FOREIGN_HOSTS)
+async def test_a_rebound_name_gets_nothing(house: House, host: str) -> None:
+    for path in GETS:
+        answer = await house.client.get(house.urls[0] + path, headers={**ADMINISTRATOR, "Host": host})
+        assert answer.status_code == 403 and "serving.hosts" in answer.json()["error"]["message"]
+    assert b'tabloop_refused_total{status="403"} %d.0' % len(GETS) in house.metrics_text()
     for url in house.urls:
         answer = await house.client.post(url + "/v1/feedback", json=EVENT, headers={"Host": host})
         assert answer.status_code == 403
@@ -62,9 +64,7 @@ def test_the_apps_own_names_are_accepted(name: str) -> None:
     assert host_name(name) in accepted_hosts(Serving(hosts=("Tabloop.Example",)))
 
 
-@pytest.mark.parametrize(
-    "value", ["", "a b", "a:b", "a@localhost", "localhost/x", "localhost:1:2", "[::1", "localhost#", "http://localhost"]
-)
+@pytest.mark.parametrize("value", ["", "a:b", "a@localhost", "localhost/x", "localhost:1:2", "[::1", "localhost#", "http://x"])
 def test_what_is_no_host_has_no_name(value: str) -> None:
     assert host_name(value) == ""
 
@@ -74,10 +74,10 @@ def test_an_app_on_all_addresses_is_not_named_so() -> None:
 
 
 @pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://localhost:3000", "http://[", "file://"])
-@pytest.mark.parametrize("path", POSTS)
-async def test_a_page_of_another_origin_changes_nothing(house: House, origin: str, path: str) -> None:
-    answer = await house.client.post(house.urls[0] + path, json={"prompt": "x", **EVENT}, headers={"Origin": origin})
-    assert answer.status_code == 403 and "Origin" in answer.json()["error"]["message"]
+async def test_a_page_of_another_origin_changes_nothing(house: House, origin: str) -> None:
+    for path in POSTS:
+        answer = await house.client.post(house.urls[0] + path, json={"prompt": "x", **EVENT}, headers={"Origin": origin})
+        assert answer.status_code == 403 and "Origin" in answer.json()["error"]["message"]
     assert house.rows("completions") == house.rows("feedback") == []
     own = {"Origin": house.urls[0]}
     assert (await house.client.post(house.urls[0] + "/v1/feedback", json=EVENT, headers=own)).status_code == 200
@@ -116,15 +116,7 @@ async def test_what_the_page_links_to_is_no_page_either(house: House, path: str)
     assert answer.status_code == 200 and answer.headers["x-content-type-options"] == "nosniff"
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "allowed"),
-    [
-        ("GET", "/v1/completions", "POST"),
-        ("PUT", "/v1/feedback", "POST"),
-        ("DELETE", "/health", "GET"),
-        ("POST", "/ready", "GET"),
-    ],
-)
+@pytest.mark.parametrize(("method", "path", "allowed"), METHODS)
 async def test_a_wrong_method_is_answered_with_the_allowed_ones(house: House, method: str, path: str, allowed: str) -> None:
     answer = await house.client.request(method, house.urls[0] + path)
     assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
