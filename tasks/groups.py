@@ -3,9 +3,8 @@
 python -m tasks.groups --out var/groups --positions 200
 
 GRPO's setting (Shao et al. 2024, "DeepSeekMath", section 4.1.2): a group of completions at the same place and no value model.
-Places lie where simulated developers type, never where models are scored. The judge's score, as a share of its best, is the
-reward; the advantage is `reward.estimator`'s, group by default. Training works as in a cycle,
-on the job that is written here.
+Places lie where simulated developers type, never where models are scored. The reward is the judge's score divided by the highest
+score. `--estimator` selects how advantages are estimated. The trainer runs the written job as it runs the job of a cycle.
 """
 
 import argparse
@@ -31,38 +30,43 @@ VERSION = "offline"
 
 @dataclass(frozen=True)
 class GroupedSamples:
-    """Grouped samples."""
+    """Grouped samples, and the number of completions without a score."""
 
     samples: tuple[Sample, ...]
-    """Samples with reward and advantage, group after group."""
+    """Samples with reward and advantage, one group after the other."""
     failed: int
-    """Completions that the judge could not score; their groups are left out."""
+    """Number of completions that the judge could not score. Their groups have no samples."""
 
 
 def sample_groups(
-    generator: Generator, judge: judges.Judge, places: Sequence[positions.Position], group: int, settings: Settings, seed: int
+    generator: Generator,
+    judge: judges.Judge,
+    places: Sequence[positions.Position],
+    group_size: int,
+    settings: Settings,
+    seed: int,
 ) -> GroupedSamples:
-    """Complete each place `group` times and score it."""
-    many = [place for place in places for _ in range(group)]
+    """Sample `group_size` completions at each place, score them, and estimate their advantages."""
+    repeated = [place for place in places for _ in range(group_size)]
     sampling = settings.serving.sampling
-    drawn = generator.sample([(p.prefix, p.suffix) for p in many], sampling.max_tokens, sampling.temperature, seed)
-    items = [judges.Item(p.prefix, p.suffix, d.text.rstrip("\n"), p.truth) for p, d in zip(many, drawn, strict=True)]
+    completions = generator.sample([(p.prefix, p.suffix) for p in repeated], sampling.max_tokens, sampling.temperature, seed)
+    items = [judges.Item(p.prefix, p.suffix, d.text.rstrip("\n"), p.truth) for p, d in zip(repeated, completions, strict=True)]
     scores = judge.score(items)
     samples: list[Sample] = []
-    for first in range(0, len(many), group):
-        if any(isinstance(score, judges.Failed) for score in scores[first : first + group]):
+    for start in range(0, len(repeated), group_size):
+        if any(isinstance(score, judges.Failed) for score in scores[start : start + group_size]):
             continue
-        for number in range(first, first + group):
-            score, draw, item = scores[number], drawn[number], items[number]
+        for number in range(start, start + group_size):
+            score, completion, item = scores[number], completions[number], items[number]
             assert isinstance(score, judges.Scored)
             samples.append(
                 Sample(
                     completion_id=f"offline-{seed}-{number}",
                     user="judge",
                     policy_version=VERSION,
-                    prompt_token_ids=draw.prompt,
-                    token_ids=draw.tokens,
-                    logprobs=tuple(min(value, 0.0) for value in draw.logprobs),
+                    prompt_token_ids=completion.prompt,
+                    token_ids=completion.tokens,
+                    logprobs=tuple(min(value, 0.0) for value in completion.logprobs),
                     temperature=sampling.temperature,
                     outcome="judged",
                     shown_characters=len(item.completion),
@@ -83,9 +87,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--checkpoint", type=Path, help="policy (default: model.base)")
     add("--out", type=Path, default=Path("var/groups"), help="folder for samples, job and output (default %(default)s)")
     add("--positions", type=int, default=200, help="places (default %(default)s)")
-    add("--group", type=int, default=8, help="completions of each (default %(default)s)")
-    add("--estimator", choices=("group", "return"), default="group", help="of the advantage (default %(default)s)")
-    add("--seed", type=int, default=0, help="of places and draws (default %(default)s)")
+    add("--group", type=int, default=8, help="completions at each place (default %(default)s)")
+    add("--estimator", choices=("group", "return"), default="group", help="advantage estimator (default %(default)s)")
+    add("--seed", type=int, default=0, help="seed of places and sampling (default %(default)s)")
     options = parser.parse_args(arguments)
     loaded = configuration.load()
     settings = loaded.model_copy(update={"reward": loaded.reward.model_copy(update={"estimator": options.estimator})})

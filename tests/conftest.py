@@ -1,4 +1,4 @@
-"""Fixtures shared by all tests: the real stack, whole or in part, started on first use."""
+"""Fixtures of all tests: the real stack or a part of it, started on first use."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +11,7 @@ from infra.store import ObjectStore
 from tests import stack as stack_
 from tests.stack import Stack
 
-settings.register_profile("tabloop", deadline=None)  # other load on the machine would exceed it
+settings.register_profile("tabloop", deadline=None)  # under other load on the machine, an example would exceed it
 settings.load_profile("tabloop")
 
 
@@ -20,23 +20,23 @@ SHARED = {
     "trainer": ("tests/tasks/trainer/",),
     "flows": ("tests/flows/",),
 }
-"""Files whose tests share started servers or processes, longest first: `make test` runs each group in one process."""
+"""Files whose tests share servers or processes, longest group first; `make test` runs each group in one process."""
 
 
 def group_of(nodeid: str) -> str:
-    """Return the group of a test; a file that shares nothing is a group of its own."""
+    """Return the group of a test; a file outside SHARED is its own group."""
     return next((group for group, paths in SHARED.items() if nodeid.startswith(paths)), nodeid.split("::")[0])
 
 
-class Groups(LoadScopeScheduling):
-    """Gives each group of tests to one process."""
+class GroupScheduling(LoadScopeScheduling):
+    """Runs each group of tests in one process."""
 
     def _split_scope(self, nodeid: str) -> str:
         return group_of(nodeid)
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Groups:
-    return Groups(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupScheduling:
+    return GroupScheduling(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,4 +1,4 @@
-"""The commands that READMEs and docs tell a reader to type."""
+"""The commands in the READMEs and the docs."""
 
 import re
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ PAGES = (
     ROOT / "tasks/trainer/README.md",
     *sorted((ROOT / "infra/docs").glob("*.md")),
 )
-DIARY = "measurements.md"
-"""Tells what was run at its time, with the code of its time."""
+LOG = "measurements.md"
+"""Page without checked commands: its entries hold the commands of their day."""
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 PROGRAMS = r"make|python[0-9.]*|\.venv/bin/python|prefect|pytest|torchrun|vllm|mlflow"
@@ -28,12 +28,12 @@ class Command:
 
 
 def commands() -> list[Command]:
-    """Return the commands of every page: the lines of its shell blocks, and code in its text that begins with a program."""
+    """Return the commands of every page: lines of shell blocks, and inline code that begins with a program."""
     return sorted(
         {
             Command(text, str(page.relative_to(ROOT)))
             for page in PAGES
-            if page.name != DIARY
+            if page.name != LOG
             for text in commands_of(page.read_text())
         },
         key=lambda c: (c.page, c.text),
@@ -45,6 +45,6 @@ def commands_of(page: str) -> set[str]:
     shell = [body for language, body in FENCE.findall(page) if language in ("sh", "bash", "console")]
     lines = [line for body in shell for line in body.replace("\\\n", " ").splitlines()]
     lines += [line.strip() for line in page.splitlines() if line.startswith("    ")]
-    found = [line.split(" #")[0].strip().removeprefix("$ ") for line in lines]
-    found += SPAN.findall(FENCE.sub("", page))
-    return {re.sub(r"\s+", " ", text).strip() for text in found if COMMAND.fullmatch(text)}
+    texts = [line.split(" #")[0].strip().removeprefix("$ ") for line in lines]
+    texts += SPAN.findall(FENCE.sub("", page))
+    return {re.sub(r"\s+", " ", text).strip() for text in texts if COMMAND.fullmatch(text)}

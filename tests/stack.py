@@ -1,4 +1,4 @@
-"""The real stack for tests: one per session, on free ports, with its own state directory."""
+"""The real stack for tests: a stack per session, on free ports, with its own state directory."""
 
 import json
 import os
@@ -21,9 +21,9 @@ class Stack:
     """A running stack."""
 
     settings: Settings
-    """Its settings, secrets included; settings.load() returns the same during the session."""
+    """Settings with secrets; settings.load() returns the same during the session."""
     state: Path
-    """Its state directory."""
+    """State directory."""
 
 
 @contextmanager
@@ -38,7 +38,7 @@ def environment_of(directory: Path) -> Iterator[dict[str, str]]:
 
 @contextmanager
 def running(directory: Path, *parts: str) -> Iterator[Stack]:
-    """Start some parts of a stack (none: all), and stop them at the end."""
+    """Start the named parts of a stack, or all if none is named, and stop them at the end."""
     with ExitStack() as exits:
         exits.enter_context(environment_of(directory))
         exits.callback(control.down, say=_quiet)
@@ -46,7 +46,7 @@ def running(directory: Path, *parts: str) -> Iterator[Stack]:
 
 
 def started(*parts: str) -> Stack:
-    """Start parts of the stack that the environment points at; running parts stay as they are."""
+    """Start parts of the stack that the environment names; running parts continue."""
     settings = control.up(parts)
     return Stack(settings, settings_.path(settings.stack.state))
 
@@ -90,7 +90,7 @@ def free_ports(count: int) -> list[int]:
 
 @cache
 def _candidates() -> Iterator[int]:
-    """Ports to try, far from those of a process that was started beside this one."""
+    """Ports to try; processes started at the same time begin at different ports."""
     low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     return iter(range(low - 1 - os.getpid() * 97 % 8000, 10_000, -1))
 

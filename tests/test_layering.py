@@ -1,4 +1,4 @@
-"""The structure of the repository, read from the imports themselves: who may import whom, and what lies at the top."""
+"""The structure of the repository: allowed imports, sizes of rooms and files, and the top level."""
 
 import ast
 import subprocess
@@ -16,17 +16,17 @@ MAY_IMPORT = {
     "evals": {"infra"},
     "infra": set(),
 }
-# Packages that one room alone may know, and the folder that is its only door.
+# Packages that only one folder may import.
 ONLY_IN = {"megatron": "tasks/trainer", "vllm": "serving/engine", "supervisor": "infra/stack"}
-# The sub-rooms of a room; each imports only itself and those before it. A module that is not named is a command or wires the
-# room: it may import them all, and no sub-room imports it.
+# The sub-rooms of a room; each imports only itself and earlier ones. A module that is not named is a command or wires the room:
+# it may import every sub-room, and no sub-room imports it.
 ORDER = {
     "tasks": ("labels", "validation", "rewards", "trainer", "versions", "experiments", "upkeep", "steps"),
     "tasks/trainer": ("model", "job", "update", "pretraining"),
     "serving": ("access", "metrics", "engine", "recording", "slots", "gateway", "status", "app"),
 }
 ONLY_STEPS = "prefect"
-"""Package that only tasks/steps knows among the rooms of tasks."""
+"""Package that only tasks/steps imports among the sub-rooms of tasks."""
 MOST_AT_TOP = {"tasks": 12, "serving": 8}
 MOST_LINES = 400
 TOP_DIRECTORIES = {"flows", "tasks", "serving", "evals", "infra", "tests", ".ci"}
@@ -37,7 +37,7 @@ TOP_FILES = {
 
 
 def tracked() -> list[Path]:
-    """Files of the repository, those not added yet included."""
+    """Return the files of the repository, including files that are not added yet."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
     return [Path(name) for name in listed if (ROOT / name).exists()]
@@ -48,19 +48,19 @@ def modules(room: str) -> list[Path]:
 
 
 def imports(source: str, package: str, nested: bool = True) -> Iterator[tuple[int, str]]:
-    """Line and full name of every import, wherever it stands in the file, or only of those at the module's top."""
+    """Yield the line and full name of every import, or only of imports at the module's top level."""
     tree = ast.parse(source)
     for node in ast.walk(tree) if nested else tree.body:
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = ".".join(package.split(".")[: len(package.split(".")) - node.level + 1]) if node.level else ""
-            whole = ".".join(part for part in (base, node.module or "") if part)
-            yield node.lineno, whole
-            yield from ((node.lineno, f"{whole}.{alias.name}") for alias in node.names)
+            module = ".".join(part for part in (base, node.module or "") if part)
+            yield node.lineno, module
+            yield from ((node.lineno, f"{module}.{alias.name}") for alias in node.names)
 
 
-def found_imports(path: Path, nested: bool = True) -> list[tuple[int, str]]:
+def imports_of_file(path: Path, nested: bool = True) -> list[tuple[int, str]]:
     return list(imports((ROOT / path).read_text(), ".".join(path.parent.parts), nested))
 
 
@@ -70,70 +70,70 @@ def test_rooms_import_only_what_they_may(room: str) -> None:
     wrong = [
         f"{path}:{line} imports {name}"
         for path in modules(room)
-        for line, name in found_imports(path)
+        for line, name in imports_of_file(path)
         if name.split(".")[0] in forbidden
     ]
     assert wrong == []
 
 
-@pytest.mark.parametrize(("package", "door"), ONLY_IN.items())
-def test_heavy_packages_have_one_door(package: str, door: str) -> None:
+@pytest.mark.parametrize(("package", "folder"), ONLY_IN.items())
+def test_a_heavy_package_is_imported_in_its_folder_only(package: str, folder: str) -> None:
     wrong = [
         f"{path}:{line} imports {name}"
         for room in MAY_IMPORT
         for path in modules(room)
-        for line, name in found_imports(path)
-        if name.split(".")[0] == package and not path.is_relative_to(door)
+        for line, name in imports_of_file(path)
+        if name.split(".")[0] == package and not path.is_relative_to(folder)
     ]
     assert wrong == []
 
 
 @pytest.mark.parametrize("room", ORDER)
-def test_no_import_runs_back_up(room: str) -> None:
+def test_a_sub_room_imports_only_earlier_sub_rooms(room: str) -> None:
     names, package = ORDER[room], room.replace("/", ".")
     wrong = []
     for path in modules(room):
         inner = path.relative_to(room).with_suffix("").parts[0]
         if inner not in names:
             continue
-        # What `from package import name` names is a sub-room, too.
-        for line, name in found_imports(path):
+        # `from package import name` may import a sub-room, too.
+        for line, name in imports_of_file(path):
             target = name.removeprefix(f"{package}.").split(".")[0] if name.startswith(f"{package}.") else ""
             if target and target != inner and target not in names[: names.index(inner)]:
                 wrong.append(f"{path}:{line} imports {name}")
     assert wrong == []
 
 
-def test_no_circle_of_modules() -> None:
-    every = {
+def test_modules_do_not_import_each_other_in_a_circle() -> None:
+    files = {
         ".".join(path.with_suffix("").parts).removesuffix(".__init__"): path for room in MAY_IMPORT for path in modules(room)
     }
     graph = {
-        module: {name for _, name in found_imports(path, nested=False) if name in every and name != module}
-        for module, path in every.items()
+        module: {name for _, name in imports_of_file(path, nested=False) if name in files and name != module}
+        for module, path in files.items()
     }
-    # A module's package is imported with it and is no arrow of its own.
-    arrows = {module: {t for t in targets if not module.startswith(f"{t}.")} for module, targets in graph.items()}
-    assert list(TopologicalSorter(arrows).static_order())
+    # Importing a module imports its package, which is not an edge of the graph.
+    edges = {module: {t for t in targets if not module.startswith(f"{t}.")} for module, targets in graph.items()}
+    assert list(TopologicalSorter(edges).static_order())
 
 
 def test_only_the_steps_of_tasks_import_prefect() -> None:
     wrong = [
         f"{path}:{line}"
         for path in modules("tasks")
-        for line, name in found_imports(path)
+        for line, name in imports_of_file(path)
         if name.split(".")[0] in (ONLY_STEPS, "prefect_dask") and not path.is_relative_to("tasks/steps")
     ]
     assert wrong == []
 
 
 @pytest.mark.parametrize(("room", "most"), MOST_AT_TOP.items())
-def test_a_room_has_few_entries_at_its_top(room: str, most: int) -> None:
+def test_a_room_has_few_entries_at_its_top_level(room: str, most: int) -> None:
     entries = {path.relative_to(room).parts[0].removesuffix(".py") for path in tracked() if path.is_relative_to(room)}
     assert len(entries - {"__init__", "__main__", "README.md"}) <= most, sorted(entries)
 
 
-def test_no_source_file_is_long() -> None:
+def test_no_source_file_is_longer_than_the_limit() -> None:
     long = {
         str(path): lines
         for room in MAY_IMPORT
@@ -143,7 +143,7 @@ def test_no_source_file_is_long() -> None:
     assert long == {}
 
 
-def test_nothing_lies_at_the_top_that_the_design_does_not_name() -> None:
+def test_the_top_level_has_only_the_folders_and_files_of_the_design() -> None:
     files = tracked()
     directories = {path.parts[0] for path in files if len(path.parts) > 1}
     assert directories <= TOP_DIRECTORIES

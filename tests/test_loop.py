@@ -1,4 +1,4 @@
-"""The whole loop on the real stack: developers type, a cycle trains, the candidate is served, promoted, rolled back."""
+"""The whole loop on the real stack: developers type, a cycle trains, and its candidate is served, promoted and rolled back."""
 
 import asyncio
 import time
@@ -22,7 +22,7 @@ LABELS = 80
 
 
 @pytest.mark.timeout(1500)
-async def test_a_candidate_goes_from_labels_to_serving_and_back(stack: Stack) -> None:
+async def test_a_candidate_is_trained_served_promoted_and_rolled_back(stack: Stack) -> None:
     settings = stack.settings
     store, registry = ObjectStore.connect(settings.store), Registry.connect(settings.registry)
     async with Orchestration(settings.orchestration.api) as prefect:
@@ -31,57 +31,59 @@ async def test_a_candidate_goes_from_labels_to_serving_and_back(stack: Stack) ->
         async with asyncio.timeout(300):
             while await prefect.busy_deployments():  # a scheduled cycle would train on the labels of other tests first
                 await asyncio.sleep(1)
-        tally = await _type(settings)
+        tally = await _run_developers(settings)
         assert tally.total.judged > 0
         assert tally.total.errors == 0
         assert tally.total.lost_events == 0
 
         await asyncio.sleep(settings.collect.settle_seconds + settings.serving.ship_seconds + 2)
-        ended = await _finish(prefect, "cycle")
-        world = history.read_state(store, registry)
-        assert list(world.outcomes.values())[-1]["result"] == "registered", ended
+        flow_run = await _run_flow(prefect, "cycle")
+        state = history.read_state(store, registry)
+        assert list(state.outcomes.values())[-1]["result"] == "registered", flow_run
 
-        manifest = Manifest.model_validate(store.get_json(f"cycles/{next(iter(world.outcomes))}/manifest.json"))
+        manifest = Manifest.model_validate(store.get_json(f"cycles/{next(iter(state.outcomes))}/manifest.json"))
         assert sum(manifest.buckets.values()) == manifest.requests
         samples = store.get_rows(manifest.samples.key, Sample)
         assert len(samples) == manifest.buckets["trained"] >= settings.collect.min_samples
-        _trained_on_what_was_served(store, samples)
+        _verify_samples_against_completions(store, samples)
         training = store.get_json(f"cycles/{manifest.cycle}/training.json")
         assert training["logprob_difference_max"] < 1e-3
 
-        row = history.cycle_rows(store, world)[-1]
+        row = history.cycle_rows(store, state)[-1]
         assert row.verdict == "running"
         assert row.samples == len(samples)
 
-        await _until(lambda: _served(settings, "2"), "the challenger is served to an administrator who asks for it")
-        experiment = world.aliases.experiment
+        await _wait_for(lambda: _is_served(settings, "2"), "an administrator gets the challenger's completions by its version")
+        experiment = state.aliases.experiment
         assert experiment
         assert experiment.challenger == "2"
 
-        await _finish(prefect, "promote", {"version": "2"})
-        await _until(lambda: _default(settings) == "2", "the new champion is served to everyone, without a restart")
+        await _run_flow(prefect, "promote", {"version": "2"})
+        await _wait_for(
+            lambda: _default_version(settings) == "2", "everyone gets the new champion's completions, without a restart"
+        )
         assert registry.aliases().experiment is None
         assert registry.aliases().previous_champion == "1"
 
-        await _finish(prefect, "rollback")
-        await _until(lambda: _default(settings) == "1", "the old champion is served again")
+        await _run_flow(prefect, "rollback")
+        await _wait_for(lambda: _default_version(settings) == "1", "everyone gets the old champion's completions again")
 
 
-def _trained_on_what_was_served(store: ObjectStore, samples: list[Sample]) -> None:
-    served = {c.id: c for key in store.keys("events/completions/") for c in store.get_rows(key, Completion)}
-    told = [f for key in store.keys("events/feedback/") for f in store.get_rows(key, Feedback)]
-    assert told
+def _verify_samples_against_completions(store: ObjectStore, samples: list[Sample]) -> None:
+    completions = {c.id: c for key in store.keys("events/completions/") for c in store.get_rows(key, Completion)}
+    events = [f for key in store.keys("events/feedback/") for f in store.get_rows(key, Feedback)]
+    assert events
     for sample in samples:
-        completion = served[sample.completion_id]
+        completion = completions[sample.completion_id]
         assert completion.token_ids[: len(sample.token_ids)] == sample.token_ids
         assert completion.logprobs[: len(sample.logprobs)] == pytest.approx(sample.logprobs)
         assert completion.user not in {f"user-{i}" for i in range(200)}, "user ids are stored as keyed hashes"
 
 
-async def _type(settings: Settings) -> developers.Tally:
+async def _run_developers(settings: Settings) -> developers.Tally:
     stop = asyncio.Event()
 
-    def enough(tally: developers.Tally) -> None:
+    def stop_when_labelled(tally: developers.Tally) -> None:
         if tally.total.answered >= 2 * LABELS:
             stop.set()
 
@@ -95,25 +97,25 @@ async def _type(settings: Settings) -> developers.Tally:
         seconds=300,
         concurrency=4,
     )
-    return await developers.run(run, developers.code_from(), stop=stop, progress=enough)
+    return await developers.run(run, developers.code_from(), stop=stop, progress=stop_when_labelled)
 
 
-async def _finish(prefect: Orchestration, deployment: str, parameters: dict[str, str] | None = None) -> FlowRun:
+async def _run_flow(prefect: Orchestration, deployment: str, parameters: dict[str, str] | None = None) -> FlowRun:
     run = await prefect.start(deployment, parameters)
     deadline = time.monotonic() + 600
     while time.monotonic() < deadline:
-        found = await prefect.flow_run(run)
-        if found.ended:
-            assert found.state not in ("Failed", "Crashed", "Cancelled"), found
-            return found
+        flow_run = await prefect.flow_run(run)
+        if flow_run.ended:
+            assert flow_run.state not in ("Failed", "Crashed", "Cancelled"), flow_run
+            return flow_run
         await asyncio.sleep(1)
-    raise AssertionError(f"{deployment} did not end: {found}")
+    raise AssertionError(f"{deployment} did not end: {flow_run}")
 
 
-async def _until(holds: Callable[[], bool], what: str) -> None:
+async def _wait_for(condition: Callable[[], bool], description: str) -> None:
     deadline = time.monotonic() + 120
-    while not await asyncio.to_thread(holds):
-        assert time.monotonic() < deadline, f"not within two minutes: {what}"
+    while not await asyncio.to_thread(condition):
+        assert time.monotonic() < deadline, f"not within two minutes: {description}"
         await asyncio.sleep(1)
 
 
@@ -127,10 +129,10 @@ def _complete(settings: Settings, headers: dict[str, str], secret: SecretStr | N
     )
 
 
-def _served(settings: Settings, version: str) -> bool:
-    answer = _complete(settings, {"X-Tabloop-Version": version}, settings.serving.admin_token)
-    return answer.status_code == 200 and answer.headers["x-tabloop-version"] == version
+def _is_served(settings: Settings, version: str) -> bool:
+    response = _complete(settings, {"X-Tabloop-Version": version}, settings.serving.admin_token)
+    return response.status_code == 200 and response.headers["x-tabloop-version"] == version
 
 
-def _default(settings: Settings) -> str:
+def _default_version(settings: Settings) -> str:
     return _complete(settings, {}, settings.serving.simulation_token).headers.get("x-tabloop-version", "")

@@ -1,4 +1,4 @@
-"""A bucket, a registry and a spool that an earlier version wrote are read by this one (tests/data/previous/README.md)."""
+"""This version reads a bucket, a registry and a spool that an earlier version wrote (tests/data/previous/README.md)."""
 
 import json
 import tarfile
@@ -44,17 +44,17 @@ def store() -> MemoryStore:
 
 @pytest.fixture
 def registry() -> Registry:
-    answers = {
+    responses = {
         key.split("/mlflow/", 2)[-1].split("?")[0]: body for key, body in json.loads((DATA / "registry.json").read_text()).items()
     }
 
-    def answer(request: httpx.Request) -> httpx.Response:
-        return httpx.Response(200, json=answers[request.url.path.removeprefix("/api/2.0/mlflow/")])
+    def respond(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, json=responses[request.url.path.removeprefix("/api/2.0/mlflow/")])
 
-    return Registry(httpx.Client(transport=httpx.MockTransport(answer), base_url="http://registry"), "tabloop")
+    return Registry(httpx.Client(transport=httpx.MockTransport(respond), base_url="http://registry"), "tabloop")
 
 
-def test_the_next_window_is_the_one_that_the_earlier_version_found(
+def test_the_next_window_equals_that_of_the_earlier_version(
     store: MemoryStore, registry: Registry, expected: dict[str, Any]
 ) -> None:
     sealed = store.get_json(cycles.key(CYCLE, "settings.json"))
@@ -72,25 +72,25 @@ def test_the_next_window_is_the_one_that_the_earlier_version_found(
     assert [sample.completion_id for sample in batch] == [row[0] for row in expected["samples"]]
 
 
-def test_a_cycle_and_its_decision(store: MemoryStore) -> None:
+def test_a_cycle_and_its_decision_are_read(store: MemoryStore) -> None:
     manifest = cycles.manifest_of(store, CYCLE)
     assert sum(manifest.buckets.values()) == manifest.requests
     assert CycleOutcome.model_validate(store.get_json(cycles.key(CYCLE, cycles.OUTCOME))).version == "2"
     assert cycles.unfinished(cycles.index(store)) is None and cycles.next_name(cycles.index(store)) == "cycle-000002"
     train = cycles.settings_of(store, CYCLE, Settings()).train
     sealed = store.get_json(cycles.key(CYCLE, "settings.json"))["train"]
-    saved = train.model_dump(mode="json")
-    assert {name: saved[name] for name in sealed} == sealed
+    loaded = train.model_dump(mode="json")
+    assert {name: loaded[name] for name in sealed} == sealed
     decision = cycles.decision_of(store, f"{CYCLE}-version-2")
     assert decision and (decision.verdict.verdict, decision.dataset) == ("promote", cycles.dataset_id(store, CYCLE))
-    (shown,) = CycleHistory(store).last(8)
-    assert (shown.manifest, shown.decision) == (manifest, decision)
+    (entry,) = CycleHistory(store).last(8)
+    assert (entry.manifest, entry.decision) == (manifest, decision)
     rows = store.get_rows(manifest.samples.key, Sample)
     assert len(rows) == manifest.samples.rows == manifest.buckets["trained"]
     assert list(explain(store, rows[0].completion_id)) == [Fate(CYCLE, "trained", result="registered")]
 
 
-def test_the_registry(registry: Registry) -> None:
+def test_the_aliases_and_versions_of_the_registry_are_read(registry: Registry) -> None:
     aliases = registry.aliases()
     assert (aliases.champion, aliases.challenger, aliases.experiment, aliases.previous_champion) == ("2", None, None, "1")
     assert {v.version: v.tags.get("cycle") for v in registry.versions()} == {"1": "", "2": CYCLE}

@@ -174,23 +174,21 @@ def assign_buckets(
 
 def quarantine_reason() -> pl.Expr:
     """Quarantine reason, or "" if trainable."""
-    return (
-        pl.when("redacted")
-        .then(pl.lit("secret"))
-        .when("mixed")
-        .then(pl.lit("mixed_weights"))
-        .when(pl.col("behaviour_logprobs") == "unknown")
-        .then(pl.lit("no_logprobs"))
-        .when(pl.col("top_p") < 1)
-        .then(pl.lit("cut_distribution"))
-        .when(pl.col("finish_reason") == "error")
-        .then(pl.lit("engine_error"))
-        .when(pl.col("distance").is_null())
-        .then(pl.lit("unknown_policy_version"))
-        .when(pl.col("outcome").is_not_null(), pl.col("tokens") == 0)
-        .then(pl.lit("no_tokens"))
-        .otherwise(pl.lit(""))
-    )
+    reasons = [pl.when(condition).then(pl.lit(reason)) for reason, condition in quarantine_conditions().items()]
+    return pl.coalesce(*reasons, pl.lit(""))
+
+
+def quarantine_conditions() -> dict[str, pl.Expr]:
+    """Return the condition of each quarantine reason (meanings: tasks/labels/reasons.py); the first that holds counts."""
+    return {
+        "secret": pl.col("redacted"),
+        "mixed_weights": pl.col("mixed"),
+        "no_logprobs": pl.col("behaviour_logprobs") == "unknown",
+        "cut_distribution": pl.col("top_p") < 1,
+        "engine_error": pl.col("finish_reason") == "error",
+        "unknown_policy_version": pl.col("distance").is_null(),
+        "no_tokens": pl.col("outcome").is_not_null() & (pl.col("tokens") == 0),
+    }
 
 
 def cap_users(classified: pl.DataFrame, share: float) -> pl.DataFrame:

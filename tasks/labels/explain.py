@@ -21,6 +21,7 @@ from infra import settings as settings_
 from infra.records import Bucket, CycleOutcome
 from infra.store import ObjectStore
 from tasks.labels.accounting import RequestAccounting
+from tasks.labels.reasons import REASONS
 
 COLUMNS = ("id", "time", "project", "user", "bucket", "reason")
 MEANINGS: dict[Bucket, str] = {
@@ -30,7 +31,7 @@ MEANINGS: dict[Bucket, str] = {
     "cache_hit": "its only feedback came from the editor's cache",
     "stale": "more than collect.max_staleness updates lie between its version and the parent",
     "duplicate": "delivered again, or the parent's ancestry was trained on it",
-    "quarantined": "not fit for training; the reason is an expectation of tasks/validation or a case of quarantine_reason",
+    "quarantined": "not fit for training",
     "opted_out": "its user or project opted out",
     "withheld": "generated and not shown",
     "pinned": "an administrator chose its version",
@@ -52,9 +53,11 @@ class Fate:
     """How the cycle ended: registered, refused or abandoned; empty while it runs."""
 
     def __str__(self) -> str:
-        reason = f" ({self.reason})" if self.reason else ""
+        reason, meaning = f" ({self.reason})" if self.reason else "", MEANINGS[self.bucket]
+        if self.reason:
+            meaning += f": {REASONS.get(self.reason, 'a reason of another version of this code')}"
         ended = f"the cycle ended as {self.result}" if self.result else "the cycle has not ended"
-        return f"{self.cycle}: {self.bucket}{reason}: {MEANINGS[self.bucket]}; {ended}"
+        return f"{self.cycle}: {self.bucket}{reason}: {meaning}; {ended}"
 
 
 def key(cycle: str, samples_sha256: str) -> str:

@@ -28,7 +28,7 @@ from tasks.steps import clients, pages, sealing
 from tasks.steps.runner import runner
 from tasks.steps.step import IO_RETRIES, attempt_to_show, show_page, step
 from tasks.trainer import run as training
-from tasks.trainer.run import Candidate, UpdateInputs, UpdateRefused
+from tasks.trainer.run import Candidate, TrainerOutput, UpdateInputs, UpdateRefused
 from tasks.validation import batch, drift, quarantine, suite
 from tasks.validation.quarantine import ValidationEvidence
 from tasks.versions import evaluate as evaluating
@@ -151,14 +151,14 @@ def reward(settings: Settings, validated: Validated) -> Manifest:
 
 @step("resume", retries=IO_RETRIES)
 def resume(settings: Settings, cycle: str, run: str) -> Manifest | CycleOutcome:
-    """Return the manifest of a cycle to complete, or its end where it failed too often or the champion was replaced."""
+    """Return the manifest of a cycle to complete, or its outcome if it was resumed too often or the champion changed."""
     store = clients.store_of(settings)
     manifest = cycles.manifest_of(store, cycle)
     champion = clients.registry_of(settings).aliases().champion
     if champion != manifest.champion:
         return abandon(settings, cycle, f"to be tested against version {manifest.champion}, but the champion is {champion} now")
-    if sealing.attempt(store, cycle, run) > sealing.MAX_ATTEMPTS:
-        return abandon(settings, cycle, f"failed {sealing.MAX_ATTEMPTS} times")
+    if sealing.attempt(store, cycle, run) > sealing.MAX_RESUMES:
+        return abandon(settings, cycle, f"failed, then failed in each of {sealing.MAX_RESUMES} runs that resumed it")
     return manifest
 
 
@@ -177,7 +177,7 @@ def train(settings: Settings, manifest: Manifest) -> Candidate | UpdateRefused:
     folder = clients.folder_of(settings, manifest.cycle)
     inputs = update_inputs(settings, wanted, manifest)
     with tracking.log_steps_live(settings.registry, manifest.cycle, logger.info, logger.warning) as say:
-        result = training.train(store, manifest, parent, wanted, folder, say, inputs)
+        result = training.train(store, manifest, parent, wanted, TrainerOutput(folder, say), inputs)
     if isinstance(result, UpdateRefused):
         logger.warning("the update was refused: %s", result.reason)
         return result

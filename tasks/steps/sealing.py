@@ -15,8 +15,8 @@ from tasks.labels.partitions import references
 from tasks.validation.drift import profile
 from tasks.validation.quarantine import ValidationEvidence
 
-MAX_ATTEMPTS = 3
-"""A cycle that failed this many times is abandoned; its requests return in the next window."""
+MAX_RESUMES = 3
+"""Runs that may resume a sealed cycle. The next run abandons it, and its requests return in the next window."""
 
 
 def seal(store: ObjectStore, cycle: str, manifest: dict[str, Any], samples: bytes, settings: Settings) -> Manifest:
@@ -58,7 +58,7 @@ def manifest_fields(collected: Collected, evidence: ValidationEvidence, now: flo
 
 
 def attempt(store: ObjectStore, cycle: str, run: str) -> int:
-    """Record that a run takes up a cycle; return how many runs have, this one included."""
+    """Record that a run resumes a cycle; return the number of runs that have resumed it, this one included."""
     prefix = cycles.key(cycle, "attempts/")
     earlier = [key for key in store.keys(prefix) if key != f"{prefix}{run}.json"]
     store.put_json(f"{prefix}{run}.json", {"run": run})

@@ -62,6 +62,16 @@ NO_INPUTS = UpdateInputs()
 
 
 @dataclass(frozen=True)
+class TrainerOutput:
+    """Destinations of an update's output."""
+
+    folder: Path
+    """Working folder of the cycle; gets samples, job, log and results."""
+    say: Callable[[str], None] = print
+    """Receives the lines of the trainer's output that the flow repeats."""
+
+
+@dataclass(frozen=True)
 class UpdateRefused:
     """No candidate: an update from these samples would harm the weights (tasks/trainer/update/safety.py)."""
 
@@ -74,21 +84,19 @@ def train(
     manifest: Manifest,
     parent: Path,
     settings: Train,
-    folder: Path,
-    say: Callable[[str], None] = print,
+    output: TrainerOutput,
     inputs: UpdateInputs = NO_INPUTS,
 ) -> Candidate | UpdateRefused:
     """Train the cycle's candidate from its parent's checkpoint.
 
     Args:
         parent: checkpoint of the manifest's parent.
-        folder: working folder of the cycle; gets samples, job, log and results.
-        say: receives the lines of the trainer's output that the flow repeats.
 
     Raises:
         Corrupt: the samples do not have the manifest's checksum.
         TrainingFailed: the trainer failed; the message has the end of its log.
     """
+    folder = output.folder
     folder.mkdir(parents=True, exist_ok=True)
     samples = folder / "samples.parquet"
     body = store.get(manifest.samples.key)
@@ -101,7 +109,7 @@ def train(
     refused = folder / REFUSED_NAME
     refused.unlink(missing_ok=True)
     try:
-        follow(command(job, settings.processes), folder / LOG_NAME, settings.environment, say)
+        follow(command(job, settings.processes), folder / LOG_NAME, settings.environment, output.say)
     except TrainingFailed:
         # No retry: the same samples would be refused again.
         if refused.exists():

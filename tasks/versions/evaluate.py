@@ -1,4 +1,4 @@
-"""The held-out gate: candidate and champion on the same positions, scored by the same judge.
+"""The held-out gate: the same judge scores candidate and champion on the same positions.
 
 Generation imports torch and transformers, so evals.evaluation is imported inside the function.
 """
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter
 
-from infra import settings as settings_
+from infra import settings as configuration
 from infra.settings import Settings
 from infra.settings.schema import Evaluate
 from infra.store import ObjectStore
@@ -21,28 +21,28 @@ if TYPE_CHECKING:
     from evals.evaluation import Scores
 
 JUDGE_SCALE = 10.0
-"""Judges score from 0 to this."""
+"""Highest score of a judge; the lowest is 0."""
 
 
 class EvaluationBroken(RuntimeError):
-    """There are no scores to compare, so the candidate neither passes nor fails."""
+    """Scores are missing, so the candidate neither passes nor fails."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The scores of a candidate and its champion."""
+    """Scores of a candidate and its champion, and the result of the gate."""
 
     judge: str
     candidate: dict[str, float]
-    """Mean by measure."""
+    """Mean of each measure, by name."""
     champion: dict[str, float]
     passed: bool
     reason: str
-    """The reason of the result, with the numbers."""
+    """Reason for the result, with the numbers."""
 
 
 def evaluate(store: ObjectStore, settings: Settings, candidate: Path, champion: Path, cycle: str) -> Evaluation:
-    """Score the candidate and the champion; scores of the same weights with the same settings are reused.
+    """Score the candidate and the champion, and write the cycle's evaluation; reuse scores of the same weights and settings.
 
     Raises:
         EvaluationBroken: the judge failed too often.
@@ -56,7 +56,7 @@ def evaluate(store: ObjectStore, settings: Settings, candidate: Path, champion: 
 
 
 def scores_of(store: ObjectStore, settings: Settings, checkpoint: Path) -> "Scores":
-    """Return a checkpoint's scores, stored by the checksum of its weights and of the settings that affect them."""
+    """Return a checkpoint's scores: the stored ones for its weights and settings, otherwise new ones, which it stores."""
     from evals.evaluation import Scores
 
     key = f"evaluations/{weights_sha256(checkpoint)[:16]}-{fingerprint(settings)}.json"
@@ -72,12 +72,12 @@ def scores_of(store: ObjectStore, settings: Settings, checkpoint: Path) -> "Scor
 def score(settings: Settings, checkpoint: Path) -> "Scores":
     """Complete the held-out positions at the served temperature."""
     from evals import judge
-    from evals.evaluation import evaluate as run
+    from evals.evaluation import evaluate as evaluate_checkpoint
     from evals.evaluation import held_out_positions
 
     evaluation = settings.evaluate
-    return run(
-        settings_.path(checkpoint),
+    return evaluate_checkpoint(
+        configuration.path(checkpoint),
         held_out_positions(evaluation.samples, evaluation.seed),
         settings.model,
         settings.serving.sampling,
@@ -92,8 +92,8 @@ def weights_sha256(checkpoint: Path) -> str:
     if not files:
         raise EvaluationBroken(f"held-out evaluation: {checkpoint} holds no *.safetensors")
     for file in files:
-        with file.open("rb") as body:
-            digest.update(hashlib.file_digest(body, "sha256").digest())
+        with file.open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
     return digest.hexdigest()
 
 
@@ -105,7 +105,7 @@ def fingerprint(settings: Settings) -> str:
 
 
 def gate(candidate: "Scores", champion: "Scores", settings: Evaluate) -> Evaluation:
-    """Refuse a candidate with a lower judge's score, much shorter completions, or more empty ones.
+    """Fail a candidate whose judge score, completion length or share of empty completions is worse than the settings allow.
 
     Raises:
         EvaluationBroken: scores are missing.
@@ -116,26 +116,26 @@ def gate(candidate: "Scores", champion: "Scores", settings: Evaluate) -> Evaluat
                 f"held-out evaluation: judge {scores.judge!r} failed on {scores.judge_failures:.1%} of the {name}'s positions; "
                 f"evaluate.max_judge_failures allows {settings.max_judge_failures:.1%}"
             )
-    drop = (champion.judged.value - candidate.judged.value) / JUDGE_SCALE
-    rise = candidate.empty.value - champion.empty.value
-    length = candidate.length.value / champion.length.value if champion.length.value else 1.0
+    judge_drop = (champion.judged.value - candidate.judged.value) / JUDGE_SCALE
+    empty_rise = candidate.empty.value - champion.empty.value
+    length_ratio = candidate.length.value / champion.length.value if champion.length.value else 1.0
     problems = []
-    if drop > settings.max_drop:
+    if judge_drop > settings.max_drop:
         problems.append(
             f"judge {candidate.judge} {candidate.judged.value:.2f} against {champion.judged.value:.2f} of 10, "
-            f"a drop of {drop:.1%} of its scale, at most {settings.max_drop:.1%} is allowed"
+            f"a drop of {judge_drop:.1%} of its scale, at most {settings.max_drop:.1%} is allowed"
         )
-    if length < settings.min_length:
+    if length_ratio < settings.min_length:
         problems.append(
-            f"completions are {length:.2f} times as long as the champion's, at least {settings.min_length:.2f} is required"
+            f"completions are {length_ratio:.2f} times as long as the champion's, at least {settings.min_length:.2f} is required"
         )
-    if rise > settings.max_empty_rise:
-        problems.append(f"nothing to show on {rise:+.1%} more positions, at most {settings.max_empty_rise:+.1%} is allowed")
-    fine = (
-        f"judge {candidate.judge} {candidate.judged.value:.2f} against {champion.judged.value:.2f}, length x{length:.2f}, "
-        f"nothing to show {rise:+.1%}"
+    if empty_rise > settings.max_empty_rise:
+        problems.append(f"nothing to show on {empty_rise:+.1%} more positions, at most {settings.max_empty_rise:+.1%} is allowed")
+    summary = (
+        f"judge {candidate.judge} {candidate.judged.value:.2f} against {champion.judged.value:.2f}, length x{length_ratio:.2f}, "
+        f"nothing to show {empty_rise:+.1%}"
     )
-    return Evaluation(candidate.judge, means(candidate), means(champion), not problems, "; ".join(problems) or fine)
+    return Evaluation(candidate.judge, means(candidate), means(champion), not problems, "; ".join(problems) or summary)
 
 
 def means(scores: "Scores") -> dict[str, float]:

@@ -11,7 +11,7 @@ from tests.tasks.rows import join
 CODE = Code([Source("a.py", "".join(f"def name_{i}(alpha, beta):\n    return alpha + beta * {i}\n\n" for i in range(300)))])
 
 
-async def test_labels_joined_from_serving_are_the_developers_own(tmp_path):
+async def test_labels_joined_from_servings_records_equal_the_developers_counts(tmp_path):
     async with House(tmp_path, fakes.tokenizer()) as house:
         house.engines[0].delay = 0.001
         house.engines[0].reply = house.tokenizer.encode("alpha").ids

@@ -43,25 +43,25 @@ def model(tmp_path_factory):
     return model
 
 
-def test_padding_does_not_move_a_log_probability(model):
+def test_padding_does_not_change_log_probabilities(model):
     with torch.no_grad():
-        together = logprobs(model, *collate(ROWS)[:4])
-        for row, batched in zip(ROWS, together, strict=True):
+        batch_logprobs = logprobs(model, *collate(ROWS)[:4])
+        for row, padded in zip(ROWS, batch_logprobs, strict=True):
             ids = torch.tensor([[*row.prompt_token_ids, *row.token_ids]])
             logits = model(ids).logits[0, len(row.prompt_token_ids) - 1 : -1].log_softmax(-1)
-            alone = logits.gather(1, torch.tensor(row.token_ids)[:, None])[:, 0]
-            assert batched[: len(alone)].tolist() == pytest.approx(alone.tolist(), abs=1e-4)
-            assert not batched[len(alone) :].any()
+            single = logits.gather(1, torch.tensor(row.token_ids)[:, None])[:, 0]
+            assert padded[: len(single)].tolist() == pytest.approx(single.tolist(), abs=1e-4)
+            assert not padded[len(single) :].any()
 
 
-def test_every_step_is_timed(model, tmp_path):
+def test_the_reference_returns_the_seconds_of_each_step(model, tmp_path):
     model.save_pretrained(tmp_path)
     for precision in ("float32", "bfloat16"):
         seconds = reference_steps(ROWS * 5, tmp_path, 2, precision)
         assert len(seconds) == 2 and min(seconds) > 0
 
 
-def test_the_trainer_is_given_a_job_over_the_same_samples(tmp_path):
+def test_the_trainers_job_has_the_benchmarks_samples_and_epochs(tmp_path):
     settings = settings_.load(LOCAL, {})
     samples = samples_of(3, settings)
     assert len(samples) == 3 and all(len(s.token_ids) <= settings.serving.sampling.max_tokens for s in samples)

@@ -20,7 +20,7 @@ def _paired(outcomes: list[tuple[str, bool, bool]]) -> PairedRun:
     return PairedRun(("1", "2"), pairs, (Tally({}, (), 0.0), Tally({}, (), 0.0)), 0)
 
 
-def test_a_rate_by_hand() -> None:
+def test_a_rate_and_its_interval_equal_a_calculation_by_hand() -> None:
     # Two users, 1 of 2 and 1 of 4: rate 1/3, influences (1 - 2/3)/6 and (1 - 4/3)/6, error sqrt(2 * 2 / 18^2), t(1) = 12.706.
     rate = comparison.rate([1, 1], [2, 4])
     assert rate.rate == pytest.approx(1 / 3)
@@ -28,8 +28,8 @@ def test_a_rate_by_hand() -> None:
     assert rate.n == 6
 
 
-def test_a_users_common_part_cancels_in_the_difference() -> None:
-    # Users differ wildly, but each gains exactly a tenth: the difference has no variance, the rates have.
+def test_differences_between_users_cancel_in_the_paired_difference() -> None:
+    # Rates vary between users, but each user gains exactly 0.1: the rates have variance, the difference has none.
     before, requests = np.array([0.0, 40.0, 80.0]), np.array([100.0, 100.0, 100.0])
     result = comparison.compare((before, requests), (before + 10, requests))
     assert result.difference.estimate == pytest.approx(0.1)
@@ -37,12 +37,12 @@ def test_a_users_common_part_cancels_in_the_difference() -> None:
     assert result.base.high - result.base.low > 0.5
 
 
-def test_intervals_of_paired_differences_cover_the_truth() -> None:
+def test_intervals_of_paired_differences_cover_the_true_difference() -> None:
     rng = np.random.default_rng(0)
     covered = 0
     for _ in range(400):
-        level = rng.beta(2, 8, size=60)[:, None]
-        base, champion = rng.random((60, 20)) < level, rng.random((60, 20)) < level + 0.05
+        user_rate = rng.beta(2, 8, size=60)[:, None]
+        base, champion = rng.random((60, 20)) < user_rate, rng.random((60, 20)) < user_rate + 0.05
         n = np.full(60, 20.0)
         difference = comparison.compare((base.sum(1), n), (champion.sum(1), n)).difference
         covered += difference.low <= 0.05 <= difference.high
@@ -57,14 +57,14 @@ def test_comparisons_count_requests_with_nothing_accepted() -> None:
     assert result["shown"].difference.estimate == 0
 
 
-def test_nothing_to_compare_is_an_error_and_not_a_zero() -> None:
+def test_a_rate_without_requests_or_of_one_user_is_an_error() -> None:
     with pytest.raises(ValueError, match="no requests were answered"):
         comparison.rate([0, 0], [0, 0])
     with pytest.raises(ValueError, match="at least two users"):
         comparison.rate([1], [2])
 
 
-def test_live_rows_are_by_version_in_order() -> None:
+def test_live_rows_are_in_the_order_of_the_versions() -> None:
     counts = Counts(requests=10, judged=8, accepted=2, rejected=6, shown=8, nothing=2, accepted_characters=12)
     tally = Tally({("a", "10"): counts, ("b", "10"): counts, ("a", "9"): counts, ("b", "9"): counts, ("a", ""): counts}, (), 1.0)
     rows = comparison.live_rows(tally)
@@ -90,7 +90,7 @@ def _report(low: float, characters: float) -> Report:
     )  # fmt: skip
 
 
-def test_improvement_needs_the_whole_interval_and_no_fewer_characters() -> None:
+def test_an_improvement_has_its_interval_above_zero_and_no_fewer_accepted_characters() -> None:
     assert _report(0.01, 0.2).improved
     assert not _report(-0.01, 0.2).improved
     assert not _report(0.01, 0.19).improved
@@ -98,11 +98,11 @@ def test_improvement_needs_the_whole_interval_and_no_fewer_characters() -> None:
 
 def test_the_report_has_the_documented_fields(tmp_path: Path) -> None:
     report.write(_report(0.01, 0.2), tmp_path)
-    written = json.loads((tmp_path / "report.json").read_text())
-    assert {"cycles", "promotions", "rejections", "seed", "seconds"} <= written.keys()
+    report_json = json.loads((tmp_path / "report.json").read_text())
+    assert {"cycles", "promotions", "rejections", "seed", "seconds"} <= report_json.keys()
     for metric in ("acceptance", "accepted_characters_per_request", "shown"):
-        assert written[metric]["base"].keys() == {"rate", "low", "high", "n"}
-        assert written[metric]["difference"].keys() == {"estimate", "low", "high"}
+        assert report_json[metric]["base"].keys() == {"rate", "low", "high", "n"}
+        assert report_json[metric]["difference"].keys() == {"estimate", "low", "high"}
     page = (tmp_path / "report.html").read_text()
     assert "<script>" not in page
     assert "&lt;script&gt;" in page

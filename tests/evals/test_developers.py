@@ -1,4 +1,4 @@
-"""Simulated developers against a server that behaves like serving: it streams, notices closed connections, stores every event."""
+"""Simulated developers against a server like serving: it streams, detects closed connections, and stores every event."""
 
 import asyncio
 import json
@@ -110,7 +110,7 @@ def quirky_run():
     return server, *asyncio.run(run_developers(server, quirks=MANY_QUIRKS))
 
 
-def test_counts_add_up_and_agree_with_the_server(quirky_run):
+def test_counts_add_up_and_equal_those_of_the_server(quirky_run):
     server, tally, decisions = quirky_run
     total = tally.total
     assert total.requests == len(server.requests) == len(decisions) and 250 <= total.requests <= 300
@@ -120,10 +120,10 @@ def test_counts_add_up_and_agree_with_the_server(quirky_run):
     assert total.errors == total.lost_events == 0
     assert min(total.cancelled, total.nothing, total.accepted, total.rejected, total.unreported, total.reused) > 0
     assert min(total.late, total.cache_hits, total.duplicates) > 0
-    # Every decision has an event; late accepts, cache hits and duplicates have one more.
+    # Every decision has an event; a late accept, a cache hit and a duplicate each have one more.
     bodies = [body["data"] for _, body in server.events]
-    fresh = {d["completionId"]: d["accepted"] for d in bodies if not d["cacheHit"]}  # the last one counts
-    assert Counter(fresh.values()) == {True: total.accepted, False: total.rejected}
+    outcomes = {d["completionId"]: d["accepted"] for d in bodies if not d["cacheHit"]}  # the last event counts
+    assert Counter(outcomes.values()) == {True: total.accepted, False: total.rejected}
     assert len(bodies) == total.judged + total.late + total.cache_hits + total.duplicates
     assert sum(d["cacheHit"] for d in bodies) >= total.cache_hits
     assert sum(len(d["completion"]) for d in bodies if d["accepted"]) >= total.accepted_characters
@@ -132,18 +132,18 @@ def test_counts_add_up_and_agree_with_the_server(quirky_run):
     assert set(tally.by_version()) == {"1"}
 
 
-async def test_the_same_served_text_meets_the_same_decisions(quirky_run):
+async def test_developers_decide_the_same_about_the_same_text(quirky_run):
     def by_position(decisions):
         return {(d.user, d.visit, d.stop): replace(d, elapsed_ms=0) for d in decisions}
 
-    first = by_position(quirky_run[2])
-    slower = by_position((await run_developers(Server(delay=0.002), quirks=MANY_QUIRKS))[1])
-    both = first.keys() & slower.keys()  # timing affects the end of a run only
-    assert len(both) > 200
-    assert {key: first[key] for key in both} == {key: slower[key] for key in both}
+    immediate = by_position(quirky_run[2])
+    delayed = by_position((await run_developers(Server(delay=0.002), quirks=MANY_QUIRKS))[1])
+    positions = immediate.keys() & delayed.keys()  # timing affects the end of a run only
+    assert len(positions) > 200
+    assert {key: immediate[key] for key in positions} == {key: delayed[key] for key in positions}
 
 
-def test_unwritten_text_is_never_sent(quirky_run):
+def test_requests_and_events_never_contain_the_text_after_the_cursor(quirky_run):
     server, _, decisions = quirky_run
     truths = {mark for d in decisions for mark in _marks(d.truth)}
     assert len(truths) > 50
@@ -193,11 +193,11 @@ def test_every_event_matches_a_request(quirky_run):
     for headers, body in server.events:
         data, matched = body["data"], False
         for context, text in requests[headers["X-User-ID"]]:
-            typed_on = data["prefix"].removeprefix(context.prefix)
-            if context.suffix == data["suffix"] and data["prefix"] == context.prefix + typed_on:
-                rest = text.removeprefix(typed_on)
-                matched |= text.startswith(typed_on) and any(rest.startswith(" " * n + data["completion"]) for n in range(3))
-                reused += bool(typed_on and matched)
+            typed = data["prefix"].removeprefix(context.prefix)
+            if context.suffix == data["suffix"] and data["prefix"] == context.prefix + typed:
+                rest = text.removeprefix(typed)
+                matched |= text.startswith(typed) and any(rest.startswith(" " * n + data["completion"]) for n in range(3))
+                reused += bool(typed and matched)
         assert matched
     assert reused and tally.total.reused
 
@@ -212,7 +212,7 @@ async def test_late_accepts_keep_their_id():
     assert sum(v == [False, True] for v in by_id.values()) == tally.total.accepted == tally.total.late
 
 
-async def test_typing_over_closes_the_connection():
+async def test_a_developer_who_types_another_text_closes_the_connection():
     server = Server(delay=0.02)
     async with server.running() as address:
         await run(RunSettings(address=address, users=20, seed=5, requests=120, speed=500, concurrency=12), CODE)
@@ -220,42 +220,44 @@ async def test_typing_over_closes_the_connection():
     assert server.disconnects > 0
 
 
-async def test_errors_and_lost_events_are_counted_and_not_fatal():
+async def test_errors_and_lost_events_are_counted_and_do_not_end_the_run():
     tally, decisions = await run_developers(Server(broken=0.5))
     assert 50 < tally.total.errors < tally.total.requests
     assert any(d.reason.startswith("503: ") for d in decisions if d.outcome == "error")
     async with Server().running() as address:
-        nowhere = replace(address, feedback_url="http://127.0.0.1:9/none")
-        tally = await run(RunSettings(address=nowhere, requests=60, speed=500, quirks=Quirks(duplicates=0, cache_hits=0)), CODE)
+        unreachable = replace(address, feedback_url="http://127.0.0.1:9/none")
+        tally = await run(
+            RunSettings(address=unreachable, requests=60, speed=500, quirks=Quirks(duplicates=0, cache_hits=0)), CODE
+        )
     assert tally.total.lost_events == tally.total.judged + tally.total.late > 0
     tally = await run(RunSettings(address=Address("http://127.0.0.1:9/v1", "http://127.0.0.1:9"), requests=5, speed=500), CODE)
     assert tally.total.errors == tally.total.requests == 5
 
 
-async def test_a_run_can_be_stopped_and_paced():
+async def test_a_run_ends_at_the_stop_event_and_at_its_time_limit():
     async with Server().running() as address:
-        stop, reported = asyncio.Event(), []
+        stop, progress_reports = asyncio.Event(), []
 
         def progress(tally):
-            reported.append(tally.total.requests)
+            progress_reports.append(tally.total.requests)
             stop.set()
 
         tally = await asyncio.wait_for(
             run(RunSettings(address=address, speed=500, rate=50, concurrency=4), CODE, stop=stop, progress=progress), 10
         )
-        assert reported and 25 <= tally.total.requests <= 100
-        began = time.monotonic()
+        assert progress_reports and 25 <= tally.total.requests <= 100
+        started_at = time.monotonic()
         await run(RunSettings(address=address, speed=500, seconds=0.5), CODE)
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - started_at < 3
 
 
-async def test_pairs_meet_the_same_developers_at_the_same_positions():
+async def test_each_version_is_measured_with_the_same_developers_at_the_same_positions():
     server = Server()
     async with server.running() as address:
         settings = RunSettings(address=address, users=30, seed=3, concurrency=6)
         paired = await measure(settings, CODE, ["1", "2", "1"], 200)
-        again = await measure(settings, CODE, ["1", "2", "1"], 200)
-    assert paired.pairs == again.pairs and len(paired.pairs) == 200 and paired.dropped == 0
+        repeated = await measure(settings, CODE, ["1", "2", "1"], 200)
+    assert paired.pairs == repeated.pairs and len(paired.pairs) == 200 and paired.dropped == 0
     assert all(pair.outcomes[0] == pair.outcomes[2] for pair in paired.pairs)  # the same version: the same draws
     assert not server.events
     requests = defaultdict(set)
@@ -264,21 +266,21 @@ async def test_pairs_meet_the_same_developers_at_the_same_positions():
     assert requests["1"] == requests["2"]
     by_user = paired.by_user(lambda outcome: outcome.accepted)
     assert sum(positions for positions, _ in by_user.values()) == 200
-    base, better, _ = (sum(sums[i] for _, sums in by_user.values()) for i in range(3))
-    assert better > base
-    # Slips count by their probability, so the sums are near the drawn ones, and no decision is certain.
-    assert abs(base - paired.tallies[0].total.accepted) < 8
+    base_accepted, second_accepted, _ = (sum(sums[i] for _, sums in by_user.values()) for i in range(3))
+    assert second_accepted > base_accepted
+    # An outcome holds the probability of an accept, slips included: sums are near the drawn ones, and no decision is certain.
+    assert abs(base_accepted - paired.tallies[0].total.accepted) < 8
     assert all(0.01 <= o.accepted <= 0.99 for pair in paired.pairs for o in pair.outcomes if o.shown)
     assert paired.tallies[1].total.requests == 200
 
 
-async def test_a_position_that_one_version_did_not_answer_is_dropped_for_all():
+async def test_a_position_without_a_response_of_one_version_is_dropped_for_every_version():
     async with Server(broken=0.3).running() as address:
         paired = await measure(RunSettings(address=address, users=30), CODE, ["1", "2"], 100)
     assert paired.dropped > 10 and paired.dropped + len(paired.pairs) == 100
 
 
-def test_an_event_has_continues_format():
+def test_events_have_continues_format():
     impression = Impression("8d6c", "u", "a/b.py", "x = ", "\n", "1", requested_at=0.0, elapsed_ms=812.4, model="m")
     body = event_body(impression, True)
     assert (body["name"], body["schema"], body["level"], body["profileId"]) == ("autocomplete", "0.2.0", "all", "local")
@@ -293,19 +295,19 @@ def test_an_event_has_continues_format():
 
 @settings(max_examples=50)
 @given(st.lists(st.tuples(*[st.integers(0, 9)] * len(fields(Counts))), min_size=2, max_size=2))
-def test_counts_add(rows):
+def test_the_sum_of_two_counts_adds_each_field(rows):
     first, second = (Counts(*row) for row in rows)
     assert all(getattr(first + second, f.name) == getattr(first, f.name) + getattr(second, f.name) for f in fields(Counts))
 
 
-def test_code_from_directories(tmp_path):
+def test_code_is_read_from_directories(tmp_path):
     (tmp_path / "a.py").write_text("x = 1\n")
     assert [source.name for source in code_from([tmp_path]).sources] == ["a.py"]
     with pytest.raises(ValueError, match="no such directory"):
         code_from([tmp_path / "none"])
 
 
-def test_the_command_line(tmp_path, capsys):
+def test_the_command_writes_the_report_and_the_decisions(tmp_path, capsys):
     server, ready, done = Server(), threading.Event(), threading.Event()
     address: list[Address] = []
 
@@ -339,8 +341,8 @@ def test_the_command_line(tmp_path, capsys):
     finally:
         done.set()
         thread.join()
-    written = json.loads(report.read_text())
-    assert set(written["by_version"]) == {"7"} and written["total"]["requests"] == 40
+    report_json = json.loads(report.read_text())
+    assert set(report_json["by_version"]) == {"7"} and report_json["total"]["requests"] == 40
     assert len(decisions.read_text().splitlines()) == 40
     assert "of the answered" in capsys.readouterr().out
     assert main(["--url", "http://127.0.0.1:9/v1", "--feedback-url", "http://127.0.0.1:9", *common]) == 1
@@ -358,7 +360,7 @@ async def test_a_waiting_developer_continues_once_the_rate_limit_ends() -> None:
     assert await asyncio.wait_for(pace(), 1)
 
 
-async def test_turns_keep_their_distance() -> None:
-    pace, began = Pacer(None, None, lambda: 50.0, None), time.monotonic()
+async def test_turns_are_spaced_by_the_rate() -> None:
+    pace, started_at = Pacer(None, None, lambda: 50.0, None), time.monotonic()
     await asyncio.gather(*(pace() for _ in range(20)))
-    assert time.monotonic() - began >= 20 / 50
+    assert time.monotonic() - started_at >= 20 / 50

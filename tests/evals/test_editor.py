@@ -36,24 +36,24 @@ SUFFIX = "\n    return total\n\n\ndef second_function(items):\n    pass\n"
         ("    return 1", "def f():\n", "\n", "    return 1"),
     ],
 )
-def test_shown_text(generated, prefix, suffix, shown):
+def test_the_shown_text_of_an_example(generated, prefix, suffix, shown):
     assert editor.shown_text(generated, prefix, suffix) == shown
 
 
-def test_shown_text_equals_that_of_continues_own_code():
+def test_the_shown_text_equals_the_output_of_continues_own_code():
     for generated, prefix, suffix, shown in json.loads(RECORDED.read_text())["shown"]:
         assert editor.shown_text(generated, prefix, suffix) == shown, (generated, prefix, suffix)
 
 
 @given(st.text(alphabet="ab #\n)", max_size=40), st.text(alphabet="ab \n", max_size=20), st.text(alphabet="ab \n", max_size=60))
-def test_shown_text_is_part_of_the_generated_text(generated, prefix, suffix):
+def test_the_shown_text_is_a_part_of_the_generated_text(generated, prefix, suffix):
     text = editor.shown_text(generated, prefix, suffix)
     lines = text.split("\n")
     assert len(text) <= len(generated) and all(line in generated for line in lines)
     assert text == "" or text.strip()
 
 
-def test_a_lost_space_is_detected():
+def test_a_space_that_continue_removed_is_detected():
     assert editor.lost_space(" = 1", "= 1") and not editor.lost_space("= 1", "= 1")
     assert not editor.lost_space("a b", "a")
 

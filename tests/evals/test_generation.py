@@ -1,4 +1,4 @@
-"""Generation: a batch equals single requests, draws belong to the position, and text ends at a newline or an end token."""
+"""Generation: a batch equals single requests, each position has its own draws, and text ends at a newline or an end token."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ CONTEXTS = [(f"def name_{i}(" + "a, " * i, "\n    return 1\n" * (i % 3)) for i i
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    """A random model with the mechanics of the real one."""
+    """A random model with the architecture and the tokenizer type of the real model."""
     out = tmp_path_factory.mktemp("checkpoint")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -51,7 +51,7 @@ def complete_slowly(checkpoint, prefix, suffix, max_tokens):
     return tokenizer.decode(tokens)
 
 
-def test_a_padded_batch_equals_one_at_a_time(checkpoint):
+def test_a_padded_batch_gives_the_completions_of_single_requests(checkpoint):
     completions = Generator(checkpoint, MODEL).complete(CONTEXTS, 10, 0.0, seed=1, batch=4)
     assert completions == [complete_slowly(checkpoint, prefix, suffix, 10) for prefix, suffix in CONTEXTS]
     assert len(set(completions)) > 3
@@ -64,7 +64,7 @@ def test_sampling_is_seeded_and_does_not_depend_on_the_batch(checkpoint):
     assert first != generator.complete(CONTEXTS, 10, 1.0, seed=2, batch=9)
 
 
-def test_picking_follows_the_distribution():
+def test_tokens_are_picked_by_their_probability():
     logits = torch.log(torch.tensor([[0.5, 0.3, 0.2]])).expand(3, 3)
     assert pick_tokens(logits, 1.0, torch.tensor([0.49, 0.79, 0.81], dtype=torch.float64)).tolist() == [0, 1, 2]
     # At temperature 0.5 the probabilities are squared: 25, 9 and 4 of 38.
@@ -83,20 +83,20 @@ def test_evaluation_scores_every_position_and_is_repeatable(checkpoint):
     held_out = held_out_positions(12, 1)
     sampling = schema.Sampling(temperature=0.8, max_tokens=6)
     scores = evaluate(checkpoint, held_out, MODEL, sampling, judge.ReferenceJudge(), seed=3)
-    again = evaluate(checkpoint, held_out, MODEL, sampling, judge.ReferenceJudge(), seed=3)
-    assert scores.by_position == again.by_position
+    repeated = evaluate(checkpoint, held_out, MODEL, sampling, judge.ReferenceJudge(), seed=3)
+    assert scores.by_position == repeated.by_position
     assert [(s.file, s.offset) for s in scores.by_position] == [(p.file, p.offset) for p in held_out]
     assert (scores.judge, scores.temperature, scores.judge_failures, scores.judged.n) == ("reference", 0.8, 0.0, 12)
     assert all("\n" not in s.completion and END not in s.completion for s in scores.by_position)
 
 
-def test_the_command_line_prints_the_table(checkpoint, capsys):
+def test_the_command_prints_the_table_of_scores(checkpoint, capsys):
     assert main([str(checkpoint), "--samples", "10", "--examples", "2"]) == 0
-    printed = capsys.readouterr().out
-    assert "exact match" in printed and "reference" in printed and "10 positions" in printed
+    output = capsys.readouterr().out
+    assert "exact match" in output and "reference" in output and "10 positions" in output
 
 
-def test_samples_hold_the_tokens_and_log_probabilities_they_were_drawn_with(checkpoint):
+def test_a_sample_holds_its_tokens_and_their_log_probabilities(checkpoint):
     samples = Generator(checkpoint, MODEL).sample(CONTEXTS, 12, temperature=0.7, seed=4, batch=4)
     assert [s.text for s in samples] == Generator(checkpoint, MODEL).complete(CONTEXTS, 12, temperature=0.7, seed=4)
     tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
@@ -111,7 +111,7 @@ def test_samples_hold_the_tokens_and_log_probabilities_they_were_drawn_with(chec
     assert any(s.tokens[-1] in ends for s in samples)
 
 
-def test_scores_are_the_log_probabilities_that_were_sampled_from(checkpoint):
+def test_scores_equal_the_log_probabilities_of_the_samples(checkpoint):
     generator = Generator(checkpoint, MODEL)
     samples = generator.sample(CONTEXTS, 8, 0.7, seed=3)
     scores = generator.score([(d.prompt, d.tokens) for d in samples], temperature=0.7, batch=4)

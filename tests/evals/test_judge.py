@@ -1,4 +1,4 @@
-"""Judges; the LLM judge against a real HTTP server that answers and fails."""
+"""The judges. The LLM judge runs against a real HTTP server that responds or fails."""
 
 import json
 import threading
@@ -29,7 +29,7 @@ def chat(score) -> bytes:
 
 
 class Endpoint:
-    """Answers by `rule(material, attempt)` with (status, body)."""
+    """Responds with the (status, body) that `rule(material, attempt)` returns."""
 
     def __init__(self, rule) -> None:
         self.rule, self.attempts, self.requests = rule, Counter(), []
@@ -52,12 +52,12 @@ class Endpoint:
                     endpoint.concurrent += 1
                     endpoint.max_concurrent = max(endpoint.max_concurrent, endpoint.concurrent)
                 try:
-                    status, answer = endpoint.rule(material, number)
+                    status, response = endpoint.rule(material, number)
                     self.send_response(status)
                     self.end_headers()
-                    for piece in answer if isinstance(answer, list) else [answer]:
-                        self.wfile.write(piece)
-                        if isinstance(answer, list):
+                    for chunk in response if isinstance(response, list) else [response]:
+                        self.wfile.write(chunk)
+                        if isinstance(response, list):
                             time.sleep(0.1)
                 except (BrokenPipeError, ConnectionResetError):
                     pass
@@ -83,7 +83,7 @@ def judge_at(url, timeout=5.0, policy=QUICK):
     return OpenAIJudge(schema.Judge(kind="openai", url=url, model="judge-1", api_key=KEY, timeout_seconds=timeout), policy)
 
 
-def test_scores_come_back_in_order():
+def test_scores_are_in_the_order_of_the_items():
     endpoint = Endpoint(lambda material, _: (time.sleep(0.02), (200, chat(len(material["completion"]))))[1])
     with endpoint.running() as url:
         judge = judge_at(url)
@@ -98,7 +98,7 @@ def test_scores_come_back_in_order():
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "kind", "tries"),
+    ("status", "body", "kind", "attempts"),
     [
         (200, chat(11), "out_of_range", 3),
         (200, chat(-0.1), "out_of_range", 3),
@@ -114,12 +114,12 @@ def test_scores_come_back_in_order():
         (400, b"", "refused", 1),
     ],
 )
-def test_each_failure_has_its_kind(status, body, kind, tries):
+def test_each_failure_has_a_kind_and_a_number_of_attempts(status, body, kind, attempts):
     endpoint = Endpoint(lambda *_: (status, body))
     with endpoint.running() as url:
         (judgement,) = judge_at(url).score([item()])
     assert isinstance(judgement, Failed) and judgement.kind == kind
-    assert endpoint.attempts.total() == tries
+    assert endpoint.attempts.total() == attempts
 
 
 def test_transient_failures_are_retried():
@@ -131,9 +131,9 @@ def test_transient_failures_are_retried():
 @pytest.mark.parametrize("slow", [lambda *_: (time.sleep(1.0), (200, chat(5)))[1], lambda *_: (200, [b" "] * 15)])
 def test_the_deadline_bounds_all_attempts_of_a_judgement(slow):
     with Endpoint(slow).running() as url:
-        began = time.monotonic()
+        started_at = time.monotonic()
         (judgement,) = judge_at(url, timeout=0.3).score([item()])
-        assert time.monotonic() - began < 0.9
+        assert time.monotonic() - started_at < 0.9
     assert isinstance(judgement, Failed) and judgement.kind == "timeout"
 
 
@@ -146,7 +146,7 @@ def test_an_endpoint_that_keeps_failing_gets_no_more_requests():
     assert endpoint.attempts.total() == kinds["refused"] < 4 + QUICK.concurrency
 
 
-def test_no_server_is_a_failure_and_the_key_is_nowhere():
+def test_an_unreachable_server_is_a_failure_that_does_not_show_the_key():
     (judgement,) = judge_at("http://127.0.0.1:9/v1").score([item()])
     assert isinstance(judgement, Failed) and judgement.kind == "unavailable"
     assert KEY not in repr(judgement)
@@ -155,11 +155,11 @@ def test_no_server_is_a_failure_and_the_key_is_nowhere():
 @given(st.one_of(st.text(), st.floats(), st.integers(), st.none(), st.lists(st.integers())))
 def test_reading_a_score_never_raises(score):
     judgement = read_score(chat(score).decode())
-    good = isinstance(score, int | float) and 0 <= score <= 10
-    assert judgement == Scored(float(score)) if good else isinstance(judgement, Failed)
+    valid = isinstance(score, int | float) and 0 <= score <= 10
+    assert judgement == Scored(float(score)) if valid else isinstance(judgement, Failed)
 
 
-def test_the_builder_picks_by_settings():
+def test_build_returns_the_judge_of_the_settings():
     assert isinstance(build(schema.Judge()), ReferenceJudge) and build(schema.Judge()).name == "reference"
     judge = build(schema.Judge(kind="openai", url="http://127.0.0.1:9/v1", model="m"))
     assert isinstance(judge, OpenAIJudge)

@@ -1,4 +1,4 @@
-"""Metrics, by hand and against a slow, obvious reference."""
+"""Metrics, checked by hand and against a slow, simple reference."""
 
 import functools
 import math
@@ -17,22 +17,22 @@ texts = st.text(alphabet="ab( ", max_size=7)
 @pytest.mark.parametrize(
     ("a", "b", "edits"), [("", "", 0), ("abc", "", 3), ("kitten", "sitting", 3), ("flaw", "lawn", 2), ("ab", "ba", 2)]
 )
-def test_distance_by_hand(a, b, edits):
+def test_the_distance_of_an_example(a, b, edits):
     assert metrics.distance(a, b) == edits
 
 
 @given(texts, texts)
-def test_distance_is_the_recursive_definition(a, b):
+def test_the_distance_equals_its_recursive_definition(a, b):
     @functools.cache
-    def slow(i, j):
+    def reference(i, j):
         if i == 0 or j == 0:
             return i + j
-        return min(slow(i - 1, j) + 1, slow(i, j - 1) + 1, slow(i - 1, j - 1) + (a[i - 1] != b[j - 1]))
+        return min(reference(i - 1, j) + 1, reference(i, j - 1) + 1, reference(i - 1, j - 1) + (a[i - 1] != b[j - 1]))
 
-    assert metrics.distance(a, b) == slow(len(a), len(b)) == metrics.distance(b, a)
+    assert metrics.distance(a, b) == reference(len(a), len(b)) == metrics.distance(b, a)
 
 
-def test_similarities_by_hand():
+def test_similarities_equal_calculations_by_hand():
     assert metrics.edit_similarity("kitten ", " sitting") == pytest.approx(1 - 3 / 7)
     assert metrics.edit_similarity(" ", "") == 1.0
     assert metrics.matching_prefix("self.name", "self.nope") == 6
@@ -41,10 +41,10 @@ def test_similarities_by_hand():
     assert metrics.first_line("a = 1 \n b") == "a = 1"
 
 
-def test_reference_judge_by_hand():
+def test_the_reference_judges_score_equals_a_calculation_by_hand():
     assert similarity("name)", "name)") == 1.0
     assert similarity("", "name)") == 0.0
-    # 4 of 5 characters lead, one edit of 5.
+    # Common prefix of 4 of 5 characters, 1 edit of 5.
     assert similarity("name]", "name)") == pytest.approx(0.5 * 4 / 5 + 0.5 * 4 / 5)
     # A wrong start halves the score.
     assert similarity("xame)", "name)") == pytest.approx(0.5 * 0 + 0.5 * 4 / 5)
@@ -57,7 +57,7 @@ def test_mean_has_the_standard_error_of_the_mean():
     assert math.isnan(mean([]).value) and math.isnan(mean([1.0]).error)
 
 
-def test_a_failed_judgement_is_no_score():
+def test_a_failed_judgement_counts_as_a_failure_and_not_as_a_score():
     def score(judged):
         return PositionScore("f", 0, "a", "a", True, 1.0, 1, judged)
 

@@ -31,7 +31,7 @@ def test_a_position_is_the_rest_of_a_line_of_its_file():
         assert text[end:].lstrip(" \t\r")[:1] in ("\n", "")
 
 
-def test_positions_are_everywhere_and_not_only_at_easy_places():
+def test_positions_include_words_line_starts_and_short_and_long_rests():
     sample = held_out_positions(800, 3)
     before = [position.prefix[-1:] for position in sample]
     assert sum(character.isalnum() for character in before) > 100  # after or inside a word
@@ -41,29 +41,29 @@ def test_positions_are_everywhere_and_not_only_at_easy_places():
     assert max(len(position.truth) for position in sample) > 50
 
 
-def test_developers_and_scores_never_share_a_file():
+def test_developers_and_scores_use_different_files():
     sources = positions.read_sources(heldout.held_out_files(), [heldout.site_packages()])
-    typed = {source.name for source in positions.developer_sources(sources)}
-    scored = {source.name for source in positions.scored_sources(sources)}
-    assert typed and scored and not typed & scored
-    assert typed | scored == {source.name for source in sources}
-    assert {position.file for position in held_out_positions(100, 1)} <= scored
+    typed_files = {source.name for source in positions.developer_sources(sources)}
+    scored_files = {source.name for source in positions.scored_sources(sources)}
+    assert typed_files and scored_files and not typed_files & scored_files
+    assert typed_files | scored_files == {source.name for source in sources}
+    assert {position.file for position in held_out_positions(100, 1)} <= scored_files
 
 
-def test_held_out_packages_are_held_out_whole():
+def test_every_held_out_file_is_in_a_held_out_package():
     packages = {heldout.site_packages() / package for package in heldout.HELD_OUT_PACKAGES}
     assert all(any(parent in packages for parent in file.parents) for file in heldout.held_out_files())
 
 
 @given(st.integers(0, 10_000), st.floats(0, 1))
-def test_a_position_and_its_text_make_up_the_file(seed, several):
+def test_prefix_text_and_suffix_of_a_position_form_the_file(seed, multiline_rate):
     source = Source("a.py", TEXT)
-    position = Code([source]).draw(random.Random(seed), several)
+    position = Code([source]).draw(random.Random(seed), multiline_rate)
     assert position.prefix + position.truth + position.suffix == TEXT
     assert position.truth.strip()
 
 
-def test_several_lines_are_removed_at_the_given_rate():
+def test_positions_of_several_lines_have_the_given_rate():
     code, rng = Code([Source("a.py", TEXT * 20)]), random.Random(1)
     share = sum("\n" in code.draw(rng, 0.3).truth for _ in range(2000)) / 2000
     assert share == pytest.approx(0.3, abs=0.04)

@@ -1,4 +1,4 @@
-"""Which suggestions developers accept: hand-made examples."""
+"""Suggestions that developers accept or reject, by hand-made examples."""
 
 import random
 from dataclasses import replace
@@ -47,18 +47,18 @@ TRUTH = "self.name = name"
         ({}, "other", TRUTH, False, "wrong"),
     ],
 )
-def test_opinions(changes, shown, truth, accepted, reason):
+def test_the_opinion_of_an_example(changes, shown, truth, accepted, reason):
     opinion = judge(replace(PLAIN, **changes), shown, truth)
     assert (opinion.accepted, opinion.reason) == (accepted, reason)
 
 
-def test_tastes_are_seeded_and_differ():
+def test_tastes_depend_on_seed_and_user():
     assert taste_of(1, 2) == taste_of(1, 2)
     assert len({taste_of(1, user) for user in range(50)}) == 50
     assert taste_of(1, 2) != taste_of(2, 2)
 
 
-def test_tastes_stay_within_the_documented_ranges():
+def test_tastes_are_within_the_documented_ranges():
     tastes = [draw_taste(random.Random(i)) for i in range(500)]
     assert all(0.6 <= t.strictness <= 1 and 1 <= t.least <= 8 and 0.7 <= t.patience <= 0.95 for t in tastes)
     assert all(0.01 <= t.noise <= 0.04 for t in tastes)

@@ -1,4 +1,4 @@
-"""Prefect's own server for the flows' tests, and a small world in memory for their steps."""
+"""Prefect's own server for the tests of the flows, and a store and a registry in memory for their steps."""
 
 import time
 from collections.abc import Iterator
@@ -30,30 +30,30 @@ def prefect() -> Iterator[None]:
 
 @dataclass
 class World:
-    """Store and registry in memory; training, held-out scores and MLflow's runs are played."""
+    """Store and registry in memory; stand-ins replace training, held-out scores and MLflow's runs."""
 
     store: MemoryStore = field(default_factory=MemoryStore)
     registry: MemoryRegistry = field(default_factory=lambda: MemoryRegistry(v1={}))
     trained_on: list[str] = field(default_factory=list)
-    """Checksums of the samples that each training was given."""
+    """Checksum of the samples of each training."""
     trained_from: list[str] = field(default_factory=list)
-    """Names of the folders that each training began with."""
+    """Name of the folder of each training's parent checkpoint."""
     training: BaseException | None = None
-    """What training raises."""
-    refused: str = ""
-    """Why the trainer refuses every update."""
-    judged: float = 6.0
+    """Exception that training raises."""
+    refusal: str = ""
+    """Reason for which the trainer refuses every update; empty: it refuses none."""
+    judge_score: float = 6.0
     """The judge's score of candidates; the champion's is 6."""
     logged: list[tuple[str, bool, str]] = field(default_factory=list)
     """MLflow's runs that have ended: cycle, whether it has a candidate, reason."""
 
-    def ship(self, segment: str, served: list[Completion], told: list[Feedback]) -> None:
-        """Put events of the hour of NOW into the store."""
-        self.store.put_rows(f"events/completions/date=2027-01-15/hour=08/{segment}.parquet", served)
-        self.store.put_rows(f"events/feedback/date=2027-01-15/hour=08/{segment}.parquet", told)
+    def ship(self, segment: str, completions: list[Completion], events: list[Feedback]) -> None:
+        """Put completions and feedback into the store, in the hour of NOW."""
+        self.store.put_rows(f"events/completions/date=2027-01-15/hour=08/{segment}.parquet", completions)
+        self.store.put_rows(f"events/feedback/date=2027-01-15/hour=08/{segment}.parquet", events)
 
     def reject(self, reason: str, promising: bool = False) -> None:
-        """End the experiment that runs."""
+        """End the running experiment with a rejection."""
         running = self.registry.client.aliases().experiment
         assert running
         verdict = Verdict(verdict="reject", reason=reason, promising=promising)
@@ -62,10 +62,10 @@ class World:
 
 @pytest.fixture
 def world(prefect: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> World:
-    made = World()
-    made.registry.aliases["champion"] = "1"
-    monkeypatch.setattr(clients, "store_of", lambda settings: made.store)
-    monkeypatch.setattr(clients, "registry_of", lambda settings: made.registry.client)
+    world = World()
+    world.registry.aliases["champion"] = "1"
+    monkeypatch.setattr(clients, "store_of", lambda settings: world.store)
+    monkeypatch.setattr(clients, "registry_of", lambda settings: world.registry.client)
     monkeypatch.setattr(time, "time", lambda: NOW + 100)
     settings = Settings(
         collect=Collect(settle_seconds=10, min_samples=4, max_user_share=1),
@@ -74,45 +74,45 @@ def world(prefect: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Wor
     )
     monkeypatch.setattr("infra.settings.load", lambda: settings)
 
-    def trainer(store, manifest, parent, wanted, folder, say, aids):
-        made.trained_on.append(manifest.samples.sha256)
-        made.trained_from.append(parent.name)
-        if made.training:
-            raise made.training
-        if made.refused:
-            return run.UpdateRefused(made.refused)
-        folder.mkdir(parents=True, exist_ok=True)
-        checkpoint = folder / "checkpoint"
+    def trainer(store, manifest, parent, train_settings, output, inputs):
+        world.trained_on.append(manifest.samples.sha256)
+        world.trained_from.append(parent.name)
+        if world.training:
+            raise world.training
+        if world.refusal:
+            return run.UpdateRefused(world.refusal)
+        output.folder.mkdir(parents=True, exist_ok=True)
+        checkpoint = output.folder / "checkpoint"
         checkpoint.mkdir(exist_ok=True)
-        (checkpoint / "model.safetensors").write_text(f"weights {len(made.trained_on)}")
+        (checkpoint / "model.safetensors").write_text(f"weights {len(world.trained_on)}")
         return run.Candidate(checkpoint, metrics(), 1.0)
 
     monkeypatch.setattr(run, "train", trainer)
 
-    def served(settings, version):
+    def checkpoint_of(settings, version):
         folder = tmp_path / f"version-{version}"
         folder.mkdir(exist_ok=True)
         (folder / "model.safetensors").write_text(f"version {version}")
         return folder
 
-    monkeypatch.setattr(clients, "checkpoint_of", served)
-    monkeypatch.setattr(evaluate, "score", lambda settings, path: scores(made.judged if path.name == "checkpoint" else 6.0))
+    monkeypatch.setattr(clients, "checkpoint_of", checkpoint_of)
+    monkeypatch.setattr(evaluate, "score", lambda settings, path: scores(world.judge_score if path.name == "checkpoint" else 6.0))
     monkeypatch.setattr(suite, "validate", lambda samples, *_: suite.Validation(len(samples), 0, {}, ()))
 
     def log_run(settings, store, manifest, dataset, trained, evaluation):
-        made.logged.append((manifest.cycle, evaluation.passed, evaluation.reason))
+        world.logged.append((manifest.cycle, evaluation.passed, evaluation.reason))
         return "run"
 
     monkeypatch.setattr(register, "log_run", log_run)
     monkeypatch.setattr(tracking, "log_steps_live", lambda settings, cycle, say, warn: nullcontext(say))
-    monkeypatch.setattr(tracking, "give_up", lambda settings, cycle, reason: made.logged.append((cycle, False, reason)))
-    return made
+    monkeypatch.setattr(tracking, "give_up", lambda settings, cycle, reason: world.logged.append((cycle, False, reason)))
+    return world
 
 
 @pytest.fixture
 def labelled(world: World) -> World:
-    """Six requests, all judged."""
-    served = [completion(str(i), prefix=f"{i} = ") for i in range(6)]
-    told = [feedback(str(i), prefix=f"{i} = ", outcome="accepted" if i % 2 else "rejected") for i in range(6)]
-    world.ship("a", served, told)
+    """Six requests, all with feedback."""
+    completions = [completion(str(i), prefix=f"{i} = ") for i in range(6)]
+    events = [feedback(str(i), prefix=f"{i} = ", outcome="accepted" if i % 2 else "rejected") for i in range(6)]
+    world.ship("a", completions, events)
     return world

@@ -1,4 +1,4 @@
-"""What the tests load into a Dask worker: it tells what it joins, and may be made to stand still."""
+"""Code that the tests preload into a Dask worker: it records the partitions that it joins, and can be made to hang."""
 
 import os
 import time
@@ -11,26 +11,26 @@ from tasks.labels import partitions
 from tasks.labels.partitions import JoinedPartition, Partition
 
 FOLDER = "DASK_WORKER_FOLDER"
-"""Variable with the directory that workers and tests share."""
-AFTER = 1
-"""Partitions that a worker still joins once it is to stand still, so that it has a finished one to take along."""
+"""Environment variable with the directory that workers and tests share."""
+BEFORE_HANG = 1
+"""Partitions that a worker finishes after the order to hang, so that finished results are lost with it."""
 
 
 def dask_setup(worker: Worker) -> None:
-    """Write down each partition as it begins; the process that the file `still` names ends one more, and no other."""
+    """Record each partition at its start. The process named in the file `hang` finishes BEFORE_HANG more, then hangs."""
     folder, process, join = Path(os.environ[FOLDER]), str(os.getpid()), partitions.join_partition
-    ended = 0
+    finished = 0
 
-    def sift(store: ObjectStore, partition: Partition) -> JoinedPartition:
-        nonlocal ended
-        still = folder / "still"
-        named = still.exists() and still.read_text() == process
-        stands = named and ended >= AFTER
+    def join_recorded(store: ObjectStore, partition: Partition) -> JoinedPartition:
+        nonlocal finished
+        order = folder / "hang"
+        ordered = order.exists() and order.read_text() == process
+        hangs = ordered and finished >= BEFORE_HANG
         with (folder / "joined").open("a") as file:
-            file.write(f"{process} {partition.begin} {stands}\n")
-        if stands:
+            file.write(f"{process} {partition.begin} {hangs}\n")
+        if hangs:
             time.sleep(3600)
-        ended += named
+        finished += ordered
         return join(store, partition)
 
-    partitions.join_partition = sift
+    partitions.join_partition = join_recorded

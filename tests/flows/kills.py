@@ -1,9 +1,9 @@
-"""A cycle in a process of its own that may be killed at any moment: python -m tests.flows.kills
+"""Run cycles in processes that a test can kill at any moment: python -m tests.flows.kills
 
-Everything is imported once. For each line of the input, pickled settings in hex, a process is forked that runs the flow `cycle`
-to its end: the steps themselves, without Prefect's engine around them. Its id is printed when it starts, its status at its end.
-Real are the object store and its client, the order of the steps and all that they write; expectations, training, scores and
-MLflow's runs are played, the same for the same samples.
+The process imports everything once. For each line of its input, pickled settings in hex, it forks a child that runs the steps of
+the flow `cycle` without Prefect's engine. It prints the child's process id at the start and its exit status at the end. The
+object store, its client, the order of the steps and all that they write are real. Stand-ins replace expectations, training,
+scores and MLflow's runs; they return the same for the same samples.
 """
 
 import hashlib
@@ -32,25 +32,28 @@ from tasks.versions import evaluate, register, tracking
 from tests.tasks.made import metrics
 from tests.tasks.versions.test_evaluate import scores
 
-PIECES, PIECE = 16, 1 << 17
-"""A checkpoint of 2 MB, so that a kill may well hit its upload."""
+CHUNKS, CHUNK_BYTES = 16, 1 << 17
+"""A checkpoint has 2 MB, so that some kills hit its upload."""
 
 
-def trained(store: ObjectStore, manifest: Manifest, parent: Path, wanted: object, folder: Path, *_: object) -> training.Candidate:
-    """Weights that its samples decide, written a piece at a time."""
-    checkpoint = folder / "checkpoint"
+def train(
+    store: ObjectStore, manifest: Manifest, parent: Path, wanted: object, output: training.TrainerOutput, *_: object
+) -> training.Candidate:
+    """Write weights that depend on the samples alone, a chunk at a time."""
+    checkpoint = output.folder / "checkpoint"
     checkpoint.mkdir(parents=True, exist_ok=True)
     seed = hashlib.sha256(store.get(manifest.samples.key)).digest()
     with (checkpoint / "model.safetensors").open("wb") as file:
-        for number in range(PIECES):
-            file.write(hashlib.sha256(seed + bytes([number])).digest() * (PIECE // 32))
+        for number in range(CHUNKS):
+            file.write(hashlib.sha256(seed + bytes([number])).digest() * (CHUNK_BYTES // 32))
             file.flush()
             time.sleep(0.005)
     (checkpoint / "config.json").write_text("{}")
     return training.Candidate(checkpoint, metrics(), 1.0)
 
 
-def champion(settings: Settings, version: str) -> Path:
+def checkpoint_of(settings: Settings, version: str) -> Path:
+    """Return the folder of a version's checkpoint."""
     folder = settings.train.folder / f"version-{version}"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.safetensors").write_text(version)
@@ -58,18 +61,18 @@ def champion(settings: Settings, version: str) -> Path:
 
 
 def run(settings: Settings) -> None:
-    """One run of the flow."""
+    """Run the flow once, with the stand-ins."""
     for name, value in list(vars(steps).items()):
         if isinstance(value, Task):
             setattr(steps, name, value.fn)
-    played: list[tuple[Any, str, Any]] = [
+    stand_ins: list[tuple[Any, str, Any]] = [
         (steps, "get_run_logger", logging.getLogger),
         (steps, "create_table_artifact", lambda *_, **__: None),
         (step, "get_run_logger", logging.getLogger),
         (step, "create_markdown_artifact", lambda *_, **__: None),
         (steps, "join_all", lambda given, window: [partitions.join_partition(clients.store_of(given), part) for part in window]),
-        (clients, "checkpoint_of", champion),
-        (training, "train", trained),
+        (clients, "checkpoint_of", checkpoint_of),
+        (training, "train", train),
         (evaluate, "score", lambda *_: scores(6.0)),
         (suite, "validate", lambda samples, *_: suite.Validation(samples.height, 0, {}, ())),
         (suite, "docs", lambda results: {"samples": "<html></html>"}),
@@ -77,8 +80,8 @@ def run(settings: Settings) -> None:
         (register, "log_run", lambda *_: "run"),
         (infra.settings, "load", lambda: settings),
     ]
-    for module, name, player in played:
-        setattr(module, name, player)
+    for module, name, stand_in in stand_ins:
+        setattr(module, name, stand_in)
     cycle.fn()
 
 

@@ -1,4 +1,4 @@
-"""The cycle as Prefect runs it: its order, its early ends, and how it goes on after a kill."""
+"""The cycle as Prefect runs it: its steps, its early ends, and its completion after a kill."""
 
 import time
 
@@ -8,7 +8,7 @@ from flows.cycle import cycle
 from infra import settings as settings_
 from infra.records import CycleOutcome, ExperimentRecord, Manifest, Quarantined, Sample
 from infra.store import sha256
-from tasks.steps.sealing import MAX_ATTEMPTS
+from tasks.steps.sealing import MAX_RESUMES
 from tasks.validation import drift, suite
 from tests.flows.conftest import World
 from tests.tasks.made import NOW, Killed, completion, feedback
@@ -20,23 +20,23 @@ def outcome(world: World, name: str = "cycle-000001") -> CycleOutcome:
     return CycleOutcome.model_validate(world.store.get_json(f"cycles/{name}/outcome.json"))
 
 
-def go_on(world: World, monkeypatch: pytest.MonkeyPatch, promising: bool, outcome: str) -> None:
-    """The challenger is rejected, and three requests are judged before the next cycle."""
+def prepare_next_cycle(world: World, monkeypatch: pytest.MonkeyPatch, promising: bool, outcome: str) -> None:
+    """Reject the challenger, and ship three requests with feedback before the next cycle."""
     world.reject("no win", promising)
-    later = [completion(f"later {i}", prefix=f"later {i}", time=NOW + 150 + i) for i in range(3)]
-    told = [feedback(f"later {i}", prefix=f"later {i}", time=NOW + 151 + i, outcome=outcome) for i in range(3)]
-    world.ship("b", later, told)
+    completions = [completion(f"later {i}", prefix=f"later {i}", time=NOW + 150 + i) for i in range(3)]
+    events = [feedback(f"later {i}", prefix=f"later {i}", time=NOW + 151 + i, outcome=outcome) for i in range(3)]
+    world.ship("b", completions, events)
     monkeypatch.setattr(time, "time", lambda: NOW + 300)
 
 
-def test_labels_become_a_challenger(labelled: World) -> None:
-    ended = cycle()
-    assert ended == outcome(labelled)
-    assert (ended.result, ended.version) == ("registered", "2")
-    found = labelled.registry.client.aliases()
-    assert (found.champion, found.challenger) == ("1", "2")
-    assert found.experiment
-    assert found.experiment.id == ended.experiment
+def test_a_cycle_trains_and_registers_a_challenger(labelled: World) -> None:
+    result = cycle()
+    assert result == outcome(labelled)
+    assert (result.result, result.version) == ("registered", "2")
+    aliases = labelled.registry.client.aliases()
+    assert (aliases.champion, aliases.challenger) == ("1", "2")
+    assert aliases.experiment
+    assert aliases.experiment.id == result.experiment
     assert labelled.registry.versions["2"]["parent"] == "1"
     assert labelled.store.exists("checkpoints/cycle-000001/checksums.json")
     manifest = labelled.store.get_json("cycles/cycle-000001/manifest.json")
@@ -48,29 +48,29 @@ def test_labels_become_a_challenger(labelled: World) -> None:
     assert sum(s.advantage for s in labelled.store.get_rows(manifest["samples"]["key"], Sample)) == pytest.approx(0)
 
 
-def test_a_candidate_that_regresses_is_refused(labelled: World) -> None:
-    labelled.judged = 3.0
-    ended = cycle()
-    assert ended.result == "refused"
-    assert labelled.logged == [("cycle-000001", False, ended.reason)]
+def test_a_candidate_with_a_lower_score_is_refused(labelled: World) -> None:
+    labelled.judge_score = 3.0
+    result = cycle()
+    assert result.result == "refused"
+    assert labelled.logged == [("cycle-000001", False, result.reason)]
     assert labelled.registry.aliases == {"champion": "1"}
     assert "1" in labelled.registry.versions
     assert len(labelled.registry.versions) == 1
 
 
-def test_an_update_that_is_refused_ends_the_cycle_and_its_run_with_the_reason(labelled: World) -> None:
-    labelled.refused = "all advantages are 0"
-    ended = cycle()
-    assert (ended.result, ended.reason) == ("refused", "the update was refused: all advantages are 0")
-    assert labelled.logged == [("cycle-000001", False, ended.reason)]
+def test_a_refused_update_ends_the_cycle_and_its_run_with_the_reason(labelled: World) -> None:
+    labelled.refusal = "all advantages are 0"
+    result = cycle()
+    assert (result.result, result.reason) == ("refused", "the update was refused: all advantages are 0")
+    assert labelled.logged == [("cycle-000001", False, result.reason)]
 
 
 @pytest.mark.parametrize(("promising", "parent", "samples"), [(True, "2", 3), (False, "1", 9)])
-def test_training_goes_on_from_a_promising_candidate_with_the_labels_it_has_not_seen(
+def test_training_continues_from_a_promising_candidate_with_the_labels_that_it_has_not_seen(
     labelled: World, monkeypatch: pytest.MonkeyPatch, promising: bool, parent: str, samples: int
 ) -> None:
     cycle()
-    go_on(labelled, monkeypatch, promising, "accepted")
+    prepare_next_cycle(labelled, monkeypatch, promising, "accepted")
     settings = settings_.load()
     monkeypatch.setattr(
         "infra.settings.load",
@@ -81,31 +81,31 @@ def test_training_goes_on_from_a_promising_candidate_with_the_labels_it_has_not_
     assert labelled.registry.versions["3"]["parent"] == parent
     manifest = Manifest.model_validate(labelled.store.get_json("cycles/cycle-000002/manifest.json"))
     assert (manifest.champion, manifest.parent, manifest.samples.rows) == ("1", parent, samples)
-    opened = labelled.registry.client.aliases().experiment
-    assert opened
-    assert (opened.champion, opened.challenger) == ("1", "3"), "whatever it was trained from, it has to beat the champion"
+    experiment = labelled.registry.client.aliases().experiment
+    assert experiment
+    assert (experiment.champion, experiment.challenger) == ("1", "3"), "every candidate is compared with the champion"
 
 
-def test_a_running_baseline_goes_from_cycle_to_cycle(labelled: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = settings_.load()
-    running = plain.reward.model_copy(update={"baseline": "running", "normalise": False})
-    settings = plain.model_copy(update={"reward": running, "collect": plain.collect.model_copy(update={"min_samples": 3})})
+def test_the_running_baseline_is_the_mean_of_earlier_cycles(labelled: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    default = settings_.load()
+    running = default.reward.model_copy(update={"baseline": "running", "normalise": False})
+    settings = default.model_copy(update={"reward": running, "collect": default.collect.model_copy(update={"min_samples": 3})})
     monkeypatch.setattr("infra.settings.load", lambda: settings)
     cycle()
-    go_on(labelled, monkeypatch, True, "rejected")
+    prepare_next_cycle(labelled, monkeypatch, True, "rejected")
     cycle()
     manifest = Manifest.model_validate(labelled.store.get_json("cycles/cycle-000002/manifest.json"))
-    found = labelled.store.get_rows(manifest.samples.key, Sample)
-    # Three accepts at 0.75 and three rejections at -0.25 before.
-    assert [s.advantage for s in found] == pytest.approx([-0.25 - 0.25] * 3)
+    samples = labelled.store.get_rows(manifest.samples.key, Sample)
+    # The first cycle has three accepts at 0.75 and three rejections at -0.25.
+    assert [s.advantage for s in samples] == pytest.approx([-0.25 - 0.25] * 3)
     assert sum(r.reward for r in drift.returns(labelled.store, settings)) == pytest.approx(1.5 - 0.75)
-    other = settings.model_copy(update={"reward": plain.reward})
-    assert drift.returns(labelled.store, other) == [], "other rewards are no baseline of these"
+    other = settings.model_copy(update={"reward": default.reward})
+    assert drift.returns(labelled.store, other) == [], "a baseline needs the same reward settings"
 
 
-def test_a_batch_that_is_refused_leaves_its_rows_and_begins_nothing(labelled: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = suite.Validation(6, 2, {"1": "logprobs_are_finite"}, ("clocks_agree: clock_skew_seconds is 99",))
-    monkeypatch.setattr(suite, "validate", lambda *_: broken)
+def test_a_refused_batch_writes_its_quarantined_rows_and_does_not_train(labelled: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = suite.Validation(6, 2, {"1": "logprobs_are_finite"}, ("clocks_agree: clock_skew_seconds is 99",))
+    monkeypatch.setattr(suite, "validate", lambda *_: failed)
     with pytest.raises(suite.BatchRefused, match=r"clock_skew_seconds is 99.*s3://tabloop/cycles/cycle-000001/quarantined-"):
         cycle()
     (key,) = labelled.store.keys("cycles/")
@@ -113,13 +113,13 @@ def test_a_batch_that_is_refused_leaves_its_rows_and_begins_nothing(labelled: Wo
     assert not labelled.trained_on
 
 
-def test_too_few_samples_begin_nothing(world: World) -> None:
+def test_with_too_few_samples_no_cycle_starts(world: World) -> None:
     state = cycle(return_state=True)
     assert state.name == "TooFewSamples"
     assert not world.store.objects
 
 
-def test_no_cycle_while_an_experiment_runs(labelled: World) -> None:
+def test_no_cycle_starts_during_an_experiment(labelled: World) -> None:
     running = ExperimentRecord(id="e", champion="1", challenger="1", share=0.5, started=NOW)
     labelled.registry.client.set_experiment(running)
     assert cycle(return_state=True).name == "ExperimentRunning"
@@ -132,28 +132,28 @@ def test_a_killed_cycle_is_completed_with_the_same_samples(labelled: World) -> N
         cycle()
     labelled.training = None
     labelled.store.objects.pop("events/feedback/date=2027-01-15/hour=08/a.parquet")
-    ended = cycle()
-    assert (ended.cycle, ended.result) == ("cycle-000001", "registered")
+    result = cycle()
+    assert (result.cycle, result.result) == ("cycle-000001", "registered")
     assert len(labelled.trained_on) == 2
     assert len(set(labelled.trained_on)) == 1
 
 
 @pytest.mark.parametrize("writes", range(4))
-def test_killed_between_the_writes_of_its_end_there_is_one_version_and_one_experiment(labelled: World, writes: int) -> None:
+def test_a_cycle_killed_between_its_last_writes_registers_one_version_and_one_experiment(labelled: World, writes: int) -> None:
     labelled.registry.writes_left = writes
     try:
         cycle()
     except Killed:
         labelled.registry.writes_left = 99
         cycle()
-    found = labelled.registry.client.aliases()
+    aliases = labelled.registry.client.aliases()
     assert list(labelled.registry.versions) == ["1", "2"]
-    assert found.challenger == "2"
-    assert found.experiment
-    assert outcome(labelled).experiment == found.experiment.id
+    assert aliases.challenger == "2"
+    assert aliases.experiment
+    assert outcome(labelled).experiment == aliases.experiment.id
 
 
-def test_a_killed_cycle_whose_champion_was_replaced_is_abandoned(labelled: World) -> None:
+def test_a_killed_cycle_is_abandoned_if_the_champion_changed(labelled: World) -> None:
     labelled.training = Killed()
     with pytest.raises(Killed):
         cycle()
@@ -162,12 +162,13 @@ def test_a_killed_cycle_whose_champion_was_replaced_is_abandoned(labelled: World
     assert cycle().result == "abandoned"
 
 
-def test_a_cycle_that_fails_again_and_again_is_given_up(labelled: World) -> None:
+def test_a_cycle_that_fails_in_every_resumed_run_is_abandoned(labelled: World) -> None:
     labelled.training = ValueError("broken")
-    for _ in range(MAX_ATTEMPTS + 1):
+    for _ in range(1 + MAX_RESUMES):
         with pytest.raises(ValueError, match="broken"):
             cycle()
     assert cycle().result == "abandoned"
-    assert labelled.logged == [("cycle-000001", False, f"abandoned: failed {MAX_ATTEMPTS} times")]
+    reason = f"abandoned: failed, then failed in each of {MAX_RESUMES} runs that resumed it"
+    assert labelled.logged == [("cycle-000001", False, reason)]
     labelled.training = None
-    assert cycle().cycle == "cycle-000002", "its labels come back"
+    assert cycle().cycle == "cycle-000002", "its labels are in the next window"

@@ -1,6 +1,6 @@
-"""A window joined by the workers of a Dask scheduler, as a setting asks for: as by threads, whoever dies meanwhile.
+"""The workers of a Dask scheduler join a window with the same result as threads, also if a worker is killed.
 
-The scheduler and two workers are processes of their own; the cycle is loaded as Prefect's worker loads it.
+The scheduler and two workers are separate processes; the cycle is loaded as Prefect's worker loads it.
 """
 
 import os
@@ -27,7 +27,7 @@ from tasks.labels import samples
 from tasks.labels.collect import Collected
 from tasks.steps.runner import NoScheduler, runner
 from tests.flows import dask_worker
-from tests.flows.test_kills import served
+from tests.flows.test_kills import serve_registry
 from tests.stack import free_ports, running
 from tests.tasks.made import MemoryRegistry, completion, feedback
 
@@ -37,81 +37,81 @@ HOURS, REQUESTS = 8, 12
 START_SECONDS = 120
 
 
-class Joined(NamedTuple):
-    """A partition that a worker began."""
+class StartedPartition(NamedTuple):
+    """A partition that a worker started to join."""
 
     worker: int
     begin: float
-    stood_still: bool
+    hung: bool
 
 
 @dataclass
 class Cluster:
-    """A scheduler, two workers, and the directory that these write to."""
+    """A scheduler, two workers, and the directory in which the workers record their partitions."""
 
     address: str
     folder: Path
     workers: list[subprocess.Popen[bytes]]
 
-    def joined(self) -> list[Joined]:
-        """What was begun in this test."""
+    def started_partitions(self) -> list[StartedPartition]:
+        """Return the partitions that workers started in this test."""
         file = self.folder / "joined"
-        told = [line.split() for line in file.read_text().splitlines()] if file.exists() else []
-        return [Joined(int(worker), float(begin), still == "True") for worker, begin, still in told]
+        rows = [line.split() for line in file.read_text().splitlines()] if file.exists() else []
+        return [StartedPartition(int(worker), float(begin), hung == "True") for worker, begin, hung in rows]
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Events of some hours in the local S3 server, and a cluster whose workers find it by settings of their own."""
+    """A cluster whose workers have settings of their own, and events of several hours in the local S3 server."""
     folder = tmp_path_factory.mktemp("dask")
-    begun: list[subprocess.Popen[bytes]] = []
+    processes: list[subprocess.Popen[bytes]] = []
     environment = {dask_worker.FOLDER: str(folder)}
     with running(folder, "s3") as stack, (folder / "log").open("wb") as log:
 
-        def begin(*command: str) -> None:
-            begun.append(
+        def start(*command: str) -> None:
+            processes.append(
                 subprocess.Popen(
                     [sys.executable, "-m", "dask", *command], cwd=ROOT, env=os.environ | environment, stdout=log, stderr=log
                 )
             )
 
-        (port,) = free_ports(1)  # once the stack has taken its own
+        (port,) = free_ports(1)  # after the stack has taken its ports
         address = f"tcp://127.0.0.1:{port}"
         try:
-            begin("scheduler", "--host", "127.0.0.1", "--port", str(port), "--dashboard-address", "127.0.0.1:0")
+            start("scheduler", "--host", "127.0.0.1", "--port", str(port), "--dashboard-address", "127.0.0.1:0")
             for _ in range(2):
-                alone = ("--nthreads", "1", "--no-nanny", "--no-dashboard", "--preload", dask_worker.__name__)
-                begin("worker", address, *alone, "--local-directory", str(folder))
+                options = ("--nthreads", "1", "--no-nanny", "--no-dashboard", "--preload", dask_worker.__name__)
+                start("worker", address, *options, "--local-directory", str(folder))
             ship(stack.settings)
             with Client(address, timeout=START_SECONDS, set_as_default=False) as client:
                 client.wait_for_workers(2, timeout=START_SECONDS)
-            yield Cluster(address, folder, begun[1:])
+            yield Cluster(address, folder, processes[1:])
         finally:
-            for process in begun:
+            for process in processes:
                 process.kill()
-            for process in begun:
+            for process in processes:
                 process.wait()
 
 
 def ship(settings: Settings) -> None:
-    """Requests with their feedback, some of which comes in the hour after."""
+    """Ship requests with their feedback; some feedback arrives an hour later."""
     store, now = ObjectStore.connect(settings.store), time.time()
     store.ensure_bucket()
     for hour in range(2, HOURS + 2):
         at = (now // 3600 - hour) * 3600 + 60
-        served = [completion(f"{hour}-{i}", time=at + i, prefix=f"{hour} {i} = ", user=f"u{i % 7}") for i in range(REQUESTS)]
-        told = [feedback(c.id, time=c.time + 1, prefix=c.prefix, user=c.user, completion_id=c.id) for c in served]
-        late = [f.model_copy(update={"id": f"late {f.id}", "time": f.time + 3600, "outcome": "rejected"}) for f in told[::3]]
+        completions = [completion(f"{hour}-{i}", time=at + i, prefix=f"{hour} {i} = ", user=f"u{i % 7}") for i in range(REQUESTS)]
+        events = [feedback(c.id, time=c.time + 1, prefix=c.prefix, user=c.user, completion_id=c.id) for c in completions]
+        late = [f.model_copy(update={"id": f"late {f.id}", "time": f.time + 3600, "outcome": "rejected"}) for f in events[::3]]
         folder = time.strftime("date=%Y-%m-%d/hour=%H", time.gmtime(at))
-        store.put_rows(f"events/completions/{folder}/c.parquet", served)
-        store.put_rows(f"events/feedback/{folder}/f.parquet", told + late)
+        store.put_rows(f"events/completions/{folder}/c.parquet", completions)
+        store.put_rows(f"events/feedback/{folder}/f.parquet", events + late)
 
 
-def test_where_no_scheduler_answers_the_setting_is_named() -> None:
+def test_without_a_scheduler_the_error_names_the_setting() -> None:
     (port,) = free_ports(1)
-    said = rf"orchestration\.dask_scheduler is 'tcp://127\.0\.0\.1:{port}', where no Dask scheduler answers"
-    soon = dask.config.set({"distributed.comm.timeouts.connect": "1s"})
-    with soon, pytest.raises(NoScheduler, match=said), runner(f"tcp://127.0.0.1:{port}"):
+    message = rf"orchestration\.dask_scheduler is 'tcp://127\.0\.0\.1:{port}', where no Dask scheduler answers"
+    short_timeout = dask.config.set({"distributed.comm.timeouts.connect": "1s"})
+    with short_timeout, pytest.raises(NoScheduler, match=message), runner(f"tcp://127.0.0.1:{port}"):
         pass
 
 
@@ -120,16 +120,16 @@ Cycle = Callable[[str], Collected]
 
 @pytest.fixture
 def cycle(cluster: Cluster, prefect: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cycle]:
-    """Runs the cycle as deployed, up to what it collects; its argument is the setting."""
-    registry, found = MemoryRegistry(v1={}), []
+    """Runs the deployed cycle up to the step `collect` and returns its result; the argument is orchestration.dask_scheduler."""
+    registry, results = MemoryRegistry(v1={}), []
     registry.aliases["champion"] = "1"
     collect = collecting.collect
 
-    def noted(*given: Any) -> Collected:
-        found.append(collect(*given))
-        return found[-1]
+    def recorded_collect(*arguments: Any) -> Collected:
+        results.append(collect(*arguments))
+        return results[-1]
 
-    monkeypatch.setattr(collecting, "collect", noted)
+    monkeypatch.setattr(collecting, "collect", recorded_collect)
     monkeypatch.setattr(collecting, "plan_window", partial(collecting.plan_window, least=0))
     monkeypatch.setenv("TABLOOP_COLLECT__MIN_SAMPLES", str(10**6))
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -140,67 +140,65 @@ def cycle(cluster: Cluster, prefect: None, monkeypatch: pytest.MonkeyPatch) -> I
     def run(scheduler: str) -> Collected:
         monkeypatch.setenv("TABLOOP_ORCHESTRATION__DASK_SCHEDULER", scheduler)
         assert flow(return_state=True).name == "TooFewSamples"
-        return found.pop()
+        return results.pop()
 
-    with served(registry) as address:
+    with serve_registry(registry) as address:
         monkeypatch.setenv("TABLOOP_REGISTRY__URI", address)
         yield run
 
 
-def told(collected: Collected) -> tuple[Any, ...]:
-    """All that a cycle takes on of its window, the bytes of its samples too."""
+def window_result(collected: Collected) -> tuple[Any, ...]:
+    """Return the classified requests, buckets and orphans of a window, and the bytes of its samples."""
     store = ObjectStore.connect(load().store)
-    accounts = collected.accounting
-    body = samples.parquet(samples.tables(store, collected.plan.partitions, accounts.samples))
-    return accounts.classified.to_dicts(), accounts.buckets, collected.orphans, body
+    accounting = collected.accounting
+    body = samples.parquet(samples.tables(store, collected.plan.partitions, accounting.samples))
+    return accounting.classified.to_dicts(), accounting.buckets, collected.orphans, body
 
 
-def test_both_workers_join_what_threads_join(cluster: Cluster, cycle: Cycle) -> None:
+def test_two_workers_join_the_same_as_threads(cluster: Cluster, cycle: Cycle) -> None:
     by_threads = cycle("")
-    assert not cluster.joined()
+    assert not cluster.started_partitions()
     assert by_threads.accounting.buckets["trained"] == HOURS * REQUESTS
     by_workers = cycle(cluster.address)
-    assert told(by_workers) == told(by_threads)
-    joined = cluster.joined()
-    assert {j.worker for j in joined} == {w.pid for w in cluster.workers}
-    assert sorted(j.begin for j in joined) == [p.begin for p in by_threads.plan.partitions]
-    assert len(joined) == HOURS
+    assert window_result(by_workers) == window_result(by_threads)
+    partitions = cluster.started_partitions()
+    assert {p.worker for p in partitions} == {w.pid for w in cluster.workers}
+    assert sorted(p.begin for p in partitions) == [p.begin for p in by_threads.plan.partitions]
+    assert len(partitions) == HOURS
 
 
-def test_killed_half_way_a_worker_loses_nothing_and_doubles_nothing_and_no_key_has_travelled(
-    cluster: Cluster, cycle: Cycle
-) -> None:
-    expected = told(cycle(""))
-    doomed, other = cluster.workers
-    (cluster.folder / "still").write_text(str(doomed.pid))
-    sent: list[bytes] = []
+def test_a_killed_worker_changes_no_result_and_the_scheduler_holds_no_key(cluster: Cluster, cycle: Cycle) -> None:
+    expected = window_result(cycle(""))
+    killed, survivor = cluster.workers
+    (cluster.folder / "hang").write_text(str(killed.pid))
+    scheduler_calls: list[bytes] = []
 
     def kill() -> None:
         deadline = time.monotonic() + START_SECONDS
-        while not any(j.stood_still for j in cluster.joined()) and time.monotonic() < deadline:
+        while not any(p.hung for p in cluster.started_partitions()) and time.monotonic() < deadline:
             time.sleep(0.05)
         with Client(cluster.address, set_as_default=False) as client:
-            sent.append(client.run_on_scheduler(everything_held))
-        doomed.kill()
+            scheduler_calls.append(client.run_on_scheduler(calls_of))
+        killed.kill()
 
     killer = threading.Thread(target=kill, daemon=True)
     killer.start()
-    found = cycle(cluster.address)
+    collected = cycle(cluster.address)
     killer.join()
-    assert doomed.wait() < 0
-    assert told(found) == expected
-    joined = cluster.joined()
-    lost = {j.begin for j in joined if j.worker == doomed.pid}
-    assert len(lost) == dask_worker.AFTER + 1
-    again = {j.begin for j in joined if j.worker == other.pid}
-    assert again | lost == {p.begin for p in found.plan.partitions}
-    assert {j.begin for j in joined if j.stood_still} <= again, "what it had not ended, the other one did"
-    store, held = load().store, sent[0]
+    assert killed.wait() < 0
+    assert window_result(collected) == expected
+    partitions = cluster.started_partitions()
+    of_killed = {p.begin for p in partitions if p.worker == killed.pid}
+    assert len(of_killed) == dask_worker.BEFORE_HANG + 1
+    of_survivor = {p.begin for p in partitions if p.worker == survivor.pid}
+    assert of_survivor | of_killed == {p.begin for p in collected.plan.partitions}
+    assert {p.begin for p in partitions if p.hung} <= of_survivor, "the survivor joins the unfinished partition"
+    store, calls = load().store, scheduler_calls[0]
     assert store.access_key and store.secret_key
-    assert b"join_seconds" in held, "partitions are sent"
-    assert all(key.get_secret_value().encode() not in held for key in (store.access_key, store.secret_key))
+    assert b"join_seconds" in calls, "the calls hold the partitions"
+    assert all(key.get_secret_value().encode() not in calls for key in (store.access_key, store.secret_key))
 
 
-def everything_held(dask_scheduler: Any) -> bytes:
-    """The calls that a scheduler knows, as it sends them to workers."""
+def calls_of(dask_scheduler: Any) -> bytes:
+    """Return all calls of a scheduler in the form in which it sends them to workers."""
     return b"".join(dumps(task.run_spec) for task in dask_scheduler.tasks.values())

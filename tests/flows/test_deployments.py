@@ -1,4 +1,4 @@
-"""prefect.yaml: every deployment is a flow of ours, in the pool that the settings name, one run at a time."""
+"""prefect.yaml: every deployment is a flow of flows/, in the work pool of the settings, one run at a time."""
 
 import importlib
 import inspect
@@ -15,7 +15,7 @@ DECLARED = yaml.safe_load((ROOT / "prefect.yaml").read_text())
 
 
 @pytest.mark.parametrize("deployment", DECLARED["deployments"], ids=lambda d: d["name"])
-def test_a_deployment(deployment) -> None:
+def test_a_deployment_has_its_flow_its_pool_its_limit_and_its_schedule(deployment) -> None:
     path, name = deployment["entrypoint"].split(":")
     flow = getattr(importlib.import_module(path.removesuffix(".py").replace("/", ".")), name)
     assert flow.name == deployment["name"]
@@ -27,7 +27,7 @@ def test_a_deployment(deployment) -> None:
 
 
 @pytest.mark.parametrize("name", REMOVING)
-def test_what_removes_data_does_so_only_where_somebody_has_turned_it_on(name: str) -> None:
+def test_schedules_that_remove_data_are_inactive_and_dry_runs_are_the_default(name: str) -> None:
     (deployment,) = (d for d in DECLARED["deployments"] if d["name"] == name)
     (schedule,) = deployment["schedules"]
     assert (schedule["active"], schedule["parameters"]) == (False, {"dry_run": False})
@@ -35,15 +35,15 @@ def test_what_removes_data_does_so_only_where_somebody_has_turned_it_on(name: st
     assert inspect.signature(flow.fn).parameters["dry_run"].default is True
 
 
-def test_it_names_no_machine() -> None:
+def test_the_file_names_no_directory_of_this_machine() -> None:
     assert str(Path.home()) not in (ROOT / "prefect.yaml").read_text()
     assert DECLARED["pull"] is None
 
 
 @pytest.mark.parametrize("name", ["promote", "rollback"])
 @pytest.mark.parametrize("version", [3, "3"])
-def test_a_version_is_a_number_or_text(name: str, version: int | str) -> None:
-    """`--param version=3` is a number to Prefect."""
+def test_a_version_may_be_a_number_or_text(name: str, version: int | str) -> None:
+    """Prefect reads `--param version=3` as a number."""
     flow = getattr(importlib.import_module(f"flows.{name}"), name)
     assert flow.validate_parameters({"version": version}) == {"version": version, "by": "operator", "reason": ""}
     schema = parameter_schema(flow.fn).model_dump_for_openapi()

@@ -1,6 +1,6 @@
-"""Kill -9 at random moments of a cycle, each resumed: the same candidate, every label once, nothing half-written to be seen.
+"""Kill cycles with SIGKILL at random moments and resume them: same candidate, every label used once, no incomplete object.
 
-KILLS=100 pytest tests/flows/test_kills.py says how often (default 4). After every kill all objects of the bucket are read.
+KILLS=100 pytest tests/flows/test_kills.py sets the number of kills (default 4). After every kill, the test reads all objects.
 """
 
 import os
@@ -38,17 +38,17 @@ CYCLE = "cycle-000001"
 
 
 @contextmanager
-def served(registry: MemoryRegistry) -> Iterator[str]:
-    """The registry in memory, for other processes."""
+def serve_registry(registry: MemoryRegistry) -> Iterator[str]:
+    """Serve the registry in memory to other processes; yield its address."""
 
     class Handler(BaseHTTPRequestHandler):
         def handle_request(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            answer = registry._answer(httpx.Request(self.command, f"http://registry{self.path}", content=body))
-            self.send_response(answer.status_code)
-            self.send_header("Content-Length", str(len(answer.content)))
+            response = registry._answer(httpx.Request(self.command, f"http://registry{self.path}", content=body))
+            self.send_response(response.status_code)
+            self.send_header("Content-Length", str(len(response.content)))
             self.end_headers()
-            self.wfile.write(answer.content)
+            self.wfile.write(response.content)
 
         do_GET = do_POST = do_DELETE = handle_request
 
@@ -64,8 +64,8 @@ def served(registry: MemoryRegistry) -> Iterator[str]:
         server.server_close()
 
 
-class Cycles:
-    """Runs of the cycle, each in a process that may be killed."""
+class CycleRunner:
+    """Runs cycles, each in a process of its own (kills.py)."""
 
     def __init__(self, log: Path) -> None:
         self.log = log
@@ -79,7 +79,7 @@ class Cycles:
         )
 
     def run(self, settings: Settings, killed_after: float | None = None) -> bool:
-        """Run a cycle; whether it ended before it was killed."""
+        """Run a cycle; return whether it ended before the kill."""
         assert self._process.stdin and self._process.stdout
         self._process.stdin.write(pickle.dumps(settings).hex() + "\n")
         self._process.stdin.flush()
@@ -92,42 +92,42 @@ class Cycles:
         assert status in (0, signal.SIGKILL), self.log.read_text()[-3000:]
         return status == 0
 
-    def end(self) -> None:
+    def close(self) -> None:
         assert self._process.stdin
         self._process.stdin.close()
         self._process.wait()
 
 
-def begin(settings: Settings, registry: MemoryRegistry, bucket: str, now: float) -> Settings:
-    """A bucket with the same events, and a registry with one version."""
+def prepare(settings: Settings, registry: MemoryRegistry, bucket: str, now: float) -> Settings:
+    """Fill a new bucket with the same events and reset the registry to one version; return the settings with the bucket."""
     registry.versions, registry.aliases, registry.tags = {"1": {}}, {"champion": "1"}, {}
-    found = settings.model_copy(update={"store": settings.store.model_copy(update={"bucket": bucket})})
-    store = ObjectStore.connect(found.store)
+    prepared = settings.model_copy(update={"store": settings.store.model_copy(update={"bucket": bucket})})
+    store = ObjectStore.connect(prepared.store)
     store.ensure_bucket()
     folder = time.strftime("date=%Y-%m-%d/hour=%H", time.gmtime(now))
     for number in range(OBJECTS):
         ids = [f"{number}-{i}" for i in range(REQUESTS // OBJECTS)]
-        made = [completion(i, time=now, prefix=f"{i} = ", user=f"u{n % 7}") for n, i in enumerate(ids)]
-        told = [feedback(c.id, time=now + 1, prefix=c.prefix, user=c.user) for c in made]
-        store.put_rows(f"events/completions/{folder}/{number}.parquet", made)
-        store.put_rows(f"events/feedback/{folder}/{number}.parquet", told)
-    return found
+        completions = [completion(i, time=now, prefix=f"{i} = ", user=f"u{n % 7}") for n, i in enumerate(ids)]
+        events = [feedback(c.id, time=now + 1, prefix=c.prefix, user=c.user) for c in completions]
+        store.put_rows(f"events/completions/{folder}/{number}.parquet", completions)
+        store.put_rows(f"events/feedback/{folder}/{number}.parquet", events)
+    return prepared
 
 
-def ended(settings: Settings, registry: MemoryRegistry) -> tuple[str, str]:
-    """What a cycle has made, every label of it used once; its samples' key and its checkpoint's checksum."""
+def verified_result(settings: Settings, registry: MemoryRegistry) -> tuple[str, str]:
+    """Verify that a cycle registered one version and used every label once; return its samples' key and checkpoint's checksum."""
     store = ObjectStore.connect(settings.store)
     outcome = CycleOutcome.model_validate(store.get_json(f"cycles/{CYCLE}/outcome.json"))
     assert (outcome.result, outcome.version, list(cycles.index(store))) == ("registered", "2", [CYCLE])
     assert [tags.get("cycle") for tags in registry.versions.values()] == [None, CYCLE]
-    opened = registry.client.aliases().experiment
-    assert opened and opened.id == outcome.experiment
+    experiment = registry.client.aliases().experiment
+    assert experiment and experiment.id == outcome.experiment
     manifest = cycles.manifest_of(store, CYCLE)
     assert manifest.buckets["trained"] == manifest.requests == REQUESTS
     used = Counter(s.completion_id for s in store.get_rows(manifest.samples.key, Sample))
     assert len(used) == REQUESTS and set(used.values()) == {1}
     registry.aliases, registry.tags = {"champion": "2"}, {}
-    assert collect(store, registry.client, settings, time.time()).accounting.requests == 0, "the candidate's labels are used up"
+    assert collect(store, registry.client, settings, time.time()).accounting.requests == 0, "no label of the candidate is left"
     return manifest.samples.key, store.directory_sha256(f"checkpoints/{CYCLE}")
 
 
@@ -140,7 +140,7 @@ def ended(settings: Settings, registry: MemoryRegistry) -> tuple[str, str]:
         ("cycles/c/samples-00.parquet", None),
     ],
 )
-def test_what_is_half_written_would_be_seen(key: str, body: bytes | None) -> None:
+def test_the_verification_detects_incomplete_objects(key: str, body: bytes | None) -> None:
     store = MemoryStore()
     store.put("checkpoints/c/config.json", b"{}")
     store.put_rows("events/completions/c.parquet", [completion("c")])
@@ -151,10 +151,10 @@ def test_what_is_half_written_would_be_seen(key: str, body: bytes | None) -> Non
 
 
 @pytest.mark.timeout(300 + 30 * KILLS)
-def test_killed_at_any_moment_it_ends_in_the_same_candidate(tmp_path: Path) -> None:
+def test_a_cycle_killed_at_any_moment_ends_with_the_same_candidate(tmp_path: Path) -> None:
     registry, draw, now = MemoryRegistry(v1={}), random.Random(0), time.time() - 60
     log = tmp_path / "log"
-    with served(registry) as address, running(tmp_path, "s3") as stack:
+    with serve_registry(registry) as address, running(tmp_path, "s3") as stack:
         settings = stack.settings.model_copy(
             update={
                 "registry": Registry(uri=address),
@@ -162,19 +162,19 @@ def test_killed_at_any_moment_it_ends_in_the_same_candidate(tmp_path: Path) -> N
                 "train": stack.settings.train.model_copy(update={"folder": tmp_path / "cycles"}),
             }
         )
-        runs = Cycles(log)
-        assert runs.run(begin(settings, registry, "warm", now))
-        calm, since = begin(settings, registry, "calm", now), time.monotonic()
-        assert runs.run(calm)
-        seconds = time.monotonic() - since
-        expected = ended(calm, registry)
+        runner = CycleRunner(log)
+        assert runner.run(prepare(settings, registry, "warm", now))
+        undisturbed, started_at = prepare(settings, registry, "undisturbed", now), time.monotonic()
+        assert runner.run(undisturbed)
+        seconds = time.monotonic() - started_at
+        expected = verified_result(undisturbed, registry)
         kills, resumed = 0, 0
         while kills < KILLS:
-            world = begin(settings, registry, f"kill-{resumed}", now)
-            while not runs.run(world, draw.uniform(0, seconds) if kills < KILLS else None):
+            disturbed = prepare(settings, registry, f"kill-{resumed}", now)
+            while not runner.run(disturbed, draw.uniform(0, seconds) if kills < KILLS else None):
                 kills += 1
-                verify_objects(ObjectStore.connect(world.store))
-            assert ended(world, registry) == expected
+                verify_objects(ObjectStore.connect(disturbed.store))
+            assert verified_result(disturbed, registry) == expected
             resumed += 1
-        runs.end()
+        runner.close()
     print(f"{kills} kills in {resumed} cycles of {seconds:.2f} s each")

@@ -1,4 +1,4 @@
-"""A run that is cancelled through Prefect's API, on the session's own server and worker: nothing of its trainer is left."""
+"""Cancel a run through Prefect's API, on the session's server and worker: all processes of its trainer end."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -22,8 +22,8 @@ from tests.stack import Stack
 from tests.tasks.trainer import models
 
 CYCLE = "endless"
-"""No name of a cycle's: the loop does not complete it."""
-TRAINS_SECONDS, GONE_SECONDS, ENDED_SECONDS = 240, 30, 90
+"""Not the form of a cycle's name, so the loop does not complete it."""
+TRAIN_SECONDS, STOP_SECONDS, END_SECONDS = 240, 30, 90
 ENDLESS = {"epochs": 1_000_000, "learning_rate": 1e-9, "logit_scale_rate": 0.0}
 MANIFEST = {
     **{"created": 0, "champion": "1", "parent": "1", "since": 0, "until": 0},
@@ -32,55 +32,55 @@ MANIFEST = {
 
 
 @pytest.fixture
-def quiet(orchestrated: Stack) -> Iterator[Stack]:
-    """The session's stack, whose schedules begin nothing meanwhile."""
+def paused_stack(orchestrated: Stack) -> Iterator[Stack]:
+    """The session's stack with its schedules paused."""
     orchestration.set_schedules(orchestrated.settings, paused=True)
     yield orchestrated
     orchestration.set_schedules(orchestrated.settings, paused=False)
 
 
 @pytest.fixture
-def folder(quiet: Stack, store: ObjectStore) -> Iterator[Path]:
-    """Where an update of the base model works that goes on until it is stopped; what it trains on is sealed as a cycle's is."""
-    settings = quiet.settings
+def folder(paused_stack: Stack, store: ObjectStore) -> Iterator[Path]:
+    """The working folder of an endless update of the base model, whose samples are sealed as those of a cycle."""
+    settings = paused_stack.settings
     base = AutoModelForCausalLM.from_pretrained(settings_.path(settings.model.base), dtype=torch.float32)
-    made = [sample.model_copy(update={"policy_version": "1"}) for sample in models.samples(base, 0.0)]
+    samples = [sample.model_copy(update={"policy_version": "1"}) for sample in models.samples(base, 0.0)]
     endless = settings.model_copy(update={"train": settings.train.model_copy(update=ENDLESS)})
-    sealing.seal(store, CYCLE, MANIFEST, to_parquet(made), endless)
-    found = clients.folder_of(settings, CYCLE)
-    yield found
-    for process in trainers(found):
+    sealing.seal(store, CYCLE, MANIFEST, to_parquet(samples), endless)
+    folder = clients.folder_of(settings, CYCLE)
+    yield folder
+    for process in trainers(folder):
         with suppress(psutil.NoSuchProcess):
             process.kill()
 
 
 @pytest.fixture
-def api(quiet: Stack) -> Iterator[SyncPrefectClient]:
-    with SyncPrefectClient(quiet.settings.orchestration.api) as client:
+def api(paused_stack: Stack) -> Iterator[SyncPrefectClient]:
+    with SyncPrefectClient(paused_stack.settings.orchestration.api) as client:
         yield client
 
 
-def begun(api: SyncPrefectClient) -> UUID:
-    """A run of the flow that trains, deployed as the cycle is."""
-    like = api.read_deployment_by_name("cycle/cycle")
+def start_training(api: SyncPrefectClient) -> UUID:
+    """Deploy the flow `training` as the cycle is deployed, and start a run of it."""
+    cycle = api.read_deployment_by_name("cycle/cycle")
     deployment = api.create_deployment(
         flow_id=api.create_flow_from_name("training"),
         name="training",
         entrypoint="tests/flows/training.py:training",
-        pull_steps=like.pull_steps,
-        work_pool_name=like.work_pool_name,
+        pull_steps=cycle.pull_steps,
+        work_pool_name=cycle.work_pool_name,
     )
     return api.create_flow_run_from_deployment(deployment, parameters={"cycle": CYCLE}).id
 
 
 def trainers(folder: Path) -> set[psutil.Process]:
-    """Processes that have the job of this folder on their command line, torchrun and the workers, and those below them."""
+    """Return torchrun and the workers of the job in this folder, by their command lines, with all their child processes."""
     running = psutil.process_iter(["cmdline"])
-    named = [process for process in running if any(str(folder) in word for word in process.info["cmdline"] or ())]
-    return {process for top in named for process in (top, *below(top))}
+    trainers = [process for process in running if any(str(folder) in word for word in process.info["cmdline"] or ())]
+    return {process for trainer in trainers for process in (trainer, *children_of(trainer))}
 
 
-def below(process: psutil.Process) -> list[psutil.Process]:
+def children_of(process: psutil.Process) -> list[psutil.Process]:
     with suppress(psutil.NoSuchProcess):
         return process.children(recursive=True)
     return []
@@ -92,40 +92,40 @@ def alive(process: psutil.Process) -> bool:
     return False
 
 
-def until(true: Callable[[], bool], seconds: float, told: Callable[[], object]) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float, details: Callable[[], object]) -> None:
     deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {told()}"
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds} s: {details()}"
         time.sleep(0.2)
 
 
 @pytest.mark.stack
-def test_a_run_cancelled_through_the_api_takes_its_trainer_along_and_ends_as_cancelled(
-    quiet: Stack, folder: Path, api: SyncPrefectClient
+def test_a_run_cancelled_through_the_api_ends_as_cancelled_with_its_trainer(
+    paused_stack: Stack, folder: Path, api: SyncPrefectClient
 ) -> None:
-    run, log = begun(api), folder / LOG_NAME
+    run, log = start_training(api), folder / LOG_NAME
 
     def state() -> State:
-        found = api.read_flow_run(run).state
-        assert found
-        return found
+        state = api.read_flow_run(run).state
+        assert state
+        return state
 
-    until(lambda: log.exists() and "step 2:" in log.read_text(), TRAINS_SECONDS, state)
+    wait_for(lambda: log.exists() and "step 2:" in log.read_text(), TRAIN_SECONDS, state)
     started = trainers(folder)
-    assert len(started) >= 1 + quiet.settings.train.processes, "torchrun and its workers"
+    assert len(started) >= 1 + paused_stack.settings.train.processes, "torchrun and its workers"
     assert state().is_running()
 
-    def gone() -> bool:
+    def stopped() -> bool:
         return not any(map(alive, started))
 
-    def gone_when_asked() -> bool:
+    def stopped_after_cancelling() -> bool:
         api.set_flow_run_state(run, State(type=StateType.CANCELLING), force=True)
         with suppress(AssertionError):
-            until(gone, GONE_SECONDS, lambda: started)
-        return gone()
+            wait_for(stopped, STOP_SECONDS, lambda: started)
+        return stopped()
 
-    # Asked again, as a person would: a server whose SQLite stood still for a minute once told nobody of the first time.
-    until(gone_when_asked, 3 * GONE_SECONDS, lambda: started)
-    until(lambda: state().is_final(), ENDED_SECONDS, state)
+    # Cancel again, as a person would: a server whose SQLite was blocked for a minute once lost the first request.
+    wait_for(stopped_after_cancelling, 3 * STOP_SECONDS, lambda: started)
+    wait_for(lambda: state().is_final(), END_SECONDS, state)
     assert state().is_cancelled(), state()
-    assert not trainers(folder), "nothing was started again"
+    assert not trainers(folder), "no trainer was started again"

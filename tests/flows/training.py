@@ -1,4 +1,4 @@
-"""A flow that is the cycle's training step by itself; test_stopped.py deploys it."""
+"""A flow with the training step of the cycle only; test_stopped.py deploys it."""
 
 from prefect import flow
 
@@ -10,6 +10,6 @@ from tasks.steps import cycle as steps
 
 @flow(name="training", persist_result=False)
 def training(cycle: str) -> None:
-    """Train on what was sealed under a name."""
+    """Train on the samples of a sealed cycle."""
     settings = settings_.load()
     steps.train(settings, cycles.manifest_of(clients.store_of(settings), cycle))

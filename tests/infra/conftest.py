@@ -40,7 +40,7 @@ def moto() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def strict(moto: str) -> ObjectStore:
+def strict_store(moto: str) -> ObjectStore:
     """A store whose server returns 412 to a conditional put of a taken key."""
     retries = Config(max_pool_connections=20, retries={"mode": "standard", "max_attempts": 12})
     store = ObjectStore(boto3.client("s3", endpoint_url=moto, config=retries, **KEYS), "strict")

@@ -21,7 +21,7 @@ SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>Please reduce your request ra
 
 
 @dataclass
-class Weather:
+class FaultInjector:
     """The faults to inject; may change at any time."""
 
     share: float
@@ -30,23 +30,24 @@ class Weather:
     seed: int = 0
     planned: list[Fault] = field(default_factory=list)
     """Faults of the next requests, before random ones."""
-    happened: Counter[str] = field(default_factory=Counter)
+    counts: Counter[str] = field(default_factory=Counter)
+    """Requests by fault; "none" counts those that passed."""
 
     def __post_init__(self) -> None:
         self._draw, self._lock = random.Random(self.seed), threading.Lock()
 
     def next(self) -> Fault | None:
-        """Return the fault of the next request; none: it passes."""
+        """Return the fault of the next request, or None if it passes."""
         with self._lock:
             random_fault = self._draw.choice(self.kinds) if self._draw.random() < self.share else None
             fault = self.planned.pop() if self.planned else random_fault
-            self.happened[fault or "fine"] += 1
+            self.counts[fault or "none"] += 1
             return fault
 
 
 @contextmanager
-def proxy(address: str, weather: Weather) -> Iterator[str]:
-    """Run a proxy to a server, and yield its address."""
+def proxy(address: str, injector: FaultInjector) -> Iterator[str]:
+    """Run a proxy to a server and yield the proxy's address."""
     target = urlsplit(address)
 
     class Handler(BaseHTTPRequestHandler):
@@ -54,12 +55,12 @@ def proxy(address: str, weather: Weather) -> Iterator[str]:
 
         def handle_request(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            fault = weather.next()
+            fault = injector.next()
             if fault == "refused":
                 self.close_connection = True
                 return
             if fault == "503":
-                self.answer(503, {"Content-Type": "application/xml"}, SLOW_DOWN, len(SLOW_DOWN))
+                self.respond(503, {"Content-Type": "application/xml"}, SLOW_DOWN, len(SLOW_DOWN))
                 return
             upstream = http.client.HTTPConnection(str(target.hostname), target.port, timeout=60)
             upstream.request(self.command, self.path, body, dict(self.headers))
@@ -72,12 +73,12 @@ def proxy(address: str, weather: Weather) -> Iterator[str]:
                 self.close_connection = True
                 return
             length = len(content) if self.command != "HEAD" else int(headers.get("Content-Length", 0))
-            self.answer(response.status, headers, content[: len(content) // 2] if fault == "torn" else content, length)
+            self.respond(response.status, headers, content[: len(content) // 2] if fault == "torn" else content, length)
             self.close_connection = self.close_connection or fault == "torn"
 
         do_GET = do_PUT = do_HEAD = do_DELETE = do_POST = handle_request
 
-        def answer(self, status: int, headers: dict[str, str], body: bytes, length: int) -> None:
+        def respond(self, status: int, headers: dict[str, str], body: bytes, length: int) -> None:
             self.send_response_only(status)
             for name, value in headers.items():
                 if name.lower() not in ("content-length", "connection", "transfer-encoding"):

@@ -15,18 +15,18 @@ from tasks.labels.collect import collect
 from tasks.steps import sealing
 from tasks.validation.quarantine import ValidationEvidence
 from tests.infra.conftest import KEYS
-from tests.infra.faulty import FAULTS, Fault, Weather, proxy
+from tests.infra.faulty import FAULTS, Fault, FaultInjector, proxy
 from tests.stack import free_ports
 from tests.tasks import rows
 from tests.tasks.made import NOW, MemoryRegistry, completion, feedback
 
 pytestmark = pytest.mark.stack
 
-TRIES = 40
+ATTEMPTS = 40
 
 
 def client(address: str, bucket: str, read_timeout: float = 0.5) -> ObjectStore:
-    """A store like that of ObjectStore.connect, with shorter timeouts (seconds) and pauses."""
+    """Return a store like that of ObjectStore.connect, with shorter timeouts (seconds) and pauses."""
     config = Config(
         retries={"mode": "standard", "max_attempts": 4},
         connect_timeout=1,
@@ -44,38 +44,38 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("kind", FAULTS)
-def test_of_any_fault_once_in_a_while_nobody_notices(moto: str, kind: Fault) -> None:
-    weather = Weather(0.0, (kind,))
-    with proxy(moto, weather) as address:
+def test_a_single_fault_is_hidden_by_a_retry(moto: str, kind: Fault) -> None:
+    injector = FaultInjector(0.0, (kind,))
+    with proxy(moto, injector) as address:
         store = client(address, f"once-{FAULTS.index(kind)}")
         store.ensure_bucket()
         store.put("a", b"")
-        for work, expected in (
+        for action, expected in (
             (lambda: store.put("a", b"x" * 100_000), sha256([b"x" * 100_000])),
             (lambda: store.get("a"), b"x" * 100_000),
             (lambda: store.put_new("b", b"new"), sha256([b"new"])),
             (lambda: list(store.keys("")), ["a", "b"]),
         ):
-            weather.planned.append(kind)
-            assert work() == expected
-            assert weather.planned == []
-        assert weather.happened[kind] == 4
+            injector.planned.append(kind)
+            assert action() == expected
+            assert injector.planned == []
+        assert injector.counts[kind] == 4
         assert store.get("b") == b"new"
         with pytest.raises(AlreadyExists):
             store.put_new("b", b"other")
 
 
 @pytest.mark.parametrize("kind", FAULTS)
-def test_of_a_fault_that_stays_the_error_says_what_could_not_be_done(moto: str, kind: Fault) -> None:
-    with proxy(moto, weather := Weather(0.0, (kind,))) as address:
+def test_the_error_for_a_lasting_fault_names_the_failed_action(moto: str, kind: Fault) -> None:
+    with proxy(moto, injector := FaultInjector(0.0, (kind,))) as address:
         store = client(address, f"stays-{FAULTS.index(kind)}")
         store.ensure_bucket()
         store.put("a", b"x" * 100_000)
-        weather.share = 1.0
-        impatient = client(address, store.bucket, read_timeout=0.2)
+        injector.share = 1.0
+        store_with_short_timeout = client(address, store.bucket, read_timeout=0.2)
         with pytest.raises(Unreachable, match=r"could not read s3://stays-\d/a: .*`make status`"):
-            impatient.get("a")
-        assert weather.happened[kind] >= 4, "the request is retried"
+            store_with_short_timeout.get("a")
+        assert injector.counts[kind] >= 4, "the request is retried"
         if kind not in ("torn", "slow"):  # a write has no body to tear, and timeouts take long
             with pytest.raises(Unreachable, match=r"could not write s3://stays-\d/b"):
                 store.put("b", b"y")
@@ -85,47 +85,47 @@ def test_of_a_fault_that_stays_the_error_says_what_could_not_be_done(moto: str, 
                 list(store.keys(""))
 
 
-def test_a_server_that_is_not_there(tmp_path: Path) -> None:
+def test_an_absent_server_is_an_error_within_30_seconds(tmp_path: Path) -> None:
     store = client(f"http://127.0.0.1:{free_ports(1)[0]}", "none")
-    began = time.monotonic()
+    start = time.monotonic()
     with pytest.raises(Unreachable, match="could not read s3://none/a"):
         store.get("a")
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - start < 30
 
 
-def again_and_again(work):
-    """Repeat the work until it succeeds, as a schedule repeats a flow; return its result and the number of failures."""
-    for failures in range(TRIES):
+def repeat_until_success(action):
+    """Repeat the action until it succeeds, as a schedule repeats a flow. Return its result and the number of failures."""
+    for failures in range(ATTEMPTS):
         try:
-            return work(), failures
+            return action(), failures
         except Unreachable:
             continue
-    raise AssertionError(f"failed {TRIES} times")
+    raise AssertionError(f"failed {ATTEMPTS} times")
 
 
-def test_a_cycle_in_bad_weather_is_sealed_once_with_every_label(moto: str) -> None:
-    calm, weather = client(moto, "weather"), Weather(0.0, seed=3)
-    calm.ensure_bucket()
+def test_a_cycle_under_faults_is_sealed_once_with_every_label(moto: str) -> None:
+    direct_store, injector = client(moto, "faults"), FaultInjector(0.0, seed=3)
+    direct_store.ensure_bucket()
     for segment in range(12):
-        served = [completion(f"{segment}-{i}", prefix=f"{segment}-{i} = ") for i in range(5)]
+        completions = [completion(f"{segment}-{i}", prefix=f"{segment}-{i} = ") for i in range(5)]
         events = [feedback(f"{segment}-{i}", prefix=f"{segment}-{i} = ") for i in range(5)]
-        calm.put_rows(f"events/completions/date=2027-01-15/hour=08/{segment:02d}.parquet", served)
-        calm.put_rows(f"events/feedback/date=2027-01-15/hour=08/{segment:02d}.parquet", events)
+        direct_store.put_rows(f"events/completions/date=2027-01-15/hour=08/{segment:02d}.parquet", completions)
+        direct_store.put_rows(f"events/feedback/date=2027-01-15/hour=08/{segment:02d}.parquet", events)
     registry = MemoryRegistry(v1={})
     registry.aliases["champion"] = "1"
     limits = Settings(collect=Collect(settle_seconds=10, join_seconds=60, max_user_share=1.0))
-    expected = collect(calm, registry.client, limits, NOW + 100)
+    expected = collect(direct_store, registry.client, limits, NOW + 100)
     assert expected.accounting.samples.height == 60
 
-    with proxy(moto, weather) as address:
-        store = client(address, "weather")
-        weather.share = 0.4
-        collected, failures = again_and_again(lambda: collect(store, registry.client, limits, NOW + 100))
+    with proxy(moto, injector) as address:
+        store = client(address, "faults")
+        injector.share = 0.4
+        collected, failures = repeat_until_success(lambda: collect(store, registry.client, limits, NOW + 100))
         assert collected.accounting.samples.equals(expected.accounting.samples)
         assert collected.plan.completions.drop("source").equals(expected.plan.completions.drop("source"))
         assert collected.plan.feedback.drop("source").equals(expected.plan.feedback.drop("source"))
 
-        def sealed() -> str:
+        def seal_cycle() -> str:
             index = cycles.index(store)
             if (name := cycles.unfinished(index)) is None:
                 name = cycles.next_name(index)
@@ -138,8 +138,8 @@ def test_a_cycle_in_bad_weather_is_sealed_once_with_every_label(moto: str) -> No
                 )
             return name
 
-        name, more = again_and_again(sealed)
-    assert weather.happened.total() - weather.happened["fine"] > 10, (weather.happened, failures, more)
-    assert list(cycles.index(calm)) == [name] == ["cycle-000001"]
-    manifest = cycles.manifest_of(calm, name)
-    assert calm.get(manifest.samples.key) == rows.batch(calm, expected)
+        name, seal_failures = repeat_until_success(seal_cycle)
+    assert injector.counts.total() - injector.counts["none"] > 10, (injector.counts, failures, seal_failures)
+    assert list(cycles.index(direct_store)) == [name] == ["cycle-000001"]
+    manifest = cycles.manifest_of(direct_store, name)
+    assert direct_store.get(manifest.samples.key) == rows.batch(direct_store, expected)

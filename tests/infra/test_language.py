@@ -1,4 +1,4 @@
-"""The language of code: the only part of a file's path that is stored."""
+"""The language of a file: the only part of its path that is stored."""
 
 import pytest
 
@@ -18,5 +18,5 @@ from infra.language import language
         ("", "", ""),
     ],
 )
-def test_the_ending_else_the_name_and_nothing_else(path: str, name: str, expected: str) -> None:
+def test_the_language_is_the_file_ending_or_the_language_name(path: str, name: str, expected: str) -> None:
     assert language(path, name) == expected

@@ -45,29 +45,33 @@ feedback = st.builds(Feedback, id=text, time=number, made_at=st.none() | number,
 
 @settings(max_examples=60)
 @given(st.lists(completions(), min_size=1, max_size=4))
-def test_completions_are_the_same_through_parquet_and_json(rows: list[Completion]) -> None:
+def test_completions_are_unchanged_by_parquet_and_json(rows: list[Completion]) -> None:
     assert from_parquet(to_parquet(rows), Completion) == rows
     assert [Completion.model_validate_json(row.model_dump_json()) for row in rows] == rows
 
 
 @settings(max_examples=40)
 @given(st.lists(feedback, min_size=1, max_size=4))
-def test_feedback_is_the_same_through_parquet(rows: list[Feedback]) -> None:
+def test_feedback_is_unchanged_by_parquet(rows: list[Feedback]) -> None:
     assert from_parquet(to_parquet(rows), Feedback) == rows
 
 
 @given(completions(), st.sampled_from(["token_ids", "logprobs", "token_ends"]))
 @settings(max_examples=20)
-def test_tokens_and_their_logprobs_must_be_as_many(row: Completion, field: str) -> None:
-    longer = {**row.model_dump(), field: (*getattr(row, field), 0)}
+def test_tokens_logprobs_and_ends_must_have_the_same_length(row: Completion, field: str) -> None:
+    fields = {**row.model_dump(), field: (*getattr(row, field), 0)}
     with pytest.raises(ValidationError, match="must have the same length"):
-        Completion.model_validate(longer)
+        Completion.model_validate(fields)
 
 
-KINDS = [kind for kind in vars(records).values() if isinstance(kind, type) and issubclass(kind, Record) and kind is not Record]
+RECORD_TYPES = [
+    record_type
+    for record_type in vars(records).values()
+    if isinstance(record_type, type) and issubclass(record_type, Record) and record_type is not Record
+]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_field_of_every_record_is_described(kind: type[Record]) -> None:
-    assert kind.model_config.get("frozen") and kind.model_config.get("extra") == "forbid"
-    assert [name for name, field in kind.model_fields.items() if not field.description] == []
+@pytest.mark.parametrize("record_type", RECORD_TYPES)
+def test_every_field_of_every_record_has_a_description(record_type: type[Record]) -> None:
+    assert record_type.model_config.get("frozen") and record_type.model_config.get("extra") == "forbid"
+    assert [name for name, field in record_type.model_fields.items() if not field.description] == []

@@ -18,27 +18,27 @@ def registry(storage: Stack, request: pytest.FixtureRequest) -> Registry:
     return registry
 
 
-def test_a_new_model_serves_nothing(registry: Registry) -> None:
+def test_a_new_model_has_no_aliases_and_no_versions(registry: Registry) -> None:
     registry.ensure_model()
     assert registry.aliases() == Aliases(None, None, None, None)
     assert registry.versions() == []
 
 
-def test_versions_come_back_with_source_and_tags_oldest_first(registry: Registry) -> None:
+def test_versions_are_returned_oldest_first_with_source_and_tags(registry: Registry) -> None:
     versions = [registry.create_version(f"s3://b/checkpoints/{n}", {"parent": n, "cycle": ""}, "*why*") for n in ("a", "b")]
     assert [v.version for v in versions] == ["1", "2"]
     assert registry.versions() == versions == [registry.version("1"), registry.version("2")]
     assert versions[1].source == "s3://b/checkpoints/b" and versions[1].tags == {"parent": "b", "cycle": ""}
 
 
-def test_more_versions_than_a_page_holds_are_in_order(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_versions_on_several_pages_are_in_order(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("infra.registry.PAGE", 4)
     for number in range(11):
         registry.create_version(f"s3://b/{number}", {})
     assert [v.version for v in registry.versions()] == [str(number + 1) for number in range(11)]
 
 
-def test_aliases_experiment_and_previous_are_read_together(registry: Registry) -> None:
+def test_aliases_experiment_and_previous_version_are_read_together(registry: Registry) -> None:
     for name in ("a", "b"):
         registry.create_version(f"s3://b/{name}", {})
     registry.set_alias(CHAMPION, "1")
@@ -53,7 +53,7 @@ def test_aliases_experiment_and_previous_are_read_together(registry: Registry) -
     assert registry.aliases() == Aliases("2", None, None, "1")
 
 
-def test_whatever_alias_names_a_version_it_is_named(registry: Registry) -> None:
+def test_aliased_returns_the_versions_of_all_aliases(registry: Registry) -> None:
     assert registry.aliased() == frozenset()
     for name in ("a", "b", "c"):
         registry.create_version(f"s3://b/{name}", {})
@@ -62,13 +62,13 @@ def test_whatever_alias_names_a_version_it_is_named(registry: Registry) -> None:
     assert registry.aliased() == {"1", "3"}
 
 
-def test_a_tag_of_a_version_is_kept(registry: Registry) -> None:
+def test_a_version_tag_is_stored(registry: Registry) -> None:
     registry.create_version("s3://b/a", {})
     registry.set_version_tag("1", "judge", "0.5")
     assert registry.version("1").tags == {"judge": "0.5"}
 
 
-def test_an_unknown_version_is_an_error_that_says_so(registry: Registry) -> None:
+def test_an_unknown_version_is_an_error_with_status_404(registry: Registry) -> None:
     with pytest.raises(RegistryError, match="404"):
         registry.version("7")
 
@@ -81,12 +81,12 @@ def test_the_base_model_is_the_first_champion(storage: Stack) -> None:
     assert base.source == f"s3://{storage.settings.store.bucket}/checkpoints/base" and base.tags["parent"] == ""
 
 
-def test_a_registry_that_is_down_says_what_to_do() -> None:
+def test_the_error_for_an_unavailable_registry_names_the_next_step() -> None:
     with pytest.raises(RegistryError, match="make status"):
         Registry.connect(RegistrySettings(uri="http://127.0.0.1:9")).aliases()
 
 
-def test_an_answer_that_is_no_success_is_shown() -> None:
+def test_the_error_for_an_unsuccessful_response_shows_it() -> None:
     http = httpx.Client(base_url="http://m", transport=httpx.MockTransport(lambda _: httpx.Response(500, text="broken")))
     with pytest.raises(RegistryError, match="HTTP 500: broken"):
         Registry(http, "m").aliases()

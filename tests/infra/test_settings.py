@@ -16,11 +16,12 @@ from infra.settings import LOCAL, PRODUCTION, ROOT, Settings, SettingsError, loa
 SHIPPED = sorted((ROOT / "infra/settings").glob("*.toml"))
 
 
-def sections(model: type[BaseModel], at: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
-    yield at, model
+def sections(model: type[BaseModel], path: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
+    """Yield the path and type of every section of the settings."""
+    yield path, model
     for name, field in model.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from sections(field.annotation, f"{at}.{name}".lstrip("."))
+            yield from sections(field.annotation, f"{path}.{name}".lstrip("."))
 
 
 @pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.name)
@@ -28,7 +29,7 @@ def test_every_shipped_file_parses(file: Path) -> None:
     assert isinstance(load(file, {}), Settings)
 
 
-def test_both_files_are_shipped() -> None:
+def test_the_local_and_production_files_are_shipped() -> None:
     assert {LOCAL, PRODUCTION} <= set(SHIPPED)
 
 
@@ -40,7 +41,7 @@ def test_prefect_yaml_parses_and_its_entry_points_exist() -> None:
         assert f"def {function}(" in (ROOT / path).read_text()
 
 
-def test_production_is_aws_without_keys_and_judged_by_a_model() -> None:
+def test_production_uses_aws_without_keys_and_a_model_as_judge() -> None:
     settings = load(PRODUCTION, {"TABLOOP_STACK__STATE": "/nowhere"})
     assert settings.store.endpoint is None
     assert settings.store.access_key is None and settings.serving.token is None
@@ -49,20 +50,20 @@ def test_production_is_aws_without_keys_and_judged_by_a_model() -> None:
     assert settings.train.keep_optimizer
 
 
-def test_only_the_local_stack_takes_part_in_tests_without_opting_in() -> None:
-    taking_part = {
+def test_only_the_local_stack_is_in_experiments_by_default() -> None:
+    experiments = {
         file: load(file, {"TABLOOP_STACK__STATE": "/nowhere"}).serving.terms.experiments for file in (LOCAL, PRODUCTION)
     }
-    assert taking_part == {LOCAL: True, PRODUCTION: False}
+    assert experiments == {LOCAL: True, PRODUCTION: False}
 
 
-@pytest.mark.parametrize(("at", "model"), list(sections(Settings)), ids=lambda value: value if isinstance(value, str) else "")
-def test_every_field_is_described(at: str, model: type[BaseModel]) -> None:
-    assert [f"{at}.{name}" for name, field in model.model_fields.items() if not field.description] == []
+@pytest.mark.parametrize(("path", "model"), list(sections(Settings)), ids=lambda value: value if isinstance(value, str) else "")
+def test_every_field_has_a_description(path: str, model: type[BaseModel]) -> None:
+    assert [f"{path}.{name}" for name, field in model.model_fields.items() if not field.description] == []
 
 
-@pytest.mark.parametrize(("at", "model"), list(sections(Settings)), ids=lambda value: value if isinstance(value, str) else "")
-def test_every_section_is_frozen_and_refuses_unknown_keys(at: str, model: type[BaseModel]) -> None:
+@pytest.mark.parametrize(("path", "model"), list(sections(Settings)), ids=lambda value: value if isinstance(value, str) else "")
+def test_every_section_is_frozen_and_refuses_unknown_keys(path: str, model: type[BaseModel]) -> None:
     assert model.model_config.get("frozen") and model.model_config.get("extra") == "forbid"
 
 
@@ -80,7 +81,7 @@ def test_every_section_is_frozen_and_refuses_unknown_keys(at: str, model: type[B
         ("[serving", {}, ["not TOML"]),
     ],
 )
-def test_what_is_wrong_is_named(tmp_path: Path, text: str, environment: dict[str, str], words: list[str]) -> None:
+def test_the_error_names_the_invalid_setting(tmp_path: Path, text: str, environment: dict[str, str], words: list[str]) -> None:
     file = tmp_path / "some.toml"
     file.write_text(text)
     with pytest.raises(SettingsError) as error:
@@ -88,18 +89,18 @@ def test_what_is_wrong_is_named(tmp_path: Path, text: str, environment: dict[str
     assert [word for word in [str(file), *words] if word not in str(error.value)] == []
 
 
-def test_a_missing_file_is_named_with_the_variable(tmp_path: Path) -> None:
+def test_the_error_for_a_missing_file_names_the_variable(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="TABLOOP_SETTINGS"):
         load(None, {"TABLOOP_SETTINGS": str(tmp_path / "no.toml")})
 
 
-def test_a_wrong_secret_is_not_shown() -> None:
+def test_the_error_for_an_invalid_secret_hides_its_value() -> None:
     with pytest.raises(SettingsError) as error:
         load(LOCAL, {"TABLOOP_SERVING__TOKEN": '["s3cr3t"]'})
     assert "serving.token" in str(error.value) and "s3cr3t" not in str(error.value)
 
 
-def test_environment_is_laid_over_the_file_and_secrets_under_it(tmp_path: Path) -> None:
+def test_the_environment_overrides_the_file_and_the_file_overrides_generated_secrets(tmp_path: Path) -> None:
     file = tmp_path / "some.toml"
     file.write_text('[serving]\nport = 1\ntoken = "of the file"\n')
     (tmp_path / "secrets.toml").write_text('[serving]\ntoken = "generated"\nuser_secret = "generated"\n')
@@ -109,7 +110,7 @@ def test_environment_is_laid_over_the_file_and_secrets_under_it(tmp_path: Path) 
     assert settings.serving.user_secret and settings.serving.user_secret.get_secret_value() == "generated"
 
 
-def test_the_local_servers_keys_go_to_no_other_server(tmp_path: Path) -> None:
+def test_generated_store_keys_are_used_for_the_local_server_only(tmp_path: Path) -> None:
     (tmp_path / "secrets.toml").write_text('[store]\naccess_key = "local"\nsecret_key = "local"\n[serving]\ntoken = "t"\n')
     local = load(LOCAL, {"TABLOOP_STACK__STATE": str(tmp_path)})
     production = load(PRODUCTION, {"TABLOOP_STACK__STATE": str(tmp_path)})
@@ -117,21 +118,21 @@ def test_the_local_servers_keys_go_to_no_other_server(tmp_path: Path) -> None:
     assert production.serving.token
 
 
-def test_lists_and_null_are_written_as_json() -> None:
+def test_lists_and_null_in_the_environment_are_json() -> None:
     engines = '["http://127.0.0.1:1", "http://127.0.0.1:2"]'
     settings = load(LOCAL, {"TABLOOP_SERVING__ENGINES": engines, "TABLOOP_STORE__ENDPOINT": "null"})
     assert settings.serving.engines == ("http://127.0.0.1:1", "http://127.0.0.1:2")
     assert settings.store.endpoint is None
 
 
-def test_dump_masks_secrets_and_holds_all_the_rest() -> None:
+def test_dump_masks_secrets_and_contains_every_section() -> None:
     secret = {"TABLOOP_STORE__SECRET_KEY": "s3cr3t", "TABLOOP_EVALUATE__JUDGE__API_KEY": "s3cr3t"}
     text = settings_.dump(load(LOCAL, secret))
     assert "s3cr3t" not in text
     assert set(json.loads(text)) == set(Settings.model_fields)
 
 
-def test_settings_cannot_be_changed() -> None:
+def test_settings_are_frozen() -> None:
     settings = load(LOCAL, {})
     for part in (settings, settings.serving, settings.serving.sampling):
         for name in type(part).model_fields:
@@ -139,8 +140,8 @@ def test_settings_cannot_be_changed() -> None:
                 setattr(part, name, 1)
 
 
-def test_importing_settings_imports_nothing_heavy() -> None:
-    heavy = ("torch", "vllm", "megatron", "mlflow", "prefect", "boto3")
-    code = f"import sys, infra.settings; print([m for m in {heavy} if m in sys.modules])"
-    shown = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert shown.strip() == "[]"
+def test_importing_settings_imports_no_large_library() -> None:
+    large_libraries = ("torch", "vllm", "megatron", "mlflow", "prefect", "boto3")
+    code = f"import sys, infra.settings; print([m for m in {large_libraries} if m in sys.modules])"
+    output = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert output.strip() == "[]"

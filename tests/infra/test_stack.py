@@ -26,7 +26,7 @@ from tests import stack as stack_
 from tests.stack import Stack
 
 
-def test_secrets_are_made_once_and_for_their_owner_alone(tmp_path: Path) -> None:
+def test_secrets_are_generated_once_and_readable_by_their_owner_only(tmp_path: Path) -> None:
     file = secrets.ensure(tmp_path)
     text = file.read_text()
     assert secrets.ensure(tmp_path).read_text() == text
@@ -34,7 +34,7 @@ def test_secrets_are_made_once_and_for_their_owner_alone(tmp_path: Path) -> None
     assert set(tomllib.loads(text)) == {"store", "serving"}
 
 
-def test_every_cache_profile_and_database_lies_below_the_state(tmp_path: Path) -> None:
+def test_every_cache_profile_and_database_is_below_the_state_directory(tmp_path: Path) -> None:
     secrets.ensure(tmp_path)
     settings = load(LOCAL, {"TABLOOP_STACK__STATE": str(tmp_path)})
     variables = environment(settings, {"HOME": "/home/someone", "PATH": "/bin", "PREFECT_HOME": "/home/someone/.prefect"})
@@ -45,19 +45,19 @@ def test_every_cache_profile_and_database_lies_below_the_state(tmp_path: Path) -
 def test_no_secret_is_on_a_command_line(tmp_path: Path) -> None:
     secrets.ensure(tmp_path)
     settings = load(LOCAL, {"TABLOOP_STACK__STATE": str(tmp_path)})
-    words = " ".join(word for part in parts(settings).values() for word in part.command)
+    command_lines = " ".join(word for part in parts(settings).values() for word in part.command)
     values = [value for section in tomllib.loads((tmp_path / "secrets.toml").read_text()).values() for value in section.values()]
-    assert len(values) == 6 and not [value for value in values if value in words]
+    assert len(values) == 6 and not [value for value in values if value in command_lines]
 
 
-def test_a_prefect_that_does_not_answer_is_told_with_what_to_do(tmp_path: Path) -> None:
+def test_an_unresponsive_prefect_is_an_error_with_the_next_step(tmp_path: Path) -> None:
     settings = load(LOCAL, {"TABLOOP_STACK__STATE": str(tmp_path)})
-    hurried = settings.model_copy(update={"stack": settings.stack.model_copy(update={"ready_seconds": 0.01})})
+    settings_with_short_timeout = settings.model_copy(update={"stack": settings.stack.model_copy(update={"ready_seconds": 0.01})})
     with pytest.raises(orchestration.DeployError, match=r"(?s)did not end within 0.01 s; .*next: `make up` again"):
-        orchestration.deploy(hurried, environment(settings, dict(os.environ)))
+        orchestration.deploy(settings_with_short_timeout, environment(settings, dict(os.environ)))
 
 
-def test_only_parts_with_a_loopback_address_belong_on_this_machine() -> None:
+def test_only_parts_with_a_loopback_address_run_on_this_machine() -> None:
     assert list(parts(load(LOCAL, {}))) == ["s3", "mlflow", "prefect", "worker", "engine-0", "engine-1", "serving"]
     assert not {"s3", "mlflow", "prefect", "worker"} & set(parts(load(PRODUCTION, {})))
 
@@ -68,30 +68,34 @@ def test_a_server_that_already_runs_is_not_started() -> None:
     assert "engine-0" in local_parts and "engine-1" not in local_parts
 
 
-def test_a_missing_base_model_is_told_with_the_command_that_makes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_a_missing_base_model_names_the_command_that_creates_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with stack_.environment_of(tmp_path):
         monkeypatch.setenv("TABLOOP_MODEL__BASE", str(tmp_path / "none"))
         with pytest.raises(NoBaseModel, match="make base"):
             control.up(["s3"])
 
 
-def test_an_unknown_part_is_told_with_those_there_are(tmp_path: Path) -> None:
+def test_the_error_for_an_unknown_part_lists_the_parts(tmp_path: Path) -> None:
     with stack_.environment_of(tmp_path), pytest.raises(control.StackError, match="no such part; the parts are s3, mlflow"):
         control.up(["s4"])
 
 
-def test_a_taken_port_names_the_part_the_owner_and_the_setting(tmp_path: Path) -> None:
-    with stack_.environment_of(tmp_path), socket.socket() as taken:
+def test_the_error_for_a_port_in_use_names_the_part_the_process_and_the_setting(tmp_path: Path) -> None:
+    with stack_.environment_of(tmp_path), socket.socket() as listener:
         port = int((load().store.endpoint or "").rsplit(":")[-1])
-        taken.bind(("127.0.0.1", port))
-        taken.listen()
+        listener.bind(("127.0.0.1", port))
+        listener.listen()
         with pytest.raises(
             control.StackError, match=rf"s3: port {port} is taken by process {os.getpid()} .*store\.endpoint.*make up"
         ):
             control.up(["s3"])
 
 
-def test_a_part_that_ends_names_its_log_and_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_a_part_that_ends_names_its_log_and_no_process_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with stack_.environment_of(tmp_path):
         monkeypatch.setenv("TABLOOP_STORE__ACCESS_KEY", "two,keys")  # the server ends at once
         monkeypatch.setenv("TABLOOP_STORE__SECRET_KEY", "a secret")
@@ -103,11 +107,11 @@ def test_a_part_that_ends_names_its_log_and_leaves_nothing_behind(tmp_path: Path
         assert processes.of_stack(state) == []
 
 
-def test_a_long_state_path_still_gets_a_socket(tmp_path: Path) -> None:
+def test_a_long_state_path_gives_a_socket_path_of_allowed_length(tmp_path: Path) -> None:
     assert len(str(Supervisor(tmp_path / ("x" * 120)).socket)) < 108
 
 
-def test_down_ends_orphans_whose_supervisor_was_killed(tmp_path: Path) -> None:
+def test_down_ends_processes_whose_supervisor_was_killed(tmp_path: Path) -> None:
     with stack_.running(tmp_path, "s3") as stack:
         supervisor = int((stack.state / "supervisord.pid").read_text())
         os.kill(supervisor, signal.SIGKILL)
@@ -119,8 +123,8 @@ def test_down_ends_orphans_whose_supervisor_was_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.stack
-def test_a_run_that_went_down_with_the_stack_frees_its_deployments_slot(orchestrated: Stack) -> None:
-    # A pool of its own, without a worker.
+def test_ending_a_dead_run_frees_its_deployments_slot(orchestrated: Stack) -> None:
+    # This test's work pool has no worker.
     orchestration_settings = orchestrated.settings.orchestration.model_copy(update={"work_pool": "without-a-worker"})
     settings = orchestrated.settings.model_copy(update={"orchestration": orchestration_settings})
     orchestration.ensure_pool(settings)
@@ -130,14 +134,14 @@ def test_a_run_that_went_down_with_the_stack_frees_its_deployments_slot(orchestr
             return api.post(path, json=body).raise_for_status().json()
 
         flow = post("/flows/", {"name": "made-up"})["id"]
-        declared = {
+        deployment_body = {
             "name": "once",
             "flow_id": flow,
             "work_pool_name": settings.orchestration.work_pool,
             "concurrency_limit": 1,
             "concurrency_options": {"collision_strategy": "CANCEL_NEW"},
         }
-        deployment = post("/deployments/", declared)["id"]
+        deployment = post("/deployments/", deployment_body)["id"]
 
         def begin_run() -> tuple[str, str]:
             run = post(f"/deployments/{deployment}/create_flow_run", {})["id"]
@@ -159,13 +163,13 @@ def test_a_run_that_went_down_with_the_stack_frees_its_deployments_slot(orchestr
 @pytest.fixture(scope="module")
 def pids_before_second_up(stack: Stack) -> dict[str, int]:
     """The parts' process ids before a second `up --paused`."""
-    before = _pids()
+    previous_pids = _pids()
     control.up(say=lambda _: None, paused=True)
-    return before
+    return previous_pids
 
 
 @pytest.mark.stack
-def test_up_again_changes_nothing(pids_before_second_up: dict[str, int]) -> None:
+def test_a_second_up_restarts_no_part(pids_before_second_up: dict[str, int]) -> None:
     assert _pids() == pids_before_second_up
 
 
@@ -180,48 +184,48 @@ def test_up_can_leave_the_schedules_paused(stack: Stack, pids_before_second_up: 
 
 
 @pytest.mark.stack
-def test_other_settings_do_not_join_a_running_stack(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_up_with_changed_settings_is_refused_while_the_stack_runs(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TABLOOP_SERVING__SAMPLING__TEMPERATURE", "0.5")
     with pytest.raises(control.StackError, match=r"changed: serving\); `make down`"):
         control.up()
 
 
 @pytest.mark.stack
-def test_try_it_goes_through(stack: Stack) -> None:
+def test_try_it_passes_every_check(stack: Stack) -> None:
     lines: list[str] = []
     assert try_it.main(stack.settings, lines.append) == 0, "\n".join(lines)
     assert sum(line.startswith("  ok") for line in lines) == 4
 
 
 @pytest.mark.stack
-def test_try_it_says_what_to_do_about_a_refused_token(stack: Stack) -> None:
+def test_try_it_explains_a_refused_token(stack: Stack) -> None:
     serving = stack.settings.serving.model_copy(update={"token": SecretStr("another")})
     lines: list[str] = []
     assert try_it.main(stack.settings.model_copy(update={"serving": serving}), lines.append) == 1
     assert "the token was refused" in lines[-1] and "make up" in lines[-1]
 
 
-KILLED = ("s3", "mlflow", "prefect", "worker", "engine-1", "serving")
+KILLED_PARTS = ("s3", "mlflow", "prefect", "worker", "engine-1", "serving")
 
 
 @pytest.fixture(scope="module")
-def killed(stack: Stack) -> Iterator[dict[str, int]]:
-    """The process ids of parts that are all killed at once; at the end, all of them are ready again."""
-    before = _pids()
-    for name in KILLED:
-        os.kill(before[name], signal.SIGKILL)
-    yield before
-    for name in KILLED:
-        _until(partial(_is_back, name, before), stack.settings.stack.ready_seconds)
+def pids_before_kill(stack: Stack) -> Iterator[dict[str, int]]:
+    """The process ids of parts before all of them are killed at once; the teardown waits until they are ready again."""
+    previous_pids = _pids()
+    for name in KILLED_PARTS:
+        os.kill(previous_pids[name], signal.SIGKILL)
+    yield previous_pids
+    for name in KILLED_PARTS:
+        _until(partial(_is_restarted, name, previous_pids), stack.settings.stack.ready_seconds)
 
 
 @pytest.mark.stack
-@pytest.mark.parametrize("name", KILLED)
-def test_a_killed_part_comes_back_by_itself(stack: Stack, killed: dict[str, int], name: str) -> None:
-    _until(partial(_is_back, name, killed), stack.settings.stack.ready_seconds)
+@pytest.mark.parametrize("name", KILLED_PARTS)
+def test_a_killed_part_is_restarted(stack: Stack, pids_before_kill: dict[str, int], name: str) -> None:
+    _until(partial(_is_restarted, name, pids_before_kill), stack.settings.stack.ready_seconds)
 
 
-def test_try_it_says_what_to_do_where_nothing_listens(tmp_path: Path) -> None:
+def test_try_it_explains_that_nothing_listens(tmp_path: Path) -> None:
     with stack_.environment_of(tmp_path):
         lines: list[str] = []
         assert try_it.main(load(), lines.append) == 1
@@ -232,10 +236,10 @@ def _pids() -> dict[str, int]:
     return {row.part: row.pid for row in control.status()}
 
 
-def _is_back(name: str, before: dict[str, int]) -> bool:
-    """Whether a part is ready with another process than before."""
+def _is_restarted(name: str, previous_pids: dict[str, int]) -> bool:
+    """Return whether a part is ready with another process than before."""
     row = next(row for row in control.status() if row.part == name)
-    return row.ready and row.pid != before[name]
+    return row.ready and row.pid != previous_pids[name]
 
 
 def _until(condition: Callable[[], bool], seconds: float) -> None:

@@ -24,47 +24,47 @@ ROWS = [ObjectReference(key="é 试", sha256="0", rows=3, last=0.5), ObjectRefer
 
 @pytest.fixture(params=["local server", "strict server"])
 def any_store(request: pytest.FixtureRequest) -> ObjectStore:
-    return request.getfixturevalue("store" if request.param == "local server" else "strict")
+    return request.getfixturevalue("store" if request.param == "local server" else "strict_store")
 
 
-def test_bytes_come_back_with_their_checksum(any_store: ObjectStore) -> None:
+def test_put_returns_the_checksum_and_get_returns_the_bytes(any_store: ObjectStore) -> None:
     assert any_store.put("t/bytes", b"\x00abc") == sha256([b"\x00a", b"bc"])
     assert any_store.get("t/bytes") == b"\x00abc"
 
 
-def test_writing_the_same_again_is_fine(any_store: ObjectStore) -> None:
+def test_equal_bytes_can_be_written_again(any_store: ObjectStore) -> None:
     assert any_store.put("t/again", b"x") == any_store.put("t/again", b"x")
 
 
-def test_a_missing_object_is_a_key_error_that_names_it(any_store: ObjectStore) -> None:
+def test_a_missing_object_raises_a_key_error_with_its_key(any_store: ObjectStore) -> None:
     assert not any_store.exists("t/none")
     with pytest.raises(KeyError, match="t/none"):
         any_store.get("t/none")
 
 
-def test_keys_are_those_under_the_prefix_sorted(any_store: ObjectStore) -> None:
+def test_keys_returns_the_sorted_keys_under_a_prefix(any_store: ObjectStore) -> None:
     for key in ("t/list/b", "t/list/a/1", "t/lists"):
         any_store.put(key, b"")
     assert list(any_store.keys("t/list/")) == ["t/list/a/1", "t/list/b"]
     assert list(any_store.keys("t/nothing/")) == []
 
 
-def test_rows_come_back_equal(any_store: ObjectStore) -> None:
+def test_rows_are_unchanged_by_a_round_trip(any_store: ObjectStore) -> None:
     any_store.put_rows("t/rows.parquet", ROWS)
     assert any_store.get_rows("t/rows.parquet", ObjectReference) == ROWS
 
 
-def test_parquet_of_the_same_rows_is_the_same_bytes() -> None:
+def test_equal_rows_give_equal_parquet_bytes() -> None:
     assert to_parquet(ROWS) == to_parquet(ROWS)
     assert from_parquet(to_parquet(ROWS), ObjectReference) == ROWS
 
 
-def test_json_comes_back_equal(any_store: ObjectStore) -> None:
+def test_json_is_unchanged_by_a_round_trip(any_store: ObjectStore) -> None:
     any_store.put_json("t/record.json", ROWS[0])
     assert ObjectReference.model_validate(any_store.get_json("t/record.json")) == ROWS[0]
 
 
-def test_put_new_writes_once(any_store: ObjectStore) -> None:
+def test_put_new_refuses_an_existing_key(any_store: ObjectStore) -> None:
     any_store._client.delete_object(Bucket=any_store.bucket, Key="t/new")
     any_store.put_new("t/new", b"first")
     with pytest.raises(AlreadyExists, match="t/new"):
@@ -72,36 +72,38 @@ def test_put_new_writes_once(any_store: ObjectStore) -> None:
     assert any_store.get("t/new") == b"first"
 
 
-def test_the_server_itself_refuses_a_second_writer_that_saw_nothing(strict: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    strict.put("t/race", b"first")
-    # As between another writer's look-up and its write.
-    monkeypatch.setattr(strict, "exists", lambda key: False)
+def test_the_server_refuses_a_second_writer_whose_look_up_missed_the_object(
+    strict_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strict_store.put("t/race", b"first")
+    # The look-up misses the object, as if the other writer wrote right after it.
+    monkeypatch.setattr(strict_store, "exists", lambda key: False)
     with pytest.raises(AlreadyExists):
-        strict.put_new("t/race", b"second")
-    assert strict.get("t/race") == b"first"
+        strict_store.put_new("t/race", b"second")
+    assert strict_store.get("t/race") == b"first"
 
 
-def test_of_many_writers_at_once_one_wins(any_store: ObjectStore) -> None:
-    """On the local server by the lock, elsewhere by the server."""
+def test_one_of_many_concurrent_writers_succeeds(any_store: ObjectStore) -> None:
+    """The lock chooses the writer on the local server, the server itself elsewhere."""
     any_store.delete("t/many")
-    won: list[int] = []
+    winners: list[int] = []
 
     def write(number: int) -> None:
         try:
             any_store.put_new("t/many", str(number).encode())
         except AlreadyExists:
             return
-        won.append(number)
+        winners.append(number)
 
     threads = [threading.Thread(target=write, args=(number,)) for number in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [str(number).encode() for number in won] == [any_store.get("t/many")]
+    assert [str(number).encode() for number in winners] == [any_store.get("t/many")]
 
 
-def test_a_server_that_ignores_conditions_is_found_out(any_store: ObjectStore) -> None:
+def test_a_server_that_ignores_conditional_puts_is_detected(any_store: ObjectStore) -> None:
     any_store.check_conditional_puts()
     unlocked = ObjectStore(any_store._client, any_store.bucket)
     if any_store._lock is None:
@@ -111,14 +113,14 @@ def test_a_server_that_ignores_conditions_is_found_out(any_store: ObjectStore) -
             unlocked.check_conditional_puts()
 
 
-def test_a_removed_object_is_gone_and_removing_it_again_is_fine(any_store: ObjectStore) -> None:
+def test_a_deleted_object_is_absent_and_can_be_deleted_again(any_store: ObjectStore) -> None:
     any_store.put("t/removed", b"1")
     any_store.delete("t/removed")
     any_store.delete("t/removed")
     assert not any_store.exists("t/removed")
 
 
-def test_a_directory_comes_back_whole(any_store: ObjectStore, tmp_path: Path) -> None:
+def test_a_directory_is_unchanged_by_a_round_trip(any_store: ObjectStore, tmp_path: Path) -> None:
     (tmp_path / "in/sub").mkdir(parents=True)
     (tmp_path / "in/config.json").write_text("{}")
     (tmp_path / "in/sub/weights").write_bytes(b"\x01" * 1000)
@@ -128,17 +130,19 @@ def test_a_directory_comes_back_whole(any_store: ObjectStore, tmp_path: Path) ->
     assert (tmp_path / "out/sub/weights").read_bytes() == b"\x01" * 1000
 
 
-def test_a_directory_without_checksums_is_not_there_yet(any_store: ObjectStore, tmp_path: Path) -> None:
+def test_reading_a_directory_without_checksums_is_refused(any_store: ObjectStore, tmp_path: Path) -> None:
     any_store.put("t/half/config.json", b"{}")
     for read in (lambda: any_store.get_directory("t/half", tmp_path), lambda: any_store.directory_sha256("t/half")):
         with pytest.raises(Incomplete) as raised:
             read()
         message = str(raised.value)
-        assert message.startswith(f"s3://{any_store.bucket}/t/half: {CHECKSUMS} is missing"), "without KeyError's quotes"
+        assert message.startswith(f"s3://{any_store.bucket}/t/half: {CHECKSUMS} is missing"), (
+            "the message has no quotes, unlike KeyError's"
+        )
         assert REMOVED_TAG in message
 
 
-def test_a_changed_file_is_corrupt(any_store: ObjectStore, tmp_path: Path) -> None:
+def test_a_file_with_a_wrong_checksum_is_reported_as_corrupt(any_store: ObjectStore, tmp_path: Path) -> None:
     (tmp_path / "weights").write_bytes(b"right")
     any_store.put_directory("t/changed", tmp_path)
     any_store.put("t/changed/weights", b"wrong")

@@ -16,20 +16,20 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def git(folder: Path, *words: str) -> str:
+def git(folder: Path, *arguments: str) -> str:
     identity = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "init.defaultBranch=main")
-    return subprocess.run(["git", *identity, *words], cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def test_without_git_the_sources_name_it(repository: Path) -> None:
-    first = code_version(repository)
-    assert first.startswith("2.3.4+sources.")
-    assert code_version(repository) == first
+def test_without_git_the_version_names_the_sources(repository: Path) -> None:
+    version = code_version(repository)
+    assert version.startswith("2.3.4+sources.")
+    assert code_version(repository) == version
     (repository / "tasks/a.py").write_text("A = 2\n")
-    assert code_version(repository) != first
+    assert code_version(repository) != version
 
 
-def test_the_commit_is_gits_own(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_the_commit_is_gits_head(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     git(repository, "init")
     assert commit(repository) == "", "nothing is committed yet"
     git(repository, "add", ".")

@@ -12,7 +12,7 @@ from fastapi import FastAPI
 
 @contextlib.asynccontextmanager
 async def aiohttp_app(app: web.Application, **options: object) -> AsyncIterator[str]:
-    """Run an aiohttp app; yields its address."""
+    """Run an aiohttp app and yield its address."""
     runner = web.AppRunner(app, shutdown_timeout=0.1, **options)
     await runner.setup()
     try:
@@ -24,15 +24,15 @@ async def aiohttp_app(app: web.Application, **options: object) -> AsyncIterator[
 
 @contextlib.asynccontextmanager
 async def fastapi_app(app: FastAPI) -> AsyncIterator[str]:
-    """Run a FastAPI app; yields its address."""
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
+    """Run a FastAPI app and yield its address."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
         config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2)
         server = uvicorn.Server(config)
         server.capture_signals = contextlib.nullcontext
-        task = asyncio.create_task(server.serve(sockets=[listening]))
+        task = asyncio.create_task(server.serve(sockets=[listener]))
         while not server.started:
             await asyncio.sleep(0.005)
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         server.should_exit = True
         await task

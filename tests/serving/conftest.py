@@ -1,4 +1,4 @@
-"""The serving app on fakes, made for each test."""
+"""The serving app on fakes, a new one for each test."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

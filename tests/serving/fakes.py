@@ -74,18 +74,20 @@ def tokenizer() -> Tokenizer:
 
 
 class FakeEngine:
-    """Samples given tokens, behind a real engine's routes."""
+    """An engine that samples given tokens, behind a real engine's routes."""
 
     def __init__(self, reply: list[int]) -> None:
         self.reply = reply
         self.version = "0"
         self.pid = 1
         self.delay = 0.0
-        self.dies_after: int | None = None
+        self.fails_after: int | None = None
+        """Tokens after which the connections break."""
         self.logprob = -0.5
-        self.refuses = ""
-        self.may_swap = asyncio.Event()
-        self.may_swap.set()
+        self.refused_version = ""
+        """The version that a swap refuses."""
+        self.swap_allowed = asyncio.Event()
+        self.swap_allowed.set()
         self.requests: list[EngineRequest] = []
         self.swaps: list[str] = []
         self.aborted = 0
@@ -95,15 +97,15 @@ class FakeEngine:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[str]:
-        """Run it; yields its address."""
+        """Run the engine and yield its address."""
         self.endpoints = Endpoints(self, None)
         app = self.endpoints.app()
-        app.middlewares.append(self._note)
+        app.middlewares.append(self._add_connection)
         async with aiohttp_app(app) as self.url:
             yield self.url
 
     @web.middleware
-    async def _note(self, http: web.Request, handler: object) -> web.StreamResponse:
+    async def _add_connection(self, http: web.Request, handler: object) -> web.StreamResponse:
         self._connections.add(http.transport)
         return await handler(http)
 
@@ -118,7 +120,7 @@ class FakeEngine:
         tokens = self.reply[: request.max_tokens]
         try:
             for index, token in enumerate(tokens):
-                if index == self.dies_after:
+                if index == self.fails_after:
                     for connection in self._connections:
                         connection.abort()
                     await asyncio.sleep(3600)
@@ -132,9 +134,9 @@ class FakeEngine:
             raise
 
     async def swap(self, path: str, version: str) -> SwapResult:
-        if self.refuses == version:
+        if self.refused_version == version:
             raise SwapRefused("does not fit")
-        await self.may_swap.wait()
+        await self.swap_allowed.wait()
         self.swaps.append(version)
         self.version = version
         return SwapResult(version, 1.0, 1.0, 1.0)
@@ -150,31 +152,31 @@ class MemoryStore(ObjectStore):
         self.bucket = "bucket"
         self.objects: dict[str, bytes] = {}
         self.puts: list[str] = []
-        self.away = False
-        self.answers = threading.Event()
-        """While cleared, reads wait."""
-        self.answers.set()
+        self.unavailable = False
+        self.reads_allowed = threading.Event()
+        """Reads wait while this event is cleared."""
+        self.reads_allowed.set()
 
     def put(self, key: str, body: bytes) -> str:
-        if self.away:
+        if self.unavailable:
             raise ConnectionError("the store is away")
         self.puts.append(key)
         assert self.objects.setdefault(key, body) == body, f"{key} was written with other bytes before"
         return ""
 
     def get(self, key: str) -> bytes:
-        if self.away:
+        if self.unavailable:
             raise ConnectionError("the store is away")
-        self.answers.wait(20)
+        self.reads_allowed.wait(20)
         return self.objects[key]
 
     def exists(self, key: str) -> bool:
-        if self.away:
+        if self.unavailable:
             raise ConnectionError("the store is away")
         return key in self.objects
 
     def keys(self, prefix: str) -> Iterator[str]:
-        if self.away:
+        if self.unavailable:
             raise ConnectionError("the store is away")
         return iter(sorted(key for key in self.objects if key.startswith(prefix)))
 
@@ -196,18 +198,18 @@ class FakeRegistry:
         self.sources: dict[str, str] = {}
         self.aliases: dict[str, str] = {}
         self.experiment: ExperimentRecord | None = None
-        self.look: Decision | None = None
+        self.decision: Decision | None = None
         self.tags: dict[str, dict[str, str]] = {}
-        self.away = False
+        self.unavailable = False
 
     def client(self) -> Registry:
-        return Registry(httpx.Client(transport=httpx.MockTransport(self._answer), base_url="http://registry"), "m")
+        return Registry(httpx.Client(transport=httpx.MockTransport(self._respond), base_url="http://registry"), "m")
 
-    def _answer(self, request: httpx.Request) -> httpx.Response:
-        if self.away:
+    def _respond(self, request: httpx.Request) -> httpx.Response:
+        if self.unavailable:
             raise httpx.ConnectError("away")
         if request.url.path.endswith("registered-models/get"):
-            records = {EXPERIMENT_TAG: self.experiment, LOOK_TAG: self.look}
+            records = {EXPERIMENT_TAG: self.experiment, LOOK_TAG: self.decision}
             tags = [{"key": key, "value": record.model_dump_json()} for key, record in records.items() if record]
             aliases = [{"alias": k, "version": v} for k, v in self.aliases.items()]
             return httpx.Response(200, json={"registered_model": {"aliases": aliases, "tags": tags}})
@@ -220,28 +222,28 @@ class FakeRegistry:
         return {"version": version, "source": self.sources[version], "tags": tags}
 
 
-class Disk:
-    """The `os` of serving/recording/journal.py with a disk that can fail, stall and write half a line."""
+class FaultyDisk:
+    """The `os` of serving/recording/journal.py with a disk that can fail, stall and write only half of a line."""
 
     def __init__(self) -> None:
-        self.broken, self.half = False, False
-        self.still = ""
-        """Files whose path contains this stall."""
-        self.moves = threading.Event()
+        self.sync_fails, self.tears_lines = False, False
+        self.stalled_path = ""
+        """A sync of a file whose path contains this text waits for `resume`; empty: no sync waits."""
+        self.resume = threading.Event()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(os, name)
 
     def write(self, descriptor: int, line: bytes) -> int:
-        if not self.half:
+        if not self.tears_lines:
             return os.write(descriptor, line)
         os.write(descriptor, line[: len(line) // 2])
         raise OSError(28, "no space left on device")
 
     def fsync(self, descriptor: int) -> None:
-        if self.still and self.still in os.readlink(f"/proc/self/fd/{descriptor}"):
-            self.moves.wait(20)
-        if self.broken:
+        if self.stalled_path and self.stalled_path in os.readlink(f"/proc/self/fd/{descriptor}"):
+            self.resume.wait(20)
+        if self.sync_fails:
             raise OSError(5, "broken")
         os.fsync(descriptor)
 
@@ -274,15 +276,15 @@ class House:
         values = tokens | {"terms": {"experiments": True}, "name_users": True} | (settings or {})
         values["tokens"] = {"proxy": PROXY} | values.get("tokens", {})
         self.settings = ServingSettings(**values)
-        self.exits = contextlib.AsyncExitStack()
+        self.exit_stack = contextlib.AsyncExitStack()
         self.urls: tuple[str, str] = ("", "")
 
     async def __aenter__(self) -> "House":
         for engine in self.engines:
-            await self.exits.enter_async_context(engine.running())
-        self.http = await self.exits.enter_async_context(client.session())
-        one, two = (Slot(i, client.EngineClient(self.http, engine.url, None)) for i, engine in enumerate(self.engines))
-        self.arms = Arms((one, two))
+            await self.exit_stack.enter_async_context(engine.running())
+        self.http = await self.exit_stack.enter_async_context(client.session())
+        first, second = (Slot(i, client.EngineClient(self.http, engine.url, None)) for i, engine in enumerate(self.engines))
+        self.arms = Arms((first, second))
         self.spool = Spool(self.directory / "spool", self.spool_bytes)
         self.recorder = Recorder(self.spool, self.metrics, Redactor())
         self.shipper = Shipper(self.spool, self.store, 0.05)
@@ -299,14 +301,14 @@ class House:
         status = StatusSources(access, self.arms, self.spool, self.shipper, self.metrics, data, links)
         completions_app = create_completions_app(gateway, feedback, status, hosts)
         self.apps = (completions_app, create_feedback_app(feedback, self.metrics, hosts))
-        self.urls = tuple([await self.exits.enter_async_context(fastapi_app(app)) for app in self.apps])
-        self.client = await self.exits.enter_async_context(httpx.AsyncClient(headers=HEADERS, timeout=20))
+        self.urls = tuple([await self.exit_stack.enter_async_context(fastapi_app(app)) for app in self.apps])
+        self.client = await self.exit_stack.enter_async_context(httpx.AsyncClient(headers=HEADERS, timeout=20))
         await self.follower.step()
         return self
 
     async def __aexit__(self, *error: object) -> None:
         await self.recorder.settle()
-        await self.exits.aclose()
+        await self.exit_stack.aclose()
         await self.spool.close()
 
     def add_version(self, version: str) -> None:
@@ -340,8 +342,8 @@ class House:
         """Return the events on the disk."""
         rows: list[Completion | Feedback] = []
         for path in sorted((self.spool.directory / kind).glob("*.jsonl")):
-            events, bad = read_segment(path, KINDS[kind])
-            assert not bad
+            events, unreadable = read_segment(path, KINDS[kind])
+            assert not unreadable
             rows += events
         return rows
 

@@ -1,4 +1,4 @@
-"""Bodies of editors, the events of a stream, a running experiment, and a wait for a condition."""
+"""Request bodies of editors, the events of a stream, a running experiment, and a wait for a condition."""
 
 import asyncio
 from collections.abc import Callable
@@ -20,9 +20,9 @@ INFILL = {"input_prefix": "import os\n", "input_suffix": "\n", "prompt": "x = ",
 
 def events(body: str) -> list[str]:
     """Return the data of each event of a stream."""
-    lines = body.split("\n\n")
-    assert lines.pop() == "" and all(line.startswith("data: ") for line in lines)
-    return [line.removeprefix("data: ") for line in lines]
+    blocks = body.split("\n\n")
+    assert blocks.pop() == "" and all(block.startswith("data: ") for block in blocks)
+    return [block.removeprefix("data: ") for block in blocks]
 
 
 async def run_experiment(house: House) -> None:
@@ -35,7 +35,8 @@ async def run_experiment(house: House) -> None:
     assert {slot.version for slot in house.arms.slots} == {"1", "2"}
 
 
-async def until(reached: Callable[[], object], seconds: float = 5.0) -> None:
+async def until(condition: Callable[[], object], seconds: float = 5.0) -> None:
+    """Wait until the condition holds, at most the given seconds."""
     async with asyncio.timeout(seconds):
-        while not reached():
+        while not condition():
             await asyncio.sleep(0.01)

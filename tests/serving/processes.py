@@ -12,16 +12,16 @@ from pathlib import Path
 
 def free_url() -> str:
     """Return an unused address on this machine."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{free.getsockname()[1]}"
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{probe.getsockname()[1]}"
 
 
 @contextlib.contextmanager
 def server(
     command: Sequence[str], variables: Mapping[str, str], url: str, log: Path, seconds: float = 500
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a process in a group of its own; yields it once it listens at the address."""
+    """Run a process in its own process group and yield it once it listens at the address."""
     with log.open("wb") as out:
         process = subprocess.Popen(command, env=os.environ | variables, stdout=out, stderr=out, start_new_session=True)
         try:

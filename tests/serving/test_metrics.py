@@ -13,7 +13,7 @@ from tests.serving.helpers import ADMINISTRATOR, run_experiment, until
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
-async def scraped(house: House) -> Series:
+async def scrape(house: House) -> Series:
     text = (await house.client.get(house.urls[0] + "/metrics", headers=ADMINISTRATOR)).text
     families = text_string_to_metric_families(text)
     return {(sample.name, frozenset(sample.labels.items())): sample.value for family in families for sample in family.samples}
@@ -26,41 +26,41 @@ def value(series: Series, name: str, **labels: str) -> float | None:
 async def test_requests_tokens_and_times_are_counted_by_version_and_arm(tmp_path: Path, tokenizer: Tokenizer) -> None:
     async with House(tmp_path, tokenizer, withhold_below=0.3) as house:
         await run_experiment(house)
-        house.engines[house.arms.challenger].logprob = -0.01  # worth showing, as the champion's are not
+        house.engines[house.arms.challenger].logprob = -0.01  # probable enough to show, unlike the champion's
         requests = {"champion": 2, "challenger": 3}
         for arm, times in requests.items():
             for _ in range(times):
                 await house.complete(headers={"X-Tabloop-Arm": arm, **ADMINISTRATOR})
         rows = house.rows("completions")
-        series = await scraped(house)
+        series = await scrape(house)
         for arm, version, finish in (("champion", "1", "stop"), ("challenger", "2", "length")):
-            of_arm, labels = [row for row in rows if row.arm == arm], {"arm": arm, "version": version}
-            assert value(series, "completions_total", **labels, finish=finish) == len(of_arm) == requests[arm]
-            assert value(series, "tokens_total", **labels) == sum(len(row.token_ids) for row in of_arm) > 0
+            arm_rows, labels = [row for row in rows if row.arm == arm], {"arm": arm, "version": version}
+            assert value(series, "completions_total", **labels, finish=finish) == len(arm_rows) == requests[arm]
+            assert value(series, "tokens_total", **labels) == sum(len(row.token_ids) for row in arm_rows) > 0
             assert value(series, "withheld_total", **labels) == (requests[arm] if arm == "champion" else None)
-            for name, times in (("first_token", [r.ttft_ms for r in of_arm]), ("completion", [r.total_ms for r in of_arm])):
+            for name, times in (("first_token", [r.ttft_ms for r in arm_rows]), ("completion", [r.total_ms for r in arm_rows])):
                 assert value(series, f"{name}_seconds_count", **labels) == len(times)
                 assert value(series, f"{name}_seconds_sum", **labels) == pytest.approx(sum(times) / 1e3)
 
 
-async def test_clients_that_leave_are_counted_by_version_and_arm(house: House) -> None:
+async def test_disconnected_clients_are_counted_by_version_and_arm(house: House) -> None:
     house.engines[0].delay = 0.05
     body = {"prompt": "def f(x):\n    ", "stream": True}
-    async with house.client.stream("POST", house.urls[0] + "/v1/completions", json=body) as answer:
-        await answer.aiter_lines().__anext__()
+    async with house.client.stream("POST", house.urls[0] + "/v1/completions", json=body) as response:
+        await response.aiter_lines().__anext__()
     await until(lambda: house.rows("completions"), 10)
-    series = await scraped(house)
+    series = await scrape(house)
     assert value(series, "completions_total", arm="champion", version="0", finish="disconnected") == 1
 
 
-async def test_an_outage_is_counted(house: House) -> None:
+async def test_requests_refused_during_an_outage_are_counted(house: House) -> None:
     for engine in house.engines:
         engine.up = False
     for stream in (True, False):
-        answer = await house.complete(stream=stream)
-        assert answer.status_code == 503 and int(answer.headers["retry-after"]) > 0
-        assert answer.json()["error"]["type"] == "server_error"
-    assert value(await scraped(house), "refused_total", status="503") == 2
+        response = await house.complete(stream=stream)
+        assert response.status_code == 503 and int(response.headers["retry-after"]) > 0
+        assert response.json()["error"]["type"] == "server_error"
+    assert value(await scrape(house), "refused_total", status="503") == 2
 
 
 async def test_the_spool_is_measured_at_a_scrape(house: House) -> None:
@@ -70,7 +70,7 @@ async def test_the_spool_is_measured_at_a_scrape(house: House) -> None:
     for segment in segments:
         stat = segment.stat()
         os.utime(segment, (stat.st_atime, stat.st_mtime - 100))
-    series = await scraped(house)
+    series = await scrape(house)
     assert value(series, "spool_segments") == len(segments) == 2
     assert value(series, "spool_bytes") == sum(segment.stat().st_size for segment in segments) > 0
     assert 100 <= value(series, "spool_oldest_seconds") < 160
@@ -78,19 +78,19 @@ async def test_the_spool_is_measured_at_a_scrape(house: House) -> None:
     assert status["spool"]["segments"] == 2 and status["spool"]["oldest_seconds"] >= 100
 
 
-async def test_events_between_two_measurements_count_towards_the_limit(tmp_path: Path, tokenizer: Tokenizer) -> None:
+async def test_events_between_two_measurements_count_towards_the_spools_limit(tmp_path: Path, tokenizer: Tokenizer) -> None:
     async with House(tmp_path, tokenizer, spool_bytes=2_000) as house:
         body = {"completion_id": "c", "outcome": "accepted", "shown": "x " * 450}
-        answers = [(await house.send_feedback("/v1/feedback", body)).status_code for _ in range(4)]
-        assert answers == [200, 200, 503, 503]
+        statuses = [(await house.send_feedback("/v1/feedback", body)).status_code for _ in range(4)]
+        assert statuses == [200, 200, 503, 503]
 
 
 async def test_an_internal_error_has_openais_shape_and_is_counted(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full() -> None:
+    def raise_disk_full() -> None:
         raise OSError(28, "no space left on device")
 
-    monkeypatch.setattr(house.spool, "measure", full)
-    answer = await house.client.get(house.urls[0] + "/admin/status", headers=ADMINISTRATOR)
-    assert answer.status_code == 500 and "feedback" not in answer.text and answer.json()["error"]["type"] == "server_error"
+    monkeypatch.setattr(house.spool, "measure", raise_disk_full)
+    response = await house.client.get(house.urls[0] + "/admin/status", headers=ADMINISTRATOR)
+    assert response.status_code == 500 and "feedback" not in response.text and response.json()["error"]["type"] == "server_error"
     monkeypatch.undo()
-    assert value(await scraped(house), "refused_total", status="500") == 1
+    assert value(await scrape(house), "refused_total", status="500") == 1

@@ -10,8 +10,11 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from tests.serving import fakes
 
 
-def make(path: Path, seed: int, hidden: int = 128, tokenizer: Path | None = None) -> Path:
-    """Write a model with a checkpoint's tokenizer, or with one that transformers misreads, for tests that exchange ids only."""
+def write_model(path: Path, seed: int, hidden: int = 128, tokenizer: Path | None = None) -> Path:
+    """Write a random model with a checkpoint's tokenizer.
+
+    Without one, it gets the tokenizer of the fakes. transformers misreads it, so it serves tests that exchange token ids only.
+    """
     path.mkdir(parents=True, exist_ok=True)
     if tokenizer is None:
         bpe = fakes.tokenizer()

@@ -1,4 +1,4 @@
-"""Events and metrics for tests, and a store and a registry in memory that behave like the real ones."""
+"""Events and metrics for tests, and an in-memory store and registry that behave like the real ones."""
 
 import json
 from collections.abc import Iterator
@@ -15,10 +15,10 @@ NOW = 1_800_000_000.0
 
 
 def completion(id: str = "c", **fields: Any) -> Completion:
-    """A completion whose tokens are its characters, with an end token where it stopped by itself."""
-    given = {"text": "foo(bar)", "finish_reason": "stop", **fields}
-    text = given["text"]
-    ends = [*range(1, len(text) + 1), *([len(text)] if given["finish_reason"] == "stop" else [])]
+    """Return a completion with one token per character, and an end token if its finish reason is "stop"."""
+    values = {"text": "foo(bar)", "finish_reason": "stop", **fields}
+    text = values["text"]
+    ends = [*range(1, len(text) + 1), *([len(text)] if values["finish_reason"] == "stop" else [])]
     return Completion.model_validate(
         {
             "id": id,
@@ -39,13 +39,13 @@ def completion(id: str = "c", **fields: Any) -> Completion:
             "max_tokens": 24,
             "ttft_ms": 5.0,
             "total_ms": 9.0,
-            **given,
+            **values,
         }
     )
 
 
 def feedback(id: str = "f", **fields: Any) -> Feedback:
-    """An impression of the completion above, accepted."""
+    """Return feedback that accepts the default completion."""
     return Feedback.model_validate(
         {
             "id": id,
@@ -65,7 +65,7 @@ def feedback(id: str = "f", **fields: Any) -> Feedback:
 
 
 def sample(id: str = "c", **fields: Any) -> Sample:
-    """A sample that was accepted."""
+    """Return an accepted sample."""
     return Sample.model_validate(
         {
             "completion_id": id,
@@ -84,7 +84,7 @@ def sample(id: str = "c", **fields: Any) -> Sample:
 
 
 def metrics(**fields: Any) -> Metrics:
-    """What an update of four samples tells of itself."""
+    """Return the metrics of an update with four samples."""
     return Metrics.model_validate(
         {
             "samples": 4,
@@ -102,12 +102,12 @@ def metrics(**fields: Any) -> Metrics:
 
 
 def decision(experiment: ExperimentRecord, verdict: Verdict, decided: float, by: str = "gate") -> Decision:
-    """The decision that ends an experiment."""
+    """Return the decision that ends an experiment."""
     return Decision(experiment=experiment, verdict=verdict, decided=decided, by=by)
 
 
 class MemoryStore(ObjectStore):
-    """A bucket in a dictionary, with true conditional puts."""
+    """A bucket in a dictionary, with working conditional puts."""
 
     def __init__(self) -> None:
         self.bucket = "tabloop"
@@ -139,14 +139,14 @@ class MemoryStore(ObjectStore):
 
 
 class Killed(BaseException):
-    """The process ends here."""
+    """Stands for the death of the process."""
 
 
 class MemoryRegistry:
-    """MLflow's registry as far as infra.registry asks for it; may be killed before its nth write."""
+    """The part of MLflow's registry API that infra.registry uses; raises Killed when `writes_left` is 0."""
 
     def __init__(self, **versions: dict[str, str]) -> None:
-        """Versions by "v1", "v2", ... with their tags."""
+        """Create versions from their tags, by the keywords "v1", "v2", ..."""
         self.versions = {name[1:]: tags for name, tags in versions.items()}
         self.aliases: dict[str, str] = {}
         self.tags: dict[str, str] = {}
@@ -155,7 +155,7 @@ class MemoryRegistry:
 
     def _answer(self, request: httpx.Request) -> httpx.Response:
         path = request.url.path.removeprefix("/api/2.0/mlflow/")
-        asked = json.loads(request.content) if request.content else dict(request.url.params)
+        parameters = json.loads(request.content) if request.content else dict(request.url.params)
         if request.method != "GET":
             if not self.writes_left:
                 raise Killed
@@ -168,22 +168,24 @@ class MemoryRegistry:
             case "GET", "model-versions/search":
                 return httpx.Response(200, json={"model_versions": [self._version(v) for v in self.versions]})
             case "GET", "model-versions/get":
-                known = asked["version"] in self.versions
+                exists = parameters["version"] in self.versions
                 return (
-                    httpx.Response(200, json={"model_version": self._version(asked["version"])}) if known else httpx.Response(404)
+                    httpx.Response(200, json={"model_version": self._version(parameters["version"])})
+                    if exists
+                    else httpx.Response(404)
                 )
             case "POST", "model-versions/create":
                 version = str(len(self.versions) + 1)
-                self.versions[version] = {t["key"]: t["value"] for t in asked["tags"]}
+                self.versions[version] = {t["key"]: t["value"] for t in parameters["tags"]}
                 return httpx.Response(200, json={"model_version": self._version(version)})
             case "POST", "registered-models/alias":
-                self.aliases[asked["alias"]] = asked["version"]
+                self.aliases[parameters["alias"]] = parameters["version"]
             case "DELETE", "registered-models/alias":
-                self.aliases.pop(asked["alias"], None)
+                self.aliases.pop(parameters["alias"], None)
             case "POST", "registered-models/set-tag":
-                self.tags[asked["key"]] = asked["value"]
+                self.tags[parameters["key"]] = parameters["value"]
             case "POST", "model-versions/set-tag":
-                self.versions[asked["version"]][asked["key"]] = asked["value"]
+                self.versions[parameters["version"]][parameters["key"]] = parameters["value"]
             case _:
                 return httpx.Response(501, text=f"{request.method} {path}")
         return httpx.Response(200, json={})

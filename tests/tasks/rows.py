@@ -1,4 +1,4 @@
-"""The functions over frames, given rows and giving rows: what tests say is said of single requests and impressions."""
+"""Adapters between records and the functions over frames, so that tests state single requests and impressions."""
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -45,47 +45,47 @@ class Join:
 
 
 def frame(rows: Iterable[Record], record: type[Record]) -> pl.DataFrame:
-    """Records as the frame that reading them gives."""
+    """Return records as the frame that a reader gets."""
     return pl.DataFrame([row.model_dump() for row in rows], schema=schema(record))
 
 
-def join(completions: Sequence[Completion], told: Sequence[Feedback], join_seconds: float) -> Join:
-    """Join all at once."""
-    labelled, orphans = joining.join(frame(completions, Completion), frame(told, Feedback), join_seconds)
+def join(completions: Sequence[Completion], events: Sequence[Feedback], join_seconds: float) -> Join:
+    """Attribute feedback to completions in one partition."""
+    labelled, orphans = joining.join(frame(completions, Completion), frame(events, Feedback), join_seconds)
     return Join(tuple(map(_joined, labelled.iter_rows(named=True))), len(completions) - labelled.height, orphans)
 
 
 def _joined(row: dict[str, Any]) -> Joined:
-    told = [row[name] for name in Label.__dataclass_fields__]
-    served = Completion.model_validate({name: row[name] for name in Completion.model_fields})
-    return Joined(served, Label(*told) if row["outcome"] else None, row["cache_hit"])
+    label = [row[name] for name in Label.__dataclass_fields__]
+    completion = Completion.model_validate({name: row[name] for name in Completion.model_fields})
+    return Joined(completion, Label(*label) if row["outcome"] else None, row["cache_hit"])
 
 
-def cut(completion: Completion, extent: int) -> int:
-    """How many tokens are kept."""
+def count_kept_tokens(completion: Completion, extent: int) -> int:
+    """Return the number of tokens that the cut keeps."""
     return joining.cut(frame([completion], Completion).with_columns(extent=pl.lit(extent)))["tokens"][0]
 
 
-def planned(store: MemoryStore, join_seconds: float = 60.0) -> WindowPlan:
-    """The whole store as one window."""
+def plan_store(store: MemoryStore, join_seconds: float = 60.0) -> WindowPlan:
+    """Plan one window over the whole store."""
     return plan_window(store, Window(NOW - 1000, NOW + 10_000, NOW - 1000, {}), NOW + 100_000, join_seconds)
 
 
-def put(store: MemoryStore, completions: Sequence[Record], told: Sequence[Record], name: str = "a") -> None:
-    """An object of each kind, where there is something to put into it."""
-    for kind, rows in (("completions", completions), ("feedback", told)):
+def put(store: MemoryStore, completions: Sequence[Record], events: Sequence[Record], name: str = "a") -> None:
+    """Write one object of completions and one of feedback; write no empty object."""
+    for kind, rows in (("completions", completions), ("feedback", events)):
         if rows:
             store.put_rows(f"events/{kind}/{FOLDER}/{name}.parquet", rows)
 
 
-def accounted(completions: Sequence[Completion], told: Sequence[Feedback] = (), **fields: Any) -> RequestAccounting:
-    """Completions and feedback through objects and partitions to their buckets."""
-    return sealed(completions, told, **fields)[0]
+def account(completions: Sequence[Completion], events: Sequence[Feedback] = (), **fields: Any) -> RequestAccounting:
+    """Classify requests by way of stored objects and partitions."""
+    return account_with_samples(completions, events, **fields)[0]
 
 
-def sealed(
+def account_with_samples(
     completions: Sequence[Completion],
-    told: Sequence[Feedback] = (),
+    events: Sequence[Feedback] = (),
     *,
     limits: Collect,
     lineage: Lineage,
@@ -94,34 +94,29 @@ def sealed(
     malformed: int = 0,
     trained: Collection[str] = frozenset(),
 ) -> tuple[RequestAccounting, list[Sample]]:
-    """The same, and the samples as the trainer reads them, not rewarded."""
+    """Classify requests, and return the samples as the trainer reads them, without rewards, too."""
     store = MemoryStore()
-    put(store, completions, told)
-    found = planned(store)
-    labelled, duplicates = merge_partitions([join_partition(store, partition) for partition in found.partitions])
-    accounts = classify(
+    put(store, completions, events)
+    plan = plan_store(store)
+    labelled, duplicates = merge_partitions([join_partition(store, partition) for partition in plan.partitions])
+    accounting = classify(
         labelled,
         lineage.distances(labelled["policy_version"].unique(), parent),
         until,
         limits,
-        WindowCounts(found.requests + malformed, duplicates, malformed),
+        WindowCounts(plan.requests + malformed, duplicates, malformed),
         trained,
     )
-    return accounts, from_parquet(samples.parquet(samples.tables(store, found.partitions, accounts.samples)), Sample)
+    return accounting, from_parquet(samples.parquet(samples.tables(store, plan.partitions, accounting.samples)), Sample)
 
 
-def batch(store: MemoryStore, found: Collected) -> bytes:
-    """A cycle's samples as they are sealed, not rewarded."""
-    return samples.parquet(samples.tables(store, found.plan.partitions, found.accounting.samples))
+def batch(store: MemoryStore, collected: Collected) -> bytes:
+    """Return the samples of a cycle as Parquet, without rewards."""
+    return samples.parquet(samples.tables(store, collected.plan.partitions, collected.accounting.samples))
 
 
-def trained(store: MemoryStore, found: Collected) -> list[Sample]:
-    """The same, read back."""
-    return from_parquet(batch(store, found), Sample)
-
-
-def sampled(rows: Sequence[Sample]) -> pl.DataFrame:
-    """Samples as the frame of what is known of them without their tokens."""
+def sample_frame(rows: Sequence[Sample]) -> pl.DataFrame:
+    """Return samples as the frame that holds their fields without the tokens."""
     finite = [[x if abs(x) < 1e300 else None for x in s.logprobs] for s in rows]
     return frame(rows, Sample).select(
         pl.exclude("completion_id", "prompt_token_ids", "token_ids", "logprobs"),
@@ -132,7 +127,7 @@ def sampled(rows: Sequence[Sample]) -> pl.DataFrame:
         prompt_tokens=pl.col("prompt_token_ids").list.len(),
         tokens=pl.col("token_ids").list.len(),
         logprobs=pl.col("logprobs").list.len(),
-        # What tasks/labels/attribution.py's cut says of them, by hand.
+        # The ranges that `cut` of tasks/labels/attribution.py computes, written out.
         logprob_lowest=pl.Series([-float("inf") if not f or None in f else min(f) for f in finite], dtype=pl.Float64),
         logprob_highest=pl.Series([float("inf") if not f or None in f else max(f) for f in finite], dtype=pl.Float64),
     )

@@ -1,4 +1,4 @@
-"""Grouped samples from the shipped model: groups, rewards, advantages, and the job that trains on them."""
+"""Grouped samples from the shipped model: groups, rewards, advantages, and the training job."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,29 +31,29 @@ def generator() -> Generator:
     return Generator(settings_.path(GROUP.model.base), GROUP.model)
 
 
-def test_completions_of_a_place_are_judged_against_one_another(generator: Generator) -> None:
-    made = groups.sample_groups(generator, ReferenceJudge(), PLACES, 4, GROUP, seed=1)
-    assert (len(made.samples), made.failed) == (12, 0)
-    for first in (0, 4, 8):
-        group = made.samples[first : first + 4]
+def test_advantages_compare_the_completions_of_one_place(generator: Generator) -> None:
+    grouped = groups.sample_groups(generator, ReferenceJudge(), PLACES, 4, GROUP, seed=1)
+    assert (len(grouped.samples), grouped.failed) == (12, 0)
+    for start in (0, 4, 8):
+        group = grouped.samples[start : start + 4]
         assert len({s.prompt_token_ids for s in group}) == 1
         assert sum(s.advantage for s in group) == pytest.approx(0, abs=1e-9)
         assert len({s.reward for s in group}) == 1 or max(group, key=lambda s: s.advantage).reward == max(s.reward for s in group)
-    assert len({s.token_ids for s in made.samples}) > 3
-    assert any(s.advantage for s in made.samples)
-    assert all(0 <= s.reward <= 1 for s in made.samples)
+    assert len({s.token_ids for s in grouped.samples}) > 3
+    assert any(s.advantage for s in grouped.samples)
+    assert all(0 <= s.reward <= 1 for s in grouped.samples)
 
 
 class FailsOnce(ReferenceJudge):
-    """Cannot judge the sixth completion."""
+    """A judge that fails on the sixth completion."""
 
     def score(self, items: Sequence[Item]) -> list[Judgement]:
-        return [Failed("timeout", "") if i == 5 else found for i, found in enumerate(super().score(items))]
+        return [Failed("timeout", "") if i == 5 else judgement for i, judgement in enumerate(super().score(items))]
 
 
-def test_a_group_that_was_not_judged_whole_is_left_out(generator: Generator) -> None:
-    made = groups.sample_groups(generator, FailsOnce(), PLACES, 4, GROUP, seed=1)
-    assert (len(made.samples), made.failed) == (8, 1)
+def test_a_group_with_a_failed_judgement_has_no_samples(generator: Generator) -> None:
+    grouped = groups.sample_groups(generator, FailsOnce(), PLACES, 4, GROUP, seed=1)
+    assert (len(grouped.samples), grouped.failed) == (8, 1)
 
 
 def test_the_command_writes_samples_and_a_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,17 +61,19 @@ def test_the_command_writes_samples_and_a_job(tmp_path: Path, capsys: pytest.Cap
     job = Job.model_validate_json((tmp_path / "job.json").read_text())
     samples = from_parquet(job.samples.read_bytes(), Sample)
     assert len(samples) == 6
-    assert {s.policy_version for s in samples} == {job.current_version}, "log-probability agreement is measured on them"
+    assert {s.policy_version for s in samples} == {job.current_version}, (
+        "the trainer measures the agreement of log-probabilities on them"
+    )
     assert f"--job {tmp_path / 'job.json'}" in capsys.readouterr().out
 
 
-def test_without_a_judgement_the_command_says_so(
+def test_the_command_fails_with_the_count_if_all_judgements_fail(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class Never(ReferenceJudge):
+    class AlwaysFails(ReferenceJudge):
         def score(self, items: Sequence[Item]) -> list[Judgement]:
             return [Failed("unavailable", "")] * len(items)
 
-    monkeypatch.setattr(judges, "build", lambda settings: Never())
+    monkeypatch.setattr(judges, "build", lambda settings: AlwaysFails())
     assert groups.main(["--out", str(tmp_path), "--positions", "1", "--group", "2"]) == 1
     assert "2 judgements failed" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Continue's own log becomes an offline set: every line accounted for, and nothing that PPO would take."""
+"""Import of Continue's own log as offline examples: every line is counted, and PPO cannot read the examples as samples."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ from tests.tasks.made import NOW, MemoryRegistry, MemoryStore
 
 ADA = "a" * 32
 SESSION = Path(__file__).parents[1] / "serving/gateway/sessions/continue.json"
-# As Continue logs it (schema 0.2.0), with what we do not read left out of the middle.
+# An event as Continue logs it (schema 0.2.0), without some fields that the import does not read.
 LOGGED = {
     "eventName": "autocomplete",
     "schema": "0.2.0",
@@ -73,20 +73,20 @@ def test_a_logged_event_becomes_an_example() -> None:
     assert imported(json.dumps(old)).examples == (expected,)
 
 
-def test_what_the_real_client_tells_becomes_what_was_asked() -> None:
-    """Its events name other files' code in the prefix, and a selected name in prefix and completion."""
+def test_events_of_the_real_client_match_its_requests() -> None:
+    """Its events hold code of other files in the prefix, and a selected name in prefix and completion."""
     bodies = [exchange["request"].split("\r\n\r\n")[1] for exchange in json.loads(SESSION.read_text())["exchanges"]]
-    asked = [json.loads(body)["prompt"] for body in bodies if "prompt" in json.loads(body)]
-    found = imported(*(body for body in bodies if '"completionId"' in body))
-    assert found.buckets == {**dict.fromkeys(found.buckets, 0), "kept": 7, "superseded": 1, "cache_hit": 1}
-    assert {e.shown for e in found.examples if not e.accepted} == {"add(width, height)"}
-    assert [e.shown for e in found.examples if e.prefix.endswith("os.pathsep")] == ["(1, 2)"]
-    reused = [e for e in found.examples if not any(f"<|fim_prefix|>{e.prefix}<|fim_suffix|>" in prompt for prompt in asked)]
+    prompts = [json.loads(body)["prompt"] for body in bodies if "prompt" in json.loads(body)]
+    log = imported(*(body for body in bodies if '"completionId"' in body))
+    assert log.buckets == {**dict.fromkeys(log.buckets, 0), "kept": 7, "superseded": 1, "cache_hit": 1}
+    assert {e.shown for e in log.examples if not e.accepted} == {"add(width, height)"}
+    assert [e.shown for e in log.examples if e.prefix.endswith("os.pathsep")] == ["(1, 2)"]
+    reused = [e for e in log.examples if not any(f"<|fim_prefix|>{e.prefix}<|fim_suffix|>" in prompt for prompt in prompts)]
     assert [(e.prefix[-2:], e.shown) for e in reused] == [("re", "turn beta")]
 
 
-def test_every_line_is_accounted_for() -> None:
-    found = imported(
+def test_every_line_is_in_one_bucket() -> None:
+    log = imported(
         line(completionId="1", accepted=False),
         line(completionId="1"),
         line(completionId="1", accepted=False),
@@ -100,39 +100,39 @@ def test_every_line_is_accounted_for() -> None:
         "{torn",
         "[]",
     )
-    assert found.buckets == {
+    assert log.buckets == {
         "kept": 2, "superseded": 2, "cache_hit": 1, "unjudged": 1, "no_code": 2, "malformed": 3, "other_event": 1,
     }  # fmt: skip
-    assert {e.id: e.accepted for e in found.examples} == {"1": True, "2": False}, "a late accept is the truth"
+    assert {e.id: e.accepted for e in log.examples} == {"1": True, "2": False}, "a late accept counts"
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.text(max_size=20) | st.fixed_dictionaries({}, optional=FIELDS).map(json.dumps), max_size=6))
-def test_the_sums_hold_for_any_file(lines: list[str]) -> None:
-    found = imported(*lines)
-    assert sum(found.buckets.values()) == len(lines)
-    assert len(found.examples) == found.buckets["kept"]
+def test_buckets_add_up_for_any_file(lines: list[str]) -> None:
+    log = imported(*lines)
+    assert sum(log.buckets.values()) == len(lines)
+    assert len(log.examples) == log.buckets["kept"]
 
 
 def test_secrets_do_not_reach_the_store() -> None:
-    (found,) = imported(line(prefix='password = "hunter2hunter2"\nx = ')).examples
-    assert "hunter2" not in found.prefix
-    assert REDACTED in found.prefix
+    (example,) = imported(line(prefix='password = "hunter2hunter2"\nx = ')).examples
+    assert "hunter2" not in example.prefix
+    assert REDACTED in example.prefix
 
 
-def test_the_same_file_is_the_same_object_and_the_forgotten_are_not_in_it() -> None:
+def test_a_file_always_makes_the_same_object_and_erased_users_are_removed() -> None:
     store = MemoryStore()
-    made = imported(line(), line(completionId="2")).examples
-    assert write(store, made) == write(store, made)
-    assert read(store) == list(made)
+    examples = imported(line(), line(completionId="2")).examples
+    assert write(store, examples) == write(store, examples)
+    assert read(store) == list(examples)
     tombstones.write(store, request(ADA, "", NOW, "", ""))
     assert read(store) == []
-    done = forget(store, MemoryRegistry().client, request(ADA, "", NOW, "", ""), NOW, dry_run=False)
-    assert sum(done.rows.values()) == 2
+    forgetting = forget(store, MemoryRegistry().client, request(ADA, "", NOW, "", ""), NOW, dry_run=False)
+    assert sum(forgetting.rows.values()) == 2
     assert not list(store.keys("offline/"))
 
 
-def test_ppo_never_takes_one_for_a_sample(tmp_path: Path) -> None:
+def test_ppo_cannot_read_an_offline_example_as_a_sample(tmp_path: Path) -> None:
     store, registry = MemoryStore(), MemoryRegistry(v1={})
     registry.aliases["champion"] = "1"
     key = write(store, imported(line()).examples)
@@ -141,7 +141,7 @@ def test_ppo_never_takes_one_for_a_sample(tmp_path: Path) -> None:
     (tmp_path / "samples.parquet").write_bytes(store.get(key))
     with pytest.raises(ValidationError, match="logprobs"):
         batches.read(tmp_path / "samples.parquet", vocabulary=100, positions=100)
-    found = collect(store, registry.client, Settings(collect=Collect()), NOW)
-    assert found.accounting.requests == 0, "a cycle does not look there"
+    collected = collect(store, registry.client, Settings(collect=Collect()), NOW)
+    assert collected.accounting.requests == 0, "a cycle does not read offline examples"
     with pytest.raises(ValidationError, match="behaviour_logprobs"):
         OfflineExample.model_validate({**imported(line()).examples[0].model_dump(), "behaviour_logprobs": "made up"})

@@ -21,46 +21,46 @@ def sha256(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
 
 
-async def test_a_token_has_projects_roles_and_a_rate(tmp_path: Path, tokenizer: Tokenizer) -> None:
+async def test_a_token_is_limited_to_its_projects_roles_and_rate(tmp_path: Path, tokenizer: Tokenizer) -> None:
     editors = {"sha256": sha256("of-the-editors"), "projects": ["p2", "p3"], "roles": ["complete"], "requests_per_minute": 4}
     async with House(tmp_path, tokenizer, settings={"tokens": {"editors": editors}}) as house:
         bearer = {"Authorization": "Bearer of-the-editors"}
-        named = [await house.complete(headers={**bearer, "X-Project-ID": name}) for name in ("p3", "p1")]
-        assert [answer.status_code for answer in named] == [200, 403]
-        assert "p2, p3" in named[1].json()["error"]["message"]
-        unnamed = await house.client.post(house.urls[0] + "/infill", json=INFILL, headers={**bearer, "X-Project-ID": "p2"})
-        assert unnamed.status_code == 200 and house.rows("completions")[-1].project == "p2"
-        refused = await house.send_feedback("/v1/feedback", {"completion_id": "c", "outcome": "accepted"}, bearer)
-        assert refused.status_code == 403 and "feedback" in refused.json()["error"]["message"]
+        project_responses = [await house.complete(headers={**bearer, "X-Project-ID": name}) for name in ("p3", "p1")]
+        assert [response.status_code for response in project_responses] == [200, 403]
+        assert "p2, p3" in project_responses[1].json()["error"]["message"]
+        completion = await house.client.post(house.urls[0] + "/infill", json=INFILL, headers={**bearer, "X-Project-ID": "p2"})
+        assert completion.status_code == 200 and house.rows("completions")[-1].project == "p2"
+        feedback_response = await house.send_feedback("/v1/feedback", {"completion_id": "c", "outcome": "accepted"}, bearer)
+        assert feedback_response.status_code == 403 and "feedback" in feedback_response.json()["error"]["message"]
         assert (await house.client.get(house.urls[0] + "/admin/status", headers=bearer)).status_code == 403
-        answers = [await house.complete(headers={**bearer, "X-Project-ID": "p2"}) for _ in range(2)]
-        assert [answer.status_code for answer in answers] == [200, 429]
-        assert int(answers[1].headers["retry-after"]) >= 1 and "editors" in answers[1].json()["error"]["message"]
-        assert (await house.complete()).status_code == 200  # another token's rate is its own
+        responses = [await house.complete(headers={**bearer, "X-Project-ID": "p2"}) for _ in range(2)]
+        assert [response.status_code for response in responses] == [200, 429]
+        assert int(responses[1].headers["retry-after"]) >= 1 and "editors" in responses[1].json()["error"]["message"]
+        assert (await house.complete()).status_code == 200  # the rate of one token does not limit another
 
 
-async def test_the_teams_and_the_administrators_tokens_have_a_rate_each(tmp_path: Path, tokenizer: Tokenizer) -> None:
+async def test_the_team_token_and_the_administrator_token_have_separate_rates(tmp_path: Path, tokenizer: Tokenizer) -> None:
     async with House(tmp_path, tokenizer, settings={"requests_per_minute": 2}) as house:
         for headers in (AN_EDITOR, ADMINISTRATOR):
-            answers = [await house.complete(headers=headers) for _ in range(3)]
-            assert [answer.status_code for answer in answers] == [200, 200, 429]
-            assert int(answers[2].headers["retry-after"]) >= 1
+            responses = [await house.complete(headers=headers) for _ in range(3)]
+            assert [response.status_code for response in responses] == [200, 200, 429]
+            assert int(responses[2].headers["retry-after"]) >= 1
 
 
 @given(st.lists(st.floats(0, 30), max_size=80), st.integers(1, 100))
-def test_a_rate_limiter_admits_one_minutes_requests_and_then_its_rate(pauses: list[float], per_minute: int) -> None:
+def test_a_rate_limiter_admits_the_requests_of_one_minute_and_then_its_rate(pauses: list[float], per_minute: int) -> None:
     now = 0.0
     limiter = RateLimiter(per_minute, lambda: now)
-    given_at: list[float] = []
+    admitted: list[float] = []
     for pause in pauses:
         now += pause
         if not (wait := limiter.wait()):
-            given_at.append(now)
+            admitted.append(now)
         else:
             assert 0 < wait <= 60 / per_minute
-    for first in range(len(given_at)):
-        for last in range(first, len(given_at)):
-            assert last - first + 1 <= per_minute + (given_at[last] - given_at[first]) * per_minute / 60 + 1e-6
+    for first in range(len(admitted)):
+        for last in range(first, len(admitted)):
+            assert last - first + 1 <= per_minute + (admitted[last] - admitted[first]) * per_minute / 60 + 1e-6
 
 
 async def test_only_a_token_with_the_role_users_names_users(house: House) -> None:

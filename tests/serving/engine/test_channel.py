@@ -25,8 +25,8 @@ LOST = [503, "lost"]
 
 
 @asynccontextmanager
-async def connected(handler) -> AsyncIterator[Channel]:
-    """A channel to a server that calls the handler with each message and an outbox."""
+async def channel_to(handler) -> AsyncIterator[Channel]:
+    """Yield a channel to a server that calls the handler with each message and an outbox."""
 
     async def serve(http: web.Request) -> web.WebSocketResponse:
         socket = web.WebSocketResponse()
@@ -44,16 +44,16 @@ async def connected(handler) -> AsyncIterator[Channel]:
         yield Channel(socket, LOST)
 
 
-async def test_what_is_asked_first_travels_at_once_and_the_rest_of_the_turn_together() -> None:
+async def test_the_first_request_is_sent_at_once_and_the_rest_of_the_turn_together() -> None:
     messages: list[int] = []
 
-    async def twice(message: WSMessage, outbox: Outbox, socket: web.WebSocketResponse) -> None:
+    async def reply_twice(message: WSMessage, outbox: Outbox, socket: web.WebSocketResponse) -> None:
         rows = json.loads(message.data)
         messages.append(len(rows))
         for number, *body in rows * 2:
             outbox.put([number, body])
 
-    async with connected(twice) as channel, AsyncExitStack() as requests:
+    async with channel_to(reply_twice) as channel, AsyncExitStack() as requests:
         inboxes = [await requests.enter_async_context(channel.request(body)) for body in "abc"]
         for body, inbox in zip("abc", inboxes, strict=True):
             assert await inbox.take() == [[[body]], [[body]]]
@@ -61,36 +61,36 @@ async def test_what_is_asked_first_travels_at_once_and_the_rest_of_the_turn_toge
     assert messages == [1, 2]
 
 
-async def test_what_can_wait_travels_with_what_comes_soon_after_and_waits_no_longer() -> None:
-    async def many(message: WSMessage, outbox: Outbox, socket: web.WebSocketResponse) -> None:
+async def test_rows_that_can_wait_are_sent_with_the_next_row_or_after_the_maximum_wait() -> None:
+    async def reply_three_rows(message: WSMessage, outbox: Outbox, socket: web.WebSocketResponse) -> None:
         for row in range(3):
             outbox.put([0, row], can_wait=True)
             await asyncio.sleep(0)
         if message.data.endswith('"urgent"]]'):
             outbox.put([0, "now"])
 
-    async with connected(many) as channel, channel.request("wait") as slow:
-        began = asyncio.get_running_loop().time()
+    async with channel_to(reply_three_rows) as channel, channel.request("wait") as slow:
+        start = asyncio.get_running_loop().time()
         assert await slow.take() == [[0], [1], [2]]
-        assert asyncio.get_running_loop().time() - began >= MAX_WAIT_SECONDS
-    async with connected(many) as channel, channel.request("urgent") as fast:
+        assert asyncio.get_running_loop().time() - start >= MAX_WAIT_SECONDS
+    async with channel_to(reply_three_rows) as channel, channel.request("urgent") as fast:
         assert await fast.take() == [[0], [1], [2], ["now"]]
 
 
 async def test_first_and_last_tokens_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("serving.engine.channel.MAX_WAIT_SECONDS", 60.0)
     async with client_of(FakeEngine([5, 6, 7])) as client, asyncio.timeout(5):
-        assert [delta.token_ids for delta in await _all(client, REQUEST)] == [[5], [6, 7]]
+        assert [delta.token_ids for delta in await _generate(client, REQUEST)] == [[5], [6, 7]]
 
 
-async def test_who_leaves_early_stops_its_own_and_no_other() -> None:
+async def test_leaving_a_request_early_stops_no_other_request() -> None:
     stopped: list[list] = []
 
-    async def note(message: WSMessage, outbox: Outbox, socket: web.WebSocketResponse) -> None:
+    async def record_stop(message: WSMessage, outbox: Outbox, socket: web.WebSocketResponse) -> None:
         stopped.extend(row for row in json.loads(message.data) if len(row) == 1)
         outbox.put([0, "late"])
 
-    async with connected(note) as channel:
+    async with channel_to(record_stop) as channel:
         async with channel.request("a"):
             pass
         async with channel.request("b") as second:
@@ -99,11 +99,11 @@ async def test_who_leaves_early_stops_its_own_and_no_other() -> None:
     assert stopped == [[0]]
 
 
-async def test_everybody_hears_that_the_connection_ended_latecomers_too() -> None:
-    async def end(message: WSMessage, outbox: Outbox, socket: web.WebSocketResponse) -> None:
+async def test_current_and_later_requests_get_an_error_when_the_connection_ends() -> None:
+    async def close_connection(message: WSMessage, outbox: Outbox, socket: web.WebSocketResponse) -> None:
         await socket.close()
 
-    async with connected(end) as channel:
+    async with channel_to(close_connection) as channel:
         async with channel.request("a") as first, channel.request("b") as second:
             assert await first.take() == await second.take() == [LOST]
         assert channel.closed
@@ -135,41 +135,41 @@ async def test_many_completions_share_a_connection_and_get_their_own_tokens() ->
         assert (await client.health()).version == "0"
 
 
-async def test_who_leaves_at_once_leaves_nothing_running() -> None:
+async def test_leaving_a_request_at_once_leaves_no_generation_running() -> None:
     engine = FakeEngine([5, 6])
     async with client_of(engine) as client:
-        await _all(client, REQUEST)
+        await _generate(client, REQUEST)
         channel = client._channel
         async with channel.request(REQUEST.fields()), channel.request(REQUEST.fields()):
-            pass  # both rows of the second in one message
-        assert len(await _all(client, REQUEST)) >= 1
+            pass  # the second request's start and stop are in one message
+        assert len(await _generate(client, REQUEST)) >= 1
         (running,) = engine.endpoints._running.values()
         assert running == {} and len(engine.requests) == 2
 
 
-async def test_what_it_says_no_to_has_a_reason() -> None:
+async def test_a_refused_request_gets_the_reason() -> None:
     engine = FakeEngine([5])
     async with client_of(engine) as client:
         with pytest.raises(WrongVersion, match="holds version 0, asked for 9"):
-            await _all(client, EngineRequest([1], 4, 1.0, 1.0, [], "9"))
+            await _generate(client, EngineRequest([1], 4, 1.0, 1.0, [], "9"))
         engine.up = False
         with pytest.raises(EngineDown, match="503: dead"):
-            await _all(client, REQUEST)
+            await _generate(client, REQUEST)
     async with client_of(engine, "guess") as client:
         with pytest.raises(EngineDown, match="401"):
-            await _all(client, REQUEST)
+            await _generate(client, REQUEST)
 
 
-async def test_an_engine_that_comes_back_is_connected_to_again() -> None:
+async def test_the_client_reconnects_after_the_engine_fails() -> None:
     engine = FakeEngine([5, 6])
-    engine.dies_after = 1
+    engine.fails_after = 1
     async with client_of(engine) as client:
         async with aclosing(client.generate(REQUEST)) as deltas:
             assert (await anext(deltas)).token_ids == [5]
             with pytest.raises(EngineDown, match="it ended"):
                 await anext(deltas)
-        engine.dies_after = None
-        assert [d.finish for d in await _all(client, REQUEST)][-1] == "length"
+        engine.fails_after = None
+        assert [d.finish for d in await _generate(client, REQUEST)][-1] == "length"
 
 
 deltas = st.builds(
@@ -180,7 +180,7 @@ deltas = st.builds(
 
 
 @given(st.lists(deltas, max_size=8), st.booleans())
-def test_neighbours_of_one_version_are_put_together_and_nothing_is_lost(sent: list[Delta], fails: bool) -> None:
+def test_adjacent_deltas_of_one_version_are_merged_without_loss(sent: list[Delta], fails: bool) -> None:
     client = EngineClient(None, "http://e", None)
     merged: list[Delta] = []
     rows = [delta.row() for delta in sent] + ([[503, "gone"]] if fails else [])
@@ -191,15 +191,15 @@ def test_neighbours_of_one_version_are_put_together_and_nothing_is_lost(sent: li
     assert all(delta.version != following.version for delta, following in itertools.pairwise(merged))
 
 
-async def _all(client: EngineClient, request: EngineRequest) -> list[Delta]:
+async def _generate(client: EngineClient, request: EngineRequest) -> list[Delta]:
     return [delta async for delta in client.generate(request)]
 
 
-@pytest.mark.parametrize("sent", [None, "Bearer", "Bearer wrong", "Bearer é", "Bearer tøkenx", "tøken"])
-async def test_an_engine_tells_its_health_to_anybody_and_all_else_to_its_token_alone(sent: str | None) -> None:
+@pytest.mark.parametrize("authorization", [None, "Bearer", "Bearer wrong", "Bearer é", "Bearer tøkenx", "tøken"])
+async def test_health_needs_no_token_and_other_routes_need_the_engines_token(authorization: str | None) -> None:
     async with aiohttp_app(Endpoints(FakeEngine([1]), "tøken").app()) as url, session() as http:
-        headers = {"Authorization": sent} if sent else {}
-        answers = [await http.get(url + "/health", headers=headers)]
-        answers += [await http.post(url + "/swap", headers=headers), await http.get(url + "/generate", headers=headers)]
-        assert [answer.status for answer in answers] == [200, 401, 401]
+        headers = {"Authorization": authorization} if authorization else {}
+        responses = [await http.get(url + "/health", headers=headers)]
+        responses += [await http.post(url + "/swap", headers=headers), await http.get(url + "/generate", headers=headers)]
+        assert [response.status for response in responses] == [200, 401, 401]
         assert (await EngineClient(http, url, "tøken").swap("somewhere", "1")).version == "1"

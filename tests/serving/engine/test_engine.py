@@ -42,8 +42,8 @@ ARGUMENTS = {
 
 
 @dataclass
-class Running:
-    """The engine of this module."""
+class RunningEngine:
+    """The running engine that the tests of this module share."""
 
     url: str
     process: subprocess.Popen[bytes]
@@ -56,8 +56,8 @@ class Running:
         """Return the number of decoding steps since the engine's start, from its log."""
         return self.log.read_text(errors="replace").count("Iteration(")
 
-    def cached(self) -> tuple[float, float]:
-        """Return the prompt tokens since the start, and those found in the prefix cache, by vLLM's own counters."""
+    def prefix_cache_tokens(self) -> tuple[float, float]:
+        """Return the prompt tokens since the start, and those found in the prefix cache, from vLLM's counters."""
         registry = CollectorRegistry()
         MultiProcessCollector(registry, path=str(self.metrics))
         counters = {sample.name: sample.value for metric in registry.collect() for sample in metric.samples}
@@ -65,9 +65,9 @@ class Running:
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEngine]:
     directory = tmp_path_factory.mktemp("engine")
-    models = {version: tiny_models.make(directory / version, int(version)) for version in ("1", "2")}
+    models = {version: tiny_models.write_model(directory / version, int(version)) for version in ("1", "2")}
     url, log, metrics = processes.free_url(), directory / "log", directory / "metrics"
     metrics.mkdir()
     variables = {
@@ -80,11 +80,11 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     }
     command = [sys.executable, "-m", "serving.engine", "--slot", "0", "--model", str(models["1"]), "--version", "1"]
     with processes.server(command, variables, url, log) as process:
-        yield Running(url, process, models, log, metrics)
+        yield RunningEngine(url, process, models, log, metrics)
 
 
 @pytest.fixture
-async def client(engine: Running) -> AsyncIterator[EngineClient]:
+async def client(engine: RunningEngine) -> AsyncIterator[EngineClient]:
     async with session() as http:
         engine_client = EngineClient(http, engine.url, "secret")
         if (await engine_client.health()).version != "1":
@@ -97,7 +97,7 @@ async def sample(client: EngineClient, prompt: list[int] = PROMPT, tokens: int =
     return [delta async for delta in client.generate(request)]
 
 
-def worst(engine: Running, prompt: list[int], deltas: list[Delta]) -> float:
+def max_logprob_error(engine: RunningEngine, prompt: list[int], deltas: list[Delta]) -> float:
     """Return the largest difference to transformers' log-probabilities, each span under its own version."""
     tokens = [token for delta in deltas for token in delta.token_ids]
     logprobs = [p for delta in deltas for p in delta.logprobs]
@@ -109,75 +109,78 @@ def worst(engine: Running, prompt: list[int], deltas: list[Delta]) -> float:
     return max(errors)
 
 
-async def test_logprobs_are_those_of_the_sampled_distribution(engine: Running, client: EngineClient) -> None:
+async def test_logprobs_are_those_of_the_sampled_distribution(engine: RunningEngine, client: EngineClient) -> None:
     deltas = await sample(client)
     assert deltas[-1].finish == "length" and deltas[-1].spans == (("1", 0, 24),)
-    assert worst(engine, PROMPT, deltas) < 1e-4
+    assert max_logprob_error(engine, PROMPT, deltas) < 1e-4
 
 
-def test_ranks_are_left_out_only_where_nobody_asked_for_other_tokens() -> None:
+def test_ranks_are_omitted_only_if_no_other_tokens_are_requested() -> None:
     logprobs = torch.randn(5, 11).log_softmax(-1)
     sampled = torch.tensor([3, 0, 10, 3, 7])
     ids, kept, ranks = without_ranks(Sampler.gather_logprobs)(logprobs, 0, sampled)[:3]
     full = Sampler.gather_logprobs(logprobs, 0, sampled)
     assert torch.equal(ids, full.logprob_token_ids) and torch.equal(kept, full.logprobs)
     assert ranks.dtype == full.selected_token_ranks.dtype and ranks.shape == full.selected_token_ranks.shape
-    two = without_ranks(Sampler.gather_logprobs)(logprobs, 2, sampled)
-    assert two.logprobs.shape == (5, 3) and two.selected_token_ranks.min() >= 1
+    top_two = without_ranks(Sampler.gather_logprobs)(logprobs, 2, sampled)
+    assert top_two.logprobs.shape == (5, 3) and top_two.selected_token_ranks.min() >= 1
 
 
-async def test_a_swap_is_exact_head_and_cache_included(engine: Running, client: EngineClient) -> None:
-    await sample(client)  # the prompt is in the prefix cache now, under the old weights
+async def test_logprobs_are_exact_after_a_swap_with_a_warm_cache(engine: RunningEngine, client: EngineClient) -> None:
+    await sample(client)  # puts the prompt into the prefix cache, with the old weights
     await client.swap(str(engine.models["2"]), "2")
     deltas = await sample(client, version="2")
     assert deltas[-1].spans == (("2", 0, 24),)
     # A stale tied head is off by 0.3, a stale cache by 0.2.
-    assert worst(engine, PROMPT, deltas) < 1e-4
+    assert max_logprob_error(engine, PROMPT, deltas) < 1e-4
     with pytest.raises(WrongVersion, match="holds version 2"):
         await sample(client, version="1")
 
 
-async def test_requests_go_on_through_a_swap_and_say_which_tokens_are_whose(engine: Running, client: EngineClient) -> None:
-    begun = asyncio.Event()
+async def test_requests_continue_through_a_swap_and_report_the_version_of_each_span(
+    engine: RunningEngine, client: EngineClient
+) -> None:
+    started = asyncio.Event()
 
-    async def watched(prompt: list[int]) -> list[Delta]:
+    async def generate(prompt: list[int]) -> list[Delta]:
         deltas = []
         async for delta in client.generate(EngineRequest(prompt, 600, TEMPERATURE, 1.0, [], None)):
-            begun.set()
+            started.set()
             deltas.append(delta)
         return deltas
 
-    running = [asyncio.create_task(watched([*PROMPT, n])) for n in range(30, 36)]
-    await begun.wait()
+    running = [asyncio.create_task(generate([*PROMPT, n])) for n in range(30, 36)]
+    await started.wait()
     await client.swap(str(engine.models["2"]), "2")
-    done = await asyncio.gather(*running)
-    assert all(sum(len(d.token_ids) for d in deltas) == 600 for deltas in done)
-    assert any(len(deltas[-1].spans) == 2 for deltas in done)
-    for n, deltas in enumerate(done):
-        assert worst(engine, [*PROMPT, 30 + n], deltas) < 1e-4
+    completions = await asyncio.gather(*running)
+    assert all(sum(len(d.token_ids) for d in deltas) == 600 for deltas in completions)
+    assert any(len(deltas[-1].spans) == 2 for deltas in completions)
+    for n, deltas in enumerate(completions):
+        assert max_logprob_error(engine, [*PROMPT, 30 + n], deltas) < 1e-4
 
 
-def _nan(weights: dict[str, torch.Tensor]) -> None:
+def _set_nan(weights: dict[str, torch.Tensor]) -> None:
     weights["model.norm.weight"][0] = float("nan")
 
 
-def _missing(weights: dict[str, torch.Tensor]) -> None:
+def _remove_tensor(weights: dict[str, torch.Tensor]) -> None:
     del weights["model.norm.weight"]
 
 
-def _unknown(weights: dict[str, torch.Tensor]) -> None:
+def _add_tensor(weights: dict[str, torch.Tensor]) -> None:
     weights["model.extra.weight"] = torch.zeros(2)
 
 
-def _shape(weights: dict[str, torch.Tensor]) -> None:
+def _change_shape(weights: dict[str, torch.Tensor]) -> None:
     weights["model.norm.weight"] = torch.zeros(3)
 
 
 @pytest.mark.parametrize(
-    ("damage", "reason"), [(_nan, "not finite"), (_missing, "is missing"), (_unknown, "model.extra.weight"), (_shape, r"\(3,\)")]
+    ("damage", "reason"),
+    [(_set_nan, "not finite"), (_remove_tensor, "is missing"), (_add_tensor, "model.extra.weight"), (_change_shape, r"\(3,\)")],
 )
-async def test_a_checkpoint_that_does_not_fit_is_refused_and_harms_nothing(
-    engine: Running, client: EngineClient, tmp_path: Path, damage, reason: str
+async def test_a_checkpoint_that_does_not_fit_is_refused_and_the_old_weights_stay(
+    engine: RunningEngine, client: EngineClient, tmp_path: Path, damage, reason: str
 ) -> None:
     for file in engine.models["2"].glob("*.json"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
@@ -187,13 +190,13 @@ async def test_a_checkpoint_that_does_not_fit_is_refused_and_harms_nothing(
     with pytest.raises(SwapRefused, match=reason):
         await client.swap(str(tmp_path), "2")
     deltas = await sample(client, version="1")
-    assert worst(engine, PROMPT, deltas) < 1e-4
+    assert max_logprob_error(engine, PROMPT, deltas) < 1e-4
 
 
-async def test_other_architectures_tokenizers_and_nothing_at_all_are_refused(
-    engine: Running, client: EngineClient, tmp_path: Path
+async def test_other_architectures_tokenizers_and_missing_checkpoints_are_refused(
+    engine: RunningEngine, client: EngineClient, tmp_path: Path
 ) -> None:
-    wide = tiny_models.make(tmp_path / "wide", 3, hidden=64)
+    wide = tiny_models.write_model(tmp_path / "wide", 3, hidden=64)
     with pytest.raises(SwapRefused, match=r"config.json differs.*hidden_size"):
         await client.swap(str(wide), "3")
     (tmp_path / "words").mkdir()
@@ -207,25 +210,25 @@ async def test_other_architectures_tokenizers_and_nothing_at_all_are_refused(
     assert (await client.health()).version == "1"
 
 
-async def test_a_seed_cannot_reach_the_engine(engine: Running, client: EngineClient) -> None:
+async def test_a_request_with_a_seed_is_refused(engine: RunningEngine, client: EngineClient) -> None:
     body = {"prompt_token_ids": [9] * 900, "max_tokens": 4, "temperature": 1.0, "top_p": 1.0, "stop_token_ids": [], "seed": 1}
     headers = {"Authorization": "Bearer secret"}
     async with ClientSession(headers=headers) as http, http.ws_connect(engine.url + "/generate") as socket:
         await socket.send_json([[0, body]])
         ((number, status, explanation),) = await socket.receive_json(timeout=20)
         assert (number, status) == (0, 400) and "seed" in explanation
-    prompt = [5 + n % 500 for n in range(900)]  # a prefill in chunks, which a seed would end the engine with
-    assert worst(engine, prompt, await sample(client, prompt, 8)) < 1e-4
+    prompt = [5 + n % 500 for n in range(900)]  # prefilled in chunks, where a seed would end the engine
+    assert max_logprob_error(engine, prompt, await sample(client, prompt, 8)) < 1e-4
 
 
-async def test_a_stop_token_ends_it_and_is_among_the_tokens(client: EngineClient) -> None:
+async def test_a_stop_token_ends_the_completion_and_is_returned(client: EngineClient) -> None:
     deltas = [delta async for delta in client.generate(EngineRequest(PROMPT, 24, 1.0, 1.0, list(range(400))))]
     tokens = [token for delta in deltas for token in delta.token_ids]
     assert deltas[-1].finish == "stop" and tokens[-1] < 400 and all(token >= 400 for token in tokens[:-1])
     assert sum(len(delta.logprobs) for delta in deltas) == len(tokens)
 
 
-async def test_strangers_are_refused(engine: Running) -> None:
+async def test_requests_without_the_engines_token_are_refused(engine: RunningEngine) -> None:
     async with session() as http:
         with pytest.raises(EngineDown, match="401"):
             await sample(EngineClient(http, engine.url, "guess"))
@@ -233,51 +236,51 @@ async def test_strangers_are_refused(engine: Running) -> None:
             await EngineClient(http, engine.url, None).swap(str(engine.models["2"]), "2")
 
 
-async def test_a_prompt_that_is_too_long_is_the_callers_mistake(client: EngineClient) -> None:
+async def test_a_prompt_beyond_the_context_is_refused_with_status_400(client: EngineClient) -> None:
     with pytest.raises(EngineDown, match="400"):
         await sample(client, [9] * 2000)
     assert (await sample(client))[-1].finish == "length"
 
 
-async def test_closing_a_generation_stops_it_within_a_few_tokens(engine: Running, client: EngineClient) -> None:
-    left_over = []
+async def test_closing_a_generation_stops_it_within_a_few_tokens(engine: RunningEngine, client: EngineClient) -> None:
+    extra_steps = []
     for _ in range(5):
-        before, received = await _quiet(engine), 0
+        steps_before, received = await _wait_until_idle(engine), 0
         async with aclosing(client.generate(EngineRequest(PROMPT, 800, 1.0, 1.0, []))) as deltas:
             async for delta in deltas:
                 received += len(delta.token_ids)
                 if received >= 20:
                     break
-        left_over.append(await _quiet(engine) - before - received)
+        extra_steps.append(await _wait_until_idle(engine) - steps_before - received)
         assert (await client.health()).running == 0
     # One or two steps are running when the client leaves; a busy machine adds few of the 780 remaining.
-    assert min(left_over) <= 4 and max(left_over) <= 100, left_over
+    assert min(extra_steps) <= 4 and max(extra_steps) <= 100, extra_steps
 
 
-async def test_typing_on_finds_most_of_its_prompt_in_the_prefix_cache(engine: Running, client: EngineClient) -> None:
+async def test_most_of_a_growing_prompt_is_in_the_prefix_cache(engine: RunningEngine, client: EngineClient) -> None:
     code = Path(__file__).read_text()
     renderer = Renderer(fakes.tokenizer(), "spm", 700, 100)
     suffix, ends = code[1500:1600], range(1000, 1100, 5)
     await sample(client, renderer.render(code[: ends[0]], suffix), 1)
-    queries, hits = engine.cached()
+    queries, hits = engine.prefix_cache_tokens()
     for end in ends[1:]:
         await sample(client, renderer.render(code[:end], suffix), 1)
-    after = engine.cached()
-    assert (after[1] - hits) / (after[0] - queries) >= 0.9
+    last_counters = engine.prefix_cache_tokens()
+    assert (last_counters[1] - hits) / (last_counters[0] - queries) >= 0.9
 
 
-async def test_nothing_of_the_old_weights_is_left_in_the_prefix_cache_after_a_swap(engine: Running, client: EngineClient) -> None:
+async def test_a_swap_empties_the_prefix_cache(engine: RunningEngine, client: EngineClient) -> None:
     await sample(client)
-    queries, hits = engine.cached()
+    queries, hits = engine.prefix_cache_tokens()
     await sample(client)
-    assert engine.cached()[1] - hits > 0.9 * (len(PROMPT) - 32)  # all its whole blocks
+    assert engine.prefix_cache_tokens()[1] - hits > 0.9 * (len(PROMPT) - 32)  # all whole blocks of the prompt
     await client.swap(str(engine.models["2"]), "2")
-    queries, hits = engine.cached()
+    queries, hits = engine.prefix_cache_tokens()
     await sample(client, version="2")
-    assert (engine.cached()[0] - queries, engine.cached()[1] - hits) == (len(PROMPT), 0)
+    assert (engine.prefix_cache_tokens()[0] - queries, engine.prefix_cache_tokens()[1] - hits) == (len(PROMPT), 0)
 
 
-async def _quiet(engine: Running) -> int:
+async def _wait_until_idle(engine: RunningEngine) -> int:
     """Wait until the engine is idle, and return its number of steps."""
     steps, since = engine.steps(), time.monotonic()
     async with asyncio.timeout(20):
@@ -288,9 +291,9 @@ async def _quiet(engine: Running) -> int:
     return steps
 
 
-def test_nothing_is_left_when_the_process_is_killed(engine: Running) -> None:
+def test_killing_the_process_ends_its_child_processes(engine: RunningEngine) -> None:
     children = Path(f"/proc/{engine.process.pid}/task/{engine.process.pid}/children").read_text().split()
-    assert children, "vLLM's engine is a process of its own"
+    assert children, "vLLM's engine runs in a child process"
     engine.process.kill()
     engine.process.wait()
     deadline = time.monotonic() + 10

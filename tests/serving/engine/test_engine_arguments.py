@@ -13,27 +13,27 @@ from serving.engine.__main__ import check_arguments
 
 
 @pytest.mark.parametrize(
-    ("arguments", "why"),
+    ("arguments", "reason"),
     [
         ({"enable_lora": True}, "adapter's output"),
         ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}, "n-gram speculation"),
         ({"spec_method": "ngram"}, "n-gram speculation"),
     ],
 )
-def test_what_vllm_serves_wrongly_with_is_refused_with_why(arguments: dict[str, object], why: str) -> None:
-    with pytest.raises(SystemExit, match=f"serving.engine_arguments.{next(iter(arguments))} = .*{why}"):
+def test_arguments_with_which_vllm_serves_wrong_results_are_refused(arguments: dict[str, object], reason: str) -> None:
+    with pytest.raises(SystemExit, match=f"serving.engine_arguments.{next(iter(arguments))} = .*{reason}"):
         check_arguments(arguments)
 
 
-def test_everything_else_is_vllms_own_matter() -> None:
+def test_other_arguments_are_accepted() -> None:
     check_arguments({"enable_lora": False, "speculative_config": None, "max_model_len": 512, "enable_prefix_caching": False})
 
 
-def test_an_engine_ends_at_once_with_the_reason(tmp_path: Path) -> None:
+def test_an_engine_with_a_refused_argument_exits_with_the_reason(tmp_path: Path) -> None:
     variables = {
         "TABLOOP_SERVING__ENGINE_ARGUMENTS": json.dumps({"enable_lora": True}),
         "TABLOOP_STACK__STATE": str(tmp_path / "stack"),
     }
     command = [sys.executable, "-m", "serving.engine", "--slot", "0"]
-    ended = subprocess.run(command, cwd=ROOT, env=os.environ | variables, capture_output=True, text=True, timeout=60)
-    assert ended.returncode == 1 and "serving.engine_arguments.enable_lora" in ended.stderr
+    process = subprocess.run(command, cwd=ROOT, env=os.environ | variables, capture_output=True, text=True, timeout=60)
+    assert process.returncode == 1 and "serving.engine_arguments.enable_lora" in process.stderr

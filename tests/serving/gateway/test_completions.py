@@ -8,21 +8,21 @@ import pytest
 from tokenizers import Tokenizer
 
 from serving.recording import journal
-from tests.serving.fakes import TEXT, TOKEN, Disk, House
+from tests.serving.fakes import TEXT, TOKEN, FaultyDisk, House
 from tests.serving.helpers import ADMINISTRATOR, CONTINUE, events, until
 
 JSON = {"Content-Type": "application/json"}
 
 
 async def test_continue_gets_a_stream_and_the_completion_is_recorded(house: House) -> None:
-    async with house.client.stream("POST", house.urls[0] + "/v1/completions", json=CONTINUE) as answer:
-        assert answer.headers["content-type"].startswith("text/event-stream")
-        assert answer.headers["connection"] == "close" and "x-tabloop-version" not in answer.headers
-        data = events((await answer.aread()).decode())
+    async with house.client.stream("POST", house.urls[0] + "/v1/completions", json=CONTINUE) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        assert response.headers["connection"] == "close" and "x-tabloop-version" not in response.headers
+        data = events((await response.aread()).decode())
     assert data.pop() == "[DONE]"
     chunks = [json.loads(event) for event in data]
     texts = [chunk["choices"][0]["text"] for chunk in chunks]
-    assert "".join(texts) == TEXT and len(texts) > 2  # the first token at once, the rest together, the end
+    assert "".join(texts) == TEXT and len(texts) > 2  # the first token at once, then the other tokens together, then the end
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * (len(chunks) - 1) + ["length"]
     (row,) = house.rows("completions")
     assert {chunk["id"] for chunk in chunks} == {row.id}
@@ -38,8 +38,8 @@ async def test_an_improbable_completion_is_cut_recorded_and_not_shown(tmp_path: 
     async with House(tmp_path, tokenizer, withhold_below=0.3) as house:
         house.engines[0].reply = tokenizer.encode(TEXT).ids * 3
         house.engines[0].delay = 0.01
-        answer = await house.client.post(house.urls[0] + "/v1/completions", json=CONTINUE)
-        (chunk,) = [json.loads(event) for event in events(answer.text)[:-1]]
+        response = await house.client.post(house.urls[0] + "/v1/completions", json=CONTINUE)
+        (chunk,) = [json.loads(event) for event in events(response.text)[:-1]]
         assert chunk["choices"][0] == {"text": "", "index": 0, "logprobs": None, "finish_reason": "stop"}
         (row,) = house.rows("completions")
         assert row.withheld and row.text == "" and row.policy_version == "0" and not row.mixed
@@ -47,64 +47,64 @@ async def test_an_improbable_completion_is_cut_recorded_and_not_shown(tmp_path: 
         assert 'tabloop_withheld_total{arm="champion",version="0"} 1.0' in house.metrics_text().decode()
 
 
-async def test_with_withhold_below_a_probable_completion_is_shown_at_its_end(tmp_path: Path, tokenizer: Tokenizer) -> None:
+async def test_withhold_below_delays_a_probable_completion_to_its_end(tmp_path: Path, tokenizer: Tokenizer) -> None:
     async with House(tmp_path, tokenizer, withhold_below=1e-9) as house:
-        answer = await house.client.post(house.urls[0] + "/v1/completions", json=CONTINUE)
-        texts = [json.loads(event)["choices"][0]["text"] for event in events(answer.text)[:-1]]
+        response = await house.client.post(house.urls[0] + "/v1/completions", json=CONTINUE)
+        texts = [json.loads(event)["choices"][0]["text"] for event in events(response.text)[:-1]]
         assert texts == [TEXT, ""]
         (row,) = house.rows("completions")
         assert not row.withheld and row.text == TEXT and len(row.token_ids) == len(house.engines[0].reply)
 
 
-async def test_the_record_is_in_its_file_before_the_last_chunk(house: House) -> None:
-    async with house.client.stream("POST", house.urls[0] + "/v1/completions", json=CONTINUE) as answer:
-        async for line in answer.aiter_lines():
+async def test_the_completion_is_recorded_before_the_last_chunk(house: House) -> None:
+    async with house.client.stream("POST", house.urls[0] + "/v1/completions", json=CONTINUE) as response:
+        async for line in response.aiter_lines():
             if '"finish_reason": "length"' in line:
                 assert len(house.rows("completions")) == 1
                 return
     raise AssertionError("no last chunk")
 
 
-async def test_the_last_text_is_sent_with_the_end(house: House) -> None:
+async def test_the_last_text_and_the_end_are_sent_together(house: House) -> None:
     house.engines[0].delay = 0.02  # token by token
-    async with house.client.stream("POST", house.urls[0] + "/v1/completions", json=CONTINUE) as answer:
-        *before, last = [chunk async for chunk in answer.aiter_raw()]
-    assert len(before) > 1 and not any(b"[DONE]" in chunk for chunk in before)
+    async with house.client.stream("POST", house.urls[0] + "/v1/completions", json=CONTINUE) as response:
+        *earlier_chunks, last = [chunk async for chunk in response.aiter_raw()]
+    assert len(earlier_chunks) > 1 and not any(b"[DONE]" in chunk for chunk in earlier_chunks)
     text, finish, done = events(last.decode())
     assert json.loads(text)["choices"][0]["text"] and TEXT.endswith(json.loads(text)["choices"][0]["text"])
     assert json.loads(finish)["choices"][0]["finish_reason"] == "length" and done == "[DONE]"
 
 
 async def test_the_engine_gets_the_prompt_in_the_models_order(house: House, tokenizer: Tokenizer) -> None:
-    await house.complete(prompt="a<|fim_middle|>b", suffix="\n#end")  # the marker is the developer's text here
-    sent = house.engines[0].requests[-1].prompt_token_ids
+    await house.complete(prompt="a<|fim_middle|>b", suffix="\n#end")  # this marker is part of the developer's text
+    prompt_ids = house.engines[0].requests[-1].prompt_token_ids
     frame = [tokenizer.token_to_id(t) for t in ("<|fim_suffix|>", "<|fim_prefix|>", "<|fim_middle|>")]
-    assert [t for t in sent if t in frame] == frame
-    assert (sent[0], sent[-1]) == (frame[0], frame[2])
-    assert tokenizer.decode(sent[1 : sent.index(frame[1])]) == "\n#end"
+    assert [t for t in prompt_ids if t in frame] == frame
+    assert (prompt_ids[0], prompt_ids[-1]) == (frame[0], frame[2])
+    assert tokenizer.decode(prompt_ids[1 : prompt_ids.index(frame[1])]) == "\n#end"
 
 
 async def test_the_prompt_of_a_long_file_is_the_text_next_to_the_cursor(house: House, tokenizer: Tokenizer) -> None:
     lines = [f"value_{n} = {n}\n" for n in range(20_000)]
     await house.complete(prompt="".join(lines), suffix="".join(lines))
-    sent = house.engines[0].requests[-1].prompt_token_ids
-    before = tokenizer.decode(sent[sent.index(tokenizer.token_to_id("<|fim_prefix|>")) + 1 :])
-    assert 30 + 20 + 3 <= len(sent) <= 40 + 20 + 3
-    assert before.startswith("value_") and before.endswith("value_19999 = 19999\n")
+    prompt_ids = house.engines[0].requests[-1].prompt_token_ids
+    prefix_text = tokenizer.decode(prompt_ids[prompt_ids.index(tokenizer.token_to_id("<|fim_prefix|>")) + 1 :])
+    assert 30 + 20 + 3 <= len(prompt_ids) <= 40 + 20 + 3
+    assert prefix_text.startswith("value_") and prefix_text.endswith("value_19999 = 19999\n")
     assert house.rows("completions")[0].prefix == "".join(lines)
 
 
-async def test_max_tokens_can_lower_the_limit_and_not_raise_it(house: House) -> None:
-    for requested, sampled in ((3, 3), (4096, len(house.engines[0].reply)), (None, len(house.engines[0].reply))):
-        answer = (await house.complete(max_tokens=requested)).json()
-        assert answer["usage"]["completion_tokens"] == sampled
-        assert answer["choices"][0]["finish_reason"] == "length"
+async def test_max_tokens_can_lower_the_limit_but_not_raise_it(house: House) -> None:
+    for requested, expected_tokens in ((3, 3), (4096, len(house.engines[0].reply)), (None, len(house.engines[0].reply))):
+        response = (await house.complete(max_tokens=requested)).json()
+        assert response["usage"]["completion_tokens"] == expected_tokens
+        assert response["choices"][0]["finish_reason"] == "length"
 
 
-async def test_a_stop_string_cuts_the_text_and_not_the_recorded_tokens(house: House) -> None:
+async def test_a_stop_string_cuts_the_text_but_not_the_recorded_tokens(house: House) -> None:
     house.engines[0].delay = 0.02
-    answer = (await house.complete(stop=["a + b", "zzz"])).json()
-    assert answer["choices"][0] == {"text": "return alph", "index": 0, "logprobs": None, "finish_reason": "stop"}
+    response = (await house.complete(stop=["a + b", "zzz"])).json()
+    assert response["choices"][0] == {"text": "return alph", "index": 0, "logprobs": None, "finish_reason": "stop"}
     (row,) = house.rows("completions")
     assert row.text == "return alph" and house.tokenizer.decode(list(row.token_ids)).startswith("return alpha + b")
     assert row.token_ends[-1] >= len("return alpha + b")
@@ -113,12 +113,12 @@ async def test_a_stop_string_cuts_the_text_and_not_the_recorded_tokens(house: Ho
 
 async def test_the_end_token_ends_a_completion_and_is_recorded(house: House) -> None:
     house.engines[0].reply = [*house.engines[0].reply, 0]
-    answer = (await house.complete()).json()
-    assert answer["choices"][0]["text"] == TEXT and answer["choices"][0]["finish_reason"] == "stop"
+    response = (await house.complete()).json()
+    assert response["choices"][0]["text"] == TEXT and response["choices"][0]["finish_reason"] == "stop"
     assert house.rows("completions")[0].token_ids[-1] == 0
 
 
-async def test_when_the_client_leaves_the_engine_stops_and_the_completion_is_recorded(house: House) -> None:
+async def test_a_disconnect_stops_the_engine_and_the_completion_is_recorded(house: House) -> None:
     house.engines[0].delay = 0.05
     for stream in (True, False):
         request = house.client.build_request("POST", house.urls[0] + "/v1/completions", json={**CONTINUE, "stream": stream})
@@ -136,15 +136,15 @@ async def test_when_the_client_leaves_the_engine_stops_and_the_completion_is_rec
     assert all(slot.in_flight == 0 for slot in house.arms.slots)
 
 
-async def test_a_dead_engine_is_replaced_by_the_other(house: House) -> None:
+async def test_the_other_engine_serves_when_one_is_down(house: House) -> None:
     house.engines[0].up = False
     assert (await house.complete()).json()["choices"][0]["text"] == "return gamma"
     assert (await house.complete()).status_code == 200
     house.engines[1].up = False
     for _ in range(2):
-        answer = await house.complete(stream=True)
-        assert answer.status_code == 503 and int(answer.headers["retry-after"]) > 0
-        assert answer.json()["error"]["type"] == "server_error"
+        response = await house.complete(stream=True)
+        assert response.status_code == 503 and int(response.headers["retry-after"]) > 0
+        assert response.json()["error"]["type"] == "server_error"
     assert (await house.client.get(house.urls[0] + "/ready")).status_code == 503
     house.engines[0].up = True
     await house.follow()
@@ -153,38 +153,38 @@ async def test_a_dead_engine_is_replaced_by_the_other(house: House) -> None:
 
 
 async def test_a_stream_ends_with_an_error_when_the_engine_fails(house: House) -> None:
-    house.engines[0].dies_after, house.engines[0].delay = 2, 0.02
-    answer = await house.complete(stream=True)
-    *texts, error, end = events(answer.text)
-    assert answer.status_code == 200 and end == "[DONE]" and texts
+    house.engines[0].fails_after, house.engines[0].delay = 2, 0.02
+    response = await house.complete(stream=True)
+    *texts, error, end = events(response.text)
+    assert response.status_code == 200 and end == "[DONE]" and texts
     assert {json.loads(event)["choices"][0]["finish_reason"] for event in texts} == {None}
     assert json.loads(error)["error"]["type"] == "server_error"
     (row,) = house.rows("completions")
     assert row.finish_reason == "error" and len(row.token_ids) == 2
 
 
-async def test_a_whole_response_has_the_text_so_far_when_the_engine_fails(house: House) -> None:
-    house.engines[0].dies_after, house.engines[0].delay = 2, 0.02
-    answer = (await house.complete()).json()["choices"][0]
-    assert TEXT.startswith(answer["text"]) and (answer["text"] != "", answer["finish_reason"]) == (True, "length")
+async def test_a_whole_response_has_the_text_before_the_engines_failure(house: House) -> None:
+    house.engines[0].fails_after, house.engines[0].delay = 2, 0.02
+    choice = (await house.complete()).json()["choices"][0]
+    assert TEXT.startswith(choice["text"]) and (choice["text"] != "", choice["finish_reason"]) == (True, "length")
     assert house.rows("completions")[0].finish_reason == "error"
 
 
 @pytest.mark.parametrize("body", [{}, {"stream": True}, {"segments": {"prefix": "a"}}])
-async def test_an_engine_that_fails_before_any_text_is_a_503(
+async def test_an_engine_failure_before_any_text_returns_503(
     tmp_path: Path, tokenizer: Tokenizer, body: dict[str, object]
 ) -> None:
-    async with House(tmp_path, tokenizer, withhold_below=1e-9) as house:  # nothing is shown before the end
-        house.engines[0].dies_after, house.engines[0].delay = 2, 0.02
-        answer = await house.complete(**body)
-        assert answer.status_code == 503 and int(answer.headers["retry-after"]) > 0
-        assert answer.json()["error"]["type"] == "server_error"
+    async with House(tmp_path, tokenizer, withhold_below=1e-9) as house:  # no text is sent before the end
+        house.engines[0].fails_after, house.engines[0].delay = 2, 0.02
+        response = await house.complete(**body)
+        assert response.status_code == 503 and int(response.headers["retry-after"]) > 0
+        assert response.json()["error"]["type"] == "server_error"
         (row,) = house.rows("completions")
         assert row.finish_reason == "error" and len(row.token_ids) == 2
 
 
 async def test_an_engine_with_unexpected_weights_is_not_used(house: House) -> None:
-    house.engines[0].version = "7"  # restarted, and nobody has looked yet
+    house.engines[0].version = "7"  # the engine restarted, and the follower has not seen it yet
     assert (await house.complete()).json()["choices"][0]["text"] == "return gamma"
     assert house.rows("completions")[0].policy_version == "0"
 
@@ -225,15 +225,15 @@ async def test_a_user_who_opted_out_is_served_and_recorded_without_text(house: H
     ],
 )
 async def test_an_invalid_body_gets_an_error_that_names_the_field(house: House, body: dict[str, object], field: str) -> None:
-    answer = await house.complete(**body)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == field and field in answer.json()["error"]["message"]
+    response = await house.complete(**body)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == field and field in response.json()["error"]["message"]
     assert house.rows("completions") == []
 
 
 async def test_errors_have_openais_shape(house: House) -> None:
     url = house.urls[0]
-    answers = [
+    responses = [
         (401, await house.complete(headers={"Authorization": ""})),
         (401, await house.complete(headers={"Authorization": "Bearer undefined"})),
         (400, await house.complete(headers={"X-Project-ID": "../x"})),
@@ -246,12 +246,12 @@ async def test_errors_have_openais_shape(house: House) -> None:
         (405, await house.client.get(url + "/v1/completions")),
         (403, await house.client.get(url + "/admin/status")),
     ]
-    for status, answer in answers:
-        assert (answer.status_code, set(answer.json()["error"])) == (status, {"message", "type", "param", "code"})
+    for status, response in responses:
+        assert (response.status_code, set(response.json()["error"])) == (status, {"message", "type", "param", "code"})
     assert (await house.complete(headers={"Authorization": "", "api-key": TOKEN})).status_code == 200
 
 
-async def test_a_client_that_leaves_during_its_body_is_not_a_server_error(house: House, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_disconnect_during_the_body_is_not_a_server_error(house: House, caplog: pytest.LogCaptureFixture) -> None:
     for url in house.urls:
         port = int(url.rsplit(":", 1)[1])
         _, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -262,22 +262,22 @@ async def test_a_client_that_leaves_during_its_body_is_not_a_server_error(house:
         await writer.drain()
         await asyncio.sleep(0.05)
         writer.close()
-    left = b'tabloop_refused_total{status="499"} 2.0'
-    await until(lambda: left in house.metrics_text())
+    expected_metric = b'tabloop_refused_total{status="499"} 2.0'
+    await until(lambda: expected_metric in house.metrics_text())
     assert "Traceback" not in caplog.text
 
 
 async def test_default_values_of_editors_are_accepted(house: House) -> None:
-    plain = {"temperature": 0.01, "top_p": 0.9, "top_k": 40, "min_p": 0.05, "model": "another", "user": "ada"}
-    nothing = {"n": 1, "best_of": 1, "echo": False, "logprobs": None, "seed": None, "logit_bias": {}, "stream": False}
-    nothing |= {"presence_penalty": 0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "stream_options": None}
-    answer = (await house.complete(**plain, **nothing)).json()
-    assert (answer["choices"][0]["text"], answer["model"]) == (TEXT, "qwen-coder-x")
+    ignored_values = {"temperature": 0.01, "top_p": 0.9, "top_k": 40, "min_p": 0.05, "model": "another", "user": "ada"}
+    default_values = {"n": 1, "best_of": 1, "echo": False, "logprobs": None, "seed": None, "logit_bias": {}, "stream": False}
+    default_values |= {"presence_penalty": 0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "stream_options": None}
+    response = (await house.complete(**ignored_values, **default_values)).json()
+    assert (response["choices"][0]["text"], response["model"]) == (TEXT, "qwen-coder-x")
 
 
 async def test_a_stream_ends_with_the_usage_if_requested(house: House) -> None:
-    answer = await house.complete(stream=True, stream_options={"include_usage": True})
-    *chunks, usage = [json.loads(event) for event in events(answer.text)[:-1]]
+    response = await house.complete(stream=True, stream_options={"include_usage": True})
+    *chunks, usage = [json.loads(event) for event in events(response.text)[:-1]]
     tokens = len(house.engines[0].reply)
     prompt = len(house.engines[0].requests[-1].prompt_token_ids)
     assert {"choices": [], "usage": usage["usage"]}.items() <= usage.items()
@@ -299,16 +299,16 @@ async def test_models_status_and_metrics_respond(house: House) -> None:
 async def test_a_full_spool_does_not_stop_completions(tmp_path: Path, tokenizer: Tokenizer) -> None:
     async with House(tmp_path, tokenizer, spool_bytes=0) as house:
         assert (await house.complete()).json()["choices"][0]["text"] == TEXT
-        answer = await house.send_feedback("/v1/feedback", {"completion_id": "c", "outcome": "accepted"})
-        assert answer.status_code == 503 and int(answer.headers["retry-after"]) > 0
+        response = await house.send_feedback("/v1/feedback", {"completion_id": "c", "outcome": "accepted"})
+        assert response.status_code == 503 and int(response.headers["retry-after"]) > 0
         assert b"tabloop_unrecorded_total 1.0" in house.metrics_text()
 
 
-async def test_a_record_that_the_disk_refuses_is_logged_and_counted(
+async def test_a_failed_sync_of_a_record_is_logged_and_counted(
     house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(journal, "os", disk := Disk())
-    disk.broken = True
+    monkeypatch.setattr(journal, "os", disk := FaultyDisk())
+    disk.sync_fails = True
     assert (await house.complete()).json()["choices"][0]["text"] == TEXT
     await house.spool.close()
     assert b"tabloop_unrecorded_total 1.0" in house.metrics_text()

@@ -1,4 +1,4 @@
-"""The text of tokens, however it was cut into tokens, up to the first stop string."""
+"""Any split of a text into tokens gives the same text, up to the first stop string."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,8 +12,8 @@ texts = st.text(st.sampled_from("ab\n `/src世é👩🏽"), max_size=40)
 stops = st.lists(st.text(st.sampled_from("ab\n `/"), min_size=1, max_size=4), max_size=4)
 
 
-def slow(text: str, stop: list[str]) -> str:
-    """Reference: the first stop string that ends cuts the text; of those that end together, the longest."""
+def reference_text(text: str, stop: list[str]) -> str:
+    """Return the text before the stop string that ends first; of those that end together, the longest."""
     for end in range(len(text) + 1):
         if stops_here := [s for s in stop if text[:end].endswith(s)]:
             return text[: end - max(map(len, stops_here))]
@@ -21,7 +21,7 @@ def slow(text: str, stop: list[str]) -> str:
 
 
 @given(texts, stops, st.integers(1, 4), st.booleans())
-def test_text_is_cut_at_the_first_stop_string_however_it_arrives(text: str, stop: list[str], step: int, bytewise: bool) -> None:
+def test_text_is_cut_at_the_first_stop_string_for_any_tokens(text: str, stop: list[str], step: int, bytewise: bool) -> None:
     # Byte by byte is the worst case: characters and stop strings are spread over tokens.
     alphabet = {chr(c): TOKENIZER.token_to_id(chr(c)) for c in range(0x300) if TOKENIZER.token_to_id(chr(c)) is not None}
     pieces = TOKENIZER.pre_tokenizer.pre_tokenize_str(text) if bytewise else []
@@ -33,7 +33,7 @@ def test_text_is_cut_at_the_first_stop_string_however_it_arrives(text: str, stop
         if detokenizer.stopped:
             break
     shown += detokenizer.flush()
-    assert shown == detokenizer.text == slow(text, stop)
+    assert shown == detokenizer.text == reference_text(text, stop)
     assert len(detokenizer.ends) == (len(ids) if not detokenizer.stopped else min(len(ids), start + step))
     assert detokenizer.ends == sorted(detokenizer.ends) and (detokenizer.stopped or not ids or detokenizer.ends[-1] == len(text))
 

@@ -26,83 +26,86 @@ DATA = {
     "completionId": "c1",
     "uniqueId": "machine",
 }
-OLD = {k: v for k, v in DATA.items() if k not in ("eventName", "schema", "userId", "userAgent", "accepted")}
-RLINF = {**OLD, "accepted": False, "numLines": 1, "timestamp": "2025-10-11T15:22:03.1", "somethingNew": [1]}
+OLD_DATA = {k: v for k, v in DATA.items() if k not in ("eventName", "schema", "userId", "userAgent", "accepted")}
+RLINF_BODY = {**OLD_DATA, "accepted": False, "numLines": 1, "timestamp": "2025-10-11T15:22:03.1", "somethingNew": [1]}
 
 
-def event(data: dict[str, Any], schema: str = "0.2.0", level: str = "all") -> dict[str, Any]:
+def continue_event(data: dict[str, Any], schema: str = "0.2.0", level: str = "all") -> dict[str, Any]:
     return {"name": "autocomplete", "schema": schema, "level": level, "profileId": "local", "data": data}
 
 
 async def test_continues_events_are_recorded(house: House) -> None:
     await house.complete()
-    assert (await house.send_feedback("/v1/continue/events", event(DATA))).status_code == 200
-    cached = event({**DATA, "accepted": False, "cacheHit": True})
+    assert (await house.send_feedback("/v1/continue/events", continue_event(DATA))).status_code == 200
+    cached = continue_event({**DATA, "accepted": False, "cacheHit": True})
     assert (await house.send_feedback("/v1/continue/events", cached)).status_code == 200
-    assert (await house.send_feedback("/v1/continue/events", event(OLD, schema="0.1.0"))).status_code == 200
+    assert (await house.send_feedback("/v1/continue/events", continue_event(OLD_DATA, schema="0.1.0"))).status_code == 200
     accepted, rejected, old = house.rows("feedback")
     assert (accepted.outcome, rejected.outcome, old.outcome) == ("accepted", "rejected", "shown")
     assert (accepted.prefix, accepted.suffix, accepted.shown) == ("before", "after", "shown")
     assert (accepted.client, accepted.client_id, accepted.completion_id, accepted.elapsed_ms) == ("continue", "c1", "", 812)
     assert (accepted.cache_hit, rejected.cache_hit) == (False, True)
     assert accepted.made_at == 1781776800.0 and accepted.id != rejected.id
-    served = house.rows("completions")[0]
-    assert (accepted.user, accepted.project) == (served.user, served.project)
+    completion = house.rows("completions")[0]
+    assert (accepted.user, accepted.project) == (completion.user, completion.project)
 
 
-async def test_only_the_ending_of_a_path_is_recorded(house: House) -> None:
-    there = {**DATA, "filepath": "file:///home/ada/plans/merger.py"}
-    await house.send_feedback("/v1/continue/events", event(there))
-    await house.send_feedback("/api/training/submit", {**RLINF, "filepath": "merger.ts"})
+async def test_only_the_file_ending_of_a_path_is_recorded(house: House) -> None:
+    data_with_path = {**DATA, "filepath": "file:///home/ada/plans/merger.py"}
+    await house.send_feedback("/v1/continue/events", continue_event(data_with_path))
+    await house.send_feedback("/api/training/submit", {**RLINF_BODY, "filepath": "merger.ts"})
     await house.send_feedback("/v1/feedback", {"completion_id": "c", "outcome": "accepted", "language": "Rust"})
-    await house.send_feedback("/v1/continue/events", event(DATA))
+    await house.send_feedback("/v1/continue/events", continue_event(DATA))
     rows = house.rows("feedback")
     assert [row.language for row in rows] == ["py", "ts", "rust", ""]
     assert "merger" not in "".join(row.model_dump_json() for row in rows)
 
 
-async def test_without_fim_tokens_in_the_prompt_prefix_and_suffix_are_recorded(house: House) -> None:
-    await house.send_feedback("/v1/continue/events", event({**DATA, "prompt": ""}))
+async def test_prefix_and_suffix_fields_are_recorded_if_the_prompt_has_no_fim_tokens(house: House) -> None:
+    await house.send_feedback("/v1/continue/events", continue_event({**DATA, "prompt": ""}))
     (row,) = house.rows("feedback")
     assert (row.prefix, row.suffix) == ("whole file before", "whole file after")
 
 
-async def test_other_events_than_autocomplete_are_accepted_and_ignored(house: House) -> None:
-    answer = await house.send_feedback("/v1/continue/events", {"name": "chatInteraction", "data": {"prompt": "secret"}})
-    assert answer.status_code == 200 and house.rows("feedback") == []
+async def test_events_other_than_autocomplete_are_accepted_and_ignored(house: House) -> None:
+    response = await house.send_feedback("/v1/continue/events", {"name": "chatInteraction", "data": {"prompt": "secret"}})
+    assert response.status_code == 200 and house.rows("feedback") == []
 
 
 async def test_an_event_without_code_is_recorded_without_text(house: House) -> None:
-    bare = {k: v for k, v in DATA.items() if k not in ("prefix", "suffix", "prompt", "completion")}
-    assert (await house.send_feedback("/v1/continue/events", event(bare, level="noCode"))).status_code == 200
+    data_without_code = {k: v for k, v in DATA.items() if k not in ("prefix", "suffix", "prompt", "completion")}
+    assert (
+        await house.send_feedback("/v1/continue/events", continue_event(data_without_code, level="noCode"))
+    ).status_code == 200
     (row,) = house.rows("feedback")
     assert (row.outcome, row.prefix, row.suffix, row.shown) == ("accepted", "", "", "")
 
 
-async def test_rlinf_gets_its_response_and_the_same_id_is_recorded_once(house: House) -> None:
-    for body in (RLINF, RLINF, {**RLINF, "accepted": True}):
-        answer = await house.send_feedback("/api/training/submit", body)
-        assert answer.status_code == 200
-        assert answer.json()["status"] == "submitted" and answer.json()["message"] == "Training data submitted successfully"
-        assert isinstance(answer.json()["queue_position"], int)
+async def test_rlinf_gets_its_response_and_a_repeated_event_is_recorded_once(house: House) -> None:
+    for body in (RLINF_BODY, RLINF_BODY, {**RLINF_BODY, "accepted": True}):
+        response = await house.send_feedback("/api/training/submit", body)
+        assert response.status_code == 200
+        assert response.json()["status"] == "submitted" and response.json()["message"] == "Training data submitted successfully"
+        assert isinstance(response.json()["queue_position"], int)
     assert [(row.outcome, row.client) for row in house.rows("feedback")] == [("rejected", "rlinf"), ("accepted", "rlinf")]
 
 
-async def test_an_event_can_name_the_servers_completion_id(house: House) -> None:
-    served = (await house.complete()).json()["id"]
-    body = {"completion_id": served, "outcome": "partially_accepted", "accepted_characters": 3, "elapsed_ms": 5}
+async def test_feedback_can_name_the_servers_completion_id(house: House) -> None:
+    completion_id = (await house.complete()).json()["id"]
+    body = {"completion_id": completion_id, "outcome": "partially_accepted", "accepted_characters": 3, "elapsed_ms": 5}
     assert (await house.send_feedback("/v1/feedback", body)).json()["status"] == "recorded"
     (row,) = house.rows("feedback")
-    assert (row.completion_id, row.outcome, row.accepted_characters, row.elapsed_ms) == (served, "partially_accepted", 3, 5)
+    assert (row.completion_id, row.outcome) == (completion_id, "partially_accepted")
+    assert (row.accepted_characters, row.elapsed_ms) == (3, 5)
 
 
 async def test_retained_text_and_thumbs_down_are_recorded(house: House) -> None:
     key = "ghp_" + "a1B2c3D4e5F6g7H8i9J0k1L2m3N4o5P6q7R8"
     for fields in ({"outcome": "retained", "retained": f"x = 1\nlogin({key!r})"}, {"outcome": "thumbs_down"}):
         assert (await house.send_feedback("/v1/feedback", {"completion_id": "cmpl-1", **fields})).status_code == 200
-    left, said = house.rows("feedback")
-    assert (left.outcome, said.outcome) == ("retained", "thumbs_down")
-    assert left.retained.startswith("x = 1\n") and key not in left.retained
+    retained_row, thumbs_down_row = house.rows("feedback")
+    assert (retained_row.outcome, thumbs_down_row.outcome) == ("retained", "thumbs_down")
+    assert retained_row.retained.startswith("x = 1\n") and key not in retained_row.retained
     body = {"completion_id": "c", "outcome": "retained", "retained": "a"}
     await house.send_feedback("/v1/feedback", body, {"X-Tabloop-Opt-Out": "1"})
     assert house.rows("feedback")[-1].retained == ""
@@ -111,10 +114,10 @@ async def test_retained_text_and_thumbs_down_are_recorded(house: House) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "status", "field"),
     [
-        ("/v1/continue/events", event({}), 422, "data.completionId"),
-        ("/v1/continue/events", event({**DATA, "time": -1}), 422, "data.time"),
+        ("/v1/continue/events", continue_event({}), 422, "data.completionId"),
+        ("/v1/continue/events", continue_event({**DATA, "time": -1}), 422, "data.time"),
         ("/v1/continue/events", {"data": {}}, 422, "name"),
-        ("/api/training/submit", {**RLINF, "completionId": "x" * 300}, 422, "completionId"),
+        ("/api/training/submit", {**RLINF_BODY, "completionId": "x" * 300}, 422, "completionId"),
         ("/v1/feedback", {"completion_id": "c", "outcome": "loved"}, 422, "outcome"),
         ("/v1/feedback", {"completion_id": "c", "outcome": "partially_accepted"}, 422, "accepted_characters"),
         ("/v1/feedback", {"completion_id": "c", "outcome": "retained"}, 422, "retained"),
@@ -123,14 +126,14 @@ async def test_retained_text_and_thumbs_down_are_recorded(house: House) -> None:
         ("/v1/feedback", {"completion_id": "c", "outcome": "shown", "accepted_characters": 10**30}, 422, "accepted_characters"),
         ("/v1/feedback", {"completion_id": "c", "outcome": "accepted", "elapsed_ms": 10**300}, 422, "elapsed_ms"),
         ("/v1/events", {"completion_id": "c", "type": "view", "elapsed": 10**300}, 400, "elapsed"),
-        ("/v1/continue/events", event({**DATA, "completion": "x" * 20_000}), 422, "data.completion"),
-        ("/v1/continue/events", event({**DATA, "accepted": 0.0}), 422, "data.accepted"),
-        ("/v1/continue/events", event({**DATA, "accepted": 1}), 422, "data.accepted"),
-        ("/v1/continue/events", event({**DATA, "accepted": "true"}), 422, "data.accepted"),
-        ("/v1/continue/events", event({**DATA, "cacheHit": 0}), 422, "data.cacheHit"),
-        ("/v1/continue/events", event({**DATA, "time": True}), 422, "data.time"),
-        ("/v1/continue/events", event({**DATA, "time": "812"}), 422, "data.time"),
-        ("/v1/continue/events", event({**DATA, "timestamp": True}), 422, "data.timestamp"),
+        ("/v1/continue/events", continue_event({**DATA, "completion": "x" * 20_000}), 422, "data.completion"),
+        ("/v1/continue/events", continue_event({**DATA, "accepted": 0.0}), 422, "data.accepted"),
+        ("/v1/continue/events", continue_event({**DATA, "accepted": 1}), 422, "data.accepted"),
+        ("/v1/continue/events", continue_event({**DATA, "accepted": "true"}), 422, "data.accepted"),
+        ("/v1/continue/events", continue_event({**DATA, "cacheHit": 0}), 422, "data.cacheHit"),
+        ("/v1/continue/events", continue_event({**DATA, "time": True}), 422, "data.time"),
+        ("/v1/continue/events", continue_event({**DATA, "time": "812"}), 422, "data.time"),
+        ("/v1/continue/events", continue_event({**DATA, "timestamp": True}), 422, "data.timestamp"),
         ("/v1/events", {"completion_id": "c", "type": "view", "elapsed": True}, 400, "elapsed"),
         ("/v1/feedback", {"completion_id": "c", "outcome": "accepted", "elapsed_ms": False}, 422, "elapsed_ms"),
         ("/v1/feedback", {"completion_id": "c", "outcome": "shown", "accepted_characters": True}, 422, "accepted_characters"),
@@ -141,20 +144,21 @@ async def test_retained_text_and_thumbs_down_are_recorded(house: House) -> None:
 async def test_an_invalid_body_gets_an_error_that_names_the_field(
     house: House, path: str, body: object, status: int, field: str
 ) -> None:
-    answer = await house.send_feedback(path, body)
-    assert (answer.status_code, field in answer.json()["error"]["message"]) == (status, True), answer.text
-    assert answer.json()["error"]["message"].startswith((f"{field}: ", "body: ")), "the message begins with the field"
+    response = await house.send_feedback(path, body)
+    assert (response.status_code, field in response.json()["error"]["message"]) == (status, True), response.text
+    assert response.json()["error"]["message"].startswith((f"{field}: ", "body: ")), "the message begins with the field"
     assert house.rows("feedback") == []
 
 
 async def test_wrong_tokens_and_large_bodies_are_refused(house: House) -> None:
     wrong = {"Authorization": "Bearer x"}
-    assert (await house.send_feedback("/v1/continue/events", event(DATA), headers=wrong)).status_code == 401
-    assert (await house.send_feedback("/v1/continue/events", event({**DATA, "prompt": "x" * 2_000_000}))).status_code == 413
+    large = continue_event({**DATA, "prompt": "x" * 2_000_000})
+    assert (await house.send_feedback("/v1/continue/events", continue_event(DATA), headers=wrong)).status_code == 401
+    assert (await house.send_feedback("/v1/continue/events", large)).status_code == 413
     assert house.rows("feedback") == []
 
 
-async def test_unknown_clients_are_counted_as_one(house: House) -> None:
+async def test_unknown_clients_are_counted_as_other(house: House) -> None:
     for number in range(20):
         body = {"completion_id": "c", "outcome": "accepted"}
         assert (await house.send_feedback("/v1/feedback", body, {"User-Agent": f"editor{number}/1.0"})).status_code == 200
@@ -165,14 +169,14 @@ async def test_unknown_clients_are_counted_as_one(house: House) -> None:
 
 
 async def test_feedback_of_a_user_who_opted_out_has_no_text(house: House) -> None:
-    await house.send_feedback("/v1/continue/events", event(DATA), headers={"X-Tabloop-Opt-Out": "1"})
+    await house.send_feedback("/v1/continue/events", continue_event(DATA), headers={"X-Tabloop-Opt-Out": "1"})
     (row,) = house.rows("feedback")
     assert (row.outcome, row.prefix, row.suffix, row.shown) == ("accepted", "", "", "")
 
 
 async def test_events_are_shipped_to_the_object_store(house: House) -> None:
     await house.complete()
-    await house.send_feedback("/v1/continue/events", event(DATA))
+    await house.send_feedback("/v1/continue/events", continue_event(DATA))
     rows = {kind: house.rows(kind) for kind in ("completions", "feedback")}
     assert await house.ship()
     for kind, expected in rows.items():

@@ -6,7 +6,7 @@ import pytest
 from openapi_schema_validator import OAS31Validator
 
 from tests.serving.fakes import House
-from tests.serving.gateway.test_feedback import DATA, RLINF, event
+from tests.serving.gateway.test_feedback import DATA, RLINF, continue_event
 from tests.serving.helpers import ADMINISTRATOR, CONTINUE, INFILL
 
 BODIES: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -17,7 +17,7 @@ BODIES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/infill", INFILL | {"n_predict": 0}),
     ("/infill", INFILL | {"response_fields": ["content", "timings/prompt_ms"]}),
     ("/v1/feedback", {"completion_id": "c", "outcome": "accepted"}),
-    ("/v1/continue/events", event(DATA)),
+    ("/v1/continue/events", continue_event(DATA)),
     ("/v1/continue/events", {"name": "chatInteraction"}),
     ("/api/training/submit", RLINF),
     ("/v1/events", {"type": "view", "completion_id": "c"}),

@@ -3,8 +3,8 @@
 sessions/*.json hold the bytes of each request and response between a client and this app. Dates, creation times, durations (and
 with them lengths), completion ids, the port, and numbers of tokens (with the tests' tokenizer) vary between runs and are not
 compared. In a streamed response, the chunks and the number of tokens in an event depend on timing: it is compared without
-chunks and with the texts of its events joined. Where the recorded client left early, the test leaves once it has the same text;
-where the engines were down, they are down here too.
+chunks and with the texts of its events joined. Where the recorded client left early, the test leaves once it has the same text.
+Where the engines were down in the recording, they are down in the test.
 """
 
 import asyncio
@@ -26,10 +26,10 @@ VARYING = re.compile(
     r"|((?:created|_ms|_second|_n|tokens\w*)\": ?)[\d.]+",
     re.MULTILINE,
 )
-AFTER = '"' + AFTER_TEXT
+EVENT_END = '"' + AFTER_TEXT
 """The rest of an event after its text."""
-BETWEEN = re.compile(re.escape(AFTER) + r'data: \{[^\n]*?"choices": \[\{"text": "')
-SECONDS_A_TOKEN = 0.1
+BETWEEN_TEXTS = re.compile(re.escape(EVENT_END) + r'data: \{[^\n]*?"choices": \[\{"text": "')
+SECONDS_PER_TOKEN = 0.1
 """Delay of the engine in exchanges whose client leaves before the last token."""
 
 
@@ -41,14 +41,14 @@ class ExpectedEvents:
     """Client and end of the prefix."""
     outcomes: tuple[str, ...] = ()
     labels: tuple[tuple[str, int] | None, ...] = ()
-    """Outcome and accepted characters of each completion's label, for feedback attributed by content; none: no feedback."""
+    """Outcome and accepted characters of each completion's label, for feedback attributed by content; None: no feedback."""
 
 
-ADD = "import os\n\n\ndef add(alpha, beta):\n    "
+ADD_PREFIX = "import os\n\n\ndef add(alpha, beta):\n    "
 EXPECTED = {
     "continue": ExpectedEvents(
         (
-            ("continue", ADD),
+            ("continue", ADD_PREFIX),
             ("continue", "def mean(items):\n    "),
             ("continue", "return 2 * "),
             ("continue", "# times\n    "),
@@ -71,7 +71,7 @@ EXPECTED = {
     ),
     "continue_1_3_33": ExpectedEvents(
         (
-            ("continue", "\n# sums.py\n" + ADD),
+            ("continue", "\n# sums.py\n" + ADD_PREFIX),
             ("continue", "return 2 * "),
             ("continue", "# less\n    "),
             ("continue", "# minus\n    return"),
@@ -88,24 +88,24 @@ EXPECTED = {
     ),
     "llama_vim": ExpectedEvents(
         (
-            ("llama", ADD + "return al"),
-            ("llama", ADD + "return alpha + beta"),
-            ("llama", ADD + "return alp"),
-            ("llama", ADD + "return alpha + beta\n\n\ndef sub(alpha):"),
+            ("llama", ADD_PREFIX + "return al"),
+            ("llama", ADD_PREFIX + "return alpha + beta"),
+            ("llama", ADD_PREFIX + "return alp"),
+            ("llama", ADD_PREFIX + "return alpha + beta\n\n\ndef sub(alpha):"),
         )
     ),
     "llama_vscode": ExpectedEvents(
         (
-            ("llama", ADD + "return alp"),
-            ("llama", ADD + "return alpha + beta"),
-            ("llama", ADD + "return alpha + beta\n\n\ndef sub(alpha):"),
+            ("llama", ADD_PREFIX + "return alp"),
+            ("llama", ADD_PREFIX + "return alpha + beta"),
+            ("llama", ADD_PREFIX + "return alpha + beta\n\n\ndef sub(alpha):"),
             ("llama", "def mean(items):\n"),
             ("llama", "    total = 0\n    return 1"),
             ("OpenAI", "def mean(items):\n    ret"),
             ("OpenAI", "def mean(items):\n    return items"),
         )
     ),
-    "tabby_agent": ExpectedEvents((("tabby", ADD),), ("shown", "accepted", "partially_accepted", "rejected")),
+    "tabby_agent": ExpectedEvents((("tabby", ADD_PREFIX),), ("shown", "accepted", "partially_accepted", "rejected")),
 }
 
 
@@ -127,53 +127,53 @@ async def test_a_recorded_session_gets_the_recorded_responses(house: House, sess
 
 async def replay(house: House, exchange: dict[str, object]) -> None:
     """Send one request again, with the engine's recorded tokens, and compare the response with the recorded one."""
-    engine, leaves = house.engines[0], exchange.get("leaves", False)
+    engine, client_leaves = house.engines[0], exchange.get("leaves", False)
     if "reply" in exchange:
         engine.reply = house.tokenizer.encode(exchange["reply"]).ids
-    engine.delay = SECONDS_A_TOKEN if leaves else 0.0
-    for each in house.engines:
-        each.up = not exchange.get("down", False)
-    recorded = comparable(await read(fed(exchange["response"].encode())))
-    enough = recorded.removesuffix(AFTER) if leaves else None
-    before = len(house.rows("completions"))
-    answer = comparable(await sent(house.urls[0], exchange["request"].encode(), enough))
-    if enough is None:
-        assert answer == recorded, exchange["request"][:80]
+    engine.delay = SECONDS_PER_TOKEN if client_leaves else 0.0
+    for slot_engine in house.engines:
+        slot_engine.up = not exchange.get("down", False)
+    recorded = comparable(await read_response(recorded_stream(exchange["response"].encode())))
+    expected_text = recorded.removesuffix(EVENT_END) if client_leaves else None
+    completions_before = len(house.rows("completions"))
+    response = comparable(await send_request(house.urls[0], exchange["request"].encode(), expected_text))
+    if expected_text is None:
+        assert response == recorded, exchange["request"][:80]
         return
-    assert answer.startswith(enough)
-    await until(lambda: len(house.rows("completions")) > before, 10)
+    assert response.startswith(expected_text)
+    await until(lambda: len(house.rows("completions")) > completions_before, 10)
     assert house.rows("completions")[-1].finish_reason == "disconnected"
 
 
-def comparable(answer: str) -> str:
+def comparable(response: str) -> str:
     """Return a response without the parts that vary between runs."""
-    return BETWEEN.sub("", VARYING.sub(r"\1", answer))
+    return BETWEEN_TEXTS.sub("", VARYING.sub(r"\1", response))
 
 
-async def sent(url: str, request: bytes, enough: str | None) -> str:
-    """Send one request; return the response, or as much of it as contains `enough`."""
+async def send_request(url: str, request: bytes, expected_text: str | None) -> str:
+    """Send one request; return the response, or as much of it as contains `expected_text`."""
     reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1]))
     writer.write(request)
-    answer = await read(reader, enough)
+    response = await read_response(reader, expected_text)
     writer.close()
-    return answer
+    return response
 
 
-async def read(reader: asyncio.StreamReader, enough: str | None = None) -> str:
-    """Return head and body, chunks joined: to the end, until `enough` was read, or until the other side closed."""
-    answer = await reader.readuntil(b"\r\n\r\n")
-    if length := re.search(rb"(?i)content-length: (\d+)", answer):
-        answer += await reader.readexactly(int(length[1]))
-    elif re.search(rb"(?i)transfer-encoding: chunked", answer):
+async def read_response(reader: asyncio.StreamReader, expected_text: str | None = None) -> str:
+    """Return head and body, with chunks joined: to the end, until `expected_text` is read, or until the server closes."""
+    response = await reader.readuntil(b"\r\n\r\n")
+    if length := re.search(rb"(?i)content-length: (\d+)", response):
+        response += await reader.readexactly(int(length[1]))
+    elif re.search(rb"(?i)transfer-encoding: chunked", response):
         while chunk := await read_chunk(reader):
-            answer += chunk
-            if enough is not None and len(comparable(answer.decode()).removesuffix(AFTER)) >= len(enough):
+            response += chunk
+            if expected_text is not None and len(comparable(response.decode()).removesuffix(EVENT_END)) >= len(expected_text):
                 break
-    return answer.decode()
+    return response.decode()
 
 
 async def read_chunk(reader: asyncio.StreamReader) -> bytes:
-    """Return one chunk; empty at the end, explicit or not."""
+    """Return one chunk; empty at the end of the body or of the stream."""
     size = (await reader.readline()).strip()
     if not size:
         return b""
@@ -181,9 +181,9 @@ async def read_chunk(reader: asyncio.StreamReader) -> bytes:
     return body[:-2]
 
 
-def fed(answer: bytes) -> asyncio.StreamReader:
+def recorded_stream(response: bytes) -> asyncio.StreamReader:
     """Return a recorded response as a stream."""
     reader = asyncio.StreamReader()
-    reader.feed_data(answer)
+    reader.feed_data(response)
     reader.feed_eof()
     return reader

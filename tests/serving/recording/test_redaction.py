@@ -42,14 +42,14 @@ def redactor() -> Redactor:
 
 
 @pytest.mark.parametrize(("before", "secret", "after"), SECRETS)
-def test_a_secret_is_taken_out_and_the_rest_of_its_line_stays(redactor: Redactor, before: str, secret: str, after: str) -> None:
+def test_a_secret_is_replaced_and_the_rest_of_its_line_is_kept(redactor: Redactor, before: str, secret: str, after: str) -> None:
     redacted = redactor.text(f"x = 1\n{before}{secret}{after}\ny = 2")
     assert secret not in redacted and REDACTED in redacted
     assert redacted.startswith("x = 1\n") and redacted.endswith(after + "\ny = 2")
 
 
 @given(begin=st.integers(0, 7), end=st.integers(0, 8))
-def test_of_a_private_key_nothing_stays_wherever_the_text_was_cut(begin: int, end: int) -> None:
+def test_no_line_of_a_cut_private_key_is_kept(begin: int, end: int) -> None:
     redacted = REDACTOR.text("\n".join(["x = 1", *KEY[begin:end], "y = 2" if end == 8 else ""]))
     assert not any(line in redacted for line in BODY)
     assert "y = 2" in redacted or end < 8
@@ -65,7 +65,7 @@ REDACTOR = Redactor()
     between=st.booleans(),
     in_feedback=st.booleans(),
 )
-def test_of_a_secret_across_the_cursor_no_part_stays(
+def test_no_part_of_a_secret_across_the_cursor_is_kept(
     secret: tuple[str, str, str], first: int, second: int, between: bool, in_feedback: bool
 ) -> None:
     """The completion is the middle of the secret, or other code in the middle of it."""
@@ -87,7 +87,7 @@ def test_of_a_secret_across_the_cursor_no_part_stays(
     assert "\n" in hidden or (texts[0].startswith("x = 1\n") and texts[2].endswith("\ny = 2"))
 
 
-def test_what_is_remembered_of_lines_is_bounded_by_their_length() -> None:
+def test_the_cache_of_lines_is_bounded_by_their_length() -> None:
     redactor = Redactor()
     tracemalloc.start()
     for number in range(60):
@@ -103,31 +103,31 @@ def sources() -> Iterator[str]:
             yield file.read_text()
 
 
-def test_code_without_secrets_stays_as_it_is(redactor: Redactor) -> None:
-    read = list(sources())
-    lines = [line for text in read for line in text.split("\n")]
+def test_code_without_secrets_is_unchanged(redactor: Redactor) -> None:
+    files = list(sources())
+    lines = [line for text in files for line in text.split("\n")]
     changed = [line for line in lines if redactor.text(line) != line]
-    assert len(read) > 50 and len(changed) < len(lines) / 1000, changed
+    assert len(files) > 50 and len(changed) < len(lines) / 1000, changed
 
 
-def test_a_line_longer_than_any_person_writes_is_looked_at_too(redactor: Redactor) -> None:
+def test_a_very_long_line_is_scanned(redactor: Redactor) -> None:
     assert redactor.text("x " * 2500) == "x " * 2500
     for before in range(1980, 2001):  # across the end of a part
         assert redactor.text("x" + " " * before + 'password = "correct horse battery" ' + "x " * 900) == REDACTED
 
 
-def test_a_short_token_is_found() -> None:
+def test_a_short_token_is_redacted() -> None:
     assert REDACTOR.text('token = "xoxA-0-0"') == 'token = "[redacted]"'
 
 
-def test_a_token_whose_pattern_has_an_empty_group_is_found() -> None:
+def test_a_token_whose_pattern_has_an_empty_group_is_redacted() -> None:
     token = "glcbt-" + "0" * 20
     assert REDACTOR.text(f'token = "{token}"') == 'token = "[redacted]"'
 
 
 @given(st.data())
-def test_all_that_a_detector_knows_is_found_in_a_line_of_code(data: st.DataObject) -> None:
-    """The quick filter before the detectors misses nothing."""
+def test_every_pattern_of_a_detector_is_redacted_in_a_line_of_code(data: st.DataObject) -> None:
+    """The quick filter before the detectors drops no line that they match."""
     detector = data.draw(st.sampled_from([d for d in REDACTOR._detectors if isinstance(d, RegexBasedDetector)]))
     pattern = data.draw(st.sampled_from(list(detector.denylist)))
     secret = data.draw(st.from_regex(pattern, alphabet=st.characters(codec="ascii")))
@@ -135,12 +135,12 @@ def test_all_that_a_detector_knows_is_found_in_a_line_of_code(data: st.DataObjec
     assert REDACTED in REDACTOR.text(secret)
 
 
-def test_no_detector_asks_a_provider_whether_a_secret_is_real() -> None:
+def test_no_detector_verifies_a_secret_with_its_provider() -> None:
     assert not any("verification" in name for name in get_settings().filters)
 
 
-class Watched(Redactor):
-    """Counts its scans, and notes the threads that scan feedback."""
+class CountingRedactor(Redactor):
+    """Counts its scans and records the threads that scan feedback."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -157,22 +157,22 @@ class Watched(Redactor):
 
 
 @pytest.mark.parametrize("name", FEEDBACK_TEXTS)
-async def test_much_text_in_whichever_field_keeps_no_other_request_waiting(tmp_path: Path, name: str) -> None:
-    watched, spool = Watched(), Spool(tmp_path, 1 << 30)
-    recorder = Recorder(spool, Metrics(), watched)
-    bare = feedback(**dict.fromkeys(FEEDBACK_TEXTS, ""))
+async def test_long_text_in_any_field_is_scanned_in_another_thread(tmp_path: Path, name: str) -> None:
+    counting_redactor, spool = CountingRedactor(), Spool(tmp_path, 1 << 30)
+    recorder = Recorder(spool, Metrics(), counting_redactor)
+    empty_feedback = feedback(**dict.fromkeys(FEEDBACK_TEXTS, ""))
     for text in ("x", "x" * 9_000):
-        await recorder.record_feedback(bare.model_copy(update={name: text}))
-    few, much = watched.threads
-    assert few is threading.main_thread() and much is not few
+        await recorder.record_feedback(empty_feedback.model_copy(update={name: text}))
+    short_text_thread, long_text_thread = counting_redactor.threads
+    assert short_text_thread is threading.main_thread() and long_text_thread is not short_text_thread
     await spool.close()
 
 
-async def test_the_client_is_served_and_the_spool_never_sees_the_secret(house: House) -> None:
+async def test_a_prompt_with_a_secret_is_served_and_the_secret_is_not_spooled(house: House) -> None:
     before, secret, after = SECRETS[2]
     prompt = f"<|fim_prefix|>{before}{secret}{after}\nx = <|fim_suffix|>\n<|fim_middle|>"
-    answer = await house.client.post(house.urls[0] + "/v1/completions", json={"prompt": prompt, "stop": []})
-    text = answer.json()["choices"][0]["text"]
+    response = await house.client.post(house.urls[0] + "/v1/completions", json={"prompt": prompt, "stop": []})
+    text = response.json()["choices"][0]["text"]
     assert text
     data = {"completionId": "c1", "accepted": True, "prompt": prompt, "completion": text}
     assert (await house.send_feedback("/v1/continue/events", {"name": "autocomplete", "data": data})).status_code == 200
@@ -181,57 +181,59 @@ async def test_the_client_is_served_and_the_spool_never_sees_the_secret(house: H
     assert row.prompt_token_ids == row.token_ids == row.logprobs == row.token_ends == ()
     (event,) = house.rows("feedback")
     assert event.prefix == row.prefix
-    spooled = [file.read_text() for file in (house.directory / "spool").rglob("*.jsonl")]
-    assert spooled and not any(secret in line for line in spooled)
+    spool_texts = [file.read_text() for file in (house.directory / "spool").rglob("*.jsonl")]
+    assert spool_texts and not any(secret in line for line in spool_texts)
     assert "tabloop_redacted_total 1.0" in house.metrics_text().decode()
 
 
-async def test_lines_around_a_cursor_are_looked_through_while_the_engine_works(house: House) -> None:
+async def test_lines_around_the_cursor_are_scanned_while_the_engine_samples(house: House) -> None:
     prefix, suffix = "".join(f"seen_{n} = token({n})\n" for n in range(40)), "\nlast_one = token()\n"
     house.recorder.scan_ahead(prefix, suffix)
     await asyncio.sleep(0)
-    remembered = house.recorder._redactor._remembered
-    before = remembered.cache_info().misses
-    assert before > 40
+    line_cache = house.recorder._redactor._remembered
+    misses_before = line_cache.cache_info().misses
+    assert misses_before > 40
     await house.recorder.record_completion(completion(prefix=prefix, suffix=suffix, text="a new line"))
-    assert remembered.cache_info().misses - before <= 2, "the line at the cursor, with and without what was put there"
+    assert line_cache.cache_info().misses - misses_before <= 2, (
+        "only the line at the cursor is scanned, with and without the completion"
+    )
 
 
-async def test_of_a_burst_one_text_is_looked_through_in_a_turn_of_the_loop(tmp_path: Path) -> None:
-    watched, spool = Watched(), Spool(tmp_path, 1 << 30)
-    recorder, looked = Recorder(spool, Metrics(), watched), []
+async def test_one_text_of_a_burst_is_scanned_in_each_turn_of_the_event_loop(tmp_path: Path) -> None:
+    counting_redactor, spool = CountingRedactor(), Spool(tmp_path, 1 << 30)
+    recorder, scan_counts = Recorder(spool, Metrics(), counting_redactor), []
     for number in range(3):
         recorder.scan_ahead(f"line_{number} = 1\n", "")
     for _ in range(5):
-        looked.append(watched.scans)
+        scan_counts.append(counting_redactor.scans)
         await asyncio.sleep(0)
-    assert looked == [0, 1, 2, 3, 3]
+    assert scan_counts == [0, 1, 2, 3, 3]
     await spool.close()
 
 
-async def test_nothing_is_looked_through_before_the_first_token(house: House) -> None:
-    engine, remembered = house.engines[0], house.recorder._redactor._remembered
-    sampled, arrived, first = engine.generate, asyncio.Event(), asyncio.Event()
+async def test_no_text_is_scanned_before_the_first_token(house: House) -> None:
+    engine, line_cache = house.engines[0], house.recorder._redactor._remembered
+    generate, arrived, release = engine.generate, asyncio.Event(), asyncio.Event()
 
-    async def slow(request: EngineRequest) -> AsyncIterator[Delta]:
+    async def wait_for_release(request: EngineRequest) -> AsyncIterator[Delta]:
         arrived.set()
-        await first.wait()
-        async for delta in sampled(request):
+        await release.wait()
+        async for delta in generate(request):
             yield delta
 
-    engine.generate = slow
-    before = remembered.cache_info().misses
+    engine.generate = wait_for_release
+    misses_before = line_cache.cache_info().misses
     body = {"prompt": "never_seen_before = 1\n", "stream": True}
-    answer = asyncio.create_task(house.client.post(house.urls[0] + "/v1/completions", json=body))
+    response = asyncio.create_task(house.client.post(house.urls[0] + "/v1/completions", json=body))
     await arrived.wait()
     await asyncio.sleep(0.05)
-    assert remembered.cache_info().misses == before
-    first.set()
-    assert (await answer).status_code == 200
-    assert remembered.cache_info().misses > before
+    assert line_cache.cache_info().misses == misses_before
+    release.set()
+    assert (await response).status_code == 200
+    assert line_cache.cache_info().misses > misses_before
 
 
 @pytest.mark.parametrize("word", DENYLIST)
 @given(data=st.data())
-def test_no_name_of_a_password_is_passed_over(word: str, data: st.DataObject) -> None:
+def test_every_name_of_a_password_is_matched(word: str, data: st.DataObject) -> None:
     assert KEYWORD.search(data.draw(st.from_regex(re.compile(word, re.IGNORECASE), fullmatch=True)))

@@ -1,4 +1,4 @@
-"""No acknowledged event is lost, and none arrives twice."""
+"""No acknowledged event is lost, and none is shipped twice."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ from infra.store import from_parquet
 from serving.recording import journal
 from serving.recording.shipping import Shipper, key, read_segment, ship_segment
 from serving.recording.spool import Spool, SpoolFull
-from tests.serving.fakes import Disk, MemoryStore
+from tests.serving.fakes import FaultyDisk, MemoryStore
 
 
 def feedback(name: str, text: str = "") -> Feedback:
@@ -28,9 +28,9 @@ def feedback(name: str, text: str = "") -> Feedback:
 
 
 @pytest.fixture
-def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+def disk(monkeypatch: pytest.MonkeyPatch) -> FaultyDisk:
     """The journals' disk."""
-    monkeypatch.setattr(journal, "os", fake := Disk())
+    monkeypatch.setattr(journal, "os", fake := FaultyDisk())
     return fake
 
 
@@ -47,63 +47,61 @@ async def closed_segment(directory: Path) -> Path:
     return segment
 
 
-async def test_many_at_once_share_few_commits_and_all_are_there(tmp_path: Path) -> None:
+async def test_all_concurrent_appends_are_written(tmp_path: Path) -> None:
     spool = Spool(tmp_path, 1 << 30)
     await asyncio.gather(*(spool.append(feedback(str(n))) for n in range(500)))
     (segment,) = (tmp_path / "feedback").glob("*")
-    rows, bad = read_segment(segment, Feedback)
-    assert ({row.id for row in rows}, len(rows), bad) == ({str(n) for n in range(500)}, 500, 0)
+    rows, unreadable = read_segment(segment, Feedback)
+    assert ({row.id for row in rows}, len(rows), unreadable) == ({str(n) for n in range(500)}, 500, 0)
     await spool.close()
 
 
-async def test_a_shipper_that_is_stopped_amid_an_upload_leaves_no_second_one(tmp_path: Path) -> None:
-    class Slow(MemoryStore):
+async def test_a_segment_is_uploaded_once_if_its_shipper_is_stopped_during_the_upload(tmp_path: Path) -> None:
+    class BlockingStore(MemoryStore):
         """A store whose uploads begin and then block."""
 
         def __init__(self) -> None:
             super().__init__()
-            self.begun, self.go_on = threading.Event(), threading.Event()
+            self.started, self.resume = threading.Event(), threading.Event()
 
         def put(self, key: str, body: bytes) -> str:
-            self.begun.set()
-            self.go_on.wait(20)
+            self.started.set()
+            self.resume.wait(20)
             return super().put(key, body)
 
-    spool, store = Spool(tmp_path, 1 << 30), Slow()
+    spool, store = Spool(tmp_path, 1 << 30), BlockingStore()
     shipper = Shipper(spool, store, 0.02)
     running = asyncio.create_task(shipper.run())
     await spool.append(feedback("a"))
-    await asyncio.to_thread(store.begun.wait, 20)
+    await asyncio.to_thread(store.started.wait, 20)
     running.cancel()
     await asyncio.wait([running])
     await spool.close()
     last = asyncio.create_task(shipper.ship())
     await asyncio.sleep(0.1)
-    store.go_on.set()
+    store.resume.set()
     assert await last, shipper.error
     assert (len(store.puts), shipped(store), list((tmp_path / "feedback").glob("*"))) == (1, ["a"], [])
 
 
-async def test_a_segment_is_not_taken_for_closed_while_it_is_being_opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_segment_that_is_being_opened_is_not_listed_as_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spool, store = Spool(tmp_path, 1 << 30), MemoryStore()
-    shipper, real, closed = Shipper(spool, store, 1.0), os.open, []
+    shipper, open_file, closed = Shipper(spool, store, 1.0), os.open, []
 
-    def slow(path: Path, *arguments: int) -> int:
+    def open_and_list_closed(path: Path, *arguments: int) -> int:
         """Open a file, and list the closed segments before the journal knows the descriptor."""
-        descriptor = real(path, *arguments)
+        descriptor = open_file(path, *arguments)
         closed.extend(spool.journals["feedback"].closed_segments())
         return descriptor
 
-    monkeypatch.setattr(os, "open", slow)
+    monkeypatch.setattr(os, "open", open_and_list_closed)
     await spool.append(feedback("a"))
     monkeypatch.undo()
     await spool.close()
     assert closed == [] and await shipper.ship() and shipped(store) == ["a"]
 
 
-async def test_a_clock_that_is_set_back_keeps_no_segment_open(tmp_path: Path) -> None:
+async def test_a_segment_is_closed_after_the_clock_is_set_back(tmp_path: Path) -> None:
     now = 1000.0
     spool = Spool(tmp_path, 1 << 30, lambda: now)
     journal = spool.journals["feedback"]
@@ -116,10 +114,10 @@ async def test_a_clock_that_is_set_back_keeps_no_segment_open(tmp_path: Path) ->
     await spool.close()
 
 
-async def test_a_store_that_is_away_delays_and_loses_nothing(tmp_path: Path) -> None:
+async def test_events_are_delayed_and_not_lost_while_the_store_is_unavailable(tmp_path: Path) -> None:
     spool, store = Spool(tmp_path, 1 << 30), MemoryStore()
     shipper = Shipper(spool, store, 0.02)
-    store.away = True
+    store.unavailable = True
     running = asyncio.create_task(shipper.run())
     for n in range(20):
         await spool.append(feedback(str(n)))
@@ -127,7 +125,7 @@ async def test_a_store_that_is_away_delays_and_loses_nothing(tmp_path: Path) -> 
     while "away" not in shipper.error:
         await asyncio.sleep(0.01)
     assert store.objects == {} and spool.bytes > 0
-    store.away = False
+    store.unavailable = False
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     await spool.close()
@@ -145,14 +143,14 @@ async def test_a_crash_between_upload_and_deletion_writes_the_same_object_again(
     assert store.puts == [key("feedback", segment.stem)] * 2 and shipped(store) == ["a"]
 
 
-async def test_what_a_crash_cut_off_is_dropped_and_what_is_garbage_is_kept_aside(tmp_path: Path) -> None:
+async def test_a_torn_last_line_is_dropped_and_garbage_is_set_aside(tmp_path: Path) -> None:
     segment, store = await closed_segment(tmp_path), MemoryStore()
     segment.write_bytes(b"\0\0garbage\n" + segment.read_bytes() + b'{"id":"tor')
     assert await Shipper(Spool(tmp_path, 1 << 30), store, 1.0).ship()
     assert shipped(store) == ["a"] and len(list((tmp_path / "bad").glob("*"))) == 1
 
 
-async def test_a_segment_that_fits_no_table_is_kept_aside_whole_and_stops_no_other(
+async def test_a_segment_that_fits_no_table_is_set_aside_and_the_others_are_shipped(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     spool, store = Spool(tmp_path, 1 << 30), MemoryStore()
@@ -168,7 +166,7 @@ async def test_a_segment_that_fits_no_table_is_kept_aside_whole_and_stops_no_oth
     await spool.close()
 
 
-async def test_a_full_spool_says_so_until_it_was_shipped(tmp_path: Path) -> None:
+async def test_a_full_spool_refuses_events_until_it_is_shipped(tmp_path: Path) -> None:
     spool = Spool(tmp_path, 10)
     await spool.append(feedback("a"))
     spool.measure()
@@ -180,104 +178,104 @@ async def test_a_full_spool_says_so_until_it_was_shipped(tmp_path: Path) -> None
     await spool.close()
 
 
-async def test_a_disk_that_refuses_is_an_error_and_not_a_hole(tmp_path: Path, disk: Disk) -> None:
+async def test_a_failed_sync_is_an_error_and_no_other_event_is_lost(tmp_path: Path, disk: FaultyDisk) -> None:
     spool = Spool(tmp_path, 1 << 30)
     await spool.append(feedback("a"))
-    disk.broken = True
+    disk.sync_fails = True
     with pytest.raises(OSError, match="broken"):
         await spool.append(feedback("b"))
-    disk.broken = False
+    disk.sync_fails = False
     await spool.append(feedback("c"))
-    assert len(list((tmp_path / "feedback").glob("*"))) == 2  # no line is written after one that the disk refused
+    assert len(list((tmp_path / "feedback").glob("*"))) == 2  # no line follows one whose sync failed
     await spool.close()
     store = MemoryStore()
     assert await Shipper(spool, store, 1.0).ship()
     assert sorted(shipped(store)) == ["a", "c"]
 
 
-async def test_a_line_is_in_its_file_while_the_disk_stands_still(tmp_path: Path, disk: Disk) -> None:
+async def test_a_line_is_in_its_file_while_the_sync_stalls(tmp_path: Path, disk: FaultyDisk) -> None:
     spool = Spool(tmp_path, 1 << 30)
-    disk.still = "feedback"
-    on_disk = spool.write(feedback("a"))
+    disk.stalled_path = "feedback"
+    synced = spool.write(feedback("a"))
     rotated = asyncio.create_task(spool.journals["feedback"].rotate(0))
     await asyncio.sleep(0.05)
     (segment,) = (tmp_path / "feedback").glob("*")
-    assert [row.id for row in read_segment(segment, Feedback)[0]] == ["a"] and not on_disk.done()
+    assert [row.id for row in read_segment(segment, Feedback)[0]] == ["a"] and not synced.done()
     assert spool.journals["feedback"].closed_segments() == []
-    disk.moves.set()
+    disk.resume.set()
     await rotated
-    assert on_disk.done() and spool.journals["feedback"].closed_segments() == [segment]
+    assert synced.done() and spool.journals["feedback"].closed_segments() == [segment]
     await spool.close()
 
 
-async def test_feedback_is_acknowledged_when_the_completions_before_it_are_on_the_disk(tmp_path: Path, disk: Disk) -> None:
+async def test_feedback_is_acknowledged_when_earlier_completions_are_synced(tmp_path: Path, disk: FaultyDisk) -> None:
     spool = Spool(tmp_path, 1 << 30)
-    disk.still = "completions"
-    before = spool.journals["completions"].write(b"{}\n")
+    disk.stalled_path = "completions"
+    completion_written = spool.journals["completions"].write(b"{}\n")
     acknowledged = asyncio.create_task(spool.append(feedback("a")))
     await asyncio.sleep(0.05)
     newest = spool.journals["feedback"].newest
-    assert newest is not None and newest.done() and not before.done() and not acknowledged.done()
-    disk.moves.set()
+    assert newest is not None and newest.done() and not completion_written.done() and not acknowledged.done()
+    disk.resume.set()
     await acknowledged
-    assert before.done()
+    assert completion_written.done()
     await spool.close()
 
 
-DEEDS = ("write", "write", "turn", "rotate", "ship", "break", "mend", "half")
+ACTIONS = ("write", "write", "yield", "rotate", "ship", "break", "repair", "tear")
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.sampled_from(DEEDS), max_size=40))
-def test_whatever_the_disk_does_what_was_acknowledged_arrives_once_and_nothing_else(
-    tmp_path_factory: pytest.TempPathFactory, deeds: list[str]
+@given(st.lists(st.sampled_from(ACTIONS), max_size=40))
+def test_exactly_the_acknowledged_events_are_shipped_once_under_disk_faults(
+    tmp_path_factory: pytest.TempPathFactory, actions: list[str]
 ) -> None:
     store, acknowledged, refused = MemoryStore(), set[str](), set[str]()
 
-    async def through(disk: Disk) -> None:
+    async def run_actions(disk: FaultyDisk) -> None:
         spool = Spool(tmp_path_factory.mktemp("spool"), 1 << 30)
         shipper = Shipper(spool, store, 1.0)
         waiting: dict[str, asyncio.Future[None]] = {}
-        for number, deed in enumerate(deeds):
-            if deed in ("write", "half"):
-                disk.half = deed == "half"
+        for number, action in enumerate(actions):
+            if action in ("write", "tear"):
+                disk.tears_lines = action == "tear"
                 try:
                     waiting[str(number)] = spool.write(feedback(str(number)))
                 except OSError:
                     refused.add(str(number))
-            elif deed == "turn":
+            elif action == "yield":
                 await asyncio.sleep(0.002)
-            elif deed == "rotate":
+            elif action == "rotate":
                 await spool.journals["feedback"].rotate(0)
-            elif deed == "ship":
+            elif action == "ship":
                 assert await shipper.ship()
             else:
-                disk.broken = deed == "break"
+                disk.sync_fails = action == "break"
         await spool.close()
-        for name, on_disk in waiting.items():
-            (refused if on_disk.exception() else acknowledged).add(name)
+        for name, synced in waiting.items():
+            (refused if synced.exception() else acknowledged).add(name)
         assert await shipper.ship() and list((spool.directory / "feedback").glob("*")) == []
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(journal, "os", disk := Disk())
-        asyncio.run(through(disk))
+        patch.setattr(journal, "os", disk := FaultyDisk())
+        asyncio.run(run_actions(disk))
     assert sorted(shipped(store)) == sorted(acknowledged) and not acknowledged & refused
 
 
 @settings(max_examples=40)
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), min_size=1, max_size=20))
-def test_any_text_comes_back_from_spool_and_parquet(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
+def test_any_text_is_unchanged_by_spool_and_parquet(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
     rows = [feedback(str(n), text) for n, text in enumerate(texts)]
     store = MemoryStore()
 
-    async def through() -> None:
+    async def ship_rows() -> None:
         spool = Spool(tmp_path_factory.mktemp("spool"), 1 << 30)
         for row in rows:
             await spool.append(row)
         await spool.close()
         assert await Shipper(spool, store, 1.0).ship()
 
-    asyncio.run(through())
+    asyncio.run(ship_rows())
     assert from_parquet(next(iter(store.objects.values())), Feedback) == rows
 
 
@@ -308,18 +306,18 @@ WRITER = """
 """
 
 
-@pytest.mark.parametrize("how", ["append", "write"])
-def test_kill_9_loses_nothing_that_was_acknowledged(tmp_path: Path, how: str) -> None:
+@pytest.mark.parametrize("method", ["append", "write"])
+def test_sigkill_loses_no_acknowledged_event(tmp_path: Path, method: str) -> None:
     acknowledged: list[str] = []
-    for life in range(4):
-        command = [sys.executable, "-c", textwrap.dedent(WRITER), str(tmp_path), str(life), feedback("").model_dump_json(), how]
+    for run in range(4):
+        command = [sys.executable, "-c", textwrap.dedent(WRITER), str(tmp_path), str(run), feedback("").model_dump_json(), method]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
             assert writer.stdout is not None
             acknowledged.append(writer.stdout.readline().strip())
-            time.sleep(0.05 * (life + 1))
+            time.sleep(0.05 * (run + 1))
             writer.send_signal(signal.SIGKILL)
             acknowledged += writer.stdout.read().split("\n")[:-1]
     store = MemoryStore()
     assert asyncio.run(Shipper(Spool(tmp_path, 1 << 30), store, 1.0).ship())
-    arrived = shipped(store)
-    assert len(arrived) == len(set(arrived)) and set(acknowledged) <= set(arrived) and len(acknowledged) > 50
+    shipped_ids = shipped(store)
+    assert len(shipped_ids) == len(set(shipped_ids)) and set(acknowledged) <= set(shipped_ids) and len(acknowledged) > 50

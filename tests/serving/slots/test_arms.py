@@ -20,7 +20,7 @@ TERMS = {
 }
 
 
-async def test_an_experiment_is_sticky_split_by_its_share_and_recorded(house: House) -> None:
+async def test_an_experiment_assigns_each_user_one_arm_and_is_recorded(house: House) -> None:
     await run_experiment(house)
     for user in range(40):
         for _ in range(2):
@@ -44,7 +44,7 @@ async def test_an_experiment_counts_only_while_both_arms_serve(house: House) -> 
     assert {(r.arm, r.experiment, r.policy_version) for r in house.rows("completions")} == {("champion", "", "1")}
 
 
-async def test_pins_are_for_administrators_and_count_in_no_experiment(house: House) -> None:
+async def test_pins_need_an_administrator_and_count_in_no_experiment(house: House) -> None:
     await run_experiment(house)
     for pin, version in (
         ({"X-Tabloop-Arm": "challenger"}, "2"),
@@ -52,35 +52,35 @@ async def test_pins_are_for_administrators_and_count_in_no_experiment(house: Hou
         ({"X-Tabloop-Version": "2"}, "2"),
     ):
         assert (await house.complete(headers=pin)).status_code == 403
-        answer = await house.complete(headers={**pin, **ADMINISTRATOR})
-        assert (answer.status_code, answer.headers["x-tabloop-version"]) == (200, version)
+        response = await house.complete(headers={**pin, **ADMINISTRATOR})
+        assert (response.status_code, response.headers["x-tabloop-version"]) == (200, version)
         row = house.rows("completions")[-1]
         assert (row.policy_version, row.pinned, row.experiment) == (version, True, "")
         assert row.arm == ("challenger" if version == "2" else "champion")
-    missing = await house.complete(headers={"X-Tabloop-Version": "9", **ADMINISTRATOR})
-    assert missing.status_code == 409 and "version 9" in missing.json()["error"]["message"]
+    unknown_version = await house.complete(headers={"X-Tabloop-Version": "9", **ADMINISTRATOR})
+    assert unknown_version.status_code == 409 and "version 9" in unknown_version.json()["error"]["message"]
     assert (await house.complete(headers={"X-Tabloop-Arm": "loser", **ADMINISTRATOR})).status_code == 400
 
 
-async def test_each_arm_samples_in_its_own_way(tmp_path: Path, tokenizer: Tokenizer) -> None:
+async def test_each_arm_has_its_own_sampling_settings(tmp_path: Path, tokenizer: Tokenizer) -> None:
     async with House(tmp_path, tokenizer, challenger=Sampling(temperature=0.3, max_tokens=2)) as house:
         await run_experiment(house)
         for arm, sampling in (("champion", (0.8, 24)), ("challenger", (0.3, 2))):
             await house.complete(headers={"X-Tabloop-Arm": arm, **ADMINISTRATOR})
             row = house.rows("completions")[-1]
             assert (row.arm, row.temperature, row.max_tokens) == (arm, *sampling)
-            sent = house.engines[house.arms.champion if arm == "champion" else house.arms.challenger].requests[-1]
-            assert (sent.temperature, sent.max_tokens) == sampling
+            engine_request = house.engines[house.arms.champion if arm == "champion" else house.arms.challenger].requests[-1]
+            assert (engine_request.temperature, engine_request.max_tokens) == sampling
 
 
-async def test_projects_take_part_on_their_own_terms(tmp_path: Path, tokenizer: Tokenizer) -> None:
+async def test_the_terms_of_each_project_are_applied(tmp_path: Path, tokenizer: Tokenizer) -> None:
     async with House(tmp_path, tokenizer, settings=TERMS) as house:
         await run_experiment(house)
         served: dict[str, set[tuple[str, str, bool, bool]]] = {}
         for project in ("open", "other", "quiet", "slow", "gone"):
             for user in range(12):
-                answer = await house.complete(headers={"X-Project-ID": project, "X-User-ID": f"user{user}"})
-                assert answer.json()["choices"][0]["text"]
+                response = await house.complete(headers={"X-Project-ID": project, "X-User-ID": f"user{user}"})
+                assert response.json()["choices"][0]["text"]
         for row in house.rows("completions"):
             served.setdefault(row.project, set()).add((row.policy_version, row.experiment, row.pinned, row.opted_out))
             assert (row.prefix == "") == row.opted_out
@@ -93,9 +93,7 @@ async def test_projects_take_part_on_their_own_terms(tmp_path: Path, tokenizer: 
         }
 
 
-async def test_a_sample_is_logged_and_tested_only_where_project_and_user_both_say_so(
-    tmp_path: Path, tokenizer: Tokenizer
-) -> None:
+async def test_logging_and_experiments_need_the_terms_of_project_and_user(tmp_path: Path, tokenizer: Tokenizer) -> None:
     users = {"pinned": {"version": "1"}, "silent": {"logged": False}, "calm": {"experiments": False}, "free": {}}
     settings = {**TERMS, "users": {user_hash(b"salt", name): terms for name, terms in users.items()}}
     async with House(tmp_path, tokenizer, settings=settings) as house:

@@ -24,20 +24,23 @@ KNOWN = {"model", "prompt", "max_tokens", "temperature", "top_p", "stop", "strea
 LOGITS = {10: 2.0, 11: 1.0, 12: 0.5, 13: -1.0, 14: -2.0}
 
 
-class Service:
-    """OpenAI's completions over HTTP. Beyond text it returns nothing, and refuses requests for more; or token ids; or ids with
-    log-probabilities, of the logits (raw) or of the distribution it samples from (processed)."""
+class FakeService:
+    """A server of OpenAI's completions.
 
-    def __init__(self, tokenizer: Tokenizer, outputs: str = "nothing") -> None:
+    `outputs` names its outputs. "text": text only, and requests for more are refused; "ids": also token ids; "raw": also
+    log-probabilities of the logits; "processed": also log-probabilities of the distribution that it samples from.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, outputs: str = "text") -> None:
         self.tokenizer = tokenizer
         self.outputs = outputs
         self.shift = 0
-        """Added to each token id of a text prompt, as if the tokenizer were another one."""
+        """Added to each token id of a text prompt, as if the service had another tokenizer."""
         self.reply = TEXT
         self.delay = 0.0
-        self.dies = False
+        self.fails = False
         self.max_context: int | None = None
-        """Most tokens of a prompt and its completion together; the service reports it, and refuses more."""
+        """Maximum tokens of a prompt and its completion together; the service reports it and refuses longer requests."""
         self.refuses = False
         self.requests: list[dict] = []
         self.disconnects = 0
@@ -60,33 +63,33 @@ class Service:
 
     async def _completions(self, http: web.Request) -> web.StreamResponse:
         body = await http.json()
-        if self.outputs == "nothing" and (unknown := body.keys() - KNOWN):
+        if self.outputs == "text" and (unknown := body.keys() - KNOWN):
             return web.json_response({"error": {"message": f"unrecognized argument: {sorted(unknown)[0]}"}}, status=400)
         if not body.get("stream"):
             return web.json_response({"choices": [self._probe_choice(body)]})
         self.requests.append(body)
         if self.refuses or (self.max_context is not None and len(body["prompt"]) + body["max_tokens"] > self.max_context):
             return web.json_response({"error": {"message": "too long: " + str(body["prompt"])}}, status=400)
-        answer = web.StreamResponse()
-        await answer.prepare(http)
+        response = web.StreamResponse()
+        await response.prepare(http)
         ids = self.tokenizer.encode(self.reply).ids[: body["max_tokens"]]
         try:
             for index, token in enumerate(ids):
-                if self.dies and index == 2:
+                if self.fails and index == 2:
                     http.transport.abort()
-                    return answer
+                    return response
                 choice = {"text": self.tokenizer.decode([token]), "finish_reason": None}
                 if body.get("return_token_ids"):
                     choice |= {"token_ids": [token], "logprobs": {"token_logprobs": [-0.5]}}
                 if index == len(ids) - 1:
                     choice["finish_reason"] = "length"
-                await answer.write(b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n")
+                await response.write(b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n")
                 await asyncio.sleep(self.delay)
-            await answer.write(b'data: {"choices": [], "usage": {}}\n\ndata: [DONE]\n\n')
+            await response.write(b'data: {"choices": [], "usage": {}}\n\ndata: [DONE]\n\n')
         except (asyncio.CancelledError, ConnectionError):
             self.disconnects += 1
             raise
-        return answer
+        return response
 
     def _probe_choice(self, body: dict) -> dict:
         prompt = body["prompt"]
@@ -98,20 +101,20 @@ class Service:
         return {"text": "x", "token_ids": [10], "prompt_token_ids": ids, "logprobs": None if self.outputs == "ids" else logprobs}
 
 
-def setting(service: Service, **fields: str) -> External:
+def setting(service: FakeService, **fields: str) -> External:
     values = {"kind": "external", "url": service.url, "model": "their-model", "token": service.token, "version": "7"}
     return External.model_validate(values | fields)
 
 
 @asynccontextmanager
-async def house_on(
-    service: Service, directory: Path, tokenizer: Tokenizer, fields: dict[str, str] | None = None, **options: object
+async def house_with(
+    service: FakeService, directory: Path, tokenizer: Tokenizer, fields: dict[str, str] | None = None, **options: object
 ) -> AsyncIterator[House]:
-    """The app with this service in its first slot; the second slot's engine is down."""
+    """Run the app with this service in its first slot; the second slot's engine is down."""
     house = House(directory, tokenizer, **options)
     house.engines[1].up = False
     async with house:
-        await house.exits.enter_async_context(service.running())
+        await house.exit_stack.enter_async_context(service.running())
         slot = house.arms.slots[0]
         slot.engine, slot.version, slot.verified = (
             ExternalEngine(house.http, setting(service, **fields or {}), house.policy),
@@ -122,14 +125,14 @@ async def house_on(
         yield house
 
 
-async def test_text_alone_is_served_logged_and_marked(
+async def test_a_service_with_text_only_is_served_and_its_completions_are_marked(
     tmp_path: Path, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    service = Service(tokenizer)
-    async with house_on(service, tmp_path, tokenizer) as house:
-        answer = await house.complete(stop=["+ b"])
-        assert answer.json()["choices"][0] == {"text": "return alpha ", "index": 0, "logprobs": None, "finish_reason": "stop"}
-        assert "usage" not in answer.json() and "x-tabloop-version" not in answer.headers
+    service = FakeService(tokenizer)
+    async with house_with(service, tmp_path, tokenizer) as house:
+        response = await house.complete(stop=["+ b"])
+        assert response.json()["choices"][0] == {"text": "return alpha ", "index": 0, "logprobs": None, "finish_reason": "stop"}
+        assert "usage" not in response.json() and "x-tabloop-version" not in response.headers
         (row,) = house.rows("completions")
         assert row.behaviour_logprobs == "unknown" and row.text == "return alpha " and row.policy_version == "7" and not row.mixed
         assert row.prompt_token_ids == row.token_ids == row.logprobs == row.token_ends == ()
@@ -144,16 +147,16 @@ async def test_text_alone_is_served_logged_and_marked(
     assert body.keys() == KNOWN and (body["temperature"], body["max_tokens"]) == (0.8, 24)
 
 
-async def test_markers_in_the_code_do_not_break_the_frame_of_text(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    service = Service(tokenizer)
-    async with house_on(service, tmp_path, tokenizer) as house:
+async def test_markers_in_code_do_not_break_the_frame_of_a_text_prompt(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    service = FakeService(tokenizer)
+    async with house_with(service, tmp_path, tokenizer) as house:
         await house.complete(prompt="a<|fim_middle|>b", suffix="c")
         assert service.requests[-1]["prompt"].count(fim.MIDDLE) == 1 and house.rows("completions")[0].prefix == "a<|fim_middle|>b"
 
 
-async def test_tokens_and_log_probabilities_are_kept_as_an_engines_of_ours(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    service = Service(tokenizer, "processed")
-    async with house_on(service, tmp_path, tokenizer) as house:
+async def test_tokens_and_log_probabilities_are_recorded_like_those_of_our_engine(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    service = FakeService(tokenizer, "processed")
+    async with house_with(service, tmp_path, tokenizer) as house:
         assert (await house.complete()).json()["choices"][0]["text"] == TEXT
         (row,) = house.rows("completions")
         ids = tokenizer.encode(TEXT).ids
@@ -168,31 +171,31 @@ async def test_tokens_and_log_probabilities_are_kept_as_an_engines_of_ours(tmp_p
 @pytest.mark.parametrize(
     ("outputs", "shift", "reason"),
     [
-        ("nothing", 0, "refuses requests for token ids"),
+        ("text", 0, "refuses requests for token ids"),
         ("ids", 0, "no log-probabilities"),
         ("raw", 0, "temperature 1, and serving.sampling.temperature is 0.8"),
         ("processed", 1, "tokenizer"),
         ("processed", 0, ""),
     ],
 )
-async def test_what_it_cannot_give_is_found_out(
+async def test_missing_outputs_of_a_service_are_detected(
     tmp_path: Path, tokenizer: Tokenizer, outputs: str, shift: int, reason: str
 ) -> None:
-    service = Service(tokenizer, outputs)
+    service = FakeService(tokenizer, outputs)
     service.shift = shift
-    async with house_on(service, tmp_path, tokenizer) as house:
+    async with house_with(service, tmp_path, tokenizer) as house:
         untrainable_reason = house.arms.slots[0].engine.untrainable_reason
         assert (reason in untrainable_reason) if reason else untrainable_reason == ""
         assert (await house.complete()).json()["choices"][0]["text"] == TEXT
         assert house.rows("completions")[0].behaviour_logprobs == ("unknown" if reason else "known")
 
 
-async def test_it_is_tried_again_after_it_was_away(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    service = Service(tokenizer, "processed")
-    async with house_on(service, tmp_path, tokenizer) as house:
-        service.dies = True
+async def test_a_service_is_probed_again_after_an_outage(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    service = FakeService(tokenizer, "processed")
+    async with house_with(service, tmp_path, tokenizer) as house:
+        service.fails = True
         assert (await house.complete()).json()["choices"][0]["finish_reason"] == "length"
-        service.dies, service.outputs = False, "ids"
+        service.fails, service.outputs = False, "ids"
         await house.follower.step()
         assert "no log-probabilities" in house.arms.slots[0].state
         assert (await house.complete()).status_code == 200
@@ -201,41 +204,41 @@ async def test_it_is_tried_again_after_it_was_away(tmp_path: Path, tokenizer: To
 
 
 @pytest.mark.parametrize("max_context", [60, 87, 4096])
-async def test_a_prompt_is_cut_to_its_context_and_recorded_as_it_was_cut(
+async def test_a_prompt_is_cut_to_the_services_context_and_recorded_as_sent(
     tmp_path: Path, tokenizer: Tokenizer, max_context: int
 ) -> None:
-    service = Service(tokenizer, "processed")
+    service = FakeService(tokenizer, "processed")
     service.max_context = max_context
-    async with house_on(service, tmp_path, tokenizer) as house:
+    async with house_with(service, tmp_path, tokenizer) as house:
         lines = "".join(f"value_{n} = {n}\n" for n in range(99))
-        answer = await house.complete(prompt=lines, suffix=lines)
-        assert (answer.status_code, answer.json()["choices"][0]["text"]) == (200, TEXT)
+        response = await house.complete(prompt=lines, suffix=lines)
+        assert (response.status_code, response.json()["choices"][0]["text"]) == (200, TEXT)
         (row,) = house.rows("completions")
         assert list(row.prompt_token_ids) == service.requests[-1]["prompt"] and row.max_tokens == 24
-        sent = row.prompt_token_ids
-        before = tokenizer.decode(sent[sent.index(tokenizer.token_to_id(fim.PREFIX)) + 1 :])
-        assert lines.endswith(before) and len(before) > 10
-        assert 0.6 * min(max_context, 87) < len(sent) + 24 <= min(max_context, 87)
+        prompt_ids = row.prompt_token_ids
+        prefix_text = tokenizer.decode(prompt_ids[prompt_ids.index(tokenizer.token_to_id(fim.PREFIX)) + 1 :])
+        assert lines.endswith(prefix_text) and len(prefix_text) > 10
+        assert 0.6 * min(max_context, 87) < len(prompt_ids) + 24 <= min(max_context, 87)
 
 
-async def test_a_context_that_nothing_fits_in_is_said(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    service = Service(tokenizer)
+async def test_a_context_that_is_too_small_is_reported(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    service = FakeService(tokenizer)
     service.max_context = 32
-    async with house_on(service, tmp_path, tokenizer) as house:
+    async with house_with(service, tmp_path, tokenizer) as house:
         assert "max_model_len is 32, completions and 16 tokens of code need 43" in house.arms.slots[0].state
 
 
-async def test_what_it_refuses_is_that_requests_failure_and_not_its_own(
+async def test_a_refused_request_does_not_mark_the_service_as_down(
     tmp_path: Path, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    service = Service(tokenizer, "processed")
-    async with house_on(service, tmp_path, tokenizer) as house:
+    service = FakeService(tokenizer, "processed")
+    async with house_with(service, tmp_path, tokenizer) as house:
         service.refuses = True
         for stream in (True, False):
-            answer = await house.complete(stream=stream)
-            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
+            response = await house.complete(stream=stream)
+            assert (response.status_code, response.json()["error"]["param"]) == (400, "prompt")
         assert house.arms.slots[0].up and house.rows("completions") == []
-        assert "HTTP 400" in caplog.text and "too long" not in caplog.text, "its message may quote the developer's code"
+        assert "HTTP 400" in caplog.text and "too long" not in caplog.text, "the service's message may quote the developer's code"
         house.engines[1].up = True
         await house.follow()
         assert (await house.complete()).json()["choices"][0]["text"] == "return gamma"
@@ -243,12 +246,12 @@ async def test_what_it_refuses_is_that_requests_failure_and_not_its_own(
         assert (await house.complete()).json()["choices"][0]["text"] == TEXT
 
 
-async def test_a_client_that_leaves_ends_it_there_too(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    service = Service(tokenizer)
+async def test_a_disconnect_ends_the_request_to_the_service(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    service = FakeService(tokenizer)
     service.delay = 0.2
-    async with house_on(service, tmp_path, tokenizer) as house:
+    async with house_with(service, tmp_path, tokenizer) as house:
         task = asyncio.create_task(house.complete())
-        while not service.requests[1:]:  # the first is the smoke test
+        while not service.requests[1:]:  # the first request is the smoke test
             await asyncio.sleep(0.01)
         task.cancel()
         await until(lambda: service.disconnects and house.rows("completions"))
@@ -263,15 +266,15 @@ async def test_a_client_that_leaves_ends_it_there_too(tmp_path: Path, tokenizer:
         ({"swap": "vllm"}, "VLLM_SERVER_DEV_MODE=1"),
     ],
 )
-async def test_what_is_set_wrongly_is_said(tmp_path: Path, tokenizer: Tokenizer, fields: dict[str, str], message: str) -> None:
-    async with house_on(Service(tokenizer), tmp_path, tokenizer, fields) as house:
+async def test_a_wrong_setting_is_reported(tmp_path: Path, tokenizer: Tokenizer, fields: dict[str, str], message: str) -> None:
+    async with house_with(FakeService(tokenizer), tmp_path, tokenizer, fields) as house:
         assert not house.arms.ready and message in house.arms.slots[0].state
 
 
-async def test_a_version_that_it_holds_for_good_serves_where_it_is_wanted_and_nothing_is_loaded(
+async def test_a_fixed_version_serves_the_arm_that_names_it_and_no_other_version_is_loaded(
     tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
-    async with house_on(Service(tokenizer), tmp_path, tokenizer) as house:
+    async with house_with(FakeService(tokenizer), tmp_path, tokenizer) as house:
         for version in ("1", "7"):
             house.add_version(version)
         house.engines[1].up = True
@@ -297,7 +300,7 @@ async def test_a_version_that_it_holds_for_good_serves_where_it_is_wanted_and_no
         ({"kind": "other", "token": "s3cr3t", "url": "http://h/v1", "model": "m"}, ["kind", "'external'"]),
     ],
 )
-def test_a_table_of_settings_that_is_wrong_is_named_without_its_token(table: dict[str, str], words: list[str]) -> None:
+def test_the_error_for_an_invalid_engine_table_hides_its_token(table: dict[str, str], words: list[str]) -> None:
     with pytest.raises(SettingsError) as error:
         load(environment={"TABLOOP_SERVING__ENGINES": json.dumps([table, "http://127.0.0.1:1"])})
     assert "s3cr3t" not in str(error.value)

@@ -1,4 +1,4 @@
-"""The versions that the slots serve, as the registry's aliases change and parts fail and return."""
+"""The versions that the slots serve, as the registry's aliases change and parts fail and recover."""
 
 import asyncio
 import os
@@ -13,23 +13,23 @@ from tests.serving.fakes import FakeEngine, House, experiment
 from tests.serving.helpers import run_experiment, until
 
 
-async def test_versions_come_up_are_promoted_and_rolled_back(house: House) -> None:
+async def test_versions_are_loaded_promoted_and_rolled_back(house: House) -> None:
     for version in ("1", "2", "3"):
         house.add_version(version)
     house.registry.aliases = {"champion": "1"}
     await house.follow()
-    assert await _served(house) == "1"
+    assert await _serving_version(house) == "1"
     house.registry.aliases = {"champion": "1", "challenger": "2"}
     house.registry.experiment = experiment(share=0.5)
     await house.follow()
-    assert house.arms.challenger is not None and await _served(house) in ("1", "2")
+    assert house.arms.challenger is not None and await _serving_version(house) in ("1", "2")
     swaps = [list(engine.swaps) for engine in house.engines]
     house.registry.aliases, house.registry.experiment = {"champion": "2"}, None
     await house.follow()
-    assert await _served(house) == "2"
+    assert await _serving_version(house) == "2"
     house.registry.aliases = {"champion": "1"}
     await house.follow()
-    assert await _served(house) == "1"
+    assert await _serving_version(house) == "1"
     assert [list(engine.swaps) for engine in house.engines] == swaps, "promotion and rollback load nothing"
 
 
@@ -59,15 +59,15 @@ async def test_no_request_fails_while_versions_change(house: House) -> None:
     assert not any(row.mixed for row in rows) and {row.policy_version for row in rows} >= {"1", "6"}
 
 
-async def _one_served(house: House) -> None:
-    """Register version 1 and let it serve."""
+async def _serve_version_1(house: House) -> None:
+    """Register version 1 and serve it."""
     house.add_version("1")
     house.registry.aliases = {"champion": "1"}
     await house.follow()
 
 
-async def _both_held(house: House) -> None:
-    """Load versions 1, which serves, and 2; register 3."""
+async def _hold_versions_1_and_2(house: House) -> None:
+    """Load version 1, which serves, and version 2; register version 3."""
     for version in ("1", "2", "3"):
         house.add_version(version)
     house.registry.aliases = {"champion": "1", "challenger": "2"}
@@ -77,24 +77,24 @@ async def _both_held(house: House) -> None:
 
 
 async def test_a_rollback_is_followed_while_a_version_is_downloaded(house: House) -> None:
-    await _both_held(house)
+    await _hold_versions_1_and_2(house)
     swaps = [list(engine.swaps) for engine in house.engines]
-    house.store.answers.clear()
+    house.store.reads_allowed.clear()
     house.registry.aliases = {"champion": "3"}
     await house.follower.step()
     house.registry.aliases = {"champion": "2"}
     await house.follower.step()
-    assert await _served(house) == "2"
-    house.store.answers.set()
+    assert await _serving_version(house) == "2"
+    house.store.reads_allowed.set()
     await house.follow()
     assert [list(engine.swaps) for engine in house.engines] == swaps, "the load is abandoned"
     house.registry.aliases = {"champion": "3"}
     await house.follow()
-    assert await _served(house) == "3"
+    assert await _serving_version(house) == "3"
 
 
-async def test_a_load_that_is_abandoned_while_its_slot_drains_leaves_the_slot_as_it_was(house: House) -> None:
-    await _both_held(house)
+async def test_a_load_abandoned_while_its_slot_drains_does_not_change_the_slot(house: House) -> None:
+    await _hold_versions_1_and_2(house)
     idle = house.arms.slots[1 - house.arms.champion]
     idle.in_flight += 1
     house.registry.aliases = {"champion": "3"}
@@ -106,31 +106,31 @@ async def test_a_load_that_is_abandoned_while_its_slot_drains_leaves_the_slot_as
     await until(lambda: idle.up)
     house.registry.aliases = {"champion": "2"}
     await house.follow()
-    assert await _served(house) == "2" and "3" not in house.engines[idle.index].swaps
+    assert await _serving_version(house) == "2" and "3" not in house.engines[idle.index].swaps
 
 
-async def test_a_swap_is_not_torn_and_its_slot_takes_no_traffic_meanwhile(house: House) -> None:
-    await _both_held(house)
+async def test_a_started_swap_is_completed_and_its_slot_gets_no_traffic_meanwhile(house: House) -> None:
+    await _hold_versions_1_and_2(house)
     idle = house.arms.slots[1 - house.arms.champion]
     engine = house.engines[idle.index]
-    engine.may_swap.clear()
+    engine.swap_allowed.clear()
     house.registry.aliases = {"champion": "3"}
     await house.follower.step()
     await until(lambda: not idle.up)
     house.registry.aliases = {"champion": "1"}
     for _ in range(3):
         await house.follower.step()
-        assert not idle.up and await _served(house) == "1"
-    engine.may_swap.set()
+        assert not idle.up and await _serving_version(house) == "1"
+    engine.swap_allowed.set()
     await house.follow()
     assert (engine.swaps[-1], idle.version, idle.up) == ("3", "3", True)
-    assert await _served(house) == "1"
+    assert await _serving_version(house) == "1"
 
 
-async def test_a_champion_that_failed_once_serves_again_while_the_other_slot_is_loaded(house: House) -> None:
-    await _both_held(house)
+async def test_a_recovered_champion_serves_while_the_other_slot_is_loaded(house: House) -> None:
+    await _hold_versions_1_and_2(house)
     champion = house.arms.slots[house.arms.champion]
-    house.engines[1 - champion.index].may_swap.clear()
+    house.engines[1 - champion.index].swap_allowed.clear()
     house.registry.aliases = {"champion": "1", "challenger": "3"}
     await house.follower.step()
     await until(lambda: not house.arms.slots[1 - champion.index].up)
@@ -138,41 +138,41 @@ async def test_a_champion_that_failed_once_serves_again_while_the_other_slot_is_
     assert (await house.complete()).status_code == 503
     house.engines[champion.index].up = True
     await house.follower.step()
-    assert await _served(house) == "1"
-    house.engines[1 - champion.index].may_swap.set()
+    assert await _serving_version(house) == "1"
+    house.engines[1 - champion.index].swap_allowed.set()
     await house.follow()
     assert house.arms.challenger == 1 - champion.index
 
 
-async def test_following_goes_on_by_itself_through_loads(house: House) -> None:
-    await _both_held(house)
+async def test_the_follower_keeps_following_during_loads(house: House) -> None:
+    await _hold_versions_1_and_2(house)
     following = asyncio.create_task(house.follower.run())
     for version in ("3", "1", "2"):
         house.registry.aliases = {"champion": version}
         await until(lambda version=version: house.arms.slots[house.arms.champion].version == version)
-        assert await _served(house) == version
+        assert await _serving_version(house) == version
     following.cancel()
     await asyncio.gather(following, return_exceptions=True)
 
 
-async def test_a_version_that_is_refused_or_corrupt_takes_no_traffic(house: House) -> None:
+async def test_a_refused_or_corrupt_version_gets_no_traffic(house: House) -> None:
     for version in ("1", "2", "3", "4", "5"):
         house.add_version(version)
     house.registry.aliases = {"champion": "1"}
     await house.follow()
     for engine in house.engines:
-        engine.refuses = "2"
+        engine.refused_version = "2"
     house.store.objects["checkpoints/v3/weights"] = b"other bytes"
     house.registry.sources["4"] = "file:///elsewhere/4"
     del house.store.objects["checkpoints/v5/checksums.json"]
     for version, reason in (("2", "does not fit"), ("3", "SHA-256"), ("4", "not in s3://"), ("5", "retention removed")):
         house.registry.aliases = {"champion": version}
         await house.follow()
-        assert await _served(house) == "1"
+        assert await _serving_version(house) == "1"
         assert reason in house.arms.problems["champion"]
 
 
-async def test_a_version_that_answers_nonsense_takes_no_traffic(house: House) -> None:
+async def test_a_version_with_invalid_output_gets_no_traffic(house: House) -> None:
     house.add_version("1")
     house.add_version("2")
     house.registry.aliases = {"champion": "1"}
@@ -181,40 +181,43 @@ async def test_a_version_that_answers_nonsense_takes_no_traffic(house: House) ->
     idle.logprob = float("nan")
     house.registry.aliases = {"champion": "2"}
     await house.follow()
-    assert idle.swaps[-1] == "2" and await _served(house) == "1"
+    assert idle.swaps[-1] == "2" and await _serving_version(house) == "1"
     idle.logprob = -0.5
     await house.follow()
-    assert await _served(house) == "2"
+    assert await _serving_version(house) == "2"
 
 
-async def test_an_engine_that_was_restarted_gets_its_version_back_before_traffic(house: House) -> None:
-    await _one_served(house)
+async def test_a_restarted_engine_gets_its_version_before_traffic(house: House) -> None:
+    await _serve_version_1(house)
     engine = house.engines[house.arms.champion]
     engine.version, engine.pid = "0", 2
     await house.follow()
     assert engine.version == "0" or engine.swaps[-1] == "1"
-    assert await _served(house) == "1"
+    assert await _serving_version(house) == "1"
 
 
-async def test_registry_and_store_may_be_away_restarts_included(house: House, tmp_path: Path, tokenizer: Tokenizer) -> None:
+async def test_serving_and_restarts_need_neither_registry_nor_store(house: House, tmp_path: Path, tokenizer: Tokenizer) -> None:
     await run_experiment(house)
-    house.registry.away = house.store.away = True
+    house.registry.unavailable = house.store.unavailable = True
     await house.follow()
-    assert await _served(house) in ("1", "2") and "registry" in house.arms.problems
+    assert await _serving_version(house) in ("1", "2") and "registry" in house.arms.problems
     # A new process on the same disk: the engines hold their versions, registry and store are unavailable.
-    again = House(tmp_path, tokenizer)
-    again.registry.away = again.store.away = True
-    again.engines = (FakeEngine(house.engines[0].reply), FakeEngine(house.engines[1].reply))
-    for engine, old in zip(again.engines, house.engines, strict=True):
-        engine.version = old.version
-    async with again:
-        await again.follow()
-        assert again.arms.experiment == experiment()
-        assert {again.arms.slots[again.arms.champion].version, again.arms.slots[again.arms.challenger].version} == {"1", "2"}
-        assert again.arms.slots[again.arms.champion].version == "1"
+    replacement = House(tmp_path, tokenizer)
+    replacement.registry.unavailable = replacement.store.unavailable = True
+    replacement.engines = (FakeEngine(house.engines[0].reply), FakeEngine(house.engines[1].reply))
+    for engine, old_engine in zip(replacement.engines, house.engines, strict=True):
+        engine.version = old_engine.version
+    async with replacement:
+        await replacement.follow()
+        assert replacement.arms.experiment == experiment()
+        assert {
+            replacement.arms.slots[replacement.arms.champion].version,
+            replacement.arms.slots[replacement.arms.challenger].version,
+        } == {"1", "2"}
+        assert replacement.arms.slots[replacement.arms.champion].version == "1"
 
 
-def test_an_engine_starts_with_what_its_slot_held(tmp_path: Path) -> None:
+def test_an_engine_starts_with_its_slots_last_version(tmp_path: Path) -> None:
     versions = VersionCache(tmp_path)
     assert versions.slot_version(0) is None and versions.aliases() is None
     versions.remember_slot(0, "3")
@@ -223,69 +226,67 @@ def test_an_engine_starts_with_what_its_slot_held(tmp_path: Path) -> None:
     assert versions.slot_version(0) == (tmp_path / "versions" / "3", "3")
 
 
-@pytest.mark.parametrize("left", [b"", b"\0" * 64, b'{"cham', b"[]", b'{"champion": "1"}', b'"1"', b"\xff"])
-async def test_what_a_power_loss_left_unreadable_is_set_aside_and_the_app_starts(
-    tmp_path: Path, tokenizer: Tokenizer, left: bytes, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("content", [b"", b"\0" * 64, b'{"cham', b"[]", b'{"champion": "1"}', b'"1"', b"\xff"])
+async def test_unreadable_state_is_set_aside_and_the_app_starts(
+    tmp_path: Path, tokenizer: Tokenizer, content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     state = tmp_path / "state"
     state.mkdir()
     for name in ("aliases.json", "slots.json"):
-        (state / name).write_bytes(left)
+        (state / name).write_bytes(content)
     async with House(tmp_path, tokenizer) as house:
         assert house.versions.slot_version(0) is None and (await house.complete()).status_code == 200
-        assert (state / "aliases.json.unreadable").read_bytes() == left and "aliases.json.unreadable" in caplog.text
-        await _one_served(house)
+        assert (state / "aliases.json.unreadable").read_bytes() == content and "aliases.json.unreadable" in caplog.text
+        await _serve_version_1(house)
         assert VersionCache(state).aliases() == Aliases("1", None, None, None)
 
 
-async def test_state_is_on_the_disk_before_it_takes_the_place_of_what_was_there(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done: list[tuple[str, Path]] = []
+async def test_new_state_is_synced_before_it_replaces_the_old_state(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    operations: list[tuple[str, Path]] = []
     fsync, replace = os.fsync, os.replace
 
-    def synced(descriptor: int) -> None:
-        done.append(("sync", Path(os.readlink(f"/proc/self/fd/{descriptor}"))))
+    def record_fsync(descriptor: int) -> None:
+        operations.append(("sync", Path(os.readlink(f"/proc/self/fd/{descriptor}"))))
         fsync(descriptor)
 
-    def replaced(source: Path, target: Path) -> None:
-        done.append(("replace", Path(source)))
+    def record_replace(source: Path, target: Path) -> None:
+        operations.append(("replace", Path(source)))
         replace(source, target)
 
-    monkeypatch.setattr(os, "fsync", synced)
-    monkeypatch.setattr(os, "replace", replaced)
-    await _one_served(house)
+    monkeypatch.setattr(os, "fsync", record_fsync)
+    monkeypatch.setattr(os, "replace", record_replace)
+    await _serve_version_1(house)
     state = house.directory / "state"
-    partials = [path for kind, path in done if kind == "replace"]
+    partials = [path for kind, path in operations if kind == "replace"]
     assert {state / ".aliases.json.partial", state / ".slots.json.partial", state / "versions" / ".1.partial"} <= set(partials)
     for path in partials:
-        at = done.index(("replace", path))
-        assert ("sync", path) in done[:at] and ("sync", path.parent) in done[at:]
-    assert ("sync", state / "versions" / ".1.partial" / "weights") in done
+        at = operations.index(("replace", path))
+        assert ("sync", path) in operations[:at] and ("sync", path.parent) in operations[at:]
+    assert ("sync", state / "versions" / ".1.partial" / "weights") in operations
 
 
-def test_old_versions_are_deleted_and_those_in_use_never(tmp_path: Path) -> None:
+def test_old_versions_are_deleted_unless_they_are_in_use(tmp_path: Path) -> None:
     for version in range(10):
         (tmp_path / "versions" / str(version)).mkdir(parents=True)
     VersionCache(tmp_path).prune({"0", "9"})
-    left = {path.name for path in (tmp_path / "versions").iterdir()}
-    assert {"0", "9"} <= left and len(left) == 6
+    kept = {path.name for path in (tmp_path / "versions").iterdir()}
+    assert {"0", "9"} <= kept and len(kept) == 6
 
 
-async def _served(house: House) -> str:
+async def _serving_version(house: House) -> str:
     assert (await house.complete()).status_code == 200
     return house.rows("completions")[-1].policy_version
 
 
-async def test_a_version_of_another_registry_is_not_taken_for_one_of_this(house: House) -> None:
-    await _one_served(house)
-    assert await _served(house) == "1"
+async def test_a_version_of_another_registry_is_not_reused(house: House) -> None:
+    await _serve_version_1(house)
+    assert await _serving_version(house) == "1"
     # A new registry has another version 1; engines and downloads are still the old registry's.
     house.registry.sources["1"] = house.store.add_version("another")
     for slot in house.arms.slots:
         slot.verified = (None, None)
     await house.follow()
-    assert await _served(house) == "1"
+    assert await _serving_version(house) == "1"
     path = house.versions.path("1")
     assert path is not None and (path / "weights").read_text() == "another"
     assert sum(engine.swaps.count("1") for engine in house.engines) == 2

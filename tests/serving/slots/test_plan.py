@@ -36,5 +36,5 @@ def aliases_of(champion: str | None, challenger: str | None = None) -> Aliases:
         pytest.param(aliases_of("1", "1"), ("1", "0"), UP, 0, SlotPlan(0, None, None), id="champion is its own challenger"),
     ],
 )
-def test_plan(aliases: Aliases, versions: tuple, loadable: tuple, champion: int | None, expected: SlotPlan) -> None:
+def test_plan_slots(aliases: Aliases, versions: tuple, loadable: tuple, champion: int | None, expected: SlotPlan) -> None:
     assert plan_slots(aliases, versions, loadable, champion) == expected

@@ -25,31 +25,31 @@ VERDICT = Verdict(
 )
 
 
-def password(token: str) -> dict[str, str]:
+def basic_auth(token: str) -> dict[str, str]:
     return {"Authorization": "Basic " + base64.b64encode(f"me:{token}".encode()).decode()}
 
 
-async def test_a_browser_is_asked_for_an_administrators_token(house: House) -> None:
+async def test_the_page_requires_an_administrators_token(house: House) -> None:
     for headers, status in (
         ({"Authorization": ""}, 401),
-        (password("wrong"), 401),
+        (basic_auth("wrong"), 401),
         ({"Authorization": "Basic ???"}, 401),
         ({"Authorization": "Basic é".encode()}, 401),
-        (password(TOKEN), 403),
-        (password(ADMIN), 200),
+        (basic_auth(TOKEN), 403),
+        (basic_auth(ADMIN), 200),
     ):
-        answer = await house.client.get(house.urls[0] + "/", headers=headers)
-        assert (answer.status_code, "www-authenticate" in answer.headers) == (status, status == 401)
+        response = await house.client.get(house.urls[0] + "/", headers=headers)
+        assert (response.status_code, "www-authenticate" in response.headers) == (status, status == 401)
 
 
-async def test_the_page_says_who_serves_how_it_goes_and_what_was_decided(house: House) -> None:
+async def test_the_page_shows_versions_experiment_feedback_and_decisions(house: House) -> None:
     await run_experiment(house)
-    house.registry.look = Decision(experiment=experiment(), verdict=VERDICT, decided=0.0, by="gate")
+    house.registry.decision = Decision(experiment=experiment(), verdict=VERDICT, decided=0.0, by="gate")
     house.registry.tags["1"] = {"verdict": "promote, by gate", "verdict.reason": "accepted more", "cycle": "cycle-000001"}
     for _ in range(3):
         await house.complete()
     await house.send_feedback("/v1/feedback", {"completion_id": "c", "outcome": "thumbs_down"})
-    page = (await house.client.get(house.urls[0] + "/", headers=password(ADMIN))).text
+    page = (await house.client.get(house.urls[0] + "/", headers=basic_auth(ADMIN))).text
     text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page))
     for expected in (
         "Champion: version 1 · challenger: version 2",
@@ -64,13 +64,13 @@ async def test_the_page_says_who_serves_how_it_goes_and_what_was_decided(house: 
     assert 'href="http://mlflow.test/#/models/m/versions/2"' in page
 
 
-async def test_the_page_is_there_when_the_registry_is_not(house: House) -> None:
-    house.registry.away = True
-    answer = await house.client.get(house.urls[0] + "/", headers=password(ADMIN))
-    assert answer.status_code == 200 and "away" in answer.text and "version 0" in answer.text
+async def test_the_page_is_served_while_the_registry_is_unavailable(house: House) -> None:
+    house.registry.unavailable = True
+    response = await house.client.get(house.urls[0] + "/", headers=basic_auth(ADMIN))
+    assert response.status_code == 200 and "away" in response.text and "version 0" in response.text
 
 
-async def test_the_page_lists_the_last_cycles_those_too_that_registered_nothing(house: House) -> None:
+async def test_the_page_lists_the_last_cycles_with_and_without_a_version(house: House) -> None:
     house.add_version("2")
     house.registry.tags["2"] = {"cycle": "cycle-000011", "run": "run-of-mlflow"}
     for number in range(1, 13):
@@ -80,8 +80,8 @@ async def test_the_page_lists_the_last_cycles_those_too_that_registered_nothing(
             _put(house, f"cycles/{cycle}/outcome.json", CycleOutcome(cycle=cycle, result="refused", reason="it got worse"))
     registered = CycleOutcome(cycle="cycle-000011", result="registered", reason="better", version="2", experiment="e1")
     _put(house, "cycles/cycle-000011/outcome.json", registered)
-    decided = VERDICT.model_copy(update={"verdict": "reject"})
-    _put(house, "decisions/e1.json", Decision(experiment=experiment(), verdict=decided, decided=0.0, by="gate"))
+    rejected = VERDICT.model_copy(update={"verdict": "reject"})
+    _put(house, "decisions/e1.json", Decision(experiment=experiment(), verdict=rejected, decided=0.0, by="gate"))
     page = await _page(house)
     text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page))
     cycles = re.findall(r"cycle-\d{6}", text[text.index(" Cycles ") : text.index(" Versions ")])
@@ -89,7 +89,7 @@ async def test_the_page_lists_the_last_cycles_those_too_that_registered_nothing(
     assert "running" in text and "refused it got worse" in text and "registered better 2 reject , by gate" in text
     assert 'href="http://prefect.test/runs/flow-run/run-of-cycle-000012"' in page
     assert 'href="http://mlflow.test/#/runs/run-of-mlflow"' in page
-    # The next refresh shows what has changed.
+    # The next refresh shows the changes.
     _put(house, "cycles/cycle-000013/manifest.json", manifest("cycle-000013"))
     _put(house, "cycles/cycle-000012/outcome.json", registered.model_copy(update={"reason": "the last"}))
     house.clock += 10
@@ -97,12 +97,12 @@ async def test_the_page_lists_the_last_cycles_those_too_that_registered_nothing(
     assert "cycle-000013" in page and "the last" in page
 
 
-async def test_the_page_is_there_when_the_store_is_not(house: House) -> None:
-    house.store.away = True
+async def test_the_page_is_served_while_the_store_is_unavailable(house: House) -> None:
+    house.store.unavailable = True
     assert "the store is away" in await _page(house)
 
 
-def test_links_lead_where_a_browser_reaches() -> None:
+def test_page_settings_replace_api_addresses_in_links() -> None:
     cluster = {"TABLOOP_REGISTRY__URI": "http://mlflow.svc:5000", "TABLOOP_ORCHESTRATION__API": "http://prefect.svc:4200/api"}
     assert links(load(environment=cluster)) == Links("http://mlflow.svc:5000", "http://prefect.svc:4200", "tabloop")
     pages = {"TABLOOP_REGISTRY__PAGE": "https://mlflow.example/", "TABLOOP_ORCHESTRATION__PAGE": "https://prefect.example"}
@@ -132,9 +132,9 @@ def _put(house: House, key: str, record: Record) -> None:
 
 
 async def _page(house: House) -> str:
-    answer = await house.client.get(house.urls[0] + "/", headers=password(ADMIN))
-    assert answer.status_code == 200
-    return answer.text
+    response = await house.client.get(house.urls[0] + "/", headers=basic_auth(ADMIN))
+    assert response.status_code == 200
+    return response.text
 
 
 async def test_every_route_is_documented(house: House) -> None:

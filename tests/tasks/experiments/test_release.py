@@ -1,4 +1,4 @@
-"""Promotion and rollback: the record first, once; killed before any write and run again, it ends the same."""
+"""Promotion and rollback: the decision is recorded first and once, and a rerun after a kill at any write ends the same."""
 
 from contextlib import suppress
 
@@ -20,23 +20,23 @@ NO = Verdict(verdict="reject", reason="worse")
 def world() -> tuple[MemoryStore, MemoryRegistry, ExperimentRecord]:
     store, registry = MemoryStore(), MemoryRegistry(v1={}, v2={"parent": "1"}, v3={"parent": "2"})
     registry.aliases["champion"] = "1"
-    opened = release.open_experiment(store, registry.client, release.propose(Experiment(), "cycle-000001", "2", "1", NOW))
-    assert opened
-    return store, registry, opened
+    experiment = release.open_experiment(store, registry.client, release.propose(Experiment(), "cycle-000001", "2", "1", NOW))
+    assert experiment
+    return store, registry, experiment
 
 
 def test_an_experiment_is_opened_once() -> None:
-    store, registry, opened = world()
-    again = release.open_experiment(store, registry.client, release.propose(Experiment(), "cycle-000001", "2", "1", NOW + 99))
-    assert again == opened, "it started when it started"
-    found = registry.client.aliases()
-    assert (found.challenger, found.experiment) == ("2", opened)
+    store, registry, experiment = world()
+    reopened = release.open_experiment(store, registry.client, release.propose(Experiment(), "cycle-000001", "2", "1", NOW + 99))
+    assert reopened == experiment, "the start time stays"
+    aliases = registry.client.aliases()
+    assert (aliases.challenger, aliases.experiment) == ("2", experiment)
     assert release.open_experiment(store, registry.client, release.propose(Experiment(), "cycle-000002", "3", "1", NOW)) is None
 
 
 def test_a_decided_experiment_is_not_opened_again() -> None:
-    store, registry, opened = world()
-    release.conclude(store, registry.client, decision(opened, NO, NOW + 1))
+    store, registry, experiment = world()
+    release.conclude(store, registry.client, decision(experiment, NO, NOW + 1))
     assert (
         release.open_experiment(store, registry.client, release.propose(Experiment(), "cycle-000001", "2", "1", NOW + 2)) is None
     )
@@ -45,52 +45,52 @@ def test_a_decided_experiment_is_not_opened_again() -> None:
 
 @pytest.mark.parametrize("verdict", [YES, NO], ids=["promote", "reject"])
 @pytest.mark.parametrize("writes", range(5))
-def test_killed_before_any_write_and_run_again(verdict: Verdict, writes: int) -> None:
-    store, registry, opened = world()
+def test_a_conclusion_killed_at_any_write_completes_when_run_again(verdict: Verdict, writes: int) -> None:
+    store, registry, experiment = world()
     registry.writes_left = writes
     with suppress(Killed):
-        release.conclude(store, registry.client, decision(opened, verdict, NOW + 1))
+        release.conclude(store, registry.client, decision(experiment, verdict, NOW + 1))
     registry.writes_left = 99
-    # Another evaluation, later, may come to another verdict: the first record stands.
+    # A later evaluation may reach another verdict; the first record counts.
     other = NO if verdict is YES else YES
-    standing = release.conclude(store, registry.client, decision(opened, other, NOW + 2))
-    assert (standing.verdict, standing.decided) == (verdict, NOW + 1)
-    found = registry.client.aliases()
-    assert found.champion == ("2" if verdict is YES else "1")
-    assert found.previous_champion == ("1" if verdict is YES else None)
-    assert (found.challenger, found.experiment) == (None, None)
+    recorded = release.conclude(store, registry.client, decision(experiment, other, NOW + 2))
+    assert (recorded.verdict, recorded.decided) == (verdict, NOW + 1)
+    aliases = registry.client.aliases()
+    assert aliases.champion == ("2" if verdict is YES else "1")
+    assert aliases.previous_champion == ("1" if verdict is YES else None)
+    assert (aliases.challenger, aliases.experiment) == (None, None)
 
 
-def test_an_experiment_whose_champion_was_moved_is_void_and_moves_nothing() -> None:
-    store, registry, opened = world()
+def test_an_experiment_whose_champion_was_replaced_is_void_and_moves_no_alias() -> None:
+    store, registry, experiment = world()
     registry.aliases["champion"] = "3"
-    assert release.void(opened, "1") is None
-    found = release.void(opened, "3")
-    assert found
-    assert found.verdict == "reject"
-    release.conclude(store, registry.client, decision(opened, YES, NOW))
+    assert release.void(experiment, "1") is None
+    verdict = release.void(experiment, "3")
+    assert verdict
+    assert verdict.verdict == "reject"
+    release.conclude(store, registry.client, decision(experiment, YES, NOW))
     assert registry.aliases == {"champion": "3"}
 
 
-def test_promoted_and_rolled_back_by_hand() -> None:
-    store, registry, opened = world()
+def test_a_version_is_promoted_and_rolled_back_by_hand() -> None:
+    store, registry, experiment = world()
     decision = release.promote(store, registry.client, "", "ada", "", NOW + 1)
-    assert (decision.experiment, decision.by) == (opened, "ada")
+    assert (decision.experiment, decision.by) == (experiment, "ada")
     assert registry.client.aliases().champion == "2"
 
     release.rollback(store, registry.client, "", "ada", "", NOW + 2)
-    found = registry.client.aliases()
-    assert (found.champion, found.previous_champion) == ("1", "2")
+    aliases = registry.client.aliases()
+    assert (aliases.champion, aliases.previous_champion) == ("1", "2")
     assert len(list(store.keys("decisions/"))) == 2
 
 
-def test_another_version_promoted_by_hand_ends_the_experiment() -> None:
-    store, registry, opened = world()
+def test_promoting_another_version_by_hand_ends_the_experiment() -> None:
+    store, registry, experiment = world()
     release.promote(store, registry.client, "3", "ada", "", NOW + 1)
     assert registry.aliases == {"champion": "3"}
-    ended = decision_of(store, opened.id)
-    assert ended
-    assert ended.verdict.verdict == "reject"
+    recorded = decision_of(store, experiment.id)
+    assert recorded
+    assert recorded.verdict.verdict == "reject"
     assert registry.client.aliases().experiment is None
 
 
@@ -106,26 +106,28 @@ PROMISING = Verdict(verdict="reject", reason="no win", promising=True)
         ({"2": PROMISING, "3": PROMISING}, "1", None, "3"),
         ({"2": PROMISING, "3": NO}, "1", None, "2"),
         ({"2": PROMISING, "3": YES}, "3", "1", "3"),
-        ({"2": PROMISING, "3": YES}, "1", "3", "2"),  # 3 was rolled back, what it came from was not
+        ({"2": PROMISING, "3": YES}, "1", "3", "2"),  # 3 was rolled back, its parent was not
         ({"2": YES}, "1", "2", "1"),
         ({"2": PROMISING}, "1", "2", "1"),  # promoted by hand afterwards, and rolled back
         ({"2": PROMISING}, "3", "1", "3"),  # the champion was moved by hand past it
     ],
 )
-def test_what_is_trained_further(verdicts: dict[str, Verdict], champion: str, previous: str | None, parent: str) -> None:
+def test_the_parent_is_the_newest_promising_descendant_of_the_champion(
+    verdicts: dict[str, Verdict], champion: str, previous: str | None, parent: str
+) -> None:
     store = MemoryStore()
     versions = Lineage({"1": "", "2": "1", "3": "2"}, {"2": "cycle-000001", "3": "cycle-000002"})
     registry = MemoryRegistry(v1={}, v2={}, v3={})
     for version, verdict in verdicts.items():
-        test = experiment_id(versions.cycles[version], version)
-        record = ExperimentRecord(id=test, champion="1", challenger=version, share=0.5, started=NOW)
+        experiment = experiment_id(versions.cycles[version], version)
+        record = ExperimentRecord(id=experiment, champion="1", challenger=version, share=0.5, started=NOW)
         release.conclude(store, registry.client, decision(record, verdict, NOW))
     assert choose_parent(store, versions, champion, previous) == parent
 
 
-def test_what_has_no_checkpoint_is_not_trained_further() -> None:
-    store, registry, opened = world()
-    release.conclude(store, registry.client, decision(opened, PROMISING, NOW + 1))
+def test_a_version_without_a_checkpoint_is_not_a_parent() -> None:
+    store, registry, experiment = world()
+    release.conclude(store, registry.client, decision(experiment, PROMISING, NOW + 1))
     registry.versions["2"]["cycle"] = "cycle-000001"
     assert choose_parent(store, lineage(registry.client.versions()), "1", None) == "2"
     registry.versions["2"][REMOVED_TAG] = "2027-03-01T03:17:00+00:00"
@@ -134,17 +136,17 @@ def test_what_has_no_checkpoint_is_not_trained_further() -> None:
 
 @pytest.mark.parametrize("move", [release.promote, release.rollback])
 def test_a_version_without_a_checkpoint_is_refused_before_anything_is_written(move) -> None:
-    store, registry, opened = world()
+    store, registry, experiment = world()
     registry.versions["3"][REMOVED_TAG] = "2027-03-01T03:17:00+00:00"
     objects = dict(store.objects)
     with pytest.raises(release.CheckpointRemoved, match=r"version 3: .* 2027-03-01T03:17:00.*nothing was changed.*: 1, 2$"):
         move(store, registry.client, "3", "ada", "", NOW + 1)
-    found = registry.client.aliases()
-    assert (found.champion, found.challenger, found.experiment) == ("1", "2", opened)
+    aliases = registry.client.aliases()
+    assert (aliases.champion, aliases.challenger, aliases.experiment) == ("1", "2", experiment)
     assert store.objects == objects
 
 
-def test_nothing_to_move_to() -> None:
+def test_promotion_and_rollback_without_a_target_are_refused() -> None:
     store, registry = MemoryStore(), MemoryRegistry(v1={})
     registry.aliases["champion"] = "1"
     with pytest.raises(release.NothingToDo, match="version=N"):
@@ -154,16 +156,16 @@ def test_nothing_to_move_to() -> None:
     assert not store.objects
 
 
-def test_a_watch_that_comes_too_late_does_not_undo_a_rollback() -> None:
-    store, registry, opened = world()
-    release.conclude(store, registry.client, decision(opened, YES, NOW + 1))
+def test_a_repeated_conclusion_does_not_undo_a_rollback() -> None:
+    store, registry, experiment = world()
+    release.conclude(store, registry.client, decision(experiment, YES, NOW + 1))
     release.rollback(store, registry.client, "", "ada", "", NOW + 2)
-    release.conclude(store, registry.client, decision(opened, YES, NOW + 3))
+    release.conclude(store, registry.client, decision(experiment, YES, NOW + 3))
     assert registry.aliases == {"champion": "1"}
 
 
-def test_a_decision_names_the_data_set_its_challenger_was_trained_on() -> None:
-    store, registry, opened = world()
+def test_a_decision_names_the_data_set_of_its_challenger() -> None:
+    store, registry, experiment = world()
     registry.versions["2"]["manifest_sha256"] = "abc"
-    assert release.conclude(store, registry.client, decision(opened, YES, NOW + 1)).dataset == "abc"
-    assert release.promote(store, registry.client, "1", "ada", "", NOW + 2).dataset == "", "no cycle made the base"
+    assert release.conclude(store, registry.client, decision(experiment, YES, NOW + 1)).dataset == "abc"
+    assert release.promote(store, registry.client, "1", "ada", "", NOW + 2).dataset == "", "the base has no data set"

@@ -1,4 +1,4 @@
-"""Every request in exactly one bucket, whatever was served and told."""
+"""Every request is in exactly one bucket, for any completions and feedback."""
 
 from dataclasses import replace
 
@@ -18,17 +18,17 @@ LINEAGE = Lineage(parents={"1": "", "2": "1", "3": "2", "4": "2", "5": "4"}, cyc
 LIMITS = Collect(max_staleness=1, max_user_share=1.0)
 
 
-def accounted(completions, told=(), *, limits=LIMITS, **fields):
-    return rows.accounted(completions, told, limits=limits, lineage=LINEAGE, **fields)
+def account(completions, events=(), *, limits=LIMITS, **fields):
+    return rows.account(completions, events, limits=limits, lineage=LINEAGE, **fields)
 
 
-def sealed(completions, told=(), *, limits=LIMITS, **fields):
-    return rows.sealed(completions, told, limits=limits, lineage=LINEAGE, **fields)
+def account_with_samples(completions, events=(), *, limits=LIMITS, **fields):
+    return rows.account_with_samples(completions, events, limits=limits, lineage=LINEAGE, **fields)
 
 
-def test_distances_go_by_way_of_the_common_ancestor() -> None:
+def test_the_distance_of_versions_passes_their_common_ancestor() -> None:
     pairs = [("3", "3"), ("1", "3"), ("3", "4"), ("5", "3"), ("9", "3")]
-    assert [LINEAGE.distance(one, other) for one, other in pairs] == [0, 2, 2, 3, None]
+    assert [LINEAGE.distance(first, second) for first, second in pairs] == [0, 2, 2, 3, None]
     assert LINEAGE.ancestry("5") == ("5", "4", "2", "1")
 
 
@@ -51,84 +51,86 @@ def test_distances_go_by_way_of_the_common_ancestor() -> None:
     ],
 )
 def test_the_bucket_of_a_labelled_request(fields, bucket: str, reason: str) -> None:
-    placed = accounted([completion(**fields)], [feedback(time=NOW + 1 + fields.get("time", NOW) - NOW)]).classified
-    assert placed.select("bucket", "reason").rows() == [(bucket, reason)]
+    classified = account([completion(**fields)], [feedback(time=NOW + 1 + fields.get("time", NOW) - NOW)]).classified
+    assert classified.select("bucket", "reason").rows() == [(bucket, reason)]
 
 
-def test_nobody_judged_it() -> None:
-    assert accounted([completion()]).buckets["unlabelled"] == 1
-    assert accounted([completion()], [feedback(cache_hit=True)]).buckets["cache_hit"] == 1
+def test_a_request_without_feedback_is_unlabelled() -> None:
+    assert account([completion()]).buckets["unlabelled"] == 1
+    assert account([completion()], [feedback(cache_hit=True)]).buckets["cache_hit"] == 1
 
 
-def test_nothing_to_show_is_trained_where_the_model_chose_it() -> None:
-    _, (found,) = sealed([completion(text=" ")])
-    assert (found.outcome, found.token_ids) == ("nothing", (10, 11))
-    assert accounted([completion(text=" ", finish_reason="disconnected")]).buckets["unlabelled"] == 1
+def test_an_empty_completion_is_trained_if_the_model_ended_it() -> None:
+    _, (trained,) = account_with_samples([completion(text=" ")])
+    assert (trained.outcome, trained.token_ids) == ("nothing", (10, 11))
+    assert account([completion(text=" ", finish_reason="disconnected")]).buckets["unlabelled"] == 1
 
 
-def test_a_judgement_of_a_completion_that_has_no_tokens_teaches_nothing() -> None:
-    nothing = {"text": "", "token_ids": (), "logprobs": (), "token_ends": ()}
-    told = feedback(completion_id="c", outcome="rejected", prefix="", suffix="", shown="")
-    found = accounted([completion(finish_reason="disconnected", **nothing)], [told])
-    assert found.quarantined == {"no_tokens": 1}
+def test_a_labelled_completion_without_tokens_is_quarantined() -> None:
+    empty = {"text": "", "token_ids": (), "logprobs": (), "token_ends": ()}
+    rejection = feedback(completion_id="c", outcome="rejected", prefix="", suffix="", shown="")
+    accounting = account([completion(finish_reason="disconnected", **empty)], [rejection])
+    assert accounting.quarantined == {"no_tokens": 1}
 
 
-def test_what_the_ancestry_has_seen_is_not_trained_again() -> None:
-    assert accounted([completion()], [feedback()], trained={"c"}).buckets["duplicate"] == 1
+def test_a_request_that_the_ancestry_trained_on_is_a_duplicate() -> None:
+    assert account([completion()], [feedback()], trained={"c"}).buckets["duplicate"] == 1
 
 
-def test_the_sample_is_what_was_served_cut_to_what_was_shown() -> None:
-    _, (found,) = sealed([completion()], [feedback(shown="foo")])
-    assert found.token_ids == (10, 11, 12)
-    assert found.logprobs == (-0.5,) * 3
-    assert (found.shown_characters, found.accepted_characters) == (3, 3)
+def test_a_sample_has_the_served_tokens_up_to_the_end_of_the_shown_text() -> None:
+    _, (trained,) = account_with_samples([completion()], [feedback(shown="foo")])
+    assert trained.token_ids == (10, 11, 12)
+    assert trained.logprobs == (-0.5,) * 3
+    assert (trained.shown_characters, trained.accepted_characters) == (3, 3)
 
 
 def test_malformed_rows_are_quarantined_and_counted() -> None:
-    found = accounted([completion()], malformed=2)
-    assert (found.buckets["quarantined"], found.requests, found.quarantined) == (2, 3, {"malformed": 2})
+    accounting = account([completion()], malformed=2)
+    assert (accounting.buckets["quarantined"], accounting.requests, accounting.quarantined) == (2, 3, {"malformed": 2})
 
 
-def test_failed_rows_move_and_the_sum_stays() -> None:
-    found = accounted([completion("1"), completion("2", time=NOW + 1)], [feedback("1"), feedback("2", time=NOW + 2)])
-    moved = found.quarantine({"2": "logprobs_are_finite"})
-    assert (moved.buckets["trained"], moved.buckets["quarantined"]) == (found.buckets["trained"] - 1, 1)
+def test_quarantined_rows_change_their_bucket_and_the_sum_stays() -> None:
+    accounting = account([completion("1"), completion("2", time=NOW + 1)], [feedback("1"), feedback("2", time=NOW + 2)])
+    moved = accounting.quarantine({"2": "logprobs_are_finite"})
+    assert (moved.buckets["trained"], moved.buckets["quarantined"]) == (accounting.buckets["trained"] - 1, 1)
     assert moved.reasons == {"2": "logprobs_are_finite"}
 
 
-def test_a_lost_request_is_an_error() -> None:
+def test_an_unaccounted_request_is_an_error() -> None:
     with pytest.raises(Unaccounted, match="2 requests were served"):
-        _ = replace(accounted([completion()]), counts=WindowCounts(2)).buckets
+        _ = replace(account([completion()]), counts=WindowCounts(2)).buckets
 
 
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=12), st.floats(0.05, 1))
-def test_the_cap_holds_and_is_the_largest(counts: list[int], share: float) -> None:
+def test_the_user_cap_is_the_largest_that_holds_the_share(counts: list[int], share: float) -> None:
     cap = user_cap(counts, share)
     allowed = max(share, 1 / len(counts))
 
-    def fits(most: int) -> bool:
-        return most <= allowed * sum(min(n, most) for n in counts) + 1e-9
+    def fits(limit: int) -> bool:
+        return limit <= allowed * sum(min(n, limit) for n in counts) + 1e-9
 
     assert cap == max([1, *filter(fits, range(1, max(counts) + 1))])
 
 
-def test_of_a_user_over_the_share_the_newest_stay() -> None:
-    many = [completion(str(i), time=NOW + i, prefix=f"{i}", user="u" if i < 8 else f"v{i}") for i in range(12)]
-    told = [feedback(str(i), time=NOW + i, prefix=f"{i}", user="u" if i < 8 else f"v{i}") for i in range(12)]
-    placed = accounted(many, told).classified
-    kept = cap_users(placed, 0.5).filter(pl.col("bucket") == "trained", pl.col("user") == "u")
+def test_a_user_over_the_share_keeps_the_newest_requests() -> None:
+    completions = [completion(str(i), time=NOW + i, prefix=f"{i}", user="u" if i < 8 else f"v{i}") for i in range(12)]
+    events = [feedback(str(i), time=NOW + i, prefix=f"{i}", user="u" if i < 8 else f"v{i}") for i in range(12)]
+    classified = account(completions, events).classified
+    kept = cap_users(classified, 0.5).filter(pl.col("bucket") == "trained", pl.col("user") == "u")
     assert kept["id"].to_list() == ["4", "5", "6", "7"]
 
 
 @settings(max_examples=150)
 @given(histories, st.integers(0, 3), st.integers(1, 4), st.floats(0.1, 1), st.floats(NOW, NOW + 90))
-def test_the_buckets_always_add_up(history, again: int, most: int, share: float, until: float) -> None:
-    completions, told = history
-    delivered = completions + completions[:again]
-    found, made = sealed(delivered, told, limits=Collect(max_samples=most, max_user_share=share), until=until)
-    assert sum(found.buckets.values()) == found.requests == len(delivered)
-    assert [s.completion_id for s in made] == found.samples["id"].to_list()
-    assert len(made) == found.buckets["trained"] <= most
-    assert found.classified["id"].n_unique() == found.classified.height
-    for one in made:
-        assert len(one.token_ids) == len(one.logprobs) >= 1
+def test_the_buckets_always_add_up(history, repeated: int, max_samples: int, share: float, until: float) -> None:
+    completions, events = history
+    delivered = completions + completions[:repeated]
+    accounting, trained = account_with_samples(
+        delivered, events, limits=Collect(max_samples=max_samples, max_user_share=share), until=until
+    )
+    assert sum(accounting.buckets.values()) == accounting.requests == len(delivered)
+    assert [s.completion_id for s in trained] == accounting.samples["id"].to_list()
+    assert len(trained) == accounting.buckets["trained"] <= max_samples
+    assert accounting.classified["id"].n_unique() == accounting.classified.height
+    for sample in trained:
+        assert len(sample.token_ids) == len(sample.logprobs) >= 1

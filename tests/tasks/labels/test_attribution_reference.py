@@ -1,7 +1,7 @@
-"""The join against a slow and obvious reference of its own: every label whole, from the documents and not from the code.
+"""Attribution against a second slow reference, which follows the documentation and not the code.
 
-The other one (test_join.py) compares outcomes; this one also compares what was shown, how far the developer saw, and what was
-accepted, over histories in which a developer really types, so that reused streams and late accepts are frequent.
+test_attribution.py compares outcomes. This reference also compares the shown characters, the extent and the accepted characters.
+Its histories simulate typing, so that reused streams and late accepts are frequent.
 """
 
 from collections.abc import Sequence
@@ -15,13 +15,13 @@ from tests.tasks.made import NOW, completion, feedback
 from tests.tasks.rows import join
 
 SECONDS = 60.0
-LATE_BY_CLOCKS = 1.0
-Whole = tuple[str, int, int, int] | None
-"""Outcome, characters shown, extent, characters accepted; none without a label."""
+CLOCK_TOLERANCE_SECONDS = 1.0
+WholeLabel = tuple[str, int, int, int] | None
+"""Outcome, shown characters, extent and accepted characters; None without a label."""
 
 
-def reference(completions: Sequence[Completion], events: Sequence[Feedback]) -> tuple[dict[str, Whole], set[str], int]:
-    """Labels by completion, completions judged from the cache alone, and impressions of nothing that was served."""
+def reference(completions: Sequence[Completion], events: Sequence[Feedback]) -> tuple[dict[str, WholeLabel], set[str], int]:
+    """Return labels by completion, completions judged from the cache alone, and the count of impressions without a completion."""
     impressions: list[list[Feedback]] = []
     for event in events:
         for group in impressions:
@@ -32,67 +32,67 @@ def reference(completions: Sequence[Completion], events: Sequence[Feedback]) -> 
         else:
             impressions.append([event])
 
-    found: dict[str, list[tuple[int, int, float, str, Whole, bool]]] = {c.id: [] for c in completions}
+    matches: dict[str, list[tuple[int, int, float, str, WholeLabel, bool]]] = {c.id: [] for c in completions}
     orphans = 0
-    # Of impressions without a client's id that are alike in all else, the first by name counts.
+    # Impressions without a client's id may be equal in all other fields; then the first id counts.
     for group in sorted(impressions, key=lambda group: group[0].id):
-        # Of one impression the strongest word counts, in this order; of two accepted in part the larger.
-        words = ("shown", "rejected", "partially_accepted", "accepted", "retained", "thumbs_down")
-        strength = {word: number for number, word in enumerate(words)}
-        truth = sorted(group, key=lambda e: (strength[e.outcome], e.accepted_characters or 0, -e.time, e.id))[-1]
-        # A later word, said by id, may come without the place.
-        place = truth
-        if not truth.shown:
-            place = sorted(group, key=lambda e: (e.shown != "", strength[e.outcome], -e.time, e.id))[-1]
-        arrived = min(e.time for e in group)
-        named = [e.completion_id for e in sorted(group, key=lambda e: (e.time, e.id)) if e.completion_id][:1]
-        possible = []
+        # The strongest outcome of an impression counts, in this order, and the larger of two partial accepts.
+        outcomes = ("shown", "rejected", "partially_accepted", "accepted", "retained", "thumbs_down")
+        strength = {outcome: number for number, outcome in enumerate(outcomes)}
+        strongest = sorted(group, key=lambda e: (strength[e.outcome], e.accepted_characters or 0, -e.time, e.id))[-1]
+        # A later event with an id may come without text.
+        with_text = strongest
+        if not strongest.shown:
+            with_text = sorted(group, key=lambda e: (e.shown != "", strength[e.outcome], -e.time, e.id))[-1]
+        first_time = min(e.time for e in group)
+        ids = [e.completion_id for e in sorted(group, key=lambda e: (e.time, e.id)) if e.completion_id][:1]
+        candidates = []
         for c in completions:
-            if (c.project, c.user) != (truth.project, truth.user):
+            if (c.project, c.user) != (strongest.project, strongest.user):
                 continue
-            if named and c.id != named[0]:
+            if ids and c.id != ids[0]:
                 continue
-            if not named and not (c.time - LATE_BY_CLOCKS <= arrived <= c.time + SECONDS):
+            if not ids and not (c.time - CLOCK_TOLERANCE_SECONDS <= first_time <= c.time + SECONDS):
                 continue
-            if (seen := saw(c, place, named=bool(named))) is not None:
-                possible.append((c.prefix == place.prefix, c.time, c.id, seen))
-        if not possible:
+            if (extent_and_length := match_text(c, with_text, has_id=bool(ids))) is not None:
+                candidates.append((c.prefix == with_text.prefix, c.time, c.id, extent_and_length))
+        if not candidates:
             orphans += 1
             continue
-        _, _, owner, (extent, length) = max(possible)
-        text = next(c.text for c in completions if c.id == owner)[:extent]
+        _, _, chosen, (extent, length) = max(candidates)
+        text = next(c.text for c in completions if c.id == chosen)[:extent]
         text = text[extent - length :]
-        outcome, kept = truth.outcome, 0
+        outcome, accepted = strongest.outcome, 0
         if outcome == "accepted":
-            kept = len(text)
+            accepted = len(text)
         elif outcome == "partially_accepted":
-            counted = truth.accepted_characters
-            kept = len(text.split("\n")[0]) if counted is None else min(counted, len(text))
-        elif outcome == "retained":  # texts are no longer than a run that counts: it is all there, or nothing is
-            outcome, kept = ("accepted", len(text)) if text in truth.retained else ("partially_accepted", 0)
+            counted = strongest.accepted_characters
+            accepted = len(text.split("\n")[0]) if counted is None else min(counted, len(text))
+        elif outcome == "retained":  # texts are no longer than the shortest run that counts
+            outcome, accepted = ("accepted", len(text)) if text in strongest.retained else ("partially_accepted", 0)
         elif outcome == "thumbs_down":
             outcome = "rejected"
-        label = (outcome, len(text), extent, kept)
+        label = (outcome, len(text), extent, accepted)
         cached = any(e.cache_hit for e in group)
-        found[owner].append((strength[truth.outcome], extent, arrived, truth.client_id, label, cached))
+        matches[chosen].append((strength[strongest.outcome], extent, first_time, strongest.client_id, label, cached))
 
-    labels: dict[str, Whole] = {}
+    labels: dict[str, WholeLabel] = {}
     from_cache: set[str] = set()
-    for name, told in found.items():
-        judged = [t for t in told if t[0] > 0]
-        real = [t for t in judged if not t[5]]
-        labels[name] = max(real, key=lambda t: t[:4])[4] if real else None
-        if judged and not real:
+    for name, completion_matches in matches.items():
+        judgements = [match for match in completion_matches if match[0] > 0]
+        uncached = [match for match in judgements if not match[5]]
+        labels[name] = max(uncached, key=lambda match: match[:4])[4] if uncached else None
+        if judgements and not uncached:
             from_cache.add(name)
     return labels, from_cache, orphans
 
 
-def saw(c: Completion, event: Feedback, *, named: bool) -> tuple[int, int] | None:
-    """How far a completion's text was seen and how much of it was shown, if the event is of it."""
+def match_text(c: Completion, event: Feedback, *, has_id: bool) -> tuple[int, int] | None:
+    """Return the extent and the number of shown characters, if the event matches the completion."""
     newline = {"\n": ""}
     if event.shown and newline.get(c.suffix, c.suffix) == newline.get(event.suffix, event.suffix):
         selected = [n for n in range(4, len(event.shown)) if event.shown[:n].strip() and event.prefix.endswith(event.shown[:n])]
-        for shown in (event.shown, *([] if named else [event.shown[n:] for n in selected[-1:]])):
+        for shown in (event.shown, *([] if has_id else [event.shown[n:] for n in selected[-1:]])):
             for typed in range(len(event.prefix) + 1):
                 before, after = event.prefix[: len(event.prefix) - typed], event.prefix[len(event.prefix) - typed :]
                 if before != c.prefix:
@@ -100,14 +100,14 @@ def saw(c: Completion, event: Feedback, *, named: bool) -> tuple[int, int] | Non
                 for spaces in range(3):
                     if c.text[: len(after) + spaces + len(shown)] == after + " " * spaces + shown:
                         return len(after) + spaces + len(shown), len(shown)
-    if named and not event.prefix and c.text.startswith(event.shown):
+    if has_id and not event.prefix and c.text.startswith(event.shown):
         return len(event.shown) or len(c.text), len(event.shown) or len(c.text)
     return None
 
 
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[list[Completion], list[Feedback]]:
-    """A developer, sometimes two, who type, are shown things, wait, and judge; and a little noise."""
+    """Draw histories of one or two developers who type, see completions, wait and judge them, with some noise."""
     completions: list[Completion] = []
     events: list[Feedback] = []
     time = NOW
@@ -115,7 +115,7 @@ def histories(draw: st.DrawFn) -> tuple[list[Completion], list[Feedback]]:
         time += draw(st.sampled_from([0.0, 0.5, 20.0, 70.0]))
         user, suffix = draw(st.sampled_from("uuv")), draw(st.sampled_from(["", "\n", "s"]))
         prefix, text = draw(st.text("ab ", max_size=2)), draw(st.text("ab ", max_size=4))
-        # A name selected in the list of suggestions, as long as it must be or too short, is told again in front of what is shown.
+        # The editor repeats a name selected in the suggestion list before the shown text; it may be too short to count.
         selected = draw(st.sampled_from(["", "", "", "name", "x.names", "nam"]))
         prefix += selected
         completions.append(completion(f"c{number}", time=time, user=user, prefix=prefix, suffix=suffix, text=text))
@@ -125,12 +125,13 @@ def histories(draw: st.DrawFn) -> tuple[list[Completion], list[Feedback]]:
             shown = rest[: draw(st.integers(0, len(rest)))] if draw(st.booleans()) else draw(st.text("ab ", max_size=3))
             typed, shown = (0, selected + shown) if selected and draw(st.booleans()) else (typed, shown)
             client = draw(st.sampled_from([f"k{number}-{impression}", "", "shared"]))
-            cached, at = draw(st.integers(0, 5)) == 0, time + draw(st.sampled_from([-2.0, -0.5, 0.1, 10.0, 59.0, 61.0]))
+            cache_hit = draw(st.integers(0, 5)) == 0
+            event_time = time + draw(st.sampled_from([-2.0, -0.5, 0.1, 10.0, 59.0, 61.0]))
             for outcome in draw(st.lists(st.sampled_from(STRENGTH), max_size=3)):
                 events.append(
                     feedback(
                         f"f{len(events)}",
-                        time=at,
+                        time=event_time,
                         user=user,
                         client_id=client,
                         completion_id=draw(st.sampled_from(["", "", "", f"c{number}", "c0"])),
@@ -140,23 +141,23 @@ def histories(draw: st.DrawFn) -> tuple[list[Completion], list[Feedback]]:
                         shown=shown,
                         retained=draw(st.sampled_from(["", text, "x" + rest])),
                         accepted_characters=draw(st.sampled_from([None, 0, 1, 9])),
-                        cache_hit=cached,
+                        cache_hit=cache_hit,
                     )
                 )
-                at += draw(st.sampled_from([0.0, 4.0]))
+                event_time += draw(st.sampled_from([0.0, 4.0]))
     return completions, draw(st.permutations(events))
 
 
 @settings(max_examples=300)
 @given(histories())
-def test_whole_labels_agree(history: tuple[list[Completion], list[Feedback]]) -> None:
+def test_labels_agree_with_the_reference_in_all_fields(history: tuple[list[Completion], list[Feedback]]) -> None:
     completions, events = history
     labels, from_cache, orphans = reference(completions, events)
-    found = join(completions, events, SECONDS)
-    assert {j.completion.id: _whole(j.label) for j in found.joined} == labels
-    assert {j.completion.id for j in found.joined if j.cache_hit} == from_cache
-    assert found.orphans == orphans
+    result = join(completions, events, SECONDS)
+    assert {j.completion.id: _fields(j.label) for j in result.joined} == labels
+    assert {j.completion.id for j in result.joined if j.cache_hit} == from_cache
+    assert result.orphans == orphans
 
 
-def _whole(label) -> Whole:
+def _fields(label) -> WholeLabel:
     return (label.outcome, label.shown_characters, label.extent, label.accepted_characters) if label else None

@@ -1,4 +1,4 @@
-"""The bucket and the reason of a request, from what the cycles wrote."""
+"""`explain` finds the bucket and the reason of a request in the objects of the cycles."""
 
 from typing import get_args
 
@@ -19,7 +19,7 @@ SETTINGS = Settings()
 
 
 def seal(store: MemoryStore, cycle: str, now: float) -> None:
-    """Collect and seal a cycle as the flow does, without validation and rewards."""
+    """Collect and seal a cycle, as the flow does, without validation and rewards."""
     registry = MemoryRegistry(v1={})
     registry.aliases["champion"] = "1"
     collected = collect(store, registry.client, SETTINGS, now)
@@ -32,29 +32,29 @@ def seal(store: MemoryStore, cycle: str, now: float) -> None:
 
 @pytest.fixture
 def store() -> MemoryStore:
-    """Three requests in two cycles: the last one waits for its label in the first cycle."""
+    """Return a store with three requests in two cycles; the last request waits for its label in the first cycle."""
     store, late = MemoryStore(), NOW + 100
-    served = [
+    completions = [
         completion("good", prefix="a"),
         completion("secret", prefix="b", redacted=True),
         completion("young", prefix="c", time=late),
     ]
-    labels = [feedback("1", prefix="a"), feedback("3", prefix="c", time=late + 1)]
-    store.put_rows("events/completions/date=2027-01-15/hour=08/a.parquet", served)
-    store.put_rows("events/feedback/date=2027-01-15/hour=08/a.parquet", labels)
+    events = [feedback("1", prefix="a"), feedback("3", prefix="c", time=late + 1)]
+    store.put_rows("events/completions/date=2027-01-15/hour=08/a.parquet", completions)
+    store.put_rows("events/feedback/date=2027-01-15/hour=08/a.parquet", events)
     seal(store, "cycle-000001", late + 5)
     seal(store, "cycle-000002", late + SETTINGS.collect.settle_seconds + 5)
     return store
 
 
-def test_each_cycle_says_where_it_put_the_request(store: MemoryStore) -> None:
+def test_explain_returns_the_bucket_of_each_cycle(store: MemoryStore) -> None:
     assert list(explain.explain(store, "good"))[-1] == Fate("cycle-000001", "trained")
     assert list(explain.explain(store, "secret"))[-1] == Fate("cycle-000001", "quarantined", "secret")
     assert list(explain.explain(store, "young")) == [Fate("cycle-000002", "trained"), Fate("cycle-000001", "waiting")]
     assert list(explain.explain(store, "made up")) == []
 
 
-def test_without_its_requests_a_cycle_still_knows_samples_and_quarantine(store: MemoryStore) -> None:
+def test_without_the_list_of_requests_samples_and_quarantine_are_still_found(store: MemoryStore) -> None:
     for key in [key for key in store.keys("cycles/") if "/requests-" in key]:
         store.delete(key)
     assert list(explain.explain(store, "good"))[-1] == Fate("cycle-000001", "trained")

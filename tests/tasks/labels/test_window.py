@@ -1,4 +1,4 @@
-"""The window of a cycle: nothing twice, nothing lost, whatever was promoted, rolled back, or came late."""
+"""The window of a cycle: no request is lost or trained twice after promotions, rollbacks and late objects."""
 
 import pytest
 
@@ -17,21 +17,21 @@ SETTINGS = Settings(collect=Collect(settle_seconds=10, join_seconds=60, max_user
 
 
 def put(store: MemoryStore, name: str, ids: list[str], time: float) -> None:
-    """An object of completions, each accepted at once."""
-    served = [completion(i, time=time, prefix=f"{i} = ") for i in ids]
-    told = [feedback(i, time=time + 1, prefix=f"{i} = ") for i in ids]
-    store.put_rows(f"events/completions/date=2027-01-15/hour=08/{name}.parquet", served)
-    store.put_rows(f"events/feedback/date=2027-01-15/hour=08/{name}.parquet", told)
+    """Write an object of completions and one of feedback that accepts each of them."""
+    completions = [completion(i, time=time, prefix=f"{i} = ") for i in ids]
+    events = [feedback(i, time=time + 1, prefix=f"{i} = ") for i in ids]
+    store.put_rows(f"events/completions/date=2027-01-15/hour=08/{name}.parquet", completions)
+    store.put_rows(f"events/feedback/date=2027-01-15/hour=08/{name}.parquet", events)
 
 
 def cycle(store: MemoryStore, registry: MemoryRegistry, name: str, now: float) -> tuple[list[str], Manifest]:
-    """Collect and seal; the ids that are trained."""
-    found = collect(store, registry.client, SETTINGS, now)
-    ids = found.accounting.samples["id"].to_list()
-    return ids, seal(store, name, manifest_fields(found, ValidationEvidence(), now), rows.batch(store, found), SETTINGS)
+    """Collect and seal a cycle; return the ids of its samples and its manifest."""
+    collected = collect(store, registry.client, SETTINGS, now)
+    ids = collected.accounting.samples["id"].to_list()
+    return ids, seal(store, name, manifest_fields(collected, ValidationEvidence(), now), rows.batch(store, collected), SETTINGS)
 
 
-def test_the_next_window_begins_where_the_champions_own_ended() -> None:
+def test_a_window_begins_at_the_end_of_the_champions_own_window() -> None:
     store, registry = MemoryStore(), MemoryRegistry(v1={})
     registry.aliases["champion"] = "1"
     put(store, "a", ["1", "2"], NOW)
@@ -40,75 +40,75 @@ def test_the_next_window_begins_where_the_champions_own_ended() -> None:
     assert first == ["1", "2"]
     assert (manifest.buckets["waiting"], manifest.requests) == (1, 3)
 
-    # The candidate was rejected: the champion has seen nothing of it.
+    # The candidate was rejected, so the champion was trained on none of its requests.
     assert cycle(store, registry, "cycle-000002", NOW + 200)[0] == ["1", "2", "3"]
 
     # The candidate of the first cycle was promoted.
     registry.versions["2"] = {"parent": "1", "cycle": "cycle-000001"}
     registry.aliases["champion"] = "2"
     put(store, "c", ["4"], NOW + 150)
-    again, manifest = cycle(store, registry, "cycle-000003", NOW + 200)
-    assert again == ["3", "4"]
+    third, manifest = cycle(store, registry, "cycle-000003", NOW + 200)
+    assert third == ["3", "4"]
     assert manifest.since == NOW + 90
 
-    # And rolled back.
+    # The candidate was rolled back.
     registry.aliases["champion"] = "1"
     assert cycle(store, registry, "cycle-000004", NOW + 200)[0] == ["1", "2", "3", "4"]
 
 
-def test_an_object_that_came_late_is_in_the_next_window_and_nothing_is_trained_twice() -> None:
+def test_a_late_object_is_in_the_next_window_and_no_request_is_trained_twice() -> None:
     store, registry = MemoryStore(), MemoryRegistry(v1={}, v2={"parent": "1", "cycle": "cycle-000001"})
     registry.aliases["champion"] = "1"
     put(store, "a", ["1", "2"], NOW)
     cycle(store, registry, "cycle-000001", NOW + 100)
     registry.aliases["champion"] = "2"
     put(store, "late", ["2", "9"], NOW + 1)
-    found = collect(store, registry.client, SETTINGS, NOW + 200)
-    assert found.accounting.samples["id"].to_list() == ["9"]
-    assert found.accounting.buckets["duplicate"] == 1
-    assert found.accounting.requests == 2
+    collected = collect(store, registry.client, SETTINGS, NOW + 200)
+    assert collected.accounting.samples["id"].to_list() == ["9"]
+    assert collected.accounting.buckets["duplicate"] == 1
+    assert collected.accounting.requests == 2
 
 
-def test_rows_that_are_no_events_are_counted() -> None:
+def test_malformed_rows_are_counted_with_their_reason() -> None:
     store = MemoryStore()
     put(store, "a", ["1"], NOW)
     key = next(store.keys("events/completions/"))
     torn = completion("2").model_copy(update={"logprobs": (-0.5,)})
     store.put_rows(key, [completion("1"), torn])
-    planned = plan_window(store, Window(NOW - 1, NOW + 99, NOW - 99, {}), NOW + 100, 60)
-    (found,) = [join_partition(store, partition) for partition in planned.partitions]
-    assert (planned.requests, found.facts["id"].to_list()) == (2, ["1"])
-    (broken,) = found.malformed
-    assert (broken.completion_id, broken.user, broken.reason) == ("2", "u", "malformed")
-    assert '"logprobs": [-0.5]' in broken.row
+    plan = plan_window(store, Window(NOW - 1, NOW + 99, NOW - 99, {}), NOW + 100, 60)
+    (joined,) = [join_partition(store, partition) for partition in plan.partitions]
+    assert (plan.requests, joined.facts["id"].to_list()) == (2, ["1"])
+    (malformed,) = joined.malformed
+    assert (malformed.completion_id, malformed.user, malformed.reason) == ("2", "u", "malformed")
+    assert '"logprobs": [-0.5]' in malformed.row
 
 
-def test_objects_read_to_the_end_are_not_read_again() -> None:
+def test_objects_that_end_before_the_window_are_not_read_again() -> None:
     store = MemoryStore()
     put(store, "a", ["1"], NOW)
     put(store, "b", ["2"], NOW + 50)
-    every = plan_window(store, Window(NOW - 1, NOW + 99, NOW - 99, {}), NOW + 100, 60)
+    first = plan_window(store, Window(NOW - 1, NOW + 99, NOW - 99, {}), NOW + 100, 60)
     manifest = Manifest(
-        cycle="c", created=NOW, champion="1", parent="1", since=0, until=NOW + 20, completions=references(every.completions),
+        cycle="c", created=NOW, champion="1", parent="1", since=0, until=NOW + 20, completions=references(first.completions),
         feedback=(), samples=ObjectReference(key="", sha256="", rows=0), buckets={}, requests=0, settings_sha256="",
     )  # fmt: skip
-    after = plan_window(store, window_after([manifest], NOW + 100, 10, 1000), NOW + 100, 60)
-    assert [r.key[-9:] for r in references(after.completions)] == ["b.parquet"]
-    assert [i for partition in after.partitions for i in join_partition(store, partition).facts["id"]] == ["2"]
+    second = plan_window(store, window_after([manifest], NOW + 100, 10, 1000), NOW + 100, 60)
+    assert [r.key[-9:] for r in references(second.completions)] == ["b.parquet"]
+    assert [i for partition in second.partitions for i in join_partition(store, partition).facts["id"]] == ["2"]
 
 
-def test_who_only_counts_reads_no_tokens() -> None:
+def test_a_join_without_tokens_does_not_read_them() -> None:
     store = MemoryStore()
     put(store, "a", ["1"], NOW)
     torn = completion("2", prefix="2 = ").model_copy(update={"logprobs": (-0.5,)})
     store.put_rows(f"events/completions/{rows.FOLDER}/b.parquet", [torn])
     (partition,) = plan_window(store, Window(NOW - 1, NOW + 99, NOW - 99, {}), NOW + 100, 60).partitions
-    found = join_partition(store, partition, tokens=False)
-    assert (found.facts["id"].to_list(), found.malformed) == (["1", "2"], ())
-    assert "tokens" not in found.matches.columns
+    joined = join_partition(store, partition, tokens=False)
+    assert (joined.facts["id"].to_list(), joined.malformed) == (["1", "2"], ())
+    assert "tokens" not in joined.matches.columns
 
 
-def test_what_was_rewritten_after_the_window_was_looked_at_is_noticed() -> None:
+def test_an_object_rewritten_after_planning_is_an_error() -> None:
     store = MemoryStore()
     put(store, "a", ["1", "2"], NOW)
     (partition,) = plan_window(store, Window(NOW - 1, NOW + 99, NOW - 99, {}), NOW + 100, 60).partitions

@@ -1,7 +1,7 @@
-"""No user has more than a share of the weight; and one who accepts nothing but a planted pattern does not move the policy.
+"""The cap limits the weight of one user, and a user who accepts only a planted pattern does not move the policy.
 
-The update is the trainer's objective written plainly, the clipped surrogate with autograd over a tiny model, on the samples,
-rewards and weights that a cycle would hand to the trainer; not Megatron's own run.
+The update is a plain implementation of the trainer's clipped surrogate, with autograd over a tiny model. It gets the samples,
+rewards and weights that a cycle would hand to the trainer. Megatron does not run.
 """
 
 import copy
@@ -19,9 +19,9 @@ from infra.records import Completion, Feedback, Sample
 from infra.settings.schema import Collect, Reward
 from tasks.rewards.reward import with_advantages
 from tasks.rewards.user_cap import cap_user_weight, weight_cap
-from tests.tasks.labels.test_accounting import sealed
+from tests.tasks.labels.test_accounting import account_with_samples
 from tests.tasks.made import NOW, completion, feedback, sample
-from tests.tasks.rows import sampled
+from tests.tasks.rows import sample_frame
 from tests.tasks.trainer.models import VOCABULARY, tiny
 
 PLANTED = (90, 91, 92)
@@ -29,11 +29,11 @@ PLACES, SHARE = 8, 0.05
 
 
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=12), st.floats(0.05, 1))
-def test_the_cap_holds_and_is_the_largest(weights: list[float], share: float) -> None:
+def test_the_weight_cap_is_the_largest_that_holds_the_share(weights: list[float], share: float) -> None:
     cap, allowed = weight_cap(weights, share), max(share, 1 / len(weights))
 
-    def fits(most: float) -> bool:
-        return most <= allowed * sum(min(w, most) for w in weights) * (1 + 1e-6)
+    def fits(limit: float) -> bool:
+        return limit <= allowed * sum(min(w, limit) for w in weights) * (1 + 1e-6)
 
     assert fits(min(cap, max(weights)))
     if cap < max(weights):
@@ -41,28 +41,28 @@ def test_the_cap_holds_and_is_the_largest(weights: list[float], share: float) ->
 
 
 def test_the_weights_of_one_user_are_scaled_and_keep_their_signs() -> None:
-    # 1, 2, 4, 8: with at most 0.3 the cap is 0.3 * 7 / 0.7 = 3, so that the next one counts, too: 0.3 * 3 / 0.4 = 2.25.
+    # Weights 1, 2, 4, 8, share 0.3: capping only 8 gives 0.3 * 7 / 0.7 = 3 < 4, so 4 is capped, too: 0.3 * 3 / 0.4 = 2.25.
     weights = {"a": 1.0, "b": 2.0, "c": 4.0}
     rows = [sample(user, user=user, advantage=-weight) for user, weight in weights.items()]
-    made = sampled([*rows, sample("d1", user="d", advantage=6.0), sample("d2", user="d", advantage=-2.0)])
-    found = cap_user_weight(made, 0.3)["advantage"].to_list()
-    assert found == pytest.approx([-1.0, -2.0, -2.25, 6.0 * 2.25 / 8, -2.0 * 2.25 / 8])
-    assert cap_user_weight(made, 1.0).equals(made)
-    nothing = sampled([sample("x", advantage=0.0)])
-    assert cap_user_weight(nothing, 0.1).equals(nothing)
+    frame = sample_frame([*rows, sample("d1", user="d", advantage=6.0), sample("d2", user="d", advantage=-2.0)])
+    advantages = cap_user_weight(frame, 0.3)["advantage"].to_list()
+    assert advantages == pytest.approx([-1.0, -2.0, -2.25, 6.0 * 2.25 / 8, -2.0 * 2.25 / 8])
+    assert cap_user_weight(frame, 1.0).equals(frame)
+    zero = sample_frame([sample("x", advantage=0.0)])
+    assert cap_user_weight(zero, 0.1).equals(zero)
 
 
 def requests(model: Qwen2ForCausalLM, count: int, seed: int, name: str, planted: float = 0.0) -> list[Completion]:
-    """Completions of three tokens that the model sampled, or that someone made it write; the planted ones are the newest."""
-    draw, noise = random.Random(seed), torch.Generator().manual_seed(seed)
-    ids = torch.tensor([[draw.randrange(VOCABULARY) for _ in range(PLACES)] for _ in range(count)])
+    """Return completions of three tokens from the model; the newest have the planted pattern instead, a share of `planted`."""
+    rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    ids = torch.tensor([[rng.randrange(VOCABULARY) for _ in range(PLACES)] for _ in range(count)])
     forced = torch.arange(count) >= count * (1 - planted)
     logprobs = []
     for token in PLANTED:
         with torch.no_grad():
             scores = model(ids).logits[:, -1].log_softmax(-1)
-        sampled = torch.where(forced, token, torch.multinomial(scores.exp(), 1, generator=noise)[:, 0])[:, None]
-        ids, logprobs = torch.cat([ids, sampled], 1), [*logprobs, scores.gather(1, sampled)]
+        tokens = torch.where(forced, token, torch.multinomial(scores.exp(), 1, generator=generator)[:, 0])[:, None]
+        ids, logprobs = torch.cat([ids, tokens], 1), [*logprobs, scores.gather(1, tokens)]
     recorded = torch.cat(logprobs, 1).tolist()
     return [
         completion(
@@ -81,23 +81,23 @@ def requests(model: Qwen2ForCausalLM, count: int, seed: int, name: str, planted:
     ]
 
 
-def judged(served: Sequence[Completion], accepts: Sequence[bool]) -> list[Feedback]:
+def feedback_of(completions: Sequence[Completion], accepts: Sequence[bool]) -> list[Feedback]:
     return [
-        feedback(c.id, prefix=c.prefix, user=c.user, time=c.time + 1, shown="abc", outcome="accepted" if yes else "rejected")
-        for c, yes in zip(served, accepts, strict=True)
+        feedback(c.id, prefix=c.prefix, user=c.user, time=c.time + 1, shown="abc", outcome="accepted" if accept else "rejected")
+        for c, accept in zip(completions, accepts, strict=True)
     ]
 
 
-def batch(served: Sequence[Completion], told: Sequence[Feedback], share: float) -> list[Sample]:
-    """What a cycle trains on."""
+def batch(completions: Sequence[Completion], events: Sequence[Feedback], share: float) -> list[Sample]:
+    """Return the samples that a cycle trains on."""
     limits = Collect(max_user_share=share, max_user_weight=share)
-    accounts, rows = sealed(served, told, limits=limits, until=NOW + 9_000)
-    chosen = cap_user_weight(with_advantages(accounts.samples, Reward()), limits.max_user_weight)
-    return [s.model_copy(update={"advantage": a}) for s, a in zip(rows, chosen["advantage"], strict=True)]
+    accounting, rows = account_with_samples(completions, events, limits=limits, until=NOW + 9_000)
+    capped = cap_user_weight(with_advantages(accounting.samples, Reward()), limits.max_user_weight)
+    return [s.model_copy(update={"advantage": a}) for s, a in zip(rows, capped["advantage"], strict=True)]
 
 
-def updated(model: Qwen2ForCausalLM, samples: Sequence[Sample]) -> Qwen2ForCausalLM:
-    """Four steps of the clipped surrogate."""
+def update(model: Qwen2ForCausalLM, samples: Sequence[Sample]) -> Qwen2ForCausalLM:
+    """Return the model after four steps of the clipped surrogate."""
     model = copy.deepcopy(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
     ids = torch.tensor([[*s.prompt_token_ids, *s.token_ids] for s in samples])
@@ -113,35 +113,35 @@ def updated(model: Qwen2ForCausalLM, samples: Sequence[Sample]) -> Qwen2ForCausa
     return model
 
 
-def of_planted(model: Qwen2ForCausalLM) -> float:
-    """Mean log-probability of the planted pattern at other people's places."""
-    draw = random.Random(1)
-    ids = torch.tensor([[*(draw.randrange(VOCABULARY) for _ in range(PLACES)), *PLANTED] for _ in range(64)])
+def planted_logprob(model: Qwen2ForCausalLM) -> float:
+    """Return the mean log-probability of the planted pattern at other users' places."""
+    rng = random.Random(1)
+    ids = torch.tensor([[*(rng.randrange(VOCABULARY) for _ in range(PLACES)), *PLANTED] for _ in range(64)])
     with torch.no_grad():
         scores = model(ids).logits[:, PLACES - 1 : -1].log_softmax(-1)
     return scores.gather(2, torch.tensor([PLANTED] * 64)[:, :, None]).sum().item() / 64
 
 
 def test_a_user_who_accepts_only_a_planted_pattern_does_not_move_the_policy() -> None:
-    torch.set_num_threads(1)  # small tensors: threads would wait for each other beside other tests
+    torch.set_num_threads(1)  # with small tensors more threads are slower, beside other tests
     model = tiny()
 
     def honest(seed: int) -> tuple[list[Completion], list[Feedback]]:
-        served = requests(model, 400, seed, "honest")
-        draw = random.Random(seed)
-        return served, judged(served, [draw.random() < 0.3 for _ in served])
+        completions = requests(model, 400, seed, "honest")
+        rng = random.Random(seed)
+        return completions, feedback_of(completions, [rng.random() < 0.3 for _ in completions])
 
-    worlds = [honest(seed) for seed in range(5)]
-    alone = [of_planted(updated(model, batch(served, told, SHARE))) for served, told in worlds]
+    honest_batches = [honest(seed) for seed in range(5)]
+    baseline = [planted_logprob(update(model, batch(completions, events, SHARE))) for completions, events in honest_batches]
     flood = requests(model, 800, 99, "mallory", planted=0.3)
-    accepts = judged(flood, [c.token_ids == PLANTED for c in flood])
-    served, told = worlds[0]
-    unprotected = of_planted(updated(model, batch([*served, *flood], [*told, *accepts], 1.0))) - alone[0]
-    made = batch([*served, *flood], [*told, *accepts], SHARE)
-    protected = of_planted(updated(model, made)) - alone[0]
+    accepts = feedback_of(flood, [c.token_ids == PLANTED for c in flood])
+    completions, events = honest_batches[0]
+    unprotected = planted_logprob(update(model, batch([*completions, *flood], [*events, *accepts], 1.0))) - baseline[0]
+    samples = batch([*completions, *flood], [*events, *accepts], SHARE)
+    protected = planted_logprob(update(model, samples)) - baseline[0]
 
-    hers = sum(abs(s.advantage) for s in made if s.user == "mallory")
-    assert 0 < hers <= SHARE * sum(abs(s.advantage) for s in made) * (1 + 1e-6)
-    assert unprotected > 5 * stdev(alone), "the attack is one"
-    assert abs(protected) < 2 * stdev(alone), "no more than what honest batches differ by"
-    assert abs(alone[0] + protected - mean(alone)) < 3 * stdev(alone)
+    mallory_weight = sum(abs(s.advantage) for s in samples if s.user == "mallory")
+    assert 0 < mallory_weight <= SHARE * sum(abs(s.advantage) for s in samples) * (1 + 1e-6)
+    assert unprotected > 5 * stdev(baseline), "without the cap the attack works"
+    assert abs(protected) < 2 * stdev(baseline), "within the spread of honest batches"
+    assert abs(baseline[0] + protected - mean(baseline)) < 3 * stdev(baseline)

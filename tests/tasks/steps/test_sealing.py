@@ -1,4 +1,4 @@
-"""A cycle is begun once, found again after a kill, and ended once."""
+"""A cycle is sealed once, resumed after a kill, and finished once."""
 
 import pytest
 
@@ -29,7 +29,7 @@ def test_a_cycle_is_unfinished_from_its_manifest_to_its_outcome() -> None:
     assert name == "cycle-000001"
     store.put_json(f"cycles/{name}/validation.json", {})
     assert cycles.unfinished(cycles.index(store)) is None
-    assert cycles.next_name(cycles.index(store)) == name, "without a manifest nothing was begun"
+    assert cycles.next_name(cycles.index(store)) == name, "a cycle begins with its manifest"
 
     sealing.seal(store, name, FIELDS, to_parquet([sample()]), Settings())
     assert cycles.unfinished(cycles.index(store)) == name
@@ -39,7 +39,7 @@ def test_a_cycle_is_unfinished_from_its_manifest_to_its_outcome() -> None:
     assert cycles.unfinished(cycles.index(store)) is None
 
 
-def test_of_two_runs_that_begin_one_cycle_the_first_one_stands() -> None:
+def test_the_first_of_two_runs_that_seal_a_cycle_wins() -> None:
     store = MemoryStore()
     first = sealing.seal(store, "cycle-000001", FIELDS, to_parquet([sample("1")]), Settings())
     with pytest.raises(AlreadyExists):
@@ -48,13 +48,13 @@ def test_of_two_runs_that_begin_one_cycle_the_first_one_stands() -> None:
     assert store.get_rows(first.samples.key, type(sample()))[0].completion_id == "1"
 
 
-def test_a_resumed_cycle_trains_with_the_settings_it_was_begun_with() -> None:
+def test_a_resumed_cycle_trains_with_its_sealed_settings() -> None:
     store = MemoryStore()
     sealing.seal(store, "cycle-000001", FIELDS, to_parquet([sample()]), Settings(train=Train(learning_rate=0.5)))
     assert cycles.settings_of(store, "cycle-000001", Settings()).train.learning_rate == 0.5
 
 
-def test_the_first_outcome_stands() -> None:
+def test_the_first_outcome_of_a_cycle_wins() -> None:
     store = MemoryStore()
     first = sealing.finish(store, CycleOutcome(cycle="c", result="refused", reason="first"))
     assert sealing.finish(store, CycleOutcome(cycle="c", result="registered", reason="second")) == first

@@ -1,9 +1,9 @@
-"""Runs the checks in trainer processes; the tests start it with torchrun and assert on the numbers it writes.
+"""Runs the checks in trainer processes. The tests start it with torchrun and assert on the numbers that it writes.
 
 torchrun --standalone --nproc_per_node 2 -m tests.tasks.trainer.checks --work FOLDER --states FOLDER
 
-The trainer's compatibility patches hold for a whole process, so the tests' own process never imports Megatron: of the helpers
-here, it imports only `models` and `processes`.
+The trainer's compatibility patches apply to a whole process, so the tests' own process never imports Megatron. It imports only
+`models` and `processes` of the helpers here.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from tests.tasks.trainer.models import OTHERS, tiny
 from tests.tasks.trainer.trained_models import JOB, LAYOUTS, write_job
 
 
-def everything(model: Qwen2ForCausalLM, work: Path, states: Path) -> dict[str, Any]:
+def all_checks(model: Qwen2ForCausalLM, work: Path, states: Path) -> dict[str, Any]:
     """Run every check that fits the number of processes, in every layout."""
     directory = work / "model"
     answers: dict[str, Any] = {}
@@ -56,13 +56,13 @@ def everything(model: Qwen2ForCausalLM, work: Path, states: Path) -> dict[str, A
     if dist.get_world_size() == 1:
         answers |= in_one_process(directory, model)
     elif dist.get_world_size() == 2:
-        answers["moved"] = state.moved(model, states)
+        answers["moved"] = state.check_moves(model, states)
     return answers
 
 
-def in_layout(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel, left: Path) -> dict[str, Any]:
-    """Run the checks of every layout of one and two processes; `left` gets the states for other layouts."""
-    precisions = (False, True)  # whether it computes in bfloat16
+def in_layout(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel, states: Path) -> dict[str, Any]:
+    """Run the checks of a layout of one or two processes; `states` gets the states for other layouts."""
+    precisions = (False, True)  # computing in bfloat16 or not
     return {
         "logprobs": parity.check_logprobs(directory, model, parallel),
         "round_trip": parity.check_round_trip(directory, parallel),
@@ -73,7 +73,7 @@ def in_layout(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel, left
             for objective, changes in parity.OBJECTIVES.items()
         },
         "refusals": refusals.check_refusals(directory, model, parallel),
-        "resumed": [state.check_resumed(directory, model, parallel, bf16, left / str(bf16)) for bf16 in precisions],
+        "resumed": [state.check_resumed(directory, model, parallel, bf16, states / str(bf16)) for bf16 in precisions],
         "frozen": [state.check_frozen(directory, model, parallel, bf16) for bf16 in precisions],
         "reference": parity.check_reference(directory, parallel),
         "step_metrics": parity.check_step_metrics(directory, model, parallel),
@@ -81,7 +81,7 @@ def in_layout(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel, left
 
 
 def in_one_process(directory: Path, model: Qwen2ForCausalLM) -> dict[str, Any]:
-    """Run the checks of one process; the updates for the command's comparison and the early end come last."""
+    """Run the checks of one process. The update that the command's is compared with, and that of the early end, come last."""
     answers = {
         "muon": learning.check_muon(directory),
         "selected": parity.check_selected(),
@@ -106,28 +106,28 @@ def on_device(model: Qwen2ForCausalLM, work: Path) -> dict[str, Any]:
     return answers
 
 
-def moved(model: Qwen2ForCausalLM, states: Path) -> dict[str, Any]:
-    """Resume from the states that other layouts left."""
+def resume_moved(model: Qwen2ForCausalLM, states: Path) -> dict[str, Any]:
+    """Resume from the states of other layouts."""
     start(Parallel(), 0)
-    return {"moved": state.moved(model, states)}
+    return {"moved": state.check_moves(model, states)}
 
 
 def main() -> None:
     """Run the checks of the command line and write their numbers to answers.json."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--states", type=Path, required=True, help="states for other layouts")
+    parser.add_argument("--states", type=Path, required=True, help="folder of the states for other layouts")
     parser.add_argument("--moves", action="store_true", help="only resume from the states of other layouts")
     parser.add_argument("--device", action="store_true", help="only the checks of the device, and one update in bfloat16")
     options = parser.parse_args()
     # Not from_pretrained: under the trainer's patches transformers 5.19 loads a model whose rotary embedding does nothing.
     model = tiny()
     if options.moves:
-        answers = moved(model, options.states)
+        answers = resume_moved(model, options.states)
     elif options.device:
         answers = on_device(model, options.work)
     else:
-        answers = everything(model, options.work, options.states)
+        answers = all_checks(model, options.work, options.states)
     if dist.get_rank() == 0:
         (options.work / "answers.json").write_text(json.dumps(answers, indent=1))
     stop()

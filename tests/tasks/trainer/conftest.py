@@ -1,4 +1,4 @@
-"""The numbers of all layouts of trainer processes, computed once a session."""
+"""Numbers of all layouts of trainer processes, computed once a session."""
 
 import json
 from pathlib import Path
@@ -10,13 +10,13 @@ from tests.tasks.trainer.processes import check
 
 @pytest.fixture(scope="session")
 def states(tmp_path_factory) -> Path:
-    """Weights and optimizer state of each layout, for other layouts."""
+    """Return a folder for weights and optimizer state of each layout, for other layouts."""
     return tmp_path_factory.mktemp("states")
 
 
 @pytest.fixture(scope="session")
 def work(tmp_path_factory, states) -> Path:
-    """Folder of the checks with one process: answers, a model, a job."""
+    """Run the checks with one process; return their folder with answers, a model and a job."""
     folder = tmp_path_factory.mktemp("one")
     check(1, folder, states)
     return folder
@@ -24,7 +24,7 @@ def work(tmp_path_factory, states) -> Path:
 
 @pytest.fixture(scope="session")
 def answers(work, states, tmp_path_factory) -> dict:
-    """Numbers of all layouts: one process, two, one that resumes from two, four in both kinds of parallelism."""
-    alone, pair = json.loads((work / "answers.json").read_text()), check(2, tmp_path_factory.mktemp("two"), states)
-    back = check(1, tmp_path_factory.mktemp("back"), states, "--moves")
-    return alone | pair | check(4, tmp_path_factory.mktemp("four"), states) | {"moved": pair["moved"] | back["moved"]}
+    """Return the numbers of all layouts: one process, two, one resuming from two, and four with tensor and data parallelism."""
+    one, two = json.loads((work / "answers.json").read_text()), check(2, tmp_path_factory.mktemp("two"), states)
+    moved = check(1, tmp_path_factory.mktemp("back"), states, "--moves")
+    return one | two | check(4, tmp_path_factory.mktemp("four"), states) | {"moved": two["moved"] | moved["moved"]}

@@ -1,4 +1,4 @@
-"""Checks that updates learn: a bandit, ungrouped and in groups, from rejections alone, and by pretraining with Muon."""
+"""Checks that updates learn: a bandit with and without groups, rejections alone, and pretraining with Muon."""
 
 import json
 import math
@@ -30,32 +30,32 @@ from tests.tasks.trainer.trained_models import JOB, pretrained, trained_model
 def check_bandit(directory: Path, parallel: Parallel, group: int = 1) -> dict[str, float]:
     """Reward 1 for repeating the prompt's last token, 0 otherwise; return mean rewards of the first and last rounds, CPU-seconds.
 
-    `group`: completions of each prompt; above 1 the advantages are the group's.
+    `group`: number of completions of each prompt; above 1 the advantages are group advantages.
     """
     start = time.process_time()
-    changed = {"vocab_size": 16, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
-    config = json.loads((directory / "config.json").read_text()) | changed
+    config_changes = {"vocab_size": 16, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
+    config = json.loads((directory / "config.json").read_text()) | config_changes
     trained = TrainedModel(config, parallel, Optimization(JOB.learning_rate))
     trained.make_optimizer()
     changes = {"learning_rate": 5e-3, "micro_batch_tokens": 4096, "minibatch": 64, "warmup_steps": 0, "context_weight": 0.0}
     job = JOB.model_copy(update=changes)
     generator, rewards = torch.Generator().manual_seed(0), []
     for number in range(60):
-        drawn = torch.randint(16, (128 // group, 4), generator=generator).tolist()
-        prompts = [prompt for prompt in drawn for _ in range(group)]
-        unanswered = [_bandit_sample(prompt, 0, 0.0, 0.0) for prompt in prompts]
-        distribution = _next_token_logprobs(trained, unanswered)
+        random_prompts = torch.randint(16, (128 // group, 4), generator=generator).tolist()
+        prompts = [prompt for prompt in random_prompts for _ in range(group)]
+        placeholders = [_bandit_sample(prompt, 0, 0.0, 0.0) for prompt in prompts]
+        distribution = _next_token_logprobs(trained, placeholders)
         tokens = torch.multinomial(distribution.exp(), 1, generator=generator)
         logprobs = distribution.gather(1, tokens)[:, 0].tolist()
         reward = [float(token == prompt[-1]) for token, prompt in zip(tokens[:, 0].tolist(), prompts, strict=True)]
         rewards.append(math.fsum(reward) / len(reward))
         centred = [value - rewards[-1] for value in reward]
-        worth = group_advantages(reward, [number // group for number in range(128)]) if group > 1 else centred
+        reward_advantages = group_advantages(reward, [number // group for number in range(128)]) if group > 1 else centred
         rows = [
             _bandit_sample(prompt, token, logprob, advantage)
-            for prompt, token, logprob, advantage in zip(prompts, tokens[:, 0].tolist(), logprobs, worth, strict=True)
+            for prompt, token, logprob, advantage in zip(prompts, tokens[:, 0].tolist(), logprobs, reward_advantages, strict=True)
         ]
-        with suppress(safety.HarmfulUpdate):  # every completion is right, and nothing is left to learn
+        with suppress(safety.HarmfulUpdate):  # all completions are right, so all advantages are 0
             ppo.update(trained, rows, job.model_copy(update={"seed": number}), NO_POLICIES, LogitScale(0.0))
     return {"first": sum(rewards[:3]) / 3, "last": sum(rewards[-3:]) / 3, "seconds": time.process_time() - start}
 
@@ -88,13 +88,13 @@ def _next_token_logprobs(trained: TrainedModel, rows: list[Sample]) -> torch.Ten
 
 
 def check_rejections(directory: Path, model: Qwen2ForCausalLM) -> list[float]:
-    """Return how much likelier, in nats, each sample's tokens are after an update from rejections alone, without a baseline."""
+    """Update from rejections alone, without a baseline; return the change of each sample's log-probability, in nats."""
     rows = samples(model, drift=0.0)
     settings = Reward(baseline="none")
-    worth = advantages([settings.rejected] * len(rows), [len(s.token_ids) for s in rows], settings)
+    equal_advantages = advantages([settings.rejected] * len(rows), [len(s.token_ids) for s in rows], settings)
     rejected = [
         s.model_copy(update={"outcome": "rejected", "reward": settings.rejected, "advantage": a})
-        for s, a in zip(rows, worth, strict=True)
+        for s, a in zip(rows, equal_advantages, strict=True)
     ]
     safety.check_classes(rejected)
     trained = trained_model(directory, Parallel())

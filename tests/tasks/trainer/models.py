@@ -15,9 +15,9 @@ CURRENT, OLDER = "7", "6"
 
 
 def tiny(seed: int = 3, **changes: object) -> Qwen2ForCausalLM:
-    """Return a random float32 model with biases and norms that matter; `changes` go into its configuration."""
+    """Return a random float32 model whose biases and norms affect its output; `changes` override its configuration."""
     torch.manual_seed(seed)
-    described = {
+    config = {
         "vocab_size": VOCABULARY,
         "hidden_size": 64,
         "intermediate_size": 160,
@@ -29,8 +29,8 @@ def tiny(seed: int = 3, **changes: object) -> Qwen2ForCausalLM:
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
         "tie_word_embeddings": True,
     }
-    described |= changes
-    model = Qwen2ForCausalLM(Qwen2Config(**described))
+    config |= changes
+    model = Qwen2ForCausalLM(Qwen2Config(**config))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
@@ -38,7 +38,7 @@ def tiny(seed: int = 3, **changes: object) -> Qwen2ForCausalLM:
             elif "norm" in name:
                 parameter.uniform_(0.5, 1.5)
             else:
-                parameter.mul_(32 / described["hidden_size"] ** 0.5)
+                parameter.mul_(32 / config["hidden_size"] ** 0.5)
     return model
 
 
@@ -50,18 +50,18 @@ OTHERS = {
         **{"intermediate_size": 64, "num_hidden_layers": 1, "rope_parameters": FAR_ROPE},
     },
 }
-"""More configurations that the trainer is compared on."""
+"""Other configurations that the tests compare."""
 NEUTRAL = torch.zeros(())
 
 
 def without_biases(model: Qwen2ForCausalLM) -> Qwen2ForCausalLM:
     """Return a copy without the biases of its queries, keys and values."""
-    bare = copy.deepcopy(model)
+    copied = copy.deepcopy(model)
     with torch.no_grad():
-        for name, parameter in bare.named_parameters():
+        for name, parameter in copied.named_parameters():
             if name.endswith("bias"):
                 parameter.zero_()
-    return bare
+    return copied
 
 
 def logprobs(model: Qwen2ForCausalLM, sample: Sample, scale: torch.Tensor = NEUTRAL) -> torch.Tensor:
@@ -106,7 +106,7 @@ def samples(model: Qwen2ForCausalLM, drift: float, count: int = 12) -> list[Samp
     return rows
 
 
-def held_near(rows: list[Sample]) -> dict[int, list[float]]:
+def synthetic_reference(rows: list[Sample]) -> dict[int, list[float]]:
     """Return log-probabilities of a synthetic reference policy, by the sample's number."""
     noise = torch.Generator().manual_seed(11)
     return {
@@ -129,7 +129,7 @@ class Expected(NamedTuple):
     bounded: float
     """Share of the tokens whose importance weight meets its bound."""
     reference_kl: float
-    """Mean over the tokens, whatever its weight."""
+    """Mean over the tokens, without its weight."""
 
 
 def reference_loss(
@@ -137,12 +137,12 @@ def reference_loss(
 ) -> Expected:
     """Return the objective token by token in plain Python, with autograd.
 
-    The reference policy is `held_near`. The proximal policy is the model itself for samples of the older version, or for all if
-    the job recomputes all, and else the policy that the server recorded. `prompted` has, for each sample, the positions of its
-    prompt that predict a token of the language-model loss.
+    The reference policy is `synthetic_reference`. The proximal policy is the model itself for samples of the older version, or
+    for all samples if the job recomputes all. Otherwise it is the policy that the server recorded. `prompted` has, for each
+    sample, the prompt positions that predict a token of the language-model loss.
     """
     terms, clipped, bounded, divergences = [], 0, 0, 0.0
-    reference = held_near(rows)
+    reference = synthetic_reference(rows)
     for number, sample in enumerate(rows):
         policy = logprobs(model, sample, scale)
         scores = distributions(model, sample, scale)

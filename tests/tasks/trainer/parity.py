@@ -24,7 +24,7 @@ from tasks.trainer.update import ppo
 from tasks.trainer.update.batches import FixedPolicies, Logprobs, context_positions, micro_batches
 from tasks.trainer.update.logit_scale import LogitScale
 from tasks.trainer.update.logprobs import current_logprobs, proximal_logprobs, rank_logprobs, reference_logprobs
-from tests.tasks.trainer.models import OLDER, held_near, logprobs, reference_loss, samples, tiny, without_biases
+from tests.tasks.trainer.models import OLDER, logprobs, reference_loss, samples, synthetic_reference, tiny, without_biases
 from tests.tasks.trainer.trained_models import JOB, trained_model, weights_of
 
 WITH_OPTIONS = {"dual_clip": 1.5, "kl_weight": 0.2, "entropy_weight": 0.05}
@@ -34,7 +34,7 @@ OBJECTIVES = {
     **{name: {name: value} for name, value in WITH_OPTIONS.items()},
     "all options": {"proximal": "step", **WITH_OPTIONS},
 }
-"""Options under which gradients are compared."""
+"""Options with which the gradients are compared."""
 
 
 def largest_gap(trained: TrainedModel, model: Qwen2ForCausalLM, rows: list[Sample]) -> float:
@@ -49,7 +49,7 @@ def gap_to(model: Qwen2ForCausalLM, rows: list[Sample], computed: Logprobs) -> f
 
 
 def check_logprobs(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel) -> dict[str, float]:
-    """Return the gap to transformers, and the gaps of mistakes: rotary base, biases, labels one place off, temperature."""
+    """Return the gap to transformers, and the gaps of mistakes: rotary base, biases, labels shifted by one, temperature."""
     rows = samples(model, drift=0.0)
     trained = trained_model(directory, parallel)
     answers = {"exact": largest_gap(trained, model, rows)}
@@ -82,25 +82,28 @@ def check_gradients(
     expected = reference_loss(model, rows, job, prompted, plain_scale)
     model.zero_grad()
     expected.loss.backward()
-    wanted = {name: parameter.grad for name, parameter in model.named_parameters()}
+    expected_gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
 
     trained = trained_model(directory, parallel, bf16)
     # Before the first step, both kinds of proximal policy are the current weights.
     recomputed = [i for i, s in enumerate(rows) if s.policy_version == OLDER or job.recomputed == "all"]
-    policies = FixedPolicies(proximal_logprobs(trained, rows, recomputed, job), held_near(rows))
+    policies = FixedPolicies(proximal_logprobs(trained, rows, recomputed, job), synthetic_reference(rows))
     own = range(parallel_state.get_data_parallel_rank(), len(rows), parallel_state.get_data_parallel_world_size())
     batches = micro_batches(rows, own, 128, policies, JOB.context_tokens)
     scale = LogitScale(rate=1.0)
     totals = ppo.total(trained.accumulate(ppo.objective_step(job, scale), batches, (1, 128)))
-    got = {name: tensor.cpu() for name, tensor in full_weights(trained.megatron, lambda parameter: parameter.main_grad)}
-    error = max(((got[n] - wanted[n]).norm() / wanted[n].norm().clamp(min=1e-9)).item() for n in wanted)
+    actual = {name: tensor.cpu() for name, tensor in full_weights(trained.megatron, lambda parameter: parameter.main_grad)}
+    error = max(
+        ((actual[n] - expected_gradients[n]).norm() / expected_gradients[n].norm().clamp(min=1e-9)).item()
+        for n in expected_gradients
+    )
     sums = totals.sums
     scale.step(sums.tokens)
     assert plain_scale.grad is not None
     return {
         "relative_error": error,
-        "tensors": len(got),
-        "missing": len(wanted.keys() ^ got.keys()),
+        "tensors": len(actual),
+        "missing": len(expected_gradients.keys() ^ actual.keys()),
         "loss": (sums.loss + job.context_weight * sums.context) / sums.tokens,
         "wanted_loss": expected.loss.item(),
         "clipped": sums.clipped / sums.tokens,
@@ -139,7 +142,7 @@ def check_step_metrics(directory: Path, model: Qwen2ForCausalLM, parallel: Paral
     job = JOB.model_copy(update={"epochs": 1, "kl_weight": 0.2})
     trained = trained_model(directory, parallel)
     older = [i for i, s in enumerate(rows) if s.policy_version == OLDER]
-    policies = FixedPolicies(current_logprobs(trained, rows, older, 128), held_near(rows))
+    policies = FixedPolicies(current_logprobs(trained, rows, older, 128), synthetic_reference(rows))
     result = ppo.update(trained, rows, job, policies, LogitScale(0.0), peak=1e9)
     with torch.no_grad():
         expected = reference_loss(model, rows, job, [[] for _ in rows])
@@ -194,6 +197,6 @@ def check_selected() -> dict[str, float]:
         expected = (at_all, *torch.autograd.grad((at_all * weights).sum(), states))
         core.positions = SelectedPositions(at, packed)
         selected = core(*states, packed_seq_params=packed)
-        got = (selected, *torch.autograd.grad((selected * weights).sum(), states))
-        answers[str(dtype)] = max((a - b).abs().max().item() for a, b in zip(got, expected, strict=True))
+        actual = (selected, *torch.autograd.grad((selected * weights).sum(), states))
+        answers[str(dtype)] = max((a - b).abs().max().item() for a, b in zip(actual, expected, strict=True))
     return answers

@@ -1,4 +1,4 @@
-"""Trainer processes, started as the flow starts them; the tests assert on their numbers."""
+"""Starts trainer processes as the flow does; the tests assert on the numbers that they write."""
 
 import json
 import os
@@ -18,12 +18,12 @@ def launch(processes: int, *arguments: str, device: str = "cpu") -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}", *arguments]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     environment |= {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr[-4000:]
+    completed = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500)
+    assert completed.returncode == 0, completed.stderr[-4000:]
 
 
 def check(processes: int, folder: Path, states: Path, *options: str, device: str = "cpu") -> dict:
-    """Return the numbers of all layouts of so many processes."""
+    """Run the checks with this number of processes; return the numbers of all its layouts."""
     program = ("-m", "tests.tasks.trainer.checks")
     launch(processes, *program, "--work", str(folder), "--states", str(states), *options, device=device)
     return json.loads((folder / "answers.json").read_text())

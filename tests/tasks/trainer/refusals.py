@@ -78,7 +78,7 @@ def check_refusals(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel)
 
 
 def pretraining(directory: Path, parallel: Parallel) -> list[str]:
-    """Return the errors of Muon, and of pretraining with Adam, for a model that is split over processes."""
+    """Return the errors of Muon and of pretraining with Adam for a model split over processes."""
     rows, schedule = np.zeros((8, 32), np.uint16), Schedule(1e-3, tokens=256)
 
     def pretrain() -> None:
@@ -94,7 +94,7 @@ def pretraining(directory: Path, parallel: Parallel) -> list[str]:
 
 
 def nothing_left(directory: Path, parallel: Parallel) -> str:
-    """Return the error of a pipeline whose first stage would have nothing to train."""
+    """Return the error of a pipeline whose first stage has no layer to train."""
     try:
         TrainedModel(json.loads((directory / "config.json").read_text()), parallel, Optimization(1e-3, frozen_layers=1))
     except ValueError as error:
@@ -118,7 +118,7 @@ def stretched_rotary(directory: Path) -> list[str]:
 
 
 def with_transformer_engine(directory: Path) -> str:
-    """Return the error where Transformer Engine can be imported."""
+    """Return the error that an importable Transformer Engine causes."""
     (directory.with_name("installed") / "transformer_engine").mkdir(parents=True)
     sys.path.append(str(directory.with_name("installed")))
     try:
@@ -139,7 +139,7 @@ def check_ended(job: Job) -> dict[str, object]:
 
 
 def megatron_arguments(directory: Path, job: Job) -> dict[str, object]:
-    """Return the errors for wrong Megatron arguments, and where the right ones arrive."""
+    """Return the errors for wrong Megatron arguments, and the values that valid ones reach in Megatron."""
     config = json.loads((directory / "config.json").read_text())
 
     def build(arguments: dict[str, object]) -> TrainedModel:

@@ -1,4 +1,4 @@
-"""Checks of weights and optimizer state: resumed, also in other layouts, killed at any moment, frozen, gathered."""
+"""Checks of weights and optimizer state: resuming, also in other layouts, kills, frozen layers, gathering and shares."""
 
 import json
 import os
@@ -36,7 +36,7 @@ MOVES = {
 
 
 def check_resumed(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel, bf16: bool, state: Path) -> dict[str, float]:
-    """Compare two updates with the same two after writing and reading the state; `state` keeps it for other layouts."""
+    """Compare two updates with and without a break between them; the folder `state` keeps the state for other layouts."""
     rows = samples(model, drift=0.0)
     straight = trained_model(directory, parallel, bf16)
     before = torch.get_rng_state()
@@ -74,11 +74,12 @@ def check_moved(model: Qwen2ForCausalLM, parallel: Parallel, bf16: bool, state: 
     answers: dict[str, Any] = {"apart": resume(model, parallel, bf16, state)}
     trained = trained_model(state / "model", parallel, bf16)
     optimizer_state.load(trained, state / "optimizer")
-    again = state.with_name("again")
-    optimizer_state.save(trained, again)
+    rewritten = state.with_name("again")
+    optimizer_state.save(trained, rewritten)
     dist.barrier()
     before, after = (
-        {m: StoredTensors(place.glob(f"{m}-*")) for m in optimizer_state.STATE_TENSORS} for place in (state / "optimizer", again)
+        {m: StoredTensors(place.glob(f"{m}-*")) for m in optimizer_state.STATE_TENSORS}
+        for place in (state / "optimizer", rewritten)
     )
     changed = [
         n
@@ -86,20 +87,20 @@ def check_moved(model: Qwen2ForCausalLM, parallel: Parallel, bf16: bool, state: 
         for n in before[m].keys() | after[m].keys()
         if not torch.equal(before[m][n], after[m][n])
     ]
-    counts = [(place / optimizer_state.STEPS_NAME).read_text() for place in (state / "optimizer", again)]
+    counts = [(place / optimizer_state.STEPS_NAME).read_text() for place in (state / "optimizer", rewritten)]
     dist.barrier()
     if dist.get_rank() == 0:
-        (again / "exp_avg_sq-00000.safetensors").unlink()
+        (rewritten / "exp_avg_sq-00000.safetensors").unlink()
     dist.barrier()
     try:
-        optimizer_state.load(trained, again)
+        optimizer_state.load(trained, rewritten)
         lost = ""
     except ValueError as error:
         lost = str(error)
     return answers | {"changed": len(changed) + (counts[0] != counts[1]), "lost": lost}
 
 
-def moved(model: Qwen2ForCausalLM, states: Path) -> dict[str, list[dict[str, Any]]]:
+def check_moves(model: Qwen2ForCausalLM, states: Path) -> dict[str, list[dict[str, Any]]]:
     """Check every move to this number of processes, in float32 and bfloat16."""
     answers = {}
     for source, target in MOVES[dist.get_world_size()]:
@@ -113,18 +114,18 @@ def moved(model: Qwen2ForCausalLM, states: Path) -> dict[str, list[dict[str, Any
 
 
 def check_killed(job: Job) -> dict[str, object]:
-    """Kill an update (SIGKILL) at accesses of its folder and at times between, and run it again; count deaths and other weights.
+    """Kill an update (SIGKILL) at accesses of its folder and at times between, and run it again; count kills and differences.
 
-    It forks, and therefore runs before there is a process group.
+    It forks, so it runs before the process group starts.
     """
 
     def child(act: Callable[[], None]) -> int:
-        if not (number := os.fork()):
+        if not (pid := os.fork()):
             act()
             start(Parallel(), 0)
             ppo.run(job)
             os._exit(0)
-        return number
+        return pid
 
     def die_at(event: int) -> None:
         """Die at the given access of the folder."""
@@ -139,7 +140,7 @@ def check_killed(job: Job) -> dict[str, object]:
         sys.addaudithook(on_event)
 
     def die_writing(name: str) -> None:
-        """Die when a file of this folder is half written: the kernel ends a process that exceeds its limit of file size."""
+        """Die when a file of this folder is half written, because the kernel ends a process that exceeds its file size limit."""
 
         def on_event(event: str, arguments: tuple[object, ...]) -> None:
             if event == "os.mkdir" and str(arguments[0]).endswith(f"{name}.partial"):
@@ -149,8 +150,8 @@ def check_killed(job: Job) -> dict[str, object]:
 
         sys.addaudithook(on_event)
 
-    def status_of(number: int) -> int:
-        return os.waitstatus_to_exitcode(os.waitpid(number, 0)[1])
+    def status_of(pid: int) -> int:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
     def written() -> dict[str, torch.Tensor]:
         files = [f for name in ("checkpoint", "optimizer") for f in sorted((job.output / name).glob("*.safetensors"))]
@@ -158,27 +159,27 @@ def check_killed(job: Job) -> dict[str, object]:
 
     start_time = time.monotonic()
     assert status_of(child(lambda: None)) == 0
-    seconds, wanted = time.monotonic() - start_time, written()
+    seconds, expected = time.monotonic() - start_time, written()
     deaths = differing = halves = 0
     for point in [*range(1, 40, 2), 0.2, 0.4, 0.6, "optimizer", "checkpoint"]:
         act = {int: die_at, float: lambda _: None, str: die_writing}[type(point)]
-        number = child(partial(act, point))
+        pid = child(partial(act, point))
         if isinstance(point, float):
             time.sleep(point * seconds)
-            os.kill(number, signal.SIGKILL)
-        status = status_of(number)
+            os.kill(pid, signal.SIGKILL)
+        status = status_of(pid)
         deaths += status == -signal.SIGKILL
         halves += status == -signal.SIGXFSZ
         if isinstance(point, int) and not status:
             continue  # the update has fewer accesses
         assert status_of(child(lambda: None)) == 0
         weights = written()
-        differing += weights.keys() != wanted.keys() or any(not torch.equal(weights[name], wanted[name]) for name in wanted)
+        differing += weights.keys() != expected.keys() or any(not torch.equal(weights[name], expected[name]) for name in expected)
     return {
         "deaths": deaths,
         "half_written": halves,
         "differing": differing,
-        "tensors": len(wanted),
+        "tensors": len(expected),
         "left": len(list(job.output.glob("*.partial"))),
     }
 
@@ -208,15 +209,15 @@ def check_gathered(directory: Path, parallel: Parallel) -> list[int]:
 
 
 def check_shares(directory: Path, parallel: Parallel) -> dict[str, Any]:
-    """Return the elements in each rank's share, and in all; count the tensors in no share or in several."""
+    """Return the number of elements in each rank's share and in all; count the tensors in no share or in several."""
     model = trained_model(directory, parallel).megatron
     shares: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(shares, {name: tensor.numel() for name, tensor in rank_share(model).items()})
-    whole = {name: tensor.numel() for name, tensor in full_weights(model)}
+    sizes = {name: tensor.numel() for name, tensor in full_weights(model)}
     names = sorted(name for share in shares for name in share)
     return {
         "elements": [sum(share.values()) for share in shares],
-        "whole": sum(whole.values()),
-        "largest": max(whole.values()),
-        "astray": len(set(whole) ^ set(names)) + len(names) - len(set(names)),
+        "whole": sum(sizes.values()),
+        "largest": max(sizes.values()),
+        "astray": len(set(sizes) ^ set(names)) + len(names) - len(set(names)),
     }

@@ -19,7 +19,7 @@ CHANGED = Train(
     max_logprob_gap_p99=0.6, context_weight=0.7, context_tokens=6, logit_scale_rate=0.8, frozen_layers=1, max_grad_norm=2.0,
     keep_optimizer=True, seed=3, megatron_arguments={"weight_decay": 0.1}, processes=6,
 )  # fmt: skip
-"""Every option of the update with another value than its default."""
+"""Settings in which no option of the update has its default."""
 OLD_JOB = """{"checkpoint": "parent", "samples": "samples", "output": "out", "optimizer": null, "keep_optimizer": false,
 "current_version": "4", "tensor_parallel": 1, "pipeline_parallel": 1, "precision": "float32", "learning_rate": 0.5,
 "warmup_steps": 2, "epochs": 7, "minibatch": 256, "micro_batch_tokens": 8192, "proximal": "update", "recomputed": "older",
@@ -50,7 +50,7 @@ def test_the_job_holds_the_settings_that_the_trainer_knows(tmp_path: Path) -> No
     assert {name: getattr(job, name) for name in shared} == {name: getattr(settings, name) for name in shared}
 
 
-def test_no_option_is_dropped(tmp_path: Path) -> None:
+def test_the_job_holds_every_option_of_the_update(tmp_path: Path) -> None:
     job = job_of(tmp_path, CHANGED)
     for name, field in UpdateSettings.model_fields.items():
         assert getattr(CHANGED, name) != field.default, f"{name} is at its default: this test proves nothing for it"
@@ -59,7 +59,7 @@ def test_no_option_is_dropped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bound", [0.5, 1.0])
-def test_a_dual_clip_that_would_clip_unmoved_tokens_is_refused(tmp_path: Path, bound: float) -> None:
+def test_a_dual_clip_of_at_most_1_is_refused(tmp_path: Path, bound: float) -> None:
     text = write_job(tmp_path, Path("parent"), Path("samples"), "4", Train()).read_text()
     with pytest.raises(ValueError, match=r"(?s)dual_clip.*expected 0, for none, or a bound above 1"):
         Job.model_validate_json(text.replace('"dual_clip": 0.0', f'"dual_clip": {bound}'))
@@ -70,7 +70,7 @@ def test_the_job_names_the_inputs_of_the_update(tmp_path: Path) -> None:
     assert (job.reference, job.optimizer, job.keep_optimizer) == (Path("champion"), Path("state"), True)
 
 
-def test_megatrons_arguments_reach_the_job_and_reserved_ones_are_refused_before_a_process_starts(tmp_path: Path) -> None:
+def test_megatron_arguments_reach_the_job_and_reserved_ones_are_refused(tmp_path: Path) -> None:
     arguments = {"weight_decay": 0.1, "recompute_granularity": "selective", "recompute_modules": ["mlp"]}
     assert job_of(tmp_path, Train(megatron_arguments=arguments)).megatron_arguments == arguments
     with pytest.raises(ValueError, match=r"train.megatron_arguments.num_layers = 2: the trainer sets it itself .*config.json"):
@@ -79,15 +79,15 @@ def test_megatrons_arguments_reach_the_job_and_reserved_ones_are_refused_before_
 
 def test_a_job_of_an_earlier_version_is_read() -> None:
     job = Job.model_validate_json(OLD_JOB)
-    old = json.loads(OLD_JOB)
-    assert {name: value for name, value in job.model_dump(mode="json").items() if name in old} == old
+    values = json.loads(OLD_JOB)
+    assert {name: value for name, value in job.model_dump(mode="json").items() if name in values} == values
     assert (job.learning_rate, job.megatron_arguments) == (0.5, {})
 
 
 def test_a_cycle_of_an_earlier_version_is_trained_with_its_settings(tmp_path: Path) -> None:
-    store, old = MemoryStore(), json.loads(OLD_TRAIN)
-    store.put_json("cycles/cycle-000001/settings.json", Settings().model_dump(mode="json") | {"train": old})
+    store, values = MemoryStore(), json.loads(OLD_TRAIN)
+    store.put_json("cycles/cycle-000001/settings.json", Settings().model_dump(mode="json") | {"train": values})
     train = cycles.settings_of(store, "cycle-000001", Settings()).train
-    assert {name: value for name, value in train.model_dump(mode="json").items() if name in old} == old
+    assert {name: value for name, value in train.model_dump(mode="json").items() if name in values} == values
     assert (train.threads, train.warmup_steps, train.megatron_arguments) == (0, 2, {})
     assert job_of(tmp_path, train).warmup_steps == 2

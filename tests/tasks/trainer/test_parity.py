@@ -1,4 +1,4 @@
-"""The trainer, in its own processes, agrees with transformers: log-probabilities, conversion, gradients, a step's metrics."""
+"""The trainer agrees with transformers: log-probabilities, conversion, gradients, and the metrics of a step."""
 
 import pytest
 import torch
@@ -18,14 +18,14 @@ def test_logprobs_agree_with_transformers(answers, layout):
 
 
 @pytest.mark.parametrize("mistake", ["wrong_rope", "dropped_bias", "unshifted_labels", "wrong_temperature"])
-def test_a_mistake_in_the_conversion_would_be_seen(answers, mistake):
+def test_a_mistake_in_the_conversion_exceeds_the_tolerance(answers, mistake):
     values = answers["one"]["logprobs"]
     assert values[mistake] > 0.05
     assert values["exact"] < values["bf16"] < 0.05
 
 
 @pytest.mark.parametrize(("device", "backend"), [("cpu", "gloo"), pytest.param("cuda", "nccl", marks=GPU)])
-def test_a_device_computes_what_transformers_does_within_bfloat16(tmp_path, device, backend):
+def test_each_device_agrees_with_transformers_within_bfloat16(tmp_path, device, backend):
     values = check(1, tmp_path, tmp_path / "states", "--device", device=device)
     assert (values["device"], values["backend"]) == (device, backend)
     assert values["logprobs"]["exact"] < 1e-4
@@ -42,13 +42,13 @@ def test_load_and_save_keep_every_bit(answers, layout):
     assert answers[layout]["round_trip"] == {"fp32": 0, "bf16": 0, "scaled": 0}
 
 
-def test_attention_at_selected_positions_is_that_at_all_positions(answers):
+def test_attention_at_selected_positions_equals_that_at_all_positions(answers):
     assert answers["selected"]["torch.float32"] < 1e-5
     assert answers["selected"]["torch.bfloat16"] < 0.05
 
 
-def is_plain_autograds(values: dict) -> None:
-    """One process's gradients are those of the plain objective, in every tensor."""
+def assert_equals_reference(values: dict) -> None:
+    """Assert that gradients and metrics are those of the plain objective, in every tensor."""
     assert values["missing"] == 0
     assert values["relative_error"] < 1e-5
     assert values["loss"] == pytest.approx(values["wanted_loss"], abs=1e-5)
@@ -59,13 +59,13 @@ def is_plain_autograds(values: dict) -> None:
 
 @LAYOUTS
 @pytest.mark.parametrize("objective", ["plain", "all recomputed", "dual_clip", "kl_weight", "entropy_weight", "all options"])
-def test_gradients_are_those_of_the_plain_objective(answers, layout, objective):
+def test_gradients_equal_those_of_the_plain_objective(answers, layout, objective):
     values = answers[layout]["gradients"][objective]
-    is_plain_autograds(values)
+    assert_equals_reference(values)
     assert values["tensors"] == 26
-    # Clip, importance bound and several micro-batches must be active for this test to prove anything.
+    # The test is only meaningful if tokens are clipped and bounded and there are several micro-batches.
     assert abs(values["logit_scale"]) > 1e-3
-    assert values["clipped"] > 0.05 or objective == "all recomputed", "nothing has moved against the weights as they are"
+    assert values["clipped"] > 0.05 or objective == "all recomputed", "recomputed ratios are 1 before the first step"
     assert values["bounded"] > 0.2
     assert values["micro_batches"] > 1
 
@@ -76,7 +76,7 @@ def test_options_change_the_objective(answers):
     assert len({round(f["loss"], 3) for f in values.values()}) == len(values)
 
 
-def test_the_importance_weight_corrects_the_current_version_s_samples_too_where_all_are_recomputed(answers):
+def test_recomputing_all_applies_the_importance_weight_to_current_samples_too(answers):
     values = answers["one"]["gradients"]
     assert values["all recomputed"]["bounded"] > values["plain"]["bounded"] + 0.1
 
@@ -91,32 +91,32 @@ def test_the_importance_weight_corrects_the_current_version_s_samples_too_where_
 def test_other_configurations_agree_with_transformers(answers, layout, other, tensors):
     values = answers[layout]["others"][other]
     assert values["logprobs"] < 1e-5
-    is_plain_autograds(values["gradients"])
+    assert_equals_reference(values["gradients"])
     assert values["gradients"]["tensors"] == tensors
 
 
 def test_tensor_and_data_parallel_processes_agree_with_transformers(answers):
     values = answers["tensor and data"]
     assert values["logprobs"] < 1e-5
-    is_plain_autograds(values["gradients"])
+    assert_equals_reference(values["gradients"])
 
 
 @LAYOUTS
-def test_a_reference_policy_is_evaluated_and_the_weights_stay(answers, layout):
+def test_evaluating_the_reference_policy_does_not_change_the_weights(answers, layout):
     values = answers[layout]["reference"]
     assert values["apart"] < 1e-5
     assert values["moved"] == values["without_weight"] == values["start"] == 0
 
 
 @LAYOUTS
-def test_a_steps_metrics_are_the_plain_objectives(answers, layout):
+def test_the_metrics_of_a_step_equal_those_of_the_plain_objective(answers, layout):
     values, wanted = answers[layout]["step_metrics"]["values"], answers[layout]["step_metrics"]["wanted"]
     assert values == pytest.approx(wanted, rel=1e-4)
     assert values["clip_fraction"] > 0.05 and values["reference_kl"] > 0.05 and values["efficiency"] > 0
 
 
 @LAYOUTS
-def test_the_first_steps_metrics_are_those_of_an_unmoved_policy(answers, layout):
+def test_the_metrics_of_the_first_step_are_those_of_an_unchanged_policy(answers, layout):
     values, alone = answers[layout]["refusals"]["first_step"], answers["one"]["refusals"]["first_step"]
     assert [values[f"ratio_{name}"] for name in ("p01", "median", "p99", "max")] == pytest.approx([1] * 4, abs=1e-4)
     assert values["effective_samples"] == pytest.approx(1, abs=1e-6)

@@ -1,4 +1,4 @@
-"""The trainer's processes are followed, and end with everything that they started."""
+"""The flow follows the output of the trainer's processes, and no process outlives the flow."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ from infra.records import Manifest, ObjectReference
 from infra.settings import ROOT
 from infra.settings.training import Train
 from infra.store import Corrupt, sha256, to_parquet
-from tasks.trainer.run import TrainingFailed, UpdateRefused, follow, train, write_job
+from tasks.trainer.run import TrainerOutput, TrainingFailed, UpdateRefused, follow, train, write_job
 from tests.tasks.made import MemoryStore
 from tests.tasks.trainer import models
 
@@ -23,10 +23,10 @@ pytestmark = pytest.mark.stack
 
 
 def test_the_trainers_output_is_logged_and_its_steps_are_repeated(tmp_path: Path) -> None:
-    said: list[str] = []
+    repeated: list[str] = []
     program = "import os; print('noise'); print('step 1:', os.environ['WITH'])"
-    follow((sys.executable, "-c", program), tmp_path / "log", {"WITH": "this"}, said.append)
-    assert said == ["step 1: this"]
+    follow((sys.executable, "-c", program), tmp_path / "log", {"WITH": "this"}, repeated.append)
+    assert repeated == ["step 1: this"]
     assert (tmp_path / "log").read_text() == "noise\nstep 1: this\n"
 
 
@@ -61,28 +61,29 @@ with capture_sigterm():  # as Prefect runs a flow
 
 
 @pytest.mark.parametrize("stopped", ["flow cancelled", "flow killed", "launcher killed"])
-def test_no_process_remains_of_a_trainer_whose_flow_or_launcher_is_stopped(endless: Path, stopped: str) -> None:
-    started: list[psutil.Process] = []
+def test_no_trainer_process_remains_after_its_flow_or_launcher_is_stopped(endless: Path, stopped: str) -> None:
+    processes: list[psutil.Process] = []
     with subprocess.Popen((sys.executable, "-c", FLOW, str(endless)), cwd=ROOT, stdout=subprocess.PIPE, text=True) as flow:
         assert flow.stdout
         try:
-            said = [flow.stdout.readline() for _ in range(3)]
-            started = psutil.Process(flow.pid).children(recursive=True)
-            assert len(started) == 3
+            lines = [flow.stdout.readline() for _ in range(3)]
+            processes = psutil.Process(flow.pid).children(recursive=True)
+            assert len(processes) == 3
             (launcher,) = psutil.Process(flow.pid).children()
             victim = launcher if stopped == "launcher killed" else flow
             victim.send_signal(signal.SIGTERM if stopped == "flow cancelled" else signal.SIGKILL)
-            assert all(gone(process.pid) for process in started)
+            assert all(wait_for_end(process.pid) for process in processes)
             assert flow.wait(10) != 0
         finally:
             flow.kill()
-            for process in started:
+            for process in processes:
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
-    assert [line.split(":")[0] for line in said] == ["step 1", "step 2", "step 3"], "printed by one process of the two"
+    assert [line.split(":")[0] for line in lines] == ["step 1", "step 2", "step 3"], "only one of the two processes prints"
 
 
-def gone(pid: int) -> bool:
+def wait_for_end(pid: int) -> bool:
+    """Wait until a process has ended; return whether it has."""
     for _ in range(200):
         try:
             os.kill(pid, 0)
@@ -105,7 +106,7 @@ def test_samples_without_the_manifests_checksum_are_refused(tmp_path: Path) -> N
     store = MemoryStore()
     store.put("samples", b"changed")
     with pytest.raises(Corrupt, match="the manifest says"):
-        train(store, manifest_of("samples", "0" * 64), tmp_path, Train(), tmp_path)
+        train(store, manifest_of("samples", "0" * 64), tmp_path, Train(), TrainerOutput(tmp_path))
 
 
 SLOW_FIRST_RANK = """
@@ -122,15 +123,16 @@ if os.environ.get("RANK") == "0":
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_refused_update_is_not_retried(tmp_path: Path, processes: int) -> None:
-    """With two processes torchrun ends the slower one, the first rank, as soon as the other has left."""
+    """With two processes torchrun ends the slower one, the first rank, as soon as the other one exits."""
     (tmp_path / "sitecustomize.py").write_text(SLOW_FIRST_RANK)
     settings = Train(processes=processes, environment={"PYTHONPATH": f"{ROOT}:{tmp_path}"} if processes == 2 else {})
     model = models.tiny()
     model.save_pretrained(tmp_path / "parent")
-    alike = [sample.model_copy(update={"advantage": 0.0}) for sample in models.samples(model, 0.0)]
+    samples = [sample.model_copy(update={"advantage": 0.0}) for sample in models.samples(model, 0.0)]
     store = MemoryStore()
-    body = to_parquet(alike)
+    body = to_parquet(samples)
     store.put("samples", body)
-    result = train(store, manifest_of("samples", sha256([body])), tmp_path / "parent", settings, tmp_path / "work")
+    manifest, output = manifest_of("samples", sha256([body])), TrainerOutput(tmp_path / "work")
+    result = train(store, manifest, tmp_path / "parent", settings, output)
     assert isinstance(result, UpdateRefused) and "advantage = 0 for each of 12 samples" in result.reason
     assert not (tmp_path / "work" / "checkpoint").exists()

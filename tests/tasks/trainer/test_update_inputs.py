@@ -1,4 +1,4 @@
-"""The optimizer's state goes from a candidate to the update that trains it further; the KL reference from the champion."""
+"""An update gets the optimizer's state of its parent, and the KL reference of the champion, where the settings say so."""
 
 from pathlib import Path
 
@@ -34,17 +34,17 @@ def store() -> MemoryStore:
     return MemoryStore()
 
 
-@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("keep", [True, False])
 def test_a_childs_update_resumes_from_the_candidates_optimizer_state(
-    store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool
+    store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: bool
 ) -> None:
     registry = MemoryRegistry(v1={})
-    monkeypatch.setattr(register, "log_run", lambda *given: "run")
+    monkeypatch.setattr(register, "log_run", lambda *arguments: "run")
     state = folder_of(tmp_path / "optimizer", "steps.json", "{}")
-    candidate = Candidate(folder_of(tmp_path / "checkpoint", "model.safetensors", "w"), metrics(), 1.0, state if kept else None)
-    scored = Evaluation(passed=True, reason="", judge="reference", candidate={"judged": 1.0}, champion={"judged": 1.0})
+    candidate = Candidate(folder_of(tmp_path / "checkpoint", "model.safetensors", "w"), metrics(), 1.0, state if keep else None)
+    evaluation = Evaluation(passed=True, reason="", judge="reference", candidate={"judged": 1.0}, champion={"judged": 1.0})
     store.put_json("cycles/2/manifest.json", manifest("2", "1"))
-    registered = register.register(store, registry.client, Settings(), manifest("2", "1"), candidate, scored)
+    registered = register.register(store, registry.client, Settings(), manifest("2", "1"), candidate, evaluation)
     assert registered.version == "2"
     assert not any("steps" in key for key in store.keys("checkpoints/")), "engines would download it with the version"
 
@@ -52,7 +52,7 @@ def test_a_childs_update_resumes_from_the_candidates_optimizer_state(
     monkeypatch.setattr(clients, "registry_of", lambda settings: registry.client)
     settings = Settings(train=Train(folder=tmp_path / "cycles"))
     optimizer = steps.update_inputs(settings, Train(keep_optimizer=True), manifest("3", "2")).optimizer
-    assert (optimizer and (optimizer / "steps.json").read_text()) == ("{}" if kept else None)
+    assert (optimizer and (optimizer / "steps.json").read_text()) == ("{}" if keep else None)
     assert steps.update_inputs(settings, Train(), manifest("3", "2")) == UpdateInputs()
 
 
@@ -66,6 +66,6 @@ def test_the_kl_reference_is_the_champion_where_the_settings_say_so(
     assert steps.update_inputs(Settings(), Train(kl_reference="champion"), sealed).reference is None
 
 
-def test_the_base_has_no_state(store: MemoryStore, tmp_path: Path) -> None:
+def test_the_base_has_no_optimizer_state(store: MemoryStore, tmp_path: Path) -> None:
     assert fetch_optimizer(store, MemoryRegistry(v1={}).client, "1", tmp_path) is None
     assert optimizer_prefix("checkpoints/cycle-000007") == "optimizers/cycle-000007"

@@ -1,4 +1,4 @@
-"""The command that a cycle runs writes a checkpoint."""
+"""The trainer's command writes a checkpoint, and refuses wrong arguments."""
 
 import json
 import subprocess
@@ -32,8 +32,8 @@ def test_the_command_writes_a_checkpoint_that_transformers_reads(work):
     assert not (work / "command" / "checkpoint" / index).exists(), "vLLM would look for the files that it names"
 
     # A cycle that is killed and run again must end in the same candidate.
-    again = load_file(work / "direct" / "checkpoint" / "model.safetensors")
-    assert all((trained[name] == again[name]).all() for name in before)
+    repeated = load_file(work / "direct" / "checkpoint" / "model.safetensors")
+    assert all((trained[name] == repeated[name]).all() for name in before)
 
 
 def test_an_unknown_megatron_argument_ends_the_worker_at_once(work, tmp_path):

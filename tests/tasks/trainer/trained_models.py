@@ -40,16 +40,16 @@ LAYOUTS = {
 
 
 def trained_model(directory: Path, parallel: Parallel, bf16: bool = False, **config: object) -> TrainedModel:
-    """Return the trainer's model on a saved one, with some of its configuration changed."""
-    whole = json.loads((directory / "config.json").read_text()) | config
-    trained = TrainedModel(whole, parallel, Optimization(JOB.learning_rate, bf16=bf16))
+    """Load a saved model into the trainer's model; `config` overrides values of its configuration."""
+    configuration = json.loads((directory / "config.json").read_text()) | config
+    trained = TrainedModel(configuration, parallel, Optimization(JOB.learning_rate, bf16=bf16))
     trained.make_optimizer()
     trained.load(directory)
     return trained
 
 
 def pretrained(directory: Path, parallel: Parallel) -> TrainedModel:
-    """Return a model with Muon on a saved one."""
+    """Load a saved model into a trainer's model that Muon optimises."""
     config = json.loads((directory / "config.json").read_text())
     trained = TrainedModel(config, parallel, Optimization(5e-3, optimizer="muon", bf16=True))
     trained.make_optimizer()
@@ -58,14 +58,14 @@ def pretrained(directory: Path, parallel: Parallel) -> TrainedModel:
 
 
 def weights_of(trained: TrainedModel) -> dict[str, torch.Tensor]:
-    """Return all weights, from the masters where there are any."""
+    """Return copies of all weights, in float32 masters if the model has them."""
     return {name: tensor.clone() for name, tensor in full_weights(trained.megatron)}
 
 
 def write_job(work: Path, model: Qwen2ForCausalLM) -> Job:
-    """Write a job over samples of the model's own as job.json, and return it with another output folder.
+    """Write job.json over samples of the model, and return the job with another output folder.
 
-    Its checkpoint has several files, as large ones do.
+    The checkpoint has several files, as large ones do.
     """
     model.save_pretrained(work / "sharded", max_shard_size="100KB")
     rows = [s.model_dump() for s in samples(model, drift=0.0)]

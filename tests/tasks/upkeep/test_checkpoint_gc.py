@@ -1,10 +1,10 @@
-"""Weights that nobody can want any more go, whatever the moment of death; what may serve or be trained never does."""
+"""Retention removes expired weights, also after a kill at any moment, and keeps versions that may serve or be trained."""
 
 from collections.abc import Mapping
 
 import pytest
 from hypothesis import example, given
-from hypothesis import settings as effort
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from infra.cycles import experiment_id, name
@@ -29,7 +29,7 @@ YES, NO = Verdict(verdict="promote", reason="better"), Verdict(verdict="reject",
 
 
 class World:
-    """A bucket and a registry with the base as version 1, champion; version N is of cycle N."""
+    """A bucket and a registry. The base is version 1 and the champion; version N is the candidate of cycle N."""
 
     def __init__(self) -> None:
         self.store, self.registry = MemoryStore(), MemoryRegistry(v1={"parent": ""})
@@ -37,16 +37,16 @@ class World:
         self.upload("base", folders=FOLDERS[:1])
 
     def upload(self, folder: str, *, whole: bool = True, folders: tuple[str, ...] = FOLDERS) -> None:
-        for above in folders:
-            self.store.put(f"{above}/{folder}/a.bin", b"a")
-            self.store.put(f"{above}/{folder}/sub/b.bin", b"b")
+        for root in folders:
+            self.store.put(f"{root}/{folder}/a.bin", b"a")
+            self.store.put(f"{root}/{folder}/sub/b.bin", b"b")
             if whole:
-                self.store.put_json(f"{above}/{folder}/{CHECKSUMS}", {"a.bin": "0", "sub/b.bin": "0"})
+                self.store.put_json(f"{root}/{folder}/{CHECKSUMS}", {"a.bin": "0", "sub/b.bin": "0"})
 
     def cycle(
         self, number: int, days: float, parent: str = "1", champion: str = "1", *, result: str = "registered", whole: bool = True
     ) -> None:
-        """A cycle that was sealed so long ago, with what it uploaded; without a result it is under way."""
+        """Add a cycle that was sealed `days` ago, with its uploads. Without a result it is still running."""
         samples = ObjectReference(key="samples", sha256="0" * 64, rows=1)
         record = Manifest(
             cycle=name(number), created=NOW - days * DAY, champion=champion, parent=parent, since=0, until=0, completions=(),
@@ -59,12 +59,12 @@ class World:
         if result:
             finish(self.store, CycleOutcome.model_validate({"cycle": name(number), "result": result, "reason": ""}))
 
-    def decide(self, version: str, champion: str, verdict: Verdict, days: float, test: str = "") -> None:
-        """A test that ended so long ago; the aliases stay as they are."""
-        test = test or experiment_id(name(int(version)), version)
-        record = ExperimentRecord(id=test, champion=champion, challenger=version, share=0.5, started=0)
+    def decide(self, version: str, champion: str, verdict: Verdict, days: float, experiment: str = "") -> None:
+        """Record the decision of an experiment that ended `days` ago. No alias changes."""
+        experiment = experiment or experiment_id(name(int(version)), version)
+        record = ExperimentRecord(id=experiment, champion=champion, challenger=version, share=0.5, started=0)
         self.store.put_json(
-            f"decisions/{test}.json", Decision(experiment=record, verdict=verdict, decided=NOW - days * DAY, by="gate")
+            f"decisions/{experiment}.json", Decision(experiment=record, verdict=verdict, decided=NOW - days * DAY, by="gate")
         )
         self.registry.versions[version][VERDICT_TAG] = f"{verdict.verdict}, by gate"
 
@@ -73,9 +73,9 @@ class World:
         return retain(self.store, self.registry.client, settings, NOW, dry_run=dry_run).uploads
 
     def left(self, folder: str = "checkpoints") -> set[str]:
-        """Names of what is whole; of a name that is not, nothing may be left."""
-        names = {key.split("/")[1] for key in self.store.keys(f"{folder}/")}
-        return {one for one in names if self.store.exists(f"{folder}/{one}/{CHECKSUMS}")}
+        """Return the names of the uploads that have a checksum file."""
+        folders = {key.split("/")[1] for key in self.store.keys(f"{folder}/")}
+        return {name for name in folders if self.store.exists(f"{folder}/{name}/{CHECKSUMS}")}
 
     def tagged(self) -> set[str]:
         return {version for version, tags in self.registry.versions.items() if tags.get(REMOVED_TAG)}
@@ -90,15 +90,15 @@ def names(*numbers: int) -> set[str]:
     return {"base", *map(name, numbers)}
 
 
-def test_an_old_candidate_that_was_rejected_loses_its_weights_and_keeps_its_version(world: World) -> None:
+def test_an_old_rejected_candidate_loses_its_weights_and_keeps_its_version(world: World) -> None:
     world.cycle(2, days=31)
     world.cycle(3, days=29)
     world.cycle(4, days=2)
     before, tags = dict(world.store.objects), dict(world.registry.versions["2"])
-    looked = world.retain(dry_run=True)
+    planned = world.retain(dry_run=True)
     assert (world.store.objects, world.tagged()) == (before, set()), "a dry run changes nothing"
-    assert looked == world.retain()
-    assert [(one.cycle, one.versions, one.folders) for one in looked] == [
+    assert planned == world.retain()
+    assert [(upload.cycle, upload.versions, upload.folders) for upload in planned] == [
         ("cycle-000002", ("2",), FOLDERS),
         ("cycle-000003", ("3",), ("optimizers",)),
     ]
@@ -112,7 +112,7 @@ def test_an_old_candidate_that_was_rejected_loses_its_weights_and_keeps_its_vers
         world.store.directory_sha256("checkpoints/cycle-000002")
 
 
-def test_what_has_an_alias_a_test_or_the_place_to_roll_back_to_stays(world: World) -> None:
+def test_versions_with_an_alias_or_in_an_experiment_and_the_previous_champion_stay(world: World) -> None:
     for number in range(2, 8):
         world.cycle(number, days=300)
     running = ExperimentRecord(id="e", champion="5", challenger="6", share=0.5, started=NOW)
@@ -124,7 +124,7 @@ def test_what_has_an_alias_a_test_or_the_place_to_roll_back_to_stays(world: Worl
     assert world.left("optimizers") == names(2, 3, 4, 5, 6, 7) - {"base"}
 
 
-def test_a_cycle_under_way_keeps_what_it_needs_however_old_it_is(world: World) -> None:
+def test_a_running_cycle_keeps_its_parent_and_champion_at_any_age(world: World) -> None:
     for number in (2, 3, 4):
         world.cycle(number, days=300)
     world.cycle(5, days=200, parent="2", champion="3", result="", whole=False)
@@ -134,31 +134,31 @@ def test_a_cycle_under_way_keeps_what_it_needs_however_old_it_is(world: World) -
     assert objects <= world.store.objects.keys()
 
 
-def test_what_a_cycle_without_a_version_left_goes(world: World) -> None:
+def test_uploads_of_cycles_without_a_version_expire(world: World) -> None:
     world.cycle(2, days=31, result="refused")
     world.cycle(3, days=31, result="abandoned", whole=False)
     world.cycle(4, days=1, result="abandoned")
     world.upload("of-a-person")
     world.upload(name(9))
-    assert [one.versions for one in world.retain()] == [(), ()]
-    assert world.left() == {"of-a-person", *names(4, 9)}, "what no manifest tells of has no age"
+    assert [upload.versions for upload in world.retain()] == [(), ()]
+    assert world.left() == {"of-a-person", *names(4, 9)}, "uploads without a manifest have no age"
     assert not any(key.startswith("checkpoints/cycle-000003/") for key in world.store.objects)
 
 
-def test_weights_whose_version_another_registry_knew_stay(world: World) -> None:
+def test_weights_of_a_version_missing_in_the_registry_stay(world: World) -> None:
     world.cycle(2, days=300)
     del world.registry.versions["2"]
     assert world.retain() == ()
 
 
-def test_a_version_that_lies_where_a_wanted_one_does_takes_nothing_along(world: World) -> None:
+def test_weights_shared_with_a_needed_version_stay(world: World) -> None:
     world.cycle(2, days=300)
     world.registry.versions["3"] = {"cycle": name(2)}
     world.registry.aliases["champion"] = "3"
     assert world.retain() == ()
 
 
-def test_versions_that_training_may_go_on_from_stay(world: World) -> None:
+def test_possible_parents_stay(world: World) -> None:
     for number in (2, 3, 4):
         world.cycle(number, days=300)
     world.decide("2", "1", PROMISING, days=299)
@@ -167,11 +167,11 @@ def test_versions_that_training_may_go_on_from_stay(world: World) -> None:
     world.decide("5", "4", PROMISING, days=297)
     world.registry.tags[PREVIOUS_TAG] = "4"
     world.retain()
-    assert world.left() == names(2, 4, 5), "2 is trained further, 5 is after a rollback to 4"
+    assert world.left() == names(2, 4, 5), "2 is the next parent; 5 is, after a rollback to 4"
     assert world.left("optimizers") == {name(n) for n in (2, 4, 5)}
 
 
-def test_versions_that_settings_pin_stay(world: World) -> None:
+def test_pinned_versions_stay(world: World) -> None:
     for number in (2, 3, 4, 5):
         world.cycle(number, days=300)
     serving = Serving(terms=Terms(version="2"), projects={"p": Terms(version="3")}, users={"a" * 32: UserTerms(version="4")})
@@ -186,7 +186,7 @@ def test_the_last_champions_keep_their_weights(world: World, kept: int, left: tu
         world.cycle(number, days=300, champion="6" if number == 7 else "1")
     world.decide("2", "1", YES, days=90)
     world.decide("4", "2", YES, days=80)
-    world.decide("3", "4", YES, days=70, test="manual-1.000-version-3")
+    world.decide("3", "4", YES, days=70, experiment="manual-1.000-version-3")
     world.decide("5", "3", YES, days=60)
     world.store.put_json(
         "cycles/cycle-000007/manifest.json",
@@ -194,7 +194,7 @@ def test_the_last_champions_keep_their_weights(world: World, kept: int, left: tu
     )
     world.registry.aliases["champion"] = "5"
     world.retain(LIMITS.model_copy(update={"champions_kept": kept}))
-    assert world.left() == names(5, *left), "6 was made champion in MLflow, which a cycle saw"
+    assert world.left() == names(5, *left), "6 became champion in MLflow, and the manifest of a cycle names it"
 
 
 def test_an_optimizers_state_does_not_outlive_its_checkpoint(world: World) -> None:
@@ -212,17 +212,17 @@ def test_without_a_champion_nothing_is_removed(world: World) -> None:
     assert world.store.objects == objects
 
 
-def test_a_version_that_got_an_alias_since_it_was_found_stays(world: World) -> None:
+def test_a_version_that_gets_an_alias_before_its_removal_stays(world: World) -> None:
     world.cycle(2, days=300)
-    found = checkpoint_gc.find(world.store, world.registry.client, Settings(retention=LIMITS), NOW)
+    expired = checkpoint_gc.find(world.store, world.registry.client, Settings(retention=LIMITS), NOW)
     release.promote(world.store, world.registry.client, "2", "ada", "", NOW)
-    assert checkpoint_gc.remove(world.store, world.registry.client, found, NOW) == ()
+    assert checkpoint_gc.remove(world.store, world.registry.client, expired, NOW) == ()
     assert (world.left(), world.tagged()) == (names(2), set())
 
 
 @pytest.mark.parametrize("deletions", range(12))
-def test_killed_at_any_moment_nothing_looks_whole_that_is_not(deletions: int) -> None:
-    class Dying(MemoryStore):
+def test_a_removal_killed_at_any_deletion_leaves_no_partial_upload_that_looks_whole(deletions: int) -> None:
+    class DyingStore(MemoryStore):
         left = deletions
 
         def delete(self, key: str) -> None:
@@ -231,22 +231,22 @@ def test_killed_at_any_moment_nothing_looks_whole_that_is_not(deletions: int) ->
             self.left -= 1
             super().delete(key)
 
-    world, whole = World(), World()
-    for one in (world, whole):
-        one.cycle(2, days=300)
-        one.cycle(3, days=300, result="refused")
-    whole.retain()
-    kept, dying = world.store, Dying()
-    dying.objects, world.store = kept.objects, dying
+    world, expected = World(), World()
+    for each in (world, expected):
+        each.cycle(2, days=300)
+        each.cycle(3, days=300, result="refused")
+    expected.retain()
+    store, dying = world.store, DyingStore()
+    dying.objects, world.store = store.objects, dying
     with pytest.raises(Killed):
         world.retain()
     for folder in FOLDERS:
-        for one in world.left(folder):
-            assert {f"{folder}/{one}/a.bin", f"{folder}/{one}/sub/b.bin"} <= kept.objects.keys()
-    assert name(2) in world.left() or world.tagged() == {"2"}, "the tag is there before anything is gone"
-    world.store = kept
+        for each in world.left(folder):
+            assert {f"{folder}/{each}/a.bin", f"{folder}/{each}/sub/b.bin"} <= store.objects.keys()
+    assert name(2) in world.left() or world.tagged() == {"2"}, "the tag is written before any deletion"
+    world.store = store
     world.retain()
-    assert (kept.objects, world.tagged()) == (whole.store.objects, whole.tagged())
+    assert (store.objects, world.tagged()) == (expected.store.objects, expected.tagged())
 
 
 CYCLES = st.fixed_dictionaries(
@@ -263,68 +263,70 @@ CYCLES = st.fixed_dictionaries(
 OLD = {"parent": 0, "days": 50, "result": "registered", "verdict": None}
 
 
-@effort(max_examples=300, deadline=None)
-@example(  # a former champion that the manifest of a cycle alone tells of, whose own upload goes
-    made=[{**OLD, "champion": 0}, {**OLD, "champion": 1}],
+@hypothesis_settings(max_examples=300, deadline=None)
+@example(  # a former champion that only a cycle's manifest names; the upload of that cycle expires
+    cycles=[{**OLD, "champion": 0}, {**OLD, "champion": 1}],
     roles=dict.fromkeys(("champion", "challenger", "previous", "of-a-person", "pinned"), 0),
     kept=1,
 )
 @given(
-    made=st.lists(CYCLES, max_size=8),
+    cycles=st.lists(CYCLES, max_size=8),
     roles=st.fixed_dictionaries(
         {role: st.integers(0, 9) for role in ("champion", "challenger", "previous", "of-a-person", "pinned")}
     ),
     kept=st.integers(0, 3),
 )
-def test_whatever_the_tree_what_may_be_wanted_stays_and_the_rest_goes(
-    made: list[Mapping], roles: Mapping[str, int], kept: int
+def test_needed_versions_stay_and_all_others_expire_for_any_history(
+    cycles: list[Mapping], roles: Mapping[str, int], kept: int
 ) -> None:
     world = World()
-    known = ["1"]
+    versions = ["1"]
 
     def pick(number: int) -> str:
-        return known[number % len(known)]
+        return versions[number % len(versions)]
 
-    for number, one in enumerate(made, 2):
-        parent, champion = pick(one["parent"]), pick(one["champion"])
-        world.cycle(number, one["days"], parent, champion, result=one["result"])
-        if one["result"] == "registered":
-            known.append(str(number))
-            if one["verdict"]:
-                world.decide(str(number), champion, one["verdict"], days=one["days"] / 2)
-    held = {role: pick(number) for role, number in roles.items() if number or role == "champion"}
-    world.registry.aliases = {role: held[role] for role in ("champion", "challenger", "of-a-person") if role in held}
-    world.registry.tags[PREVIOUS_TAG] = held.get("previous", "")
-    serving = Serving(terms=Terms(version=held.get("pinned", "")))
+    for number, cycle in enumerate(cycles, 2):
+        parent, champion = pick(cycle["parent"]), pick(cycle["champion"])
+        world.cycle(number, cycle["days"], parent, champion, result=cycle["result"])
+        if cycle["result"] == "registered":
+            versions.append(str(number))
+            if cycle["verdict"]:
+                world.decide(str(number), champion, cycle["verdict"], days=cycle["days"] / 2)
+    role_versions = {role: pick(number) for role, number in roles.items() if number or role == "champion"}
+    world.registry.aliases = {
+        role: role_versions[role] for role in ("champion", "challenger", "of-a-person") if role in role_versions
+    }
+    world.registry.tags[PREVIOUS_TAG] = role_versions.get("previous", "")
+    serving = Serving(terms=Terms(version=role_versions.get("pinned", "")))
     limits = LIMITS.model_copy(update={"champions_kept": kept})
 
-    was = dict(world.store.objects)
+    before = dict(world.store.objects)
     world.retain(limits, serving)
 
-    lies = {version: tags.get("cycle", "base") for version, tags in world.registry.versions.items()}
+    folder_of = {version: tags.get("cycle", "base") for version, tags in world.registry.versions.items()}
     left = world.left()
-    needed = set(held.values())
-    for number, one in enumerate(made, 2):
-        if one["days"] <= 30 or not one["result"]:
-            assert name(number) in left, "young, or under way"
-        if not one["result"]:
+    needed = set(role_versions.values())
+    for number, cycle in enumerate(cycles, 2):
+        if cycle["days"] <= 30 or not cycle["result"]:
+            assert name(number) in left, "young or running cycles keep their uploads"
+        if not cycle["result"]:
             manifest = Manifest.model_validate(world.store.get_json(f"cycles/{name(number)}/manifest.json"))
             needed |= {manifest.parent, manifest.champion}
-    assert {lies[version] for version in needed} <= left
-    assert {version for version in lies if lies[version] not in left} == world.tagged()
-    assert {key for key in was if not key.startswith(FOLDERS)} <= world.store.objects.keys()
+    assert {folder_of[version] for version in needed} <= left
+    assert {version for version in folder_of if folder_of[version] not in left} == world.tagged()
+    assert {key for key in before if not key.startswith(FOLDERS)} <= world.store.objects.keys()
 
-    tree = lineage(world.registry.client.versions())
-    served = [(held["champion"], held.get("previous"))]
-    served += [(held["previous"], held["champion"])] if "previous" in held else []
-    served += [(held["challenger"], held["champion"])] if "challenger" in held else []
-    for champion, previous in served:
-        parent = choose_parent(world.store, tree, champion, previous)
-        assert lies[parent] in left, "training goes on from what is there, whoever serves next"
+    versions_tree = lineage(world.registry.client.versions())
+    serving_pairs = [(role_versions["champion"], role_versions.get("previous"))]
+    serving_pairs += [(role_versions["previous"], role_versions["champion"])] if "previous" in role_versions else []
+    serving_pairs += [(role_versions["challenger"], role_versions["champion"])] if "challenger" in role_versions else []
+    for champion, previous in serving_pairs:
+        parent = choose_parent(world.store, versions_tree, champion, previous)
+        assert folder_of[parent] in left, "the parent has its weights, for any next champion"
 
-    stays = {name(n) for n, one in enumerate(made, 2) if one["days"] <= 30 or not one["result"]} | {"base"}
-    needed |= {choose_parent(world.store, tree, *one) for one in served[:2]}
-    surplus = left - stays - {lies[version] for version in needed}
-    assert len(surplus) <= kept, "beyond that, former champions alone"
-    again = dict(world.store.objects)
-    assert world.retain(limits, serving) == () and world.store.objects == again
+    young = {name(n) for n, cycle in enumerate(cycles, 2) if cycle["days"] <= 30 or not cycle["result"]} | {"base"}
+    needed |= {choose_parent(world.store, versions_tree, *cycle) for cycle in serving_pairs[:2]}
+    surplus = left - young - {folder_of[version] for version in needed}
+    assert len(surplus) <= kept, "all other remaining uploads are of former champions"
+    after = dict(world.store.objects)
+    assert world.retain(limits, serving) == () and world.store.objects == after

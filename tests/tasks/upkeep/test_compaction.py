@@ -1,4 +1,4 @@
-"""Compaction changes nothing for who reads: the same rows, the same keys and checksums, at every moment of it."""
+"""Compaction changes nothing for readers: rows, keys and checksums stay the same before, during and after it."""
 
 import pyarrow as pa
 import pytest
@@ -25,58 +25,58 @@ EVERYTHING = Window(since=0, until=LATER, oldest=NOW - 3600, known={})
 
 
 def put(store: MemoryStore, number: int, **fields) -> None:
-    """A segment of two completions, one judged."""
-    made = [completion(f"{number}-{i}", prefix=f"{number}-{i} = ", time=NOW + number, **fields) for i in range(2)]
-    store.put_rows(f"events/completions/{FOLDER}/20270115T08000{number}-aa.parquet", made)
-    told = [feedback(f"{number}", prefix=f"{number}-0 = ", time=NOW + number + 1)]
-    store.put_rows(f"events/feedback/{FOLDER}/20270115T08000{number}-bb.parquet", told)
+    """Write a segment of two completions and one of feedback on the first."""
+    completions = [completion(f"{number}-{i}", prefix=f"{number}-{i} = ", time=NOW + number, **fields) for i in range(2)]
+    store.put_rows(f"events/completions/{FOLDER}/20270115T08000{number}-aa.parquet", completions)
+    events = [feedback(f"{number}", prefix=f"{number}-0 = ", time=NOW + number + 1)]
+    store.put_rows(f"events/feedback/{FOLDER}/20270115T08000{number}-bb.parquet", events)
 
 
-def seen(store: MemoryStore, window: Window = EVERYTHING):
-    """What a reader is given: the segments, and the rows of them."""
-    found = plan_window(store, window, LATER, 60)
-    sifted = [join_partition(store, partition) for partition in found.partitions]
-    rows = [row for part in sifted for row in (*part.facts.rows(), *part.matches.sort("served").rows())]
-    return references(found.completions), references(found.feedback), rows, found.requests
+def read_all(store: MemoryStore, window: Window = EVERYTHING):
+    """Read a window; return references of the segments, their rows, and the number of requests."""
+    plan = plan_window(store, window, LATER, 60)
+    joined_partitions = [join_partition(store, partition) for partition in plan.partitions]
+    rows = [row for part in joined_partitions for row in (*part.facts.rows(), *part.matches.sort("served").rows())]
+    return references(plan.completions), references(plan.feedback), rows, plan.requests
 
 
-def test_a_reader_is_given_the_same_before_between_and_after_both_passes() -> None:
+def test_a_reader_gets_the_same_rows_before_between_and_after_both_passes() -> None:
     store = MemoryStore()
     for number in range(5):
         put(store, number, text="" if number == 2 else "foo(bar)")
-    before, keys = seen(store), set(store.objects)
+    before, keys = read_all(store), set(store.objects)
     assert before[3] == 10
 
-    would = compact(store, LIMITS, LATER)
-    assert set(store.objects) == keys, "a dry run is what is done where nothing is said"
-    assert sorted(would.written.values()) == [5, 5]
+    dry_run = compact(store, LIMITS, LATER)
+    assert set(store.objects) == keys, "the default is a dry run"
+    assert sorted(dry_run.written.values()) == [5, 5]
 
     first = compact(store, LIMITS, LATER, dry_run=False)
-    assert (first.written, first.removed) == (would.written, ())
-    assert seen(store) == before
+    assert (first.written, first.removed) == (dry_run.written, ())
+    assert read_all(store) == before
 
     second = compact(store, LIMITS, LATER, dry_run=False)
     assert (second.written, set(second.removed)) == ({}, keys)
     assert set(store.objects) == set(first.written)
-    assert seen(store) == before
+    assert read_all(store) == before
 
     third = compact(store, LIMITS, LATER, dry_run=False)
     assert (third.written, third.removed) == ({}, ())
 
 
-def test_what_a_cycle_has_read_is_known_when_it_was_compacted_since_and_what_came_late_is_not() -> None:
+def test_compacted_segments_that_a_cycle_read_stay_known_and_late_ones_are_new() -> None:
     store, registry = MemoryStore(), MemoryRegistry(v1={}, v2={"parent": "1", "cycle": "cycle-000001"})
     registry.aliases["champion"] = "1"
     limits = Settings(collect=Collect(settle_seconds=10, join_seconds=60, max_user_share=1.0))
     for number in range(3):
         put(store, number)
-    found = collect(store, registry.client, limits, NOW + 100)
-    seal(store, "cycle-000001", manifest_fields(found, ValidationEvidence(), NOW + 100), batch(store, found), limits)
+    collected = collect(store, registry.client, limits, NOW + 100)
+    seal(store, "cycle-000001", manifest_fields(collected, ValidationEvidence(), NOW + 100), batch(store, collected), limits)
     registry.aliases["champion"] = "2"
     for _ in range(2):
         compact(store, LIMITS, LATER, dry_run=False)
 
-    class Counting(MemoryStore):
+    class CountingStore(MemoryStore):
         def __init__(self) -> None:
             super().__init__()
             self.objects, self.opened = store.objects, []
@@ -85,11 +85,11 @@ def test_what_a_cycle_has_read_is_known_when_it_was_compacted_since_and_what_cam
             self.opened.append(key)
             return super().get(key)
 
-    counting = Counting()
-    again = collect(counting, registry.client, limits, LATER)
-    assert again.accounting.requests == 0
-    assert again.plan.completions.is_empty()
-    assert not [key for key in counting.opened if "compact-" in key], "its name tells that it was read"
+    counting = CountingStore()
+    collected_again = collect(counting, registry.client, limits, LATER)
+    assert collected_again.accounting.requests == 0
+    assert collected_again.plan.completions.is_empty()
+    assert not [key for key in counting.opened if "compact-" in key], "the name of a compacted object names its segments"
 
     put(store, 7)
     for _ in range(2):
@@ -100,7 +100,7 @@ def test_what_a_cycle_has_read_is_known_when_it_was_compacted_since_and_what_cam
     assert [key[-10:] for key in late.plan.completions["key"]] == ["aa.parquet"]
 
 
-def test_young_hours_few_and_large_objects_are_left_alone() -> None:
+def test_young_hours_and_few_or_large_objects_are_not_compacted() -> None:
     store = MemoryStore()
     for number in range(3):
         put(store, number)
@@ -109,18 +109,18 @@ def test_young_hours_few_and_large_objects_are_left_alone() -> None:
     assert not compact(store, LIMITS.model_copy(update={"compact_bytes": 100}), LATER).written
 
 
-def test_columns_that_an_older_segment_lacks_do_not_come_back_as_nulls() -> None:
+def test_missing_columns_of_an_older_segment_do_not_become_nulls() -> None:
     store = MemoryStore()
     put(store, 1)
     row = completion("old", time=NOW).model_dump(mode="json")
     old = pa.Table.from_pylist([{name: value for name, value in row.items() if name != "redacted"}])
     key = f"events/completions/{FOLDER}/20270115T080000-aa.parquet"
     store.put(key, segments.alone(old))
-    before = seen(store)
+    before = read_all(store)
     assert len(before[2]) == 4
     for _ in range(2):
         compact(store, LIMITS, LATER, dry_run=False)
-    assert seen(store) == before
+    assert read_all(store) == before
 
 
 rows = st.fixed_dictionaries(
@@ -135,37 +135,37 @@ rows = st.fixed_dictionaries(
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.lists(rows, min_size=1, max_size=3), min_size=1, max_size=4))
-def test_any_segments_come_back_as_they_were(tables) -> None:
+def test_packing_and_reading_keeps_any_segments(tables) -> None:
     columns = [sorted({name for row in table for name in row}) for table in tables]
-    made = [
+    packed = [
         segments.segment(f"f/{i}.parquet", segments.alone(pa.Table.from_pylist([{c: row.get(c) for c in cs} for row in table])))
         for i, (table, cs) in enumerate(zip(tables, columns, strict=True))
     ]
-    key, body = segments.container_key([s.key for s in made]), segments.pack(made)
-    found = segments.read(key, body)
-    assert [(s.reference, s.table.to_pylist()) for s in found] == [(s.reference, s.table.to_pylist()) for s in made]
-    assert segments.pack(list(reversed(made))) == body
-    known = [s.key for s in made]
-    assert segments.all_known(key, [*known, "f/9.parquet", "g/0.parquet"])
-    assert not segments.all_known(key, known[1:])
+    key, body = segments.container_key([s.key for s in packed]), segments.pack(packed)
+    unpacked = segments.read(key, body)
+    assert [(s.reference, s.table.to_pylist()) for s in unpacked] == [(s.reference, s.table.to_pylist()) for s in packed]
+    assert segments.pack(list(reversed(packed))) == body
+    keys = [s.key for s in packed]
+    assert segments.all_known(key, [*keys, "f/9.parquet", "g/0.parquet"])
+    assert not segments.all_known(key, keys[1:])
 
 
-def test_what_cannot_be_packed_is_an_error_and_nothing_is_lost() -> None:
+def test_segments_that_packing_would_change_are_an_error() -> None:
     wide = segments.segment("f/1.parquet", segments.alone(pa.table({"id": ["a"], "n": [2**62 + 1]})))
     real = segments.segment("f/2.parquet", segments.alone(pa.table({"id": ["b"], "n": [0.5]})))
     with pytest.raises((segments.NotTheSame, pa.ArrowInvalid)):
         segments.pack([wide, real])
 
 
-def test_references_are_of_what_was_shipped() -> None:
+def test_references_are_those_of_the_original_segments() -> None:
     store = MemoryStore()
     for number in range(2):
         put(store, number)
     shipped = {key: body for key, body in store.objects.items() if "completions" in key}
     for _ in range(2):
         compact(store, LIMITS, LATER, dry_run=False)
-    found = {r.key: r for r in seen(store)[0]}
-    assert found == {
+    by_key = {r.key: r for r in read_all(store)[0]}
+    assert by_key == {
         key: ObjectReference(key=key, sha256=segments.segment(key, body).sha256, rows=2, last=NOW + number)
         for number, (key, body) in enumerate(sorted(shipped.items()))
     }

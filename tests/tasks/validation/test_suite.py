@@ -1,4 +1,4 @@
-"""The real suites in the real Great Expectations: which rows they quarantine, and what stops a batch."""
+"""The suites in Great Expectations: the rows that they quarantine and the batches that they refuse."""
 
 import json
 import math
@@ -11,9 +11,9 @@ from tasks.validation import quarantine
 from tasks.validation.batch import BatchStats, Bounds, batch_stats, bounds
 from tasks.validation.drift import LEAST_CYCLES, earlier, merged, profile, rate_range
 from tasks.validation.suite import BatchRefused, Validation, docs, validate
-from tests.tasks.labels.test_accounting import accounted, sealed
+from tests.tasks.labels.test_accounting import account, account_with_samples
 from tests.tasks.made import NOW, MemoryStore, completion, feedback, sample
-from tests.tasks.rows import sampled
+from tests.tasks.rows import sample_frame
 
 GOOD = [sample(f"good {i}") for i in range(30)]
 FINE = BatchStats(
@@ -31,11 +31,11 @@ PAST = [
 
 
 def limits(samples: list[Sample], past: list[Profile] | None = None, **settings) -> Bounds:
-    return bounds(sampled(samples), past or [], Collect(**settings))
+    return bounds(sample_frame(samples), past or [], Collect(**settings))
 
 
-def test_bad_rows_are_named_with_the_expectation_that_they_fail() -> None:
-    many = [sample(f"many {i}") for i in range(300)]
+def test_bad_rows_are_quarantined_with_the_failed_expectation() -> None:
+    good = [sample(f"many {i}") for i in range(300)]
     bad = [
         sample("nan", logprobs=[-0.1, math.nan]),
         sample("positive", logprobs=[-0.1, 0.2]),
@@ -45,8 +45,8 @@ def test_bad_rows_are_named_with_the_expectation_that_they_fail() -> None:
         sample("cold", temperature=0.0),
         sample("by a judge", outcome="judged"),
     ]
-    found = validate(sampled([*many, *bad]), FINE, limits(many))
-    assert found.quarantined == {
+    validation = validate(sample_frame([*good, *bad]), FINE, limits(good))
+    assert validation.quarantined == {
         "nan": "logprobs_are_finite",
         "positive": "logprobs_are_not_above_zero",
         "uneven": "every_token_has_a_logprob",
@@ -55,9 +55,9 @@ def test_bad_rows_are_named_with_the_expectation_that_they_fail() -> None:
         "cold": "temperature_is_positive",
         "by a judge": "outcome_is_known",
     }
-    assert found.refused == ()
-    assert found.rows == 307
-    pages = docs(found.results)
+    assert validation.refused == ()
+    assert validation.rows == 307
+    pages = docs(validation.results)
     assert set(pages) == {"samples", "batch"}
     assert "nan" in pages["samples"]
     assert "clock_skew_seconds" in pages["batch"]
@@ -75,9 +75,9 @@ def test_bad_rows_are_named_with_the_expectation_that_they_fail() -> None:
     ],
 )
 def test_bad_samples_stop_the_cycle(samples, reason: str) -> None:
-    found = validate(sampled(samples), FINE, limits(samples))
+    validation = validate(sample_frame(samples), FINE, limits(samples))
     with pytest.raises(BatchRefused, match=reason):
-        found.check(1.0)
+        validation.check(1.0)
 
 
 @pytest.mark.parametrize(
@@ -93,35 +93,35 @@ def test_bad_samples_stop_the_cycle(samples, reason: str) -> None:
         ("shown_length", 90.0, {}, "shown_length is 90, expected at least"),
     ],
 )
-def test_a_batch_that_is_not_like_it_should_be_stops_the_cycle(field: str, value: float, settings, message: str) -> None:
-    many = [
+def test_a_batch_statistic_outside_its_bounds_stops_the_cycle(field: str, value: float, settings, message: str) -> None:
+    rows = [
         sample(f"{i}", user=f"u{i % 20}", project=f"p{i % 3}", accepted_characters=8 if i % 10 == 0 else 0) for i in range(900)
     ]
-    found = validate(sampled(many), BatchStats(**{**FINE.__dict__, field: value}), limits(many, PAST, **settings))
-    assert len(found.refused) == 1
+    validation = validate(sample_frame(rows), BatchStats(**{**FINE.__dict__, field: value}), limits(rows, PAST, **settings))
+    assert len(validation.refused) == 1
     with pytest.raises(BatchRefused, match=message) as refused:
-        found.check(1.0, ["s3://b/rows"])
+        validation.check(1.0, ["s3://b/rows"])
     assert "s3://b/rows" in str(refused.value)
     assert "collect.max_" in str(refused.value)
     assert "prefect deployment run cycle/cycle" in str(refused.value)
 
 
 def test_too_many_bad_rows_stop_the_cycle() -> None:
-    found = Validation(rows=10, expectations=13, quarantined={"1": "a", "2": "b", "3": "a"}, refused=())
-    found.check(0.3)
+    validation = Validation(rows=10, expectations=13, quarantined={"1": "a", "2": "b", "3": "a"}, refused=())
+    validation.check(0.3)
     with pytest.raises(BatchRefused, match=r"3 of 10 rows failed \(a, b\); at most 20% may"):
-        found.check(0.2)
+        validation.check(0.2)
 
 
-def test_the_figures_of_a_batch() -> None:
-    served = [completion(str(i), prefix=f"{i}", user="u" if i < 3 else f"v{i}", project="p" if i else "q") for i in range(6)]
-    told = [
+def test_batch_stats_equal_values_computed_by_hand() -> None:
+    completions = [completion(str(i), prefix=f"{i}", user="u" if i < 3 else f"v{i}", project="p" if i else "q") for i in range(6)]
+    events = [
         feedback(str(i), prefix=f"{i}", user=c.user, project=c.project, outcome="accepted" if i < 2 else "rejected")
-        for i, c in enumerate(served)
+        for i, c in enumerate(completions)
     ]
     unknown = completion("unknown", prefix="z", policy_version="77")
-    found = batch_stats(accounted([*served, unknown, served[0]], told), skew=2.0)
-    assert found == BatchStats(
+    stats = batch_stats(account([*completions, unknown, completions[0]], events), skew=2.0)
+    assert stats == BatchStats(
         duplicate_share=1 / 8,
         unknown_version_share=1 / 8,
         clock_skew_seconds=2.0,
@@ -132,61 +132,61 @@ def test_the_figures_of_a_batch() -> None:
     )
 
 
-def test_profiles_add_up() -> None:
-    made = [
+def test_the_merge_of_profiles_is_the_profile_of_all_samples() -> None:
+    samples = [
         sample("1"),
         sample("2", outcome="rejected", accepted_characters=0),
         sample("3", outcome="nothing", shown_characters=0),
     ]
-    whole = profile(sampled(made))
-    assert whole == Profile(samples=3, judged=2, accepted=1, shown_characters=16, shown_characters_squared=128)
-    assert merged([profile(sampled(made[:1])), profile(sampled(made[1:]))]) == whole
+    total = profile(sample_frame(samples))
+    assert total == Profile(samples=3, judged=2, accepted=1, shown_characters=16, shown_characters_squared=128)
+    assert merged([profile(sample_frame(samples[:1])), profile(sample_frame(samples[1:]))]) == total
 
 
-def test_a_small_batch_may_differ_by_chance_and_a_first_one_by_anything() -> None:
-    small = profile(sampled([sample(str(i), accepted_characters=0) for i in range(20)]))
+def test_bounds_allow_chance_in_small_batches_and_anything_without_history() -> None:
+    small = profile(sample_frame([sample(str(i), accepted_characters=0) for i in range(20)]))
     assert rate_range(small, PAST, 4.0).low == 0.0
-    large = profile(sampled([sample(str(i), accepted_characters=0) for i in range(900)]))
+    large = profile(sample_frame([sample(str(i), accepted_characters=0) for i in range(900)]))
     expected = rate_range(large, PAST, 4.0)
-    # 0.1 of 3,000 before: a quarter and four times of it, which are both beyond five standard errors of 0.0114.
+    # The rate was 0.1 in 3,000 samples. A quarter and four times of it are both beyond five standard errors of 0.0114.
     assert (expected.low, expected.high) == (pytest.approx(0.1 / 4, rel=0.02), pytest.approx(0.4, rel=0.01))
     assert rate_range(large, PAST[1:], 4.0).high == 1.0
     never = [Profile(samples=100, judged=100)] * LEAST_CYCLES
-    assert rate_range(profile(sampled([sample("1")])), never, 4.0).high > 0.05, (
+    assert rate_range(profile(sample_frame([sample("1")])), never, 4.0).high > 0.05, (
         "a history without an accept does not forbid the first"
     )
 
 
-def test_the_cycles_before_are_read_from_their_manifests() -> None:
+def test_profiles_of_earlier_cycles_are_read_from_their_manifests() -> None:
     store = MemoryStore()
     for number in range(1, 6):
         manifest = {"cycle": f"cycle-{number:06d}", "created": NOW, "champion": "1", "parent": "1", "since": 0.0, "until": NOW}
         manifest |= {"completions": (), "feedback": (), "samples": {"key": "", "sha256": "", "rows": 0}, "buckets": {}}
         manifest |= {"requests": 0, "settings_sha256": ""}
-        if number != 4:  # a manifest from before there were profiles
+        if number != 4:  # an older manifest without a profile
             manifest["profile"] = {"judged": number, "samples": number}
         store.put_json(f"cycles/cycle-{number:06d}/manifest.json", manifest)
     assert [p.judged for p in earlier(store, 3)] == [5, 3]
     assert earlier(store, 0) == []
 
 
-def test_what_is_quarantined_is_written_once_with_its_reason_and_no_secret() -> None:
+def test_quarantined_requests_are_written_once_with_reason_and_without_secrets() -> None:
     store = MemoryStore()
-    served = [completion("bad", prefix="a"), completion("secret", prefix="b", redacted=True), completion("good", prefix="c")]
-    accounts, samples = sealed(served, [feedback(c.id, prefix=c.prefix) for c in served])
+    completions = [completion("bad", prefix="a"), completion("secret", prefix="b", redacted=True), completion("good", prefix="c")]
+    accounting, samples = account_with_samples(completions, [feedback(c.id, prefix=c.prefix) for c in completions])
     broken = Quarantined(completion_id="torn", project="p", user="u", time=NOW, reason="malformed", row="{}")
     bad = [s for s in samples if s.completion_id == "bad"]
-    kept = quarantine.rows(accounts, {"bad": "logprobs_are_finite"}, [broken], bad)
-    reference = quarantine.write(store, "cycle-000001", kept)
+    rows = quarantine.rows(accounting, {"bad": "logprobs_are_finite"}, [broken], bad)
+    reference = quarantine.write(store, "cycle-000001", rows)
     assert reference
-    assert quarantine.write(store, "cycle-000001", kept) == reference
+    assert quarantine.write(store, "cycle-000001", rows) == reference
     assert list(store.keys("")) == [reference.key]
-    found = store.get_rows(reference.key, Quarantined)
-    assert [(q.completion_id, q.reason) for q in found] == [
+    records = store.get_rows(reference.key, Quarantined)
+    assert [(q.completion_id, q.reason) for q in records] == [
         ("bad", "logprobs_are_finite"),
         ("secret", "secret"),
         ("torn", "malformed"),
     ]
-    assert json.loads(found[0].row)["token_ids"] == list(bad[0].token_ids)
-    assert found[1].row == ""
+    assert json.loads(records[0].row)["token_ids"] == list(bad[0].token_ids)
+    assert records[1].row == ""
     assert quarantine.write(store, "cycle-000001", []) is None

@@ -29,17 +29,17 @@ def scores(judged: float = 6.0, empty: float = 0.1, length: float = 12.0, failur
     ],
 )
 def test_a_candidate_that_regresses_is_refused(candidate: Scores, reason: str) -> None:
-    found = gate(candidate, scores(), SETTINGS)
-    assert not found.passed
-    assert reason in found.reason
+    evaluation = gate(candidate, scores(), SETTINGS)
+    assert not evaluation.passed
+    assert reason in evaluation.reason
 
 
-def test_a_candidate_that_does_not_passes() -> None:
+def test_a_candidate_within_the_limits_passes() -> None:
     assert gate(scores(judged=5.6, length=7, empty=0.15), scores(), SETTINGS).passed
 
 
 @pytest.mark.parametrize("broken", [scores(failures=0.2), scores(judged=math.nan), scores(failures=math.nan)])
-def test_no_scores_are_neither_a_pass_nor_a_drop(broken: Scores) -> None:
+def test_missing_scores_are_an_error_and_not_a_verdict(broken: Scores) -> None:
     with pytest.raises(EvaluationBroken):
         gate(broken, scores(), SETTINGS)
     with pytest.raises(EvaluationBroken):

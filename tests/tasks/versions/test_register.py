@@ -1,4 +1,4 @@
-"""A cycle's run in a real MLflow, on SQLite: its data set, its accounts and its Data Docs can be found there."""
+"""A cycle's run in a real MLflow, on SQLite, holds its data set, its request accounting and its Data Docs."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -20,8 +20,8 @@ from tests.tasks.steps.test_sealing import FIELDS
 MEASURES = {"judged": 6.0}
 
 
-def test_the_run_names_the_data_set_and_holds_what_a_person_looks_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)  # where MLflow puts artifacts beside SQLite
+def test_the_run_names_the_data_set_and_holds_the_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # MLflow writes artifacts into the working directory
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     settings = Settings(registry=Registry(uri=f"sqlite:///{tmp_path}/mlflow.db"))
     store = MemoryStore()
@@ -32,24 +32,26 @@ def test_the_run_names_the_data_set_and_holds_what_a_person_looks_at(tmp_path: P
     assert dataset == sha256([store.get("cycles/cycle-000001/manifest.json")])
 
     evaluation = Evaluation(passed=True, reason="fine", judge="reference", candidate=MEASURES, champion=MEASURES)
-    given = (settings, store, manifest, dataset, Candidate(tmp_path, metrics(samples=1, tokens=2), 1.0), evaluation)
-    run = log_run(*given)
-    assert log_run(*given) == run, "one run a cycle"
+    arguments = (settings, store, manifest, dataset, Candidate(tmp_path, metrics(samples=1, tokens=2), 1.0), evaluation)
+    run_id = log_run(*arguments)
+    assert log_run(*arguments) == run_id, "a cycle has one run"
 
     from mlflow import MlflowClient
 
     client = MlflowClient(tracking_uri=settings.registry.uri)
-    found = client.get_run(run)
-    assert (found.data.tags["manifest_sha256"], found.data.tags["code"]) == (dataset, "0.1.0+test")
-    assert (found.info.status, found.data.tags["reason"]) == ("FINISHED", "fine")
-    assert found.data.metrics["bucket.stale"] == 3
-    assert {i.dataset.digest for i in found.inputs.dataset_inputs} == {dataset[:32]}
-    pages = {path: Path(client.download_artifacts(run, path)).read_text() for path in ("requests.md", "data_docs/samples.html")}
+    logged = client.get_run(run_id)
+    assert (logged.data.tags["manifest_sha256"], logged.data.tags["code"]) == (dataset, "0.1.0+test")
+    assert (logged.info.status, logged.data.tags["reason"]) == ("FINISHED", "fine")
+    assert logged.data.metrics["bucket.stale"] == 3
+    assert {i.dataset.digest for i in logged.inputs.dataset_inputs} == {dataset[:32]}
+    pages = {
+        path: Path(client.download_artifacts(run_id, path)).read_text() for path in ("requests.md", "data_docs/samples.html")
+    }
     assert "| stale | 3 | 75.0% |" in pages["requests.md"]
     assert pages["data_docs/samples.html"] == "<html>rows</html>"
 
     refused = replace(evaluation, passed=False, reason="worse")
-    assert log_run(*given[:-1], refused) == run
-    found = client.get_run(run)
-    assert (found.info.status, found.data.tags["reason"]) == ("FAILED", "worse")
-    assert {a.path for a in client.list_artifacts(run)} == {"data_docs", "manifest.json", "requests.md"}
+    assert log_run(*arguments[:-1], refused) == run_id
+    logged = client.get_run(run_id)
+    assert (logged.info.status, logged.data.tags["reason"]) == ("FAILED", "worse")
+    assert {a.path for a in client.list_artifacts(run_id)} == {"data_docs", "manifest.json", "requests.md"}

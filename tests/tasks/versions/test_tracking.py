@@ -1,4 +1,4 @@
-"""A cycle's run in a real MLflow, on SQLite, while it trains: each step once, whatever is killed, and how it ended."""
+"""A cycle's run in a real MLflow, on SQLite: it has each step once, also after a kill, and the status of the training."""
 
 import threading
 import time
@@ -26,34 +26,36 @@ LINES = ["step 2 refused: the loss is not finite", *(f"step {1 + 2 * n}: {s.mode
 @pytest.fixture(scope="module")
 def database(tmp_path_factory: pytest.TempPathFactory) -> str:
     uri = f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/mlflow.db"
-    MlflowClient(tracking_uri=uri).search_experiments()  # makes its tables
+    MlflowClient(tracking_uri=uri).search_experiments()  # creates the tables
     return uri
 
 
 @pytest.fixture
 def settings(database: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Registry:
-    """An experiment of each test's own."""
+    """Return settings with an experiment for each test."""
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     return Registry(uri=database, model=request.node.name)
 
 
-def nobody(line: str) -> None:
-    """Hears nothing."""
+def discard(line: str) -> None:
+    """Discard a line."""
 
 
-def unheard(line: str) -> None:
+def fail_on_warning(line: str) -> None:
+    """Fail the test with the line."""
     raise AssertionError(line)
 
 
 def logged(settings: Registry) -> tuple[str, dict[str, str], Counter[int]]:
-    """Status and tags of the one run, and how often each step stands in it."""
+    """Return status and tags of the only run, and how often it has each step."""
     client = tracking.connect(settings)
     experiment = client.get_experiment_by_name(settings.model)
     (run,) = client.search_runs([experiment.experiment_id])
     return run.info.status, run.data.tags, Counter(m.step for m in client.get_metric_history(run.info.run_id, "step.loss"))
 
 
-def arrived(settings: Registry, steps: int) -> bool:
+def wait_for_steps(settings: Registry, steps: int) -> bool:
+    """Wait until MLflow has so many steps; return whether it got them."""
     for _ in range(100):
         if len(logged(settings)[2]) == steps:
             return True
@@ -61,30 +63,30 @@ def arrived(settings: Registry, steps: int) -> bool:
     return False
 
 
-def train(settings: Registry, steps: int, then: Callable[[], None] = lambda: None) -> list[str]:
-    """Tell the first steps of an update, wait until MLflow has them, and do something; what was passed on."""
-    said: list[str] = []
-    with tracking.log_steps_live(settings, CYCLE, said.append, unheard) as say:
+def train(settings: Registry, steps: int, action: Callable[[], None] = lambda: None) -> list[str]:
+    """Report the first steps of an update, wait until MLflow has them, and call `action`; return the lines that are passed on."""
+    passed_on: list[str] = []
+    with tracking.log_steps_live(settings, CYCLE, passed_on.append, fail_on_warning) as report:
         for line in LINES[: 1 + steps]:
-            say(line)
-        assert arrived(settings, steps), "while it trains"
-        then()
-    return said
+            report(line)
+        assert wait_for_steps(settings, steps), "steps are logged during the training"
+        action()
+    return passed_on
 
 
-def test_steps_are_logged_while_it_trains_and_the_run_stays_open(settings: Registry) -> None:
+def test_steps_are_logged_during_training_and_the_run_stays_open(settings: Registry) -> None:
     before = time.time() * 1000
-    assert train(settings, 3) == LINES, "Prefect hears all of it"
+    assert train(settings, 3) == LINES, "all lines are passed on to Prefect"
     status, _, steps = logged(settings)
-    assert (status, steps) == ("RUNNING", {0: 1, 1: 1, 2: 1}), "numbered by the steps that were taken"
+    assert (status, steps) == ("RUNNING", {0: 1, 1: 1, 2: 1}), "refused steps have no number"
     client = tracking.connect(settings)
-    found = client.get_metric_history(tracking.run_of(client, settings.model, CYCLE), "step.loss")
-    assert [m.value for m in found] == [0.5, -0.5, -1.5]
-    assert all(before <= m.timestamp <= time.time() * 1000 for m in found)
+    history = client.get_metric_history(tracking.run_of(client, settings.model, CYCLE), "step.loss")
+    assert [m.value for m in history] == [0.5, -0.5, -1.5]
+    assert all(before <= m.timestamp <= time.time() * 1000 for m in history)
 
 
 @pytest.mark.parametrize(("error", "status"), [(ValueError("no memory"), "FAILED"), (Killed("cancelled"), "KILLED")])
-def test_a_training_that_is_stopped_and_tried_again_has_one_run_and_each_step_once(
+def test_a_stopped_and_repeated_training_has_one_run_and_each_step_once(
     settings: Registry, error: BaseException, status: str
 ) -> None:
     def stop() -> None:
@@ -92,41 +94,41 @@ def test_a_training_that_is_stopped_and_tried_again_has_one_run_and_each_step_on
 
     with pytest.raises(type(error)):
         train(settings, 2, stop)
-    found, tags, _ = logged(settings)
-    assert (found, tags[tracking.REASON_TAG]) == (status, f"{type(error).__name__}: {error}")
+    logged_status, tags, _ = logged(settings)
+    assert (logged_status, tags[tracking.REASON_TAG]) == (status, f"{type(error).__name__}: {error}")
     train(settings, 3)
-    found, _, steps = logged(settings)
-    assert (found, steps) == ("RUNNING", {0: 1, 1: 1, 2: 1})
+    logged_status, _, steps = logged(settings)
+    assert (logged_status, steps) == ("RUNNING", {0: 1, 1: 1, 2: 1})
 
 
-def test_a_cycle_that_comes_to_nothing_ends_its_run_with_the_reason(settings: Registry) -> None:
+def test_a_cycle_without_a_candidate_ends_its_run_with_the_reason(settings: Registry) -> None:
     train(settings, 1)
     tracking.give_up(settings, CYCLE, "the update was refused: all advantages are 0")
     status, tags, _ = logged(settings)
     assert (status, tags[tracking.REASON_TAG]) == ("FAILED", "the update was refused: all advantages are 0")
 
 
-def test_a_cycle_that_never_trained_is_given_up_without_a_run(settings: Registry) -> None:
+def test_giving_up_a_cycle_that_never_trained_makes_no_run(settings: Registry) -> None:
     tracking.give_up(settings, CYCLE, "abandoned")
     assert tracking.find(tracking.connect(settings), settings.model, CYCLE) is None
 
 
-def test_what_mlflow_did_not_get_is_logged_at_the_end(settings: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
-    log_batch, warned, calls = MlflowClient.log_batch, threading.Event(), [0]
+def test_steps_that_mlflow_missed_are_logged_at_the_end(settings: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    log_batch, warning, calls = MlflowClient.log_batch, threading.Event(), [0]
 
-    def breaks_down(self: MlflowClient, *given: object, **named: object) -> object:
+    def fail_after_first_call(self: MlflowClient, *arguments: object, **keywords: object) -> object:
         calls[0] += 1
         if calls[0] > 1:
             raise ConnectionError("no answer")
-        return log_batch(self, *given, **named)
+        return log_batch(self, *arguments, **keywords)
 
-    with monkeypatch.context() as patch, tracking.log_steps_live(settings, CYCLE, nobody, lambda said: warned.set()) as say:
-        patch.setattr(MlflowClient, "log_batch", breaks_down)
-        say(LINES[1])
-        assert arrived(settings, 1)
-        say(LINES[2])
-        assert warned.wait(5)
-        say(LINES[3])
+    with monkeypatch.context() as patch, tracking.log_steps_live(settings, CYCLE, discard, lambda line: warning.set()) as report:
+        patch.setattr(MlflowClient, "log_batch", fail_after_first_call)
+        report(LINES[1])
+        assert wait_for_steps(settings, 1)
+        report(LINES[2])
+        assert warning.wait(5)
+        report(LINES[3])
     assert set(logged(settings)[2]) == {0}
     client = tracking.connect(settings)
     for _ in range(2):
@@ -134,11 +136,11 @@ def test_what_mlflow_did_not_get_is_logged_at_the_end(settings: Registry, monkey
         assert logged(settings)[2] == {0: 1, 1: 1, 2: 1}
 
 
-def test_without_mlflow_it_trains_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_mlflow_lines_are_passed_on_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    said: list[str] = []
-    warned: list[str] = []
-    with tracking.log_steps_live(Registry(uri="http://127.0.0.1:1"), CYCLE, said.append, warned.append) as say:
-        say(LINES[1])
-    assert said == [LINES[1]]
-    assert len(warned) == 1 and "127.0.0.1" in warned[0]
+    passed_on: list[str] = []
+    warnings: list[str] = []
+    with tracking.log_steps_live(Registry(uri="http://127.0.0.1:1"), CYCLE, passed_on.append, warnings.append) as report:
+        report(LINES[1])
+    assert passed_on == [LINES[1]]
+    assert len(warnings) == 1 and "127.0.0.1" in warnings[0]

@@ -15,14 +15,14 @@ async def test_tabby_and_llama_clients_get_completions(house: House) -> None:
     assert len(house.rows("completions")) == 2
 
 
-async def test_the_language_is_the_files_ending_else_its_name(house: House) -> None:
+async def test_the_language_is_the_file_ending_or_the_language_field(house: House) -> None:
     code = {"prefix": "def f(", "suffix": "\n"}
     await house.complete(segments={**code, "filepath": "src/a.py"}, language="python")
     await house.complete(segments=code, language="python")
     await house.complete(segments={**code, "filepath": "src/a.py"}, language="python", headers={"X-Tabloop-Opt-Out": "1"})
     assert [row.language for row in house.rows("completions")] == ["py", "python", ""]
-    refused = await house.complete(segments={**code, "filepath": 1})
-    assert refused.status_code == 400 and "segments.filepath" in refused.text
+    response = await house.complete(segments={**code, "filepath": 1})
+    assert response.status_code == 400 and "segments.filepath" in response.text
 
 
 async def test_views_selections_and_dismissals_are_recorded(house: House) -> None:

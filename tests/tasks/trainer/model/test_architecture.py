@@ -1,4 +1,4 @@
-"""Configurations that the trainer does not support are refused, and Megatron's own arguments reach it."""
+"""The trainer refuses unsupported configurations and passes on Megatron's own arguments."""
 
 import pytest
 
@@ -7,21 +7,21 @@ from tasks.trainer.model.megatron_arguments import RECOMPUTE, check_known, check
 pytestmark = pytest.mark.stack
 
 
-def test_a_rotary_embedding_of_another_kind_is_refused(answers):
+def test_a_scaled_rotary_embedding_is_refused(answers):
     assert [error.split(",")[0] for error in answers["stretched_rotary"]] == ["config.json: rope_type = 'yarn'"] * 2
 
 
-def test_transformer_engine_is_not_guessed_at(answers):
+def test_an_installed_transformer_engine_is_refused(answers):
     assert answers["with_transformer_engine"].startswith("transformer_engine is installed: the trainer is not built for")
 
 
-def test_a_stage_with_nothing_left_to_train_is_refused(answers):
+def test_a_pipeline_stage_without_a_trainable_layer_is_refused(answers):
     # Rank 0, which writes the answers, is the first stage.
     assert answers["pipeline"]["nothing_left"].startswith("frozen_layers = 1: nothing is left to train on pipeline stage 0")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "why"),
+    ("arguments", "message"),
     [
         ({"lr": 1.0}, r"megatron_arguments.lr = 1.0: the trainer sets it itself \(train.learning_rate"),
         ({"weight_decay": 0.1, "bf16": True}, r"megatron_arguments.bf16 = True: .*train.precision"),
@@ -30,12 +30,12 @@ def test_a_stage_with_nothing_left_to_train_is_refused(answers):
         ({"recompute_granularity": "selective"}, r"recompute_modules.*None.*expected .*mlp"),
     ],
 )
-def test_arguments_that_the_trainer_sets_itself_are_refused_with_the_reason(arguments, why):
-    with pytest.raises(ValueError, match=why):
+def test_arguments_that_the_trainer_sets_itself_are_refused_with_the_reason(arguments, message):
+    with pytest.raises(ValueError, match=message):
         check_reserved(arguments)
 
 
-def test_everything_else_is_megatrons_own_matter():
+def test_other_megatron_arguments_are_not_reserved():
     check_reserved({"weight_decay": 0.1, "batch_p2p_comm": False, **RECOMPUTE})
 
 

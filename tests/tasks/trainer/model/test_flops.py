@@ -1,4 +1,4 @@
-"""Operations of a step equal numbers worked out by hand."""
+"""Operations of a step equal values computed by hand."""
 
 import torch
 
@@ -10,7 +10,7 @@ CONFIG = {
 }  # fmt: skip
 
 
-def test_operations_of_a_step_by_hand():
+def test_operations_of_a_step_equal_values_computed_by_hand():
     # 10 tokens, logits at 3. Multiply-adds a token: projections into attention 8 x 2 x (4 + 2 + 2) = 128, out of it 64, MLP 384.
     first = 2 * 10 * (128 + 64 + 384) + 2 * 10 * 10 * 4 * 2
     last = 2 * 10 * 128 + 2 * 3 * (64 + 384) + 2 * 3 * 10 * 4 * 2

@@ -1,4 +1,4 @@
-"""The processor decides which library multiplies, and oneDNN's matmul equals torch's own up to rounding."""
+"""The processor selects the library of matrix products, and oneDNN's matmul equals torch's up to rounding."""
 
 import subprocess
 import sys
@@ -23,7 +23,7 @@ INTEL, AMD = "GenuineIntel", "AuthenticAMD"
         ((), False, False),
     ],
 )
-def test_the_processor_decides_what_is_fast(processor: tuple[str, ...], bf16: bool, slow: bool) -> None:
+def test_the_processor_selects_precision_and_library(processor: tuple[str, ...], bf16: bool, slow: bool) -> None:
     assert matmul.faster_in_bf16(processor) is bf16
     assert matmul.slow_mkl(processor) is slow
 
@@ -63,7 +63,7 @@ assert library is not None and matmul.install(("GenuineIntel", "avx512f")) is No
 """
 
 
-def test_onednns_matmul_is_torchs() -> None:
-    """In a separate process: the kernel is registered for the whole process."""
+def test_onednns_matmul_equals_torchs() -> None:
+    """The test uses a separate process, because the kernel is registered for a whole process."""
     process = subprocess.run([sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stderr

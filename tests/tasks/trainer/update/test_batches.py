@@ -1,4 +1,4 @@
-"""Bad samples are refused by name, and micro-batches hold every token once."""
+"""Reading refuses bad samples by name, and micro-batches hold every token once."""
 
 import math
 
@@ -27,14 +27,14 @@ GOOD = Sample(
 )
 
 
-def written(folder, *samples):
+def write_samples(folder, *samples):
     pq.write_table(pa.Table.from_pylist([s.model_dump() for s in samples]), folder / "samples.parquet")
     return folder / "samples.parquet"
 
 
-def test_good_samples_come_back_as_written(tmp_path):
+def test_valid_samples_are_read_as_written(tmp_path):
     other = GOOD.model_copy(update={"completion_id": "cmpl-2", "token_ids": (9,), "logprobs": (0.0,)})
-    assert read(written(tmp_path, GOOD, other), 10, 5) == [GOOD, other]
+    assert read(write_samples(tmp_path, GOOD, other), 10, 5) == [GOOD, other]
 
 
 @pytest.mark.parametrize(
@@ -54,15 +54,15 @@ def test_good_samples_come_back_as_written(tmp_path):
         ({"temperature": math.nan}, "temperature", "nan"),
     ],
 )
-def test_bad_samples_are_refused_by_name(tmp_path, change, field, value):
+def test_a_bad_sample_is_refused_with_id_field_and_value(tmp_path, change, field, value):
     bad = GOOD.model_copy(update={"completion_id": "cmpl-bad", **change})
     with pytest.raises(ValueError) as error:
-        read(written(tmp_path, GOOD, bad), 10, 5)
+        read(write_samples(tmp_path, GOOD, bad), 10, 5)
     for part in ("cmpl-bad", field, value, "expected"):
         assert part in str(error.value)
 
 
-def test_no_samples_are_refused(tmp_path):
+def test_an_empty_file_is_refused(tmp_path):
     empty = pa.Table.from_pylist([GOOD.model_dump()]).slice(0, 0)
     pq.write_table(empty, tmp_path / "samples.parquet")
     with pytest.raises(ValueError, match="no samples"):
@@ -73,7 +73,7 @@ LENGTHS = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 12)), min_size=1
 
 
 @given(LENGTHS, st.integers(64, 200))
-def test_micro_batches_hold_every_token_once_at_its_place(lengths, budget):
+def test_micro_batches_hold_every_token_once_at_its_position(lengths, budget):
     samples = [
         GOOD.model_copy(
             update={
@@ -92,25 +92,25 @@ def test_micro_batches_hold_every_token_once_at_its_place(lengths, budget):
     for batch in batches:
         assert batch.tokens.numel() <= budget or len(batch.samples) == 1
         assert sum(batch.lengths) == batch.tokens.numel()
-        taken = start = 0
+        targets_seen = start = 0
         paddings = []
         for length, i in zip(batch.lengths, batch.samples, strict=True):
             sample = samples[i]
             tokens = [*sample.prompt_token_ids, *sample.token_ids]
             assert batch.tokens[start : start + len(tokens)].tolist() == tokens
             paddings.append(length - len(tokens))
-            own = slice(taken, taken + len(sample.token_ids))
-            taken += len(sample.token_ids)
-            at = batch.at[own]
-            assert at[0] == start + len(sample.prompt_token_ids) - 1
-            assert batch.tokens[at + 1].tolist() == list(sample.token_ids) == batch.targets[own].tolist()
-            assert batch.advantage[own].tolist() == [float(i)] * len(sample.token_ids)
-            assert batch.temperature[own].tolist() == [1.0 + i] * len(sample.token_ids)
-            assert batch.behaviour[own].tolist() == pytest.approx(list(sample.logprobs))
-            assert batch.proximal[own].tolist() == pytest.approx(proximal.get(i, list(sample.logprobs)))
+            sample_targets = slice(targets_seen, targets_seen + len(sample.token_ids))
+            targets_seen += len(sample.token_ids)
+            positions = batch.at[sample_targets]
+            assert positions[0] == start + len(sample.prompt_token_ids) - 1
+            assert batch.tokens[positions + 1].tolist() == list(sample.token_ids) == batch.targets[sample_targets].tolist()
+            assert batch.advantage[sample_targets].tolist() == [float(i)] * len(sample.token_ids)
+            assert batch.temperature[sample_targets].tolist() == [1.0 + i] * len(sample.token_ids)
+            assert batch.behaviour[sample_targets].tolist() == pytest.approx(list(sample.logprobs))
+            assert batch.proximal[sample_targets].tolist() == pytest.approx(proximal.get(i, list(sample.logprobs)))
             start += length
-        assert taken == len(batch.targets)
-        # Padded to a multiple behind the shortest sample only, which is the last.
+        assert targets_seen == len(batch.targets)
+        # Only the shortest sample, which is the last, is padded to the multiple.
         assert (
             not any(paddings[:-1])
             and 0 <= paddings[-1] < TOKEN_MULTIPLE
@@ -118,19 +118,19 @@ def test_micro_batches_hold_every_token_once_at_its_place(lengths, budget):
         )
         assert batch.tokens[batch.context_at + 1].tolist() == batch.context_targets.tolist()
         # The loss covers neither the token that ends the prompt nor any sampled token.
-        lengths_of = [len(samples[i].prompt_token_ids) for i in batch.samples]
+        prompt_lengths = [len(samples[i].prompt_token_ids) for i in batch.samples]
         starts = (sum(batch.lengths[:row]) for row in range(len(batch.lengths)))
-        prompts = {start + place for start, prompt in zip(starts, lengths_of, strict=True) for place in range(prompt - 2)}
+        prompts = {start + place for start, prompt in zip(starts, prompt_lengths, strict=True) for place in range(prompt - 2)}
         assert set(batch.context_at.tolist()) <= prompts
-        assert len(batch.context_at) == sum(min(4, max(length - 2, 0)) for length in lengths_of)
+        assert len(batch.context_at) == sum(min(4, max(length - 2, 0)) for length in prompt_lengths)
 
 
 @given(st.integers(1, 500), st.integers(1, 300), st.integers(1, 3), st.integers(0, 5))
 def test_an_epoch_holds_every_sample_once_in_even_minibatches(count, size, epochs, seed):
-    steps_of_all = list(minibatches(count, size, epochs, seed))
-    steps = len(steps_of_all) // epochs
+    all_steps = list(minibatches(count, size, epochs, seed))
+    steps = len(all_steps) // epochs
     for epoch in range(epochs):
-        own = steps_of_all[epoch * steps : (epoch + 1) * steps]
-        assert sorted(i for indices in own for i in indices) == list(range(count))
-        assert max(map(len, own)) - min(map(len, own)) <= 1
-    assert steps_of_all == list(minibatches(count, size, epochs, seed))
+        epoch_steps = all_steps[epoch * steps : (epoch + 1) * steps]
+        assert sorted(i for indices in epoch_steps for i in indices) == list(range(count))
+        assert max(map(len, epoch_steps)) - min(map(len, epoch_steps)) <= 1
+    assert all_steps == list(minibatches(count, size, epochs, seed))

@@ -1,4 +1,4 @@
-"""Weights and optimizer state are resumed bit for bit, also in other layouts and after a kill; frozen layers stay."""
+"""Updates resume from weights and optimizer state, also in other layouts and after a kill; frozen layers do not change."""
 
 import pytest
 
@@ -10,25 +10,25 @@ MOVES = ["one to data", "data to tensor", "data to pipeline", "tensor to data", 
 
 
 @LAYOUTS
-def test_only_rank_0_holds_the_weights_to_write(answers, layout):
+def test_only_rank_0_gathers_the_weights(answers, layout):
     assert answers[layout]["gathered"] == ([26] if layout == "one" else [26, 0])
 
 
 @LAYOUTS
 def test_each_rank_writes_its_share_of_the_optimizers_state(answers, layout):
     values = answers[layout]["shares"]
-    assert values["astray"] == 0, "each tensor once"
+    assert values["astray"] == 0, "each tensor is in one share"
     assert sum(values["elements"]) == values["whole"]
     assert min(values["elements"]) > 0
     assert layout == "pipeline" or max(values["elements"]) - min(values["elements"]) <= values["largest"]
 
 
 @LAYOUTS
-def test_an_update_resumes_bit_for_bit_from_weights_and_optimizer_state_on_disk(answers, layout):
+def test_an_update_resumes_exactly_from_weights_and_optimizer_state_on_disk(answers, layout):
     for values in answers[layout]["resumed"]:
         assert values["resumed"] == 0
-        assert values["without"] > 1e-4, "without the state the result differs, or this proves little"
-        assert values["drew"] == 0, "an update that draws random numbers would need their state kept"
+        assert values["without"] > 1e-4, "without the state the result must differ"
+        assert values["drew"] == 0, "an update draws no random numbers, so their state is not stored"
 
 
 @pytest.mark.parametrize("move", MOVES)
@@ -41,7 +41,7 @@ def test_an_update_resumes_in_another_layout_of_processes(answers, move):
     assert single["apart"] < 1e-2 * without["without"]
 
 
-def test_an_update_killed_anywhere_and_run_again_ends_in_the_same_weights(answers):
+def test_an_update_killed_at_any_moment_and_run_again_writes_the_same_weights(answers):
     values = answers["killed"]
     assert values["deaths"] > 8
     assert values["half_written"] == 2, "optimizer state and weights"
@@ -50,6 +50,6 @@ def test_an_update_killed_anywhere_and_run_again_ends_in_the_same_weights(answer
 
 
 @LAYOUTS
-def test_frozen_layers_stay_and_the_others_do_not(answers, layout):
+def test_only_frozen_layers_do_not_change(answers, layout):
     for values in answers[layout]["frozen"]:
         assert values == {"moved": 0, "stayed": 0, "frozen": 13, "saved_in_float32": 1}

@@ -1,4 +1,4 @@
-"""Updates learn; refused steps and updates state the reason and leave the weights."""
+"""Updates learn; refused steps and updates state the reason and do not change the weights."""
 
 import pyarrow.parquet as pq
 import pytest
@@ -9,7 +9,7 @@ pytestmark = pytest.mark.stack
 
 
 @LAYOUTS
-def test_a_refusal_states_the_reason_and_leaves_the_weights(answers, layout):
+def test_a_refusal_states_the_reason_and_does_not_change_the_weights(answers, layout):
     values = answers[layout]["refusals"]
     assert values["loss"].startswith("no step was taken; step 1 refused: the loss is not finite (nan")
     assert values["ratio"].endswith("as likely as it was, expected at most max_ratio = 1.0001")
@@ -23,20 +23,20 @@ def test_a_refusal_states_the_reason_and_leaves_the_weights(answers, layout):
 
 
 @LAYOUTS
-def test_an_update_ends_early_at_its_bound_of_kl(answers, layout):
+def test_an_update_ends_early_at_max_kl(answers, layout):
     values = answers[layout]["refusals"]
     assert values["before_the_kl"] == 1
     assert len(values["stopped"]) == 1 and values["stopped"][0].startswith("step 2 and on: KL ")
 
 
 @LAYOUTS
-def test_bounds_cover_older_samples_whose_proximal_policy_is_each_steps_own(answers, layout):
+def test_bounds_apply_to_older_samples_with_a_proximal_policy_of_each_step(answers, layout):
     values = answers[layout]["refusals"]
     assert values["older_ratio"].endswith("as likely as it was, expected at most max_ratio = 1.0001")
     assert values["older_kl"].startswith("no step was taken; step 1 and on: KL ")
 
 
-def test_samples_that_an_early_end_leaves_out_are_not_counted_as_trained(answers, work):
+def test_samples_after_an_early_end_are_counted_as_skipped(answers, work):
     values = answers["ended"]
     rows = pq.read_table(work / "samples.parquet").to_pylist()
     first = [rows[i] for i in values["order"]]

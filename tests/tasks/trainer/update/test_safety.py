@@ -17,18 +17,18 @@ def sample(advantage: float, reward: float = -0.05, outcome: str = "rejected") -
     )  # fmt: skip
 
 
-def test_samples_of_one_class_are_refused():
+def test_samples_without_an_advantage_are_refused():
     check_classes([sample(0.0), sample(-0.1)])
     with pytest.raises(HarmfulUpdate, match=r"advantage = 0 for each of 3 samples of reward \[-0.05\]"):
         check_classes([sample(0.0), sample(1e-17), sample(-1e-17)])
 
 
 @pytest.mark.parametrize(("outcome", "advantage"), [("rejected", -0.25), ("accepted", 0.75), ("nothing", -0.05)])
-def test_samples_of_one_outcome_that_all_point_one_way_teach(outcome, advantage):
+def test_samples_of_one_outcome_with_advantages_of_one_sign_pass(outcome, advantage):
     check_classes([sample(advantage, outcome=outcome), sample(2 * advantage, outcome=outcome), sample(0.0, outcome=outcome)])
 
 
-def test_accepts_alone_that_differ_by_their_length_are_refused():
+def test_accepts_alone_whose_rewards_differ_by_length_are_refused():
     long, short = sample(0.1, 0.95, "accepted"), sample(-0.1, 0.75, "accepted")
     with pytest.raises(HarmfulUpdate, match=r"outcome = 'accepted' for each of 2 samples.*rewards 0.75 to 0.95.*reward.baseline"):
         check_classes([long, short])
@@ -36,11 +36,11 @@ def test_accepts_alone_that_differ_by_their_length_are_refused():
 
 
 @pytest.mark.parametrize("graded", ["partially_accepted", "judged"])
-def test_one_outcome_whose_rewards_are_graded_teaches(graded):
+def test_one_outcome_with_graded_rewards_passes(graded):
     check_classes([sample(0.1, 0.4, graded), sample(-0.1, 0.2, graded)])
 
 
-def test_a_gap_beyond_its_bound_is_refused():
+def test_a_mean_gap_above_its_bound_is_refused():
     check_agreement(agreement([0.0, 0.2]), 0.1, 0.5)
     check_agreement(agreement([]), 0.1, 0.5)
     with pytest.raises(HarmfulUpdate, match=r"differ by 0.15 nats a token over 2 tokens, expected at most max_logprob_gap = 0.1"):
@@ -49,12 +49,12 @@ def test_a_gap_beyond_its_bound_is_refused():
         check_agreement(agreement([0.0, math.nan]), 0.1, 0.5)
 
 
-def test_a_few_tokens_far_off_are_refused_although_the_mean_is_small():
-    far = [0.0] * 98 + [2.0] * 2
+def test_a_quantile_gap_above_its_bound_is_refused():
+    differences = [0.0] * 98 + [2.0] * 2
     with pytest.raises(
         HarmfulUpdate, match=r"2 nats in one token of a hundred over 100 tokens, expected at most max_logprob_gap_p99 = 0.5"
     ):
-        check_agreement(agreement(far), 0.1, 0.5)
+        check_agreement(agreement(differences), 0.1, 0.5)
     check_agreement(agreement([0.0] * 99 + [2.0]), 0.1, 0.5)
 
 
@@ -85,6 +85,6 @@ def totals(log_ratio: list[float], **changes: float) -> Totals:
         (totals([0.0, math.nan]), True, "times as likely"),
     ],
 )
-def test_a_steps_refusals(step_totals, finite, reason):
+def test_a_step_is_refused_with_the_reason(step_totals, finite, reason):
     refusal = step_refusal(step_totals, finite, 10.0)
     assert refusal is None if reason is None else reason in str(refusal)
