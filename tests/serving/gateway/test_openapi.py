@@ -6,7 +6,7 @@ import pytest
 from openapi_schema_validator import OAS31Validator
 
 from tests.serving.fakes import House
-from tests.serving.gateway.test_feedback import DATA, RLINF, continue_event
+from tests.serving.gateway.test_feedback import DATA, RLINF_BODY, continue_event
 from tests.serving.helpers import ADMINISTRATOR, CONTINUE, INFILL
 
 BODIES: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -19,7 +19,7 @@ BODIES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/feedback", {"completion_id": "c", "outcome": "accepted"}),
     ("/v1/continue/events", continue_event(DATA)),
     ("/v1/continue/events", {"name": "chatInteraction"}),
-    ("/api/training/submit", RLINF),
+    ("/api/training/submit", RLINF_BODY),
     ("/v1/events", {"type": "view", "completion_id": "c"}),
 )
 WRONG: dict[str, Any] = {"prompt": 1, "outcome": "loved", "name": 3}
