@@ -12,6 +12,8 @@ import jwt
 import pytest
 from aiohttp import web
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from hypothesis import given
+from hypothesis import strategies as st
 from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 from pydantic import ValidationError
 from tokenizers import Tokenizer
@@ -19,7 +21,7 @@ from tokenizers import Tokenizer
 from infra.identity import user_hash
 from infra.settings.schema import OpenIDConnect
 from serving.access import Denied
-from serving.access.oidc import MAX_CHARACTERS, RETRY_SECONDS, Issuer
+from serving.access.oidc import MAX_CHARACTERS, RETRY_SECONDS, Issuer, IssuerKeys
 from tests.serving.apps import aiohttp_app
 from tests.serving.fakes import House
 
@@ -149,6 +151,24 @@ async def test_what_is_no_token_is_malformed(team: Team, token: str) -> None:
     with pytest.raises(Denied) as denied:
         await Issuer.of(team.setting(), time.monotonic).verify(token)
     assert denied.value.status == 401 and token not in str(denied.value)
+
+
+@given(st.data())
+def test_no_change_of_a_token_makes_another_user(data: st.DataObject) -> None:
+    team = Team()
+    team.url = "https://login.example"
+    token = team.token()
+    begin = data.draw(st.integers(0, len(token)))
+    end = data.draw(st.integers(begin, min(begin + 5, len(token))))
+    changed = token[:begin] + data.draw(st.text("ABCab019-_.=é\x00", max_size=5)) + token[end:]
+    keys = {"one": jwt.PyJWK.from_dict(dict(_jwk("one", RSA)))}
+    issuer = Issuer(team.setting(), IssuerKeys(lambda: keys, 300, time.monotonic), time.monotonic)
+    try:
+        user = asyncio.run(issuer.verify(changed)).user
+    except Denied as denied:
+        assert denied.status == 401 and str(denied).startswith("token of the issuer: ")
+    else:
+        assert user == "ada" and changed.split(".")[:2] == token.split(".")[:2]
 
 
 async def test_another_algorithm_and_claim_can_be_pinned(team: Team) -> None:

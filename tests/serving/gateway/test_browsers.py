@@ -3,8 +3,11 @@
 import base64
 import hashlib
 import re
+import socket
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from infra.settings.schema import Serving
 from serving.gateway.browsers import accepted_hosts, host_name
@@ -15,6 +18,8 @@ EVENT = {"completion_id": "c", "outcome": "accepted"}
 PASSWORD = {"Authorization": "Basic " + base64.b64encode(f"me:{ADMIN}".encode()).decode()}
 FOREIGN_HOSTS = ("evil.example", "evil.example:8081", "127.0.0.1.evil.example", "127.0.0.1@evil.example", "10.0.0.1")
 GETS = ("/", "/health", "/ready", "/metrics", "/admin/status", "/openapi.json", "/v1/models", "/v1/health", "/no-such-route")
+PIECES = ("localhost", "127.0.0.1", "[::1]", "evil.example", ":", "@", "/", "?", "#", "\\", "%", ".", " ", "\t", "8081", "[", "]")
+"""Of Host headers."""
 METHODS = (
     ("GET", "/v1/completions", "POST"),
     ("PUT", "/v1/feedback", "POST"),
@@ -67,6 +72,13 @@ def test_the_apps_own_names_are_accepted(name: str) -> None:
 @pytest.mark.parametrize("value", ["", "a:b", "a@localhost", "localhost/x", "localhost:1:2", "[::1", "localhost#", "http://x"])
 def test_what_is_no_host_has_no_name(value: str) -> None:
     assert host_name(value) == ""
+
+
+@given(st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=6).map("".join))
+def test_only_an_own_name_with_at_most_a_port_is_accepted(value: str) -> None:
+    if host_name(value) in accepted_hosts(Serving(host="localhost")):
+        own = "|".join(re.escape(name) for name in ("localhost", "127.0.0.1", "[::1]", socket.gethostname().lower()))
+        assert re.fullmatch(rf"({own})(:\d*)?", value.lower()), value
 
 
 def test_an_app_on_all_addresses_is_not_named_so() -> None:
