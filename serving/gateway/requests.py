@@ -1,20 +1,39 @@
 """The body of a request."""
 
-import json
 from typing import Any
 
+import orjson
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from serving.gateway.errors import BadRequest
 
 MAX_BYTES = 1 << 20
+MAX_CONTAINERS = 10_000
+"""Objects and lists in a body. Each costs 50 to 100 ns with the garbage collector's share, during which no other request runs."""
+MAX_STRINGS = 100_000
+"""Strings in a body of so many brackets that they are counted."""
 CLIENT_LEFT = 499
 """nginx's status for a client that left; it is counted, and sent to nobody."""
 
 
 async def read_json(request: Request, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
     """Return the body, a JSON object of at most `max_bytes`. Raises BadRequest."""
+    body = await _read(request, max_bytes)
+    _check_structure(body)
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(f"body: not JSON: {str(error)[:200]}") from None
+    if not isinstance(value, dict):
+        raise BadRequest(f"body: expected a JSON object, got {type(value).__name__}")
+    return value
+
+
+async def _read(request: Request, max_bytes: int) -> bytes:
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced) > max_bytes:
+        raise BadRequest(f"body: expected at most {max_bytes} bytes, got {announced}", status=413)
     body = bytearray()
     try:
         async for chunk in request.stream():
@@ -23,12 +42,16 @@ async def read_json(request: Request, max_bytes: int = MAX_BYTES) -> dict[str, A
                 raise BadRequest(f"body: expected at most {max_bytes} bytes, got more", status=413)
     except ClientDisconnect:
         raise BadRequest("body: the client left before its end", status=CLIENT_LEFT) from None
-    try:
-        value = json.loads(body.decode())
-        if b"\\u" in body:
-            json.dumps(value, ensure_ascii=False).encode()  # refuses half a surrogate pair, which is not text
-    except (ValueError, RecursionError) as error:
-        raise BadRequest(f"body: not JSON: {str(error)[:200]}") from None
-    if not isinstance(value, dict):
-        raise BadRequest(f"body: expected a JSON object, got {type(value).__name__}")
-    return value
+    return bytes(body)
+
+
+def _check_structure(body: bytes) -> None:
+    """Refuse a body of so many objects and lists that reading it would delay other requests; brackets in strings do not count."""
+    if body.count(b"[") + body.count(b"{") <= MAX_CONTAINERS:
+        return
+    unescaped = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    if unescaped.count(b'"') > 2 * MAX_STRINGS:
+        raise BadRequest(f"body: expected at most {MAX_STRINGS} strings beside more than {MAX_CONTAINERS} brackets")
+    structure = b"".join(unescaped.split(b'"')[::2])
+    if (containers := structure.count(b"[") + structure.count(b"{")) > MAX_CONTAINERS:
+        raise BadRequest(f"body: expected at most {MAX_CONTAINERS} objects and lists, got {containers}")

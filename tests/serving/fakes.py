@@ -28,6 +28,7 @@ from serving.engine.endpoints import Endpoints, EngineDead, SwapRefused
 from serving.engine.protocol import Delta, EngineRequest, Health, SwapResult
 from serving.engine.version_cache import VersionCache
 from serving.gateway.completions import Gateway
+from serving.gateway.connections import Connections
 from serving.gateway.detokenizer import stop_token_ids
 from serving.gateway.dialects import CLIENT_NAMES
 from serving.gateway.feedback import FeedbackService
@@ -289,7 +290,10 @@ class House:
         links = Links("http://mlflow.test", "http://prefect.test", "m")
         status = StatusSources(access, self.arms, self.spool, self.shipper, self.metrics, data, links)
         self.apps = (create_completions_app(gateway, feedback, status), create_feedback_app(feedback, self.metrics))
-        self.urls = tuple([await self.exits.enter_async_context(fastapi_app(app)) for app in self.apps])
+        self.connections = Connections(self.settings.limits, self.metrics)
+        closing = asyncio.create_task(self.connections.close_expired())
+        self.exits.callback(closing.cancel)
+        self.urls = tuple([await self.exits.enter_async_context(fastapi_app(app, self.connections)) for app in self.apps])
         self.client = await self.exits.enter_async_context(httpx.AsyncClient(headers=HEADERS, timeout=20))
         await self.follower.step()
         return self
