@@ -20,13 +20,15 @@ from uvicorn.server import ServerState
 
 from serving.gateway.connections import Connections, Peer, Reason, Waiting
 from serving.gateway.errors import error_body
-from serving.gateway.requests import MAX_BYTES
 
 MAX_HEADERS, MAX_HEADER_BYTES, MAX_URL_BYTES = 100, 1 << 16, 1 << 13
 MAX_PIPELINED = 16
 """Requests that may wait on one connection for the response to an earlier one."""
 MAX_CHUNKS = 8_192
 """Chunks of a body."""
+MAX_DISCARDED_BYTES = 16 << 20
+"""Bytes of a body. The app refuses one of a sixteenth of this (requests.py). The rest is read and thrown away, since many clients
+read the refusal only after they have sent all."""
 BACKLOG = 4_096
 """Connections that may wait to be accepted; Linux allows 4,096 (net.core.somaxconn). Others are delayed by a second or more."""
 
@@ -123,8 +125,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._body_bytes += len(body)
         if self._chunks > MAX_CHUNKS:
             self._stop(400, f"body: expected at most {MAX_CHUNKS} chunks")
-        if self._body_bytes > MAX_BYTES and self.cycle.response_complete:
-            self._stop(413, f"body: expected at most {MAX_BYTES} bytes")
+        if self._body_bytes > MAX_DISCARDED_BYTES:
+            self._stop(413, f"body: expected at most {MAX_DISCARDED_BYTES} bytes")
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -165,6 +167,11 @@ class BoundedProtocol(HttpToolsProtocol):
         """Close the connection. A client in the middle of its request gets a 408."""
         if self.transport.is_closing() and reason != "unread":
             self._wait_for(None)
+            return
+        if reason == "idle" and self.transport.get_write_buffer_size():
+            self._wait_for(None)
+            self._connections.unread.add(self)
+            self.transport.close()  # once the client has read the rest
             return
         self._connections.metrics.closed_connections.labels(reason).inc()
         begun = self._unparsed_bytes > 0 or self._waits is self._connections.body

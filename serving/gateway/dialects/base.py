@@ -136,7 +136,8 @@ def read_body(model: type[B], body: Fields, parent: str = "", status: int = 422)
     except ValidationError as error:
         first = error.errors()[0]
         name, value = parent + ".".join(map(str, first["loc"])), first["input"]
-        raise BadRequest(f"{name}: {first['msg']}, got {short(value)!r}", name or None, status) from None
+        got = f", got {short(value)!r}" if isinstance(value, str | int | float) else ""
+        raise BadRequest(f"{name}: {first['msg']}{got}", name or None, status) from None
 
 
 def read_text(body: Fields, name: str, path: str = "", *, optional: bool = False) -> str:
