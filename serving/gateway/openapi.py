@@ -28,6 +28,12 @@ def optional(schema: Schema) -> Schema:
     return {"anyOf": [schema, NULL]}
 
 
+ERROR = object_schema(
+    ("error",),
+    error=object_schema(("message", "type", "param", "code"), message=TEXT, type=TEXT, param=optional(TEXT), code=NULL),
+)
+
+
 class DocumentedApp(FastAPI):
     """An app whose /openapi.json includes its POST routes: they are Starlette's, and FastAPI does not see their bodies."""
 
@@ -41,6 +47,10 @@ class DocumentedApp(FastAPI):
         for path, schema in self.bodies.items():
             document["paths"].setdefault(path, {})["post"] = {
                 "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
-                "responses": {"200": {"description": "done"}, "default": {"description": "an error in OpenAI's shape"}},
+                "responses": {"200": {"description": "done"}},
             }
+        error = {"description": "an error in OpenAI's shape", "content": {"application/json": {"schema": ERROR}}}
+        for operations in document["paths"].values():
+            for operation in operations.values():
+                operation["responses"]["default"] = error
         return document

@@ -45,7 +45,7 @@ def add_status(app: FastAPI, sources: StatusSources) -> None:
     """Add health, readiness, metrics, status and the page."""
     page = _template()
 
-    @app.get("/", response_class=HTMLResponse)
+    @app.get("/", response_class=HTMLResponse, responses={401: {"description": "no password", "content": {"text/plain": {}}}})
     async def status_page(request: Request) -> Response:
         try:
             sources.access.check(request.headers, "admin")
@@ -64,12 +64,12 @@ def add_status(app: FastAPI, sources: StatusSources) -> None:
     async def health() -> Any:
         return {"status": "ok"}
 
-    @app.get("/ready")
+    @app.get("/ready", responses={503: {"description": "no slot serves", "content": {"application/json": {}}}})
     async def ready() -> Response:
         is_ready = sources.arms.ready
         return JSONResponse({"ready": is_ready, "slots": [slot.state for slot in sources.arms.slots]}, 200 if is_ready else 503)
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         await _measure(sources)
         return PlainTextResponse(metrics_text(sources.metrics, sources.spool, sources.arms))

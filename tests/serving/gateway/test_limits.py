@@ -216,7 +216,7 @@ async def test_a_peer_with_all_its_connections_in_use_does_not_disturb_another(t
         house.engines[0].delay = 0.1
         body = post("/v1/completions", b'{"prompt": "x = "}')
         busy = [asyncio.create_task(asyncio.to_thread(exchange, house.urls[0], body)) for _ in range(3)]
-        await until(lambda: len(house.engines[0].requests) == 3)
+        await until(lambda: house.arms.slots[0].in_flight == 3)
         assert await asyncio.to_thread(exchange, house.urls[0], get("/health")) == b""
         assert status(await asyncio.to_thread(exchange, house.urls[0], get("/health"), "127.0.0.2")) == 200
         assert [status(answer) for answer in await asyncio.gather(*busy)] == [200] * 3
