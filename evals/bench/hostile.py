@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 from schemathesis import APIOperation, Case, GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.core.failures import FailureGroup
+from schemathesis.core.result import Ok
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
     response_headers_conformance,
@@ -102,7 +103,7 @@ async def _fuzz(settings: Settings, folder: Path) -> list[Figure]:
 
 def _operations(url: str) -> list[APIOperation]:
     document = requests.get(f"{url}/openapi.json", timeout=10).json()
-    return [result.ok() for result in schemathesis.openapi.from_dict(document).get_all_operations()]
+    return [result.ok() for result in schemathesis.openapi.from_dict(document).get_all_operations() if isinstance(result, Ok)]
 
 
 def _send_batch(settings: Settings, operations: Sequence[tuple[str, APIOperation]], outcome: Counter[str]) -> None:
@@ -195,7 +196,7 @@ async def _silent(settings: Settings, folder: Path) -> list[Figure]:
     healths: list[float] = []
     variables = {"TABLOOP_SERVING__LIMITS__HEADER_SECONDS": "600"}  # so that they are open while completions are measured
     try:
-        async with running_app(folder, variables) as (_, port, feedback_port), session(token) as http:
+        async with running_app(folder, variables) as (_, port, _), session(token) as http:
             await _ready(port)
             url = f"http://127.0.0.1:{port}/v1/completions"
             for number, block in enumerate(blocks):
@@ -222,7 +223,7 @@ async def _silent(settings: Settings, folder: Path) -> list[Figure]:
 async def _open_silent(held: ExitStack, http: aiohttp.ClientSession, port: int) -> list[float]:
     """Open SILENT connections from PEERS addresses, and return the milliseconds of /health, asked all the while and after."""
     opening = asyncio.create_task(asyncio.to_thread(lambda: [held.enter_context(made) for made in _connections(port)]))
-    healths = []
+    healths: list[float] = []
     while not opening.done() or len(healths) < 100:
         began = time.monotonic()
         async with http.get(f"http://127.0.0.1:{port}/health") as response:
