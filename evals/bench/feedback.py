@@ -92,7 +92,8 @@ async def _load(settings: Settings, port: int, until: float, acknowledged: list[
     token = settings.serving.token.get_secret_value() if settings.serving.token else ""
     text = "x = value_of(thing)\n" * 20
     body = json.dumps({"completion_id": "cmpl-bench", "outcome": "accepted", "shown": text, "elapsed_ms": 800}).encode()
-    head = f"POST /v1/feedback HTTP/1.1\r\nHost: bench\r\nAuthorization: Bearer {token}\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"POST /v1/feedback HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {token}\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     request = head.encode() + body
 
     async def post_events() -> None:

@@ -137,7 +137,7 @@ def _send_batch(settings: Settings, operations: Sequence[tuple[str, APIOperation
 
 async def _unfinished(settings: Settings, folder: Path) -> list[Figure]:
     limits = settings.serving.limits
-    head = "POST /v1/feedback HTTP/1.1\r\nHost: bench\r\n"
+    head = "POST /v1/feedback HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
     if settings.serving.token:
         head += f"Authorization: Bearer {settings.serving.token.get_secret_value()}\r\n"
     kinds = {
@@ -146,7 +146,7 @@ async def _unfinished(settings: Settings, folder: Path) -> list[Figure]:
         "slow_body": (f"{head}Content-Length: 900000\r\n\r\n".encode(), b" ", limits.body_seconds),
         "endless_body": (f"{head}Transfer-Encoding: chunked\r\n\r\n".encode(), b"1\r\n \r\n", limits.body_seconds),
         "refused_body": (
-            b"POST /x HTTP/1.1\r\nHost: bench\r\nTransfer-Encoding: chunked\r\n\r\n",
+            b"POST /x HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n",
             b"1\r\n \r\n",
             limits.body_seconds,
         ),

@@ -26,6 +26,8 @@ MAX_PIPELINED = 16
 """Requests that may wait on one connection for the response to an earlier one."""
 MAX_CHUNKS = 8_192
 """Chunks of a body."""
+MAX_FRAME_BYTES = 1 << 18
+"""Bytes of a body's chunk sizes, extensions and trailers."""
 MAX_DISCARDED_BYTES = 16 << 20
 """Bytes of a body. The app refuses one of a sixteenth of this (requests.py). The rest is read and thrown away, since many clients
 read the refusal only after they have sent all."""
@@ -75,7 +77,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._waits: Waiting | None = None
         """Where the deadline is set now."""
         self._excess: tuple[int, str] | None = None
-        self._unparsed_bytes = self._header_bytes = self._chunks = self._body_bytes = 0
+        self._read_bytes = self._body_bytes = self._header_bytes = self._chunks = 0
 
     def connection_made(self, transport: BaseTransport) -> None:
         super().connection_made(cast(Any, transport))
@@ -93,18 +95,26 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        in_headers = self._expected is self._connections.headers
+        expected = self._expected
         super().data_received(data)
-        if in_headers and self._expected is self._connections.headers:
-            self._unparsed_bytes += len(data)  # of a line without an end, which no callback sees
-            if self._unparsed_bytes > MAX_HEADER_BYTES:
-                self._refuse(431, f"headers: expected at most {MAX_HEADER_BYTES} bytes")
+        if expected is self._expected:
+            self._count(len(data))
         self._set_deadline()
+
+    def _count(self, size: int) -> None:
+        """Count what was read of headers or a body without their end; of a line without an end, the parser tells nothing."""
+        self._read_bytes += size
+        if self._expected is self._connections.headers and self._read_bytes > MAX_HEADER_BYTES:
+            self._refuse(431, f"headers: expected at most {MAX_HEADER_BYTES} bytes")
+        elif self._read_bytes - self._body_bytes > MAX_FRAME_BYTES:
+            self._refuse(400, f"body: expected at most {MAX_FRAME_BYTES} bytes around its chunks")
+        elif self._body_bytes > MAX_DISCARDED_BYTES:
+            self._refuse(413, f"body: expected at most {MAX_DISCARDED_BYTES} bytes")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._expected = self._connections.headers
-        self._unparsed_bytes = self._header_bytes = self._chunks = self._body_bytes = 0
+        self._read_bytes = self._body_bytes = self._header_bytes = self._chunks = 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
         super().on_header(name, value)
@@ -117,7 +127,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._stop(414, f"path and query: expected at most {MAX_URL_BYTES} bytes, got {len(self.url)}")
         if len(self.pipeline) >= MAX_PIPELINED:
             self._stop(429, f"expected at most {MAX_PIPELINED} requests that wait for an earlier one's response")
-        self._expected = self._connections.body
+        self._expected, self._read_bytes = self._connections.body, 0
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -125,8 +135,6 @@ class BoundedProtocol(HttpToolsProtocol):
         self._body_bytes += len(body)
         if self._chunks > MAX_CHUNKS:
             self._stop(400, f"body: expected at most {MAX_CHUNKS} chunks")
-        if self._body_bytes > MAX_DISCARDED_BYTES:
-            self._stop(413, f"body: expected at most {MAX_DISCARDED_BYTES} bytes")
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -174,7 +182,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.close()  # once the client has read the rest
             return
         self._connections.metrics.closed_connections.labels(reason).inc()
-        begun = self._unparsed_bytes > 0 or self._waits is self._connections.body
+        begun = self._read_bytes > 0 or self._waits is self._connections.body
         if reason in ("headers", "body") and begun:
             self._refuse(408, f"{reason}: did not arrive within {self._limit_seconds(reason):g} s")
         else:
