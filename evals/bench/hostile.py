@@ -58,7 +58,9 @@ SILENT, PEERS = 10_000, 100
 """Silent connections, and the addresses that they come from."""
 BLOCK, BLOCKS = 25, 8
 """Completions of a block, and blocks, by turns without and with silent connections."""
-MAX_HEALTH_MS, MAX_ADDED_MS = 100.0, 10.0
+MAX_HEALTH_MS, MAX_ADDED_MS = (1000.0, 100.0), 10.0
+"""Targets: of /health the longest while the silent connections open, which wait to be accepted before it, and the 95 % quantile
+afterwards; what they add to the median first token."""
 
 
 async def run(settings: Settings) -> list[Figure]:
@@ -193,7 +195,7 @@ async def _silent(settings: Settings, folder: Path) -> list[Figure]:
     bodies = [editor_body(settings, prompt) for prompt, _ in prompts(settings, BLOCK * BLOCKS)]
     blocks = [bodies[number * BLOCK : (number + 1) * BLOCK] for number in range(BLOCKS)]
     medians: dict[bool, list[float]] = {False: [], True: []}
-    healths: list[float] = []
+    opening, held_open = list[float](), list[float]()
     variables = {"TABLOOP_SERVING__LIMITS__HEADER_SECONDS": "600"}  # so that they are open while completions are measured
     try:
         async with running_app(folder, variables) as (_, port, _), session(token) as http:
@@ -203,7 +205,8 @@ async def _silent(settings: Settings, folder: Path) -> list[Figure]:
                 silent = number % 2 == 1
                 with ExitStack() as held:
                     if silent:
-                        healths += await _open_silent(held, http, port)
+                        await _open_silent(held, http, port, opening)
+                        held_open += [await _health_ms(http, port) for _ in range(100)]
                     results, _ = await stream_completions(http, url, block, 1)
                 if errors := [result.error for result in results if result.error]:
                     raise RuntimeError(f"{url}: {len(errors)} of {len(results)} requests failed: {errors[0]}")
@@ -215,23 +218,26 @@ async def _silent(settings: Settings, folder: Path) -> list[Figure]:
         figure("silent.connections", SILENT, ""),
         figure("silent.first_token.median_without", without, "ms"),
         figure("silent.first_token.added_median", beside - without, "ms", most=MAX_ADDED_MS),
-        figure("silent.health.median", statistics.median(healths), "ms"),
-        figure("silent.health.longest", max(healths), "ms", most=MAX_HEALTH_MS),
+        figure("silent.health.longest_while_opening", max(opening), "ms", most=MAX_HEALTH_MS[0]),
+        figure("silent.health.median", statistics.median(held_open), "ms"),
+        figure("silent.health.p95", statistics.quantiles(held_open, n=20)[18], "ms", most=MAX_HEALTH_MS[1]),
     ]
 
 
-async def _open_silent(held: ExitStack, http: aiohttp.ClientSession, port: int) -> list[float]:
-    """Open SILENT connections from PEERS addresses, and return the milliseconds of /health, asked all the while and after."""
+async def _open_silent(held: ExitStack, http: aiohttp.ClientSession, port: int, healths: list[float]) -> None:
+    """Open SILENT connections from PEERS addresses; meanwhile append the milliseconds of each /health."""
     opening = asyncio.create_task(asyncio.to_thread(lambda: [held.enter_context(made) for made in _connections(port)]))
-    healths: list[float] = []
-    while not opening.done() or len(healths) < 100:
-        began = time.monotonic()
-        async with http.get(f"http://127.0.0.1:{port}/health") as response:
-            await response.read()
-        healths.append(1e3 * (time.monotonic() - began))
+    while not opening.done():
+        healths.append(await _health_ms(http, port))
         await asyncio.sleep(0.005)
     await opening
-    return healths
+
+
+async def _health_ms(http: aiohttp.ClientSession, port: int) -> float:
+    began = time.monotonic()
+    async with http.get(f"http://127.0.0.1:{port}/health") as response:
+        await response.read()
+    return 1e3 * (time.monotonic() - began)
 
 
 def _connections(port: int) -> Iterator[socket.socket]:
