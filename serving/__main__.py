@@ -6,12 +6,9 @@ import gc
 import logging
 import signal
 import sys
-from collections.abc import Iterator
 
 import aiohttp
-import uvicorn
 import uvloop
-from fastapi import FastAPI
 
 from infra import settings as settings_
 from infra.fim import Renderer
@@ -24,9 +21,11 @@ from serving.app import create_completions_app, create_feedback_app
 from serving.engine.version_cache import VersionCache
 from serving.gateway.browsers import accepted_hosts
 from serving.gateway.completions import Gateway
+from serving.gateway.connections import Connections
 from serving.gateway.detokenizer import load_tokenizer, stop_token_ids
 from serving.gateway.dialects import CLIENT_NAMES
 from serving.gateway.feedback import FeedbackService
+from serving.gateway.server import Server, make_server
 from serving.metrics import Metrics
 from serving.recording.recorder import Recorder
 from serving.recording.shipping import Shipper
@@ -44,14 +43,6 @@ from serving.status.routes import StatusSources
 
 log = logging.getLogger("serving")
 LAST_SHIPPING_SECONDS = 10.0
-
-
-class _Server(uvicorn.Server):
-    """A server without signal handlers: `_serve_both` handles signals for both."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 def policy(settings: Settings) -> Policy:
@@ -91,6 +82,8 @@ async def serve(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT, then ship what the object store takes within LAST_SHIPPING_SECONDS."""
     serving = settings.serving
     metrics = Metrics(CLIENT_NAMES)
+    connections = Connections(serving.limits, metrics)
+    connections.fit_to_descriptors()
     spool = Spool(settings_.path(serving.spool), serving.spool_bytes)
     store = ObjectStore.connect(settings.store)
     shipper = Shipper(spool, store, serving.ship_seconds)
@@ -111,11 +104,14 @@ async def serve(settings: Settings) -> None:
         feedback_app = create_feedback_app(feedback, metrics, hosts)
         gc.collect()
         gc.freeze()  # objects made so far stay: a collection in the middle of a completion need not look at them
-        background = [asyncio.create_task(follower.run()), asyncio.create_task(shipper.run())]
+        endless = (follower.run(), shipper.run(), connections.close_expired())
+        background = [asyncio.create_task(work) for work in endless]
         try:
             await _serve_both(
-                _server(completions_app, serving.host, serving.port),
-                _server(feedback_app, serving.host, serving.feedback_port),
+                make_server(completions_app, connections, host=serving.host, port=serving.port, timeout_graceful_shutdown=5),
+                make_server(
+                    feedback_app, connections, host=serving.host, port=serving.feedback_port, timeout_graceful_shutdown=5
+                ),
             )
         finally:
             for task in background:
@@ -127,7 +123,7 @@ async def serve(settings: Settings) -> None:
                 await asyncio.wait_for(shipper.ship(), LAST_SHIPPING_SECONDS)
 
 
-async def _serve_both(*servers: _Server) -> None:
+async def _serve_both(*servers: Server) -> None:
     def stop() -> None:
         for server in servers:
             server.should_exit = True
@@ -136,18 +132,13 @@ async def _serve_both(*servers: _Server) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
 
-    async def run(server: _Server) -> None:
+    async def run(server: Server) -> None:
         try:
             await server.serve()
         finally:
             stop()  # the app needs both ports
 
     await asyncio.gather(*(run(server) for server in servers))
-
-
-def _server(app: FastAPI, host: str, port: int) -> _Server:
-    config = uvicorn.Config(app, host=host, port=port, log_level="warning", access_log=False, timeout_graceful_shutdown=5)
-    return _Server(config)
 
 
 def main() -> int:

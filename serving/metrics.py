@@ -79,6 +79,13 @@ class Metrics:
         )
         self.redacted = Counter("tabloop_redacted", "Completions recorded with a secret removed", registry=registry)
         self.unrecorded = Counter("tabloop_unrecorded", "Completions served and not recorded", registry=registry)
+        self.connections = Gauge("tabloop_connections", "Open connections of both ports", registry=registry)
+        self.closed_connections = Counter(
+            "tabloop_closed_connections",
+            "Connections whose client kept the server waiting, or without room",
+            ("reason",),
+            registry=registry,
+        )
         self.swaps = Counter("tabloop_swaps", "Versions loaded into a slot", ("slot",), registry=registry)
         self._spool_bytes = Gauge("tabloop_spool_bytes", "Bytes of events that wait for the object store", registry=registry)
         self._spool_segments = Gauge("tabloop_spool_segments", "Segments that wait for the object store", registry=registry)

@@ -8,7 +8,18 @@ from infra.settings.retention import Retention
 from infra.settings.reward import Reward
 from infra.settings.section import Section
 from infra.settings.services import Orchestration, Registry, Stack, Store
-from infra.settings.serving import AccessToken, EngineSetting, External, OpenIDConnect, Role, Sampling, Serving, Terms, UserTerms
+from infra.settings.serving import (
+    AccessToken,
+    EngineSetting,
+    External,
+    Limits,
+    OpenIDConnect,
+    Role,
+    Sampling,
+    Serving,
+    Terms,
+    UserTerms,
+)
 from infra.settings.training import Train
 
 __all__ = [
@@ -19,6 +30,7 @@ __all__ = [
     "Experiment",
     "External",
     "Judge",
+    "Limits",
     "Model",
     "OpenIDConnect",
     "Orchestration",

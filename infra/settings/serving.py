@@ -123,6 +123,27 @@ def _kind_of_engine(value: object) -> str:
 EngineSetting = Annotated[Annotated[str, Tag("address")] | Annotated[External, Tag("external")], Discriminator(_kind_of_engine)]
 
 
+class Limits(Section):
+    """Limits of the connections to both ports of one replica. Requests on them are limited by token (requests_per_minute)."""
+
+    connections: int = Field(16_384, ge=1)
+    """Open connections. One more closes the connection that has waited longest for its client, or is closed itself if each has a
+    request in progress. The process raises its limit of open files to 512 more than this; where it may not, it logs a warning and
+    takes as many connections as that limit allows."""
+    connections_per_peer: int = Field(1_024, ge=0)
+    """Open connections of one address (of IPv6: of one /64 network); one more closes another of the same address, as above. 0: no
+    limit, for an app behind a balancer, which is the only peer and has limits of its own."""
+    header_seconds: float = Field(10.0, gt=0)
+    """Seconds from the opening of a connection, or the first byte of a request, until its headers are complete."""
+    body_seconds: float = Field(30.0, gt=0)
+    """Seconds from then until the body is complete; a body has at most 1 MiB."""
+    keep_alive_seconds: float = Field(5.0, gt=0)
+    """Seconds that a connection stays open between a response and the next request."""
+    unread_seconds: float = Field(30.0, gt=0)
+    """Seconds that a client may leave what it was sent unread, once it fills the server's buffers (64 KiB and the kernel's). A
+    completion is shorter than that, so a stream is not affected."""
+
+
 class Serving(Section):
     host: str = "127.0.0.1"
     """Address to listen on."""
@@ -182,3 +203,5 @@ class Serving(Section):
     """Seconds between two reads of the registry's aliases."""
     state: Path = Path("var/serving")
     """Directory of downloaded versions and the last known assignment of versions to slots."""
+    limits: Limits = Limits()
+    """Limits of connections."""

@@ -29,6 +29,7 @@ from serving.engine.protocol import Delta, EngineRequest, Health, SwapResult
 from serving.engine.version_cache import VersionCache
 from serving.gateway.browsers import accepted_hosts
 from serving.gateway.completions import Gateway
+from serving.gateway.connections import Connections
 from serving.gateway.detokenizer import stop_token_ids
 from serving.gateway.dialects import CLIENT_NAMES
 from serving.gateway.feedback import FeedbackService
@@ -301,7 +302,11 @@ class House:
         status = StatusSources(access, self.arms, self.spool, self.shipper, self.metrics, data, links)
         completions_app = create_completions_app(gateway, feedback, status, hosts)
         self.apps = (completions_app, create_feedback_app(feedback, self.metrics, hosts))
-        self.urls = tuple([await self.exit_stack.enter_async_context(fastapi_app(app)) for app in self.apps])
+        self.connections = Connections(self.settings.limits, self.metrics)
+        closing = asyncio.create_task(self.connections.close_expired())
+        self.exit_stack.callback(closing.cancel)
+        urls = [await self.exit_stack.enter_async_context(fastapi_app(app, self.connections)) for app in self.apps]
+        self.urls = tuple(urls)
         self.client = await self.exit_stack.enter_async_context(httpx.AsyncClient(headers=HEADERS, timeout=20))
         await self.follower.step()
         return self

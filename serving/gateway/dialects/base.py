@@ -144,7 +144,7 @@ def read_body(model: type[B], body: Fields, parent: str = "", status: int = 422)
         field, value = first["loc"][:1], first["input"]  # what follows the field names one of the types it may have
         name = parent + "".join(map(str, field)) or "body"
         expected = " or ".join([first["msg"], *(other["msg"] for other in others if other["loc"][:1] == field)])
-        got = f", got {str(value)[:40]!r}" if isinstance(value, str | int | float) else ""
+        got = f", got {short(value)!r}" if isinstance(value, str | int | float) else ""
         raise BadRequest(f"{name}: {expected}{got}", name, status) from None
 
 
@@ -162,8 +162,13 @@ def read_flag(body: Fields, name: str, path: str = "") -> bool:
     """Return a boolean; null or nothing is false. Raises BadRequest."""
     value = body.get(name)
     if value is not None and not isinstance(value, bool):
-        raise BadRequest(f"{path or name}: expected true or false, got {str(value)[:40]}", path or name)
+        raise BadRequest(f"{path or name}: expected true or false, got {short(value)}", path or name)
     return bool(value)
+
+
+def short(value: object) -> str:
+    """Return a value as errors show it: its first characters, or the type of a list or an object, whose text may be long."""
+    return type(value).__name__ if isinstance(value, dict | list) else str(value)[:40]
 
 
 def read_count(body: Fields, name: str, minimum: int = 1) -> int | None:
@@ -171,8 +176,10 @@ def read_count(body: Fields, name: str, minimum: int = 1) -> int | None:
     value = body.get(name)
     if value is None or (minimum < 0 and value == -1):
         return None
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)  # in JSON 16.0 is a whole number, and the parser returns one beyond 64 bits as a float
     if not isinstance(value, int) or isinstance(value, bool) or value < max(0, minimum):
-        raise BadRequest(f"{name}: expected a whole number of at least {max(0, minimum)}, got {str(value)[:40]}", name)
+        raise BadRequest(f"{name}: expected a whole number of at least {max(0, minimum)}, got {short(value)}", name)
     return value
 
 
@@ -180,10 +187,10 @@ def read_stop(body: Fields) -> tuple[str, ...]:
     """Return the stop strings without FIM tokens, which end a completion anyway and are never text. Raises BadRequest."""
     value = body.get("stop")
     values = [value] if isinstance(value, str) else [] if value is None else value
+    if isinstance(values, list) and len(values) > MAX_STOPS:
+        raise BadRequest(f"stop: expected at most {MAX_STOPS} strings, got {len(values)}", "stop")
     if not isinstance(values, list) or not all(isinstance(v, str) for v in values):
         raise BadRequest("stop: expected a string or a list of strings", "stop")
-    if len(values) > MAX_STOPS:
-        raise BadRequest(f"stop: expected at most {MAX_STOPS} strings, got {len(values)}", "stop")
     return tuple(v for v in values if v and v not in fim.SPECIAL_TOKENS)
 
 

@@ -20,6 +20,7 @@ from serving.gateway.dialects.base import (
     read_flag,
     read_stop,
     read_text,
+    short,
 )
 from serving.gateway.errors import BadRequest
 from serving.gateway.generation import CompletionRequest, Generation
@@ -89,7 +90,7 @@ def _request(body: Fields) -> CompletionRequest:
     for name, (allowed, why) in UNSUPPORTED.items():
         if (value := body.get(name)) is not None and not any(_same(value, each) for each in allowed):
             expected = f"expected {allowed[0]!r} or nothing" if allowed else "leave it out"
-            raise BadRequest(f"{name}: {str(value)[:40]} is not supported, {expected}: {why}", name)
+            raise BadRequest(f"{name}: {short(value)} is not supported, {expected}: {why}", name)
     if (suffix := body.get("suffix")) is None:
         try:
             context = fim.parse_prompt(prompt)
