@@ -25,7 +25,7 @@ LABELS = 80
 async def test_a_candidate_goes_from_labels_to_serving_and_back(stack: Stack) -> None:
     settings = stack.settings
     store, registry = ObjectStore.connect(settings.store), Registry.connect(settings.registry)
-    async with Orchestration(settings.orchestration.api) as prefect:
+    async with Orchestration(settings.orchestration) as prefect:
         for deployment in ("cycle", "experiment"):
             await prefect.pause(deployment, True)
         async with asyncio.timeout(300):

@@ -97,6 +97,9 @@ class Serving(Section):
     """Bearer token for /admin and for pinning an arm; none: serving.token has the admin role too."""
     user_secret: SecretStr | None = None
     """Key of the keyed hash that replaces user ids in records; none: generated like serving.token."""
+    engine_token: SecretStr | None = None
+    """Bearer token between the app and tabloop's own engines, for completions and for exchanging weights; no client holds it.
+    None: an engine does not start; generated like serving.token."""
     tokens: dict[str, AccessToken] = Field(default={})
     """Further tokens by name, each with its own projects, roles and rate. The two tokens above may name every project."""
     requests_per_minute: int = Field(60_000, ge=1)

@@ -56,7 +56,10 @@ def folder(quiet: Stack, store: ObjectStore) -> Iterator[Path]:
 
 @pytest.fixture
 def api(quiet: Stack) -> Iterator[SyncPrefectClient]:
-    with SyncPrefectClient(quiet.settings.orchestration.api) as client:
+    orchestration_settings = quiet.settings.orchestration
+    assert orchestration_settings.auth_string
+    auth = orchestration_settings.auth_string.get_secret_value()
+    with SyncPrefectClient(orchestration_settings.api, auth_string=auth) as client:
         yield client
 
 

@@ -49,6 +49,7 @@ TOKEN, ADMIN = "token-of-the-team", "token-of-the-admin"
 TEXT = "return alpha + beta"
 """The first engine's completion."""
 HEADERS = {"Authorization": f"Bearer {TOKEN}", "X-User-ID": "ada", "X-Project-ID": "p1"}
+ENGINE_TOKEN = "token-of-the-engines"
 
 
 def tokenizer() -> Tokenizer:
@@ -89,7 +90,7 @@ class FakeEngine:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[str]:
         """Run it; yields its address."""
-        self.endpoints = Endpoints(self, None)
+        self.endpoints = Endpoints(self, ENGINE_TOKEN, {"127.0.0.1"})
         app = self.endpoints.app()
         app.middlewares.append(self._note)
         async with aiohttp_app(app) as self.url:
@@ -272,7 +273,7 @@ class House:
         for engine in self.engines:
             await self.exits.enter_async_context(engine.running())
         self.http = await self.exits.enter_async_context(client.session())
-        one, two = (Slot(i, client.EngineClient(self.http, engine.url, None)) for i, engine in enumerate(self.engines))
+        one, two = (Slot(i, client.EngineClient(self.http, engine.url, ENGINE_TOKEN)) for i, engine in enumerate(self.engines))
         self.arms = Arms((one, two))
         self.spool = Spool(self.directory / "spool", self.spool_bytes)
         self.recorder = Recorder(self.spool, self.metrics, Redactor())
