@@ -65,14 +65,14 @@ def policy(settings: Settings) -> Policy:
 def links(settings: Settings) -> Links:
     """Return the addresses that the status page links to."""
     registry, orchestration = settings.registry, settings.orchestration
-    mlflow = registry.page or registry.uri
-    prefect = orchestration.page or orchestration.api.removesuffix("/api")
+    mlflow = registry.page or settings_.masked(registry.uri, "")
+    prefect = orchestration.page or settings_.masked(orchestration.api, "").removesuffix("/api")
     return Links(mlflow.rstrip("/"), prefect.rstrip("/"), registry.model)
 
 
 def engine(http: aiohttp.ClientSession, slot: int, settings: Settings, policy: Policy) -> SlotEngine:
     """Return the client of the engine of a slot."""
-    setting, token = settings.serving.engines[slot], settings.serving.token
+    setting, token = settings.serving.engines[slot], settings.serving.engine_token
     if isinstance(setting, str):
         return EngineClient(http, setting, token.get_secret_value() if token else None)
     return ExternalEngine(http, setting, policy)

@@ -25,7 +25,7 @@ LABELS = 80
 async def test_a_candidate_is_trained_served_promoted_and_rolled_back(stack: Stack) -> None:
     settings = stack.settings
     store, registry = ObjectStore.connect(settings.store), Registry.connect(settings.registry)
-    async with Orchestration(settings.orchestration.api) as prefect:
+    async with Orchestration(settings.orchestration) as prefect:
         for deployment in ("cycle", "experiment"):
             await prefect.pause(deployment, True)
         async with asyncio.timeout(300):

@@ -169,6 +169,9 @@ class Serving(Section):
     for a trusted proxy that names the users it has checked, and for the local stack's simulated developers."""
     user_secret: SecretStr | None = None
     """Key of the keyed hash that replaces user ids in records; none: generated like serving.token."""
+    engine_token: SecretStr | None = None
+    """Bearer token between the app and tabloop's own engines, for completions and for exchanging weights; no client holds it.
+    None: an engine does not start; generated like serving.token."""
     tokens: dict[str, AccessToken] = Field(default={})
     """Further tokens by name, each with its own user, projects, roles and rate. The three tokens above may name every project."""
     token_file: Path | None = None

@@ -1,20 +1,25 @@
 """The local stack's secrets: generated once, in its state directory, readable only by the owner."""
 
 import json
-import os
 import secrets
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
 from infra.settings import SECRETS_NAME
+from infra.stack import files
 
+USER = "tabloop"
+"""User name of the generated credential of Prefect; MLflow's is registry.username."""
 GENERATED: dict[str, dict[str, Callable[[], str]]] = {
     "store": {"access_key": lambda: secrets.token_hex(10), "secret_key": lambda: secrets.token_hex(20)},
+    "registry": {"password": lambda: secrets.token_urlsafe(24)},
+    "orchestration": {"auth_string": lambda: f"{USER}:{secrets.token_urlsafe(24)}"},
     "serving": {
         "token": lambda: secrets.token_urlsafe(24),
         "admin_token": lambda: secrets.token_urlsafe(24),
         "simulation_token": lambda: secrets.token_urlsafe(24),
+        "engine_token": lambda: secrets.token_urlsafe(24),
         "user_secret": lambda: secrets.token_hex(32),
     },
 }
@@ -35,9 +40,5 @@ def ensure(state: Path) -> Path:
     for section, name in missing:
         known.setdefault(section, {})[name] = GENERATED[section][name]()
     sections = ["\n".join([f"[{s}]", *(f"{name} = {json.dumps(v)}" for name, v in e.items())]) for s, e in known.items()]
-    state.mkdir(parents=True, exist_ok=True, mode=0o700)
-    partial = file.with_suffix(f".{os.getpid()}")
-    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
-        out.write(HEAD + "\n" + "\n\n".join(sections) + "\n")
-    os.replace(partial, file)
+    files.write(file, HEAD + "\n" + "\n\n".join(sections) + "\n")
     return file

@@ -57,6 +57,7 @@ PROXY = {
 TEXT = "return alpha + beta"
 """The first engine's completion."""
 HEADERS = {"Authorization": f"Bearer {TOKEN}", "X-User-ID": "ada", "X-Project-ID": "p1"}
+ENGINE_TOKEN = "token-of-the-engines"
 
 
 def tokenizer() -> Tokenizer:
@@ -99,7 +100,7 @@ class FakeEngine:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[str]:
         """Run the engine and yield its address."""
-        self.endpoints = Endpoints(self, None)
+        self.endpoints = Endpoints(self, ENGINE_TOKEN, {"127.0.0.1"})
         app = self.endpoints.app()
         app.middlewares.append(self._add_connection)
         async with aiohttp_app(app) as self.url:
@@ -284,7 +285,9 @@ class House:
         for engine in self.engines:
             await self.exit_stack.enter_async_context(engine.running())
         self.http = await self.exit_stack.enter_async_context(client.session())
-        first, second = (Slot(i, client.EngineClient(self.http, engine.url, None)) for i, engine in enumerate(self.engines))
+        first, second = (
+            Slot(i, client.EngineClient(self.http, engine.url, ENGINE_TOKEN)) for i, engine in enumerate(self.engines)
+        )
         self.arms = Arms((first, second))
         self.spool = Spool(self.directory / "spool", self.spool_bytes)
         self.recorder = Recorder(self.spool, self.metrics, Redactor())
