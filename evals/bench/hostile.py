@@ -52,7 +52,7 @@ CHECKS = [
 ]
 UNFINISHED = 50
 """Connections of each kind that never finish."""
-GRACE_SECONDS = 2.0
+GRACE_SECONDS = 5.0
 """Seconds after a deadline within which the connection is closed."""
 SILENT, PEERS = 10_000, 100
 """Silent connections, and the addresses that they come from."""
