@@ -44,6 +44,8 @@ class Caller:
     project: str
     user: str
     """Keyed hash of the user's id."""
+    credential: str
+    """Keyed hash of the token's name."""
     client: str
     """The client's name (gateway/dialects)."""
     opted_out: bool
@@ -132,9 +134,11 @@ class Access:
         if token.projects and project not in token.projects:
             raise Denied(403, f"X-Project-ID: token {token.name} has {_joined(token.projects)}, not {project}")
         hashed = user_hash(self._secret, headers.get("x-user-id") or user or "token:" + token.digest.hex())
+        credential = user_hash(self._secret, f"credential:{token.name}")  # a rotated token keeps its name, and so its history
         terms = self._terms(project, hashed)
         opts_out = headers.get("x-tabloop-opt-out", "") not in ("", "0", "false")
-        return Caller(project, hashed, client, opts_out or not terms.logged, terms.experiments, terms.version)
+        opted_out = opts_out or not terms.logged
+        return Caller(project, hashed, credential, client, opted_out, terms.experiments, terms.version)
 
     def _shared_token(self, name: str, token: bytes, roles: Sequence[Role], clock: Callable[[], float]) -> Token:
         """Return serving.token or serving.admin_token, which have every project."""

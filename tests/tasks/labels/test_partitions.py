@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 from zlib import crc32
 
+import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from infra.records import Completion, Feedback, Sample
 from infra.settings.schema import Collect
 from infra.store import from_parquet, to_parquet
-from tasks.labels import samples
+from tasks.labels import samples, users
 from tasks.labels.accounting import WindowCounts, classify
 from tasks.labels.attribution import STRENGTH
 from tasks.labels.partitions import HOUR, InputChanged, Partition, WindowPlan, join_partition, merge_partitions, plan_window
@@ -82,15 +83,16 @@ def joined(store: MemoryStore, least: int) -> tuple[WindowPlan, list[Any]]:
     found = plan_window(store, EVERYTHING, NOW + 9 * HOUR, SECONDS, least)
     sifted = [join_partition(store, partition) for partition in found.partitions]
     labelled, duplicates = merge_partitions(sifted)
-    accounts = classify(
-        labelled,
-        LINEAGE.distances(labelled["policy_version"].unique(), "1"),
-        NOW + 5 * HOUR,
-        Collect(max_user_share=1),
-        WindowCounts(found.requests, duplicates),
-    )
+    distances = LINEAGE.distances(labelled["policy_version"].unique(), "1")
+    counts = WindowCounts(found.requests, duplicates)
+    everyone = labelled.with_columns(admitted=pl.lit(True))
+    accounts = classify(everyone, distances, NOW + 5 * HOUR, Collect(max_user_share=1), counts)
+    register = users.admit(labelled.select("user", "credential", "time"), users.NOBODY, 1)
+    capped = Collect(max_user_share=0.6, max_samples=6)
+    held = classify(users.with_admission(labelled, register), distances, NOW + 5 * HOUR, capped, counts).classified
     body = samples.parquet(samples.tables(store, found.partitions, accounts.samples))
-    return found, [labelled.to_dicts(), sum(part.orphans for part in sifted), accounts.buckets["trained"], body]
+    orphans, buckets = sum(part.orphans for part in sifted), held.select("id", "bucket").rows()
+    return found, [labelled.to_dicts(), orphans, accounts.buckets["trained"], body, buckets, register.rows()]
 
 
 @settings(max_examples=60)

@@ -67,7 +67,7 @@ def test_a_reader_is_given_the_same_before_between_and_after_both_passes() -> No
 def test_what_a_cycle_has_read_is_known_when_it_was_compacted_since_and_what_came_late_is_not() -> None:
     store, registry = MemoryStore(), MemoryRegistry(v1={}, v2={"parent": "1", "cycle": "cycle-000001"})
     registry.aliases["champion"] = "1"
-    limits = Settings(collect=Collect(settle_seconds=10, join_seconds=60, max_user_share=1.0))
+    limits = Settings(collect=Collect(settle_seconds=10, join_seconds=60, max_user_share=1, max_user_weight=1))
     for number in range(3):
         put(store, number)
     found = collect(store, registry.client, limits, NOW + 100)

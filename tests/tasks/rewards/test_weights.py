@@ -17,8 +17,9 @@ from transformers import Qwen2ForCausalLM
 
 from infra.records import Completion, Feedback, Sample
 from infra.settings.schema import Collect, Reward
+from tasks.labels.shares import weight_shares
 from tasks.rewards.reward import with_advantages
-from tasks.rewards.user_cap import cap_user_weight, weight_cap
+from tasks.rewards.weights import TooFewToShare, cap_weights, weight_cap
 from tests.tasks.labels.test_accounting import sealed
 from tests.tasks.made import NOW, completion, feedback, sample
 from tests.tasks.rows import sampled
@@ -30,13 +31,14 @@ PLACES, SHARE = 8, 0.05
 
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=12), st.floats(0.05, 1))
 def test_the_cap_holds_and_is_the_largest(weights: list[float], share: float) -> None:
-    cap, allowed = weight_cap(weights, share), max(share, 1 / len(weights))
+    cap = weight_cap(weights, share)
 
     def fits(most: float) -> bool:
-        return most <= allowed * sum(min(w, most) for w in weights) * (1 + 1e-6)
+        return most <= share * sum(min(w, most) for w in weights) * (1 + 1e-6)
 
     assert fits(min(cap, max(weights)))
-    if cap < max(weights):
+    assert cap or not fits(min(weights)), "too few users: no weight is within the share"
+    if 0 < cap < max(weights):
         assert not fits(cap * 1.001)
 
 
@@ -45,11 +47,13 @@ def test_the_weights_of_one_user_are_scaled_and_keep_their_signs() -> None:
     weights = {"a": 1.0, "b": 2.0, "c": 4.0}
     rows = [sample(user, user=user, advantage=-weight) for user, weight in weights.items()]
     made = sampled([*rows, sample("d1", user="d", advantage=6.0), sample("d2", user="d", advantage=-2.0)])
-    found = cap_user_weight(made, 0.3)["advantage"].to_list()
+    found = cap_weights(made, {"user": 0.3})["advantage"].to_list()
     assert found == pytest.approx([-1.0, -2.0, -2.25, 6.0 * 2.25 / 8, -2.0 * 2.25 / 8])
-    assert cap_user_weight(made, 1.0).equals(made)
+    assert cap_weights(made, {"user": 1.0}).equals(made)
     nothing = sampled([sample("x", advantage=0.0)])
-    assert cap_user_weight(nothing, 0.1).equals(nothing)
+    assert cap_weights(nothing, {"user": 0.1}).equals(nothing)
+    with pytest.raises(TooFewToShare, match="4 users for 5 or more"):
+        cap_weights(made, {"user": 0.2, "project": 1.0})
 
 
 def requests(model: Qwen2ForCausalLM, count: int, seed: int, name: str, planted: float = 0.0) -> list[Completion]:
@@ -90,9 +94,9 @@ def judged(served: Sequence[Completion], accepts: Sequence[bool]) -> list[Feedba
 
 def batch(served: Sequence[Completion], told: Sequence[Feedback], share: float) -> list[Sample]:
     """What a cycle trains on."""
-    limits = Collect(max_user_share=share, max_user_weight=share)
+    limits = Collect(max_user_share=share, max_user_weight=share, max_new_users=0)
     accounts, rows = sealed(served, told, limits=limits, until=NOW + 9_000)
-    chosen = cap_user_weight(with_advantages(accounts.samples, Reward()), limits.max_user_weight)
+    chosen = cap_weights(with_advantages(accounts.samples, Reward()), weight_shares(limits))
     return [s.model_copy(update={"advantage": a}) for s, a in zip(rows, chosen["advantage"], strict=True)]
 
 
