@@ -5,7 +5,7 @@ requests younger than the settling time, requests of users who opted out, pinned
 with many requests counts with a part of them, at the same rates. The metrics are in metrics.py.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -126,5 +126,3 @@ def _by_user(sums: pl.DataFrame) -> dict[str, Totals]:
     names = [metric.name for metric in METRICS]
     totals = sums.group_by("user", maintain_order=True).agg(pl.col("requests", *names).sum())
     return {row["user"]: Totals(row["requests"], {name: row[name] for name in names}) for row in totals.iter_rows(named=True)}
-
-

@@ -75,7 +75,7 @@ def with_history(register: pl.DataFrame, before: float, requests: int) -> Collec
 
 
 def read(store: ObjectStore, oldest: float) -> pl.DataFrame:
-    """Return the register of the last sealed cycle that has one, without erased users and those without requests since `oldest`."""
+    """Return the register of the last sealed cycle that has one, without those erased or silent since `oldest`."""
     index = cycles.index(store)
     for cycle in reversed(cycles.sealed(index)):
         register = key(cycle, cycles.manifest_of(store, cycle).samples.sha256)

@@ -1,6 +1,6 @@
 """Compute the reward and the advantage of each sample. Pure; the theory is in infra/docs/loop.md, "Rewards and advantages".
 
-`reward_samples` is the whole pipeline: `reward`, `estimate_advantages`, and the cap on the weight of a user, credential or project.
+`reward_samples` is the whole pipeline: `reward`, `estimate_advantages`, and the cap on the weight of each user.
 """
 
 import math

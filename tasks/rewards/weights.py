@@ -33,7 +33,9 @@ def cap_weights(samples: pl.DataFrame, shares: Mapping[str, float]) -> pl.DataFr
     factors = scale(sizes, [(codes(samples[name]), share) for name, share in shares.items()])
     if sizes.any() and not (sizes * factors).any():
         heavy = samples.filter(pl.col("advantage") != 0)
-        asked = ", ".join(f"{heavy[name].n_unique()} {name}s for {least_groups(s)} or more" for name, s in shares.items() if s < 1)
+        asked = ", ".join(
+            f"{heavy[name].n_unique()} {name}s for {least_groups(s)} or more" for name, s in shares.items() if s < 1
+        )
         raise TooFewToShare(
             f"too few have any weight to be within their shares of it: {asked} that collect.max_user_weight and the other shares "
             'ask for; a small team sets these by infra/docs/loop.md, "Caps"'
