@@ -1,6 +1,6 @@
 """Benchmarks: python -m evals.bench [NAME...]
 
-All but `trainer` and `join` need the stack (`make up`) without a running A/B test, and pause the schedules meanwhile. Exit code 1
+All but `trainer`, `join` and `caps` need the stack (`make up`) without a running A/B test, and pause the schedules meanwhile. Exit code 1
 if a target is missed.
 """
 
@@ -20,7 +20,7 @@ from infra import settings as configuration
 from infra.registry import CHALLENGER, Registry
 from infra.settings import Settings
 
-WITHOUT_STACK = ("trainer", "join")
+WITHOUT_STACK = ("trainer", "join", "caps")
 """Benchmarks that need no stack."""
 BENCHES = ("serving", "feedback", "loop", "survival", "kills", *WITHOUT_STACK)
 """Modules of this package, imported one by one since some import torch."""

@@ -1,8 +1,8 @@
 """Cap the share of a cycle's weight of each user, credential and project. Pure.
 
 A group's weight is the sum of the absolute advantages of its samples, which bounds its part of the policy gradient. The share of
-samples is capped already (tasks/labels/shares.py), but a few rare samples may weigh as much as many. One factor scales all samples
-of a group, so that their order and sign stay.
+samples is capped already (tasks/labels/shares.py), but a few rare samples may weigh as much as many. One factor scales all
+samples of a group, so that their order and sign stay.
 """
 
 from collections.abc import Mapping, Sequence
