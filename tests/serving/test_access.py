@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from infra.identity import HASH
 from infra.settings.schema import Serving
 from serving import access
 from serving.access import RateLimiter
@@ -96,3 +97,19 @@ async def test_the_user_is_named_by_header_then_body_then_token(house: House) ->
     await house.complete(headers={"X-User-ID": ""})
     first, second, third = (row.user for row in house.rows("completions"))
     assert first == second != third and len(third) == 32
+
+
+async def test_events_hold_a_hash_of_the_tokens_name(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    digest = hashlib.sha256(b"of-ada").hexdigest()
+    async with House(tmp_path, tokenizer, settings={"tokens": {"ada": {"sha256": digest}}}) as house:
+        ada = {"Authorization": "Bearer of-ada", "X-User-ID": "someone"}
+        for headers in (ada, {"X-User-ID": "someone"}):
+            assert (await house.complete(headers=headers)).status_code == 200
+            body = {"completion_id": "c", "outcome": "accepted"}
+            assert (await house.send_feedback("/v1/feedback", body, headers)).status_code == 200
+        for kind in ("completions", "feedback"):
+            hers, shared = house.rows(kind)[-2:]
+            assert hers.user == shared.user
+            assert hers.credential != shared.credential
+            assert "ada" not in hers.credential and HASH.fullmatch(hers.credential)
+        assert {row.credential for row in house.rows("completions")} == {row.credential for row in house.rows("feedback")}
