@@ -29,7 +29,7 @@ from evals.bench.figures import figure, write
 from infra.settings import ROOT, Settings
 from infra.settings.schema import Collect
 from infra.store import ObjectStore, sha256
-from tasks.labels import samples
+from tasks.labels import samples, users
 from tasks.labels.accounting import WindowCounts, classify
 from tasks.labels.partitions import (
     AT_ONCE,
@@ -40,6 +40,7 @@ from tasks.labels.partitions import (
     merge_partitions,
     plan_window,
 )
+from tasks.labels.shares import weight_shares
 from tasks.labels.window import Window
 from tasks.rewards.reward import reward_samples
 from tasks.validation.batch import batch_stats, bounds
@@ -213,7 +214,7 @@ def measured(folder: Path, hours: int, served: int, least: int, joined: Join) ->
         seconds[name], last = time.monotonic() - last, time.monotonic()
 
     store = FolderStore(folder)
-    settings = Settings(collect=Collect(max_samples=served, min_samples=1))
+    settings = Settings(collect=Collect(max_samples=served, min_samples=1, max_new_users=USERS))
     now = BEGIN + HOUR * hours + settings.collect.join_seconds
     window = Window(since=BEGIN - 1, until=now, oldest=BEGIN - HOUR, known={})
     plan = plan_window(store, window, now, settings.collect.join_seconds, least)
@@ -223,8 +224,9 @@ def measured(folder: Path, hours: int, served: int, least: int, joined: Join) ->
     labelled, duplicates = merge_partitions(joined_parts)
     orphans = sum(part.orphans for part in joined_parts)
     del joined_parts
+    register = users.admit(labelled.select("user", "credential", "time"), users.NOBODY, settings.collect.max_new_users)
     accounting = classify(
-        labelled,
+        users.with_admission(labelled, register),
         {"1": 0},
         plan.partitions[-1].end,
         settings.collect,
@@ -236,7 +238,7 @@ def measured(folder: Path, hours: int, served: int, least: int, joined: Join) ->
     chosen = accounting.samples
     validate(chosen, batch_stats(accounting, 0.0), bounds(chosen, [], settings.collect)).check(0.0)
     done("validate")
-    chosen = reward_samples(chosen, settings.reward, settings.collect.max_user_weight)
+    chosen = reward_samples(chosen, settings.reward, weight_shares(settings.collect))
     store.put("cycles/bench/samples.parquet", samples.parquet(samples.tables(store, plan.partitions, chosen)))
     done("batch")
     return seconds | {

@@ -48,6 +48,7 @@ class FeedbackService:
             time=self.clock(),
             project=caller.project,
             user=caller.user,
+            credential=caller.credential,
             client=caller.client,
             **fields,
         )

@@ -4,6 +4,7 @@ import io
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import polars as pl
 import pyarrow.parquet as pq
 
 from infra.cycles import manifest_of
@@ -12,6 +13,7 @@ from infra.records import Manifest, Quarantined
 from infra.registry import Registry
 from infra.settings import Settings
 from infra.store import ObjectStore
+from tasks.labels import users
 from tasks.labels.accounting import RequestAccounting, WindowCounts, classify
 from tasks.labels.parent import choose_parent
 from tasks.labels.partitions import JoinedPartition, Partition, WindowPlan, join_partition, merge_partitions, plan_window
@@ -36,6 +38,8 @@ class Collected:
     plan: WindowPlan
     """The objects of the window; the tokens of samples are read from them when the batch is written."""
     accounting: RequestAccounting
+    register: pl.DataFrame
+    """The known users after this window (tasks/labels/users.py)."""
     orphans: int
     """Impressions that match no completion of the window."""
     malformed: tuple[Quarantined, ...]
@@ -75,16 +79,26 @@ def collect(store: ObjectStore, registry: Registry, settings: Settings, now: flo
     trained = trained_ids(store, [m for m in manifests if m.until >= window.oldest]) if plan.late else frozenset()
     distances = versions.distances(labelled["policy_version"].unique(), parent)
     counts = WindowCounts(requests=plan.requests, duplicates=repeated, malformed=len(malformed))
+    register = register_after(store, labelled, window.until, settings, now)
+    labelled = users.with_admission(labelled, register)
     return Collected(
         champion=champion,
         parent=parent,
         window=window,
         plan=plan,
+        register=register,
         accounting=classify(labelled, distances, window.until, settings.collect, counts, trained),
         orphans=orphans,
         malformed=malformed,
         skew=(plan.newest or now) - now,
     )
+
+
+def register_after(store: ObjectStore, labelled: pl.DataFrame, until: float, settings: Settings, now: float) -> pl.DataFrame:
+    """Return the known users with those of a window; who opted out stays unknown."""
+    known = users.read(store, now - settings.collect.known_user_days * users.DAY)
+    counted = labelled.filter(~pl.col("opted_out"), pl.col("time") <= until).select("user", "credential", "time")
+    return users.admit(counted, known, settings.collect.max_new_users)
 
 
 def ancestry(store: ObjectStore, versions: Lineage, parent: str, oldest: float) -> list[Manifest]:
