@@ -90,7 +90,8 @@ class Access:
     """Checks tokens and names callers."""
 
     def __init__(self, settings: Serving, clock: Callable[[], float] = time.monotonic) -> None:
-        self._secret = _secret(settings.user_secret, "user_secret")
+        self.user_secret = _secret(settings.user_secret, "user_secret")
+        """Key of the keyed hash of users."""
         self._settings = settings
         self._tokens = [_configured_token(name, token, clock) for name, token in settings.tokens.items()]
         shared = _secret(settings.token, "token")
@@ -131,7 +132,7 @@ class Access:
             raise Denied(400, f"X-Project-ID: expected {PROJECT_RULE}")
         if token.projects and project not in token.projects:
             raise Denied(403, f"X-Project-ID: token {token.name} has {_joined(token.projects)}, not {project}")
-        hashed = user_hash(self._secret, headers.get("x-user-id") or user or "token:" + token.digest.hex())
+        hashed = user_hash(self.user_secret, headers.get("x-user-id") or user or "token:" + token.digest.hex())
         terms = self._terms(project, hashed)
         opts_out = headers.get("x-tabloop-opt-out", "") not in ("", "0", "false")
         return Caller(project, hashed, client, opts_out or not terms.logged, terms.experiments, terms.version)

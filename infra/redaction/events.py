@@ -1,11 +1,12 @@
 """The texts of events, and events with redacted texts. A new text field needs its name in one of the lists here, nothing else."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from infra.records import Completion, Feedback
 from infra.redaction.texts import Texts
 
+Event = TypeVar("Event", Completion, Feedback)
 COMPLETION_MIDDLES = ("text",)
 FEEDBACK_MIDDLES = ("shown", "retained")
 """Fields with a text that stood at the cursor."""
@@ -25,7 +26,7 @@ def texts_of(row: Completion | Feedback) -> Texts:
     return Texts(row.prefix, tuple(getattr(row, name) for name in _middles(row)), row.suffix, row.language)
 
 
-def with_texts(row: Completion | Feedback, kept: Texts, redacted: Texts) -> Completion | Feedback:
+def with_texts(row: Event, kept: Texts, redacted: Texts) -> Event:
     """Return an event with its redacted texts.
 
     `kept` are the texts before redaction: a completion that had a secret in them is also without tokens, from which it could be
@@ -39,7 +40,7 @@ def with_texts(row: Completion | Feedback, kept: Texts, redacted: Texts) -> Comp
     return row.model_copy(update=changed) if changed else row
 
 
-def without_text(row: Completion | Feedback) -> Completion | Feedback:
+def without_text(row: Event) -> Event:
     """Return the event of a user who opted out."""
     return row.model_copy(update=NO_TEXT[type(row)])
 

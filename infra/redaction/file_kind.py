@@ -11,12 +11,17 @@ from infra.redaction.shapes import compile_bytes
 Values = Literal["quoted", "words", "lines"]
 """quoted: a value is a literal in quotes, all else is code. words: a bare value ends at a blank. lines: it ends with its line."""
 LINES = frozenset(
-    ("yaml yml ini cfg conf config cnf properties toml desktop service netrc pgpass npmrc pypirc gitconfig htpasswd csv tsv")
-    .split()
+    (
+        *("yaml", "yml", "ini", "cfg", "conf", "config", "cnf", "properties", "toml", "desktop", "service"),
+        *("netrc", "pgpass", "npmrc", "pypirc", "gitconfig", "htpasswd", "csv", "tsv"),
+    )
 )
 WORDS = frozenset(
-    "env dotenv envrc sh bash zsh ksh fish shell shellscript ps1 powershell bat cmd dockerfile docker makefile mk tfvars xml plist html "
-    "json jsonc json5 txt text md markdown log http rest".split()
+    (
+        *("env", "dotenv", "envrc", "sh", "bash", "zsh", "ksh", "fish", "shell", "shellscript", "ps1", "powershell"),
+        *("bat", "cmd", "dockerfile", "docker", "makefile", "mk", "tfvars", "xml", "plist", "html"),
+        *("json", "jsonc", "json5", "txt", "text", "md", "markdown", "log", "http", "rest"),
+    )
 )
 NEAR_CHARACTERS = 2_000
 """Characters on each side of the cursor that are looked at."""

@@ -23,8 +23,8 @@ KEY_OF = (
     r"signing|sign|sse|ssh|storage|user|webhook|write|pre_?shared|registry|deploy|ingest|routing)"
 )
 SECRET = (
-    rf"{KEY_OF}[_\-. ]?key(?:[_\-. ]?(?:secret|value))?|secret|token|credentials?|creds?|bearer|auth|authorization|signature|salt|"
-    r"seed|nonce|cookie|session[_\-]?id|psk|dsn|apikeys?|web[_\-]?hook(?:[_\-]?url)?|conn(?:ection)?[_\-]?str(?:ing)?|_key|\bpin"
+    rf"{KEY_OF}[_\-. ]?key(?:[_\-. ]?(?:secret|value))?|secret|token|credentials?|creds?|bearer|auth|authorization|signature|"
+    r"salt|seed|nonce|cookie|session[_\-]?id|psk|dsn|apikeys?|web[_\-]?hook(?:[_\-]?url)?|conn(?:ection)?[_\-]?str(?:ing)?|_key|\bpin"
 )
 """Names of random values; passwords may be words, these may not."""
 TAIL = (
@@ -62,17 +62,21 @@ BASIC = compile_bytes(r"basic[ \t]+([A-Za-z0-9+/]{6,}={0,2})", ignore_case=True)
 PLACEHOLDER = compile_bytes(
     r"^(?:\$[\w({].*|\{\{.*|<.*|%.*%|\{[\w.]*\}|\.\.\.|.?[xX*.•#_\-?]{2,}.?|&[\w]+;?.*|\*\w+|![\w/]+.*|[|>][+\-]?|~|\[.*|null|none|nil|true|"
     r"false|undefined|yes|no|on|off|str|string|bool|int|integer|bytes|text|any|optional|required|object|function|void|"
-    r"todo|tbd|n/?a|empty|unset|unknown|default|hidden|masked|basic|bearer|digest|plain|pass(?:word|wd)?|user(?:name)?|secret|token|key|pwd?|name|value|self|[,)\]};: ].*|"
+    r"todo|tbd|n/?a|empty|unset|unknown|default|hidden|masked|basic|bearer|digest|plain|pass(?:word|wd)?|user(?:name)?|secret|token|"
+    r"key|pwd?|name|value|self|[,)\]};: ].*|"
     r"self\.\w+|change.?(?:me|it|this)|.*(?:example|placeholder|dummy|redacted|your[_\- ]|my[_\- ]?pass|<\w+>|\$\{|\{\{).*)$",
     ignore_case=True,
 )
 PROSE = compile_bytes(
-    r"pass|pwd|secret|token|credential|enter |your|must |invalid|require|please|cannot|should|field|missing|forgot|confirm|reset|wrong|"
-    r" is | the | for | not |%s|%\(|%d|\{[\w.!:]*\}|\\n|\\u|://",
+    r"pass|pwd|secret|token|credential|enter |your|must |invalid|require|please|cannot|should|field|missing|forgot|confirm|reset|"
+    r"wrong| is | the | for | not |%s|%\(|%d|\{[\w.!:]*\}|\\n|\\u|://",
     ignore_case=True,
 )
 """Parts of a message or of a name, not of a password."""
-CODE = compile_bytes(r"^[A-Za-z_$][\w$]*(?:(?:\.|->|::)[A-Za-z_$][\w$]*)*[(\[{;]|^[A-Za-z_$][\w$]*(?:(?:\.|->|::)[A-Za-z_$][\w$]*)+$|^[(\[{]|^new |^await ")
+CODE = compile_bytes(
+    r"^[A-Za-z_$][\w$]*(?:(?:\.|->|::)[A-Za-z_$][\w$]*)*[(\[{;]|^[A-Za-z_$][\w$]*(?:(?:\.|->|::)[A-Za-z_$][\w$]*)+$|"
+    r"^[(\[{]|^new |^await "
+)
 """A name or a call in place of a value."""
 BARE = compile_bytes(r"""[^\s"'`,;(){}\[\]<>]+""")
 WORD = compile_bytes(r"""[^\s"'`;<>]+""")
@@ -128,7 +132,9 @@ def _named(data: bytes, match: "re2._Match", values: Values) -> Span | None:
         return None
     after = data[end : end + 1]
     if values == "quoted" or between == b">":
-        environment = data[match.start() - 1 : match.start()] != b"." and between == b"=" and _is_setting_line(data, match.start(), end)
+        environment = (
+            data[match.start() - 1 : match.start()] != b"." and between == b"=" and _is_setting_line(data, match.start(), end)
+        )
         plain = environment or (between == b">" and after == b"<") or (between == b"=" and after == b";")
         found = _looks_made(value, between) or (plain and bool(password) and _is_password(value))
     else:

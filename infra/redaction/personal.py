@@ -22,7 +22,7 @@ class PersonalData:
     """Finds the chosen kinds of personal data."""
 
     def __init__(self, kinds: Collection[str], region: str = "", names: Collection[str] = ()) -> None:
-        """`region` (ISO 3166, "DE") is where numbers without a country code are dialled; empty: only numbers with one are found."""
+        """`region` (ISO 3166, "DE") is the country of numbers without a country code; empty: these are not found."""
         self._kinds, self._region = frozenset(kinds), region or None
         words = sorted((name for name in names if name.strip()), key=len, reverse=True)
         listed = "|".join(re2.escape(name.encode().decode("latin-1")) for name in words)

@@ -1,8 +1,8 @@
 """Random strings: whether a text looks made by a generator of keys and not by a person, and where such texts stand.
 
-Code is full of long names and of hashes of public files, so entropy alone marks too much (detect-secrets' limits mark one request in
-ten of this repository). Two further measures tell keys from names: in random letters and digits, neighbours often change between
-digit, small and capital letter; and a key stands near a word that says so.
+Code is full of long names and of hashes of public files, so entropy alone marks too much. Two further measures tell keys from
+names: in random letters and digits, neighbours often change between digit, small and capital letter; and a key stands near a word
+that says so.
 """
 
 import math

@@ -9,8 +9,7 @@ from functools import lru_cache
 
 from infra.redaction import private_keys
 from infra.redaction.file_kind import NEAR_CHARACTERS, Values, values
-from infra.redaction.personal import PersonalData
-from infra.redaction.scanner import Scanner, encoded, merged
+from infra.redaction.scanner import Detector, Scanner, encoded, merged
 from infra.redaction.shapes import Span
 from infra.redaction.texts import Texts
 
@@ -27,8 +26,8 @@ MAX_CACHED = 4_000
 class Redactor:
     """Replaces secrets in texts by "[redacted]"."""
 
-    def __init__(self, personal: PersonalData | None = None) -> None:
-        self._scanner = Scanner(personal)
+    def __init__(self, further: Detector | None = None) -> None:
+        self._scanner = Scanner(further)
         self._remembered = lru_cache(CACHED_TEXTS)(self._scanner.spans)
         self._values = lru_cache(CACHED_TEXTS)(values)
 

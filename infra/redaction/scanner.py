@@ -1,29 +1,35 @@
 """Finds secrets in a text, in time that grows with its length alone."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
 
 from infra.redaction import names, private_keys, randomness
 from infra.redaction.file_kind import Values
-from infra.redaction.personal import PersonalData
 from infra.redaction.shapes import ShapeFinder, Span
 
 ENCODING, ERRORS = "utf-8", "surrogatepass"
 """JSON may hold half a surrogate pair."""
 
 
+class Detector(Protocol):
+    """Finds what settings add to the search."""
+
+    def spans(self, data: bytes) -> Iterator[Span]: ...
+
+
 class Scanner:
     """All detectors."""
 
-    def __init__(self, personal: PersonalData | None = None) -> None:
+    def __init__(self, further: Detector | None = None) -> None:
         self._shapes = ShapeFinder()
-        self._personal = personal
+        self._further = further
 
     def spans(self, text: str, form: Values) -> list[Span]:
         """Return the spans of secrets in a text, in characters, merged and in ascending order."""
         data = encoded(text)
         found = [*self._shapes.spans(data), *names.spans(data, form), *randomness.spans(data), *private_keys.spans(data)]
-        if self._personal:
-            found += self._personal.spans(data)
+        if self._further:
+            found += self._further.spans(data)
         spans = merged(found)
         return spans if len(data) == len(text) else _in_characters(data, spans)
 

@@ -117,7 +117,11 @@ SHAPES = (
     Shape("Jina key", "jina_", r"jina_[\w\-]{40,}"),
     Shape("Together key", "tgp_v1_", r"tgp_v1_[\w\-]{30,}"),
     # Communication
-    Shape("Slack token", "xoxa- xoxb- xoxe xoxo- xoxp- xoxr- xoxs- xoxd- xoxc- xoxA- xoxB- xoxP-", r"xox[a-zA-Z](?:\.xox[a-z])?-[\w\-%]{4,}"),
+    Shape(
+        "Slack token",
+        "xoxa- xoxb- xoxe xoxo- xoxp- xoxr- xoxs- xoxd- xoxc- xoxA- xoxB- xoxP-",
+        r"xox[a-zA-Z](?:\.xox[a-z])?-[\w\-%]{4,}",
+    ),
     Shape("Slack app token", "xapp-", r"xapp-[0-9]-[\w\-]{20,}"),
     Shape("Slack webhook", "hooks.slack.com/", r"hooks\.slack\.com/(?:services|workflows|triggers)/([\w+/]{20,})"),
     Shape("Discord token", "MD MT Mj Mz ND NT Nj Nz OD OT", r"[MNO][A-Za-z0-9_\-]{22,27}\.[\w\-]{6}\.[\w\-]{27,}"),
@@ -176,8 +180,18 @@ SHAPES = (
     Shape("Ubidots token", "BBFF-", r"BBFF-[0-9a-zA-Z]{30}"),
     # Forms that any service uses
     Shape("JSON web token", "eyJ", r"eyJ[\w\-]{8,512}\.(?:eyJ)?[\w\-]{8,}"),
-    Shape("password hash", "$2a$ $2b$ $2y$ $6$ $5$ $1$ $apr1$ $argon2", r"\$(?:2[aby]\$[0-9]{2}\$[./A-Za-z0-9]{40,}|(?:1|5|6|apr1)\$(?:rounds=[0-9]+\$)?[./A-Za-z0-9]{1,16}\$[./A-Za-z0-9]{20,}|argon2[id]{1,2}\$[\w=,$+/.\-]{30,})", back=1),
-    Shape("LDAP password hash", "{SSHA} {SSHA256} {SSHA512} {SHA} {SMD5}", r"\{S(?:SHA(?:256|512)?|HA|MD5)\}[A-Za-z0-9+/]{20,}={0,2}", back=1),
+    Shape(
+        "password hash",
+        "$2a$ $2b$ $2y$ $6$ $5$ $1$ $apr1$ $argon2",
+        r"\$(?:2[aby]\$[0-9]{2}\$[./A-Za-z0-9]{40,}|(?:1|5|6|apr1)\$(?:rounds=[0-9]+\$)?[./A-Za-z0-9]{1,16}\$[./A-Za-z0-9]{20,}|argon2[id]{1,2}\$[\w=,$+/.\-]{30,})",
+        back=1,
+    ),
+    Shape(
+        "LDAP password hash",
+        "{SSHA} {SSHA256} {SSHA512} {SHA} {SMD5}",
+        r"\{S(?:SHA(?:256|512)?|HA|MD5)\}[A-Za-z0-9+/]{20,}={0,2}",
+        back=1,
+    ),
 )
 """Shapes by service. Where two have one anchor, both are tried."""
 TOKEN_END = compile_bytes(r"[\w+/=~%\-]*(?:\.[\w+/=~%\-]+)*")

@@ -1,17 +1,18 @@
 """A process that redacts texts: `python -m infra.redaction.worker`, started by serving/recording/long_texts.py.
 
-It reads and writes frames on its standard input and output: four bytes of length (big-endian), then JSON. The first frame holds the
-arguments of PersonalData or null; each later one holds the fields of Texts, and the answer does too.
+It reads and writes frames on its standard input and output: four bytes of length (big-endian), then JSON. The first frame holds
+the arguments of PersonalData, or null; each later one holds the fields of Texts, and the answer does too.
 """
 
 import json
 import struct
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, BinaryIO
 
-from infra.redaction.personal import PersonalData
 from infra.redaction.redactor import Redactor
+from infra.redaction.scanner import Detector
 from infra.redaction.texts import Texts
 
 LENGTH = struct.Struct(">I")
@@ -40,10 +41,19 @@ def _read(stream: BinaryIO) -> bytes:
     return stream.read(LENGTH.unpack(head)[0]) if len(head) == LENGTH.size else b""
 
 
+def personal_data(arguments: Mapping[str, Any] | None) -> Detector | None:
+    """Return the detector of personal data; none without arguments. Its libraries take a tenth of a second to load."""
+    if not arguments:
+        return None
+    from infra.redaction.personal import PersonalData
+
+    return PersonalData(**arguments)
+
+
 def main() -> int:
     """Redact until the standard input ends."""
     arguments = json.loads(_read(sys.stdin.buffer))
-    redactor = Redactor(PersonalData(**arguments) if arguments else None)
+    redactor = Redactor(personal_data(arguments))
     while body := _read(sys.stdin.buffer):
         sys.stdout.buffer.write(texts_frame(redactor.redact(read_texts(body))))
         sys.stdout.buffer.flush()

@@ -8,7 +8,7 @@ from infra.settings.retention import Retention
 from infra.settings.reward import Reward
 from infra.settings.section import Section
 from infra.settings.services import Orchestration, Registry, Stack, Store
-from infra.settings.serving import AccessToken, EngineSetting, External, Role, Sampling, Serving, Terms, UserTerms
+from infra.settings.serving import AccessToken, EngineSetting, External, PersonalData, Role, Sampling, Serving, Terms, UserTerms
 from infra.settings.training import Train
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "Judge",
     "Model",
     "Orchestration",
+    "PersonalData",
     "Registry",
     "Retention",
     "Reward",
