@@ -186,6 +186,10 @@ BY_NAME = {
     "password": ("password", "{a10}!"),
     "password of words": ("db_password", "correct-horse-battery"),
     "plain password": ("password", "sunshine{d2}"),
+    "Cloudant password": ("cloudant_password", "{x64}"),
+    "IBM Cloud key": ("ibm_cloud_iam_key", "{w44}"),
+    "IBM storage key": ("cos_hmac_secret_access_key", "{x48}"),
+    "SoftLayer key": ("softlayer_api_key", "{b64}"),
     "passphrase": ("gpg_passphrase", "{a16}"),
 }
 """Kinds that only their name gives away: usual name, value."""

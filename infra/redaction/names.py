@@ -12,10 +12,12 @@ import re2
 
 from infra.redaction.file_kind import Values
 from infra.redaction.randomness import looks_random
-from infra.redaction.shapes import Span, compile_bytes
+from infra.redaction.shapes import TOKEN_END, Span, compile_bytes
 
 MAX_VALUE = 4_096
-"""Bytes of a value; what follows them is searched for secrets again."""
+"""Bytes of a literal; what follows them is searched for secrets again."""
+JUDGED = 200
+"""Bytes of a value that decide whether it is a secret: names may follow each other closely, so none may cost much."""
 PASSWORD = r"pass(?:word|wd|phrase|code)?|pwd|pw|contrase(?:\xc3\xb1|n)a|passwort|kennwort|motdepasse"
 KEY_OF = (
     r"(?:api|app|application|access|account|admin|auth|client|consumer|crypto|cipher|encryption|decryption|encrypt|hmac|host|"
@@ -87,15 +89,17 @@ SMALL = frozenset(b"abcdefghijklmnopqrstuvwxyz")
 
 def spans(data: bytes, values: Values) -> Iterator[Span]:
     """Yield the spans of values with a secret's name, in bytes; `values` tells how values stand in the file."""
+    covered = 0
     for match in NAMED.finditer(data):
-        if span := _named(data, match, values):
+        if match.start() >= covered and (span := _named(data, match, values)):
+            covered = span[1]
             yield span
     for pattern in (FLAG, COMMAND):
         for match in pattern.finditer(data):
-            value = WORD.match(data, match.end(), match.end() + MAX_VALUE)
+            value = WORD.match(data, match.end(), match.end() + JUDGED)
             is_one = _is_password if pattern is COMMAND or match.group(1) else _is_secret
             if value and not _is_code(value.group()) and is_one(value.group()):
-                yield value.span()
+                yield value.start(), TOKEN_END.match(data, value.end()).end()
     for match in URL.finditer(data):
         if not _is_placeholder(match.group(1)) and match.group(1) != b"port":
             yield match.span(1)
@@ -117,11 +121,11 @@ def _named(data: bytes, match: "re2._Match", values: Values) -> Span | None:
         return None
     if quote:
         end = _closing(data, start, quote)
-        value = data[start:end]
+        value = data[start : min(end, start + JUDGED)]
         secret = _is_password(value) and between != b"," if password else _is_secret(value, between)
         return (start, end) if secret and value else None
     pattern = BARE if values == "quoted" else WORD if values == "words" else LINE
-    bare = pattern.match(data, start, start + MAX_VALUE)
+    bare = pattern.match(data, start, start + JUDGED)
     if not bare:
         return None
     value = _without_comment(bare.group())
@@ -139,7 +143,9 @@ def _named(data: bytes, match: "re2._Match", values: Values) -> Span | None:
         found = _looks_made(value, between) or (plain and bool(password) and _is_password(value))
     else:
         found = _is_password(value) if password else _is_secret(value, between)
-    return (start, end) if found and not _is_placeholder(value) else None
+    if not found or _is_placeholder(value):
+        return None
+    return start, TOKEN_END.match(data, end).end() if len(value) == JUDGED else end
 
 
 def _begins_name(data: bytes, at: int, word: bytes) -> bool:

@@ -10,7 +10,7 @@ from serving.recording.long_texts import LongTexts
 
 LONG_TEXT = 4_000
 """Characters of text above which the other process redacts: made-up secrets of this length take some milliseconds."""
-LONG_LINE = 600
+LONG_LINE = 400
 """Likewise, characters of the line at the cursor, which is searched once more for each text that stood there."""
 Event = TypeVar("Event", Completion, Feedback)
 
