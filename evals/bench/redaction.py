@@ -1,4 +1,4 @@
-"""Redaction: cost of an ordinary request, delay beside hostile ones, kinds of secrets found, and ordinary code that loses anything.
+"""Redaction: cost of an ordinary request, delay beside hostile ones, kinds of secrets found, ordinary code that loses anything.
 
 Ordinary code is the standard library and the installed packages without their tests, cut at random places as editors send it. The
 delay is that of an innocent completion's recording, in one process with the recording of hostile texts of a megabyte.

@@ -5,6 +5,7 @@ the arguments of PersonalData, or null; each later one holds the fields of Texts
 """
 
 import json
+import os
 import struct
 import sys
 from collections.abc import Mapping
@@ -15,6 +16,8 @@ from infra.redaction.redactor import Redactor
 from infra.redaction.scanner import Detector
 from infra.redaction.texts import Texts
 
+LOWER_PRIORITY = 10
+"""So that completions come first where cores are few."""
 LENGTH = struct.Struct(">I")
 
 
@@ -52,6 +55,7 @@ def personal_data(arguments: Mapping[str, Any] | None) -> Detector | None:
 
 def main() -> int:
     """Redact until the standard input ends."""
+    os.nice(LOWER_PRIORITY)
     arguments = json.loads(_read(sys.stdin.buffer))
     redactor = Redactor(personal_data(arguments))
     while body := _read(sys.stdin.buffer):
