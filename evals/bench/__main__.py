@@ -22,7 +22,7 @@ from infra.settings import Settings
 
 WITHOUT_STACK = ("trainer", "join")
 """Benchmarks that need no stack."""
-BENCHES = ("serving", "feedback", "loop", "survival", "kills", *WITHOUT_STACK)
+BENCHES = ("serving", "feedback", "redaction", "loop", "survival", "kills", *WITHOUT_STACK)
 """Modules of this package, imported one by one since some import torch."""
 
 
