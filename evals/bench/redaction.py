@@ -145,7 +145,8 @@ async def _delays(settings: Settings) -> list[Figure]:
 
 async def _answer_seconds(client: httpx.AsyncClient, until: "asyncio.Task[None]") -> float:
     """Return the 95th percentile of the seconds of an event's answer, until a task ends."""
-    seconds, body = [], {"completion_id": "cmpl-bench", "outcome": "shown"}
+    seconds: list[float] = []
+    body = {"completion_id": "cmpl-bench", "outcome": "shown"}
     while not until.done() or len(seconds) < LEAST_ANSWERS:
         began = time.perf_counter()
         (await client.post("/v1/feedback", json=body)).raise_for_status()

@@ -14,14 +14,7 @@ DATA = {
     "iban": "DE89 3704 0044 0532 0130 00",
     "names": "Ada Lovelace",
 }
-OTHERS = (
-    "git@github.com:a/b.git",
-    "1.2.3.4:8080",
-    "2026-11-23 10:00:00",
-    "0x7f2b 4f1a",
-    "GB00WEST12345698765432",
-    "user@example.com",
-)
+OTHERS = ("1.2.3.4:8080", "2026-11-23 10:00:00", "0x7f2b 4f1a", "GB00WEST12345698765432", "user@example.com")
 
 
 @pytest.mark.parametrize("kind", DATA)
@@ -37,7 +30,7 @@ def test_a_number_without_a_country_code_is_one_of_its_region() -> None:
     assert REDACTED not in Redactor(PersonalData(["phone"])).text("tel = '030 901820'")
 
 
-@pytest.mark.parametrize("text", OTHERS[1:])
+@pytest.mark.parametrize("text", OTHERS)
 def test_what_only_looks_like_personal_data_stays(text: str) -> None:
     assert Redactor(PersonalData(["email", "phone", "iban"], "DE")).text(f"x = '{text}'") == f"x = '{text}'"
 

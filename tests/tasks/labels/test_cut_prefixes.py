@@ -38,7 +38,7 @@ def kept(row: Completion | Feedback, redactor: Redactor | None = None) -> Comple
     named=st.booleans(),
     typed_over=st.booleans(),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_the_join_is_the_same_as_with_all_text(
     code: str, requests: list[tuple[int, int]], far: int, named: bool, typed_over: bool
 ) -> None:
