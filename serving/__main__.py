@@ -12,7 +12,9 @@ import uvloop
 
 from infra import settings as settings_
 from infra.fim import Renderer
-from infra.redaction import Redactor
+from infra.redaction.redactor import Redactor
+from infra.redaction.texts import KEPT_CHARACTERS, Kept
+from infra.redaction.worker import personal_data
 from infra.registry import Registry
 from infra.settings import Settings
 from infra.store import ObjectStore
@@ -27,6 +29,9 @@ from serving.gateway.dialects import CLIENT_NAMES
 from serving.gateway.feedback import FeedbackService
 from serving.gateway.server import Server, make_server
 from serving.metrics import Metrics
+from serving.recording.event_redactor import EventRedactor
+from serving.recording.long_texts import LongTexts
+from serving.recording.opt_outs import OptOuts
 from serving.recording.recorder import Recorder
 from serving.recording.shipping import Shipper
 from serving.recording.spool import Spool
@@ -35,7 +40,7 @@ from serving.slots.arms import Arms, Slot
 from serving.slots.client import EngineClient, SlotEngine
 from serving.slots.external import ExternalEngine
 from serving.slots.follower import Follower
-from serving.slots.policy import Policy
+from serving.slots.policy import CHARACTERS_PER_TOKEN, Policy
 from serving.slots.version_source import VersionSource
 from serving.status.cycle_history import CycleHistory
 from serving.status.data import Links, StatusData
@@ -78,6 +83,15 @@ def engine(http: aiohttp.ClientSession, slot: int, settings: Settings, policy: P
     return ExternalEngine(http, setting, policy)
 
 
+def event_redactor(settings: Settings) -> EventRedactor:
+    """Return the redactor of events; it keeps all code that the model sees."""
+    model, personal = settings.model, settings.serving.personal_data
+    before, after = (tokens * CHARACTERS_PER_TOKEN for tokens in (model.max_prefix_tokens, model.max_suffix_tokens))
+    arguments = personal.model_dump() if personal.kinds else None
+    kept = Kept(max(KEPT_CHARACTERS, before), max(KEPT_CHARACTERS, after))
+    return EventRedactor(Redactor(personal_data(arguments)), LongTexts(arguments), kept)
+
+
 async def serve(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT, then ship what the object store takes within LAST_SHIPPING_SECONDS."""
     serving = settings.serving
@@ -87,10 +101,12 @@ async def serve(settings: Settings) -> None:
     spool = Spool(settings_.path(serving.spool), serving.spool_bytes)
     store = ObjectStore.connect(settings.store)
     shipper = Shipper(spool, store, serving.ship_seconds)
-    recorder = Recorder(spool, metrics, Redactor())
     access = Access(serving, metrics.ignored_users.inc)
     hosts = accepted_hosts(serving)
     sampling = policy(settings)
+    redactor = event_redactor(settings)
+    opt_outs = OptOuts(access.user_secret, settings_.path(serving.state) / "opted_out.jsonl")
+    recorder = Recorder(spool, metrics, redactor, opt_outs)
     async with client.session() as http:
         arms = Arms((Slot(0, engine(http, 0, settings, sampling)), Slot(1, engine(http, 1, settings, sampling))))
         versions = VersionCache(settings_.path(serving.state))
@@ -104,8 +120,8 @@ async def serve(settings: Settings) -> None:
         feedback_app = create_feedback_app(feedback, metrics, hosts)
         gc.collect()
         gc.freeze()  # objects made so far stay: a collection in the middle of a completion need not look at them
-        endless = (follower.run(), shipper.run(), connections.close_expired())
-        background = [asyncio.create_task(work) for work in endless]
+        endless = (follower.run(), shipper.run(), redactor.long_texts.start(), connections.close_expired())
+        background = [asyncio.create_task(run) for run in endless]
         try:
             await _serve_both(
                 make_server(completions_app, connections, host=serving.host, port=serving.port, timeout_graceful_shutdown=5),

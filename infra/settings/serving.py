@@ -90,6 +90,16 @@ class UserTerms(Terms):
     """Whether the user takes part in A/B tests if the project does; false: the champion serves."""
 
 
+class PersonalData(Section):
+    kinds: tuple[Literal["email", "phone", "iban", "names"], ...] = ()
+    """Personal data that is removed from recorded code as secrets are: e-mail addresses, valid telephone numbers, valid bank
+    account numbers, the names below. Empty: none, since code rarely has any and each removal costs a training sample."""
+    region: str = Field("", pattern=r"^([A-Z]{2})?$")
+    """Country (ISO 3166, "DE") of telephone numbers without a country code. Empty: only numbers with one are found."""
+    names: tuple[str, ...] = ()
+    """Names of people, in any case."""
+
+
 class External(Section):
     """An engine slot served by an external server."""
 
@@ -196,6 +206,8 @@ class Serving(Section):
     """The two engine slots: the URL of an engine of tabloop, or a table that describes an external server."""
     engine_arguments: dict[str, Any] = Field(default={})
     """Arguments passed to vLLM's engines verbatim (names as in vLLM's AsyncEngineArgs)."""
+    personal_data: PersonalData = PersonalData()
+    """Personal data that is removed from code before it is recorded; secrets always are."""
     spool: Path = Path("var/spool")
     """Directory of events that are not shipped yet."""
     spool_bytes: int = Field(1 << 30, ge=1 << 20)

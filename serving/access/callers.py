@@ -55,7 +55,8 @@ class Access:
         """
         if settings.user_secret is None:
             raise SystemExit(_unset("user_secret"))
-        self._secret = settings.user_secret.get_secret_value().encode()
+        self.user_secret = settings.user_secret.get_secret_value().encode()
+        """Key of the keyed hash of users."""
         self._settings = settings
         self._on_ignored_user = on_ignored_user
         self._issuer = Issuer.of(settings.oidc, clock) if settings.oidc else None
@@ -106,9 +107,9 @@ class Access:
         if credential.projects and project not in credential.projects:
             has = ", ".join(sorted(credential.projects))
             raise Denied(403, f"X-Project-ID: token {credential.name} has {has}, not {project}")
-        hashed = user_hash(self._secret, self._user(credential, headers.get("x-user-id") or user))
+        hashed = user_hash(self.user_secret, self._user(credential, headers.get("x-user-id") or user))
         # A token that replaces another keeps its name, and so its history.
-        hashed_name = user_hash(self._secret, f"credential:{credential.name}")
+        hashed_name = user_hash(self.user_secret, f"credential:{credential.name}")
         terms = self._terms(project, hashed)
         opts_out = headers.get("x-tabloop-opt-out", "") not in ("", "0", "false")
         return Caller(

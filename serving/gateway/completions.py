@@ -65,7 +65,11 @@ def _endpoint(
             return parsed
         caller = gateway.access.caller(request.headers, credential, _user(body), client_name(request.headers, body))
         routes = _routes(request, gateway, caller, credential)
-        generation = Generation(f"cmpl-{uuid.uuid4()}", parsed.request, caller, routes, gateway.policy, gateway.clock())
+        completion_id = f"cmpl-{uuid.uuid4()}"
+        if caller.opted_out:  # before the response: feedback may arrive before its end
+            who, asked = (caller.project, caller.user), parsed.request
+            gateway.recorder.opt_outs.add(who, completion_id, asked.prefix, asked.suffix)
+        generation = Generation(completion_id, parsed.request, caller, routes, gateway.policy, gateway.clock())
         if parsed.events:
             return StreamedResponse(generation, gateway.recorder, parsed.events(generation))
         return WholeResponse(generation, gateway.recorder, parsed.render)

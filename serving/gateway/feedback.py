@@ -10,7 +10,6 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
 from infra.records import Feedback
-from infra.redaction import FEEDBACK_TEXTS
 from serving.access import Access, Caller
 from serving.gateway.browsers import require_json
 from serving.gateway.dialects import DIALECTS, client_name
@@ -22,8 +21,6 @@ from serving.recording.recorder import Recorder
 from serving.recording.spool import SpoolFull
 
 MAX_REMEMBERED = 20_000
-NO_TEXT = dict.fromkeys((*FEEDBACK_TEXTS, "language"), "")
-"""Replaces the text of an event whose user opted out."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +39,6 @@ class FeedbackService:
 
     async def store(self, event: FeedbackEvent, caller: Caller) -> str:
         """Write an event to the disk and return its id. Raises FeedbackNotStored."""
-        fields = vars(event) | (NO_TEXT if caller.opted_out else {})
         row = Feedback(
             id=f"fb-{uuid.uuid4()}",
             time=self.clock(),
@@ -50,10 +46,10 @@ class FeedbackService:
             user=caller.user,
             credential=caller.credential,
             client=caller.client,
-            **fields,
+            **vars(event),
         )
         try:
-            await self.recorder.record_feedback(row)
+            await self.recorder.record_feedback(row, opted_out=caller.opted_out)
         except (SpoolFull, OSError) as error:
             raise FeedbackNotStored(str(error)) from error
         return row.id

@@ -50,7 +50,8 @@ class CompletionResponse(Response, ABC):
         """Search the code around the cursor for secrets, once; called after the first text, so that no other first text waits."""
         if not self._looked_ahead and not self.generation.caller.opted_out:
             self._looked_ahead = True
-            self._recorder.scan_ahead(self.generation.request.prefix, self.generation.request.suffix)
+            request = self.generation.request
+            self._recorder.scan_ahead(request.prefix, request.suffix, request.language)
 
     async def record(self) -> None:
         """Write the completion's event; the response ends after that."""

@@ -17,7 +17,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from infra.fim import SPECIAL_TOKENS, Renderer
 from infra.records import Completion, Decision, ExperimentRecord, Feedback
-from infra.redaction import Redactor
+from infra.redaction.redactor import Redactor
+from infra.redaction.texts import Kept
 from infra.registry import EXPERIMENT_TAG, LOOK_TAG, Registry
 from infra.settings.schema import Sampling
 from infra.settings.schema import Serving as ServingSettings
@@ -34,6 +35,9 @@ from serving.gateway.detokenizer import stop_token_ids
 from serving.gateway.dialects import CLIENT_NAMES
 from serving.gateway.feedback import FeedbackService
 from serving.metrics import Metrics
+from serving.recording.event_redactor import EventRedactor
+from serving.recording.long_texts import LongTexts
+from serving.recording.opt_outs import OptOuts
 from serving.recording.recorder import Recorder
 from serving.recording.shipping import Shipper, read_segment
 from serving.recording.spool import KINDS, Spool
@@ -290,12 +294,15 @@ class House:
         )
         self.arms = Arms((first, second))
         self.spool = Spool(self.directory / "spool", self.spool_bytes)
-        self.recorder = Recorder(self.spool, self.metrics, Redactor())
+        access = Access(self.settings, self.metrics.ignored_users.inc)
+        redactor = EventRedactor(Redactor(), LongTexts(), Kept())
+        opt_outs = OptOuts(access.user_secret, self.directory / "state" / "opted_out.jsonl")
+        self.recorder = Recorder(self.spool, self.metrics, redactor, opt_outs)
         self.shipper = Shipper(self.spool, self.store, 0.05)
         self.versions = VersionCache(self.directory / "state")
         source = VersionSource(self.registry.client(), self.store, self.versions)
         self.follower = Follower(self.arms, source, self.metrics, 0.01)
-        access, hosts = Access(self.settings, self.metrics.ignored_users.inc), accepted_hosts(self.settings)
+        hosts = accepted_hosts(self.settings)
         renderer = Renderer(self.tokenizer, "spm", 40, 20)
         self.policy = Policy(self.tokenizer, renderer, self.sampling, stop_token_ids(self.tokenizer))
         gateway = Gateway("qwen-coder-x", access, self.arms, self.policy, self.recorder)

@@ -91,7 +91,9 @@ async def test_the_prompt_of_a_long_file_is_the_text_next_to_the_cursor(house: H
     prefix_text = tokenizer.decode(prompt_ids[prompt_ids.index(tokenizer.token_to_id("<|fim_prefix|>")) + 1 :])
     assert 30 + 20 + 3 <= len(prompt_ids) <= 40 + 20 + 3
     assert prefix_text.startswith("value_") and prefix_text.endswith("value_19999 = 19999\n")
-    assert house.rows("completions")[0].prefix == "".join(lines)
+    (row,) = house.rows("completions")
+    assert "".join(lines).endswith(row.prefix) and "".join(lines).startswith(row.suffix)
+    assert 8_192 <= len(row.prefix) < 8_192 + 4_096 and len(row.suffix) == 8_192, "what is kept of a megabyte"
 
 
 async def test_max_tokens_can_lower_the_limit_but_not_raise_it(house: House) -> None:
