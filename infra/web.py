@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 
 from infra.settings import LOOPBACK
 
-PORT = re.compile(r":\d+$")
+HOST = re.compile(r"(?:\[(?P<v6>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?::[0-9]*)?")
+"""A Host header in lower case. urllib.parse.urlsplit would also take localhost[::1]."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,13 @@ class Refusal:
 def own_names(address: str) -> frozenset[str]:
     """Return the host names of a server at a URL: the URL's, and if that is this machine's, every name of it."""
     name = urlsplit(address).hostname or ""
-    names = {name} | (set(LOOPBACK) if name in LOOPBACK else set())
-    return frozenset(f"[{name}]" if ":" in name else name for name in names)
+    return frozenset({name} | (set(LOOPBACK) if name in LOOPBACK else set()))
+
+
+def host_name(value: str) -> str:
+    """Return the lower-case name or address in a Host header, without port and brackets; "" if it is not one."""
+    found = HOST.fullmatch(value.lower()) if value.isascii() else None
+    return (found["v6"] or found["name"]) if found else ""
 
 
 def foreign(headers: Iterable[tuple[bytes, bytes]], method: str, names: Collection[str]) -> Refusal | None:
@@ -40,7 +46,7 @@ def foreign(headers: Iterable[tuple[bytes, bytes]], method: str, names: Collecti
     for name, value in headers:
         values.setdefault(name, []).append(value.decode("latin-1").lower())
     host = "".join(values.get(b"host", []))
-    if PORT.sub("", host) not in names:
+    if host_name(host) not in names:
         return Refusal(403, f"Host: expected {' or '.join(sorted(names))}, with the port")
     if any(origin.partition("://")[2] != host for origin in values.get(b"origin", [])):
         return Refusal(403, "Origin: another origin's page may not send requests here")

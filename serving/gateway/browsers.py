@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from infra.settings import LOOPBACK
 from infra.settings.schema import Serving
+from infra.web import host_name
 from serving.gateway.errors import BadRequest, error_body
 from serving.metrics import Metrics
 
@@ -57,16 +58,6 @@ def accepted_hosts(settings: Serving) -> frozenset[str]:
     """Return the names of this app: those of the settings, of this machine and of the loopback address."""
     names = {*LOOPBACK, settings.host, socket.gethostname(), *settings.hosts} - {"0.0.0.0", "::"}
     return frozenset(name.lower() for name in names)
-
-
-def host_name(value: str) -> str:
-    """Return the lower-case name or address in a Host header, without port and brackets; "" if it is not one."""
-    try:
-        address = urlsplit(f"//{value}")
-        _ = address.port  # raises for a port that is no number
-    except ValueError:
-        return ""
-    return (address.hostname or "") if address.netloc == value and "@" not in value else ""
 
 
 def _authority(origin: str) -> str:

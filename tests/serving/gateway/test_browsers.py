@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.settings.schema import Serving
-from serving.gateway.browsers import accepted_hosts, host_name
+from infra.web import host_name
+from serving.gateway.browsers import accepted_hosts
 from tests.serving.fakes import ADMIN, House
 from tests.serving.helpers import ADMINISTRATOR, AN_EDITOR
 
@@ -69,7 +70,9 @@ def test_the_apps_own_names_are_accepted(name: str) -> None:
     assert host_name(name) in accepted_hosts(Serving(hosts=("Tabloop.Example",)))
 
 
-@pytest.mark.parametrize("value", ["", "a:b", "a@localhost", "localhost/x", "localhost:1:2", "[::1", "localhost#", "http://x"])
+@pytest.mark.parametrize(
+    "value", ["", "a:b", "a@localhost", "localhost/x", "localhost:1:2", "[::1", "localhost[::1]", "localhost#", "http://x"]
+)
 def test_what_is_no_host_has_no_name(value: str) -> None:
     assert host_name(value) == ""
 
