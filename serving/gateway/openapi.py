@@ -48,6 +48,9 @@ ERROR = answer_schema(
     ("error",),
     error=answer_schema(("message", "type", "param", "code"), message=TEXT, type=TEXT, param=optional(TEXT), code=NULL),
 )
+EVENT: Schema = object_schema(("data",), data={"type": "string", "pattern": r"^(\{.*\}|\[DONE\])$"})
+"""A server-sent event: a JSON object, or [DONE], which ends OpenAI's streams. OpenAPI describes the events of a stream by
+itemSchema, from version 3.2 on."""
 SECURITY: Schema = {"security": [{"bearer": []}, {"apiKey": []}]}
 """Of a route that needs a token."""
 SCHEMES: Schema = {
@@ -60,7 +63,7 @@ def answers(schema: Schema, *statuses: int, events: bool = False) -> Answers:
     """Return the responses of a route: JSON of a schema with these statuses (none: 200), or server-sent events too."""
     content: Schema = {"application/json": {"schema": schema}}
     if events:
-        content["text/event-stream"] = {"schema": TEXT}
+        content["text/event-stream"] = {"itemSchema": EVENT}
     return {status: {"description": HTTPStatus(status).phrase, "content": content} for status in statuses or (200,)}
 
 
@@ -99,6 +102,7 @@ class DocumentedApp(FastAPI):
 
     def __init__(self, title: str) -> None:
         super().__init__(title=title, docs_url=None, redoc_url=None)
+        self.openapi_version = "3.2.0"
         self.posts: dict[str, Post] = {}
         """POST routes by path."""
 

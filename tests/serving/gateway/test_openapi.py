@@ -14,6 +14,7 @@ BODIES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/completions", CONTINUE),
     ("/v1/completions", {"segments": {"prefix": "x = "}}),
     ("/infill", INFILL),
+    ("/infill", INFILL | {"stream": True}),
     ("/infill", INFILL | {"n_predict": 0}),
     ("/infill", INFILL | {"response_fields": ["content", "timings/prompt_ms"]}),
     ("/v1/feedback", {"completion_id": "c", "outcome": "accepted"}),
@@ -35,8 +36,12 @@ def check(described: dict[str, Any], answer: Any) -> None:
     content = responses.get(str(answer.status_code), responses["default"])["content"]
     media = answer.headers["content-type"].partition(";")[0]
     assert media in content, (answer.status_code, media)
-    body = answer.json() if media == "application/json" else answer.text
-    OAS31Validator(content[media]["schema"]).validate(body)
+    if media == "text/event-stream":
+        events = answer.text.removesuffix("\n\n").split("\n\n")
+        for name, _, data in (event.partition(": ") for event in events):
+            OAS31Validator(content[media]["itemSchema"]).validate({name: data})
+        return
+    OAS31Validator(content[media]["schema"]).validate(answer.json() if media == "application/json" else answer.text)
 
 
 @pytest.mark.parametrize(("path", "body"), BODIES)
