@@ -7,7 +7,7 @@ LIST := infra/requirements/$(if $(GPU),gpu,cpu).txt
 STAMP := $(VENV)/.installed-$(if $(GPU),gpu,cpu)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up down status demo try test check bench base requirements
+.PHONY: help setup up down status demo try test check bench base requirements audit
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,5 +49,10 @@ base: $(STAMP) ## train the small base model into infra/base_model, and tune it 
 	$(PY) -m tasks.trainer.base $(ARGS)
 	$(PY) -m tasks.trainer.tune
 
-requirements: $(STAMP) ## resolve the pinned lists from pyproject.toml
+requirements: $(STAMP) ## resolve the pinned lists from pyproject.toml, with hashes and licences
 	sh infra/requirements/compile.sh $(PY)
+	$(PY) infra/requirements/licences.py $(LIST) --write
+
+audit: $(STAMP) ## check the pinned lists for advisories and licences (exit code 3: no advisory database can be reached)
+	$(PY) infra/requirements/licences.py $(LIST)
+	$(PY) infra/requirements/audit.py $(LIST)

@@ -46,7 +46,7 @@ PRIOR_REQUESTS = 20.0
 class Totals:
     """A user's requests, and the sum of each metric over these requests."""
 
-    requests: int = 0
+    requests: float = 0
     sums: Mapping[str, float] = field(default_factory=dict)
     """By the metric's name; a metric that is missing sums to 0."""
 
@@ -56,6 +56,10 @@ class Totals:
     def __add__(self, other: "Totals") -> "Totals":
         names = self.sums.keys() | other.sums.keys()
         return Totals(self.requests + other.requests, {name: self[name] + other[name] for name in names})
+
+    def scaled(self, factor: float) -> "Totals":
+        """Return the totals of a part of the requests, at the same rates."""
+        return Totals(self.requests * factor, {name: value * factor for name, value in self.sums.items()})
 
 
 @dataclass(frozen=True)
@@ -144,25 +148,48 @@ def difference(
     `last_look`: the interval of a fixed sample, for one look at a time that was set before.
     """
     users = [user for user in users if user.during.requests]
+    treated = sum(user.arm == "challenger" for user in users)
+    if len(users) < 5 or min(treated, len(users) - treated) < 2:
+        return NoDifference(f"{len(users)} users with requests, {treated} of them on the challenger's arm: too few to compare")
+    design, rate, requests = regression(users, metric)
+    found = weighted_fit(design, rate, requests)
+    if found is None:
+        return NoDifference(f"{metric} per request does not vary between users: its error cannot be told")
+    estimate, error = found
+    freedom = design.shape[0] - design.shape[1]
+    errors = NormalDist().inv_cdf(1 - alpha / 2) if last_look else boundary(float(requests.sum()), alpha, expected_requests)
+    half = error * widen(errors, freedom)
+    return Difference(estimate, estimate - half, estimate + half, error)
+
+
+def without_deciders(users: Sequence[User], metric: str, count: int, sign: int) -> list[User]:
+    """Return the users without so many who move the difference the most, one after another.
+
+    A difference that is sure without them is sure whatever they did: if so many users are made up, the others decide.
+
+    Args:
+        sign: 1: who move it towards the challenger; -1: towards the champion.
+    """
+    remaining = [user for user in users if user.during.requests]
+    for _ in range(count):
+        design, rate, requests = regression(remaining, metric)
+        fitted = leave_one_out(design, rate, requests)
+        if fitted is None:
+            break
+        remaining.pop(int(np.argmax(sign * fitted[1])))
+    return remaining
+
+
+def regression(users: Sequence[User], metric: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the design [U, K], the rates [U] and the weights [U] of the comparison; every user has requests."""
     treated = np.array([user.arm == "challenger" for user in users], dtype=float)
-    if len(users) < 5 or min(treated.sum(), len(users) - treated.sum()) < 2:
-        return NoDifference(
-            f"{len(users)} users with requests, {treated.sum():.0f} of them on the challenger's arm: too few to compare"
-        )
     requests = np.array([user.during.requests for user in users], dtype=float)
     rate = np.array([user.during[metric] for user in users]) / requests
     covariate = earlier_rates([user.before for user in users], metric)
     columns = [np.ones_like(rate), treated]
-    if np.ptp(covariate) > 1e-12:
+    if len(users) and np.ptp(covariate) > 1e-12:
         columns.append(covariate - np.average(covariate, weights=requests))
-    found = weighted_fit(np.column_stack(columns), rate, requests)
-    if found is None:
-        return NoDifference(f"{metric} per request does not vary between users: its error cannot be told")
-    estimate, error = found
-    freedom = len(users) - len(columns)
-    errors = NormalDist().inv_cdf(1 - alpha / 2) if last_look else boundary(float(requests.sum()), alpha, expected_requests)
-    half = error * widen(errors, freedom)
-    return Difference(estimate, estimate - half, estimate + half, error)
+    return np.column_stack(columns), rate, requests
 
 
 def earlier_rates(before: Sequence[Totals], metric: str) -> np.ndarray:
@@ -178,6 +205,20 @@ def weighted_fit(design: np.ndarray, outcome: np.ndarray, weights: np.ndarray) -
 
     design [U, K], outcome [U], weights [U].
     """
+    fitted = leave_one_out(design, outcome, weights)
+    if fitted is None:
+        return None
+    error = math.sqrt(float(np.square(fitted[1]).sum()))
+    return (fitted[0], error) if error > 1e-12 else None
+
+
+def leave_one_out(design: np.ndarray, outcome: np.ndarray, weights: np.ndarray) -> tuple[float, np.ndarray] | None:
+    """Weighted least squares: coefficient of the second column, and by how much each row moves it; none if undetermined.
+
+    A row moves it by the coefficient with the row less that without it, whose squares add up to the HC3 variance.
+
+    design [U, K], outcome [U], weights [U].
+    """
     weighted = design * weights[:, None]
     normal = design.T @ weighted
     if np.linalg.matrix_rank(normal) < normal.shape[0]:
@@ -188,9 +229,7 @@ def weighted_fit(design: np.ndarray, outcome: np.ndarray, weights: np.ndarray) -
     if np.any(leverage > 1 - 1e-9):  # a user who alone decides a coefficient
         return None
     scores = weighted * ((outcome - design @ coefficients) / (1 - leverage))[:, None]
-    variance = (inverse @ (scores.T @ scores) @ inverse)[1, 1]
-    error = math.sqrt(max(float(variance), 0.0))
-    return (float(coefficients[1]), error) if error > 1e-12 else None
+    return float(coefficients[1]), scores @ inverse[1]
 
 
 def boundary(t: float, alpha: float, expected: float) -> float:

@@ -10,6 +10,7 @@ from prefect.states import Completed, State
 from infra import settings as settings_
 from infra.records import CycleOutcome, Manifest
 from infra.settings import Settings
+from tasks.labels.accounting import Waiting
 from tasks.steps import cycle as steps
 from tasks.trainer.run import UpdateRefused
 
@@ -25,13 +26,15 @@ def cycle() -> State | CycleOutcome:
     if state.running:
         return Completed(name="ExperimentRunning", message=f"{state.running.id} has no verdict yet")
     collected = steps.collect(settings)
-    if (samples := collected.accounting.samples.height) < settings.collect.min_samples:
-        return Completed(
-            name="TooFewSamples", message=f"{samples} samples, collect.min_samples asks for {settings.collect.min_samples}"
-        )
+    if waiting := collected.accounting.waiting:
+        return Completed(name=waiting.state, message=waiting.reason)
     validated = steps.validate(settings, collected)
-    manifest = steps.reward(settings, validated)
-    return complete(settings, manifest)
+    if waiting := validated.collected.accounting.waiting:
+        return Completed(name=waiting.state, message=waiting.reason)
+    sealed = steps.reward(settings, validated)
+    if isinstance(sealed, Waiting):
+        return Completed(name=sealed.state, message=sealed.reason)
+    return complete(settings, sealed)
 
 
 def complete(settings: Settings, manifest: Manifest) -> CycleOutcome:

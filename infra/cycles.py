@@ -5,6 +5,7 @@ A cycle writes these objects under cycles/CYCLE/, in this order (tasks/steps/sea
     docs/, quarantined-SHA256.parquet   what validation found (tasks/validation/quarantine.py)
     validation.json                     the quarantined requests, each with its reason
     requests-SHA256.parquet             the bucket and the reason of every request (tasks/labels/explain.py)
+    users-SHA256.parquet                the users who are known (tasks/labels/users.py)
     samples-SHA256.parquet              what is trained; the name holds the checksum, so that a second writer cannot change it
     settings.json                       the resolved settings, secrets masked
     manifest.json                       conditional put: from here on the cycle is sealed, and every later run completes it

@@ -9,7 +9,9 @@ from typing import Any
 
 import httpx
 
+from infra import authorization
 from infra.records import Decision, ExperimentRecord
+from infra.settings import masked
 from infra.settings.schema import Registry as RegistrySettings
 
 CHAMPION, CHALLENGER = "champion", "challenger"
@@ -59,7 +61,8 @@ class Registry:
     @classmethod
     def connect(cls, settings: RegistrySettings) -> "Registry":
         """Return a registry for the settings, without making a request."""
-        return cls(httpx.Client(base_url=settings.uri, timeout=10.0), settings.model)
+        http = httpx.Client(base_url=settings.uri, headers=authorization.of_registry(settings), timeout=10.0)
+        return cls(http, settings.model)
 
     def ensure_model(self) -> None:
         """Create the registered model if it is missing."""
@@ -149,12 +152,18 @@ class Registry:
             response = self._http.request(method, f"/api/2.0/mlflow/{path}", **request)
         except httpx.HTTPError as error:
             raise RegistryError(
-                f"registry.uri = {str(self._http.base_url)!r}: no response: {error}; check with `make status` that MLflow runs"
+                f"registry.uri = {masked(str(self._http.base_url))!r}: no response: {error}; check with `make status` that "
+                "MLflow runs"
             ) from error
         if response.is_success:
             return response.json()
         if missing_ok and response.status_code == 404:
             return {}
+        if response.status_code in (401, 403):
+            raise RegistryError(
+                f"registry: {method} {path}: HTTP {response.status_code}: registry.username and registry.password, or "
+                "registry.token, are not those of the server; `make up` generates those of the local one"
+            )
         raise RegistryError(f"registry: {method} {path}: HTTP {response.status_code}: {response.text[:300]}")
 
 

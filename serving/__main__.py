@@ -6,27 +6,32 @@ import gc
 import logging
 import signal
 import sys
-from collections.abc import Iterator
 
 import aiohttp
-import uvicorn
 import uvloop
-from fastapi import FastAPI
 
 from infra import settings as settings_
 from infra.fim import Renderer
-from infra.redaction import Redactor
+from infra.redaction.redactor import Redactor
+from infra.redaction.texts import KEPT_CHARACTERS, Kept
+from infra.redaction.worker import personal_data
 from infra.registry import Registry
 from infra.settings import Settings
 from infra.store import ObjectStore
 from serving.access import Access
 from serving.app import create_completions_app, create_feedback_app
 from serving.engine.version_cache import VersionCache
+from serving.gateway.browsers import accepted_hosts
 from serving.gateway.completions import Gateway
+from serving.gateway.connections import Connections
 from serving.gateway.detokenizer import load_tokenizer, stop_token_ids
 from serving.gateway.dialects import CLIENT_NAMES
 from serving.gateway.feedback import FeedbackService
+from serving.gateway.server import Server, make_server
 from serving.metrics import Metrics
+from serving.recording.event_redactor import EventRedactor
+from serving.recording.long_texts import LongTexts
+from serving.recording.opt_outs import OptOuts
 from serving.recording.recorder import Recorder
 from serving.recording.shipping import Shipper
 from serving.recording.spool import Spool
@@ -35,7 +40,7 @@ from serving.slots.arms import Arms, Slot
 from serving.slots.client import EngineClient, SlotEngine
 from serving.slots.external import ExternalEngine
 from serving.slots.follower import Follower
-from serving.slots.policy import Policy
+from serving.slots.policy import CHARACTERS_PER_TOKEN, Policy
 from serving.slots.version_source import VersionSource
 from serving.status.cycle_history import CycleHistory
 from serving.status.data import Links, StatusData
@@ -43,14 +48,6 @@ from serving.status.routes import StatusSources
 
 log = logging.getLogger("serving")
 LAST_SHIPPING_SECONDS = 10.0
-
-
-class _Server(uvicorn.Server):
-    """A server without signal handlers: `_serve_both` handles signals for both."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 def policy(settings: Settings) -> Policy:
@@ -73,29 +70,43 @@ def policy(settings: Settings) -> Policy:
 def links(settings: Settings) -> Links:
     """Return the addresses that the status page links to."""
     registry, orchestration = settings.registry, settings.orchestration
-    mlflow = registry.page or registry.uri
-    prefect = orchestration.page or orchestration.api.removesuffix("/api")
+    mlflow = registry.page or settings_.masked(registry.uri, "")
+    prefect = orchestration.page or settings_.masked(orchestration.api, "").removesuffix("/api")
     return Links(mlflow.rstrip("/"), prefect.rstrip("/"), registry.model)
 
 
 def engine(http: aiohttp.ClientSession, slot: int, settings: Settings, policy: Policy) -> SlotEngine:
     """Return the client of the engine of a slot."""
-    setting, token = settings.serving.engines[slot], settings.serving.token
+    setting, token = settings.serving.engines[slot], settings.serving.engine_token
     if isinstance(setting, str):
         return EngineClient(http, setting, token.get_secret_value() if token else None)
     return ExternalEngine(http, setting, policy)
+
+
+def event_redactor(settings: Settings) -> EventRedactor:
+    """Return the redactor of events; it keeps all code that the model sees."""
+    model, personal = settings.model, settings.serving.personal_data
+    before, after = (tokens * CHARACTERS_PER_TOKEN for tokens in (model.max_prefix_tokens, model.max_suffix_tokens))
+    arguments = personal.model_dump() if personal.kinds else None
+    kept = Kept(max(KEPT_CHARACTERS, before), max(KEPT_CHARACTERS, after))
+    return EventRedactor(Redactor(personal_data(arguments)), LongTexts(arguments), kept)
 
 
 async def serve(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT, then ship what the object store takes within LAST_SHIPPING_SECONDS."""
     serving = settings.serving
     metrics = Metrics(CLIENT_NAMES)
+    connections = Connections(serving.limits, metrics)
+    connections.fit_to_descriptors()
     spool = Spool(settings_.path(serving.spool), serving.spool_bytes)
     store = ObjectStore.connect(settings.store)
     shipper = Shipper(spool, store, serving.ship_seconds)
-    recorder = Recorder(spool, metrics, Redactor())
-    access = Access(serving)
+    access = Access(serving, metrics.ignored_users.inc)
+    hosts = accepted_hosts(serving)
     sampling = policy(settings)
+    redactor = event_redactor(settings)
+    opt_outs = OptOuts(access.user_secret, settings_.path(serving.state) / "opted_out.jsonl")
+    recorder = Recorder(spool, metrics, redactor, opt_outs)
     async with client.session() as http:
         arms = Arms((Slot(0, engine(http, 0, settings, sampling)), Slot(1, engine(http, 1, settings, sampling))))
         versions = VersionCache(settings_.path(serving.state))
@@ -105,15 +116,18 @@ async def serve(settings: Settings) -> None:
         feedback = FeedbackService(access, recorder)
         data = StatusData(registry, CycleHistory(store))
         status = StatusSources(access, arms, spool, shipper, metrics, data, links(settings))
-        completions_app = create_completions_app(gateway, feedback, status)
-        feedback_app = create_feedback_app(feedback, metrics)
+        completions_app = create_completions_app(gateway, feedback, status, hosts)
+        feedback_app = create_feedback_app(feedback, metrics, hosts)
         gc.collect()
         gc.freeze()  # objects made so far stay: a collection in the middle of a completion need not look at them
-        background = [asyncio.create_task(follower.run()), asyncio.create_task(shipper.run())]
+        endless = (follower.run(), shipper.run(), redactor.long_texts.start(), connections.close_expired())
+        background = [asyncio.create_task(run) for run in endless]
         try:
             await _serve_both(
-                _server(completions_app, serving.host, serving.port),
-                _server(feedback_app, serving.host, serving.feedback_port),
+                make_server(completions_app, connections, host=serving.host, port=serving.port, timeout_graceful_shutdown=5),
+                make_server(
+                    feedback_app, connections, host=serving.host, port=serving.feedback_port, timeout_graceful_shutdown=5
+                ),
             )
         finally:
             for task in background:
@@ -125,7 +139,7 @@ async def serve(settings: Settings) -> None:
                 await asyncio.wait_for(shipper.ship(), LAST_SHIPPING_SECONDS)
 
 
-async def _serve_both(*servers: _Server) -> None:
+async def _serve_both(*servers: Server) -> None:
     def stop() -> None:
         for server in servers:
             server.should_exit = True
@@ -134,18 +148,13 @@ async def _serve_both(*servers: _Server) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
 
-    async def run(server: _Server) -> None:
+    async def run(server: Server) -> None:
         try:
             await server.serve()
         finally:
             stop()  # the app needs both ports
 
     await asyncio.gather(*(run(server) for server in servers))
-
-
-def _server(app: FastAPI, host: str, port: int) -> _Server:
-    config = uvicorn.Config(app, host=host, port=port, log_level="warning", access_log=False, timeout_graceful_shutdown=5)
-    return _Server(config)
 
 
 def main() -> int:

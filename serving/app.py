@@ -1,20 +1,23 @@
 """Wires the gateway, feedback and status into the two apps."""
 
+from collections.abc import Collection
 from typing import Any
 
 from fastapi import FastAPI
 
+from serving.gateway.browsers import BrowserGuard
 from serving.gateway.completions import Gateway, add_completions
 from serving.gateway.errors import add_errors
 from serving.gateway.feedback import FeedbackService, add_feedback
-from serving.gateway.openapi import DocumentedApp
+from serving.gateway.openapi import HEALTH, DocumentedApp, answers
 from serving.metrics import Metrics
 from serving.status.routes import StatusSources, add_status
 
 
-def create_completions_app(gateway: Gateway, feedback: FeedbackService, status: StatusSources) -> FastAPI:
-    """Return the app of the completions port: completions, status and feedback."""
+def create_completions_app(gateway: Gateway, feedback: FeedbackService, status: StatusSources, hosts: Collection[str]) -> FastAPI:
+    """Return the app of the completions port: completions, status and feedback, for requests that name one of its hosts."""
     app = DocumentedApp("tabloop completions")
+    app.add_middleware(BrowserGuard, hosts=hosts, metrics=status.metrics)
     add_errors(app, status.metrics)
     add_completions(app, gateway)
     add_status(app, status)
@@ -22,13 +25,14 @@ def create_completions_app(gateway: Gateway, feedback: FeedbackService, status: 
     return app
 
 
-def create_feedback_app(feedback: FeedbackService, metrics: Metrics) -> FastAPI:
-    """Return the app of the feedback port: feedback and health."""
+def create_feedback_app(feedback: FeedbackService, metrics: Metrics, hosts: Collection[str]) -> FastAPI:
+    """Return the app of the feedback port: feedback and health, for requests that name one of its hosts."""
     app = DocumentedApp("tabloop feedback")
+    app.add_middleware(BrowserGuard, hosts=hosts, metrics=metrics)
     add_errors(app, metrics)
     add_feedback(app, feedback)
 
-    @app.get("/health")
+    @app.get("/health", responses=answers(HEALTH))
     async def health() -> Any:
         return {"status": "ok"}
 

@@ -75,8 +75,18 @@ class Metrics:
         self._total = Histogram("tabloop_completion_seconds", "From arrival to the end", arm, buckets=SECONDS, registry=registry)
         self._feedback = Counter("tabloop_feedback", "Feedback events", ("client", "outcome"), registry=registry)
         self.refused = Counter("tabloop_refused", "Requests answered with an error", ("status",), registry=registry)
+        self.ignored_users = Counter(
+            "tabloop_ignored_users", "Requests that named a user and whose token may not", registry=registry
+        )
         self.redacted = Counter("tabloop_redacted", "Completions recorded with a secret removed", registry=registry)
         self.unrecorded = Counter("tabloop_unrecorded", "Completions served and not recorded", registry=registry)
+        self.connections = Gauge("tabloop_connections", "Open connections of both ports", registry=registry)
+        self.closed_connections = Counter(
+            "tabloop_closed_connections",
+            "Connections whose client kept the server waiting, or without room",
+            ("reason",),
+            registry=registry,
+        )
         self.swaps = Counter("tabloop_swaps", "Versions loaded into a slot", ("slot",), registry=registry)
         self._spool_bytes = Gauge("tabloop_spool_bytes", "Bytes of events that wait for the object store", registry=registry)
         self._spool_segments = Gauge("tabloop_spool_segments", "Segments that wait for the object store", registry=registry)

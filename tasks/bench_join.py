@@ -29,7 +29,7 @@ from evals.bench.figures import figure, write
 from infra.settings import ROOT, Settings
 from infra.settings.schema import Collect, Hindsight
 from infra.store import ObjectStore, sha256
-from tasks.labels import samples
+from tasks.labels import samples, users
 from tasks.labels.accounting import WindowCounts, classify
 from tasks.labels.partitions import (
     AT_ONCE,
@@ -40,6 +40,7 @@ from tasks.labels.partitions import (
     merge_partitions,
     plan_window,
 )
+from tasks.labels.shares import weight_shares
 from tasks.labels.window import Window
 from tasks.rewards.reward import reward_samples
 from tasks.validation.batch import batch_stats, bounds
@@ -211,7 +212,7 @@ def joining(workers: int) -> Iterator[Join]:
 
 def measure(folder: Path, hours: int, served: int, workers: int, least: int, hindsight: bool) -> dict[str, float]:
     """Return the seconds of each step over the events of `make`, and the memory; partitions hold up to `least` requests."""
-    collect = Collect(max_samples=served, min_samples=1, hindsight=Hindsight(on=hindsight))
+    collect = Collect(max_samples=served, min_samples=1, max_new_users=USERS, hindsight=Hindsight(on=hindsight))
     with joining(workers) as joined:
         return measured(folder, hours, least, collect, joined)
 
@@ -236,8 +237,9 @@ def measured(folder: Path, hours: int, least: int, collect: Collect, joined: Joi
     labelled, duplicates = merge_partitions(joined_parts)
     orphans = sum(part.orphans for part in joined_parts)
     del joined_parts
+    register = users.admit(labelled.select("user", "credential", "time"), users.NOBODY, settings.collect.max_new_users)
     accounting = classify(
-        labelled,
+        users.with_admission(labelled, register),
         {"1": 0},
         plan.partitions[-1].end,
         settings.collect,
@@ -249,7 +251,7 @@ def measured(folder: Path, hours: int, least: int, collect: Collect, joined: Joi
     chosen = accounting.samples
     validate(chosen, batch_stats(accounting, 0.0), bounds(chosen, [], settings.collect)).check(0.0)
     done("validate")
-    chosen = reward_samples(chosen, settings.reward, settings.collect.max_user_weight)
+    chosen = reward_samples(chosen, settings.reward, weight_shares(settings.collect))
     store.put("cycles/bench/samples.parquet", samples.parquet(samples.tables(store, plan.partitions, chosen)))
     done("batch")
     return seconds | {

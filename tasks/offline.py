@@ -25,7 +25,8 @@ from infra import settings as settings_
 from infra.events import tombstones
 from infra.identity import user_hash
 from infra.records import OfflineExample
-from infra.redaction import Redactor
+from infra.redaction.redactor import Redactor
+from infra.redaction.texts import Texts
 from infra.store import ObjectStore, to_parquet
 from tasks.labels.attribution import after_selected
 
@@ -61,11 +62,13 @@ def parse(lines: Iterable[str], user: str, project: str, redactor: Redactor) -> 
             # Continue rejects after 10 s by itself, and logs a later Tab in another event: the accept counts.
             result = earlier if earlier.accepted else result
         by_id[result.id] = result
-    names = ("prefix", "shown", "suffix")
-    cleaned = (
-        e.model_copy(update=dict(zip(names, redactor.around(e.prefix, e.shown, e.suffix), strict=True))) for e in by_id.values()
-    )
+    cleaned = (_redacted(example, redactor) for example in by_id.values())
     return Imported(tuple(sorted(cleaned, key=lambda e: (e.time, e.id))), {bucket: counts[bucket] for bucket in BUCKETS})
+
+
+def _redacted(row: OfflineExample, redactor: Redactor) -> OfflineExample:
+    texts = redactor.redact(Texts(row.prefix, (row.shown,), row.suffix))
+    return row.model_copy(update={"prefix": texts.prefix, "shown": texts.middles[0], "suffix": texts.suffix})
 
 
 def example(line: str, name: str, user: str, project: str) -> OfflineExample | Bucket:

@@ -11,6 +11,7 @@ import pytest
 
 from evals.demo.orchestration import Orchestration
 from infra.settings import ROOT
+from infra.stack.parts import clients
 from tests.documented import Command, commands
 from tests.stack import Stack
 
@@ -36,10 +37,11 @@ NOT_RUN = {
     r"make test.*|(KILLS=\d+ )?pytest .*": "runs the tests themselves",
     r"make (up|down)|python -m infra\.stack (up|down|restart) .*|.*make up": "tests/infra/test_stack.py starts and stops parts",
     r"make down && rm -rf var": "removes the data of the local stack",
+    r"make audit": "asks an advisory database; tests/infra/test_requirements.py runs its parts",
     r"make demo.*|make base.*|make bench.*|make check": "takes minutes; tests/evals and the trainer's tests run the parts",
     r"make docs": "builds pages, which needs packages that only it installs",
     r"python -m evals\.(bench|demo|evaluation|developers)( .*)?": "takes minutes; tests/evals runs the parts",
-    r"(TABLOOP_\S+ )?python -m tasks\.(bench_\w+|groups|trainer\.\w+)( .*)?": "takes minutes; tests/tasks runs the parts",
+    r"(TABLOOP_\S+ )?python -m tasks\.([\w.]*bench_\w+|groups|trainer\.\w+)( .*)?": "takes minutes; tests/tasks runs the parts",
     r"python -m (serving|serving\.engine)( .*)?": "serves until it is stopped; `make up` starts it",
     r"python -m flows\.\w+": "trains; tests/flows runs the flows",
     r"python -m (tasks\.offline)": "needs a file; the full form is run",
@@ -93,11 +95,10 @@ def test_a_command_without_servers_succeeds(text: str, tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 async def test_commands_with_the_stack_succeed(stack: Stack, tmp_path: Path) -> None:
     (tmp_path / "autocomplete.jsonl").write_text("")
-    api = stack.settings.orchestration.api
-    async with Orchestration(api) as prefect:
+    async with Orchestration(stack.settings.orchestration) as prefect:
         for deployment in ("cycle", "experiment"):
             await prefect.pause(deployment, True)
         for text in sorted({command.text for command in COMMANDS if matches(command, WITH_STACK)}):
-            run(text, tmp_path, {"PREFECT_API_URL": api})
+            run(text, tmp_path, clients(stack.settings))
         for deployment in ("cycle", "experiment"):
             await prefect.pause(deployment, False)

@@ -25,7 +25,7 @@ LABELS = 80
 async def test_a_candidate_is_trained_served_promoted_and_rolled_back(stack: Stack) -> None:
     settings = stack.settings
     store, registry = ObjectStore.connect(settings.store), Registry.connect(settings.registry)
-    async with Orchestration(settings.orchestration.api) as prefect:
+    async with Orchestration(settings.orchestration) as prefect:
         for deployment in ("cycle", "experiment"):
             await prefect.pause(deployment, True)
         async with asyncio.timeout(300):
@@ -87,12 +87,11 @@ async def _run_developers(settings: Settings) -> developers.Tally:
         if tally.total.answered >= 2 * LABELS:
             stop.set()
 
-    assert settings.serving.token
     run = developers.RunSettings(
         address=developers.Address(
             api_base=f"http://127.0.0.1:{settings.serving.port}/v1",
             feedback_url=f"http://127.0.0.1:{settings.serving.feedback_port}/v1/continue/events",
-            token=settings.serving.token.get_secret_value(),
+            token=developers.simulation_token(settings),
         ),
         users=20,
         seconds=300,
@@ -132,9 +131,9 @@ def _complete(settings: Settings, headers: dict[str, str], secret: SecretStr | N
 
 
 def _is_served(settings: Settings, version: str) -> bool:
-    response = _complete(settings, {"X-Tabloop-Version": version}, settings.serving.admin_token or settings.serving.token)
+    response = _complete(settings, {"X-Tabloop-Version": version}, settings.serving.admin_token)
     return response.status_code == 200 and response.headers["x-tabloop-version"] == version
 
 
 def _default_version(settings: Settings) -> str:
-    return _complete(settings, {}, settings.serving.token).headers.get("x-tabloop-version", "")
+    return _complete(settings, {}, settings.serving.simulation_token).headers.get("x-tabloop-version", "")

@@ -1,11 +1,12 @@
 """Benchmarks: python -m evals.bench [NAME...]
 
-All but `trainer` and `join` need the stack (`make up`) without a running A/B test, and pause the schedules meanwhile. Exit code 1
-if a target is missed.
+All but `trainer`, `join` and `caps` need the stack (`make up`) without a running A/B test, and pause the schedules meanwhile.
+Exit code 1 if a target is missed.
 """
 
 import argparse
 import asyncio
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -19,10 +20,11 @@ from evals.demo.orchestration import Orchestration
 from infra import settings as configuration
 from infra.registry import CHALLENGER, Registry
 from infra.settings import Settings
+from infra.stack.files import PRIVATE
 
-WITHOUT_STACK = ("trainer", "join")
+WITHOUT_STACK = ("trainer", "join", "caps")
 """Benchmarks that need no stack."""
-BENCHES = ("serving", "feedback", "loop", "survival", "kills", *WITHOUT_STACK)
+BENCHES = ("serving", "feedback", "hostile", "redaction", "loop", "survival", "kills", *WITHOUT_STACK)
 """Modules of this package, imported one by one since some import torch."""
 
 
@@ -49,7 +51,7 @@ async def run_on_stack(settings: Settings, names: Sequence[str], console: Consol
         RuntimeError: an A/B test is running.
     """
     met = True
-    async with Orchestration(settings.orchestration.api) as prefect:
+    async with Orchestration(settings.orchestration) as prefect:
         for deployment in (CYCLE, WATCH):
             await prefect.pause(deployment, True)
         try:
@@ -76,6 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = parser.parse_args(arguments).names
     if unknown := [name for name in names if name not in BENCHES]:
         parser.error(f"unknown benchmark {', '.join(unknown)}; choose from {', '.join(BENCHES)}")
+    os.umask(PRIVATE)
     settings = configuration.load()
     try:
         return 0 if asyncio.run(run_benches(settings, names or BENCHES, Console())) else 1

@@ -9,29 +9,24 @@ import os
 import random
 import shutil
 import signal
-import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import psutil
 
 from evals.bench.figures import Figure, figure
+from evals.bench.own_app import BUCKET, WITHOUT_ENGINES, running_app
 from infra.records import Feedback
-from infra.settings import ROOT, Settings
+from infra.settings import Settings
 from infra.settings.schema import Store
 from infra.store import ObjectStore
 
-BUCKET = "tabloop-bench"
 CONNECTIONS, SECONDS = 64, 10.0
 EVENTS_PER_CPU_SECOND = 2000.0
 KILLS, MAX_LIFE_SECONDS = 50, 1.5
-UP_SECONDS, SHIPPED_SECONDS = 60.0, 60.0
+SHIPPED_SECONDS = 60.0
 
 
 async def run(settings: Settings) -> list[Figure]:
@@ -50,7 +45,7 @@ async def run(settings: Settings) -> list[Figure]:
 
 
 async def _rate(settings: Settings, folder: Path) -> list[Figure]:
-    async with _app(settings, folder) as (process, port):
+    async with running_app(folder, WITHOUT_ENGINES) as (process, _, port):
         app, acknowledged = psutil.Process(process.pid), list[str]()
         before, began = sum(app.cpu_times()[:2]), time.monotonic()
         await _load(settings, port, began + SECONDS, acknowledged)
@@ -65,13 +60,13 @@ async def _kills(settings: Settings, store: Store, folder: Path) -> list[Figure]
     acknowledged: list[str] = []
     rng = random.Random(0)
     for _ in range(KILLS):
-        async with _app(settings, folder) as (process, port):
+        async with running_app(folder, WITHOUT_ENGINES) as (process, _, port):
             life = rng.uniform(0.05, MAX_LIFE_SECONDS)
             load = asyncio.create_task(_load(settings, port, time.monotonic() + MAX_LIFE_SECONDS + 5, acknowledged))
             await asyncio.sleep(life)
             os.killpg(process.pid, signal.SIGKILL)
             await load
-    async with _app(settings, folder):
+    async with running_app(folder, WITHOUT_ENGINES):
         deadline = time.monotonic() + SHIPPED_SECONDS
         while any((folder / "spool" / "feedback").glob("*.jsonl")):
             if time.monotonic() > deadline:
@@ -97,7 +92,8 @@ async def _load(settings: Settings, port: int, until: float, acknowledged: list[
     token = settings.serving.token.get_secret_value() if settings.serving.token else ""
     text = "x = value_of(thing)\n" * 20
     body = json.dumps({"completion_id": "cmpl-bench", "outcome": "accepted", "shown": text, "elapsed_ms": 800}).encode()
-    head = f"POST /v1/feedback HTTP/1.1\r\nHost: bench\r\nAuthorization: Bearer {token}\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"POST /v1/feedback HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {token}\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     request = head.encode() + body
 
     async def post_events() -> None:
@@ -119,56 +115,3 @@ async def _load(settings: Settings, port: int, until: float, acknowledged: list[
             writer.close()
 
     await asyncio.gather(*(post_events() for _ in range(CONNECTIONS)))
-
-
-@asynccontextmanager
-async def _app(settings: Settings, folder: Path) -> AsyncIterator[tuple["subprocess.Popen[bytes]", int]]:
-    """Run a serving app without engines, which feedback does not need. Yields its process and its feedback port."""
-    ports = _free_ports(2)
-    unreachable = "http://127.0.0.1:1"
-    variables = {
-        "TABLOOP_STORE__BUCKET": BUCKET,
-        "TABLOOP_SERVING__PORT": str(ports[0]),
-        "TABLOOP_SERVING__FEEDBACK_PORT": str(ports[1]),
-        "TABLOOP_SERVING__SPOOL": str(folder / "spool"),
-        "TABLOOP_SERVING__STATE": str(folder / "state"),
-        "TABLOOP_SERVING__ENGINES": json.dumps([unreachable, unreachable]),
-    }
-    process = subprocess.Popen(
-        (sys.executable, "-m", "serving"),
-        cwd=ROOT,
-        env=os.environ | variables,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        deadline = time.monotonic() + UP_SECONDS
-        while not await _is_listening(ports[1]):
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError("serving: the app does not start; run `python -m serving` to see why")
-            await asyncio.sleep(0.05)
-        yield process, ports[1]
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGTERM)
-        process.wait()
-
-
-async def _is_listening(port: int) -> bool:
-    try:
-        _, writer = await asyncio.open_connection("127.0.0.1", port)
-    except OSError:
-        return False
-    writer.close()
-    return True
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for probe in sockets:
-        probe.bind(("127.0.0.1", 0))
-    ports = [probe.getsockname()[1] for probe in sockets]
-    for probe in sockets:
-        probe.close()
-    return ports

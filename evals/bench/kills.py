@@ -49,7 +49,7 @@ async def run(settings: Settings) -> list[Figure]:
     stop.set()
     await typing
     await asyncio.sleep(settings.collect.settle_seconds + 2 * settings.serving.ship_seconds)
-    async with Orchestration(settings.orchestration.api) as prefect:
+    async with Orchestration(settings.orchestration) as prefect:
         try:
             return await asyncio.to_thread(kill_cycles, settings)
         finally:

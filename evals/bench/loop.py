@@ -35,7 +35,7 @@ async def run(settings: Settings) -> list[Figure]:
         requests_per_second = traffic.tally.total.requests / (time.monotonic() - began)
         old_versions = set(traffic.tally.by_version())
         started, traffic.quiet = time.monotonic(), True
-        async with Orchestration(settings.orchestration.api) as prefect:
+        async with Orchestration(settings.orchestration) as prefect:
             steps = await _cycle_steps(prefect)
         ended, traffic.quiet = time.monotonic(), False
         while traffic.tally.by_version().keys() <= old_versions:

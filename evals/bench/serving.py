@@ -20,7 +20,7 @@ import aiohttp
 from scipy.stats import binom
 from tokenizers import Tokenizer
 
-from evals import positions
+from evals import developers, positions
 from evals.bench.cpu_time import CpuTime
 from evals.bench.figures import Figure, figure
 from evals.bench.plain_vllm import plain_vllm
@@ -81,7 +81,7 @@ async def run(settings: Settings) -> list[Figure]:
         RuntimeError: a server does not start, or requests fail.
     """
     pairs = prompts(settings, sum(BLOCKS[concurrency] * requests for concurrency, requests in REQUESTS.items()))
-    token = settings.serving.token.get_secret_value() if settings.serving.token else ""
+    token = developers.simulation_token(settings)
     app = f"http://{settings.serving.host}:{settings.serving.port}/v1/completions"
     async with session(token) as http:
         async with plain_vllm(settings, http) as plain:
@@ -178,7 +178,7 @@ def median_figures(name: str, block_values: Iterable[float], unit: str, **target
 
 async def _champion_url(http: aiohttp.ClientSession, settings: Settings) -> str:
     """Return the address of the engine that serves the champion."""
-    token = settings.serving.admin_token or settings.serving.token
+    token = settings.serving.admin_token
     headers = {"Authorization": f"Bearer {token.get_secret_value() if token else ''}"}
     url = f"http://{settings.serving.host}:{settings.serving.port}/admin/status"
     async with http.get(url, headers=headers) as response:

@@ -32,7 +32,7 @@ async def run(settings: Settings) -> list[Figure]:
     figures = []
     try:
         await _until_answered(traffic, LABELS, "before the first kill")
-        async with Orchestration(settings.orchestration.api) as prefect:
+        async with Orchestration(settings.orchestration) as prefect:
             await prefect.start(CYCLE)
             await asyncio.sleep(4 * PAUSE_SECONDS)  # the cycle has begun
         for part in PARTS:
@@ -87,7 +87,7 @@ async def _complete_cycle(settings: Settings) -> int:
     cancelled until then.
     """
     deadline, attempts = time.monotonic() + CYCLE_SECONDS, 0
-    async with Orchestration(settings.orchestration.api) as prefect:
+    async with Orchestration(settings.orchestration) as prefect:
         while True:
             identifier = await prefect.start(CYCLE)
             attempts += 1

@@ -6,6 +6,7 @@ base and champion with the same developers at the same positions. Writes var/dem
 
 import argparse
 import asyncio
+import os
 import subprocess
 import sys
 import time
@@ -26,6 +27,7 @@ from evals.positions import Code
 from infra import settings as configuration
 from infra.registry import Registry
 from infra.settings import Settings
+from infra.stack.files import PRIVATE
 from infra.stack.parts import parts
 from infra.store import ObjectStore
 
@@ -68,6 +70,7 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the demo. Exit code 0 if the champion improves on the base, 1 if not, or the exit code of a part that failed."""
     options = parser().parse_args(arguments)
+    os.umask(PRIVATE)  # the report quotes developers' code
     console = Console()
     began = time.monotonic()
     code = developers.code_from(options.code)
@@ -84,6 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console.print(f"report: {OUT / 'report.html'}, {OUT / 'report.json'}", highlight=False)
     for name, address in result.addresses.items():
         console.print(f"{name}: {address}", highlight=False)
+    console.print("`make status` prints links that log in to Prefect and MLflow", highlight=False)
     console.print("`make down` stops the stack; `make demo` again continues from here", highlight=False)
     if not result.improved:
         console.print(
@@ -100,7 +104,7 @@ async def demo(options: argparse.Namespace, settings: Settings, code: Code, cons
     traffic, stop = Traffic(options.rate), asyncio.Event()
     test, deadline = settings.experiment, began + 60 * options.minutes
     plan = Plan(options.cycles, options.labels, test.planned_requests, test.max_seconds, deadline)
-    async with Orchestration(settings.orchestration.api) as prefect:
+    async with Orchestration(settings.orchestration) as prefect:
         before = await asyncio.to_thread(history.read_state, store, registry)
         if before.outcomes:
             # A repeated demo runs at least one more cycle.
@@ -137,8 +141,8 @@ async def demo(options: argparse.Namespace, settings: Settings, code: Code, cons
         history=history.cycle_rows(store, state),
         examples=comparison.examples(paired["later"]),
         addresses={
-            "Prefect": settings.orchestration.api.removesuffix("/api"),
-            "MLflow": settings.registry.uri,
+            "Prefect": configuration.masked(settings.orchestration.api, "").removesuffix("/api"),
+            "MLflow": configuration.masked(settings.registry.uri, ""),
             "serving": f"http://{settings.serving.host}:{settings.serving.port}",
         },
     )

@@ -49,7 +49,7 @@ async def compare_with_base(
     if champion != BASE:
         await asyncio.to_thread(registry.set_alias, CHALLENGER, BASE)
     try:
-        run = run_settings(options, settings, admin=True)
+        run = run_settings(options, settings)
         await _until_served(run, code, {BASE, champion})
         return {ground: await _measure(run, code, champion, ground, options.visits, loop) for ground in GROUNDS}
     finally:
@@ -81,12 +81,10 @@ async def _until_served(run: developers.RunSettings, code: Code, versions: set[s
     raise RuntimeError(f"serving: versions {sorted(versions)} are not both served after {SWAP_SECONDS:.0f} s; see var/stack/logs")
 
 
-def run_settings(
-    options: argparse.Namespace, settings: Settings, *, first_visit: int = 0, admin: bool = False
-) -> developers.RunSettings:
-    """Return the settings of a run of the demo's developers; to pin versions they need the administrator's token."""
+def run_settings(options: argparse.Namespace, settings: Settings, *, first_visit: int = 0) -> developers.RunSettings:
+    """Return the settings of a run of the demo's developers."""
     return developers.RunSettings(
-        address=developers.stack_address(settings, admin=admin),
+        address=developers.stack_address(settings),
         users=options.users,
         seed=options.seed,
         rate=options.rate,

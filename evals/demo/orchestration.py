@@ -8,6 +8,9 @@ from typing import Any, Self
 
 import httpx
 
+from infra import authorization
+from infra.settings.schema import Orchestration as OrchestrationSettings
+
 TIMEOUT_SECONDS, ATTEMPTS, RETRY_SECONDS = 90.0, 4, 3.0
 """Prefect's SQLite can delay an answer by a minute; a killed server is up again within half a minute."""
 
@@ -28,8 +31,9 @@ class FlowRun:
 class Orchestration:
     """A thin client of Prefect's REST API; Prefect's own client takes seconds to import."""
 
-    def __init__(self, api: str) -> None:
-        self._http = httpx.AsyncClient(base_url=api.rstrip("/") + "/", timeout=TIMEOUT_SECONDS)
+    def __init__(self, settings: OrchestrationSettings) -> None:
+        headers = authorization.of_prefect(settings)
+        self._http = httpx.AsyncClient(base_url=settings.api.rstrip("/") + "/", headers=headers, timeout=TIMEOUT_SECONDS)
         self._names: dict[str, str] = {}
 
     async def __aenter__(self) -> Self:

@@ -12,7 +12,7 @@ from evals.developers.pause import Developer, ExpectedOutcome, Pause, SettledTru
 from evals.developers.schedule import Schedule
 from evals.developers.sources import code_from
 from evals.developers.tally import Counts, Example, Tally
-from evals.developers.transport import Address, stack_address
+from evals.developers.transport import Address, simulation_token, stack_address
 from evals.grounds import GROUNDS, Ground
 
 __all__ = [
@@ -35,5 +35,6 @@ __all__ = [
     "code_from",
     "measure",
     "run",
+    "simulation_token",
     "stack_address",
 ]

@@ -17,7 +17,8 @@ from infra import settings as configuration
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     serving = configuration.load().serving
-    token = serving.token.get_secret_value() if serving.token else ""
+    secret = serving.simulation_token
+    token = secret.get_secret_value() if secret else ""
     result = argparse.ArgumentParser(
         prog="python -m evals.developers",
         description="Simulated developers: they write real code, ask for completions and send feedback as Continue does.",
@@ -29,7 +30,11 @@ def parser() -> argparse.ArgumentParser:
         default=f"http://{serving.host}:{serving.feedback_port}/v1/continue/events",
         help="destination in Continue's data block (default %(default)s)",
     )
-    add("--token", default=token, help="bearer token (default: serving.token, which the local stack generates)")
+    add(
+        "--token",
+        default=token,
+        help="bearer token with the role users (default: serving.simulation_token, which the local stack generates)",
+    )
     add("--users", type=int, default=120, help="number of developers (default %(default)s)")
     add("--seed", type=int, default=0, help="seed of the tastes, the sessions and the chance events (default %(default)s)")
     add(
@@ -55,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
         "--version",
         default="",
         metavar="PIN",
-        help="request this policy version (X-Tabloop-Version); needs an administrator's token",
+        help="request this policy version (X-Tabloop-Version); needs a token with the role versions",
     )
     add("--report", type=Path, help="JSON file for the counts by user and version and some examples")
     add("--decisions", type=Path, help="JSON-lines file for every decision with the real text and what became of the place")

@@ -40,19 +40,33 @@ class Address:
     """The destination of Continue's data block."""
     token: str = ""
     pin: str = ""
-    """Request this policy version; needs an administrator's token. Empty: the server chooses."""
+    """Request this policy version; needs a token with the role `versions`. Empty: the server chooses."""
     model: str = "qwen-coder-tabloop"
     timeout_seconds: float = 60.0
 
 
-def stack_address(settings: Settings, *, admin: bool = False) -> Address:
-    """Return the address of the local stack's server with the team's token, or with the administrator's if `admin` is set."""
+def simulation_token(settings: Settings) -> str:
+    """Return the token by which simulated developers name themselves and see versions.
+
+    Raises:
+        ValueError: the settings have no such token, or do not let tokens name users.
+    """
     serving = settings.serving
-    token = (serving.admin_token if admin else None) or serving.token
+    if serving.simulation_token is None or not serving.name_users:
+        raise ValueError(
+            "serving.simulation_token or serving.name_users is not set, so the server would take all simulated developers for "
+            "one user; `make up` generates the token, and infra/settings/local.toml sets name_users"
+        )
+    return serving.simulation_token.get_secret_value()
+
+
+def stack_address(settings: Settings) -> Address:
+    """Return the address of the local stack's server with the simulated developers' token. Raises ValueError without one."""
+    serving = settings.serving
     return Address(
         api_base=f"http://{serving.host}:{serving.port}/v1",
         feedback_url=f"http://{serving.host}:{serving.feedback_port}/v1/continue/events",
-        token=token.get_secret_value() if token else "",
+        token=simulation_token(settings),
         model=settings.model.name,
     )
 

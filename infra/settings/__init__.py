@@ -27,7 +27,14 @@ SECRETS_NAME = "secrets.toml"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 FILE_VARIABLE = "TABLOOP_SETTINGS"
 
-__all__ = ["FILE_VARIABLE", "LOCAL", "PRODUCTION", "ROOT", "Settings", "SettingsError", "dump", "load", "path"]
+__all__ = ["FILE_VARIABLE", "LOCAL", "PRODUCTION", "ROOT", "Settings", "SettingsError", "dump", "load", "masked", "path"]
+CREDENTIALS = re.compile(r"(?<=//)[^/?#\s\"'\\]*@")
+"""The part `user:password@` of a URL."""
+SECRET_WORDS = ("key", "token", "secret", "password", "auth_string")
+"""Words in the names of settings whose values no message shows."""
+HIDDEN = "**********"
+LOCAL_SERVERS = {"store": "endpoint", "registry": "uri", "orchestration": "api"}
+"""Sections whose generated credentials belong to a server on this machine, each with the setting of its address."""
 
 
 class SettingsError(ValueError):
@@ -63,11 +70,16 @@ def _fill_secrets(values: dict[str, Any]) -> None:
     state = Path(values.get("stack", {}).get("state", Settings().stack.state))
     secrets = path(state) / SECRETS_NAME
     if secrets.exists():
-        endpoint = values.get("store", {}).get("endpoint", Settings().store.endpoint) or ""
         for section, entries in tomllib.loads(secrets.read_text()).items():
-            if section == "store" and urlsplit(endpoint).hostname not in LOOPBACK:
-                continue  # the local server's keys are not valid on another server
-            values[section] = {**entries, **values.get(section, {})}
+            given = values.get(section, {})
+            if (name := LOCAL_SERVERS.get(section)) and not _local(given.get(name, getattr(getattr(Settings(), section), name))):
+                continue  # another server gets no credential of the local one
+            values[section] = {**entries, **given}
+
+
+def _local(address: str | None) -> bool:
+    """Return whether an address is on this machine."""
+    return urlsplit(address or "").hostname in LOOPBACK
 
 
 def _set(values: dict[str, Any], keys: list[str], value: str) -> None:
@@ -78,14 +90,27 @@ def _set(values: dict[str, Any], keys: list[str], value: str) -> None:
 
 
 def _shown(error: Any) -> str:
-    secret = any(word in str(error["loc"][-1]) for word in ("key", "token", "secret"))
+    secret = any(word in str(error["loc"][-1]) for word in SECRET_WORDS)
     table = isinstance(error["input"], dict | list)  # of a missing key, the whole table: it may hold secrets
-    return "(hidden)" if secret or table else re.sub(r"//[^/@]*@", "//(hidden)@", repr(error["input"]))
+    return "(hidden)" if secret or table else masked(repr(error["input"]))
+
+
+def masked(text: str, mask: str = "(hidden)@") -> str:
+    """Return a text with the part `user:password@` of every URL in it replaced."""
+    return CREDENTIALS.sub(mask, text)
 
 
 def dump(settings: Settings) -> str:
-    """Return the resolved settings as JSON with secrets masked, for storage beside a run."""
-    return settings.model_dump_json(indent=2)
+    """Return the resolved settings as JSON with secrets and credentials in URLs masked, for storage beside a run."""
+    return masked(json.dumps(_hidden(settings.model_dump(mode="json")), indent=2, ensure_ascii=False))
+
+
+def _hidden(value: Any) -> Any:
+    """Return a value with those texts hidden whose key names a secret, as in tables that are passed on (engine_arguments)."""
+    if not isinstance(value, dict):
+        return value
+    secrets = {k for k, v in value.items() if isinstance(v, str) and v and any(word in k.lower() for word in SECRET_WORDS)}
+    return {k: HIDDEN if k in secrets else _hidden(v) for k, v in value.items()}
 
 
 def path(value: Path) -> Path:

@@ -43,17 +43,26 @@ class Collect(Section):
     min_samples: int = Field(256, ge=1)
     """Minimum samples of a cycle; with fewer, no cycle starts."""
     max_samples: int = Field(4096, ge=1)
-    """Maximum samples of a cycle; the newest are kept."""
+    """Maximum samples of a cycle. Users take turns, each with their newest sample, so that no flood displaces others."""
     max_user_share: float = Field(0.2, gt=0, le=1)
-    """Maximum share of a cycle's samples from one user. With fewer than 1/share users, each gets an equal share."""
+    """Maximum share of a cycle's samples from one user, after every other cut. It asks for 1/share users or more: with fewer, the
+    cycle waits. A team of three sets 0.5; 1 lets a single person teach the model."""
+    max_credential_share: float = Field(1.0, gt=0, le=1)
+    """Maximum share of a cycle's samples, and of its weight, from one credential; as strict as max_user_share. 1: no limit, for a
+    team that shares a token or comes through one proxy. With a token per developer, set it as max_user_share."""
+    max_new_users: int = Field(50, ge=0)
+    """Maximum users a credential and day (UTC) who become known, the first to send a request. Others' requests train nothing and
+    count in no A/B test until a later day admits them, so that one credential cannot invent users at will. 0: no limit."""
+    known_user_days: float = Field(90.0, gt=0)
+    """Days without a request after which a user is new again."""
     max_quarantined: float = Field(0.2, ge=0, le=1)
     """Maximum share of labelled samples that may fail validation; beyond it the cycle stops."""
     max_project_share: float = Field(1.0, gt=0, le=1)
-    """Maximum share of a cycle's samples from one project; beyond it the cycle stops. With fewer than 1/share projects, an equal
-    share is allowed. 1: no limit, for a team with one project."""
+    """Maximum share of a cycle's samples, and of its weight, from one project; as strict as max_user_share. 1: no limit, for a
+    team with one project."""
     max_user_weight: float = Field(0.2, gt=0, le=1)
     """Maximum share of a cycle's weight (the sum of absolute advantages) from one user; the user's advantages are scaled down to
-    it. With fewer than 1/share users, each may have an equal share."""
+    it. With fewer than 1/share users of some weight, the cycle waits."""
     max_duplicates: float = Field(0.1, ge=0, le=1)
     """Maximum share of a window's requests that were delivered or trained on before; beyond it the cycle stops, since events are
     probably shipped twice."""

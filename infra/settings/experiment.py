@@ -17,6 +17,19 @@ class Experiment(Section):
     detect a true difference d of acceptance per request near p with a power of 75 %, plan 14 p (1 - p) / d^2."""
     max_characters: int = Field(80, ge=1)
     """Maximum accepted characters of one completion that the test counts, so that a few very long accepts do not decide it."""
+    max_user_weight: float = Field(5.0, gt=0)
+    """Maximum requests of a user that the test counts, in multiples of the median user's; a user with more counts with this
+    many, at the same rates. So nobody decides a test, or ends it early, by the number of their requests."""
+    max_credential_weight: float = Field(1.0, gt=0, le=1)
+    """Maximum share of an arm's counted requests from one credential, scaled down to it; with fewer than 1/share credentials
+    on an arm, none counts. 1: no limit, for a team that shares a token or comes through one proxy."""
+    min_history_requests: int = Field(20, ge=0)
+    """Minimum requests of a user before the test, as known from the cycle that made the candidate (collect.max_new_users). Users
+    with fewer are served and not counted, so that nobody is invented for a test. 0: everyone counts."""
+    tolerated_users: int = Field(5, ge=0)
+    """Number of users, at most one in 24 of a test's, who may be made up without deciding it: a promotion or an early rejection
+    must also be sure without so many users who favour it most. It costs 0.8 standard errors with 60 users an arm, 0.5 with 300.
+    0: all decide."""
     min_users: int = Field(10, ge=2)
     """Minimum users per arm before a verdict; users are the unit of the test."""
     baseline_seconds: float = Field(86_400.0, ge=0)

@@ -8,7 +8,19 @@ from infra.settings.retention import Retention
 from infra.settings.reward import Reward
 from infra.settings.section import Section
 from infra.settings.services import Orchestration, Registry, Stack, Store
-from infra.settings.serving import AccessToken, EngineSetting, External, Role, Sampling, Serving, Terms, UserTerms
+from infra.settings.serving import (
+    AccessToken,
+    EngineSetting,
+    External,
+    Limits,
+    OpenIDConnect,
+    PersonalData,
+    Role,
+    Sampling,
+    Serving,
+    Terms,
+    UserTerms,
+)
 from infra.settings.training import Train
 
 __all__ = [
@@ -20,8 +32,11 @@ __all__ = [
     "External",
     "Hindsight",
     "Judge",
+    "Limits",
     "Model",
+    "OpenIDConnect",
     "Orchestration",
+    "PersonalData",
     "Registry",
     "Retention",
     "Reward",

@@ -18,7 +18,6 @@ class Store(Section):
     """S3 access key; none: boto3 looks for credentials itself (environment, profile, instance role)."""
     secret_key: SecretStr | None = None
     """S3 secret key that belongs to the access key."""
-
     lock: Path | None = None
     """File to lock around writes that must happen only once, for an S3 server on this machine that ignores conditional puts (the
     local one does). None: the server must honour conditional puts, which every start checks."""
@@ -31,7 +30,13 @@ class Store(Section):
 
 class Registry(Section):
     uri: str = "http://127.0.0.1:5000"
-    """URL of the MLflow tracking and registry server."""
+    """URL of the MLflow tracking and registry server, without credentials."""
+    username: str = "tabloop"
+    """User name for MLflow's basic authentication; sent only with registry.password."""
+    password: SecretStr | None = None
+    """Password of that user; none: requests carry no password. The local stack generates one."""
+    token: SecretStr | None = None
+    """Bearer token for a proxy in front of MLflow, sent in place of the password; none: no token."""
     page: str = ""
     """URL of MLflow for a browser, used in links; empty: registry.uri."""
     model: str = "tabloop"
@@ -40,7 +45,10 @@ class Registry(Section):
 
 class Orchestration(Section):
     api: str = "http://127.0.0.1:4200/api"
-    """URL of the Prefect API."""
+    """URL of the Prefect API, without credentials."""
+    auth_string: SecretStr | None = None
+    """Credential "USER:PASSWORD" of the Prefect server, its PREFECT_SERVER_API_AUTH_STRING; none: requests carry none. The local
+    stack generates one."""
     page: str = ""
     """URL of Prefect for a browser, used in links; empty: orchestration.api without /api."""
     work_pool: str = "tabloop"

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Discriminator, Field, SecretStr, Tag, field_validator
+from pydantic import AfterValidator, Discriminator, Field, SecretStr, Tag, field_validator
 
 from infra.settings.section import Section
 
@@ -26,7 +26,8 @@ class Sampling(Section):
     Above 0, nothing is streamed before the last token is sampled."""
 
 
-Role = Literal["complete", "feedback", "admin"]
+Role = Literal["complete", "feedback", "users", "versions", "metrics", "admin"]
+HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._:-]+$")]
 ProjectName = Annotated[str, Field(pattern=r"^[\w.-]{1,64}$")]
 
 
@@ -35,10 +36,48 @@ class AccessToken(Section):
     """SHA-256 of the token, in hex; `python -m serving.access NAME` prints a new token and its settings."""
     projects: tuple[ProjectName, ...] = ()
     """Projects the token may name; the first is the default of requests that name none. Empty: any project."""
+    user: str = Field("", max_length=200)
+    """Id of the user the token stands for, so that several tokens can be one user's; empty: the token's name."""
     roles: tuple[Role, ...] = ("complete", "feedback")
-    """What the token allows: complete (request completions), feedback (send feedback), admin (administrate)."""
+    """What the token allows: complete (request completions), feedback (send feedback), users (name users by X-User-ID; needs
+    serving.name_users), versions (see and pin the version that serves), metrics (read /metrics), admin (read the status page and
+    /admin; includes versions and metrics)."""
     requests_per_minute: int = Field(600, ge=1)
     """Requests per minute, spread evenly over the minute; each replica of the app counts separately."""
+
+
+def secure_address(value: str) -> str:
+    """Return an address that nobody on the way can change: https, or http on this machine. Raises ValueError."""
+    address = urlsplit(value)
+    on_this_machine = address.scheme == "http" and address.hostname in ("localhost", "127.0.0.1", "::1")
+    if not (address.scheme == "https" and address.hostname) and not on_this_machine:
+        raise ValueError(f"{value[:200]!r}: expected an address that begins with https://")
+    return value
+
+
+class OpenIDConnect(Section):
+    issuer: Annotated[str, AfterValidator(secure_address)]
+    """Issuer of the tokens, exactly as in their claim `iss`. Its keys are found by ISSUER/.well-known/openid-configuration."""
+    audience: str = Field(min_length=1)
+    """Required value of the claim `aud`, so that a token made for another service is refused."""
+    algorithms: tuple[Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"], ...] = (
+        "RS256",
+        "ES256",
+    )
+    """Accepted signature algorithms. Symmetric ones cannot be named: whoever checks such a token could also make it."""
+    user_claim: str = Field("sub", min_length=1)
+    """Claim that is the user's id. A claim that users can change themselves lets one user speak for another."""
+    projects: tuple[ProjectName, ...] = ()
+    """Projects the users may name; the first is the default of requests that name none. Empty: any project."""
+    roles: tuple[Literal["complete", "feedback", "versions"], ...] = ("complete", "feedback")
+    """What the tokens allow."""
+    requests_per_minute: int = Field(600, ge=1)
+    """Requests per minute of each user, spread evenly over the minute; each replica of the app counts separately."""
+    leeway_seconds: float = Field(30.0, ge=0, le=300)
+    """Seconds by which the issuer's clock may differ from the app's."""
+    key_seconds: float = Field(300.0, ge=10)
+    """Seconds between two reads of the issuer's keys. A key that the issuer withdraws is refused after three times this at the
+    latest."""
 
 
 class Terms(Section):
@@ -54,6 +93,16 @@ class Terms(Section):
 class UserTerms(Terms):
     experiments: bool = True
     """Whether the user takes part in A/B tests if the project does; false: the champion serves."""
+
+
+class PersonalData(Section):
+    kinds: tuple[Literal["email", "phone", "iban", "names"], ...] = ()
+    """Personal data that is removed from recorded code as secrets are: e-mail addresses, valid telephone numbers, valid bank
+    account numbers, the names below. Empty: none, since code rarely has any and each removal costs a training sample."""
+    region: str = Field("", pattern=r"^([A-Z]{2})?$")
+    """Country (ISO 3166, "DE") of telephone numbers without a country code. Empty: only numbers with one are found."""
+    names: tuple[str, ...] = ()
+    """Names of people, in any case."""
 
 
 class External(Section):
@@ -89,6 +138,27 @@ def _kind_of_engine(value: object) -> str:
 EngineSetting = Annotated[Annotated[str, Tag("address")] | Annotated[External, Tag("external")], Discriminator(_kind_of_engine)]
 
 
+class Limits(Section):
+    """Limits of the connections to both ports of one replica. Requests on them are limited by token (requests_per_minute)."""
+
+    connections: int = Field(16_384, ge=1)
+    """Open connections. One more closes the connection that has waited longest for its client, or is closed itself if each has a
+    request in progress. The process raises its limit of open files to 512 more than this; where it may not, it logs a warning and
+    takes as many connections as that limit allows."""
+    connections_per_peer: int = Field(1_024, ge=0)
+    """Open connections of one address (of IPv6: of one /64 network); one more closes another of the same address, as above. 0: no
+    limit, for an app behind a balancer, which is the only peer and has limits of its own."""
+    header_seconds: float = Field(10.0, gt=0)
+    """Seconds from the opening of a connection, or the first byte of a request, until its headers are complete."""
+    body_seconds: float = Field(30.0, gt=0)
+    """Seconds from then until the body is complete; a body has at most 1 MiB."""
+    keep_alive_seconds: float = Field(5.0, gt=0)
+    """Seconds that a connection stays open between a response and the next request."""
+    unread_seconds: float = Field(30.0, gt=0)
+    """Seconds that a client may leave what it was sent unread, once it fills the server's buffers (64 KiB and the kernel's). A
+    completion is shorter than that, so a stream is not affected."""
+
+
 class Serving(Section):
     host: str = "127.0.0.1"
     """Address to listen on."""
@@ -96,16 +166,36 @@ class Serving(Section):
     """TCP port for completions."""
     feedback_port: int = 8082
     """TCP port for feedback."""
+    hosts: tuple[HostName, ...] = ()
+    """Names by which clients reach the app, without ports, beside localhost, 127.0.0.1, [::1], serving.host, this machine's name
+    and the address that a connection reached. Requests for other hosts get 403: a web page whose name an attacker points at the
+    app would otherwise count as the app's own."""
     token: SecretStr | None = None
-    """Bearer token of the clients; none: the stack generates one and keeps it in its state directory."""
+    """Bearer token of the editors; all who use it are one user. None: the stack generates one and keeps it in its state
+    directory."""
     admin_token: SecretStr | None = None
-    """Bearer token for /admin and for pinning an arm; none: serving.token has the admin role too."""
+    """Bearer token of the administrators, and the status page's password; none: only tokens with the role admin open these, and
+    without one nobody does. Generated like serving.token."""
+    simulation_token: SecretStr | None = None
+    """Bearer token of simulated developers (`make demo`, `make bench`): names users by X-User-ID and sees versions. Valid only
+    with serving.name_users. Generated like serving.token."""
+    name_users: bool = False
+    """Whether tokens may have the role users, whose holder can speak for every user. False: such a token stops the start. True
+    for a trusted proxy that names the users it has checked, and for the local stack's simulated developers."""
     user_secret: SecretStr | None = None
     """Key of the keyed hash that replaces user ids in records; none: generated like serving.token."""
+    engine_token: SecretStr | None = None
+    """Bearer token between the app and tabloop's own engines, for completions and for exchanging weights; no client holds it.
+    None: an engine does not start; generated like serving.token."""
     tokens: dict[str, AccessToken] = Field(default={})
-    """Further tokens by name, each with its own projects, roles and rate. The two tokens above may name every project."""
+    """Further tokens by name, each with its own user, projects, roles and rate. The three tokens above may name every project."""
+    token_file: Path | None = None
+    """TOML file with further tokens, a table per name as in serving.tokens; `python -m serving.access NAME --table FILE` writes
+    it. Read at the start. None: no file."""
+    oidc: OpenIDConnect | None = None
+    """The team's OpenID Connect issuer, whose tokens stand for their subjects; none: such tokens are refused."""
     requests_per_minute: int = Field(60_000, ge=1)
-    """Requests per minute of each of the two tokens above; a whole team sends about a hundredth of this."""
+    """Requests per minute of each of the three tokens above; a whole team sends about a hundredth of this."""
     terms: Terms = Terms()
     """Terms of projects without an entry in serving.projects."""
     projects: dict[ProjectName, Terms] = Field(default={})
@@ -121,6 +211,8 @@ class Serving(Section):
     """The two engine slots: the URL of an engine of tabloop, or a table that describes an external server."""
     engine_arguments: dict[str, Any] = Field(default={})
     """Arguments passed to vLLM's engines verbatim (names as in vLLM's AsyncEngineArgs)."""
+    personal_data: PersonalData = PersonalData()
+    """Personal data that is removed from code before it is recorded; secrets always are."""
     spool: Path = Path("var/spool")
     """Directory of events that are not shipped yet."""
     spool_bytes: int = Field(1 << 30, ge=1 << 20)
@@ -131,3 +223,5 @@ class Serving(Section):
     """Seconds between two reads of the registry's aliases."""
     state: Path = Path("var/serving")
     """Directory of downloaded versions and the last known assignment of versions to slots."""
+    limits: Limits = Limits()
+    """Limits of connections."""

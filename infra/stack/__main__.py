@@ -1,13 +1,16 @@
-"""Control the local stack: python -m infra.stack up [PART...] | down | status | restart PART"""
+"""Control the local stack: python -m infra.stack up [PART...] | down | status | restart PART | env"""
 
 import argparse
+import shlex
 import sys
+from urllib.parse import urlsplit
 
 from infra import settings as settings_
 from infra.registry import RegistryError
 from infra.settings import Settings, SettingsError
-from infra.stack import control
+from infra.stack import control, door
 from infra.stack.orchestration import DeployError
+from infra.stack.parts import clients
 from infra.stack.seed import NoBaseModel
 
 USERS_ERRORS = (control.StackError, SettingsError, NoBaseModel, DeployError, RegistryError)
@@ -23,6 +26,7 @@ def main(arguments: list[str]) -> int:
     commands.add_parser("down", help="stop every part")
     commands.add_parser("status", help="show every part's state; exits 3 if one is not ready")
     commands.add_parser("restart", help="stop and start one part").add_argument("part")
+    commands.add_parser("env", help='print variables for a shell: eval "$(python -m infra.stack env)"')
     options = parser.parse_args(arguments)
     try:
         if options.command == "up":
@@ -31,6 +35,8 @@ def main(arguments: list[str]) -> int:
             control.down()
         elif options.command == "restart":
             control.restart(options.part)
+        elif options.command == "env":
+            print_environment(settings_.load())
         else:
             return status()
     except USERS_ERRORS as error:
@@ -60,18 +66,35 @@ def status() -> int:
     return 3
 
 
+def print_environment(settings: Settings) -> None:
+    """Print lines for a shell that set the addresses and credentials of Prefect and MLflow."""
+    for name, value in clients(settings).items():
+        print(f"export {name}={shlex.quote(value)}")
+
+
 def print_addresses(settings: Settings) -> None:
-    """Print the addresses of the stack's services."""
+    """Print the addresses of the stack's services, with login links where a browser needs one."""
     secrets = settings_.path(settings.stack.state) / settings_.SECRETS_NAME
-    serving = settings.serving
+    serving, registry, orchestration = settings.serving, settings.registry, settings.orchestration
+    password = registry.password.get_secret_value() if registry.password else ""
+    auth = orchestration.auth_string.get_secret_value() if orchestration.auth_string else ""
     print(
         f"\n  completions  http://{serving.host}:{serving.port}/v1\n"
         f"  feedback     http://{serving.host}:{serving.feedback_port}\n"
-        f"  Prefect      {settings.orchestration.api.removesuffix('/api')}\n"
-        f"  MLflow       {settings.registry.uri}\n"
-        f"  S3           {settings.store.endpoint or 'AWS'}  (bucket {settings.store.bucket})\n"
-        f"  bearer token in {secrets}, under [serving] token"
+        f"  Prefect      {_link(orchestration.api.removesuffix('/api'), auth)}\n"
+        f"  MLflow       {_link(registry.uri, password and f'{registry.username}:{password}')}\n"
+        f"  S3           {settings_.masked(settings.store.endpoint or 'AWS')}  (bucket {settings.store.bucket})\n"
+        f"  status page  http://{serving.host}:{serving.port}/  (any user name; the password is serving.admin_token)\n"
+        f"  The links log a browser in and work for ten minutes; `make status` prints new ones.\n"
+        f'  For a shell: eval "$(python -m infra.stack env)"; all credentials are in {secrets}: '
+        "serving.token for editors, serving.admin_token for administrators"
     )
+
+
+def _link(address: str, credential: str) -> str:
+    """Return a login link of a server on this machine, else its plain address."""
+    here = urlsplit(address).hostname in settings_.LOOPBACK
+    return door.login_link(address, credential) if here and credential else settings_.masked(address)
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from infra import settings as settings_
 from infra.settings import Settings
-from infra.stack import orchestration, processes, secrets, seed
-from infra.stack.parts import BIN, Part, environment, parts
+from infra.stack import files, orchestration, processes, secrets, seed
+from infra.stack.parts import BIN, Part, clients, environment, parts
 from infra.stack.supervision import Supervisor, sweep, tail
 
 # Stopped after the others: serving ships its spool to the store while it stops.
@@ -61,6 +61,11 @@ def up(only: Collection[str] = (), say: Callable[[str], None] = say_now, *, paus
     Raises:
         StackError: a part cannot start. The parts that this call started are stopped again.
     """
+    with files.private():
+        return _up(only, say, paused=paused)
+
+
+def _up(only: Collection[str], say: Callable[[str], None], *, paused: bool) -> Settings:
     state = settings_.path(settings_.load().stack.state)
     secrets.ensure(state)
     settings = settings_.load()
@@ -82,6 +87,7 @@ def up(only: Collection[str] = (), say: Callable[[str], None] = say_now, *, paus
             supervisor.start(all_parts.values(), environment(settings, dict(os.environ)))
             (state / STARTED_WITH).write_text(settings_.dump(settings))
             _start_all(settings, supervisor, selected, Progress(say), paused=paused)
+            _close_files(settings)
         except BaseException:
             say("stopping the parts that were started")
             if was_up:
@@ -203,11 +209,16 @@ def _plan(settings: Settings, supervisor: Supervisor, selected: dict[str, Part],
         plan["bucket"] = ("s3",), lambda: seed.bucket(settings)
     if "worker" in selected:
         plan["work pool"] = ("prefect",), lambda: orchestration.ensure_pool(settings)
-        plan["deployments"] = ("work pool",), lambda: orchestration.deploy(settings, environment(settings, dict(os.environ)))
+        plan["deployments"] = ("work pool",), lambda: orchestration.deploy(settings, _environment(settings))
     if "mlflow" in selected or "serving" in selected:
         plan["base model"] = ("bucket", "mlflow"), lambda: seed.base_model(settings)
     order = ("s3", "bucket", "mlflow", "base model", "prefect", "work pool", "worker", "deployments")
     return {name: plan[name] for name in (*order, *plan) if name in plan}
+
+
+def _environment(settings: Settings) -> dict[str, str]:
+    """Return the environment of a client of the stack's servers."""
+    return environment(settings, dict(os.environ)) | clients(settings)
 
 
 def _start(supervisor: Supervisor, part: Part, seconds: float, failed: threading.Event | None = None) -> None:
@@ -259,6 +270,13 @@ def _stop(supervisor: Supervisor) -> int:
         supervisor.stop_together(states & set(STOPPED_LAST))
     supervisor.shut_down()
     return sweep(supervisor.directory)
+
+
+def _close_files(settings: Settings) -> None:
+    """Close what an earlier release, or a package that copies its own files with their permissions, left open to others."""
+    state, serving = settings.stack.state, settings.serving
+    for directory in (state, state.parent / "cache", serving.spool, serving.state, settings.train.folder):
+        files.close_to_others(settings_.path(directory))
 
 
 @contextmanager

@@ -1,16 +1,22 @@
-"""Run MLflow's server in one process: python -m infra.stack.mlflow_server HOST PORT DATABASE ARTIFACTS
+"""Run MLflow's server in one process behind a door: python -m infra.stack.mlflow_server URL DATABASE ARTIFACTS
 
 `mlflow server` imports MLflow, sets the variables below and starts a second Python that imports it again, which doubles the start
-time and takes 250 MB more. This module is the same server without the first process. In production run `mlflow server` itself.
+time and takes 250 MB more. This module is the same server without the first process. MLflow's own basic-auth app would take
+another package, and 0.1 s of CPU for each request, since it hashes the password every time; MLflow's own check of origins lets in
+the pages of every port of this machine.
 """
 
 import os
 import sys
 import uuid
+from urllib.parse import urlsplit
+
+from infra.stack.door import Door, credential_of
 
 
-def main(host: str, port: str, database: str, artifacts: str) -> None:
+def main(url: str, database: str, artifacts: str) -> None:
     """Serve MLflow until the process ends."""
+    address, credential = urlsplit(url), credential_of(os.environ)
     # Named as in mlflow/server/constants.py; importing it reads them, so they are set first.
     os.environ |= {
         "_MLFLOW_SERVER_FILE_STORE": database,
@@ -28,7 +34,13 @@ def main(host: str, port: str, database: str, artifacts: str) -> None:
     from mlflow.server.handlers import initialize_backend_stores
 
     initialize_backend_stores(database, database, "mlflow-artifacts:/")
-    uvicorn.run(app, host=host, port=int(port), log_level="warning")
+    uvicorn.run(
+        Door(app, url, credential),
+        host=str(address.hostname),
+        port=address.port or 80,
+        proxy_headers=False,
+        log_level="warning",
+    )
 
 
 if __name__ == "__main__":

@@ -1,18 +1,23 @@
 """Prefect's work pool, and the deployments of prefect.yaml."""
 
-import importlib.util
-import json
 import subprocess
 import sys
 import time
-from pathlib import Path
+from typing import Any
 
 import httpx
 
+from infra import authorization
 from infra.settings import ROOT, Settings
 
 DECLARATION = ROOT / "prefect.yaml"
 ATTEMPTS = 5
+JOB_TEMPLATE: dict[str, Any] = {
+    "job_configuration": {"stream_output": True},
+    "variables": {"type": "object", "properties": {}, "additionalProperties": False},
+}
+"""Template of the pool's jobs. Prefect's own lets a run name a command, environment variables and a directory; this one has no
+variables, so that the server refuses a run with any and the worker starts the deployment's flow alone."""
 
 
 class DeployError(RuntimeError):
@@ -22,11 +27,10 @@ class DeployError(RuntimeError):
 def ensure_pool(settings: Settings) -> None:
     """Create the work pool if it is missing; over HTTP, since Prefect's command takes 4 s to import."""
     pool = settings.orchestration.work_pool
-    if httpx.get(f"{settings.orchestration.api}/work_pools/{pool}", timeout=30).is_success:
-        return
-    body = {"name": pool, "type": "process", "base_job_template": _process_template()}
-    response = httpx.post(f"{settings.orchestration.api}/work_pools/", json=body, timeout=30)
-    if response.status_code != httpx.codes.CONFLICT:
+    with connect(settings) as http:
+        response = http.post("work_pools/", json={"name": pool, "type": "process", "base_job_template": JOB_TEMPLATE})
+        if response.status_code == httpx.codes.CONFLICT:  # made by an earlier start, perhaps with another template
+            response = http.patch(f"work_pools/{pool}", json={"base_job_template": JOB_TEMPLATE})
         response.raise_for_status()
 
 
@@ -36,17 +40,17 @@ def end_dead_runs(settings: Settings) -> int:
     Call it only while no worker runs. Otherwise each would hold its deployment's concurrency slot until its lease ends, five
     minutes later.
     """
-    api, unfinished = settings.orchestration.api, ["RUNNING", "PENDING", "CANCELLING"]
+    unfinished = ["RUNNING", "PENDING", "CANCELLING"]
     query = {
         "flow_runs": {"state": {"type": {"any_": unfinished}}},
         "work_pools": {"name": {"any_": [settings.orchestration.work_pool]}},
         "limit": 200,
     }
-    runs = httpx.post(f"{api}/flow_runs/filter", json=query, timeout=30).raise_for_status().json()
     state = {"type": "CRASHED", "name": "Crashed", "message": "the worker stopped during the run"}
-    for run in runs:
-        body = {"state": state, "force": True}
-        httpx.post(f"{api}/flow_runs/{run['id']}/set_state", json=body, timeout=30).raise_for_status()
+    with connect(settings) as http:
+        runs = http.post("flow_runs/filter", json=query).raise_for_status().json()
+        for run in runs:
+            http.post(f"flow_runs/{run['id']}/set_state", json={"state": state, "force": True}).raise_for_status()
     return len(runs)
 
 
@@ -77,25 +81,23 @@ def deploy(settings: Settings, environment: dict[str, str]) -> None:
 
 def set_schedules(settings: Settings, *, paused: bool) -> None:
     """Pause or resume the schedules of all deployments."""
-    api = settings.orchestration.api
-    for deployment in _post(f"{api}/deployments/filter", {}).json():
-        if deployment["schedules"]:
-            _post(f"{api}/deployments/{deployment['id']}/{'pause' if paused else 'resume'}_deployment", {})
+    with connect(settings) as http:
+        for deployment in _post(http, "deployments/filter").json():
+            if deployment["schedules"]:
+                _post(http, f"deployments/{deployment['id']}/{'pause' if paused else 'resume'}_deployment")
 
 
-def _post(url: str, body: dict[str, object]) -> httpx.Response:
+def connect(settings: Settings) -> httpx.Client:
+    """Return a client of Prefect's API with its credential."""
+    orchestration = settings.orchestration
+    return httpx.Client(base_url=orchestration.api, headers=authorization.of_prefect(orchestration), timeout=60)
+
+
+def _post(http: httpx.Client, path: str) -> httpx.Response:
     """Send a request to Prefect's server; retry while its database is locked (HTTP 503)."""
     for attempt in range(1, ATTEMPTS + 1):
-        response = httpx.post(url, json=body, timeout=60)
+        response = http.post(path, json={})
         if response.status_code != httpx.codes.SERVICE_UNAVAILABLE or attempt == ATTEMPTS:
             break
         time.sleep(attempt)
     return response.raise_for_status()
-
-
-def _process_template() -> dict[str, object]:
-    """Return Prefect's job template of a process pool, read from the package without importing it."""
-    spec = importlib.util.find_spec("prefect")
-    assert spec and spec.origin
-    file = Path(spec.origin).parent / "server/api/collections_data/views/aggregate-worker-metadata.json"
-    return json.loads(file.read_text())["prefect"]["process"]["default_base_job_configuration"]

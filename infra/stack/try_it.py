@@ -29,7 +29,7 @@ def main(settings: Settings, say: Callable[[str], None] = print) -> int:
     """Run every step once, and return the exit code."""
     serving = settings.serving
     host = "127.0.0.1" if serving.host == "0.0.0.0" else serving.host
-    headers = {"X-Project-ID": "try", "X-User-ID": "try"}
+    headers = {"X-Project-ID": "try"}
     if serving.token:
         headers["Authorization"] = f"Bearer {serving.token.get_secret_value()}"
     completions, feedback = f"http://{host}:{serving.port}", f"http://{host}:{serving.feedback_port}"

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from infra import settings as settings_
 from infra.settings import Settings
@@ -80,21 +79,22 @@ def main(arguments: list[str], variables: Mapping[str, str]) -> int:
             f"engine: serving.engines[{options.slot}] is an external server, {url.url}: it has no engine to start here"
         )
     check_arguments(settings.serving.engine_arguments)
+    token = settings.serving.engine_token
+    if not token:
+        raise SystemExit("engine: serving.engine_token is not set: `make up` generates it, or set TABLOOP_SERVING__ENGINE_TOKEN")
     for name, value in environment(settings).items():
         if name not in variables:
             os.environ[name] = value
     model, version = choose_model(settings, options.slot, options.model, options.version)
     if not (model / "config.json").exists():
         raise SystemExit(f"engine: no model in {model}: config.json is missing; check --model or model.base")
-    address = urlsplit(url)
 
     import uvloop  # after the environment is set: the imports below read it
 
     from serving.engine import server
 
     llm = server.build_llm(settings.serving.engine_arguments, str(model))
-    token = settings.serving.token.get_secret_value() if settings.serving.token else None
-    return uvloop.run(server.serve(llm, version, address.hostname or "127.0.0.1", address.port or 80, token))
+    return uvloop.run(server.serve(llm, version, url, token.get_secret_value()))
 
 
 if __name__ == "__main__":

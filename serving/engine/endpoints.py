@@ -5,13 +5,15 @@ import dataclasses
 import hmac
 import json
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing
 from functools import partial
 from typing import Any, Protocol
 
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 
+from infra.web import foreign
 from serving.engine.channel import Outbox
 from serving.engine.protocol import Delta, EngineRequest, Health, SwapResult
 
@@ -56,15 +58,25 @@ class EngineBackend(Protocol):
 
 
 class Endpoints:
-    """An engine's routes. If a token is set, every request must carry it, except /health, which supervisors call."""
+    """An engine's routes. Every request must carry the engine's token, which no client of the app holds.
 
-    def __init__(self, engine: EngineBackend, token: str | None) -> None:
+    Without the token, /health tells a supervisor only whether the engine works.
+    """
+
+    def __init__(self, engine: EngineBackend, token: str, names: Collection[str]) -> None:
+        """Serve an engine.
+
+        Args:
+            token: bearer token of the app.
+            names: host names of this engine (infra.web.own_names); a request that names another host is refused.
+        """
         self._engine = engine
         self._token = token
+        self._names = frozenset(names)
         self._running: dict[web.WebSocketResponse, RunningTasks] = {}
 
     def app(self) -> web.Application:
-        app = web.Application()
+        app = web.Application(middlewares=[_refuse_pages(self._names)])
         routes = [web.get("/generate", self._generate), web.post("/swap", self._swap), web.get("/health", self._health)]
         app.add_routes(routes)
         app.on_shutdown.append(self._stop)
@@ -129,7 +141,10 @@ class Endpoints:
             return web.json_response({"error": f"{type(error).__name__}: {error}"}, status=500)
 
     async def _health(self, http: web.Request) -> web.Response:
-        if fatal_error := self._engine.fatal_error:
+        fatal_error = self._engine.fatal_error
+        if self._check_token(http):
+            return web.json_response({}, status=503 if fatal_error else 200)
+        if fatal_error:
             return web.json_response({"error": fatal_error}, status=503)
         return web.json_response(dataclasses.asdict(self._engine.health()))
 
@@ -142,10 +157,23 @@ class Endpoints:
     def _check_token(self, http: web.Request) -> web.Response | None:
         """Return a 401 response, or None if the request may pass."""
         header = http.headers.get("authorization", "").encode(errors="surrogateescape")
-        if self._token and not hmac.compare_digest(header, f"Bearer {self._token}".encode()):
+        if not hmac.compare_digest(header, f"Bearer {self._token}".encode()):
             return web.json_response({"error": "wrong or missing bearer token"}, status=401)
         return None
 
 
 def _forget(running: RunningTasks, number: int, _: asyncio.Task[None]) -> None:
     del running[number]
+
+
+def _refuse_pages(names: frozenset[str]) -> Middleware:
+    """Return a middleware that refuses what browsers send for pages: no page is a client of an engine."""
+
+    @web.middleware
+    async def refuse(request: web.Request, handler: Handler) -> web.StreamResponse:
+        headers = [(name.lower(), value) for name, value in request.raw_headers]
+        if refusal := foreign(headers, request.method, names):
+            return web.json_response({"error": refusal.reason}, status=refusal.status)
+        return await handler(request)
+
+    return refuse

@@ -6,7 +6,9 @@
         engine  [number, *Delta]                tokens, the last row with a finish
                 [number, status, explanation]   error: 409 it holds another version, 400 bad request, 503 the engine is ending
     POST /swap      {"path": ..., "version": .} -> SwapResult; 409, with the engine unchanged, if the checkpoint does not fit
-    GET  /health                                -> Health
+    GET  /health                                -> Health; without the token an empty object
+
+Every request carries serving.engine_token as a bearer token, and names the engine by the host of its URL in serving.engines.
 
 No text is sent: the app renders prompts and decodes tokens, so a record holds exactly what was sampled.
 """

@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 from aiohttp import web
 from vllm import SamplingParams
@@ -19,6 +20,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from infra.web import own_names
 from serving.engine.endpoints import BadRequest, Endpoints, EngineDead, SwapRefused
 from serving.engine.protocol import Delta, EngineRequest, Health, SwapResult
 
@@ -132,8 +134,9 @@ def build_llm(arguments: Mapping[str, Any], model: str) -> AsyncLLM:
     return AsyncLLM.from_vllm_config(config, disable_log_stats=quiet)
 
 
-async def serve(llm: AsyncLLM, version: str, host: str, port: int, token: str | None) -> int:
-    """Serve until a signal or until the engine fails; return the exit status."""
+async def serve(llm: AsyncLLM, version: str, url: str, token: str) -> int:
+    """Serve at a URL until a signal or until the engine fails; return the exit status."""
+    address = urlsplit(url)
     loop = asyncio.get_running_loop()
     engine = VLLMEngine(llm, version)
     await engine.start()
@@ -150,11 +153,12 @@ async def serve(llm: AsyncLLM, version: str, host: str, port: int, token: str | 
 
     watcher = asyncio.create_task(watch())
     # Longer than the app keeps idle connections, so that it never writes to one that is closing.
-    runner = web.AppRunner(Endpoints(engine, token).app(), access_log=None, keepalive_timeout=75.0, shutdown_timeout=1.0)
+    app = Endpoints(engine, token, own_names(url)).app()
+    runner = web.AppRunner(app, access_log=None, keepalive_timeout=75.0, shutdown_timeout=1.0)
     await runner.setup()
     try:
-        await web.TCPSite(runner, host, port).start()
-        print(f"engine: version {version} at http://{host}:{port}", flush=True)
+        await web.TCPSite(runner, address.hostname or "127.0.0.1", address.port or 80).start()
+        print(f"engine: version {version} at {url}", flush=True)
         await stopping.wait()
     finally:
         watcher.cancel()

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from fastapi import Request, Response
 
-from serving.access import Access, Caller
+from serving.access import Access, Caller, Credential
+from serving.gateway.browsers import require_json
 from serving.gateway.dialects import DIALECTS, client_name
 from serving.gateway.dialects.base import CompletionFormat, Dialect, Fields, ServedModel
 from serving.gateway.errors import BadRequest
 from serving.gateway.generation import Generation
-from serving.gateway.openapi import DocumentedApp
+from serving.gateway.openapi import DocumentedApp, Post, answers, any_of
 from serving.gateway.requests import read_json
 from serving.gateway.responses import StreamedResponse, WholeResponse
 from serving.recording.recorder import Recorder
@@ -45,8 +46,8 @@ def add_completions(app: DocumentedApp, gateway: Gateway) -> None:
     for path, choices in formats.items():
         # Starlette's route: FastAPI's would look for dependencies in each request, and there are none.
         app.add_route(path, _endpoint(gateway, model, choices), methods=["POST"])
-        schemas = [completions.schema for _, completions in choices]
-        app.bodies[path] = {"anyOf": schemas} if len(schemas) > 1 else schemas[0]
+        answer = any_of([completions.answer for _, completions in choices])
+        app.posts[path] = Post(any_of([completions.schema for _, completions in choices]), answers(answer, events=True))
 
 
 def _endpoint(
@@ -55,15 +56,20 @@ def _endpoint(
     """Return the endpoint of a path: the first dialect that recognizes the body reads it, else the first of the list."""
 
     async def complete(request: Request) -> Response:
-        token = gateway.access.check(request.headers, "complete")  # before the body of an unknown sender is read
+        credential = await gateway.access.check(request.headers, "complete")  # before the body of an unknown sender is read
+        require_json(request)
         body = await read_json(request)
         completions = next((form for dialect, form in choices if dialect.recognizes(body, request.headers)), choices[0][1])
         parsed = completions.parse(body, model)
         if isinstance(parsed, Response):
             return parsed
-        caller = gateway.access.caller(request.headers, token, _user(body), client_name(request.headers, body))
-        routes = _routes(request, gateway, caller)
-        generation = Generation(f"cmpl-{uuid.uuid4()}", parsed.request, caller, routes, gateway.policy, gateway.clock())
+        caller = gateway.access.caller(request.headers, credential, _user(body), client_name(request.headers, body))
+        routes = _routes(request, gateway, caller, credential)
+        completion_id = f"cmpl-{uuid.uuid4()}"
+        if caller.opted_out:  # before the response: feedback may arrive before its end
+            who, asked = (caller.project, caller.user), parsed.request
+            gateway.recorder.opt_outs.add(who, completion_id, asked.prefix, asked.suffix)
+        generation = Generation(completion_id, parsed.request, caller, routes, gateway.policy, gateway.clock())
         generation.file = gateway.access.file_hash(caller.project, parsed.request.path)
         if parsed.events:
             return StreamedResponse(generation, gateway.recorder, parsed.events(generation))
@@ -77,12 +83,12 @@ def _user(body: Fields) -> str | None:
     return user if isinstance(user, str) else None
 
 
-def _routes(request: Request, gateway: Gateway, caller: Caller) -> list[Route]:
-    """Return the slots to try: those of the caller's arm, or the one that an administrator pins by header."""
+def _routes(request: Request, gateway: Gateway, caller: Caller, credential: Credential) -> list[Route]:
+    """Return the slots to try: those of the caller's arm, or the one that a caller with the role `versions` pins by header."""
     arm, version = request.headers.get("x-tabloop-arm", ""), request.headers.get("x-tabloop-version", "")
     if not arm and not version:
         return gateway.arms.route(caller.user, experiments=caller.experiments, version=caller.version)
-    gateway.access.check(request.headers, "admin")
+    credential.require("versions")
     try:
         return [gateway.arms.pinned(arm, version)]
     except ValueError as error:

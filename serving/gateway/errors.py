@@ -3,7 +3,7 @@
 import logging
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse, Response
 
 from serving.access import Denied
@@ -78,5 +78,7 @@ def add_errors(app: FastAPI, metrics: Metrics) -> None:
         return error(404, f"{request.method} {request.url.path}: no such route", "invalid_request_error")
 
     @app.exception_handler(405)
-    async def wrong_method(request: Request, cause: Exception) -> Response:
-        return error(405, f"{request.method} {request.url.path}: method not allowed", "invalid_request_error")
+    async def wrong_method(request: Request, cause: HTTPException) -> Response:
+        allowed = (cause.headers or {}).get("Allow", "")
+        message = f"{request.method} {request.url.path}: method not allowed; allowed: {allowed}"
+        return error(405, message, "invalid_request_error", **{"Allow": allowed})

@@ -10,19 +10,17 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
 from infra.records import Feedback
-from infra.redaction import FEEDBACK_TEXTS
 from serving.access import Access, Caller
+from serving.gateway.browsers import require_json
 from serving.gateway.dialects import DIALECTS, client_name
 from serving.gateway.dialects.base import Dialect, FeedbackEvent, FeedbackFormat
 from serving.gateway.errors import FeedbackNotStored
-from serving.gateway.openapi import DocumentedApp
+from serving.gateway.openapi import DocumentedApp, Post, answers
 from serving.gateway.requests import read_json
 from serving.recording.recorder import Recorder
 from serving.recording.spool import SpoolFull
 
 MAX_REMEMBERED = 20_000
-NO_TEXT = dict.fromkeys((*FEEDBACK_TEXTS, "language"), "") | {"settled": None}
-"""Replaces the text of an event whose user opted out."""
 
 
 @dataclass(frozen=True)
@@ -41,17 +39,17 @@ class FeedbackService:
 
     async def store(self, event: FeedbackEvent, caller: Caller) -> str:
         """Write an event to the disk and return its id. Raises FeedbackNotStored."""
-        fields = vars(event) | (NO_TEXT if caller.opted_out else {})
         row = Feedback(
             id=f"fb-{uuid.uuid4()}",
             time=self.clock(),
             project=caller.project,
             user=caller.user,
+            credential=caller.credential,
             client=caller.client,
-            **fields,
+            **vars(event),
         )
         try:
-            await self.recorder.record_feedback(row)
+            await self.recorder.record_feedback(row, opted_out=caller.opted_out)
         except (SpoolFull, OSError) as error:
             raise FeedbackNotStored(str(error)) from error
         return row.id
@@ -78,15 +76,16 @@ def add_feedback(app: DocumentedApp, service: FeedbackService) -> None:
     for dialect in DIALECTS:
         for form in dialect.feedback:
             app.add_route(form.path, _endpoint(service, dialect, form), methods=["POST"])
-            app.bodies[form.path] = form.schema
+            app.posts[form.path] = Post(form.schema, answers(form.answer))
 
 
 def _endpoint(service: FeedbackService, dialect: Dialect, form: FeedbackFormat) -> Callable[[Request], Awaitable[Response]]:
     recent = RecentKeys(MAX_REMEMBERED)
 
     async def receive(request: Request) -> Response:
-        token = service.access.check(request.headers, "feedback")
-        caller = service.access.caller(request.headers, token, None, dialect.name or client_name(request.headers))
+        credential = await service.access.check(request.headers, "feedback")
+        require_json(request)
+        caller = service.access.caller(request.headers, credential, None, dialect.name or client_name(request.headers))
         event = form.parse(await read_json(request), request.query_params)
         record_id = ""
         if event is not None:

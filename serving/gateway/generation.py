@@ -156,6 +156,7 @@ class Generation:
             time=self.arrived,
             project=self.caller.project,
             user=self.caller.user,
+            credential=self.caller.credential,
             client=self.caller.client,
             opted_out=self.caller.opted_out,
             prefix=self.request.prefix,

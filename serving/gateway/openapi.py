@@ -3,6 +3,9 @@
 A test sends what the schemas describe, and what they do not, so that schema and parser cannot part.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI
@@ -11,6 +14,8 @@ MAX_STOPS = 64
 """Stop strings in one request."""
 
 Schema = dict[str, Any]
+Answers = dict[int | str, Schema]
+"""Responses by status."""
 TEXT: Schema = {"type": "string"}
 NULL: Schema = {"type": "null"}
 FLAG: Schema = {"anyOf": [{"type": "boolean"}, NULL]}
@@ -28,19 +33,87 @@ def optional(schema: Schema) -> Schema:
     return {"anyOf": [schema, NULL]}
 
 
+def any_of(schemas: Sequence[Schema]) -> Schema:
+    """Return a schema that allows what any of these does."""
+    return {"anyOf": list(schemas)} if len(schemas) > 1 else schemas[0]
+
+
+def answer_schema(required: tuple[str, ...], **fields: Schema) -> Schema:
+    """Return the schema of an object that the server sends; it has no other fields."""
+    return {**object_schema(required, **fields), "additionalProperties": False}
+
+
+HEALTH = answer_schema(("status",), status={"const": "ok"})
+ERROR = answer_schema(
+    ("error",),
+    error=answer_schema(("message", "type", "param", "code"), message=TEXT, type=TEXT, param=optional(TEXT), code=NULL),
+)
+EVENT: Schema = object_schema(("data",), data={"type": "string", "pattern": r"^(\{.*\}|\[DONE\])$"})
+"""A server-sent event: a JSON object, or [DONE], which ends OpenAI's streams. OpenAPI describes the events of a stream by
+itemSchema, from version 3.2 on."""
+SECURITY: Schema = {"security": [{"bearer": []}, {"apiKey": []}]}
+"""Of a route that needs a token."""
+SCHEMES: Schema = {
+    "bearer": {"type": "http", "scheme": "bearer"},
+    "apiKey": {"type": "apiKey", "in": "header", "name": "api-key"},
+}
+
+
+def answers(schema: Schema, *statuses: int, events: bool = False) -> Answers:
+    """Return the responses of a route: JSON of a schema with these statuses (none: 200), or server-sent events too."""
+    content: Schema = {"application/json": {"schema": schema}}
+    if events:
+        content["text/event-stream"] = {"itemSchema": EVENT}
+    return {status: {"description": HTTPStatus(status).phrase, "content": content} for status in statuses or (200,)}
+
+
+def header(name: str, description: str, **schema: str) -> Schema:
+    """Return the parameter of an optional header."""
+    return {"name": name, "in": "header", "description": description, "schema": {"type": "string", **schema}}
+
+
+CALLER_HEADERS = (
+    header("X-Project-ID", "the project", pattern="^[A-Za-z0-9_.-]{1,64}$"),
+    header("X-User-ID", "the user; read only from a token with the role users"),
+    header("X-Tabloop-Opt-Out", "1: the text of this request is not recorded"),
+)
+
+
+@dataclass(frozen=True)
+class Post:
+    """The documentation of a POST route."""
+
+    body: Schema
+    answers: Answers
+
+    def operation(self) -> Schema:
+        """Return OpenAPI's operation."""
+        content = {"application/json": {"schema": self.body}}
+        return {
+            "parameters": list(CALLER_HEADERS),
+            "requestBody": {"required": True, "content": content},
+            "responses": {str(status): answer for status, answer in self.answers.items()},
+            **SECURITY,
+        }
+
+
 class DocumentedApp(FastAPI):
     """An app whose /openapi.json includes its POST routes: they are Starlette's, and FastAPI does not see their bodies."""
 
     def __init__(self, title: str) -> None:
         super().__init__(title=title, docs_url=None, redoc_url=None)
-        self.bodies: dict[str, Schema] = {}
-        """Schema of the body by path."""
+        self.openapi_version = "3.2.0"
+        self.posts: dict[str, Post] = {}
+        """POST routes by path."""
 
     def openapi(self) -> dict[str, Any]:
+        """Return the document. Every route can also answer an error."""
         document = super().openapi()
-        for path, schema in self.bodies.items():
-            document["paths"].setdefault(path, {})["post"] = {
-                "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
-                "responses": {"200": {"description": "done"}, "default": {"description": "an error in OpenAI's shape"}},
-            }
+        document.setdefault("components", {})["securitySchemes"] = SCHEMES
+        for path, post in self.posts.items():
+            document["paths"].setdefault(path, {})["post"] = post.operation()
+        failure = {"description": "an error in OpenAI's shape", "content": {"application/json": {"schema": ERROR}}}
+        for operations in document["paths"].values():
+            for operation in operations.values():
+                operation["responses"]["default"] = failure
         return document

@@ -1,20 +1,40 @@
 """The body of a request."""
 
-import json
 from typing import Any
 
+import orjson
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from serving.gateway.errors import BadRequest
 
 MAX_BYTES = 1 << 20
+MAX_PARTS = 10_000
+"""Objects, lists and names in a body. Each costs 50 to 200 ns with the garbage collector's share, and no other request runs
+meanwhile."""
+MAX_STRINGS = 100_000
+"""Strings in a body with more brackets and colons than MAX_PARTS."""
 CLIENT_LEFT = 499
 """nginx's status for a client that left; it is counted, and sent to nobody."""
 
 
 async def read_json(request: Request, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
     """Return the body, a JSON object of at most `max_bytes`. Raises BadRequest."""
+    body = await _read(request, max_bytes)
+    _check_structure(body)
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(f"body: not JSON: {str(error)[:200]}") from None
+    if not isinstance(value, dict):
+        raise BadRequest(f"body: expected a JSON object, got {type(value).__name__}")
+    return value
+
+
+async def _read(request: Request, max_bytes: int) -> bytes:
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced) > max_bytes:
+        raise BadRequest(f"body: expected at most {max_bytes} bytes, got {announced}", status=413)
     body = bytearray()
     try:
         async for chunk in request.stream():
@@ -23,12 +43,19 @@ async def read_json(request: Request, max_bytes: int = MAX_BYTES) -> dict[str, A
                 raise BadRequest(f"body: expected at most {max_bytes} bytes, got more", status=413)
     except ClientDisconnect:
         raise BadRequest("body: the client left before its end", status=CLIENT_LEFT) from None
-    try:
-        value = json.loads(body.decode())
-        if b"\\u" in body:
-            json.dumps(value, ensure_ascii=False).encode()  # refuses half a surrogate pair, which is not text
-    except (ValueError, RecursionError) as error:
-        raise BadRequest(f"body: not JSON: {str(error)[:200]}") from None
-    if not isinstance(value, dict):
-        raise BadRequest(f"body: expected a JSON object, got {type(value).__name__}")
-    return value
+    return bytes(body)
+
+
+def _check_structure(body: bytes) -> None:
+    """Refuse a body of so many parts that reading it would delay other requests; brackets and colons in strings do not count."""
+    if _parts(body) <= MAX_PARTS:
+        return
+    unescaped = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    if unescaped.count(b'"') > 2 * MAX_STRINGS:
+        raise BadRequest(f"body: expected at most {MAX_STRINGS} strings")
+    if (parts := _parts(b"".join(unescaped.split(b'"')[::2]))) > MAX_PARTS:
+        raise BadRequest(f"body: expected at most {MAX_PARTS} objects, lists and names, got {parts}")
+
+
+def _parts(text: bytes) -> int:
+    return text.count(b"[") + text.count(b"{") + text.count(b":")

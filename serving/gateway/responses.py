@@ -50,7 +50,8 @@ class CompletionResponse(Response, ABC):
         """Search the code around the cursor for secrets, once; called after the first text, so that no other first text waits."""
         if not self._looked_ahead and not self.generation.caller.opted_out:
             self._looked_ahead = True
-            self._recorder.scan_ahead(self.generation.request.prefix, self.generation.request.suffix)
+            request = self.generation.request
+            self._recorder.scan_ahead(request.prefix, request.suffix, request.language)
 
     async def record(self) -> None:
         """Write the completion's event; the response ends after that."""
@@ -82,7 +83,7 @@ class WholeResponse(CompletionResponse):
         await self.record()
         if self.generation.finish == "error" and not self.generation.text:
             raise Unavailable(BROKEN_OFF)
-        await _send_json(send, 200, self._render(self.generation), version_header(self.generation))
+        await _send_json(send, 200, self._render(self.generation), *version_headers(self.generation))
 
 
 class StreamedResponse(CompletionResponse):
@@ -123,14 +124,17 @@ class StreamedResponse(CompletionResponse):
                 (b"content-type", b"text/event-stream; charset=utf-8"),
                 (b"cache-control", b"no-cache"),
                 (b"connection", b"close"),
-                version_header(self.generation),
+                *version_headers(self.generation),
             ]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
 
 
-def version_header(generation: Generation) -> tuple[bytes, bytes]:
-    """Return the header with the policy version that serves the completion."""
-    return b"x-tabloop-version", generation.version.encode()
+def version_headers(generation: Generation) -> tuple[tuple[bytes, bytes], ...]:
+    """Return the header with the policy version that serves the completion, for a caller who may see it.
+
+    Others are not told: a developer who knows the version could, by accepting more of one, decide its A/B test.
+    """
+    return ((b"x-tabloop-version", generation.version.encode()),) if generation.caller.sees_versions else ()
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -1,31 +1,30 @@
-"""The recorder of events: it redacts them and writes them to the spool before the response ends."""
+"""The recorder of events: it cuts and redacts them and writes them to the spool before the response ends."""
 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Sequence
 
 from infra.records import Completion, Feedback
-from infra.redaction import COMPLETION_TEXTS, EMPTY_TOKENS, FEEDBACK_TEXTS, Redactor
+from infra.redaction.events import without_text
+from infra.redaction.texts import Texts
 from serving.metrics import Metrics
+from serving.recording.event_redactor import EventRedactor
+from serving.recording.opt_outs import OptOuts
 from serving.recording.spool import Spool, SpoolFull
 
 log = logging.getLogger(__name__)
-LONG_TEXT = 4_000
-"""Characters of text above which redaction runs in a thread, so that other requests do not wait for it."""
-OPTED_OUT = EMPTY_TOKENS | dict.fromkeys((*COMPLETION_TEXTS, "language", "file"), "")
-"""Replacements for the fields that are not recorded for a user who opted out."""
 
 
 class Recorder:
     """Writes events to the spool, also when their request is cancelled."""
 
-    def __init__(self, spool: Spool, metrics: Metrics, redactor: Redactor) -> None:
+    def __init__(self, spool: Spool, metrics: Metrics, redactor: EventRedactor, opt_outs: OptOuts) -> None:
         self.spool = spool
+        self.opt_outs = opt_outs
         self._metrics = metrics
         self._redactor = redactor
         self._writing: set[asyncio.Task[None]] = set()
-        self._ahead: deque[tuple[str, str]] = deque()
+        self._ahead: deque[Texts] = deque()
 
     async def record_completion(self, row: Completion) -> None:
         """Write a completion to the spool's file, even if the caller is cancelled meanwhile.
@@ -34,67 +33,75 @@ class Recorder:
         """
         self._metrics.completed(row)
         if row.opted_out:
-            self._write(row.model_copy(update=OPTED_OUT))
-        elif not _is_long(row, COMPLETION_TEXTS):
-            self._write(self._redactor.completion(row))
+            self._write(without_text(row))
+        elif not self._redactor.is_long(row):
+            self._write(self._redactor.redact(row))
         else:
-            task = asyncio.create_task(self._redact_in_thread(row))
+            task = asyncio.create_task(self._write_long(row))
             self._writing.add(task)
             task.add_done_callback(self._writing.discard)
             await asyncio.shield(task)
 
-    def scan_ahead(self, prefix: str, suffix: str) -> None:
-        """Scan the code around a cursor for secrets while the engine works, so that `record_completion` finds its lines cached.
+    def scan_ahead(self, prefix: str, suffix: str, language: str = "") -> None:
+        """Scan the code around a cursor for secrets while the engine works, so that `record_completion` finds them cached.
 
-        Each iteration of the event loop scans one text, so that other requests never wait for a burst of them.
-        `record_completion` scans long text, in a thread.
+        Each iteration of the event loop scans one text, so that other requests never wait for a burst of them. Long text is
+        scanned by `record_completion`, in another process.
         """
-        if len(prefix) + len(suffix) <= LONG_TEXT:
-            self._ahead.append((prefix, suffix))
+        if texts := self._redactor.short_texts(prefix, suffix, language):
+            self._ahead.append(texts)
             if len(self._ahead) == 1:
                 asyncio.get_running_loop().call_soon(self._scan_next)
 
-    async def record_feedback(self, row: Feedback) -> None:
-        """Write feedback to the disk, and with it every completion recorded before. Raises SpoolFull or OSError."""
-        redact = self._redactor.feedback
-        await self.spool.append(await asyncio.to_thread(redact, row) if _is_long(row, FEEDBACK_TEXTS) else redact(row))
+    async def record_feedback(self, row: Feedback, *, opted_out: bool = False) -> None:
+        """Write feedback to the disk, and with it every completion recorded before.
+
+        It has no text if its user opted out, by this event or by an earlier one of the same request. Raises SpoolFull or OSError.
+        """
+        if self.opt_outs.hold(row, opted_out=opted_out):
+            written = without_text(row)
+        elif self._redactor.is_long(row):
+            written = await self._redactor.redact_long(row)
+        else:
+            written = self._redactor.redact(row)
+        await self.spool.append(written)
         self._metrics.feedback_received(row)
 
     async def settle(self) -> None:
-        """Wait for the completions that are being redacted in a thread."""
+        """Wait for the completions that are being redacted in another process, and end it."""
         while self._writing:
             await asyncio.wait(self._writing)
+        await self._redactor.long_texts.close()
 
     def _scan_next(self) -> None:
         """Scan the first waiting text, and schedule the next after the event loop's other callbacks."""
-        prefix, suffix = self._ahead[0]
         try:
-            self._redactor.around(prefix, "", suffix)
+            self._redactor.redactor.look_ahead(self._ahead[0])
         finally:
             self._ahead.popleft()
             if self._ahead:
                 asyncio.get_running_loop().call_soon(self._scan_next)
 
-    async def _redact_in_thread(self, row: Completion) -> None:
-        self._write(await asyncio.to_thread(self._redactor.completion, row))
+    async def _write_long(self, row: Completion) -> None:
+        try:
+            redacted = await self._redactor.redact_long(row)
+        except OSError as error:
+            self._lost(row, error)
+        else:
+            self._write(redacted)
 
     def _write(self, row: Completion) -> None:
         self._metrics.redacted.inc(row.redacted)
 
-        def lost(error: BaseException) -> None:
-            self._metrics.unrecorded.inc()
-            log.error("completion %s is not recorded: %s", row.id, error)
-
         def synced(on_disk: asyncio.Future[None]) -> None:
             if error := on_disk.exception():
-                lost(error)
+                self._lost(row, error)
 
         try:
             self.spool.write(row).add_done_callback(synced)
         except (SpoolFull, OSError) as error:
-            lost(error)
+            self._lost(row, error)
 
-
-def _is_long(row: Completion | Feedback, texts: Sequence[str]) -> bool:
-    """Return whether redacting the row takes so long that it runs in a thread."""
-    return sum(len(getattr(row, name)) for name in texts) > LONG_TEXT
+    def _lost(self, row: Completion, error: BaseException) -> None:
+        self._metrics.unrecorded.inc()
+        log.error("completion %s is not recorded: %s", row.id, error)

@@ -5,6 +5,9 @@ stores each analysis of a running test in the registry, and each verdict on its 
 """
 
 import asyncio
+import base64
+import hashlib
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +21,7 @@ from jinja2 import Environment, StrictUndefined
 
 from infra.records import Rate
 from serving.access import Access, Denied
+from serving.gateway.openapi import HEALTH, SECURITY, TEXT, Answers, answers, object_schema, optional
 from serving.metrics import Metrics, SlotState, SpoolState
 from serving.recording.shipping import Shipper
 from serving.recording.spool import Spool
@@ -25,6 +29,21 @@ from serving.slots.arms import Arms
 from serving.status.data import Links, StatusData
 
 PAGE = Path(__file__).with_name("status.html")
+STYLE = re.compile(r"<style>(.*?)</style>", re.DOTALL)
+READY = object_schema(("ready",), ready={"type": "boolean"})
+STATUS = object_schema(
+    ("ready", "champion", "challenger", "experiment", "slots", "problems", "spool", "shipped", "store_error"),
+    ready={"type": "boolean"},
+    champion=optional(TEXT),
+    challenger=optional(TEXT),
+    experiment=optional({"type": "object"}),
+    slots={"type": "array", "items": {"type": "object"}},
+    problems={"type": "object", "additionalProperties": TEXT},
+    spool={"type": "object"},
+    shipped={"type": "object"},
+    store_error=TEXT,
+)
+PAGE_ANSWERS: Answers = {401: {"description": "the browser asks for a password", "content": {"text/plain": {"schema": TEXT}}}}
 
 
 @dataclass(frozen=True)
@@ -43,42 +62,63 @@ class StatusSources:
 
 def add_status(app: FastAPI, sources: StatusSources) -> None:
     """Add health, readiness, metrics, status and the page."""
-    page = _template()
+    source = PAGE.read_text()
+    page, headers = _template(source), security_headers(source)
 
-    @app.get("/", response_class=HTMLResponse)
+    @app.get("/", response_class=HTMLResponse, responses=PAGE_ANSWERS, openapi_extra=SECURITY)
     async def status_page(request: Request) -> Response:
         try:
-            sources.access.check(request.headers, "admin")
+            await sources.access.check(request.headers, "admin", password=True)
         except Denied as denied:
             if denied.status != 401:
                 raise
             # A browser then asks for a user name, which is ignored, and a password: the token.
-            return PlainTextResponse(
-                "the password is an administrator's token", 401, {"WWW-Authenticate": 'Basic realm="tabloop"'}
-            )
+            text, login = "the password is an administrator's token", {"WWW-Authenticate": 'Basic realm="tabloop"'}
+            return PlainTextResponse(text, 401, headers | login)
         await _measure(sources)
         await sources.data.refresh()
-        return HTMLResponse(page.render(_page_values(sources)), headers={"Cache-Control": "no-store"})
+        return HTMLResponse(page.render(_page_values(sources)), headers=headers)
 
-    @app.get("/health")
+    @app.get("/health", responses=answers(HEALTH))
     async def health() -> Any:
         return {"status": "ok"}
 
-    @app.get("/ready")
+    @app.get("/ready", responses=answers(READY, 200, 503))
     async def ready() -> Response:
         is_ready = sources.arms.ready
-        return JSONResponse({"ready": is_ready, "slots": [slot.state for slot in sources.arms.slots]}, 200 if is_ready else 503)
+        return JSONResponse({"ready": is_ready}, 200 if is_ready else 503)
 
-    @app.get("/metrics")
-    async def metrics() -> Response:
+    @app.get("/metrics", response_class=PlainTextResponse, openapi_extra=SECURITY)
+    async def metrics(request: Request) -> Response:
+        await sources.access.check(request.headers, "metrics", password=True)
         await _measure(sources)
-        return PlainTextResponse(metrics_text(sources.metrics, sources.spool, sources.arms))
+        return PlainTextResponse(metrics_text(sources.metrics, sources.spool, sources.arms), headers=headers)
 
-    @app.get("/admin/status")
-    async def status(request: Request) -> Any:
-        sources.access.check(request.headers, "admin")
+    @app.get("/admin/status", responses=answers(STATUS), openapi_extra=SECURITY)
+    async def status(request: Request) -> Response:
+        await sources.access.check(request.headers, "admin", password=True)
         await _measure(sources)
-        return _status(sources)
+        return JSONResponse(_status(sources), headers=headers)
+
+
+def security_headers(page: str) -> dict[str, str]:
+    """Return the headers of what a browser shows: it may load and run nothing but the page's own style, nor be framed."""
+    styles = [base64.b64encode(hashlib.sha256(style.encode()).digest()).decode() for style in STYLE.findall(page)]
+    policy = {
+        "default-src": "'none'",
+        "style-src": " ".join(f"'sha256-{style}'" for style in styles),
+        "base-uri": "'none'",
+        "form-action": "'none'",
+        "frame-ancestors": "'none'",
+    }
+    return {
+        "Cache-Control": "no-store",
+        "Content-Security-Policy": "; ".join(f"{name} {value}" for name, value in policy.items()),
+        "X-Content-Type-Options": "nosniff",
+        "X-Frame-Options": "DENY",
+        "Referrer-Policy": "no-referrer",
+        "Cross-Origin-Resource-Policy": "same-origin",
+    }
 
 
 def metrics_text(metrics: Metrics, spool: Spool, arms: Arms) -> bytes:
@@ -151,13 +191,13 @@ def _ago(seconds: float) -> str:
     return f"{minutes:.0f} min ago" if minutes < 120 else f"{minutes / 60:.0f} h ago"
 
 
-def _template() -> Any:
+def _template(source: str) -> Any:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters["percent"] = _percent
     environment.filters["median_and_95"] = lambda ms: f"{ms[0]:.0f} / {ms[1]:.0f} ms" if ms else ""
     environment.filters["when"] = lambda seconds: datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     environment.filters["ago"] = _ago
-    return environment.from_string(PAGE.read_text())
+    return environment.from_string(source)
 
 
 def _percent(rate: Rate) -> str:

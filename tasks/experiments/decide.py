@@ -1,60 +1,19 @@
-"""The gate of the A/B test: totals by user and arm from events, then promote, reject or undecided, with its reason.
-
-Every request of the experiment counts, also where nothing was shown: a model cannot win by showing less. Neither arm counts
-requests younger than the settling time, requests of users who opted out, pinned requests and exploring ones. The metrics are in
-metrics.py.
-"""
+"""The gate of the A/B test: promote, reject or undecided, with its reason. The totals by user and arm are from totals.py."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import polars as pl
-
-from evals.statistics import Difference, NoDifference, Totals, User, difference, rate, sample_ratio_p
-from infra.records import Arm, ExperimentRecord, ObjectReference, Rate, Verdict, VerdictName
-from infra.settings.schema import Collect, Experiment
-from infra.store import ObjectStore
-from tasks.experiments.metrics import ACCEPTED, METRICS
-from tasks.labels.partitions import join_partition, merge_partitions, plan_window, references
-from tasks.labels.window import Window
+from evals.statistics import Difference, NoDifference, Totals, User, difference, rate, sample_ratio_p, without_deciders
+from infra.records import ExperimentRecord, Rate, Verdict, VerdictName
+from infra.settings.schema import Experiment
+from tasks.experiments.metrics import ACCEPTED, METRICS, Metric
+from tasks.experiments.totals import ARMS, ArmTotals
 
 EARLY_ALPHA_SHARE = 0.1
 """Share of the error level that is spent on looks before the planned size."""
-ARMS: tuple[Arm, Arm] = ("champion", "challenger")
-
-
-@dataclass(frozen=True)
-class ArmTotals:
-    """The totals from which a verdict is computed."""
-
-    users: Mapping[Arm, Mapping[str, Totals]]
-    """By arm, the totals of each user since the experiment began."""
-    before: Mapping[str, Totals]
-    """Totals of each user before the experiment."""
-    inputs: tuple[ObjectReference, ...] = ()
-    """The event objects that were read."""
-
-    def of(self, arm: Arm) -> Mapping[str, Totals]:
-        """Return the totals of an arm's users."""
-        return self.users.get(arm, {})
-
-    @property
-    def requests(self) -> dict[Arm, int]:
-        """Requests on each arm."""
-        return {arm: sum(totals.requests for totals in self.of(arm).values()) for arm in ARMS}
-
-    @property
-    def counts(self) -> dict[Arm, int]:
-        """Users on each arm."""
-        return {arm: len(self.of(arm)) for arm in ARMS}
-
-    @property
-    def sample(self) -> list[User]:
-        """Every user of both arms, in a fixed order."""
-        return [
-            User(arm, totals, self.before.get(user, Totals())) for arm in ARMS for user, totals in sorted(self.of(arm).items())
-        ]
+TOLERATED_SHARE = 1 / 24
+"""Share of a test's users who may be made up at most: five of an arm of 60."""
 
 
 @dataclass(frozen=True)
@@ -67,43 +26,11 @@ class Judgement:
     """Difference of the acceptance per request; None where the arms cannot be compared."""
 
 
-def gather(store: ObjectStore, experiment: ExperimentRecord, collect: Collect, settings: Experiment, now: float) -> ArmTotals:
-    """Read the events from `experiment.baseline_seconds` before the experiment on, and total them."""
-    begin = experiment.started - settings.baseline_seconds
-    window = Window(since=begin, until=now - collect.settle_seconds, oldest=begin, known={})
-    plan = plan_window(store, window, now, collect.join_seconds)
-    labelled, _ = merge_partitions([join_partition(store, partition, tokens=False) for partition in plan.partitions])
-    users, before = total(labelled, experiment, window.until, settings)
-    return ArmTotals(users, before, (*references(plan.completions), *references(plan.feedback)))
-
-
-def total(
-    labelled: pl.DataFrame, experiment: ExperimentRecord, until: float, settings: Experiment
-) -> tuple[dict[Arm, dict[str, Totals]], dict[str, Totals]]:
-    """Return the totals by arm and user during the experiment, and by user before it.
-
-    Args:
-        labelled: completions with their labels (tasks/labels/attribution.py).
-        until: requests after this time, in Unix seconds, do not count yet.
-    """
-    counted = labelled.filter(~pl.col("opted_out"), ~pl.col("pinned"), ~pl.col("exploring"), pl.col("time") <= until)
-    measured = counted.with_columns(**{metric.name: metric.value(settings) for metric in METRICS})
-    names = [metric.name for metric in METRICS]
-
-    def by_user(rows: pl.DataFrame) -> dict[str, Totals]:
-        sums = rows.group_by("user").agg(pl.len().alias("requests"), pl.col(names).sum())
-        return {row["user"]: Totals(row["requests"], {name: row[name] for name in names}) for row in sums.iter_rows(named=True)}
-
-    of_test = pl.col("experiment") == experiment.id
-    during = {arm: by_user(measured.filter(of_test, pl.col("arm") == arm)) for arm in ARMS}
-    return during, by_user(measured.filter(~of_test, pl.col("time") < experiment.started))
-
-
 def decide(experiment: ExperimentRecord, totals: ArmTotals, settings: Experiment, now: float) -> Verdict:
     """Return the verdict on the totals so far. Anything missing or broken never promotes."""
     requests, judgement = totals.requests, judge(totals, experiment, settings)
     name, reason, accepted = judgement.verdict, judgement.reason, judgement.accepted
-    promising = name == "undecided" and accepted is not None and accepted.estimate >= 0
+    promising = name == "undecided" and accepted is not None and no_worse(totals.sample, settings)
     if name == "undecided" and min(requests.values()) >= settings.planned_requests and accepted:
         name, reason = "reject", f"no win in {settings.planned_requests} requests an arm (experiment.planned_requests): {reason}"
     if name == "undecided" and now - experiment.started >= settings.max_seconds:
@@ -122,21 +49,59 @@ def decide(experiment: ExperimentRecord, totals: ArmTotals, settings: Experiment
 
 
 def judge(totals: ArmTotals, experiment: ExperimentRecord, settings: Experiment) -> Judgement:
-    """Check the assignment and the size of the test, then compare the arms."""
+    """Check the assignment and the size of the test, then compare the arms, and again without those who decide it."""
     if obstacle := obstacle_of(totals, experiment, settings):
         return Judgement("undecided", obstacle)
     last_look = min(totals.requests.values()) >= settings.planned_requests
     alpha = settings.alpha * (1 - EARLY_ALPHA_SHARE if last_look else EARLY_ALPHA_SHARE)
-    planned, sample = 2.0 * settings.planned_requests, totals.sample
-    differences: dict[str, Difference] = {}
-    for metric in METRICS:
-        if metric.role != "diagnostic":
-            compared = difference(sample, metric.name, alpha, planned, last_look=last_look)
-            if isinstance(compared, NoDifference):
-                return Judgement("undecided", compared.reason)
-            differences[metric.name] = compared
-    verdict, reason = weigh(differences)
+    look = Look(alpha, 2.0 * settings.planned_requests, last_look)
+    differences = look.compare(totals.sample)
+    if isinstance(differences, NoDifference):
+        return Judgement("undecided", differences.reason)
+    verdict, reason, by = weigh(differences)
+    if by and (tolerated := tolerated_users(totals.sample, settings)):
+        others = without_deciders(totals.sample, by.name, tolerated, 1 if verdict == "promote" else -1)
+        among_others = look.compare(others)
+        if isinstance(among_others, NoDifference) or weigh(among_others)[0] != verdict:
+            verdict = "undecided"
+            reason += f", but not without the {tolerated} users who favour it most (experiment.tolerated_users)"
     return Judgement(verdict, f"{reason}: {numbers(differences, totals)}", differences[ACCEPTED.name])
+
+
+@dataclass(frozen=True)
+class Look:
+    """How the arms are compared at one look."""
+
+    alpha: float
+    """Two-sided error level of the look."""
+    planned: float
+    """Requests of both arms that the test is planned for."""
+    last: bool
+    """Whether it is the look at the planned end."""
+
+    def compare(self, sample: Sequence[User]) -> dict[str, Difference] | NoDifference:
+        """Return the difference of each metric that decides."""
+        differences: dict[str, Difference] = {}
+        for metric in METRICS:
+            if metric.role != "diagnostic":
+                compared = difference(sample, metric.name, self.alpha, self.planned, last_look=self.last)
+                if isinstance(compared, NoDifference):
+                    return compared
+                differences[metric.name] = compared
+        return differences
+
+
+def tolerated_users(sample: Sequence[User], settings: Experiment) -> int:
+    """Return the number of a test's users who may be made up without deciding it."""
+    return min(settings.tolerated_users, math.ceil(len(sample) * TOLERATED_SHARE))
+
+
+def no_worse(sample: Sequence[User], settings: Experiment) -> bool:
+    """Return whether the challenger is accepted no less often, without the users of both sides who decide it."""
+    tolerated = tolerated_users(sample, settings)
+    others = without_deciders(without_deciders(sample, ACCEPTED.name, tolerated, 1), ACCEPTED.name, tolerated, -1)
+    among_others = difference(others, ACCEPTED.name, settings.alpha, 2.0 * settings.planned_requests)
+    return isinstance(among_others, Difference) and among_others.estimate >= 0
 
 
 def obstacle_of(totals: ArmTotals, experiment: ExperimentRecord, settings: Experiment) -> str:
@@ -155,21 +120,21 @@ def obstacle_of(totals: ArmTotals, experiment: ExperimentRecord, settings: Exper
     return ""
 
 
-def weigh(differences: Mapping[str, Difference]) -> tuple[VerdictName, str]:
-    """Return the verdict on the differences of the metrics, by each metric's role in the table."""
+def weigh(differences: Mapping[str, Difference]) -> tuple[VerdictName, str, Metric | None]:
+    """Return the verdict on the differences of the metrics, by each metric's role in the table, and the metric that decides."""
     if not all(math.isfinite(bound) for d in differences.values() for bound in (d.low, d.high)):
-        return "undecided", "the interval is not finite"
+        return "undecided", "the interval is not finite", None
     compared = [metric for metric in METRICS if metric.name in differences]
     for metric in compared:
         if differences[metric.name].high < 0:
-            return "reject", metric.loss
+            return "reject", metric.loss, metric
     gains = [metric for metric in compared if metric.role == "success" and differences[metric.name].low > 0]
     behind = [metric for metric in compared if metric.role == "guardrail" and differences[metric.name].estimate < 0]
     if gains and behind:
-        return "undecided", behind[0].behind
+        return "undecided", behind[0].behind, None
     if gains:
-        return "promote", gains[0].gain
-    return "undecided", "no difference is sure yet"
+        return "promote", gains[0].gain, gains[0]
+    return "undecided", "no difference is sure yet", None
 
 
 def numbers(differences: Mapping[str, Difference], totals: ArmTotals) -> str:

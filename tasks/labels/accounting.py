@@ -1,7 +1,7 @@
 """Put every request of a window in exactly one bucket. Pure and deterministic; the sum of the buckets is checked."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
@@ -10,10 +10,10 @@ import polars as pl
 from infra.events.read import MALFORMED
 from infra.records import Bucket, Manifest
 from infra.settings.schema import Collect
+from tasks.labels.shares import choose, least_groups, sample_shares
 
 BUCKETS: tuple[Bucket, ...] = get_args(Bucket)
 BUCKET = pl.Enum(BUCKETS)
-NEWEST = ["time", "id"]
 COUNTS = ("tokens", "logprobs", "logprob_lowest", "logprob_highest")
 """What is known of the sampled tokens; 0 where they are not trained on."""
 
@@ -34,6 +34,15 @@ class WindowCounts:
     """Rows that are not valid completions."""
 
 
+@dataclass(frozen=True)
+class Waiting:
+    """Why a cycle does not begin yet."""
+
+    state: str
+    """Name of the state in which the flow ends."""
+    reason: str
+
+
 @dataclass(frozen=True, eq=False)
 class RequestAccounting:
     """All requests of a window, each in one bucket."""
@@ -42,6 +51,7 @@ class RequestAccounting:
     """A row for each completion, by time, then id: its facts, its label, its `bucket`, and its `reason` where it is quarantined
     (else the empty text)."""
     counts: WindowCounts
+    settings: Collect
 
     @property
     def requests(self) -> int:
@@ -88,16 +98,35 @@ class RequestAccounting:
         return self.classified.filter(pl.col("bucket") == "quarantined")
 
     def quarantine(self, reasons: Mapping[str, str]) -> "RequestAccounting":
-        """Return the accounting with these samples moved to the quarantine; `reasons` are by completion id."""
+        """Return the accounting with these samples moved to the quarantine; `reasons` are by completion id.
+
+        The shares hold for the samples that remain.
+        """
         reason = (
             pl.col("id").replace_strict(reasons, default=None, return_dtype=pl.String) if reasons else pl.lit(None, pl.String)
         )
-        return replace(
-            self,
-            classified=self.classified.with_columns(
-                bucket=pl.when(reason.is_not_null()).then(pl.lit("quarantined", BUCKET)).otherwise("bucket"),
-                reason=pl.coalesce(reason, "reason"),
-            ),
+        moved = self.classified.with_columns(
+            bucket=pl.when(reason.is_not_null()).then(pl.lit("quarantined", BUCKET)).otherwise("bucket"),
+            reason=pl.coalesce(reason, "reason"),
+        )
+        return replace(self, classified=cap_shares(moved, self.settings))
+
+    @property
+    def waiting(self) -> Waiting | None:
+        """Return why the samples are too few for a cycle; None where they suffice."""
+        samples, asked, buckets = self.samples.height, self.settings.min_samples, self.buckets
+        if samples >= asked:
+            return None
+        held = buckets["over_share"] + buckets["new_user"]
+        if samples + held < asked:
+            return Waiting("TooFewSamples", f"{samples} samples, collect.min_samples asks for {asked}")
+        users, share = self.samples["user"].n_unique(), self.settings.max_user_share
+        return Waiting(
+            "WaitingForUsers",
+            f"{samples} samples of {users} users, collect.min_samples asks for {asked}: {buckets['over_share']} more are over a "
+            f"share (collect.max_user_share = {share:g} asks for {least_groups(share)} users or more with as many samples each; "
+            f"also collect.max_credential_share, collect.max_project_share), {buckets['new_user']} are of users not known "
+            'yet (collect.max_new_users); a small team sets these by infra/docs/loop.md, "Caps"',
         )
 
 
@@ -109,21 +138,21 @@ def classify(
     counts: WindowCounts,
     trained: Collection[str] = frozenset(),
 ) -> RequestAccounting:
-    """Put every labelled completion (tasks/labels/attribution.py) in its bucket.
+    """Put every labelled completion in its bucket.
 
     A request from before the window (`late`) counts only if it is trained on: an earlier cycle has counted it in another bucket.
 
     Args:
+        labelled: completions with their labels (tasks/labels/attribution.py) and `admitted` (tasks/labels/users.py).
         distances: updates between each policy version and the version to train; None for a version that the registry lacks.
         until: requests after this time, in Unix seconds, wait for their labels.
         trained: ids of the completions on which the parent's ancestry was trained.
     """
     classified = assign_buckets(labelled, distances, until, settings.max_staleness, trained)
-    classified = cap_users(classified, settings.max_user_share)
-    classified = cap_total(classified, settings.max_samples)
-    classified = cap_users(classified, settings.max_user_share)
+    classified = cap_shares(classified, settings)
     classified = classified.filter(~pl.col("late") | (pl.col("bucket") == "trained"))
-    return RequestAccounting(classified, replace(counts, requests=counts.requests + int(classified["late"].sum())))
+    late = int(classified["late"].sum())
+    return RequestAccounting(classified, replace(counts, requests=counts.requests + late), settings)
 
 
 def account_rows(buckets: Mapping[Bucket, int], quarantined: Mapping[str, int], requests: int) -> list[dict[str, Any]]:
@@ -170,13 +199,15 @@ def assign_buckets(
         .then(pl.lit("quarantined"))
         .when(pl.col("distance") > max_staleness)
         .then(pl.lit("stale"))
+        .when(pl.col("outcome").is_not_null(), ~pl.col("admitted"))
+        .then(pl.lit("new_user"))
         .when(pl.col("outcome").is_not_null())
         .then(pl.lit("trained"))
         .when("cache_hit")
         .then(pl.lit("cache_hit"))
         .otherwise(pl.lit("unlabelled"))
     )
-    classified = classified.with_columns(bucket=bucket.cast(BUCKET)).drop("distance").sort("time", "id")
+    classified = classified.with_columns(bucket=bucket.cast(BUCKET)).drop("distance", "admitted").sort("time", "id")
     return classified.with_columns(reason=pl.when(pl.col("bucket") == "quarantined").then("reason").otherwise(pl.lit("")))
 
 
@@ -216,33 +247,13 @@ def quarantine_conditions() -> dict[str, pl.Expr]:
     }
 
 
-def cap_users(classified: pl.DataFrame, share: float) -> pl.DataFrame:
-    """Keep each user's newest samples, so that no user has more than a share of the samples that remain."""
+def cap_shares(classified: pl.DataFrame, settings: Collect) -> pl.DataFrame:
+    """Keep the samples of a batch in which no user, credential or project has more than its share."""
     trained = classified.filter(pl.col("bucket") == "trained")
-    cap = user_cap(trained.group_by("user").len()["len"].to_list(), share)
-    newest = trained.sort(NEWEST, descending=True).with_columns(rank=pl.int_range(pl.len()).over("user"))
-    return _move(classified, newest.filter(pl.col("rank") >= cap), "over_share")
-
-
-def user_cap(counts: Sequence[int], share: float) -> int:
-    """Return the largest cap c with c <= share * sum(min(count, c)); with fewer users than 1 / share, equal shares for all."""
-    if not counts:
-        return 0
-    allowed = max(share, 1 / len(counts))
-    low, high = 1, max(counts)
-    while low < high:
-        middle = (low + high + 1) // 2
-        # Rounding must not make an equal share look too large.
-        if middle <= allowed * sum(min(n, middle) for n in counts) + 1e-9:
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
-def cap_total(classified: pl.DataFrame, most: int) -> pl.DataFrame:
-    """Keep the newest samples, at most so many."""
-    return _move(classified, classified.filter(pl.col("bucket") == "trained").sort(NEWEST, descending=True)[most:], "surplus")
+    chosen = trained.select("id", chosen=choose(trained, sample_shares(settings), settings.max_samples).cast(BUCKET))
+    for bucket in ("over_share", "surplus"):
+        classified = _move(classified, chosen.filter(pl.col("chosen") == bucket), bucket)
+    return classified
 
 
 def _move(classified: pl.DataFrame, surplus: pl.DataFrame, bucket: Bucket) -> pl.DataFrame:

@@ -6,6 +6,9 @@ infra/docs/loop.md, "The join"):
     same place     same project and user, within join_seconds, same prefix and suffix, shown text starts the completion
     stream reuse   event prefix = request prefix + typed, same suffix, typed + shown text starts the completion
 
+Serving keeps only the end of a long prefix (infra/redaction/texts.py). It begins at the same place of the file for request and
+event, or, where the text typed between them crossed a step, at a later one for the event: then the request's is cut to the same.
+
 With a name selected in the list of suggestions, Continue requests a completion as if the name were in the file, and repeats the
 name in the shown text: the prefix ends with it and the shown text begins with it.
 
@@ -22,6 +25,7 @@ import numpy as np
 import polars as pl
 
 from infra.records import LabelOutcome, Outcome
+from infra.redaction.texts import CUT_STEP
 from tasks.labels import hindsight
 from tasks.labels.reports import REPORTED_COLUMNS, REPORTS, latest_report, with_reports
 
@@ -37,6 +41,11 @@ TRIMMED_SPACES = ("", " ", "  ")
 Qwen's."""
 LEAST_SELECTED, MOST_SELECTED = 4, 200
 """Characters of a name selected in the list of suggestions; Continue sends one only after four characters of it are typed."""
+SHARED_PREFIX = CUT_STEP
+"""Characters at the start of an event's kept prefix that the kept prefix of its request must contain, where they begin at
+different places of the file."""
+MOST_STARTS = 16
+"""Places of those characters in the request's prefix that are tried; text that repeats itself has many."""
 BLANKS = "".join(c for c in map(chr, range(0x3001)) if c.isspace())
 """Characters that Python strips; Polars strips fewer."""
 WHO = ["project", "user"]
@@ -149,9 +158,9 @@ def _typed() -> pl.Expr:
 
 def _by_id(impressions: pl.DataFrame, served: pl.DataFrame) -> pl.DataFrame:
     """Match by completion id. Such a client may send no place, but the shown text must still be part of the completion."""
-    pairs = impressions.rename({"completion_id": "served"}).join(served, on=["served", *WHO])
+    pairs = _with_same_start(impressions.rename({"completion_id": "served"}).join(served, on=["served", *WHO]))
     of_place = (pl.col("shown") != "") & (pl.col("suffix") == pl.col("served_suffix"))
-    of_place &= pl.col("prefix").str.starts_with(pl.col("served_prefix"))
+    of_place &= _begins()
     whole = (pl.col("prefix") == "") & pl.col("text").str.starts_with(pl.col("shown"))
     extent = pl.coalesce(
         pl.when(of_place).then(_extent(_typed())),
@@ -172,9 +181,46 @@ def _reused(impressions: pl.DataFrame, served: pl.DataFrame, join_seconds: float
     slot = max(join_seconds, CLOCK_SLACK_SECONDS)
     near = pl.concat(impressions.with_columns(slot=(pl.col("time") / slot).floor() + away) for away in (-1, 0, 1))
     there = served.rename({"served_suffix": "suffix"}).with_columns(slot=(pl.col("served_time") / slot).floor())
-    begins = pl.col("prefix").str.starts_with(pl.col("served_prefix"))
-    pairs = near.lazy().join(there.lazy(), on=[*WHO, "suffix", "slot"]).filter(_in_time(join_seconds) & begins).collect()
-    return _latest(_with_extent(pairs, _typed()))
+    on, long = [*WHO, "suffix", "slot"], near.filter(pl.col("prefix").str.len_chars() >= SHARED_PREFIX)
+    pairs = near.lazy().join(there.lazy(), on=on).filter(_in_time(join_seconds) & _begins()).collect()
+    cut = long.lazy().join(there.lazy(), on=on).filter(_in_time(join_seconds) & _begins_later()).collect()
+    cut = _with_same_start(cut).filter(_begins())
+    return _latest(_with_extent(pl.concat([pairs, cut]), _typed()))
+
+
+def _begins() -> pl.Expr:
+    """Whether the impression's prefix begins with the request's."""
+    return pl.col("prefix").str.starts_with(pl.col("served_prefix"))
+
+
+def _begins_later() -> pl.Expr:
+    """Whether the impression's kept prefix may begin later in the file than the request's."""
+    start = pl.col("prefix").str.slice(0, SHARED_PREFIX)
+    long = pl.col("prefix").str.len_chars() >= SHARED_PREFIX
+    return ~_begins() & long & pl.col("served_prefix").str.contains(start, literal=True)
+
+
+def _with_same_start(pairs: pl.DataFrame) -> pl.DataFrame:
+    """Cut the requests' prefixes to the start of the impressions' where those begin later in the file."""
+    pairs = pairs.with_row_index("pair")
+    later = pairs.filter(_begins_later()).select("pair", "prefix", "served_prefix")
+    if not later.height:
+        return pairs.drop("pair")
+    cut = [from_start_of(prefix, served) for _, prefix, served in later.iter_rows()]
+    return pairs.update(later.select("pair", served_prefix=pl.Series(cut, dtype=pl.String)), on="pair").drop("pair")
+
+
+def from_start_of(prefix: str, served: str) -> str:
+    """Return the end of the served prefix that an event's prefix begins with, or all of it."""
+    start = prefix[:SHARED_PREFIX]
+    at = CUT_STEP if served.startswith(start, CUT_STEP) else served.find(start)
+    for _ in range(MOST_STARTS):
+        if at < 0:
+            break
+        if prefix.startswith(served[at:]):
+            return served[at:]
+        at = served.find(start, at + 1)
+    return served
 
 
 def _in_time(join_seconds: float) -> pl.Expr:

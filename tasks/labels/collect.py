@@ -14,6 +14,7 @@ from infra.records import Manifest, Quarantined
 from infra.registry import Registry
 from infra.settings import Settings
 from infra.store import ObjectStore
+from tasks.labels import users
 from tasks.labels.accounting import RequestAccounting, WindowCounts, classify
 from tasks.labels.explain import undecided
 from tasks.labels.parent import choose_parent
@@ -39,6 +40,8 @@ class Collected:
     plan: WindowPlan
     """The objects of the window; the tokens of samples are read from them when the batch is written."""
     accounting: RequestAccounting
+    register: pl.DataFrame
+    """The known users after this window (tasks/labels/users.py)."""
     orphans: int
     """Impressions that match no completion of the window."""
     malformed: tuple[Quarantined, ...]
@@ -79,11 +82,14 @@ def collect(store: ObjectStore, registry: Registry, settings: Settings, now: flo
     trained = trained_ids(store, [m for m in manifests if m.until >= window.oldest]) if plan.late else frozenset()
     distances = versions.distances(labelled["policy_version"].unique(), parent)
     counts = WindowCounts(requests=plan.requests, duplicates=repeated, malformed=len(malformed))
+    register = register_after(store, labelled, window.until, settings, now)
+    labelled = users.with_admission(labelled, register)
     return Collected(
         champion=champion,
         parent=parent,
         window=window,
         plan=plan,
+        register=register,
         accounting=classify(labelled, distances, window.until, settings.collect, counts, trained),
         orphans=orphans,
         malformed=malformed,
@@ -98,6 +104,13 @@ def without_decided(store: ObjectStore, labelled: pl.DataFrame, manifests: Seque
         return labelled
     waiting = undecided(store, [m for m in manifests if m.until >= cast(float, late)])
     return labelled.filter(~pl.col("late") | pl.col("id").is_in(pl.Series(list(waiting), dtype=pl.String).implode()))
+
+
+def register_after(store: ObjectStore, labelled: pl.DataFrame, until: float, settings: Settings, now: float) -> pl.DataFrame:
+    """Return the known users with those of a window; who opted out stays unknown."""
+    known = users.read(store, now - settings.collect.known_user_days * users.DAY)
+    counted = labelled.filter(~pl.col("opted_out"), pl.col("time") <= until).select("user", "credential", "time")
+    return users.admit(counted, known, settings.collect.max_new_users)
 
 
 def ancestry(store: ObjectStore, versions: Lineage, parent: str, oldest: float) -> list[Manifest]:

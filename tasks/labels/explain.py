@@ -37,8 +37,9 @@ MEANINGS: dict[Bucket, str] = {
     "opted_out": "its user or project opted out",
     "withheld": "generated and not shown, and its settled text is not known",
     "pinned": "an administrator chose its version",
-    "over_share": "its user has more samples than collect.max_user_share allows",
-    "surplus": "collect.max_samples newer samples exist",
+    "new_user": "its user was not known yet: its credential had collect.max_new_users new users on that day",
+    "over_share": "its user, credential or project has more samples than its share (collect.max_user_share and the like) allows",
+    "surplus": "collect.max_samples samples come before it; users take turns, each with their newest",
 }
 
 

@@ -1,17 +1,17 @@
 """Compute the reward and the advantage of each sample. Pure; the theory is in infra/docs/loop.md, "Rewards and advantages".
 
-`reward_samples` is the whole pipeline: `reward`, `estimate_advantages`, and the cap on one user's weight.
+`reward_samples` is the whole pipeline: `reward`, `estimate_advantages`, and the cap on the weight of each user.
 """
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 import polars as pl
 
 from infra.records import RewardTotals
 from infra.settings.schema import Reward
-from tasks.rewards.user_cap import cap_user_weight
+from tasks.rewards.weights import cap_weights
 
 UNKNOWN_LANGUAGE = ""
 """The language of code whose client names none, and of languages with too few samples."""
@@ -154,10 +154,17 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def reward_samples(
-    samples: pl.DataFrame, settings: Reward, max_user_weight: float, past: Sequence[RewardTotals] = ()
+    samples: pl.DataFrame, settings: Reward, shares: Mapping[str, float], past: Sequence[RewardTotals] = ()
 ) -> pl.DataFrame:
-    """Return samples with `reward` and `advantage`, in which no user has more than a share of the weight."""
-    return cap_user_weight(with_advantages(samples, settings, past), max_user_weight)
+    """Return samples with `reward` and `advantage`, in which no group has more than its share of the weight.
+
+    Args:
+        shares: largest share by the column that names the group.
+
+    Raises:
+        TooFewToShare: fewer groups have weight than the shares ask for.
+    """
+    return cap_weights(with_advantages(samples, settings, past), shares)
 
 
 def with_advantages(samples: pl.DataFrame, settings: Reward, past: Sequence[RewardTotals] = ()) -> pl.DataFrame:

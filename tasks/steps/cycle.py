@@ -22,12 +22,14 @@ from infra.settings.training import Train
 from infra.store import ObjectStore, sha256
 from tasks.experiments import release
 from tasks.labels import collect as collecting
-from tasks.labels import explain, partitions, samples
-from tasks.labels.accounting import account_rows
+from tasks.labels import explain, partitions, samples, users
+from tasks.labels.accounting import Waiting, account_rows
 from tasks.labels.collect import Collected
 from tasks.labels.partitions import JoinedPartition, Partition
 from tasks.labels.samples import SettledTokens
+from tasks.labels.shares import weight_shares
 from tasks.rewards.reward import reward_samples, reward_totals
+from tasks.rewards.weights import TooFewToShare
 from tasks.steps import clients, pages, sealing
 from tasks.steps.runner import runner
 from tasks.steps.step import IO_RETRIES, attempt_to_show, show_page, step
@@ -135,11 +137,14 @@ def show_validation(store: ObjectStore, cycle: str, validated: Validated, valida
 
 
 @step("reward", retries=IO_RETRIES)
-def reward(settings: Settings, validated: Validated) -> Manifest:
+def reward(settings: Settings, validated: Validated) -> Manifest | Waiting:
     """Reward the samples and seal the cycle: from here on every run completes this cycle."""
     store, collected = clients.store_of(settings), validated.collected
     past = drift.returns(store, settings) if settings.reward.baseline == "running" else ()
-    batch = reward_samples(collected.accounting.samples, settings.reward, settings.collect.max_user_weight, past)
+    try:
+        batch = reward_samples(collected.accounting.samples, settings.reward, weight_shares(settings.collect), past)
+    except TooFewToShare as error:
+        return Waiting("WaitingForUsers", str(error))
     requests = collected.accounting.classified.select("user", "project").rows()
     tombstones.check(store, requests)  # the tokens of erased subjects cannot be read any more
     body = samples.parquet(
@@ -150,6 +155,7 @@ def reward(settings: Settings, validated: Validated) -> Manifest:
     reasons = {"quarantined": collected.accounting.reasons, "orphans": collected.orphans}
     store.put_json(cycles.key(cycle, "validation.json"), reasons)
     explain.write(store, cycle, sha256([body]), collected.accounting)
+    users.write(store, cycle, sha256([body]), collected.register)
     totals = reward_totals(*(batch[name].to_list() for name in ("reward", "tokens", "language")))
     fields = sealing.manifest_fields(collected, validated.evidence, time.time())
     return sealing.seal(store, cycle, fields | {"returns": totals, "run": flow_run.id or ""}, body, settings)

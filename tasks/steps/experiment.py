@@ -10,6 +10,7 @@ from infra.registry import RegistryError
 from infra.settings import Settings
 from tasks.experiments import decide as deciding
 from tasks.experiments import release
+from tasks.experiments.totals import gather
 from tasks.steps import clients
 from tasks.steps.step import IO_RETRIES, step
 
@@ -28,7 +29,7 @@ def verdict(settings: Settings, experiment: ExperimentRecord) -> Decision | Verd
         return decision
     if void := release.void(experiment, registry.aliases().champion):
         return Decision(experiment=experiment, verdict=void, decided=now, by=release.GATE)
-    totals = deciding.gather(store, experiment, settings.collect, settings.experiment, now)
+    totals = gather(store, experiment, settings.collect, settings.experiment, now)
     verdict = deciding.decide(experiment, totals, settings.experiment, now)
     get_run_logger().info("%s: %s: %s", experiment.id, verdict.verdict, verdict.reason)
     try:

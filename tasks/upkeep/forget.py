@@ -26,6 +26,7 @@ from infra.lineage import lineage
 from infra.records import Amendment, Forgotten
 from infra.registry import Registry
 from infra.store import AlreadyExists, ObjectStore
+from tasks.labels.users import USERS
 
 EVENTS, OFFLINE = "events/", "offline/"
 SAMPLES, QUARANTINED, REQUESTS = "samples-", "quarantined-", "requests-"
@@ -155,7 +156,7 @@ def clean_cycle(
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Remove the erased rows of a cycle's objects; return their number by object, and those that wait for the cycle's end."""
     erased = tombstones.subjects(records)
-    keys = [f"cycles/{cycle}/{name}" for name in sorted(objects) if name.startswith((SAMPLES, QUARANTINED, REQUESTS))]
+    keys = [f"cycles/{cycle}/{name}" for name in sorted(objects) if name.startswith((SAMPLES, QUARANTINED, REQUESTS, USERS))]
     affected = {key: rows for key in keys if (rows := count(store, key, erased))}
     # An unfinished cycle keeps its samples; a cycle without a manifest may be sealed at this moment.
     kept = {key: rows for key, rows in affected.items() if "outcome.json" not in objects and SAMPLES in key}

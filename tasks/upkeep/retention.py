@@ -13,6 +13,7 @@ from infra.records import Forgotten
 from infra.registry import Registry
 from infra.settings import Settings
 from infra.store import ObjectStore
+from tasks.labels.users import USERS
 from tasks.upkeep import checkpoint_gc
 from tasks.upkeep.checkpoint_gc import CHECKPOINTS, DAY, OPTIMIZERS, ExpiredUpload
 from tasks.upkeep.compaction import HOUR, hour_of
@@ -20,7 +21,7 @@ from tasks.upkeep.forget import QUARANTINED, REQUESTS, SAMPLES, Forgetting, swee
 
 SLACK = 2 * DAY
 """Readers look a day further back than their window, since a segment may have been opened before it."""
-ROWS = (SAMPLES, QUARANTINED, REQUESTS, "docs/", "validation.json")
+ROWS = (SAMPLES, QUARANTINED, REQUESTS, USERS, "docs/", "validation.json")
 """Objects of a cycle that hold rows of single requests."""
 
 

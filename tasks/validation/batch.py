@@ -9,6 +9,7 @@ import polars as pl
 from infra.records import Profile
 from infra.settings.schema import Collect
 from tasks.labels.accounting import RequestAccounting
+from tasks.labels.shares import sample_shares
 from tasks.validation.drift import length, length_range, profile, rate, rate_range
 
 UNKNOWN_VERSION = "unknown_policy_version"
@@ -29,6 +30,8 @@ class BatchStats:
     """Seconds by which the newest event is ahead of the collector's clock; negative where it is behind."""
     user_share: float
     """Share of the samples of the user with the most."""
+    credential_share: float
+    """Share of the samples of the credential with the most."""
     project_share: float
     """Share of the samples of the project with the most."""
     acceptance_rate: float
@@ -49,8 +52,7 @@ def batch_stats(accounting: RequestAccounting, skew: float) -> BatchStats:
         duplicate_share=accounting.buckets["duplicate"] / requests,
         unknown_version_share=accounting.quarantined.get(UNKNOWN_VERSION, 0) / requests,
         clock_skew_seconds=skew,
-        user_share=largest_share(samples["user"]),
-        project_share=largest_share(samples["project"]),
+        **{f"{name}_share": largest_share(samples[name]) for name in ("user", "credential", "project")},
         acceptance_rate=rate(sums),
         shown_length=length(sums),
     )
@@ -65,18 +67,12 @@ def bounds(samples: pl.DataFrame, history: Sequence[Profile], settings: Collect)
         "duplicate_share_max": settings.max_duplicates,
         "unknown_version_share_max": settings.max_unknown_versions,
         "clock_skew_seconds_max": settings.max_clock_skew_seconds,
-        "user_share_max": allowed_share(samples["user"].n_unique(), settings.max_user_share),
-        "project_share_max": allowed_share(samples["project"].n_unique(), settings.max_project_share),
+        **{f"{name}_share_max": share + ROUNDING for name, share in sample_shares(settings).items()},
         "acceptance_rate_min": accepted.low,
         "acceptance_rate_max": accepted.high,
         "shown_length_min": shown.low,
         "shown_length_max": min(shown.high, BEYOND_ANY),
     }
-
-
-def allowed_share(groups: int, share: float) -> float:
-    """Return the share that one of `groups` may have: at least an equal one."""
-    return max(share, 1 / max(groups, 1)) + ROUNDING
 
 
 def largest_share(names: pl.Series) -> float:

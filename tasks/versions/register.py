@@ -13,7 +13,7 @@ from infra.cycles import dataset_id
 from infra.lineage import CYCLE_TAG, DATASET_TAG, PARENT_TAG
 from infra.records import Manifest
 from infra.registry import Registry
-from infra.settings import Settings
+from infra.settings import Settings, masked
 from infra.store import CHECKSUMS, ObjectStore
 from tasks.labels.accounting import account_page
 from tasks.trainer.run import Candidate
@@ -120,7 +120,7 @@ def flat_params(settings: Settings) -> dict[str, str]:
     def walk(prefix: str, value: Any) -> dict[str, str]:
         if isinstance(value, dict) and value:
             return {k: v for name, inner in value.items() for k, v in walk(f"{prefix}.{name}" if prefix else name, inner).items()}
-        return {} if value == SECRET else {prefix: str(value)}
+        return {} if value == SECRET else {prefix: masked(str(value))}
 
     return walk("", settings.model_dump(mode="json", exclude={"stack", "store", "orchestration"}))
 

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from infra.authorization import mlflow_variables
 from infra.settings.schema import Registry
 from tasks.trainer.job import StepMetrics
 
@@ -49,6 +50,7 @@ def connect(settings: Registry) -> "MlflowClient":
 
     for name, value in PATIENCE.items():
         os.environ.setdefault(name, value)
+    os.environ.update(mlflow_variables(settings))  # its only way to take credentials, beside its URL
     return MlflowClient(tracking_uri=settings.uri)
 
 

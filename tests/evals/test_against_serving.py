@@ -20,7 +20,7 @@ async def test_labels_joined_from_servings_records_equal_the_developers_counts(t
     async with House(tmp_path, fakes.tokenizer()) as house:
         house.engines[0].delay = 0.001
         house.engines[0].reply = house.tokenizer.encode("alpha").ids
-        address = Address(f"{house.urls[0]}/v1", f"{house.urls[1]}/v1/continue/events", fakes.ADMIN)
+        address = Address(f"{house.urls[0]}/v1", f"{house.urls[1]}/v1/continue/events", fakes.SIMULATION)
         quirks = Quirks(late_accepts=0.3, cache_hits=0.1, duplicates=0.1, several_lines=0, breaks=0)
         tally = await run(RunSettings(address=address, users=30, seed=1, requests=300, speed=2000, quirks=quirks), CODE)
         await house.recorder.settle()

@@ -8,6 +8,7 @@ import pytest
 
 from evals.demo import orchestration
 from evals.demo.orchestration import Orchestration
+from infra.settings.schema import Orchestration as OrchestrationSettings
 
 
 class UnsteadyServer:
@@ -17,9 +18,9 @@ class UnsteadyServer:
         self._statuses = list(statuses)
         self.bodies: list[dict[str, object]] = []
 
-    async def __aenter__(self) -> str:
+    async def __aenter__(self) -> OrchestrationSettings:
         self._server = await asyncio.start_server(self._respond, "127.0.0.1", 0)
-        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/api"
+        return OrchestrationSettings(api=f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/api")
 
     async def __aexit__(self, *_: object) -> None:
         self._server.close()
@@ -47,7 +48,7 @@ def no_retry_delay(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_a_request_to_a_busy_or_restarting_server_is_retried_with_the_same_key() -> None:
     server = UnsteadyServer(503, 0, 201)
-    async with server as address, Orchestration(address) as prefect:
+    async with server as settings, Orchestration(settings) as prefect:
         assert await prefect.start("cycle") == "r1"
     assert len(server.bodies) == 3
     assert len({body["idempotency_key"] for body in server.bodies}) == 1
@@ -55,7 +56,7 @@ async def test_a_request_to_a_busy_or_restarting_server_is_retried_with_the_same
 
 async def test_a_refused_request_is_not_retried() -> None:
     server = UnsteadyServer(422)
-    async with server as address, Orchestration(address) as prefect:
+    async with server as settings, Orchestration(settings) as prefect:
         with pytest.raises(httpx.HTTPStatusError):
             await prefect.start("cycle")
     assert len(server.bodies) == 1
@@ -63,6 +64,6 @@ async def test_a_refused_request_is_not_retried() -> None:
 
 async def test_a_server_that_never_recovers_is_an_error() -> None:
     server = UnsteadyServer(*[503] * orchestration.ATTEMPTS)
-    async with server as address, Orchestration(address) as prefect:
+    async with server as settings, Orchestration(settings) as prefect:
         with pytest.raises(httpx.HTTPStatusError):
             await prefect.start("cycle")

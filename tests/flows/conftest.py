@@ -68,9 +68,9 @@ def world(prefect: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Wor
     monkeypatch.setattr(clients, "registry_of", lambda settings: world.registry.client)
     monkeypatch.setattr(time, "time", lambda: NOW + 100)
     settings = Settings(
-        collect=Collect(settle_seconds=10, min_samples=4, max_user_share=1),
+        collect=Collect(settle_seconds=10, min_samples=4, max_user_share=1, max_user_weight=1),
         train=Settings().train.model_copy(update={"folder": tmp_path}),
-        experiment=Experiment(min_requests=50, min_users=5),
+        experiment=Experiment(min_requests=50, min_users=5, min_history_requests=0),
     )
     monkeypatch.setattr("infra.settings.load", lambda: settings)
 

@@ -113,6 +113,21 @@ def test_a_refused_batch_writes_its_quarantined_rows_and_does_not_train(labelled
     assert not labelled.trained_on
 
 
+def test_a_window_of_too_few_users_waits_and_begins_nothing(labelled: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = settings_.load()
+    strict = settings.model_copy(update={"collect": settings.collect.model_copy(update={"max_user_share": 0.5})})
+    monkeypatch.setattr("infra.settings.load", lambda: strict)
+    state = cycle(return_state=True)
+    assert state.name == "WaitingForUsers"
+    assert "max_user_share = 0.5 asks for 2 users" in str(state.message)
+    light = settings.model_copy(update={"collect": settings.collect.model_copy(update={"max_user_weight": 0.5})})
+    monkeypatch.setattr("infra.settings.load", lambda: light)
+    state = cycle(return_state=True)
+    assert (state.name, labelled.trained_on) == ("WaitingForUsers", [])
+    assert "1 users for 2 or more" in str(state.message)
+    assert not list(labelled.store.keys("cycles/"))
+
+
 def test_with_too_few_samples_no_cycle_starts(world: World) -> None:
     state = cycle(return_state=True)
     assert state.name == "TooFewSamples"

@@ -158,7 +158,7 @@ def test_a_cycle_killed_at_any_moment_ends_with_the_same_candidate(tmp_path: Pat
         settings = stack.settings.model_copy(
             update={
                 "registry": Registry(uri=address),
-                "collect": Collect(settle_seconds=0, min_samples=4, max_user_share=1),
+                "collect": Collect(settle_seconds=0, min_samples=4, max_user_share=1, max_user_weight=1),
                 "train": stack.settings.train.model_copy(update={"folder": tmp_path / "cycles"}),
             }
         )

@@ -56,7 +56,10 @@ def folder(paused_stack: Stack, store: ObjectStore) -> Iterator[Path]:
 
 @pytest.fixture
 def api(paused_stack: Stack) -> Iterator[SyncPrefectClient]:
-    with SyncPrefectClient(paused_stack.settings.orchestration.api) as client:
+    orchestration_settings = paused_stack.settings.orchestration
+    assert orchestration_settings.auth_string
+    auth = orchestration_settings.auth_string.get_secret_value()
+    with SyncPrefectClient(orchestration_settings.api, auth_string=auth) as client:
         yield client
 
 

@@ -113,7 +113,7 @@ def test_a_cycle_under_faults_is_sealed_once_with_every_label(moto: str) -> None
         direct_store.put_rows(f"events/feedback/date=2027-01-15/hour=08/{segment:02d}.parquet", events)
     registry = MemoryRegistry(v1={})
     registry.aliases["champion"] = "1"
-    limits = Settings(collect=Collect(settle_seconds=10, join_seconds=60, max_user_share=1.0))
+    limits = Settings(collect=Collect(settle_seconds=10, join_seconds=60, max_user_share=1, max_user_weight=1))
     expected = collect(direct_store, registry.client, limits, NOW + 100)
     assert expected.accounting.samples.height == 60
 

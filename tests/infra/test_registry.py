@@ -2,7 +2,9 @@
 
 import httpx
 import pytest
+from pydantic import SecretStr
 
+from infra import authorization
 from infra.records import ExperimentRecord
 from infra.registry import CHALLENGER, CHAMPION, PREVIOUS_TAG, Aliases, Registry, RegistryError
 from infra.settings.schema import Registry as RegistrySettings
@@ -84,6 +86,37 @@ def test_the_base_model_is_the_first_champion(storage: Stack) -> None:
 def test_the_error_for_an_unavailable_registry_names_the_next_step() -> None:
     with pytest.raises(RegistryError, match="make status"):
         Registry.connect(RegistrySettings(uri="http://127.0.0.1:9")).aliases()
+
+
+def test_a_wrong_password_says_which_settings(storage: Stack) -> None:
+    wrong = storage.settings.registry.model_copy(update={"password": SecretStr("wrong")})
+    with pytest.raises(RegistryError, match=r"HTTP 401: registry\.username and registry\.password, or registry\.token"):
+        Registry.connect(wrong).aliases()
+
+
+def test_a_registry_that_is_down_is_named_without_the_credentials_of_its_url() -> None:
+    with pytest.raises(RegistryError) as error:
+        Registry.connect(RegistrySettings(uri="http://user:s3cr3t@127.0.0.1:9")).aliases()
+    assert "s3cr3t" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        ({}, None),
+        ({"password": "secret"}, "Basic dGFibG9vcDpzZWNyZXQ="),
+        ({"password": "secret", "username": "ada"}, "Basic YWRhOnNlY3JldA=="),
+        ({"password": "secret", "token": "t"}, "Bearer t"),
+    ],
+    ids=str,
+)
+def test_the_registrys_credential_is_sent_in_a_header(given: dict[str, str], sent: str | None) -> None:
+    settings = RegistrySettings(**given)
+    assert authorization.of_registry(settings).get("Authorization") == sent
+    variables = authorization.mlflow_variables(settings)
+    assert set(variables) == {None: set(), "Bearer t": {"MLFLOW_TRACKING_TOKEN"}}.get(
+        sent, {"MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"}
+    )
 
 
 def test_the_error_for_an_unsuccessful_response_shows_it() -> None:

@@ -111,10 +111,14 @@ def test_the_environment_overrides_the_file_and_the_file_overrides_generated_sec
 
 
 def test_generated_store_keys_are_used_for_the_local_server_only(tmp_path: Path) -> None:
-    (tmp_path / "secrets.toml").write_text('[store]\naccess_key = "local"\nsecret_key = "local"\n[serving]\ntoken = "t"\n')
+    generated = '[store]\naccess_key = "local"\nsecret_key = "local"\n[registry]\npassword = "local"\n'
+    generated += '[orchestration]\nauth_string = "tabloop:local"\n[serving]\ntoken = "t"\n'
+    (tmp_path / "secrets.toml").write_text(generated)
     local = load(LOCAL, {"TABLOOP_STACK__STATE": str(tmp_path)})
     production = load(PRODUCTION, {"TABLOOP_STACK__STATE": str(tmp_path)})
     assert local.store.access_key and production.store.access_key is None
+    assert local.registry.password and production.registry.password is None
+    assert local.orchestration.auth_string and production.orchestration.auth_string is None
     assert production.serving.token
 
 
@@ -130,6 +134,28 @@ def test_dump_masks_secrets_and_contains_every_section() -> None:
     text = settings_.dump(load(LOCAL, secret))
     assert "s3cr3t" not in text
     assert set(json.loads(text)) == set(Settings.model_fields)
+
+
+def test_dump_and_errors_mask_credentials_in_urls_and_in_tables_that_are_passed_on() -> None:
+    given = {
+        "TABLOOP_REGISTRY__URI": "http://user:s3cr3t@mlflow:5000",
+        "TABLOOP_SERVING__ENGINE_ARGUMENTS": '{"hf_token": "s3cr3t", "dtype": "float32"}',
+        "TABLOOP_TRAIN__ENVIRONMENT": '{"TRACKER_API_KEY": "s3cr3t"}',
+    }
+    shown = json.loads(text := settings_.dump(load(LOCAL, given)))
+    assert "s3cr3t" not in text and shown["registry"]["uri"] == "http://(hidden)@mlflow:5000"
+    assert shown["serving"]["engine_arguments"] == {"hf_token": "**********", "dtype": "float32"}
+    with pytest.raises(SettingsError) as error:
+        load(LOCAL, {"TABLOOP_SERVING__PORT": "http://user:s3cr3t@host"})
+    assert "s3cr3t" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["REGISTRY__PASSWORD", "REGISTRY__TOKEN", "ORCHESTRATION__AUTH_STRING", "SERVING__ENGINE_TOKEN"])
+def test_credentials_are_secrets(name: str) -> None:
+    assert "s3cr3t" not in settings_.dump(load(LOCAL, {f"TABLOOP_{name}": "s3cr3t"}))
+    with pytest.raises(SettingsError) as error:
+        load(LOCAL, {f"TABLOOP_{name}": '["s3cr3t"]'})
+    assert "s3cr3t" not in str(error.value)
 
 
 def test_settings_are_frozen() -> None:

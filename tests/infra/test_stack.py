@@ -12,14 +12,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from pydantic import SecretStr
 
 from infra import settings as settings_
 from infra.settings import LOCAL, PRODUCTION, load
+from infra.stack import __main__ as stack_command
 from infra.stack import control, orchestration, processes, secrets, try_it
-from infra.stack.parts import environment, parts
+from infra.stack.parts import clients, environment, parts
 from infra.stack.seed import NoBaseModel
 from infra.stack.supervision import Supervisor
 from tests import stack as stack_
@@ -31,7 +31,51 @@ def test_secrets_are_generated_once_and_readable_by_their_owner_only(tmp_path: P
     text = file.read_text()
     assert secrets.ensure(tmp_path).read_text() == text
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert set(tomllib.loads(text)) == {"store", "serving"}
+    assert {name: set(made) for name, made in tomllib.loads(text).items()} == {s: set(n) for s, n in secrets.GENERATED.items()}
+
+
+def test_secrets_of_an_earlier_release_are_kept_and_completed(tmp_path: Path) -> None:
+    file = tmp_path / "secrets.toml"
+    file.write_text('[store]\naccess_key = "kept"\n')
+    made = tomllib.loads(secrets.ensure(tmp_path).read_text())
+    assert made["store"]["access_key"] == "kept" and made["store"]["secret_key"] and made["registry"]["password"]
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_each_credential_is_handed_only_to_the_parts_that_need_it(tmp_path: Path) -> None:
+    secrets.ensure(tmp_path)
+    settings = load(LOCAL, {"TABLOOP_STACK__STATE": str(tmp_path)})
+    every = tomllib.loads((tmp_path / "secrets.toml").read_text())
+    values = {f"{section}.{name}": value for section, entries in every.items() for name, value in entries.items()}
+    shared = " ".join(environment(settings, {}).values())
+    assert not [name for name, value in values.items() if value in shared]
+    held = {
+        part.name: {n for n, value in values.items() if value in " ".join(part.credentials.values())}
+        for part in parts(settings).values()
+    }
+    keys = {"store.access_key", "store.secret_key"}
+    assert held == {
+        "s3": keys,
+        "mlflow": keys | {"registry.password"},
+        "prefect": {"orchestration.auth_string"},
+        "worker": {"registry.password", "orchestration.auth_string"},
+        **{name: set() for name in ("engine-0", "engine-1", "serving")},  # they read the file
+    }
+
+
+def test_a_shell_gets_the_credentials_of_prefect_and_mlflow(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    secrets.ensure(tmp_path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TABLOOP_STACK__STATE", str(tmp_path))
+        assert stack_command.main(["env"]) == 0
+        names = [line.split("=")[0] for line in capsys.readouterr().out.splitlines()]
+        assert names == [f"export {name}" for name in clients(load())] and len(names) == 5
+        stack_command.print_addresses(load())
+        made = [
+            value for entries in tomllib.loads((tmp_path / "secrets.toml").read_text()).values() for value in entries.values()
+        ]
+        printed = capsys.readouterr().out
+        assert printed.count("?login=") == 2 and not [value for value in made if value in printed]
 
 
 def test_every_cache_profile_and_database_is_below_the_state_directory(tmp_path: Path) -> None:
@@ -47,7 +91,7 @@ def test_no_secret_is_on_a_command_line(tmp_path: Path) -> None:
     settings = load(LOCAL, {"TABLOOP_STACK__STATE": str(tmp_path)})
     command_lines = " ".join(word for part in parts(settings).values() for word in part.command)
     values = [value for section in tomllib.loads((tmp_path / "secrets.toml").read_text()).values() for value in section.values()]
-    assert len(values) == 4 and not [value for value in values if value in command_lines]
+    assert len(values) == 9 and not [value for value in values if value in command_lines]
 
 
 def test_an_unresponsive_prefect_is_an_error_with_the_next_step(tmp_path: Path) -> None:
@@ -128,7 +172,7 @@ def test_ending_a_dead_run_frees_its_deployments_slot(orchestrated: Stack) -> No
     orchestration_settings = orchestrated.settings.orchestration.model_copy(update={"work_pool": "without-a-worker"})
     settings = orchestrated.settings.model_copy(update={"orchestration": orchestration_settings})
     orchestration.ensure_pool(settings)
-    with httpx.Client(base_url=settings.orchestration.api, timeout=60) as api:
+    with orchestration.connect(settings) as api:
 
         def post(path: str, body: dict[str, Any]) -> Any:
             return api.post(path, json=body).raise_for_status().json()
@@ -175,7 +219,7 @@ def test_a_second_up_restarts_no_part(pids_before_second_up: dict[str, int]) -> 
 
 @pytest.mark.stack
 def test_up_can_leave_the_schedules_paused(stack: Stack, pids_before_second_up: dict[str, int]) -> None:
-    with httpx.Client(base_url=stack.settings.orchestration.api) as api:
+    with orchestration.connect(stack.settings) as api:
         deployments = [d for d in api.post("/deployments/filter", json={}).json() if d["schedules"]]
         assert {d["name"] for d in deployments} == {"cycle", "experiment", "retention", "compaction"}
         assert all(d["paused"] for d in deployments)

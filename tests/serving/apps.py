@@ -5,9 +5,11 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator
 
-import uvicorn
 from aiohttp import web
 from fastapi import FastAPI
+
+from serving.gateway.connections import Connections
+from serving.gateway.server import make_server
 
 
 @contextlib.asynccontextmanager
@@ -23,13 +25,11 @@ async def aiohttp_app(app: web.Application, **options: object) -> AsyncIterator[
 
 
 @contextlib.asynccontextmanager
-async def fastapi_app(app: FastAPI) -> AsyncIterator[str]:
-    """Run a FastAPI app and yield its address."""
+async def fastapi_app(app: FastAPI, connections: Connections) -> AsyncIterator[str]:
+    """Run a FastAPI app, its connections among those given; yields its address."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2)
-        server = uvicorn.Server(config)
-        server.capture_signals = contextlib.nullcontext
+        server = make_server(app, connections, timeout_graceful_shutdown=2)
         task = asyncio.create_task(server.serve(sockets=[listener]))
         while not server.started:
             await asyncio.sleep(0.005)

@@ -17,7 +17,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from infra.fim import SPECIAL_TOKENS, Renderer
 from infra.records import Completion, Decision, ExperimentRecord, Feedback
-from infra.redaction import Redactor
+from infra.redaction.redactor import Redactor
+from infra.redaction.texts import Kept
 from infra.registry import EXPERIMENT_TAG, LOOK_TAG, Registry
 from infra.settings.schema import Sampling
 from infra.settings.schema import Serving as ServingSettings
@@ -27,11 +28,16 @@ from serving.app import create_completions_app, create_feedback_app
 from serving.engine.endpoints import Endpoints, EngineDead, SwapRefused
 from serving.engine.protocol import Delta, EngineRequest, Health, SwapResult
 from serving.engine.version_cache import VersionCache
+from serving.gateway.browsers import accepted_hosts
 from serving.gateway.completions import Gateway
+from serving.gateway.connections import Connections
 from serving.gateway.detokenizer import stop_token_ids
 from serving.gateway.dialects import CLIENT_NAMES
 from serving.gateway.feedback import FeedbackService
 from serving.metrics import Metrics
+from serving.recording.event_redactor import EventRedactor
+from serving.recording.long_texts import LongTexts
+from serving.recording.opt_outs import OptOuts
 from serving.recording.recorder import Recorder
 from serving.recording.shipping import Shipper, read_segment
 from serving.recording.spool import KINDS, Spool
@@ -45,10 +51,17 @@ from serving.status.data import Links, StatusData
 from serving.status.routes import StatusSources, metrics_text
 from tests.serving.apps import aiohttp_app, fastapi_app
 
-TOKEN, ADMIN = "token-of-the-team", "token-of-the-admin"
+TOKEN, EDITOR, SIMULATION, ADMIN = "token-of-the-team", "token-of-an-editor", "token-of-the-simulation", "token-of-the-admin"
+"""Tokens of a trusted proxy, of an editor, of simulated developers and of an administrator."""
+PROXY = {
+    "sha256": hashlib.sha256(TOKEN.encode()).hexdigest(),
+    "roles": ["complete", "feedback", "users"],
+    "requests_per_minute": 60_000,
+}
 TEXT = "return alpha + beta"
 """The first engine's completion."""
 HEADERS = {"Authorization": f"Bearer {TOKEN}", "X-User-ID": "ada", "X-Project-ID": "p1"}
+ENGINE_TOKEN = "token-of-the-engines"
 
 
 def tokenizer() -> Tokenizer:
@@ -91,7 +104,7 @@ class FakeEngine:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[str]:
         """Run the engine and yield its address."""
-        self.endpoints = Endpoints(self, None)
+        self.endpoints = Endpoints(self, ENGINE_TOKEN, {"127.0.0.1"})
         app = self.endpoints.app()
         app.middlewares.append(self._add_connection)
         async with aiohttp_app(app) as self.url:
@@ -265,8 +278,10 @@ class House:
         self.spool_bytes = spool_bytes
         champion = Sampling(temperature=0.8, max_tokens=24, withhold_below=withhold_below)
         self.sampling = {"champion": champion, "challenger": challenger or champion}
-        values = {"terms": {"experiments": True}} | (settings or {})
-        self.settings = ServingSettings(token=TOKEN, admin_token=ADMIN, user_secret="salt", **values)
+        tokens = {"token": EDITOR, "admin_token": ADMIN, "simulation_token": SIMULATION, "user_secret": "salt"}
+        values = tokens | {"terms": {"experiments": True}, "name_users": True} | (settings or {})
+        values["tokens"] = {"proxy": PROXY} | values.get("tokens", {})
+        self.settings = ServingSettings(**values)
         self.exit_stack = contextlib.AsyncExitStack()
         self.urls: tuple[str, str] = ("", "")
 
@@ -274,15 +289,20 @@ class House:
         for engine in self.engines:
             await self.exit_stack.enter_async_context(engine.running())
         self.http = await self.exit_stack.enter_async_context(client.session())
-        first, second = (Slot(i, client.EngineClient(self.http, engine.url, None)) for i, engine in enumerate(self.engines))
+        first, second = (
+            Slot(i, client.EngineClient(self.http, engine.url, ENGINE_TOKEN)) for i, engine in enumerate(self.engines)
+        )
         self.arms = Arms((first, second))
         self.spool = Spool(self.directory / "spool", self.spool_bytes)
-        self.recorder = Recorder(self.spool, self.metrics, Redactor())
+        access = Access(self.settings, self.metrics.ignored_users.inc)
+        redactor = EventRedactor(Redactor(), LongTexts(), Kept())
+        opt_outs = OptOuts(access.user_secret, self.directory / "state" / "opted_out.jsonl")
+        self.recorder = Recorder(self.spool, self.metrics, redactor, opt_outs)
         self.shipper = Shipper(self.spool, self.store, 0.05)
         self.versions = VersionCache(self.directory / "state")
         source = VersionSource(self.registry.client(), self.store, self.versions)
         self.follower = Follower(self.arms, source, self.metrics, 0.01)
-        access = Access(self.settings)
+        hosts = accepted_hosts(self.settings)
         renderer = Renderer(self.tokenizer, "spm", 40, 20)
         self.policy = Policy(self.tokenizer, renderer, self.sampling, stop_token_ids(self.tokenizer))
         gateway = Gateway("qwen-coder-x", access, self.arms, self.policy, self.recorder)
@@ -290,8 +310,13 @@ class House:
         data = StatusData(self.registry.client(), CycleHistory(self.store), clock=lambda: self.clock)
         links = Links("http://mlflow.test", "http://prefect.test", "m")
         status = StatusSources(access, self.arms, self.spool, self.shipper, self.metrics, data, links)
-        self.apps = (create_completions_app(gateway, feedback, status), create_feedback_app(feedback, self.metrics))
-        self.urls = tuple([await self.exit_stack.enter_async_context(fastapi_app(app)) for app in self.apps])
+        completions_app = create_completions_app(gateway, feedback, status, hosts)
+        self.apps = (completions_app, create_feedback_app(feedback, self.metrics, hosts))
+        self.connections = Connections(self.settings.limits, self.metrics)
+        closing = asyncio.create_task(self.connections.close_expired())
+        self.exit_stack.callback(closing.cancel)
+        urls = [await self.exit_stack.enter_async_context(fastapi_app(app, self.connections)) for app in self.apps]
+        self.urls = tuple(urls)
         self.client = await self.exit_stack.enter_async_context(httpx.AsyncClient(headers=HEADERS, timeout=20))
         await self.follower.step()
         return self
@@ -342,4 +367,16 @@ def experiment(champion: str = "1", challenger: str = "2", share: float = 0.5) -
     return ExperimentRecord(id="e1", champion=champion, challenger=challenger, share=share, started=0.0)
 
 
-__all__ = ["ADMIN", "HEADERS", "TEXT", "TOKEN", "FakeEngine", "House", "MemoryStore", "experiment", "tokenizer"]
+__all__ = [
+    "ADMIN",
+    "EDITOR",
+    "HEADERS",
+    "SIMULATION",
+    "TEXT",
+    "TOKEN",
+    "FakeEngine",
+    "House",
+    "MemoryStore",
+    "experiment",
+    "tokenizer",
+]

@@ -3,9 +3,10 @@
 import asyncio
 from collections.abc import Callable
 
-from tests.serving.fakes import ADMIN, House, experiment
+from tests.serving.fakes import ADMIN, EDITOR, House, experiment
 
 ADMINISTRATOR = {"Authorization": f"Bearer {ADMIN}"}
+AN_EDITOR = {"Authorization": f"Bearer {EDITOR}"}
 CONTINUE = {
     "model": "qwen-coder",
     "max_tokens": 4096,

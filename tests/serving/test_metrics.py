@@ -14,7 +14,7 @@ Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 async def scrape(house: House) -> Series:
-    text = (await house.client.get(house.urls[0] + "/metrics")).text
+    text = (await house.client.get(house.urls[0] + "/metrics", headers=ADMINISTRATOR)).text
     families = text_string_to_metric_families(text)
     return {(sample.name, frozenset(sample.labels.items())): sample.value for family in families for sample in family.samples}
 

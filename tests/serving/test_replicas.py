@@ -8,6 +8,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from tests.serving.fakes import House, experiment
+from tests.serving.helpers import ADMINISTRATOR
 from tests.tasks.rows import join
 
 USERS = [f"user{n}" for n in range(20)]
@@ -55,7 +56,7 @@ async def test_every_replica_follows_a_rollback(replicas: tuple[House, House]) -
         first.registry.aliases = {"champion": champion}
         await asyncio.gather(first.follow(), second.follow())
         for replica in (first, second):
-            assert (await replica.complete()).headers["x-tabloop-version"] == champion
+            assert (await replica.complete(headers=ADMINISTRATOR)).headers["x-tabloop-version"] == champion
 
 
 async def _complete_and_send_feedback(user: str, first: House, second: House) -> None:

@@ -12,7 +12,7 @@ from infra.records import Completion, Feedback, Record, Sample
 from infra.settings.schema import Collect, Hindsight
 from infra.store import from_parquet
 from tasks.labels import attribution as joining
-from tasks.labels import samples
+from tasks.labels import samples, users
 from tasks.labels.accounting import RequestAccounting, WindowCounts, classify
 from tasks.labels.collect import Collected
 from tasks.labels.partitions import OFF, WindowPlan, join_partition, merge_partitions, plan_window
@@ -100,8 +100,10 @@ def account_with_samples(
     put(store, completions, events)
     plan = plan_store(store, hindsight=limits.hindsight)
     labelled, duplicates = merge_partitions([join_partition(store, partition) for partition in plan.partitions])
+    recorded = labelled.filter(~pl.col("opted_out"), pl.col("time") <= until).select("user", "credential", "time")
+    register = users.admit(recorded, users.NOBODY, limits.max_new_users)
     accounting = classify(
-        labelled,
+        users.with_admission(labelled, register),
         lineage.distances(labelled["policy_version"].unique(), parent),
         until,
         limits,

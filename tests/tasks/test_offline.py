@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from infra.events import tombstones
 from infra.records import OfflineExample, Sample
-from infra.redaction import REDACTED, Redactor
+from infra.redaction.redactor import REDACTED, Redactor
 from infra.settings import Settings
 from infra.settings.schema import Collect
 from tasks.labels.collect import collect

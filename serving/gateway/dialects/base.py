@@ -71,6 +71,9 @@ class CompletionFormat:
 
     path: str
     schema: Schema
+    """Of the request's body."""
+    answer: Schema
+    """Of the response's body, unless it is streamed."""
     parse: Callable[[Fields, ServedModel], ParsedCompletion | Response]
     """Raises BadRequest; a Response is sent as it is, and nothing is sampled."""
 
@@ -103,6 +106,9 @@ class FeedbackFormat:
 
     path: str
     schema: Schema
+    """Of the request's body."""
+    answer: Schema
+    """Of the response's body."""
     parse: Callable[[Fields, Fields], FeedbackEvent | None]
     """From body and query parameters; none: the event is ignored. Raises BadRequest."""
     render: Callable[[str, int], dict[str, Any]]
@@ -130,7 +136,7 @@ class Dialect:
 class FeedbackBody(BaseModel):
     """The fields of a feedback body that the server reads; clients send others too."""
 
-    model_config = ConfigDict(extra="ignore", strict=False)
+    model_config = ConfigDict(extra="ignore", strict=True)
 
 
 def read_body(model: type[B], body: Fields, parent: str = "", status: int = 422) -> B:
@@ -138,10 +144,12 @@ def read_body(model: type[B], body: Fields, parent: str = "", status: int = 422)
     try:
         return model.model_validate(body)
     except ValidationError as error:
-        first = error.errors()[0]
-        name, value = parent + ".".join(map(str, first["loc"])), first["input"]
-        got = f", got {str(value)[:40]!r}" if isinstance(value, str | int | float) else ""
-        raise BadRequest(f"{name}: {first['msg']}{got}", name or None, status) from None
+        first, *others = error.errors()
+        field, value = first["loc"][:1], first["input"]  # what follows the field names one of the types it may have
+        name = parent + "".join(map(str, field)) or "body"
+        expected = " or ".join([first["msg"], *(other["msg"] for other in others if other["loc"][:1] == field)])
+        got = f", got {short(value)!r}" if isinstance(value, str | int | float) else ""
+        raise BadRequest(f"{name}: {expected}{got}", name, status) from None
 
 
 def read_text(body: Fields, name: str, path: str = "", *, optional: bool = False) -> str:
@@ -158,8 +166,13 @@ def read_flag(body: Fields, name: str, path: str = "") -> bool:
     """Return a boolean; null or nothing is false. Raises BadRequest."""
     value = body.get(name)
     if value is not None and not isinstance(value, bool):
-        raise BadRequest(f"{path or name}: expected true or false, got {str(value)[:40]}", path or name)
+        raise BadRequest(f"{path or name}: expected true or false, got {short(value)}", path or name)
     return bool(value)
+
+
+def short(value: object) -> str:
+    """Return a value as errors show it: its first characters, or the type of a list or an object, whose text may be long."""
+    return type(value).__name__ if isinstance(value, dict | list) else str(value)[:40]
 
 
 def read_count(body: Fields, name: str, minimum: int = 1) -> int | None:
@@ -167,8 +180,10 @@ def read_count(body: Fields, name: str, minimum: int = 1) -> int | None:
     value = body.get(name)
     if value is None or (minimum < 0 and value == -1):
         return None
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)  # in JSON 16.0 is a whole number, and the parser returns one beyond 64 bits as a float
     if not isinstance(value, int) or isinstance(value, bool) or value < max(0, minimum):
-        raise BadRequest(f"{name}: expected a whole number of at least {max(0, minimum)}, got {str(value)[:40]}", name)
+        raise BadRequest(f"{name}: expected a whole number of at least {max(0, minimum)}, got {short(value)}", name)
     return value
 
 
@@ -176,10 +191,10 @@ def read_stop(body: Fields) -> tuple[str, ...]:
     """Return the stop strings without FIM tokens, which end a completion anyway and are never text. Raises BadRequest."""
     value = body.get("stop")
     values = [value] if isinstance(value, str) else [] if value is None else value
+    if isinstance(values, list) and len(values) > MAX_STOPS:
+        raise BadRequest(f"stop: expected at most {MAX_STOPS} strings, got {len(values)}", "stop")
     if not isinstance(values, list) or not all(isinstance(v, str) for v in values):
         raise BadRequest("stop: expected a string or a list of strings", "stop")
-    if len(values) > MAX_STOPS:
-        raise BadRequest(f"stop: expected at most {MAX_STOPS} strings, got {len(values)}", "stop")
     return tuple(v for v in values if v and v not in fim.SPECIAL_TOKENS)
 
 

@@ -18,7 +18,7 @@ from serving.gateway.dialects.base import (
     ShownText,
     read_body,
 )
-from serving.gateway.openapi import Schema
+from serving.gateway.openapi import TEXT, Schema, answer_schema
 
 
 class Autocomplete(FeedbackBody):
@@ -101,15 +101,24 @@ def _submit_response(record_id: str, segments: int) -> dict[str, Any]:
     return {"status": "submitted", "message": "Training data submitted successfully", "queue_position": segments}
 
 
+EVENT_ANSWER = answer_schema(("status",), status={"enum": ["recorded", "ignored"]})
+SUBMIT_ANSWER = answer_schema(
+    ("status", "message", "queue_position"),
+    status={"const": "submitted"},
+    message=TEXT,
+    queue_position={"type": "integer", "minimum": 0},
+)
 CONTINUE = Dialect(
     name="continue",
     agent="continue",
     recognizes=_recognizes,
-    feedback=(FeedbackFormat("/v1/continue/events", _event_schema(), parse_event, _event_response),),
+    feedback=(FeedbackFormat("/v1/continue/events", _event_schema(), EVENT_ANSWER, parse_event, _event_response),),
 )
 RLINF = Dialect(
     name="rlinf",
     feedback=(
-        FeedbackFormat("/api/training/submit", Autocomplete.model_json_schema(), parse_submit, _submit_response, once=True),
+        FeedbackFormat(
+            "/api/training/submit", Autocomplete.model_json_schema(), SUBMIT_ANSWER, parse_submit, _submit_response, once=True
+        ),
     ),
 )

@@ -19,11 +19,14 @@ from serving.gateway.dialects.base import (
     read_flag,
     read_stop,
     read_text,
+    short,
 )
 from serving.gateway.errors import BadRequest
 from serving.gateway.generation import CompletionRequest, Generation
 from serving.gateway.openapi import FLAG, STOP, TEXT, USER, object_schema, optional
 
+MAX_FIELDS = 64
+"""Fields that a response may be limited to; it has fewer."""
 SCHEMA = object_schema(
     ("input_prefix", "input_suffix"),
     input_prefix=TEXT,
@@ -33,9 +36,11 @@ SCHEMA = object_schema(
     t_max_predict_ms=optional({"type": "number"}),
     stop=STOP,
     stream=FLAG,
-    response_fields=optional({"type": "array", "items": TEXT}),
+    response_fields=optional({"type": "array", "items": TEXT, "maxItems": MAX_FIELDS}),
     user=USER,
 )
+ANSWER = object_schema((), content=TEXT, stop={"type": "boolean"}, model=TEXT, timings={"type": "object"})
+"""`response_fields` chooses the fields."""
 
 
 def parse(body: Fields, model: ServedModel) -> ParsedCompletion | Response:
@@ -60,7 +65,7 @@ def _positive_ms(body: Fields, name: str) -> float | None:
     if value is None:
         return None
     if not isinstance(value, int | float) or isinstance(value, bool):
-        raise BadRequest(f"{name}: expected a number of milliseconds, got {str(value)[:40]}", name)
+        raise BadRequest(f"{name}: expected a number of milliseconds, got {short(value)}", name)
     return value if value > 0 else None
 
 
@@ -68,6 +73,8 @@ def _response_fields(body: Fields) -> list[str]:
     """Return the fields that the response is to have; empty: all."""
     value = body.get("response_fields")
     fields = [] if value is None else value
+    if isinstance(fields, list) and len(fields) > MAX_FIELDS:
+        raise BadRequest(f"response_fields: expected at most {MAX_FIELDS} strings, got {len(fields)}", "response_fields")
     if not isinstance(fields, list) or not all(isinstance(field, str) for field in fields):
         raise BadRequest("response_fields: expected a list of strings", "response_fields")
     return fields
@@ -83,7 +90,8 @@ def _body(model: ServedModel, fields: Sequence[str], generation: Generation) -> 
 
 
 def _full_body(model: ServedModel, generation: Generation) -> dict[str, Any]:
-    sent = generation.engine_request
+    # The arms may sample in different ways, so sampling names the arm.
+    sent = generation.engine_request if generation.caller.sees_versions else None
     sampling = {"n_predict": sent.max_tokens, "temperature": sent.temperature, "top_p": sent.top_p} if sent else {}
     body: dict[str, Any] = {"content": generation.text, "stop": True, "id_slot": 0, "model": model.name}
     body["generation_settings"] = {"n_ctx": model.max_context} | sampling
@@ -131,5 +139,5 @@ class InfillEvents(Events):
 LLAMA = Dialect(
     name="llama",
     recognizes=lambda body, headers: "input_prefix" in body,
-    completions=(CompletionFormat("/infill", SCHEMA, parse),),
+    completions=(CompletionFormat("/infill", SCHEMA, ANSWER, parse),),
 )

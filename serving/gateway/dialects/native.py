@@ -1,8 +1,9 @@
 """tabloop's own feedback route, for editors that keep the server's completion id."""
 
+from collections.abc import Mapping
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from infra.language import language
 from infra.records import NotTaken, Outcome
@@ -18,6 +19,14 @@ from serving.gateway.dialects.base import (
     ShownText,
     read_body,
 )
+from serving.gateway.errors import BadRequest
+from serving.gateway.openapi import TEXT, answer_schema
+
+REQUIRED: Mapping[Outcome, Mapping[str, str]] = {
+    "partially_accepted": {"accepted_characters": "the number of characters accepted"},
+    "retained": {"retained": "the text now in the completion's place, may be empty"},
+}
+"""Fields that an outcome needs, with their meaning."""
 
 
 class NativeEvent(FeedbackBody):
@@ -36,24 +45,14 @@ class NativeEvent(FeedbackBody):
     elapsed_ms: Milliseconds | None = None
     language: Identifier = ""
 
-    @model_validator(mode="after")
-    def _fields_of_the_outcome(self) -> "NativeEvent":
-        if self.outcome == "partially_accepted" and self.accepted_characters is None:
-            raise ValueError("accepted_characters: required with outcome partially_accepted")
-        if self.outcome == "retained" and self.retained is None:
-            raise ValueError("retained: required with outcome retained: the text now in the completion's place, may be empty")
-        if (self.settled_kept is None) != (self.settled_total is None):
-            raise ValueError("settled_kept, settled_total: expected both or neither, in characters")
-        if self.settled is not None and self.settled_kept is not None:
-            raise ValueError("settled: expected the text, or settled_kept and settled_total without it, not both")
-        if "outcome" not in self.model_fields_set and self.settled is None and self.settled_kept is None and not self.reason:
-            raise ValueError("outcome: required without settled, settled_kept or reason")
-        return self
-
 
 def parse_event(body: Fields, query: Fields) -> FeedbackEvent:
     """Read a body of /v1/feedback. Raises BadRequest."""
     event = read_body(NativeEvent, body)
+    _check_settled(event)
+    for name, why in REQUIRED.get(event.outcome, {}).items():
+        if getattr(event, name) is None:
+            raise BadRequest(f"{name}: required with outcome {event.outcome}: {why}", name, 422)
     return FeedbackEvent(
         event.completion_id,
         event.outcome,
@@ -70,8 +69,21 @@ def parse_event(body: Fields, query: Fields) -> FeedbackEvent:
     )
 
 
+def _check_settled(event: NativeEvent) -> None:
+    """Raise BadRequest for fields that do not go together."""
+    numbers = (event.settled_kept, event.settled_total)
+    if (numbers[0] is None) != (numbers[1] is None):
+        raise BadRequest("settled_kept: expected settled_total with it, both in characters", "settled_kept", 422)
+    if event.settled is not None and numbers[0] is not None:
+        raise BadRequest("settled: expected the text, or settled_kept and settled_total without it, not both", "settled", 422)
+    told = event.settled is not None or numbers[0] is not None or event.reason
+    if "outcome" not in event.model_fields_set and not told:
+        raise BadRequest("outcome: required without settled, settled_kept or reason", "outcome", 422)
+
+
 def _response(record_id: str, segments: int) -> dict[str, Any]:
     return {"status": "recorded", "id": record_id}
 
 
-NATIVE = Dialect(feedback=(FeedbackFormat("/v1/feedback", NativeEvent.model_json_schema(), parse_event, _response),))
+ANSWER = answer_schema(("status", "id"), status={"const": "recorded"}, id=TEXT)
+NATIVE = Dialect(feedback=(FeedbackFormat("/v1/feedback", NativeEvent.model_json_schema(), ANSWER, parse_event, _response),))

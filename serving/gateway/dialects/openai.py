@@ -20,10 +20,11 @@ from serving.gateway.dialects.base import (
     read_flag,
     read_stop,
     read_text,
+    short,
 )
 from serving.gateway.errors import BadRequest
 from serving.gateway.generation import CompletionRequest, Generation
-from serving.gateway.openapi import FLAG, STOP, TEXT, USER, object_schema, optional
+from serving.gateway.openapi import FLAG, NULL, SECURITY, STOP, TEXT, USER, answer_schema, answers, object_schema, optional
 
 OWN_SAMPLING = "the server samples with its own settings (serving.sampling), and training relies on them"
 UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
@@ -51,6 +52,26 @@ SCHEMA = object_schema(
     **{name: {"enum": [*allowed, None], "description": why} for name, (allowed, why) in UNSUPPORTED.items()},
     user=USER,
 )
+COUNT = {"type": "integer", "minimum": 0}
+CHOICE = answer_schema(
+    ("text", "index", "logprobs", "finish_reason"),
+    text=TEXT,
+    index={"const": 0},
+    logprobs=NULL,
+    finish_reason={"enum": ["stop", "length"]},
+)
+ANSWER = answer_schema(
+    ("id", "object", "created", "model", "choices"),
+    id=TEXT,
+    object={"const": "text_completion"},
+    created={"type": "integer"},
+    model=TEXT,
+    choices={"type": "array", "items": CHOICE, "minItems": 1, "maxItems": 1},
+    usage=answer_schema(
+        ("prompt_tokens", "completion_tokens", "total_tokens"), prompt_tokens=COUNT, completion_tokens=COUNT, total_tokens=COUNT
+    ),
+)
+MODELS = answer_schema(("object", "data"), object={"const": "list"}, data={"type": "array", "items": {"type": "object"}})
 
 
 def parse(body: Fields, model: ServedModel) -> ParsedCompletion:
@@ -67,9 +88,9 @@ def _request(body: Fields) -> CompletionRequest:
     if not isinstance(prompt, str):
         raise BadRequest("prompt: expected a string; several prompts or token ids are not supported", "prompt")
     for name, (allowed, why) in UNSUPPORTED.items():
-        if (value := body.get(name)) is not None and value not in allowed:
+        if (value := body.get(name)) is not None and not any(_same(value, each) for each in allowed):
             expected = f"expected {allowed[0]!r} or nothing" if allowed else "leave it out"
-            raise BadRequest(f"{name}: {str(value)[:40]} is not supported, {expected}: {why}", name)
+            raise BadRequest(f"{name}: {short(value)} is not supported, {expected}: {why}", name)
     path = ""
     if (suffix := body.get("suffix")) is None:
         try:
@@ -80,6 +101,11 @@ def _request(body: Fields) -> CompletionRequest:
     else:
         prefix, suffix = prompt, read_text(body, "suffix")
     return CompletionRequest(prefix, suffix, read_count(body, "max_tokens"), read_stop(body), path=path)
+
+
+def _same(value: object, allowed: object) -> bool:
+    """Return whether two JSON values are equal; in JSON, unlike Python, true is not 1."""
+    return value == allowed and isinstance(value, bool) == isinstance(allowed, bool)
 
 
 def _usage_requested(body: Fields) -> bool:
@@ -143,9 +169,9 @@ def _usage(generation: Generation) -> dict[str, Any]:
 
 
 def _add_routes(app: FastAPI, access: Access, model: ServedModel) -> None:
-    @app.get("/v1/models")
+    @app.get("/v1/models", responses=answers(MODELS), openapi_extra=SECURITY)
     async def models(request: Request) -> Any:
-        access.check(request.headers, "complete")
+        await access.check(request.headers, "complete")
         return {"object": "list", "data": [{"id": model.name, "object": "model", "created": 0, "owned_by": "tabloop"}]}
 
     async def chat(request: Request) -> Response:
@@ -156,4 +182,4 @@ def _add_routes(app: FastAPI, access: Access, model: ServedModel) -> None:
     app.add_route("/v1/chat/completions", chat, methods=["POST"])
 
 
-OPENAI = Dialect(completions=(CompletionFormat("/v1/completions", SCHEMA, parse),), add_routes=_add_routes)
+OPENAI = Dialect(completions=(CompletionFormat("/v1/completions", SCHEMA, ANSWER, parse),), add_routes=_add_routes)

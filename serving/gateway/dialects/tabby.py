@@ -24,10 +24,15 @@ from serving.gateway.dialects.base import (
 )
 from serving.gateway.errors import BadRequest
 from serving.gateway.generation import CompletionRequest, Generation
-from serving.gateway.openapi import TEXT, USER, object_schema, optional
+from serving.gateway.openapi import SECURITY, TEXT, USER, answer_schema, answers, object_schema, optional
 
 SEGMENTS = object_schema(("prefix",), prefix=TEXT, suffix=optional(TEXT), filepath=optional(TEXT))
 SCHEMA = object_schema(("segments",), segments=SEGMENTS, language=optional(TEXT), user=USER)
+
+CHOICE = answer_schema(("index", "text"), index={"const": 0}, text=TEXT)
+ANSWER = answer_schema(("id", "choices", "mode"), id=TEXT, choices={"type": "array", "items": CHOICE}, mode={"const": "standard"})
+SERVER_HEALTH = object_schema(("model", "version"), model=TEXT, version={"type": "object"})
+SERVER_SETTING = answer_schema(("disable_client_side_telemetry",), disable_client_side_telemetry={"const": True})
 
 
 class TabbyEvent(FeedbackBody):
@@ -69,7 +74,7 @@ def parse_event(body: Fields, query: Fields) -> FeedbackEvent:
 
 
 def _add_routes(app: FastAPI, access: Access, model: ServedModel) -> None:
-    @app.get("/v1/health")
+    @app.get("/v1/health", responses=answers(SERVER_HEALTH))
     async def tabby_health(request: Request) -> Any:
         version = {"build_date": "", "build_timestamp": "", "git_sha": "", "git_describe": "tabloop"}
         return {
@@ -82,16 +87,20 @@ def _add_routes(app: FastAPI, access: Access, model: ServedModel) -> None:
             "version": version,
         }
 
-    @app.get("/v1beta/server_setting")
+    @app.get("/v1beta/server_setting", responses=answers(SERVER_SETTING), openapi_extra=SECURITY)
     async def tabby_setting(request: Request) -> Any:
-        access.check(request.headers, "complete")
+        await access.check(request.headers, "complete")
         return {"disable_client_side_telemetry": True}  # the agent then reports to no other server
 
 
 TABBY = Dialect(
     name="tabby",
     recognizes=lambda body, headers: "segments" in body,
-    completions=(CompletionFormat("/v1/completions", SCHEMA, parse),),
-    feedback=(FeedbackFormat("/v1/events", TabbyEvent.model_json_schema(), parse_event, lambda record_id, segments: {}),),
+    completions=(CompletionFormat("/v1/completions", SCHEMA, ANSWER, parse),),
+    feedback=(
+        FeedbackFormat(
+            "/v1/events", TabbyEvent.model_json_schema(), answer_schema(()), parse_event, lambda record_id, segments: {}
+        ),
+    ),
     add_routes=_add_routes,
 )

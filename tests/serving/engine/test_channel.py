@@ -17,7 +17,7 @@ from serving.engine.endpoints import Endpoints
 from serving.engine.protocol import Delta, EngineRequest
 from serving.slots.client import EngineClient, EngineDown, WrongVersion, session
 from tests.serving.apps import aiohttp_app
-from tests.serving.fakes import FakeEngine
+from tests.serving.fakes import ENGINE_TOKEN, FakeEngine
 from tests.serving.helpers import until
 
 REQUEST = EngineRequest([1, 2], 24, 1.0, 1.0, [])
@@ -112,9 +112,8 @@ async def test_current_and_later_requests_get_an_error_when_the_connection_ends(
 
 
 @asynccontextmanager
-async def client_of(engine: FakeEngine, token: str | None = None) -> AsyncIterator[EngineClient]:
-    running = aiohttp_app(Endpoints(engine, "secret").app()) if token else engine.running()
-    async with running as url, session() as http:
+async def client_of(engine: FakeEngine, token: str = ENGINE_TOKEN) -> AsyncIterator[EngineClient]:
+    async with engine.running() as url, session() as http:
         yield EngineClient(http, url, token)
 
 
@@ -195,11 +194,34 @@ async def _generate(client: EngineClient, request: EngineRequest) -> list[Delta]
     return [delta async for delta in client.generate(request)]
 
 
-@pytest.mark.parametrize("authorization", [None, "Bearer", "Bearer wrong", "Bearer é", "Bearer tøkenx", "tøken"])
-async def test_health_needs_no_token_and_other_routes_need_the_engines_token(authorization: str | None) -> None:
-    async with aiohttp_app(Endpoints(FakeEngine([1]), "tøken").app()) as url, session() as http:
-        headers = {"Authorization": authorization} if authorization else {}
-        responses = [await http.get(url + "/health", headers=headers)]
-        responses += [await http.post(url + "/swap", headers=headers), await http.get(url + "/generate", headers=headers)]
-        assert [response.status for response in responses] == [200, 401, 401]
-        assert (await EngineClient(http, url, "tøken").swap("somewhere", "1")).version == "1"
+@pytest.mark.parametrize("sent", [None, "Bearer", "Bearer wrong", "Bearer é", "Bearer tøkenx", "tøken"])
+async def test_an_engine_tells_strangers_only_whether_it_works(sent: str | None) -> None:
+    async with aiohttp_app(Endpoints(FakeEngine([1]), "tøken", {"127.0.0.1"}).app()) as url, session() as http:
+        headers = {"Authorization": sent} if sent else {}
+        answers = [await http.get(url + "/health", headers=headers)]
+        answers += [await http.post(url + "/swap", headers=headers), await http.get(url + "/generate", headers=headers)]
+        assert [answer.status for answer in answers] == [200, 401, 401] and await answers[0].json() == {}
+        engine = EngineClient(http, url, "tøken")
+        assert (await engine.swap("somewhere", "1")).version == "1" and (await engine.health()).version == "1"
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Host": "rebound.example"},
+        {"Host": "127.0.0.1.evil.example:18100"},
+        {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"},
+    ],
+    ids=str,
+)
+async def test_an_engine_answers_no_page(foreign: dict[str, str]) -> None:
+    engine = FakeEngine([1])
+    async with aiohttp_app(Endpoints(engine, "token", {"127.0.0.1"}).app()) as url, session() as http:
+        headers = {"Authorization": "Bearer token", **foreign}
+        body = {"path": "p", "version": "1"}
+        routes = (("GET", "/health"), ("POST", "/swap"), ("GET", "/generate"), ("OPTIONS", "/swap"))
+        answers = [await http.request(method, url + path, headers=headers, json=body) for method, path in routes]
+        assert [answer.status for answer in answers] == [403] * 4 and engine.swaps == []
+        assert not [name for answer in answers for name in answer.headers if name.lower().startswith("access-control")]

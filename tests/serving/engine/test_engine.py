@@ -73,7 +73,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEngine]:
     variables = {
         "TABLOOP_SERVING__ENGINES": json.dumps([url, url]),
         "TABLOOP_SERVING__ENGINE_ARGUMENTS": json.dumps(ARGUMENTS),
-        "TABLOOP_SERVING__TOKEN": "secret",
+        "TABLOOP_SERVING__ENGINE_TOKEN": "secret",
         "TABLOOP_STACK__STATE": str(directory / "stack"),
         "VLLM_LOGGING_LEVEL": "INFO",
         "PROMETHEUS_MULTIPROC_DIR": str(metrics),

@@ -11,11 +11,13 @@ from serving.recording import journal
 from tests.serving.fakes import TEXT, TOKEN, FaultyDisk, House
 from tests.serving.helpers import ADMINISTRATOR, CONTINUE, events, until
 
+JSON = {"Content-Type": "application/json"}
+
 
 async def test_continue_gets_a_stream_and_the_completion_is_recorded(house: House) -> None:
     async with house.client.stream("POST", house.urls[0] + "/v1/completions", json=CONTINUE) as response:
         assert response.headers["content-type"].startswith("text/event-stream")
-        assert response.headers["connection"] == "close" and response.headers["x-tabloop-version"] == "0"
+        assert response.headers["connection"] == "close" and "x-tabloop-version" not in response.headers
         data = events((await response.aread()).decode())
     assert data.pop() == "[DONE]"
     chunks = [json.loads(event) for event in data]
@@ -89,7 +91,9 @@ async def test_the_prompt_of_a_long_file_is_the_text_next_to_the_cursor(house: H
     prefix_text = tokenizer.decode(prompt_ids[prompt_ids.index(tokenizer.token_to_id("<|fim_prefix|>")) + 1 :])
     assert 30 + 20 + 3 <= len(prompt_ids) <= 40 + 20 + 3
     assert prefix_text.startswith("value_") and prefix_text.endswith("value_19999 = 19999\n")
-    assert house.rows("completions")[0].prefix == "".join(lines)
+    (row,) = house.rows("completions")
+    assert "".join(lines).endswith(row.prefix) and "".join(lines).startswith(row.suffix)
+    assert 8_192 <= len(row.prefix) < 8_192 + 4_096 and len(row.suffix) == 8_192, "what is kept of a megabyte"
 
 
 async def test_max_tokens_can_lower_the_limit_but_not_raise_it(house: House) -> None:
@@ -200,6 +204,9 @@ async def test_a_user_who_opted_out_is_served_and_recorded_without_text(house: H
         ({"prompt": ["a", "b"]}, "prompt"),
         ({"prompt": "<|fim_middle|>x<|fim_prefix|>"}, "prompt"),
         ({"n": 2}, "n"),
+        ({"n": True}, "n"),
+        ({"echo": 0}, "echo"),
+        ({"presence_penalty": False}, "presence_penalty"),
         ({"echo": True}, "echo"),
         ({"logprobs": 5}, "logprobs"),
         ({"max_tokens": "many"}, "max_tokens"),
@@ -233,8 +240,9 @@ async def test_errors_have_openais_shape(house: House) -> None:
         (401, await house.complete(headers={"Authorization": "Bearer undefined"})),
         (400, await house.complete(headers={"X-Project-ID": "../x"})),
         (413, await house.complete(prompt="x" * 2_000_000)),
-        (400, await house.client.post(url + "/v1/completions", content=b'{"prompt": "\\ud800"}')),
-        (400, await house.client.post(url + "/v1/completions", content=b"[" * 100_000)),
+        (400, await house.client.post(url + "/v1/completions", content=b'{"prompt": "\\ud800"}', headers=JSON)),
+        (400, await house.client.post(url + "/v1/completions", content=b"[" * 100_000, headers=JSON)),
+        (415, await house.client.post(url + "/v1/completions", content=b'{"prompt": "x"}')),
         (400, await house.client.post(url + "/v1/chat/completions", json={})),
         (404, await house.client.get(url + "/v2/completions")),
         (405, await house.client.get(url + "/v1/completions")),
@@ -250,7 +258,8 @@ async def test_a_disconnect_during_the_body_is_not_a_server_error(house: House, 
         port = int(url.rsplit(":", 1)[1])
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         path = "/v1/completions" if url == house.urls[0] else "/v1/feedback"
-        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: 100\r\n\r\n"
+        head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}\r\n"
+        head += "Content-Type: application/json\r\nContent-Length: 100\r\n\r\n"
         writer.write(head.encode() + b'{"prompt":')
         await writer.drain()
         await asyncio.sleep(0.05)
@@ -284,7 +293,7 @@ async def test_models_status_and_metrics_respond(house: House) -> None:
     assert (await get(house.urls[0] + "/v1/models")).json()["data"][0]["id"] == "qwen-coder-x"
     status = (await get(house.urls[0] + "/admin/status", headers=ADMINISTRATOR)).json()
     assert (status["champion"], status["challenger"], status["ready"]) == ("0", None, True)
-    text = (await get(house.urls[0] + "/metrics")).text
+    text = (await get(house.urls[0] + "/metrics", headers=ADMINISTRATOR)).text
     assert 'tabloop_completions_total{arm="champion",finish="length",version="0"} 1.0' in text
     assert "tabloop_spool_bytes" in text and 'tabloop_slot_up{role="champion",slot="0",version="0"} 1.0' in text
 

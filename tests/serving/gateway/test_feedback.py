@@ -127,6 +127,17 @@ async def test_retained_text_and_thumbs_down_are_recorded(house: House) -> None:
         ("/v1/feedback", {"completion_id": "c", "outcome": "accepted", "elapsed_ms": 10**300}, 422, "elapsed_ms"),
         ("/v1/events", {"completion_id": "c", "type": "view", "elapsed": 10**300}, 400, "elapsed"),
         ("/v1/continue/events", continue_event({**DATA, "completion": "x" * 20_000}), 422, "data.completion"),
+        ("/v1/continue/events", continue_event({**DATA, "accepted": 0.0}), 422, "data.accepted"),
+        ("/v1/continue/events", continue_event({**DATA, "accepted": 1}), 422, "data.accepted"),
+        ("/v1/continue/events", continue_event({**DATA, "accepted": "true"}), 422, "data.accepted"),
+        ("/v1/continue/events", continue_event({**DATA, "cacheHit": 0}), 422, "data.cacheHit"),
+        ("/v1/continue/events", continue_event({**DATA, "time": True}), 422, "data.time"),
+        ("/v1/continue/events", continue_event({**DATA, "time": "812"}), 422, "data.time"),
+        ("/v1/continue/events", continue_event({**DATA, "timestamp": True}), 422, "data.timestamp"),
+        ("/v1/events", {"completion_id": "c", "type": "view", "elapsed": True}, 400, "elapsed"),
+        ("/v1/feedback", {"completion_id": "c", "outcome": "accepted", "elapsed_ms": False}, 422, "elapsed_ms"),
+        ("/v1/feedback", {"completion_id": "c", "outcome": "shown", "accepted_characters": True}, 422, "accepted_characters"),
+        ("/v1/feedback", {"completion_id": "c", "outcome": "shown", "accepted_characters": "3"}, 422, "accepted_characters"),
         ("/v1/feedback", [], 400, "object"),
     ],
 )
@@ -135,6 +146,7 @@ async def test_an_invalid_body_gets_an_error_that_names_the_field(
 ) -> None:
     response = await house.send_feedback(path, body)
     assert (response.status_code, field in response.json()["error"]["message"]) == (status, True), response.text
+    assert response.json()["error"]["message"].startswith((f"{field}: ", "body: ")), "the message begins with the field"
     assert house.rows("feedback") == []
 
 

@@ -38,6 +38,7 @@ UNUSUAL_VALUES = st.sampled_from(VALUES) | JSON
 MUTATED_HEADERS = ("X-Project-ID", "X-User-ID", "Authorization", "api-key", "Content-Type", "X-Tabloop-Arm", "X-Tabloop-Version")
 UNUSUAL_HEADER_VALUES = ("", "\x01", "a" * 9_000, "../..", "Basic x", "Basic é", "Bearer", "é", "champion", "2")
 UNUSUAL_PATHS = ("/..", "/%00", "/" + "x" * 3_000, "?select_kind=" + "&" * 99, "?select_kind=line", "/")
+REQUIRED = {"Host": "127.0.0.1", "Content-Type": "application/json"}
 METHODS = ("POST",) * 12 + ("GET", "PUT", "DELETE", "HEAD", "OPTIONS", "BREW")
 
 
@@ -93,7 +94,7 @@ def unusual_bodies(schema: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 def from_another_editor(request: RawRequest, number: int) -> RawRequest:
     """Return the request with another editor's User-Agent."""
-    host = b"\r\nHost: x\r\n"
+    host = b"\r\nHost: 127.0.0.1\r\n"
     return replace(request, raw=request.raw.replace(host, host + b"User-Agent: editor%d\r\n" % number, 1))
 
 
@@ -108,7 +109,7 @@ def _smallest(schema: Mapping[str, Any]) -> Any:
 
 def post(path: str, body: Any) -> bytes:
     content = json.dumps(body).encode()
-    headers = {**HEADERS, "Host": "x", "Content-Length": str(len(content)), "Connection": "close"}
+    headers = {**HEADERS, **REQUIRED, "Content-Length": str(len(content)), "Connection": "close"}
     return "\r\n".join([f"POST {path} HTTP/1.1", *(f"{k}: {v}" for k, v in headers.items())]).encode() + b"\r\n\r\n" + content
 
 
@@ -130,7 +131,7 @@ def hostile_requests(draw: st.DrawFn, routes: list[tuple[int, str, st.SearchStra
     for _ in range(draw(st.sampled_from((0, 0, 1, 1, 2)))):
         body = _mutated(draw, body)
     content = json.dumps(body).encode("utf-8", "surrogatepass")
-    headers = {**HEADERS, "Host": "x"}
+    headers = {**HEADERS, **REQUIRED}
     target = path
     match draw(st.integers(0, 15)):
         case 0:

@@ -132,7 +132,7 @@ async def test_a_service_with_text_only_is_served_and_its_completions_are_marked
     async with house_with(service, tmp_path, tokenizer) as house:
         response = await house.complete(stop=["+ b"])
         assert response.json()["choices"][0] == {"text": "return alpha ", "index": 0, "logprobs": None, "finish_reason": "stop"}
-        assert "usage" not in response.json() and response.headers["x-tabloop-version"] == "7"
+        assert "usage" not in response.json() and "x-tabloop-version" not in response.headers
         (row,) = house.rows("completions")
         assert row.behaviour_logprobs == "unknown" and row.text == "return alpha " and row.policy_version == "7" and not row.mixed
         assert row.prompt_token_ids == row.token_ids == row.logprobs == row.token_ends == ()

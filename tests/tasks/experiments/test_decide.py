@@ -6,13 +6,14 @@ import pytest
 from evals.statistics import Totals as UserTotals
 from infra.records import Completion, ExperimentRecord, Feedback
 from infra.settings.schema import Collect, Experiment
-from tasks.experiments.decide import ArmTotals, decide, gather, total
+from tasks.experiments.decide import decide
+from tasks.experiments.totals import ArmTotals, gather, total
 from tasks.labels.attribution import join
 from tests.tasks.made import NOW, MemoryStore, completion, feedback
 from tests.tasks.rows import frame
 
 TEST = ExperimentRecord(id="e", champion="1", challenger="2", share=0.5, started=NOW)
-SETTINGS = Experiment(min_requests=200, max_seconds=1000, min_users=5)
+SETTINGS = Experiment(min_requests=200, max_seconds=1000, min_users=5, min_history_requests=0)
 
 
 def totals(requests: int = 0, accepted: int = 0, characters: int = 0, shown: int = 0) -> UserTotals:

@@ -2,14 +2,13 @@
 
 from dataclasses import replace
 
-import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.lineage import Lineage
 from infra.settings.schema import Collect
-from tasks.labels.accounting import Unaccounted, WindowCounts, cap_users, user_cap
+from tasks.labels.accounting import Unaccounted, WindowCounts
 from tests.tasks import rows
 from tests.tasks.labels.test_attribution import histories
 from tests.tasks.made import NOW, completion, feedback
@@ -99,25 +98,6 @@ def test_quarantined_rows_change_their_bucket_and_the_sum_stays() -> None:
 def test_an_unaccounted_request_is_an_error() -> None:
     with pytest.raises(Unaccounted, match="2 requests were served"):
         _ = replace(account([completion()]), counts=WindowCounts(2)).buckets
-
-
-@given(st.lists(st.integers(1, 300), min_size=1, max_size=12), st.floats(0.05, 1))
-def test_the_user_cap_is_the_largest_that_holds_the_share(counts: list[int], share: float) -> None:
-    cap = user_cap(counts, share)
-    allowed = max(share, 1 / len(counts))
-
-    def fits(limit: int) -> bool:
-        return limit <= allowed * sum(min(n, limit) for n in counts) + 1e-9
-
-    assert cap == max([1, *filter(fits, range(1, max(counts) + 1))])
-
-
-def test_a_user_over_the_share_keeps_the_newest_requests() -> None:
-    completions = [completion(str(i), time=NOW + i, prefix=f"{i}", user="u" if i < 8 else f"v{i}") for i in range(12)]
-    events = [feedback(str(i), time=NOW + i, prefix=f"{i}", user="u" if i < 8 else f"v{i}") for i in range(12)]
-    classified = account(completions, events).classified
-    kept = cap_users(classified, 0.5).filter(pl.col("bucket") == "trained", pl.col("user") == "u")
-    assert kept["id"].to_list() == ["4", "5", "6", "7"]
 
 
 @settings(max_examples=150)

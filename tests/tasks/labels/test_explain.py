@@ -7,27 +7,29 @@ import pytest
 from infra import cycles
 from infra.records import Bucket
 from infra.settings import Settings
+from infra.settings.schema import Collect
 from infra.store import sha256
-from tasks.labels import explain, samples
+from tasks.labels import explain, samples, users
 from tasks.labels.collect import collect
 from tasks.labels.explain import Fate
 from tasks.steps import sealing
 from tasks.validation.quarantine import ValidationEvidence
 from tests.tasks.made import NOW, MemoryRegistry, MemoryStore, completion, feedback
 
-SETTINGS = Settings()
+SETTINGS = Settings(collect=Collect(max_user_share=1))
 
 
-def seal(store: MemoryStore, cycle: str, now: float) -> None:
+def seal(store: MemoryStore, cycle: str, now: float, settings: Settings = SETTINGS) -> None:
     """Collect and seal a cycle, as the flow does, without validation and rewards."""
     registry = MemoryRegistry(v1={})
     registry.aliases["champion"] = "1"
-    collected = collect(store, registry.client, SETTINGS, now)
+    collected = collect(store, registry.client, settings, now)
     accounting = collected.accounting
     body = samples.parquet(samples.tables(store, collected.plan.partitions, accounting.samples))
     store.put_json(cycles.key(cycle, "validation.json"), {"quarantined": accounting.reasons})
     explain.write(store, cycle, sha256([body]), accounting)
-    sealing.seal(store, cycle, sealing.manifest_fields(collected, ValidationEvidence(), now), body, SETTINGS)
+    users.write(store, cycle, sha256([body]), collected.register)
+    sealing.seal(store, cycle, sealing.manifest_fields(collected, ValidationEvidence(), now), body, settings)
 
 
 @pytest.fixture

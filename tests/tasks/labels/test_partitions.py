@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 from zlib import crc32
 
+import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from infra.records import Completion, Feedback, Sample
 from infra.settings.schema import Collect
 from infra.store import from_parquet, to_parquet
-from tasks.labels import samples
+from tasks.labels import samples, users
 from tasks.labels.accounting import WindowCounts, classify
 from tasks.labels.attribution import STRENGTH
 from tasks.labels.partitions import HOUR, InputChanged, Partition, WindowPlan, join_partition, merge_partitions, plan_window
@@ -81,19 +82,20 @@ def store_events(completions: Sequence[Completion], events: Sequence[Feedback], 
 
 
 def join_window(store: MemoryStore, least: int) -> tuple[WindowPlan, list[Any]]:
-    """Return the plan of the window, and its labels, orphans, number of trained requests and samples."""
+    """Return the plan of the window, and its labels, orphans, number of trained requests, samples, buckets and register."""
     plan = plan_window(store, EVERYTHING, NOW + 9 * HOUR, SECONDS, least)
     joined_partitions = [join_partition(store, partition) for partition in plan.partitions]
     labelled, duplicates = merge_partitions(joined_partitions)
-    accounting = classify(
-        labelled,
-        LINEAGE.distances(labelled["policy_version"].unique(), "1"),
-        NOW + 5 * HOUR,
-        Collect(max_user_share=1),
-        WindowCounts(plan.requests, duplicates),
-    )
+    distances = LINEAGE.distances(labelled["policy_version"].unique(), "1")
+    counts = WindowCounts(plan.requests, duplicates)
+    everyone = labelled.with_columns(admitted=pl.lit(True))
+    accounting = classify(everyone, distances, NOW + 5 * HOUR, Collect(max_user_share=1), counts)
+    register = users.admit(labelled.select("user", "credential", "time"), users.NOBODY, 1)
+    limits = Collect(max_user_share=0.6, max_samples=6)
+    capped = classify(users.with_admission(labelled, register), distances, NOW + 5 * HOUR, limits, counts).classified
     body = samples.parquet(samples.tables(store, plan.partitions, accounting.samples))
-    return plan, [labelled.to_dicts(), sum(part.orphans for part in joined_partitions), accounting.buckets["trained"], body]
+    orphans, buckets = sum(part.orphans for part in joined_partitions), capped.select("id", "bucket").rows()
+    return plan, [labelled.to_dicts(), orphans, accounting.buckets["trained"], body, buckets, register.rows()]
 
 
 @settings(max_examples=60)

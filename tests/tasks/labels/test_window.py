@@ -13,7 +13,7 @@ from tasks.validation.quarantine import ValidationEvidence
 from tests.tasks import rows
 from tests.tasks.made import NOW, MemoryRegistry, MemoryStore, completion, feedback
 
-SETTINGS = Settings(collect=Collect(settle_seconds=10, join_seconds=60, max_user_share=1.0))
+SETTINGS = Settings(collect=Collect(settle_seconds=10, join_seconds=60, max_user_share=1, max_user_weight=1))
 
 
 def put(store: MemoryStore, name: str, ids: list[str], time: float) -> None:

@@ -67,7 +67,10 @@ def test_a_reader_gets_the_same_rows_before_between_and_after_both_passes() -> N
 def test_compacted_segments_that_a_cycle_read_stay_known_and_late_ones_are_new() -> None:
     store, registry = MemoryStore(), MemoryRegistry(v1={}, v2={"parent": "1", "cycle": "cycle-000001"})
     registry.aliases["champion"] = "1"
-    limits = Settings(collect=Collect(settle_seconds=10, join_seconds=60, max_user_share=1.0, hindsight=Hindsight(on=False)))
+    collect_settings = Collect(
+        settle_seconds=10, join_seconds=60, max_user_share=1, max_user_weight=1, hindsight=Hindsight(on=False)
+    )
+    limits = Settings(collect=collect_settings)
     for number in range(3):
         put(store, number)
     collected = collect(store, registry.client, limits, NOW + 100)

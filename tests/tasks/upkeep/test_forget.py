@@ -9,9 +9,9 @@ import pytest
 from infra.events import tombstones
 from infra.records import Amendment, CycleOutcome, ExperimentRecord, Manifest, Sample
 from infra.settings import Settings
-from infra.settings.schema import Collect, Retention
+from infra.settings.schema import Collect, Experiment, Retention
 from infra.store import Corrupt
-from tasks.experiments.decide import gather
+from tasks.experiments.totals import gather
 from tasks.labels.collect import Collected, collect
 from tasks.steps.sealing import finish, manifest_fields, seal
 from tasks.trainer.run import TrainerOutput, train
@@ -24,7 +24,10 @@ from tests.tasks import rows
 from tests.tasks.made import NOW, Killed, MemoryRegistry, MemoryStore, completion, feedback
 
 ADA, BOB = "a" * 32, "b" * 32
-LIMITS = Settings(collect=Collect(settle_seconds=10, join_seconds=60, max_user_share=1.0))
+LIMITS = Settings(
+    collect=Collect(settle_seconds=10, join_seconds=60, max_user_share=1, max_user_weight=1),
+    experiment=Experiment(min_history_requests=0),
+)
 DAY = 86_400.0
 ERASURE = request(ADA, "", NOW + 200, "operator", "she asked")
 

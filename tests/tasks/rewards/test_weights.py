@@ -17,8 +17,9 @@ from transformers import Qwen2ForCausalLM
 
 from infra.records import Completion, Feedback, Sample
 from infra.settings.schema import Collect, Reward
+from tasks.labels.shares import weight_shares
 from tasks.rewards.reward import with_advantages
-from tasks.rewards.user_cap import cap_user_weight, weight_cap
+from tasks.rewards.weights import TooFewToShare, cap_weights, weight_cap
 from tests.tasks.labels.test_accounting import account_with_samples
 from tests.tasks.made import NOW, completion, feedback, sample
 from tests.tasks.rows import sample_frame
@@ -30,13 +31,14 @@ PLACES, SHARE = 8, 0.05
 
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=12), st.floats(0.05, 1))
 def test_the_weight_cap_is_the_largest_that_holds_the_share(weights: list[float], share: float) -> None:
-    cap, allowed = weight_cap(weights, share), max(share, 1 / len(weights))
+    cap = weight_cap(weights, share)
 
     def fits(limit: float) -> bool:
-        return limit <= allowed * sum(min(w, limit) for w in weights) * (1 + 1e-6)
+        return limit <= share * sum(min(w, limit) for w in weights) * (1 + 1e-6)
 
     assert fits(min(cap, max(weights)))
-    if cap < max(weights):
+    assert cap or not fits(min(weights)), "too few users: no weight is within the share"
+    if 0 < cap < max(weights):
         assert not fits(cap * 1.001)
 
 
@@ -45,17 +47,19 @@ def test_the_weights_of_one_user_are_scaled_and_keep_their_signs() -> None:
     weights = {"a": 1.0, "b": 2.0, "c": 4.0}
     rows = [sample(user, user=user, advantage=-weight) for user, weight in weights.items()]
     frame = sample_frame([*rows, sample("d1", user="d", advantage=6.0), sample("d2", user="d", advantage=-2.0)])
-    advantages = cap_user_weight(frame, 0.3)["advantage"].to_list()
+    advantages = cap_weights(frame, {"user": 0.3})["advantage"].to_list()
     assert advantages == pytest.approx([-1.0, -2.0, -2.25, 6.0 * 2.25 / 8, -2.0 * 2.25 / 8])
-    assert cap_user_weight(frame, 1.0).drop("settled_weight").equals(frame)
+    assert cap_weights(frame, {"user": 1.0}).drop("settled_weight").equals(frame)
     zero = sample_frame([sample("x", advantage=0.0)])
-    assert cap_user_weight(zero, 0.1).drop("settled_weight").equals(zero)
+    assert cap_weights(zero, {"user": 0.1}).drop("settled_weight").equals(zero)
+    with pytest.raises(TooFewToShare, match="4 users for 5 or more"):
+        cap_weights(frame, {"user": 0.2, "project": 1.0})
 
 
 def test_the_settled_text_of_one_user_is_scaled_to_the_same_share() -> None:
     lengths = {"a": 1, "b": 2, "c": 4, "d": 8}
     rows = [sample(user, user=user, settled_token_ids=[7] * length) for user, length in lengths.items()]
-    weights = cap_user_weight(sample_frame([*rows, sample("e", user="e")]), 0.3)["settled_weight"].to_list()
+    weights = cap_weights(sample_frame([*rows, sample("e", user="e")]), {"user": 0.3})["settled_weight"].to_list()
     assert weights == pytest.approx([1.0, 1.0, 2.25 / 4, 2.25 / 8, 1.0])
 
 
@@ -97,9 +101,9 @@ def feedback_of(completions: Sequence[Completion], accepts: Sequence[bool]) -> l
 
 def batch(completions: Sequence[Completion], events: Sequence[Feedback], share: float) -> list[Sample]:
     """Return the samples that a cycle trains on."""
-    limits = Collect(max_user_share=share, max_user_weight=share)
+    limits = Collect(max_user_share=share, max_user_weight=share, max_new_users=0)
     accounting, rows = account_with_samples(completions, events, limits=limits, until=NOW + 9_000)
-    capped = cap_user_weight(with_advantages(accounting.samples, Reward()), limits.max_user_weight)
+    capped = cap_weights(with_advantages(accounting.samples, Reward()), weight_shares(limits))
     return [s.model_copy(update={"advantage": a}) for s, a in zip(rows, capped["advantage"], strict=True)]
 
 

@@ -1,0 +1,167 @@
+"""Redaction: cost of an ordinary request, delay beside hostile ones, kinds of secrets found, ordinary code that loses anything.
+
+Ordinary code is the standard library and the installed packages without their tests, cut at random places as editors send it. The
+delay is that of the stack's answer to an innocent request while others send texts of a megabyte.
+"""
+
+import asyncio
+import json
+import random
+import re
+import statistics
+import sysconfig
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import httpx
+
+from evals.bench.figures import Figure, figure
+from evals.bench.made_up_secrets import cases, draw, private_key
+from infra.redaction.redactor import REDACTED, Redactor
+from infra.redaction.texts import Kept, Texts
+from infra.settings import Settings
+
+REQUESTS = 4_000
+PREFIX, SUFFIX = 3_000, 1_000
+"""Most characters before and after the cursor that editors send."""
+ENDINGS = ("py", "pyi", "js", "ts", "h", "c", "cpp", "sh", "md", "toml", "yaml", "yml", "cfg", "ini")
+WITH_SECRETS = re.compile(r"/(tests?|testing|examples?|idlelib)/|/test_|_test\.|conftest|detect_secrets|/ssl/")
+"""Files that hold made-up secrets on purpose."""
+MEGABYTE = 900_000
+SEEDS = 3
+SECONDS, AT_ONCE, LEAST_ANSWERS = 5.0, 4, 40
+
+
+def ordinary_requests(folders: Sequence[Path], count: int, rng: random.Random) -> Iterator[Texts]:
+    """Yield requests at random places of random files; every second one names its kind of file."""
+    files = sorted(path for folder in folders for ending in ENDINGS for path in folder.rglob(f"*.{ending}"))
+    files = [path for path in files if not WITH_SECRETS.search(str(path))]
+    made = 0
+    while made < count:
+        path = rng.choice(files)
+        try:
+            text = path.read_text()
+        except UnicodeDecodeError:
+            continue
+        if text.strip():
+            cursor = rng.randrange(len(text))
+            language = path.suffix[1:] if made % 2 else ""
+            yield Texts(text[max(0, cursor - PREFIX) : cursor], (), text[cursor : cursor + SUFFIX], language)
+            made += 1
+
+
+def changed(redactor: Redactor, request: Texts) -> list[str]:
+    """Return the lines of a request that lose anything."""
+    redacted = redactor.redact(request)
+    pairs = ((request.prefix, redacted.prefix), (request.suffix, redacted.suffix))
+    return [line for before, after in pairs for line in after.split("\n") if before != after and REDACTED in line]
+
+
+def hostile_texts(rng: random.Random) -> dict[str, str]:
+    """Return texts of a megabyte on which a search for secrets might take long."""
+    token, key = draw("ghp_{a36}", rng), private_key(rng)
+    parts = {
+        "blanks": " ",
+        "a password and blanks": "password" + " " * 600 + "=",
+        "made-up secrets": f'password = "{draw("{a12}", rng)}" # {token}\n',
+        "private keys": key + "\n",
+        "starts of web tokens": "eyJ",
+        "quotes after names": 'secret="',
+    }
+    return {name: (part * (MEGABYTE // len(part) + 1))[:MEGABYTE] for name, part in parts.items()}
+
+
+def missed(redactor: Redactor) -> tuple[set[str], set[str]]:
+    """Return the kinds that are tried, and those of which something stays in some form."""
+    tried, found_not = set(), set()
+    for seed in range(SEEDS):
+        for kind, _, ending, text, secret in cases(random.Random(seed)):
+            tried.add(kind)
+            for language in (ending, ""):
+                if secret[:8] in redactor.text(text, language) or secret[-8:] in redactor.text(text, language):
+                    found_not.add(kind)
+    return tried, found_not
+
+
+async def run(settings: Settings) -> list[Figure]:
+    """Measure the search for secrets, then the app's answers beside hostile requests."""
+    folders = [Path(sysconfig.get_paths()[name]) for name in ("stdlib", "purelib")]
+    return [*_ordinary(folders), *_kinds(), *_growth(), *await _delays(settings)]
+
+
+def _ordinary(folders: Sequence[Path]) -> list[Figure]:
+    redactor, seconds, lost, count = Redactor(), [], 0, 0
+    for request in ordinary_requests(folders, REQUESTS, random.Random(0)):
+        cut = Kept().cut(request)
+        began = time.process_time()
+        redactor.redact(cut)
+        seconds.append(time.process_time() - began)
+        lost += bool(changed(redactor, request))
+        count += 1
+    return [
+        figure("ordinary.median", statistics.median(seconds) * 1e3, "ms", most=1.0),
+        figure("ordinary.p99", statistics.quantiles(seconds, n=100)[98] * 1e3, "ms"),
+        figure("ordinary.requests_that_lose_anything", 100 * lost / count, "%", most=0.5),
+    ]
+
+
+def _kinds() -> list[Figure]:
+    tried, not_found = missed(Redactor())
+    return [figure("kinds.found", len(tried - not_found), "", least=80), figure("kinds.missed", len(not_found), "", most=0)]
+
+
+def _growth() -> list[Figure]:
+    """Return the time of a megabyte, without the cut to what is kept, and how it grows from a tenth of it."""
+    redactor, figures = Redactor(), []
+    for name, text in hostile_texts(random.Random(0)).items():
+        short, long = (_cpu_seconds(redactor, text[:size]) for size in (MEGABYTE // 10, MEGABYTE))
+        label = name.replace(" ", "_").replace("-", "_")
+        figures.append(figure(f"megabyte.{label}", long, "s"))
+        figures.append(figure(f"megabyte.{label}.per_tenth", long / max(short, 1e-4), "", most=20))
+    return figures
+
+
+def _cpu_seconds(redactor: Redactor, text: str) -> float:
+    began = time.process_time()
+    redactor.text(text)
+    return time.process_time() - began
+
+
+async def _delays(settings: Settings) -> list[Figure]:
+    """Return by how much hostile requests, AT_ONCE at a time, delay an innocent one (95th percentile)."""
+    serving = settings.serving
+    headers = {"Authorization": f"Bearer {serving.token.get_secret_value()}"} if serving.token else {}
+    address = f"http://{serving.host}:{serving.feedback_port}"
+    async with httpx.AsyncClient(base_url=address, headers=headers, timeout=60) as client:
+        quiet = await _answer_seconds(client, asyncio.create_task(asyncio.sleep(SECONDS)))
+        figures = [figure("answer.quiet", quiet * 1e3, "ms")]
+        for name, text in hostile_texts(random.Random(0)).items():
+            beside = await _answer_seconds(client, asyncio.create_task(_attack(client, text)))
+            label = name.replace(" ", "_").replace("-", "_")
+            figures.append(figure(f"answer.delay.{label}", (beside - quiet) * 1e3, "ms", most=20.0))
+    return figures
+
+
+async def _answer_seconds(client: httpx.AsyncClient, until: "asyncio.Task[None]") -> float:
+    """Return the 95th percentile of the seconds of an answer that waits for nothing but the event loop, until a task ends."""
+    seconds: list[float] = []
+    while not until.done() or len(seconds) < LEAST_ANSWERS:
+        began = time.perf_counter()
+        (await client.get("/health")).raise_for_status()
+        seconds.append(time.perf_counter() - began)
+        await asyncio.sleep(0.01)
+    await until
+    return statistics.quantiles(seconds, n=20)[18]
+
+
+async def _attack(client: httpx.AsyncClient, text: str) -> None:
+    """Send events with a megabyte in their prefix, AT_ONCE at a time, for SECONDS."""
+    event = {"name": "autocomplete", "data": {"completionId": "bench", "accepted": True, "prefix": text, "completion": "x"}}
+    body, until = json.dumps(event).encode(), time.monotonic() + SECONDS
+
+    async def send() -> None:
+        while time.monotonic() < until:
+            await client.post("/v1/continue/events", content=body, headers={"Content-Type": "application/json"})
+
+    await asyncio.gather(*(send() for _ in range(AT_ONCE)))

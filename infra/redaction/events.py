@@ -1,0 +1,50 @@
+"""The texts of events, and events with redacted texts. A new text field needs its name in one of the lists here, nothing else."""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from infra.records import Completion, Feedback
+from infra.redaction.texts import Texts
+
+Event = TypeVar("Event", Completion, Feedback)
+COMPLETION_MIDDLES = ("text",)
+FEEDBACK_MIDDLES = ("shown", "retained", "settled")
+"""Fields with a text that stood at the cursor."""
+COMPLETION_TEXTS = ("prefix", *COMPLETION_MIDDLES, "suffix")
+FEEDBACK_TEXTS = ("prefix", *FEEDBACK_MIDDLES, "suffix")
+EMPTY_TOKENS: dict[str, Any] = {"prompt_token_ids": (), "token_ids": (), "logprobs": (), "token_ends": ()}
+"""Fields from which the text could be reconstructed, with their empty values."""
+NO_TEXT: Mapping[type, dict[str, Any]] = {
+    Completion: EMPTY_TOKENS | dict.fromkeys((*COMPLETION_TEXTS, "language", "file"), ""),
+    Feedback: dict.fromkeys((*FEEDBACK_TEXTS, "language"), "") | {"settled": None},
+}
+"""Replacements for the fields of an event whose user opted out."""
+
+
+def texts_of(row: Completion | Feedback) -> Texts:
+    """Return the texts of an event."""
+    return Texts(row.prefix, tuple(getattr(row, name) or "" for name in _middles(row)), row.suffix, row.language)
+
+
+def with_texts(row: Event, kept: Texts, redacted: Texts) -> Event:
+    """Return an event with its redacted texts.
+
+    `kept` are the texts before redaction: a completion that had a secret in them is also without tokens, from which it could be
+    read.
+    """
+    update: dict[str, Any] = {"prefix": redacted.prefix, "suffix": redacted.suffix}
+    middles = zip(_middles(row), redacted.middles, strict=True)
+    update |= {name: text for name, text in middles if getattr(row, name) is not None}  # settled may be unknown
+    if isinstance(row, Completion) and redacted != kept:
+        update |= EMPTY_TOKENS | {"redacted": True}
+    changed = {name: value for name, value in update.items() if getattr(row, name) != value}
+    return row.model_copy(update=changed) if changed else row
+
+
+def without_text(row: Event) -> Event:
+    """Return the event of a user who opted out."""
+    return row.model_copy(update=NO_TEXT[type(row)])
+
+
+def _middles(row: Completion | Feedback) -> tuple[str, ...]:
+    return COMPLETION_MIDDLES if isinstance(row, Completion) else FEEDBACK_MIDDLES

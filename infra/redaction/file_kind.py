@@ -1,0 +1,71 @@
+"""How values stand in a file: in quotes as in code, or bare as in files of settings.
+
+The client names the file's ending or language, or not; then the lines around the cursor tell.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from infra.redaction.shapes import compile_bytes
+
+Values = Literal["quoted", "words", "lines"]
+"""quoted: a value is a literal in quotes, all else is code. words: a bare value ends at a blank. lines: it ends with its line."""
+LINES = frozenset(
+    (
+        *("yaml", "yml", "ini", "cfg", "conf", "config", "cnf", "properties", "toml", "desktop", "service"),
+        *("netrc", "pgpass", "npmrc", "pypirc", "gitconfig", "htpasswd", "csv", "tsv"),
+    )
+)
+WORDS = frozenset(
+    (
+        *("env", "dotenv", "envrc", "sh", "bash", "zsh", "ksh", "fish", "shell", "shellscript", "ps1", "powershell"),
+        *("bat", "cmd", "dockerfile", "docker", "makefile", "mk", "tfvars", "xml", "plist", "html"),
+        *("json", "jsonc", "json5", "txt", "text", "md", "markdown", "log", "http", "rest"),
+    )
+)
+NEAR_CHARACTERS = 2_000
+"""Characters on each side of the cursor that are looked at."""
+MOST_LINES = 60
+"""Lines of them that are looked at."""
+SHARE = 0.8
+"""Least share of lines that have a file of settings' form."""
+COMMENTS = (b"#", b"//", b";", b"---")
+YAML = compile_bytes(r"^\s*(?:- +)?[\w.\-/\"']+:(?:\s+[^\s({\[]([^(){};]*[^(){};,:])?|\s*|\s+[\"'].*[\"'])$|^\s*- +[^(){};]*$")
+ENV = compile_bytes(r"^\s*(?:export |set |setx |ENV |ARG )?[A-Za-z_][\w.\-]*=(?:[^\s=(].*)?$")
+INI = compile_bytes(r"^\s*\[[\w .\-:\"]+\]\s*$|^\s*[A-Za-z_][\w.\-]*\s*[=:]\s*[^(){}]*$")
+SECTION = compile_bytes(r"^\s*\[[\w .\-:\"]+\]\s*$")
+SHEBANG = compile_bytes(r"^#! *\S*(?:sh|env \w*sh)\b")
+SHELL = compile_bytes(r"^\s*(?:export \w+=|curl |docker |kubectl |helm |ssh |sudo )")
+PYTHON_BLOCK = compile_bytes(r"^\s*(?:else|try|finally|default|except\b.*|case\b.*|public|private|protected|lambda\b.*):\s*$")
+
+
+def values(language: str, prefix: bytes, suffix: bytes) -> Values:
+    """Return how values stand in a file, by its ending or language, else by the text near the cursor."""
+    if language:
+        return "lines" if language in LINES else "words" if language in WORDS else "quoted"
+    half = MOST_LINES // 2
+    before, after = prefix.split(b"\n"), suffix.split(b"\n")
+    near = [*before[-half:-1], before[-1] + after[0], *after[1:half]]
+    lines = [line for line in (line[:400].strip() for line in near) if line and not line.startswith(COMMENTS)]
+    if SHEBANG.match(before[0]):
+        return "words"
+    if not lines:
+        return "quoted"
+    if _mostly(lines, lambda line: ENV.match(line) is not None) or any(SHELL.match(line) for line in lines[:3]):
+        return "words"
+    if _mostly(lines, lambda line: YAML.match(line) is not None and PYTHON_BLOCK.match(line) is None):
+        return "lines"
+    if _mostly(lines, lambda line: INI.match(line) is not None) and any(SECTION.match(line) for line in lines):
+        return "lines"
+    return "quoted"
+
+
+def _mostly(lines: Sequence[bytes], has_form: Callable[[bytes], bool]) -> bool:
+    """Return whether SHARE of the lines have a form; stops at the first line that rules it out."""
+    others = (1 - SHARE) * len(lines)
+    for line in lines:
+        if not has_form(line):
+            others -= 1
+            if others < 0:
+                return False
+    return True

@@ -1,0 +1,96 @@
+"""Removes the secrets from the texts of an event.
+
+The cursor may be in the middle of a secret, so the line at the cursor is also searched as one piece: with what was put there and
+without.
+"""
+
+from collections.abc import Iterable
+from functools import lru_cache
+
+from infra.redaction import private_keys
+from infra.redaction.file_kind import NEAR_CHARACTERS, Values, values
+from infra.redaction.scanner import Detector, Scanner, encoded, merged
+from infra.redaction.shapes import Span
+from infra.redaction.texts import Texts
+
+REDACTED = "[redacted]"
+MAX_CURSOR_LINE = 2_048
+"""Characters of the cursor's line, on each side, that are searched as one piece."""
+NEAR_KEY = 4_096
+"""Characters on each side of the cursor in which a marker of a private key has all of the text searched as one piece."""
+CACHED_TEXTS = 128
+MAX_CACHED = 4_000
+"""Characters of a text whose secrets are remembered, so that the cache stays below 3 MB."""
+
+
+class Redactor:
+    """Replaces secrets in texts by "[redacted]"."""
+
+    def __init__(self, further: Detector | None = None) -> None:
+        self._scanner = Scanner(further)
+        self._remembered = lru_cache(CACHED_TEXTS)(self._scanner.spans)
+        self._values = lru_cache(CACHED_TEXTS)(values)
+
+    def text(self, text: str, language: str = "") -> str:
+        """Return the text with every secret replaced; without a secret, the same text."""
+        return self.redact(Texts(text, (), "", language)).prefix
+
+    def redact(self, texts: Texts) -> Texts:
+        """Return the texts within their margins, without the secrets in each of them or across the cursor."""
+        form = self._form(texts)
+        spans = [list(self._spans(text, form)) for text in (texts.prefix, texts.suffix, *texts.middles)]
+        for middle in (None, *(number for number, text in enumerate(texts.middles) if text)):
+            self._add_across(texts, middle, form, spans)
+        if not any(spans):
+            return texts.within_margins()
+        before, after = texts.margins
+        prefix, suffix, *middles = spans
+        return Texts(
+            _without(texts.prefix, prefix, before, len(texts.prefix)),
+            tuple(_without(text, of_text, 0, len(text)) for text, of_text in zip(texts.middles, middles, strict=True)),
+            _without(texts.suffix, suffix, 0, len(texts.suffix) - after),
+            texts.language,
+        )
+
+    def look_ahead(self, texts: Texts) -> None:
+        """Search the code around a cursor, so that `redact` finds the result in the cache."""
+        form = self._form(texts)
+        for text in (texts.prefix, texts.suffix):
+            self._spans(text, form)
+
+    def _form(self, texts: Texts) -> Values:
+        before, after = texts.prefix[-NEAR_CHARACTERS:], texts.suffix[:NEAR_CHARACTERS]
+        return self._values(texts.language, encoded(before), encoded(after))
+
+    def _spans(self, text: str, form: Values) -> list[Span]:
+        find = self._remembered if len(text) <= MAX_CACHED else self._scanner.spans
+        return find(text, form) if text else []
+
+    def _add_across(self, texts: Texts, middle: int | None, form: Values, spans: list[list[Span]]) -> None:
+        """Add the secrets in the text at the cursor as one piece: with one of the middles, or without."""
+        prefix, suffix = texts.prefix, texts.suffix
+        between = "" if middle is None else texts.middles[middle]
+        begin, end = prefix.rfind("\n") + 1, suffix.find("\n")
+        begin, end = max(begin, len(prefix) - MAX_CURSOR_LINE), min(len(suffix) if end < 0 else end, MAX_CURSOR_LINE)
+        if private_keys.marked(prefix[-NEAR_KEY:] + between + suffix[:NEAR_KEY]):
+            begin, end = 0, len(suffix)  # a key's markers may be in different texts
+        pieces = ((0, begin, prefix[begin:]), (2 + (middle or 0), 0, between), (1, 0, suffix[:end]))
+        joined = "".join(text for _, _, text in pieces)
+        for first, last in self._spans(joined, form):
+            at = 0
+            for place, shift, text in pieces:
+                low, high = max(first - at, 0), min(last - at, len(text))
+                if low < high:
+                    spans[place].append((low + shift, high + shift))
+                at += len(text)
+
+
+def _without(text: str, spans: Iterable[Span], start: int, end: int) -> str:
+    """Return text[start:end] with each run of overlapping spans replaced by REDACTED."""
+    pieces: list[str] = []
+    at = start
+    for first, last in merged(spans):
+        if last > at and first < end:
+            pieces += [text[at : max(at, first)], REDACTED]
+            at = last
+    return "".join([*pieces, text[at:end]]) if at < end else "".join(pieces)

@@ -1,0 +1,55 @@
+"""The texts of an event, and the part of them that is kept."""
+
+from dataclasses import dataclass, replace
+
+KEPT_CHARACTERS = 8_192
+"""Characters of a prefix, and of a suffix, that are kept at least."""
+CUT_STEP = 4_096
+"""A prefix is cut at a multiple of this, so that it begins at the same place while a developer types (infra/docs/serving.md)."""
+MARGIN = 2_048
+"""Characters beyond the kept part that are searched too, so that no part of a secret stays at its edge."""
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The texts of an event."""
+
+    prefix: str
+    middles: tuple[str, ...]
+    """Texts that stood between prefix and suffix."""
+    suffix: str
+    language: str = ""
+    """Ending or language of the file (infra/language.py); empty: the text tells."""
+    margins: tuple[int, int] = (0, 0)
+    """Characters at the start of the prefix and at the end of the suffix that are searched and not kept."""
+
+    @property
+    def characters(self) -> int:
+        """Characters of all texts together."""
+        return len(self.prefix) + len(self.suffix) + sum(map(len, self.middles))
+
+    @property
+    def cursor_line(self) -> int:
+        """Characters of the line at the cursor, without the middles."""
+        end = self.suffix.find("\n")
+        return len(self.prefix) - self.prefix.rfind("\n") + (len(self.suffix) if end < 0 else end)
+
+    def within_margins(self) -> "Texts":
+        """Return the texts without their margins."""
+        before, after = self.margins
+        return replace(self, prefix=self.prefix[before:], suffix=self.suffix[: len(self.suffix) - after], margins=(0, 0))
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Characters of an event's prefix and suffix that are kept at least, and never more than CUT_STEP more of a prefix."""
+
+    prefix: int = KEPT_CHARACTERS
+    suffix: int = KEPT_CHARACTERS
+
+    def cut(self, texts: Texts) -> Texts:
+        """Return the part of the texts that is kept, with its margins."""
+        start = max(0, len(texts.prefix) - self.prefix) // CUT_STEP * CUT_STEP
+        before, end = min(start, MARGIN), min(len(texts.suffix), self.suffix)
+        suffix = texts.suffix[: end + MARGIN]
+        return replace(texts, prefix=texts.prefix[start - before :], suffix=suffix, margins=(before, len(suffix) - end))

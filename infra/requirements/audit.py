@@ -1,0 +1,75 @@
+"""Check a pinned list against the advisory databases that can be reached: python infra/requirements/audit.py LIST
+
+Exit code 0: no advisory; 1: advisories, which are printed; 3: no database can be reached, so nothing was checked. uv runs
+pip-audit in an environment of its own, since nothing else needs its packages.
+"""
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+PROGRAM = ("tool", "run", "--from", "pip-audit==2.10.1", "pip-audit")
+SERVICES = ("osv", "pypi")
+"""pip-audit's services, in the order tried."""
+TIMEOUT_SECONDS = 15
+UNREACHED = 3
+
+
+@dataclass(frozen=True)
+class Audit:
+    """A frozen record of one service's answer."""
+
+    checked: int
+    """Packages that the service knows."""
+    skipped: tuple[str, ...]
+    """Packages it does not know, or could not be asked for."""
+    advisories: tuple[str, ...]
+
+
+def parse(answer: str) -> Audit:
+    """Return what pip-audit's JSON says; an empty audit if it is none, as after a failed connection."""
+    try:
+        packages = json.loads(answer)["dependencies"]
+    except (ValueError, KeyError):
+        return Audit(0, (), ())
+    known = [package for package in packages if "vulns" in package]
+    advisories = [
+        f"{package['name']} {package['version']}: {found['id']}, fixed in {', '.join(found['fix_versions']) or 'no release'}"
+        for package in known
+        for found in package["vulns"]
+    ]
+    return Audit(len(known), tuple(package["name"] for package in packages if "vulns" not in package), tuple(advisories))
+
+
+def ask(service: str, file: Path) -> Audit:
+    """Ask one service about every package of a list."""
+    command = [sys.executable, "-m", "uv", *PROGRAM, "--requirement", str(file), "--no-deps", "--disable-pip"]
+    options = [
+        "--vulnerability-service",
+        service,
+        "--format",
+        "json",
+        "--progress-spinner",
+        "off",
+        "--timeout",
+        str(TIMEOUT_SECONDS),
+    ]
+    return parse(subprocess.run([*command, *options], capture_output=True, text=True, check=False).stdout)
+
+
+def main(file: Path) -> int:
+    """Run the command; return its exit code."""
+    for service in SERVICES:
+        audit = ask(service, file)
+        if audit.checked:
+            skipped = f"; not known there: {', '.join(audit.skipped)}" if audit.skipped else ""
+            print("\n".join([*audit.advisories, f"{file}: {audit.checked} packages checked with {service}{skipped}"]))
+            return 1 if audit.advisories else 0
+    print(f"{file}: NOT CHECKED: no advisory database ({', '.join(SERVICES)}) can be reached from this machine")
+    return UNREACHED
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

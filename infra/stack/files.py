@@ -1,0 +1,38 @@
+"""Files of the local stack that only their owner can read."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+PRIVATE = 0o077
+"""Umask of files and directories for their owner alone."""
+
+
+def write(file: Path, text: str) -> None:
+    """Replace a file at once by one that its owner alone can read."""
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    partial = file.with_name(f"{file.name}.{os.getpid()}")
+    partial.unlink(missing_ok=True)
+    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
+        out.write(text)
+    os.replace(partial, file)
+
+
+@contextmanager
+def private() -> Iterator[None]:
+    """Make every file that this process and its children create in the block one for its owner alone."""
+    before = os.umask(PRIVATE)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def close_to_others(directory: Path) -> None:
+    """Take away the permissions of others on a directory and on what lies below it."""
+    for folder, _, names in os.walk(directory):
+        for path in (Path(folder), *(Path(folder, name) for name in names)):
+            with suppress(FileNotFoundError):  # a running part removes files
+                if not path.is_symlink() and (mode := path.lstat().st_mode & 0o777) & PRIVATE:
+                    path.chmod(mode & ~PRIVATE)

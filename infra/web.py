@@ -1,0 +1,58 @@
+"""Which requests a browser sends for a page of another origin, so that a server on a developer's machine can refuse them.
+
+A page that a developer opens can send requests to every port of the machine, and by DNS rebinding under a host name of its own.
+Host, Origin and the Fetch Metadata headers are set by the browser, out of the page's reach.
+"""
+
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from infra.settings import LOOPBACK
+
+HOST = re.compile(r"(?:\[(?P<v6>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?::[0-9]*)?")
+"""A Host header in lower case. urllib.parse.urlsplit would also take localhost[::1]."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A frozen record of why a request may not pass."""
+
+    status: int
+    reason: str
+
+
+def own_names(address: str) -> frozenset[str]:
+    """Return the host names of a server at a URL: the URL's, and if that is this machine's, every name of it."""
+    name = urlsplit(address).hostname or ""
+    return frozenset({name} | (set(LOOPBACK) if name in LOOPBACK else set()))
+
+
+def host_name(value: str) -> str:
+    """Return the lower-case name or address in a Host header, without port and brackets; "" if it is not one."""
+    found = HOST.fullmatch(value.lower()) if value.isascii() else None
+    return (found["v6"] or found["name"]) if found else ""
+
+
+def foreign(headers: Iterable[tuple[bytes, bytes]], method: str, names: Collection[str]) -> Refusal | None:
+    """Return why a request is not one of the server's own clients; None if it may be.
+
+    Args:
+        headers: names in lower case, and values.
+        names: host names of this server (own_names).
+    """
+    values: dict[bytes, list[str]] = {}
+    for name, value in headers:
+        values.setdefault(name, []).append(value.decode("latin-1").lower())
+    host = "".join(values.get(b"host", []))
+    if host_name(host) not in names:
+        return Refusal(403, f"Host: expected {' or '.join(sorted(names))}, with the port")
+    if any(origin.partition("://")[2] != host for origin in values.get(b"origin", [])):
+        return Refusal(403, "Origin: another origin's page may not send requests here")
+    # Browsers say so of requests without Origin too: images, scripts, forms of other pages. A link may be followed.
+    site, mode, target = (values.get(name, [""])[-1] for name in (b"sec-fetch-site", b"sec-fetch-mode", b"sec-fetch-dest"))
+    link = method in ("GET", "HEAD") and mode == "navigate" and target == "document"
+    if site in ("cross-site", "same-site") and not link:
+        return Refusal(403, "Sec-Fetch-Site: another site's page may not send requests here")
+    return None

@@ -1,0 +1,9 @@
+"""Who may do what: tokens with their users, projects, roles and rates, and the team's OpenID Connect issuer.
+
+`python -m serving.access NAME` makes a token; `python -m infra.identity NAME` prints the keyed hash under which a user is stored.
+"""
+
+from serving.access.callers import Access, Caller
+from serving.access.credentials import Credential, Denied
+
+__all__ = ["Access", "Caller", "Credential", "Denied"]

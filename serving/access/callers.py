@@ -1,0 +1,162 @@
+"""Checks the token of a request and names its sender."""
+
+import base64
+import re
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+from infra.identity import user_hash
+from infra.settings.schema import Role, Serving, Terms, UserTerms
+from serving.access.credentials import Clock, Credential, Denied, credentials, digest
+from serving.access.oidc import Issuer
+
+PROJECT = re.compile(r"[\w.-]{1,64}")
+PROJECT_RULE = "1 to 64 letters, digits, dots, dashes and underscores"
+
+
+@dataclass(frozen=True)
+class Caller:
+    """The sender of a request."""
+
+    project: str
+    user: str
+    """Keyed hash of the user's id."""
+    credential: str
+    """Keyed hash of the token's name."""
+    client: str
+    """The client's name (gateway/dialects)."""
+    opted_out: bool
+    """Whether the text of its events is left out."""
+    experiments: bool = True
+    """Whether it takes part in A/B tests."""
+    version: str = ""
+    """Version that the settings pin it to; empty: none."""
+    sees_versions: bool = False
+    """Whether responses name the version and the arm's sampling."""
+
+
+class Access:
+    """Checks tokens and names callers."""
+
+    def __init__(
+        self, settings: Serving, on_ignored_user: Callable[[], None] = lambda: None, clock: Clock = time.monotonic
+    ) -> None:
+        """Read the tokens.
+
+        Args:
+            settings: the settings of serving.
+            on_ignored_user: called for each request that names another user without the role `users`.
+            clock: seconds, for the rates.
+
+        Raises:
+            SystemExit: `user_secret` is missing, there is no token at all, or a token is described wrongly.
+        """
+        if settings.user_secret is None:
+            raise SystemExit(_unset("user_secret"))
+        self.user_secret = settings.user_secret.get_secret_value().encode()
+        """Key of the keyed hash of users."""
+        self._settings = settings
+        self._on_ignored_user = on_ignored_user
+        self._issuer = Issuer.of(settings.oidc, clock) if settings.oidc else None
+        try:
+            self._credentials = credentials(settings, clock)
+        except ValueError as error:
+            raise SystemExit(f"serving: {error}") from None
+        if not self._credentials and not self._issuer:
+            raise SystemExit(_unset("token"))
+
+    async def check(self, headers: Mapping[str, str], role: Role, *, password: bool = False) -> Credential:
+        """Return the credential of a request, if it has this role.
+
+        Args:
+            headers: the request's headers.
+            role: the role that the route needs.
+            password: whether a browser may send the token as the password of basic authentication. Only for routes that change
+                nothing: a browser also adds that password to requests that another site's page makes.
+
+        Raises:
+            Denied: 401 for a missing or wrong token, 403 for a token without the role, 429 for too many requests, 503 if the
+                issuer's keys cannot be read.
+        """
+        token = _token(headers, password=password)
+        if not token:
+            raise Denied(401, "missing token: send `Authorization: Bearer TOKEN` (in Continue: apiKey)")
+        # A look-up by digest tells nothing by its duration: nobody can choose the digest of a guess.
+        credential = self._credentials.get(digest(token))
+        if credential is None and self._issuer and token.count(b".") == 2:
+            credential = await self._issuer.verify(token.decode("latin-1"))
+        if credential is None:
+            raise Denied(401, "wrong token")
+        credential.require(role)
+        credential.admit()
+        return credential
+
+    def caller(self, headers: Mapping[str, str], credential: Credential, user: str | None, client: str) -> Caller:
+        """Return the sender of a request; `user` is the body's, used if there is no X-User-ID.
+
+        The user is the credential's own. Only a credential with the role `users` names others.
+
+        Raises:
+            Denied: 400 for an invalid project name, 403 for a project that is not the token's.
+        """
+        project = headers.get("x-project-id", credential.projects[0] if credential.projects else "default")
+        if not PROJECT.fullmatch(project):
+            raise Denied(400, f"X-Project-ID: expected {PROJECT_RULE}")
+        if credential.projects and project not in credential.projects:
+            has = ", ".join(sorted(credential.projects))
+            raise Denied(403, f"X-Project-ID: token {credential.name} has {has}, not {project}")
+        hashed = user_hash(self.user_secret, self._user(credential, headers.get("x-user-id") or user))
+        # A token that replaces another keeps its name, and so its history.
+        hashed_name = user_hash(self.user_secret, f"credential:{credential.name}")
+        terms = self._terms(project, hashed)
+        opts_out = headers.get("x-tabloop-opt-out", "") not in ("", "0", "false")
+        return Caller(
+            project,
+            hashed,
+            hashed_name,
+            client,
+            opted_out=opts_out or not terms.logged,
+            experiments=terms.experiments,
+            version=terms.version,
+            sees_versions="versions" in credential.roles,
+        )
+
+    def _user(self, credential: Credential, named: str | None) -> str:
+        if not named or named == credential.user:
+            return credential.user
+        if "users" in credential.roles:
+            return named
+        self._on_ignored_user()
+        return credential.user
+
+    def file_hash(self, project: str, path: str) -> str:
+        """Return the keyed hash of a file's path within a project; empty without a path."""
+        return user_hash(self.user_secret, f"file\0{project}\0{path}") if path else ""
+
+    def _terms(self, project: str, user: str) -> Terms:
+        """Return the terms of project and user together: each can refuse, and both must consent."""
+        settings = self._settings
+        of_project, of_user = settings.projects.get(project, settings.terms), settings.users.get(user, UserTerms())
+        return Terms(
+            logged=of_project.logged and of_user.logged,
+            experiments=of_project.experiments and of_user.experiments,
+            version=of_user.version or of_project.version,
+        )
+
+
+def _token(headers: Mapping[str, str], *, password: bool) -> bytes:
+    """Return the bearer token, the token in Continue's header `api-key`, or a browser's password where it is allowed."""
+    scheme, _, value = headers.get("authorization", "").partition(" ")
+    match scheme.lower():
+        case "bearer":
+            return value.strip().encode()
+        case "basic" if password:
+            with suppress(ValueError):  # not base64, or not even ASCII
+                return base64.b64decode(value, validate=True).partition(b":")[2]
+    return headers.get("api-key", "").encode()
+
+
+def _unset(name: str) -> str:
+    return f"serving.{name} is not set: `make up` generates it, or set TABLOOP_SERVING__{name.upper()}"

@@ -1,0 +1,47 @@
+"""Cuts and redacts events: short texts at once, long ones in a process of their own."""
+
+from typing import TypeVar
+
+from infra.records import Completion, Feedback
+from infra.redaction.events import texts_of, with_texts
+from infra.redaction.redactor import Redactor
+from infra.redaction.texts import Kept, Texts
+from serving.recording.long_texts import LongTexts
+
+LONG_TEXT = 4_000
+"""Characters of text above which the other process redacts: made-up secrets of this length take some milliseconds."""
+LONG_LINE = 400
+"""Likewise, characters of the line at the cursor, which is searched once more for each text that stood there."""
+Event = TypeVar("Event", Completion, Feedback)
+
+
+class EventRedactor:
+    """Removes what is not kept, and secrets, from events."""
+
+    def __init__(self, redactor: Redactor, long_texts: LongTexts, kept: Kept) -> None:
+        self.redactor = redactor
+        self.long_texts = long_texts
+        self._kept = kept
+
+    def is_long(self, row: Completion | Feedback) -> bool:
+        """Return whether other requests would wait for the event's redaction."""
+        return _is_long(self._kept.cut(texts_of(row)))
+
+    def redact(self, row: Event) -> Event:
+        """Return a short event without secrets."""
+        texts = self._kept.cut(texts_of(row))
+        return with_texts(row, texts.within_margins(), self.redactor.redact(texts))
+
+    async def redact_long(self, row: Event) -> Event:
+        """Return a long event without secrets. Raises RedactionFailed."""
+        texts = self._kept.cut(texts_of(row))
+        return with_texts(row, texts.within_margins(), await self.long_texts.redact(texts))
+
+    def short_texts(self, prefix: str, suffix: str, language: str) -> Texts | None:
+        """Return the kept code around a cursor; none if it is long."""
+        texts = self._kept.cut(Texts(prefix, (), suffix, language))
+        return None if _is_long(texts) else texts
+
+
+def _is_long(texts: Texts) -> bool:
+    return texts.characters > LONG_TEXT or texts.cursor_line > LONG_LINE

@@ -1,0 +1,136 @@
+"""Remembers the requests of users who opted out, so that no later event of such a request is recorded with its text.
+
+An editor may send the opt-out header with completions and not with feedback. An event belongs to such a request if it names its
+completion id, if it has the editor's id of an earlier event of it, or if it has its place: the same suffix, and a prefix that
+begins with the request's (infra/docs/loop.md, "The join"). Ids and places are kept as keyed hashes, in a file too, which a
+restarted app reads. Every replica of the app has its own: have the balancer send a user's requests and events to one replica.
+"""
+
+import hashlib
+import json
+import logging
+import os
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+from infra.records import Feedback
+
+log = logging.getLogger(__name__)
+MOST = 20_000
+"""Requests that are remembered, the latest."""
+MOST_TYPED = 512
+"""Most characters that an event's prefix may have more than its request's: those typed over the completion."""
+TAIL = 512
+"""Characters at the end of a request's prefix by which an event's prefix is compared."""
+LEAST_SHARED = 64
+"""Characters around a cursor, or 16 of an id, below which another user may have the same by chance."""
+LEAST_ID = 16
+
+
+class OptOuts:
+    """The latest requests of users who opted out, and the events that belong to them."""
+
+    def __init__(self, key: bytes, file: Path) -> None:
+        self._key = hashlib.blake2b(key, digest_size=32).digest()
+        self._file = file
+        self._ids: OrderedDict[str, None] = OrderedDict()
+        self._places: OrderedDict[str, dict[int, set[str]]] = OrderedDict()
+        """By the suffix: lengths of prefixes, and the hashes of their ends."""
+        self._written = 0
+        self._load()
+
+    def add(self, who: tuple[str, str], completion_id: str, prefix: str, suffix: str) -> None:
+        """Remember a request that is opted out; `who` is its project and user."""
+        self._remember(self._entry(who, (completion_id,), prefix, suffix, placed=True))
+
+    def hold(self, event: Feedback, *, opted_out: bool) -> bool:
+        """Return whether an event is opted out, by itself or by its request; then its ids are remembered too."""
+        who = (event.project, event.user)
+        ids = (event.completion_id, event.client_id)
+        known = any(hashed in self._ids for hashed in self._hashed_ids(who, ids))
+        if not (opted_out or known or self._at_place(who, event)):
+            return False
+        # A place that is only near another one is not remembered: all later requests in the file would follow.
+        placed = opted_out and bool(event.prefix or event.suffix)
+        self._remember(self._entry(who, ids, event.prefix, event.suffix, placed=placed))
+        return True
+
+    def _at_place(self, who: tuple[str, str], event: Feedback) -> bool:
+        if not event.prefix and not event.suffix and not event.shown:
+            return False  # such an event names an id, and no place
+        for suffix in self._hashed_suffixes(who, event.suffix):
+            for length, ends in self._places.get(suffix, {}).items():
+                if 0 <= len(event.prefix) - length <= MOST_TYPED and self._end(event.prefix[:length]) in ends:
+                    return True
+        return False
+
+    def _entry(self, who: tuple[str, str], ids: tuple[str, ...], prefix: str, suffix: str, *, placed: bool) -> dict[str, Any]:
+        entry: dict[str, Any] = {"ids": self._hashed_ids(who, ids)}
+        if placed:
+            shared = len(prefix) + len(suffix) >= LEAST_SHARED
+            entry |= {"suffix": self._hashed_suffixes(who, suffix)[shared], "length": len(prefix), "end": self._end(prefix)}
+        return entry
+
+    def _remember(self, entry: dict[str, Any]) -> None:
+        known = all(hashed in self._ids for hashed in entry["ids"])
+        if known and ("suffix" not in entry or entry["end"] in self._places.get(entry["suffix"], {}).get(entry["length"], ())):
+            return
+        self._take(entry)
+        try:
+            self._write(entry)
+        except OSError as error:
+            log.error("%s: cannot be written, so opt-outs are forgotten at a restart: %s", self._file, error)
+
+    def _take(self, entry: dict[str, Any]) -> None:
+        for hashed in entry["ids"]:
+            self._ids[hashed] = None
+            self._ids.move_to_end(hashed)
+        if "suffix" in entry:
+            self._places.setdefault(entry["suffix"], {}).setdefault(entry["length"], set()).add(entry["end"])
+            self._places.move_to_end(entry["suffix"])
+        while len(self._ids) > MOST:
+            self._ids.popitem(last=False)
+        while len(self._places) > MOST:
+            self._places.popitem(last=False)
+
+    def _load(self) -> None:
+        """Read the latest entries of the file, and write the file with these alone."""
+        lines = self._file.read_text().splitlines()[-MOST:] if self._file.exists() else []
+        for line in lines:
+            try:
+                self._take(json.loads(line))
+            except (ValueError, KeyError, TypeError):
+                log.warning("%s: a line is not an entry, and is left out", self._file)
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        partial = self._file.with_suffix(".partial")
+        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as stream:
+            stream.writelines(line + "\n" for line in lines)
+        os.replace(partial, self._file)
+        self._written = len(lines)
+
+    def _write(self, entry: dict[str, Any]) -> None:
+        if self._written >= 2 * MOST:
+            self._load()
+        descriptor = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            os.write(descriptor, json.dumps(entry).encode() + b"\n")
+        finally:
+            os.close(descriptor)
+        self._written += 1
+
+    def _hashed_ids(self, who: tuple[str, str], ids: tuple[str, ...]) -> list[str]:
+        """Return the ids' hashes; a short id counts for its user alone."""
+        return [self._hash("id", identifier, *(() if len(identifier) >= LEAST_ID else who)) for identifier in ids if identifier]
+
+    def _hashed_suffixes(self, who: tuple[str, str], suffix: str) -> tuple[str, str]:
+        """Return the hash of a suffix for its user alone, and for all; Continue sends a newline in place of an empty one."""
+        text = "" if suffix == "\n" else suffix
+        return self._hash("suffix", text, *who), self._hash("suffix", text)
+
+    def _end(self, prefix: str) -> str:
+        return self._hash("end", prefix[-TAIL:])
+
+    def _hash(self, *parts: str) -> str:
+        body = b"\0".join(part.encode("utf-8", "surrogatepass") for part in parts)
+        return hashlib.blake2b(body, key=self._key, digest_size=12).hexdigest()

@@ -1,0 +1,235 @@
+"""Attacks on training and on the A/B gate, through the code of a cycle and of the gate: python -m tasks.experiments.bench_caps
+
+    flood      one user sends many newer requests than everybody together, and accepts all of them
+    invented   one credential sends requests of ten thousand users
+    poisoner   a known user accepts a planted pattern, cycle after cycle
+    test       five users of an arm of 60 know their arm, and accept all of it or none
+
+No server is needed: events are the frames that the join returns. The figures are written to var/bench/caps.json.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+from rich.console import Console
+
+from evals.bench.figures import Figure, figure, write
+from infra.records import ExperimentRecord, VerdictName
+from infra.settings.schema import Collect, Experiment, Reward
+from tasks.experiments.decide import decide
+from tasks.experiments.totals import ArmTotals, total
+from tasks.labels import users
+from tasks.labels.accounting import WindowCounts, classify
+from tasks.labels.shares import weight_shares
+from tasks.rewards.reward import reward_samples
+
+DAY = users.DAY
+BEGIN = 20_000 * DAY
+HONEST = 100
+LIMITS = Collect(max_samples=3600, max_user_share=0.05, max_user_weight=0.05, max_credential_share=0.05)
+"""Settings of a team of 100 with a token for each developer."""
+SHARED = LIMITS.model_copy(update={"max_credential_share": 1.0})
+"""The same team with one token for all."""
+TEST = ExperimentRecord(id="e", champion="1", challenger="2", share=0.5, started=BEGIN + DAY)
+GATE = Experiment(min_requests=500, planned_requests=1500)
+ARM = 60
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What an attacker has of a cycle's batch."""
+
+    samples: int
+    sample_share: float
+    weight_share: float
+    users: int
+    """Users of the attacker with samples."""
+
+
+def requests(names: Sequence[str], credentials: Sequence[str], times: np.ndarray, accepted: np.ndarray) -> pl.DataFrame:
+    """Return labelled requests as the join returns them, one for each name."""
+    ids = [f"{name}-{i}" for i, name in enumerate(names)]
+    constant = {
+        **dict.fromkeys(("opted_out", "redacted", "mixed", "withheld", "pinned", "blank", "cache_hit"), False),
+        **{"project": "p", "policy_version": "1", "arm": "champion", "experiment": "", "behaviour_logprobs": "known"},
+        **{"language": "py", "top_p": 1.0, "finish_reason": "stop", "tokens": 5, "shown_characters": 20, "prompt": 0},
+    }
+    return pl.DataFrame({"id": ids, "user": names, "credential": credentials, "time": times}).with_columns(
+        outcome=pl.Series(np.where(accepted, "accepted", "rejected").astype(str), dtype=pl.String),
+        accepted_characters=pl.Series(np.where(accepted, 20, 0)),
+        **{name: pl.lit(value) for name, value in constant.items()},
+    )
+
+
+def honest(draw: np.random.Generator, each: int, day: int, tokens: bool) -> pl.DataFrame:
+    """Return a day's requests of the team."""
+    names = [f"u{i % HONEST}" for i in range(HONEST * each)]
+    credentials = [f"token {name}" if tokens else "token" for name in names]
+    return requests(names, credentials, BEGIN + day * DAY + draw.random(len(names)) * DAY, draw.random(len(names)) < 0.3)
+
+
+def attack(names: Sequence[str], credential: str, day: float) -> pl.DataFrame:
+    """Return an attacker's requests from a time of a day on, all accepted."""
+    times = BEGIN + day * DAY + np.arange(len(names)) * 0.1
+    return requests(names, [credential] * len(names), times, np.ones(len(names), dtype=bool))
+
+
+def batch(window: pl.DataFrame, known: pl.DataFrame, limits: Collect, mark: str) -> Batch:
+    """Return what users whose names begin with `mark` have of the batch that a cycle makes of a window."""
+    register = users.admit(window.select("user", "credential", "time"), known, limits.max_new_users)
+    labelled = users.with_admission(window.sample(fraction=1, shuffle=True, seed=0), register)
+    accounting = classify(labelled, {"1": 0}, np.inf, limits, WindowCounts(window.height))
+    assert sum(accounting.buckets.values()) == window.height
+    made = reward_samples(accounting.samples, Reward(), weight_shares(limits))
+    theirs = made.filter(pl.col("user").str.starts_with(mark))
+    weight = float(made["advantage"].abs().sum())
+    return Batch(
+        made.height,
+        theirs.height / max(made.height, 1),
+        float(theirs["advantage"].abs().sum()) / (weight or 1.0),
+        theirs["user"].n_unique(),
+    )
+
+
+def register_of(tokens: bool) -> pl.DataFrame:
+    """Return a register that knows the team."""
+    draw = np.random.default_rng(1)
+    return users.admit(honest(draw, 30, -1, tokens).select("user", "credential", "time"), users.NOBODY, 0)
+
+
+def flood(tokens: bool = True) -> Batch:
+    """40,000 requests of the team, then 20,000 of one user."""
+    window = pl.concat([honest(np.random.default_rng(0), 400, 0, tokens), attack(["mallory"] * 20_000, "token m", 1)])
+    return batch(window, register_of(tokens), LIMITS if tokens else SHARED, "mallory")
+
+
+def invented(tokens: bool, count: int = 10_000, each: int = 4) -> Batch:
+    """The team's day, then requests of invented users with one credential, all newer."""
+    names = [f"made up {i % count}" for i in range(count * each)]
+    window = pl.concat([honest(np.random.default_rng(0), 100, 0, tokens), attack(names, "token m" if tokens else "token", 1)])
+    return batch(window, register_of(tokens), LIMITS if tokens else SHARED, "made up")
+
+
+def poisoner(cycles: int) -> list[Batch]:
+    """A user who was known all along, and accepts 300 requests a cycle where the others judge 60 each."""
+    draw, known, found = np.random.default_rng(0), register_of(True), []
+    for day in range(cycles):
+        window = pl.concat([honest(draw, 60, day, True), attack(["mallory"] * 300, "token m", day + 0.5)])
+        found.append(batch(window, known, LIMITS, "mallory"))
+        known = users.admit(window.select("user", "credential", "time"), known, LIMITS.max_new_users)
+    return found
+
+
+@dataclass(frozen=True)
+class SimulatedTest:
+    """A simulated A/B test."""
+
+    effect: float = 0.0
+    """True difference of the acceptance, as a share of the champion's."""
+    liars: int = 0
+    """Users who accept all on the challenger's arm, in place of as many others."""
+    each: int = 30
+    """Requests of an honest user, on average."""
+    lies: int = 30
+    """Requests of a liar."""
+    whale: float = 0.0
+    """Share of an arm's traffic from one honest user of each arm."""
+
+
+def run_test(test: SimulatedTest, settings: Experiment, seed: int) -> VerdictName:
+    """Return the gate's verdict on a simulated test at its planned end."""
+    draw = np.random.default_rng(seed)
+    taste = np.clip(draw.normal(0.3, 0.08, 2 * ARM), 0.02, 0.9)
+    treated = draw.permutation(2 * ARM) % 2 == 1
+    counts = np.maximum(draw.poisson(test.each * draw.gamma(2, 0.5, 2 * ARM)), 1)
+    for arm in (True, False) if test.whale else ():
+        (members,) = np.nonzero(treated == arm)
+        counts[members[0]] = round(test.whale / (1 - test.whale) * counts[members[1:]].sum())
+    rate = np.clip(taste * (1 + test.effect * treated), 0, 1)
+    (liars,) = np.nonzero(treated)
+    counts[liars[: test.liars]], rate[liars[: test.liars]] = test.lies, 1.0
+    early = np.full(2 * ARM, 40)
+    frames = [
+        requests_of(draw, early, np.minimum(taste, 1), treated, "", TEST.started - DAY / 2),
+        requests_of(draw, counts, rate, treated, TEST.id, TEST.started + 1),
+    ]
+    during, before = total(pl.concat(frames), TEST, np.inf, settings)
+    planned = min(sum(t.requests for t in during[arm].values()) for arm in ("champion", "challenger"))
+    ended = settings.model_copy(update={"planned_requests": max(int(planned), 1)})
+    return decide(TEST, ArmTotals(during, before), ended, TEST.started + 60).verdict
+
+
+def requests_of(
+    draw: np.random.Generator, counts: np.ndarray, rate: np.ndarray, treated: np.ndarray, experiment: str, time: float
+) -> pl.DataFrame:
+    """Return labelled requests of users who accept at these rates."""
+    user = np.repeat(np.arange(len(counts)), counts)
+    accepted = draw.random(len(user)) < rate[user]
+    made = requests([f"u{u}" for u in user], ["token"] * len(user), time + np.arange(len(user)) * 1e-3, accepted)
+    arms = pl.Series(np.where(treated[user], "challenger", "champion").astype(str), dtype=pl.String)
+    return made.with_columns(arm=arms, experiment=pl.lit(experiment))
+
+
+def promoted(test: SimulatedTest, settings: Experiment, tests: int) -> float:
+    """Return the share of simulated tests that end with a promotion."""
+    return sum(run_test(test, settings, seed) == "promote" for seed in range(tests)) / tests
+
+
+def bound_of(tests: int) -> float:
+    """Return the share of false promotions that chance exceeds once in a thousand times: three errors above their level."""
+    level = GATE.alpha / 2
+    return level + 3 * (level * (1 - level) / tests) ** 0.5
+
+
+def run(tests: int = 200) -> list[Figure]:
+    """Run every attack."""
+    share, weight = LIMITS.max_user_share + 1e-6, LIMITS.max_user_weight + 1e-6
+    slow = poisoner(20)
+    cases: list[tuple[str, Callable[[], Batch], float, float]] = [
+        ("flood", flood, share, weight),
+        ("invented_with_a_token_each", lambda: invented(True), LIMITS.max_credential_share + 1e-6, weight),
+        ("invented_with_a_shared_token", lambda: invented(False), 1 / 3, 1 / 2),
+    ]
+    figures: list[Figure] = []
+    for name, made, most, most_weight in cases:
+        found = made()
+        figures += [
+            figure(f"caps.{name}.samples", found.samples, "samples of the batch"),
+            figure(f"caps.{name}.users", found.users, "of the attacker's users", most=SHARED.max_new_users),
+            figure(f"caps.{name}.share", found.sample_share, "of the samples", most=most),
+            figure(f"caps.{name}.weight", found.weight_share, "of the weight", most=most_weight),
+        ]
+    heaviest = max(made.weight_share for made in slow)
+    figures.append(figure("caps.poisoner.weight", heaviest, "of the weight, most of 20 cycles", most=weight))
+    plain = GATE.model_copy(update={"tolerated_users": 0, "max_user_weight": 1e9})
+    bound = bound_of(tests)
+    rows: list[tuple[str, SimulatedTest, Experiment, float | None]] = [
+        ("equal", SimulatedTest(), GATE, bound),
+        ("equal_with_a_whale", SimulatedTest(whale=0.4), GATE, bound),
+        ("five_liars", SimulatedTest(liars=5), GATE, bound),
+        ("five_liars_uncapped", SimulatedTest(liars=5), plain, None),
+        ("five_flooding_liars", SimulatedTest(liars=5, lies=3000), GATE, bound),
+        ("five_flooding_liars_uncapped", SimulatedTest(liars=5, lies=3000), plain, None),
+        ("five_liars_for_a_worse_model", SimulatedTest(effect=-0.1, liars=5), GATE, bound),
+        ("better_by_20", SimulatedTest(effect=0.2, each=100), GATE, None),
+        ("better_by_20_uncapped", SimulatedTest(effect=0.2, each=100), plain, None),
+    ]
+    for name, test, settings, most_promoted in rows:
+        share_promoted = promoted(test, settings, tests)
+        figures.append(figure(f"caps.gate.{name}", share_promoted, f"of {tests} tests promoted", most=most_promoted))
+    return figures
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the attacks and write the figures. Exit code 1 if a target is missed."""
+    parser = argparse.ArgumentParser(prog="python -m tasks.experiments.bench_caps", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--tests", type=int, default=200, help="simulated A/B tests of each kind (default %(default)s)")
+    return 0 if write("caps", run(parser.parse_args(arguments).tests), Console()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

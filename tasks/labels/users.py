@@ -1,0 +1,98 @@
+"""The known users: who counts in training and in A/B tests, and since when.
+
+A credential that may name users can invent them. So at most `collect.max_new_users` users a credential and day, the first to send
+a request, become known; requests before that count nowhere. What is known passes from cycle to cycle in a register, an object of
+the last sealed cycle, a row a user:
+
+    user, credential   the credential with which the user became known
+    admitted           time of the first request that counts
+    last               time of the last request that was counted
+    requests           requests since `admitted`, up to `last`
+"""
+
+import io
+from collections.abc import Collection
+
+import polars as pl
+
+from infra import cycles
+from infra.events.read import erased_subjects
+from infra.store import ObjectStore
+
+DAY = 86_400.0
+REGISTER = {"user": pl.String, "credential": pl.String, "admitted": pl.Float64, "last": pl.Float64, "requests": pl.Int64}
+NOBODY = pl.DataFrame(schema=REGISTER)
+USERS = "users-"
+"""Prefix of the name of a cycle's register."""
+
+
+def admit(requests: pl.DataFrame, known: pl.DataFrame, max_new_users: int) -> pl.DataFrame:
+    """Return the register with the new users who become known, and with these requests counted.
+
+    Args:
+        requests: columns `user`, `credential` and `time`, in any order.
+        known: the register before.
+        max_new_users: users of a credential who become known a day (UTC); 0: all.
+    """
+    day = pl.col("time") // DAY
+    by_day = requests.group_by("user", "credential", day.alias("day")).agg(admitted=pl.col("time").min())
+    waiting = by_day.join(known, on="user", how="anti").sort("admitted", "user", "credential")
+    register = known
+    for number in waiting["day"].unique().sort():
+        today = waiting.filter(pl.col("day") == number).join(register, on="user", how="anti")
+        if max_new_users:
+            earlier = register.filter(pl.col("admitted") // DAY == number).group_by("credential").agg(earlier=pl.len())
+            rank = pl.int_range(pl.len()).over("credential") + pl.col("earlier").fill_null(0)
+            today = today.join(earlier, on="credential", how="left", maintain_order="left").filter(rank < max_new_users)
+        first = today.unique("user", keep="first", maintain_order=True)
+        new = first.select("user", "credential", "admitted", last=pl.lit(0.0), requests=pl.lit(0, pl.Int64))
+        register = pl.concat([register, new])
+    return _counted(requests, register)
+
+
+def _counted(requests: pl.DataFrame, register: pl.DataFrame) -> pl.DataFrame:
+    """Count the requests after each user's last one; windows overlap, and no request counts twice."""
+    counting = requests.join(register.select("user", "admitted", "last"), on="user")
+    counting = counting.filter(pl.col("time") >= pl.col("admitted"), pl.col("time") > pl.col("last"))
+    more = counting.group_by("user").agg(more=pl.len().cast(pl.Int64), newest=pl.col("time").max())
+    counted = register.join(more, on="user", how="left").with_columns(
+        requests=pl.col("requests") + pl.col("more").fill_null(0), last=pl.coalesce("newest", "last")
+    )
+    return counted.select(*REGISTER).sort("user")
+
+
+def with_admission(labelled: pl.DataFrame, register: pl.DataFrame) -> pl.DataFrame:
+    """Add the column `admitted`: whether the request's user was known at its time."""
+    since = register.select("user", since="admitted")
+    joined = labelled.join(since, on="user", how="left", maintain_order="left")
+    return joined.with_columns(admitted=(pl.col("time") >= pl.col("since")).fill_null(False)).drop("since")
+
+
+def with_history(register: pl.DataFrame, before: float, requests: int) -> Collection[str]:
+    """Return the users who were known before a time and have at least so many requests."""
+    known = register.filter(pl.col("admitted") < before, pl.col("requests") >= requests)
+    return frozenset(known["user"])
+
+
+def read(store: ObjectStore, oldest: float) -> pl.DataFrame:
+    """Return the register of the last sealed cycle that has one, without those erased or silent since `oldest`."""
+    index = cycles.index(store)
+    for cycle in reversed(cycles.sealed(index)):
+        register = key(cycle, cycles.manifest_of(store, cycle).samples.sha256)
+        if register.rsplit("/", 1)[-1] in index[cycle]:
+            known = pl.read_parquet(io.BytesIO(store.get(register))).select(*REGISTER).filter(pl.col("last") >= oldest)
+            return known.filter(~pl.col("user").is_in(list(erased_subjects(store).users)))
+    return NOBODY
+
+
+def key(cycle: str, samples_sha256: str) -> str:
+    """Return the key of a cycle's register; the samples' checksum ties it to the manifest that names these samples."""
+    return cycles.key(cycle, f"{USERS}{samples_sha256}.parquet")
+
+
+def write(store: ObjectStore, cycle: str, samples_sha256: str, register: pl.DataFrame) -> None:
+    """Write a cycle's register, without users who were erased since it was read."""
+    body = io.BytesIO()
+    known = register.filter(~pl.col("user").is_in(list(erased_subjects(store).users)))
+    known.write_parquet(body, compression="zstd")
+    store.put(key(cycle, samples_sha256), body.getvalue())

@@ -1,0 +1,102 @@
+"""The pinned lists: a hash of every file that all sources have alike, a licence of each package, and the check for advisories."""
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from infra.settings import ROOT
+
+FOLDER = ROOT / "infra/requirements"
+LISTS = [FOLDER / "cpu.txt", FOLDER / "gpu.txt"]
+ENTRY = re.compile(r"^(?P<name>[\w.-]+)==(?P<version>\S+)(?P<hashes>( \\\n    --hash=sha256:[0-9a-f]{64})*)$", re.MULTILINE)
+
+
+def script(name: str) -> ModuleType:
+    """A script of the folder, which is no package."""
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+hashes, licences, audit = map(script, ("hashes", "licences", "audit"))
+
+
+@pytest.mark.parametrize("file", LISTS, ids=lambda file: file.name)
+def test_every_package_has_a_hash_or_a_reason(file: Path) -> None:
+    entries = list(ENTRY.finditer(file.read_text()))
+    assert "".join(entry[0] + "\n" for entry in entries) == file.read_text(), "nothing else stands in the list"
+    assert {entry["name"] for entry in entries if not entry["hashes"]} <= set(hashes.UNHASHED)
+
+
+def test_a_file_with_another_hash_is_refused(tmp_path: Path) -> None:
+    wheel = tmp_path / "made_up-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as out:
+        out.writestr("made_up-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: made-up\nVersion: 1.0\n")
+        out.writestr("made_up-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        out.writestr("made_up-1.0.dist-info/RECORD", "")
+    given = tmp_path / "list.txt"
+    given.write_text(f"made-up==1.0 \\\n    --hash=sha256:{'0' * 64}\n")
+    source = ["--no-index", "--find-links", str(tmp_path), "--no-deps", "--target", str(tmp_path / "out"), "-r", str(given)]
+    ended = subprocess.run([sys.executable, "-m", "pip", "install", *source], capture_output=True, text=True, check=False)
+    assert ended.returncode != 0 and "DO NOT MATCH THE HASHES" in ended.stderr
+
+
+def test_set_up_verifies_the_hashes() -> None:
+    text = (FOLDER / "install.sh").read_text()
+    assert "UV_VERIFY_HASHES=true" in text and "--require-hashes" in text
+
+
+def test_the_licence_of_every_installed_package_is_written_down() -> None:
+    found = licences.table(FOLDER / "cpu.txt")
+    assert len(found) > 200
+    assert licences.problems(found, licences.written()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "blocked"),
+    [
+        ("GPL-3.0-only", True),
+        ("AGPL-3.0", True),
+        ("GNU General Public License v3", True),
+        ("MIT OR GPL-2.0", False),
+        ("LGPL-2.1-only", False),
+        ("Apache-2.0", False),
+    ],
+)
+def test_a_licence_that_would_bind_the_program_is_named(text: str, blocked: bool) -> None:
+    assert bool(licences.problems({"p": text}, {"p": text})) == blocked
+
+
+def test_a_new_or_changed_licence_is_named() -> None:
+    assert licences.problems({"p": "MIT"}, {}) == ["p: not in licences.txt"]
+    assert licences.problems({"p": "MIT"}, {"p": "BSD"}) == ["p: MIT, not BSD as in licences.txt"]
+
+
+def test_an_audit_that_reached_nothing_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(audit, "ask", lambda service, file: audit.parse(""))
+    assert audit.main(tmp_path) == audit.UNREACHED and "NOT CHECKED" in capsys.readouterr().out
+    skipped = {"dependencies": [{"name": "attrs", "skip_reason": "not found"}]}
+    monkeypatch.setattr(audit, "ask", lambda service, file: audit.parse(json.dumps(skipped)))
+    assert audit.main(tmp_path) == audit.UNREACHED
+
+
+def test_an_advisory_is_named_with_the_release_that_fixes_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    found = [{"id": "GHSA-1", "fix_versions": ["2.0"], "aliases": [], "description": ""}]
+    answer = {"dependencies": [{"name": "a", "version": "1.0", "vulns": found}, {"name": "b", "version": "1", "vulns": []}]}
+    monkeypatch.setattr(audit, "ask", lambda service, file: audit.parse(json.dumps(answer)))
+    assert audit.main(Path("list.txt")) == 1
+    assert capsys.readouterr().out == "a 1.0: GHSA-1, fixed in 2.0\nlist.txt: 2 packages checked with osv\n"

@@ -1,0 +1,50 @@
+"""Attacks through the code of a cycle and of the gate move neither training beyond its caps nor a verdict."""
+
+import pytest
+
+from tasks.experiments.bench_caps import GATE, LIMITS, SHARED, SimulatedTest, bound_of, flood, invented, poisoner, promoted
+
+TESTS = 40
+
+
+def test_a_flood_of_one_user_is_a_turn_as_everybody() -> None:
+    """It was 100 % of the samples."""
+    found = flood()
+    assert found.samples == LIMITS.max_samples
+    assert 0 < found.sample_share <= 0.05
+    assert 0 < found.weight_share <= 0.05 + 1e-9
+
+
+@pytest.mark.parametrize(("tokens", "share", "weight"), [(True, 0.05, 0.05), (False, 1 / 3, 1 / 2)])
+def test_invented_users_have_the_share_of_their_credential(tokens: bool, share: float, weight: float) -> None:
+    """With one token for all, as many as become known on a day count, each with a user's share."""
+    found = invented(tokens, count=2000)
+    assert found.users <= SHARED.max_new_users
+    assert 0 < found.sample_share <= share + 1e-9
+    assert 0 < found.weight_share <= weight + 1e-9
+
+
+def test_a_slow_poisoner_never_has_more_than_the_share() -> None:
+    """What a capped weight does to a planted pattern is in tests/tasks/rewards/test_weights.py."""
+    assert all(0 < batch.weight_share <= 0.05 + 1e-9 for batch in poisoner(4))
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        SimulatedTest(),
+        SimulatedTest(whale=0.4),
+        SimulatedTest(liars=5),
+        SimulatedTest(liars=5, lies=3000),
+        SimulatedTest(effect=-0.1, liars=5),
+    ],
+    ids=["equal", "whale", "five liars", "five flooding liars", "worse model"],
+)
+def test_five_invented_users_of_an_arm_of_60_decide_nothing(test: SimulatedTest) -> None:
+    assert promoted(test, GATE, TESTS) <= bound_of(TESTS)
+
+
+def test_the_attack_is_one_and_a_better_model_still_wins() -> None:
+    plain = GATE.model_copy(update={"tolerated_users": 0, "max_user_weight": 1e9})
+    assert promoted(SimulatedTest(liars=5, lies=3000), plain, 10) > 0.9
+    assert promoted(SimulatedTest(effect=0.4, each=100), GATE, 10) > 0.9
