@@ -49,7 +49,7 @@ def sample_groups(
     """Sample `group_size` completions at each place, score them, and estimate their advantages."""
     repeated = [place for place in places for _ in range(group_size)]
     sampling = settings.serving.sampling
-    completions = generator.sample([(p.prefix, p.suffix) for p in repeated], sampling.max_tokens, sampling.temperature, seed)
+    completions = generator.sample([(p.prefix, p.suffix) for p in repeated], sampling.max_tokens, sampling.exploring_temperature, seed)
     items = [judges.Item(p.prefix, p.suffix, d.text.rstrip("\n"), p.truth) for p, d in zip(repeated, completions, strict=True)]
     scores = judge.score(items)
     samples: list[Sample] = []
@@ -67,7 +67,7 @@ def sample_groups(
                     prompt_token_ids=completion.prompt,
                     token_ids=completion.tokens,
                     logprobs=tuple(min(value, 0.0) for value in completion.logprobs),
-                    temperature=sampling.temperature,
+                    temperature=sampling.exploring_temperature,
                     outcome="judged",
                     shown_characters=len(item.completion),
                     accepted_characters=0,

@@ -1,8 +1,8 @@
 """Totals by user and arm of an A/B test, from events.
 
 Every request of the experiment counts, also where nothing was shown: a model cannot win by showing less. Neither arm counts
-requests younger than the settling time, requests of users who opted out, pinned and exploring requests, and users without a history. A user
-with many requests counts with a part of them, at the same rates. The metrics are in metrics.py.
+requests younger than the settling time, requests of users who opted out, pinned and exploring requests, and users without a
+history. A user with many requests counts with a part of them, at the same rates. The metrics are in metrics.py.
 """
 
 from collections.abc import Mapping

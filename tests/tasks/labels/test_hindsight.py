@@ -1,6 +1,7 @@
 """What stands where a completion would have stood: mined from later requests, reported by the editor, counted once."""
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import polars as pl
@@ -311,12 +312,15 @@ def test_the_settled_text_becomes_tokens_of_the_parent_and_ends_where_it_is_whol
     plan = rows.plan_store(store, hindsight=Hindsight())
     labelled, repeated = merge_partitions([join_partition(store, part) for part in plan.partitions])
     counts = WindowCounts(plan.requests, repeated)
-    found = classify(labelled, LINEAGE.distances(["1"], "1"), NOW + 100, LIMITS, counts)
+    found = classify(labelled.with_columns(admitted=pl.lit(True)), LINEAGE.distances(["1"], "1"), NOW + 100, LIMITS, counts)
     (row,) = from_parquet(samples.parquet(samples.tables(store, plan.partitions, found.samples, made)), Sample)
     text = made.renderer.encode(TEXT)
     assert row.settled_token_ids == (*text, tokenizer.token_to_id(END_TOKEN))
     assert (row.outcome, row.kept_characters, row.settled_weight, len(row.token_ids)) == ("unjudged", 8, 1.0, 9)
     assert made.ids("foo(bar)\n" * 9, True) == made.renderer.encode("foo(bar)\n" * 9)[:6]
+    a_line = replace(made, lines=1)
+    assert a_line.ids("foo()\nbar()\n", False) == [*made.renderer.encode("foo()"), made.renderer.end]
+    assert a_line.ids("foo()", False) == made.renderer.encode("foo()")
     assert made.ids(None, None) == []
 
 
@@ -417,7 +421,7 @@ def joined(served: list[Completion], told: list[Feedback], seed: int, objects: i
     plan = plan_window(store, window, NOW + 9 * HOUR, 60.0, least, Hindsight())
     labelled, repeated = merge_partitions([join_partition(store, partition) for partition in plan.partitions])
     counts = WindowCounts(plan.requests, repeated)
-    found = classify(labelled, LINEAGE.distances(["1"], "1"), NOW + 5 * HOUR, LIMITS, counts)
+    found = classify(labelled.with_columns(admitted=pl.lit(True)), LINEAGE.distances(["1"], "1"), NOW + 5 * HOUR, LIMITS, counts)
     assert sum(found.buckets.values()) == found.requests
     return found.classified.to_dicts(), len(plan.partitions)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from infra.settings.schema import Collect
 from tasks.labels.accounting import BUCKET, cap_shares
 from tasks.labels.shares import choose, least_groups, occurrences, sample_shares
-from tests.tasks.labels.test_accounting import accounted
+from tests.tasks.labels.test_accounting import account
 from tests.tasks.made import NOW, completion, feedback
 
 GROUPS = ("user", "credential", "project")
@@ -96,22 +96,22 @@ def crowd_of(users: int, each: int):
 
 def test_a_batch_of_one_user_waits_and_a_team_of_three_learns_knowingly() -> None:
     limits = Collect(min_samples=20)
-    alone = accounted(*crowd_of(1, 40), limits=limits)
+    alone = account(*crowd_of(1, 40), limits=limits)
     assert alone.buckets["trained"] == 0
     assert alone.waiting is not None
     assert alone.waiting.state == "WaitingForUsers"
     assert "max_user_share = 0.2 asks for 5 users" in alone.waiting.reason
     three = crowd_of(3, 20)
-    assert accounted(*three, limits=limits).buckets["trained"] == 0
-    team = accounted(*three, limits=limits.model_copy(update={"max_user_share": 0.5}))
+    assert account(*three, limits=limits).buckets["trained"] == 0
+    team = account(*three, limits=limits.model_copy(update={"max_user_share": 0.5}))
     assert (team.buckets["trained"], team.waiting) == (60, None)
-    few = accounted(*crowd_of(3, 2), limits=limits)
+    few = account(*crowd_of(3, 2), limits=limits)
     assert few.waiting is not None and few.waiting.state == "TooFewSamples"
 
 
 def test_what_is_quarantined_leaves_the_shares_as_they_are_asked() -> None:
     """Five users of eight each; the rows of one fail validation, and the others are more than a fifth each."""
-    found = accounted(*crowd_of(5, 8), limits=Collect(min_samples=20))
+    found = account(*crowd_of(5, 8), limits=Collect(min_samples=20))
     assert found.buckets["trained"] == 40
     failed = found.quarantine({f"0-{i}": "logprobs_are_finite" for i in range(4)})
     assert (failed.buckets["trained"], failed.buckets["quarantined"]) == (20, 4)

@@ -13,7 +13,7 @@ from infra.settings.schema import Collect
 from tasks.labels import users
 from tasks.labels.collect import collect
 from tasks.labels.users import DAY, NOBODY, admit, with_admission, with_history
-from tests.tasks.labels.test_accounting import accounted
+from tests.tasks.labels.test_accounting import account
 from tests.tasks.labels.test_explain import seal
 from tests.tasks.made import NOW, MemoryRegistry, MemoryStore, completion, feedback
 
@@ -65,7 +65,7 @@ def test_by_hand() -> None:
 def test_ten_thousand_invented_users_of_a_day_are_fifty() -> None:
     served = [completion(f"{i}", prefix=f"{i}", user=f"invented {i}", time=NOW + i / 1000) for i in range(1000)]
     told = [feedback(c.id, prefix=c.prefix, user=c.user, time=c.time + 1) for c in served]
-    found = accounted(served, told, limits=Collect(max_user_share=1))
+    found = account(served, told, limits=Collect(max_user_share=1))
     assert (found.buckets["trained"], found.buckets["new_user"]) == (50, 950)
 
 
