@@ -59,10 +59,13 @@ def requests(names: Sequence[str], credentials: Sequence[str], times: np.ndarray
         ),
         **{"project": "p", "policy_version": "1", "arm": "champion", "experiment": "", "behaviour_logprobs": "known"},
         **{"language": "py", "top_p": 1.0, "finish_reason": "stop", "tokens": 5, "shown_characters": 20, "prompt": 0},
+        **{"logprobs": 5, "logprob_lowest": -2.0, "logprob_highest": -0.1, "prompt_tokens": 20},
     }
     return pl.DataFrame({"id": ids, "user": names, "credential": credentials, "time": times}).with_columns(
         outcome=pl.Series(np.where(accepted, "accepted", "rejected").astype(str), dtype=pl.String),
         accepted_characters=pl.Series(np.where(accepted, 20, 0)),
+        settled=pl.lit(None, pl.String),
+        kept_characters=pl.lit(None, pl.Int64),
         **{name: pl.lit(value) for name, value in constant.items()},
     )
 
