@@ -49,7 +49,8 @@ def sample_groups(
     """Sample `group_size` completions at each place, score them, and estimate their advantages."""
     repeated = [place for place in places for _ in range(group_size)]
     sampling = settings.serving.sampling
-    completions = generator.sample([(p.prefix, p.suffix) for p in repeated], sampling.max_tokens, sampling.exploring_temperature, seed)
+    contexts = [(p.prefix, p.suffix) for p in repeated]
+    completions = generator.sample(contexts, sampling.max_tokens, sampling.exploring_temperature, seed)
     items = [judges.Item(p.prefix, p.suffix, d.text.rstrip("\n"), p.truth) for p, d in zip(repeated, completions, strict=True)]
     scores = judge.score(items)
     samples: list[Sample] = []

@@ -21,7 +21,7 @@ resolve() { # KIND OPTION...
     # Existing pins stay while they satisfy the requirements; delete a list to resolve it afresh.
     cp "$here/$kind.txt" "$here/$kind.partial" 2>/dev/null || : >"$here/$kind.partial"
     "$python" -m uv pip compile pyproject.toml --extra "$kind" --extra dev "$@" --quiet --output-file "$here/$kind.partial" \
-        --python-version 3.11 --python-platform x86_64-manylinux_2_28 --no-annotate --no-header
+        --python-version 3.11 --python-platform x86_64-manylinux_2_34 --no-annotate --no-header
     sed -E 's/^([^ ;]+==[^ ;+]+)\+[^ ;]+/\1/' "$here/$kind.partial" >"$here/$kind.txt"
     rm "$here/$kind.partial"
 }

@@ -14,7 +14,7 @@ UNHASHED = {
     "triton": "PyTorch's own index builds it anew under the same version",
 }
 """Packages whose file differs between package sources, with the reason. Set-up trusts the source for these."""
-PLATFORM = ("--python-version", "3.11", "--python-platform", "x86_64-manylinux_2_28")
+PLATFORM = ("--python-version", "3.11", "--python-platform", "x86_64-manylinux_2_34")
 
 
 def main(file: Path) -> None:
