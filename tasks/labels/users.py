@@ -11,6 +11,7 @@ the last sealed cycle, a row a user:
 """
 
 import io
+from collections import Counter
 from collections.abc import Collection
 
 import polars as pl
@@ -34,20 +35,18 @@ def admit(requests: pl.DataFrame, known: pl.DataFrame, max_new_users: int) -> pl
         known: the register before.
         max_new_users: users of a credential who become known a day (UTC); 0: all.
     """
-    day = pl.col("time") // DAY
-    by_day = requests.group_by("user", "credential", day.alias("day")).agg(admitted=pl.col("time").min())
+    day = (pl.col("time") // DAY).alias("day")
+    by_day = requests.group_by("user", "credential", day).agg(admitted=pl.col("time").min())
     waiting = by_day.join(known, on="user", how="anti").sort("admitted", "user", "credential")
-    register = known
-    for number in waiting["day"].unique().sort():
-        today = waiting.filter(pl.col("day") == number).join(register, on="user", how="anti")
-        if max_new_users:
-            earlier = register.filter(pl.col("admitted") // DAY == number).group_by("credential").agg(earlier=pl.len())
-            rank = pl.int_range(pl.len()).over("credential") + pl.col("earlier").fill_null(0)
-            today = today.join(earlier, on="credential", how="left", maintain_order="left").filter(rank < max_new_users)
-        first = today.unique("user", keep="first", maintain_order=True)
-        new = first.select("user", "credential", "admitted", last=pl.lit(0.0), requests=pl.lit(0, pl.Int64))
-        register = pl.concat([register, new])
-    return _counted(requests, register)
+    places: Counter[tuple[str, float]] = Counter(known.select("credential", pl.col("admitted") // DAY).iter_rows())
+    new: dict[str, tuple[str, float]] = {}
+    for user, credential, number, first in waiting.select("user", "credential", "day", "admitted").iter_rows():
+        # One by one: a user of two credentials takes the place of one of them alone.
+        if user not in new and (not max_new_users or places[credential, number] < max_new_users):
+            places[credential, number] += 1
+            new[user] = (credential, first)
+    rows = [(user, credential, admitted, 0.0, 0) for user, (credential, admitted) in new.items()]
+    return _counted(requests, pl.concat([known, pl.DataFrame(rows, REGISTER, orient="row")]))
 
 
 def _counted(requests: pl.DataFrame, register: pl.DataFrame) -> pl.DataFrame:
