@@ -33,6 +33,7 @@ from tasks.trainer.update.batches import FixedPolicies, MicroBatch, micro_batche
 from tasks.trainer.update.logit_scale import LogitScale
 from tasks.trainer.update.logprobs import current_logprobs, fixed_policies, logits_of, outputs_of, shape_of
 from tasks.trainer.update.losses import objective
+from tasks.trainer.update.targets import taught_by, uses_sampled_tokens, without_sampled_tokens
 
 AGREEMENT_SAMPLES = 64
 """Most samples of the current version, spread over the update, on which trainer and server are compared."""
@@ -212,17 +213,19 @@ def run(job: Job) -> Metrics:
     """
     clock = [("load", time.monotonic())]
     config = json.loads((job.checkpoint / "config.json").read_text())
-    samples = read(job.samples, config["vocab_size"], config["max_position_embeddings"])
-    safety.check_classes(samples)
+    every = read(job.samples, config["vocab_size"], config["max_position_embeddings"])
+    safety.check_classes(every)
+    samples = taught_by(every, job)
+    trained_rows = samples if uses_sampled_tokens(job) else [without_sampled_tokens(sample) for sample in samples]
     model = load_model(job, config)
 
     clock.append(("starting log-probabilities", time.monotonic()))
-    agreement = compare_with_server(model, samples, job)
-    policies = fixed_policies(model, samples, job)
+    agreement = compare_with_server(model, every, job)
+    policies = fixed_policies(model, trained_rows, job)
 
     clock.append(("update", time.monotonic()))
     scale = LogitScale(job.logit_scale_rate)
-    result = update(model, samples, job, policies, scale, dist.get_world_size() * flops.peak(model.config.params_dtype))
+    result = update(model, trained_rows, job, policies, scale, dist.get_world_size() * flops.peak(model.config.params_dtype))
 
     clock.append(("save", time.monotonic()))
     if job.keep_optimizer:
@@ -230,7 +233,7 @@ def run(job: Job) -> Metrics:
     model.save(job.output / CHECKPOINT_NAME, torch.float32, extras=job.checkpoint, logit_scale=scale.factor)
     clock.append(("end", time.monotonic()))
 
-    metrics = _metrics(samples, result, agreement, {name: end - begin for (name, begin), (_, end) in pairwise(clock)})
+    metrics = _metrics(samples, len(every), result, agreement, {name: end - begin for (name, begin), (_, end) in pairwise(clock)})
     if dist.get_rank() == 0:
         # metrics.json marks the update as complete: it is written last, and atomically.
         partial = job.output / f"{METRICS_NAME}.partial"
@@ -240,14 +243,14 @@ def run(job: Job) -> Metrics:
 
 
 def _metrics(
-    samples: Sequence[Sample], result: UpdateResult, agreement: safety.Agreement | None, seconds: dict[str, float]
+    samples: Sequence[Sample], count: int, result: UpdateResult, agreement: safety.Agreement | None, seconds: dict[str, float]
 ) -> Metrics:
     trained = [samples[i] for i in sorted(result.trained)]
     scored = [sample for sample in trained if sample.token_ids]
     tokens = sum(len(s.token_ids) for s in trained)
     return Metrics(
         samples=len(trained),
-        skipped=len(samples) - len(trained),
+        skipped=count - len(trained),
         tokens=tokens,
         settled_tokens=sum(len(s.settled_token_ids) for s in trained),
         mean_reward=sum(s.reward for s in scored) / max(len(scored), 1),
