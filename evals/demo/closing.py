@@ -15,7 +15,7 @@ from infra.settings import Settings, path
 BASE = "1"
 """Version that the stack registers on its first start."""
 SWAP_SECONDS = 60.0
-SHARES: dict[Ground, float] = {"later": 1.0, "new": 0.6, "seen": 0.2}
+SHARES: dict[Ground, float] = {"later": 1.0, "new": 0.5, "seen": 0.1}
 """Positions on each ground, as a share of --visits."""
 
 
