@@ -33,7 +33,7 @@ def with_ada(labelled: World) -> World:
 def test_forget_removes_the_rows_of_a_user_and_names_the_versions_trained_on_them(with_ada: World) -> None:
     cycle()
     dry_run = forget(user=ADA, return_state=True)
-    assert (dry_run.name, dry_run.message.startswith("8 rows in 4 objects would be removed")) == ("DryRun", True)
+    assert (dry_run.name, dry_run.message.startswith("9 rows in 5 objects would be removed")) == ("DryRun", True)
     state = forget(user=ADA, by="operator", reason="she asked", dry_run=False, return_state=True)
     assert state.name == "Forgotten"
     assert "trained on them: 2 (challenger)" in state.message
