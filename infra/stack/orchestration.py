@@ -87,17 +87,26 @@ def set_schedules(settings: Settings, *, paused: bool) -> None:
                 _post(http, f"deployments/{deployment['id']}/{'pause' if paused else 'resume'}_deployment")
 
 
+class PatientTransport(httpx.HTTPTransport):
+    """Sends a request again while the server's SQLite database is locked, which it answers with HTTP 503."""
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Send the request."""
+        for attempt in range(1, ATTEMPTS):
+            response = super().handle_request(request)
+            if response.status_code != httpx.codes.SERVICE_UNAVAILABLE:
+                return response
+            response.close()
+            time.sleep(attempt)
+        return super().handle_request(request)
+
+
 def connect(settings: Settings) -> httpx.Client:
-    """Return a client of Prefect's API with its credential."""
+    """Return a client of Prefect's API with its credential; it waits for a locked database."""
     orchestration = settings.orchestration
-    return httpx.Client(base_url=orchestration.api, headers=authorization.of_prefect(orchestration), timeout=60)
+    headers = authorization.of_prefect(orchestration)
+    return httpx.Client(base_url=orchestration.api, headers=headers, timeout=60, transport=PatientTransport())
 
 
 def _post(http: httpx.Client, path: str) -> httpx.Response:
-    """Send a request to Prefect's server; retry while its database is locked (HTTP 503)."""
-    for attempt in range(1, ATTEMPTS + 1):
-        response = http.post(path, json={})
-        if response.status_code != httpx.codes.SERVICE_UNAVAILABLE or attempt == ATTEMPTS:
-            break
-        time.sleep(attempt)
-    return response.raise_for_status()
+    return http.post(path, json={}).raise_for_status()
