@@ -1,105 +1,231 @@
-"""Compare what three recipes learn at the same places: python -m tasks.bench_recipes
+"""Compare what recipes learn from the same simulated developers: python -m tasks.bench_recipes
 
-- tabloop: signed rewards, the served tokens with the log-probabilities recorded at sampling, and the served temperature.
-- rlinf, as in RLinf's online example (infra/docs/loop.md, "How recipes are compared"): the reward, 1 or 0, is the advantage. The
-  shown text is tokenised again without its end token. The current weights compute the "old" log-probabilities. Temperature 0.1.
-- group (GRPO): groups of 8 completions at every 8th place (tasks/groups.py). The reward is the likeness to the source's own
-  text there, so no developer takes part. All other options are those of tabloop.
-
-All recipes start from the base model. For each seed, the same simulated developers pause at the same places. The gain is the
-difference to the base in the team's later code, the same places for all recipes, each at the temperature of its recipe. No server
-takes part. The figures are written to var/bench/recipes.json.
+Each recipe starts from the base model and makes samples of the same pauses. After each update the trained model, at the
+temperature that people are served at, meets the base at its best temperature, at the same places of three grounds
+(evals/grounds.py). No server takes part. A run of a recipe and seed is kept in var/bench/recipes, where the next call finds it;
+the figures are written to var/bench/recipes.json. `RECIPES` describes the recipes, infra/docs/loop.md how they are compared.
 """
 
 import argparse
+import hashlib
+import json
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal, get_args
+from typing import Any
 
-import numpy as np
 import polars as pl
 from rich.console import Console
 from tokenizers import Tokenizer
 
-from evals.bench.figures import Figure, figure, write
-from evals.developers import ExpectedOutcome, Pause, Schedule, code_from
+from evals.bench.figures import FOLDER, write
+from evals.bench.gains import Gain, difference, figures, gain_of
+from evals.developers import ExpectedOutcome, Pause, Schedule, SettledTruth, code_from
 from evals.generation import Generator, SampledCompletion
+from evals.grounds import GROUNDS
 from evals.judge import ReferenceJudge
-from evals.statistics import margin, ratio
+from evals.metrics import matching_prefix
 from infra import settings as configuration
+from infra.fim import Renderer
 from infra.records import Sample
 from infra.settings import Settings
-from infra.settings.schema import Reward, Train
+from infra.settings.schema import Reward
 from infra.store import to_parquet
 from tasks import groups
+from tasks.labels.samples import SettledTokens
 from tasks.rewards.reward import UNKNOWN_LANGUAGE, with_advantages
 from tasks.trainer.job import CHECKPOINT_NAME
+from tasks.trainer.pretraining import tuning
 from tasks.trainer.run import command, follow, write_job
 
-Recipe = Literal["tabloop", "rlinf", "group"]
-RECIPES: tuple[Recipe, ...] = get_args(Recipe)
 GROUP_SIZE = 8
 RLINF_TEMPERATURE = 0.1
 RLINF_REWARD = Reward(accepted=1.0, rejected=0.0, nothing=0.0, baseline="none", normalise=False)
-REQUIRED_GAIN_RATIO = 2.0
+TAUGHT = ("typed", "accepted", "rewritten")
+"""What became of places whose text is a label; a paste and an unfinished line are none."""
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A run of one recipe with one seed."""
+class Interactions:
+    """What the developers of one update do, and the policy that they meet."""
 
-    recipe: Recipe
+    pauses: Sequence[Pause]
+    checkpoint: Path
+    settings: Settings
+    version: str
     seed: int
-    users: int
-    interactions: int
-    """Completions shown to developers between two updates."""
-    updates: int
-    places: int
-    """Places at which the base and the trained model are compared."""
-    folder: Path
+
+    @property
+    def renderer(self) -> Renderer:
+        """The policy's prompts."""
+        model, tokenizer = self.settings.model, Tokenizer.from_file(str(self.checkpoint / "tokenizer.json"))
+        return Renderer(tokenizer, model.fim_order, model.max_prefix_tokens, model.max_suffix_tokens)
+
+    def complete(self, temperature: float) -> list[SampledCompletion]:
+        """Sample a completion at each pause."""
+        contexts = [(pause.prefix, pause.suffix) for pause in self.pauses]
+        generator = Generator(self.checkpoint, self.settings.model)
+        return generator.sample(contexts, self.settings.serving.sampling.max_tokens, temperature, self.seed)
+
+
+def settled_samples(given: Interactions, every: int = 1) -> list[Sample]:
+    """Return what was really written at each pause, or at every third, as a cycle makes it; nobody needs to be shown anything."""
+    renderer, tokens = given.renderer, settled_tokens(given)
+    prompts = [renderer.render(pause.prefix, pause.suffix) for pause in given.pauses[::every]]
+    samples = [
+        empty_sample(number, given.version, pause, prompt, 1.0).model_copy(update={"settled_token_ids": tuple(tokens(pause))})
+        for number, (pause, prompt) in enumerate(zip(given.pauses[::every], prompts, strict=True))
+    ]
+    return [sample for sample in samples if sample.settled_token_ids]
+
+
+def control_samples(given: Interactions) -> list[Sample]:
+    """Return as many places of the base's own training sources, in which no developer took part and which it was not tuned to."""
+    sources = tuning.sources(0)
+    pauses = tuning.pauses(sources.kept_back, len(given.pauses), given.seed)
+    return tuning.places(pauses, given.renderer, given.settings.serving.sampling.max_tokens)
+
+
+def shown_samples(given: Interactions, explored: bool, settled: bool) -> list[Sample]:
+    """Return the completions that developers were shown and judged, with rewards, with or without the settled text."""
+    sampling = given.settings.serving.sampling
+    temperature = sampling.exploring_temperature if explored else sampling.temperature
+    completions = given.complete(temperature)
+    judged = zip(given.pauses, completions, strict=True)
+    samples = [labelled_sample(number, given.version, *pair, temperature) for number, pair in enumerate(judged)]
+    if settled:
+        tokens = settled_tokens(given)
+        labels = [
+            {"settled_token_ids": tuple(tokens(pause)), "kept_characters": kept(pause, completion.text)}
+            for pause, completion in zip(given.pauses, completions, strict=True)
+        ]
+        samples = [sample.model_copy(update=label) for sample, label in zip(samples, labels, strict=True)]
+    return with_rewards(samples, given.settings.reward)
+
+
+def rlinf_samples(given: Interactions) -> list[Sample]:
+    """Return samples as RLinf's online example makes them: the shown text, tokenised again and scored by the current weights."""
+    completions = given.complete(RLINF_TEMPERATURE)
+    tokenizer = Tokenizer.from_file(str(given.checkpoint / "tokenizer.json"))
+    texts = [pause.judge(completion.text)[0].shown for pause, completion in zip(given.pauses, completions, strict=True)]
+    tokens = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+    nonempty = [number for number, ids in enumerate(tokens) if ids]  # a client sends no feedback on empty text
+    generator = Generator(given.checkpoint, given.settings.model)
+    scores = generator.score([(completions[number].prompt, tokens[number]) for number in nonempty])
+    rescored = [
+        replace(completions[number], tokens=tuple(tokens[number]), logprobs=tuple(logprobs))
+        for number, logprobs in zip(nonempty, scores, strict=True)
+    ]
+    samples = [
+        labelled_sample(number, given.version, given.pauses[number], completion, 1.0)
+        for number, completion in zip(nonempty, rescored, strict=True)
+    ]
+    return with_rewards(samples, RLINF_REWARD)
+
+
+def group_samples(given: Interactions) -> list[Sample]:
+    """Return GRPO's samples: a group at every 8th pause, scored without a developer. As many samples as pauses."""
+    reward = given.settings.reward.model_copy(update={"estimator": "group"})
+    result = groups.sample_groups(
+        Generator(given.checkpoint, given.settings.model),
+        ReferenceJudge(),
+        [pause.position for pause in given.pauses[::GROUP_SIZE]],
+        GROUP_SIZE,
+        given.settings.model_copy(update={"reward": reward}),
+        given.seed,
+    )
+    return [sample.model_copy(update={"policy_version": given.version}) for sample in result.samples]
 
 
 @dataclass(frozen=True)
-class Gain:
-    """Outcomes of the base and of the trained model at the same places, and the user at each place."""
+class Recipe:
+    """How a recipe makes samples of interactions, and where its update differs from the settings."""
 
-    users: tuple[str, ...]
-    accepted: tuple[np.ndarray, np.ndarray]
-    """Expected accepts of each place, [places], of the base and of the trained model."""
-    characters: tuple[np.ndarray, np.ndarray]
-    """Expected accepted characters at each place, [places], of the base and of the trained model."""
+    meaning: str
+    samples: Callable[[Interactions], list[Sample]]
+    training: Mapping[str, Any]
 
 
-def serving_temperature(recipe: Recipe, settings: Settings) -> float:
-    """Return the temperature at which the recipe serves."""
-    return RLINF_TEMPERATURE if recipe == "rlinf" else settings.serving.sampling.temperature
+SURROGATE: Mapping[str, Any] = {"surrogate_weight": 1.0, "learning_rate": 4e-4, "final_rate": 1.0}
+SERVED_SURROGATE = SURROGATE | {"learning_rate": 1e-4}
+"""At a low temperature the same rate moves the policy further."""
+PLAIN_PPO = SURROGATE | {"clip_low": 0.2, "clip_high": 0.2, "frozen_layers": 0}
+RECIPES: Mapping[str, Recipe] = {
+    "settled": Recipe("the settled text alone, as shipped", settled_samples, {"surrogate_weight": 0.0}),
+    "settled_third": Recipe("the settled text of every third place", lambda g: settled_samples(g, 3), {"surrogate_weight": 0.0}),
+    "control": Recipe("as many places without developers", control_samples, {"surrogate_weight": 0.0}),
+    "ppo": Recipe("accepts and rejections, sampled as served", lambda g: shown_samples(g, False, False), SERVED_SURROGATE),
+    "ppo_explored": Recipe("the same, explored at a high temperature", lambda g: shown_samples(g, True, False), SURROGATE),
+    "both": Recipe(
+        "settled text and accepts, sampled as served", lambda g: shown_samples(g, False, True), {"surrogate_weight": 0.1}
+    ),
+    "both_explored": Recipe(
+        "settled text and accepts, explored at a high temperature",
+        lambda g: shown_samples(g, True, True),
+        {"surrogate_weight": 0.1},
+    ),
+    "rlinf": Recipe("RLinf's online example", rlinf_samples, PLAIN_PPO),
+    "group": Recipe("GRPO with a judge instead of developers", group_samples, SURROGATE),
+}
 
 
-def complete(
-    checkpoint: Path, pauses: Sequence[Pause], temperature: float, seed: int, settings: Settings
-) -> list[SampledCompletion]:
-    """Sample a completion at each pause."""
-    generator = Generator(checkpoint, settings.model)
-    return generator.sample(
-        [(pause.prefix, pause.suffix) for pause in pauses], settings.serving.sampling.max_tokens, temperature, seed
+def settled_tokens(given: Interactions) -> Callable[[Pause], list[int]]:
+    """Return the function that gives a pause's settled text as tokens; none where the text is no label."""
+    settings = given.settings
+    tokens = SettledTokens(given.renderer, settings.serving.sampling.max_tokens, settings.collect.hindsight.lines)
+
+    def ids(pause: Pause) -> list[int]:
+        truth = label_of(pause)
+        return tokens.ids(truth.text or None, truth.whole) if truth else []
+
+    return ids
+
+
+def label_of(pause: Pause) -> SettledTruth | None:
+    """Return what settled at a pause; None where that is no label."""
+    return pause.settled if pause.settled and pause.settled.kind in TAUGHT else None
+
+
+def kept(pause: Pause, generated: str) -> int | None:
+    """Return how many characters of what was shown stand in the settled text; None where that is no label."""
+    truth = label_of(pause)
+    return matching_prefix(pause.judge(generated)[0].shown, truth.text or "") if truth else None
+
+
+def empty_sample(number: int, version: str, pause: Pause, prompt: Sequence[int], temperature: float) -> Sample:
+    """Return a pause as a sample of which nothing is known but its prompt."""
+    return Sample(
+        completion_id=str(number),
+        user=pause.developer.name,
+        policy_version=version,
+        prompt_token_ids=tuple(prompt),
+        token_ids=(),
+        logprobs=(),
+        temperature=temperature,
+        outcome="unjudged",
+        shown_characters=0,
+        accepted_characters=0,
     )
 
 
-def tabloop_samples(
-    pauses: Sequence[Pause], completions: Sequence[SampledCompletion], settings: Settings, version: str
-) -> list[Sample]:
-    """Return the samples of tabloop's recipe, as a cycle makes them."""
-    samples = [
-        labelled_sample(number, version, pause, completion, settings.serving.sampling.temperature)
-        for number, (pause, completion) in enumerate(zip(pauses, completions, strict=True))
-    ]
-    return with_rewards(samples, settings.reward)
+def labelled_sample(number: int, version: str, pause: Pause, completion: SampledCompletion, temperature: float) -> Sample:
+    """Return a labelled completion as a sample."""
+    outcome, judgement = pause.judge(completion.text)
+    accepted = judgement is not None and judgement.accepted
+    return empty_sample(number, version, pause, completion.prompt, temperature).model_copy(
+        update={
+            "token_ids": completion.tokens,
+            "logprobs": tuple(min(value, 0.0) for value in completion.logprobs),
+            "outcome": "nothing" if judgement is None else "accepted" if accepted else "rejected",
+            "shown_characters": len(outcome.shown),
+            "accepted_characters": len(outcome.shown) * accepted,
+        }
+    )
 
 
 def with_rewards(samples: Sequence[Sample], settings: Reward) -> list[Sample]:
@@ -113,202 +239,113 @@ def with_rewards(samples: Sequence[Sample], settings: Reward) -> list[Sample]:
     return [sample.model_copy(update=values) for sample, values in zip(samples, rewards, strict=True)]
 
 
-def labelled_sample(number: int, version: str, pause: Pause, completion: SampledCompletion, temperature: float) -> Sample:
-    """Return a labelled completion as a sample."""
-    outcome, judgement = pause.judge(completion.text)
-    accepted = judgement is not None and judgement.accepted
-    return Sample(
-        completion_id=str(number),
-        user=pause.developer.name,
-        policy_version=version,
-        prompt_token_ids=completion.prompt,
-        token_ids=completion.tokens,
-        logprobs=tuple(min(value, 0.0) for value in completion.logprobs),
-        temperature=temperature,
-        outcome="nothing" if judgement is None else "accepted" if accepted else "rejected",
-        shown_characters=len(outcome.shown),
-        accepted_characters=len(outcome.shown) * accepted,
-    )
+@dataclass(frozen=True)
+class Plan:
+    """A run of one recipe with one seed."""
+
+    recipe: str
+    seed: int
+    users: int
+    interactions: int
+    """Pauses of developers between two updates."""
+    updates: int
+    places: int
+    """Places of each ground at which the models are compared; a fourth of them on `seen`."""
+
+    def identity(self, settings: Settings) -> str:
+        """Return the name under which the run is kept: another setting or another base model makes another run."""
+        weights = (configuration.path(settings.model.base) / "model.safetensors").read_bytes()
+        parts = (repr(self), repr(RECIPES[self.recipe].training), settings.model_dump_json(include=READ_SETTINGS))
+        digest = hashlib.sha256(weights + "\0".join(parts).encode()).hexdigest()[:12]
+        return f"{self.recipe}-{self.seed}-{digest}"
 
 
-def rlinf_samples(
-    pauses: Sequence[Pause], completions: Sequence[SampledCompletion], checkpoint: Path, settings: Settings, version: str
-) -> list[Sample]:
-    """Return samples as RLinf's online example makes them: the shown text, tokenised again and scored by the current weights."""
-    tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
-    texts = [pause.judge(completion.text)[0].shown for pause, completion in zip(pauses, completions, strict=True)]
-    tokens = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
-    nonempty = [number for number, ids in enumerate(tokens) if ids]  # a client sends no feedback on empty text
-    scores = Generator(checkpoint, settings.model).score([(completions[number].prompt, tokens[number]) for number in nonempty])
-    samples = [
-        labelled_sample(
-            number,
-            version,
-            pauses[number],
-            replace(completions[number], tokens=tuple(tokens[number]), logprobs=tuple(logprobs)),
-            1.0,
-        )
-        for number, logprobs in zip(nonempty, scores, strict=True)
-    ]
-    return with_rewards(samples, RLINF_REWARD)
+READ_SETTINGS = {"model", "train", "reward", "collect", "serving"}
 
 
-def group_samples(pauses: Sequence[Pause], checkpoint: Path, settings: Settings, version: str, seed: int) -> list[Sample]:
-    """Return the samples of GRPO's recipe: a group at every 8th pause, scored without a developer. As many samples as pauses."""
-    group_settings = settings.model_copy(update={"reward": settings.reward.model_copy(update={"estimator": "group"})})
-    places = [pause.position for pause in pauses[::GROUP_SIZE]]
-    result = groups.sample_groups(
-        Generator(checkpoint, settings.model), ReferenceJudge(), places, GROUP_SIZE, group_settings, seed
-    )
-    return [sample.model_copy(update={"policy_version": version}) for sample in result.samples]
+def best_temperature(settings: Settings) -> float:
+    """Return the base's best temperature, from its generation_config.json."""
+    file = configuration.path(settings.model.base) / "generation_config.json"
+    return float(json.loads(file.read_text())["temperature"])
 
 
-def rlinf_training(settings: Train) -> Train:
-    """Return the settings of plain clipped PPO of all weights; learning rate and number of epochs stay tabloop's."""
-    overrides = {
-        "clip_low": 0.2,
-        "clip_high": 0.2,
-        "logit_scale_rate": 0.0,
-        "context_weight": 0.0,
-        "frozen_layers": 0,
-        "max_kl": 0.0,
+def expected(
+    checkpoint: Path, pauses: Sequence[Pause], temperature: float, seed: int, settings: Settings
+) -> list[ExpectedOutcome]:
+    """Return what developers do with a checkpoint's completions."""
+    completions = Interactions(pauses, checkpoint, settings, "", seed).complete(temperature)
+    return [pause.judge(completion.text)[0] for pause, completion in zip(pauses, completions, strict=True)]
+
+
+def run_plan(plan: Plan, settings: Settings) -> list[Gain]:
+    """Alternate interactions and updates, and compare with the base after each update."""
+    schedule, base = Schedule(plan.users, plan.seed, code_from()), configuration.path(settings.model.base)
+    places = {
+        ground: [schedule.first_pause(number, ground) for number in range(plan.places // (4 if ground == "seen" else 1))]
+        for ground in GROUNDS
     }
-    return settings.model_copy(update=overrides)
-
-
-def recipe_samples(
-    plan: Plan, pauses: Sequence[Pause], checkpoint: Path, settings: Settings, version: str, seed: int
-) -> list[Sample]:
-    """Return the samples of the plan's recipe at these pauses."""
-    if plan.recipe == "group":
-        return group_samples(pauses, checkpoint, settings, version, seed)
-    completions = complete(checkpoint, pauses, serving_temperature(plan.recipe, settings), seed, settings)
-    if plan.recipe == "rlinf":
-        return rlinf_samples(pauses, completions, checkpoint, settings, version)
-    return tabloop_samples(pauses, completions, settings, version)
-
-
-def train_recipe(plan: Plan, settings: Settings) -> Path:
-    """Alternate interactions and updates; return the last checkpoint."""
-    schedule = Schedule(plan.users, plan.seed, code_from())
-    checkpoint = configuration.path(settings.model.base)
-    for update in range(plan.updates):
-        first, version = update * plan.interactions, str(update + 1)
-        pauses = [schedule.first_pause(number) for number in range(first, first + plan.interactions)]
-        samples = recipe_samples(plan, pauses, checkpoint, settings, version, plan.seed * 1000 + update)
-        training = rlinf_training(settings.train) if plan.recipe == "rlinf" else settings.train
-        folder = plan.folder / f"{plan.recipe}-{plan.seed}-{update}"
-        folder.mkdir(parents=True)
-        (folder / "samples.parquet").write_bytes(to_parquet(samples))
-        job = write_job(folder, checkpoint, folder / "samples.parquet", version, training)
-        follow(command(job, training.processes), folder / "trainer.log", training.environment, lambda line: None)
-        checkpoint = folder / CHECKPOINT_NAME
-    return checkpoint
-
-
-def measure_gain(plan: Plan, settings: Settings) -> dict[str, Gain]:
-    """Train a recipe; return its gain at its own temperature and, for other recipes than RLinf's, at RLinf's."""
-    trained, base = train_recipe(plan, settings), configuration.path(settings.model.base)
-    schedule = Schedule(plan.users, plan.seed, code_from())
-    pauses = [schedule.first_pause(number, "later") for number in range(plan.places)]
-
-    def expected_outcomes(checkpoint: Path, temperature: float) -> list[ExpectedOutcome]:
-        completions = complete(checkpoint, pauses, temperature, plan.seed, settings)
-        return [pause.judge(completion.text)[0] for pause, completion in zip(pauses, completions, strict=True)]
-
-    users = tuple(pause.developer.name for pause in pauses)
-    gains: dict[str, Gain] = {}
-    for name, temperature in (("", serving_temperature(plan.recipe, settings)), (" when served at 0.1", RLINF_TEMPERATURE)):
-        if plan.recipe != "rlinf" or not name:
-            before, after = (expected_outcomes(checkpoint, temperature) for checkpoint in (base, trained))
-            gains[plan.recipe + name] = Gain(
-                users,
-                (np.array([o.accepted for o in before]), np.array([o.accepted for o in after])),
-                (np.array([o.accepted_characters for o in before]), np.array([o.accepted_characters for o in after])),
-            )
+    best, served = best_temperature(settings), settings.serving.sampling.temperature
+    before = {ground: expected(base, places[ground], best, plan.seed, settings) for ground in GROUNDS}
+    gains, checkpoint = [], base
+    with TemporaryDirectory(prefix="tabloop-recipe-") as work:
+        for update in range(plan.updates):
+            checkpoint = train(plan, update, schedule, checkpoint, settings, Path(work) / str(update))
+            for ground in GROUNDS:
+                after = expected(checkpoint, places[ground], served, plan.seed, settings)
+                gains.append(gain_of(ground, plan.interactions * (update + 1), places[ground], before[ground], after))
     return gains
 
 
-def difference(gains: Sequence[Gain], measure: Literal["accepted", "characters"]) -> tuple[float, float]:
-    """Return the gain per request over the users of all seeds, and half the width of its confidence interval."""
-    sums: dict[tuple[int, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
-    for seed, gain in enumerate(gains):
-        base, trained = getattr(gain, measure)
-        for user, change in zip(gain.users, trained - base, strict=True):
-            sums[seed, user][0] += change
-            sums[seed, user][1] += 1
-    changes, places = np.array(list(sums.values())).T
-    estimate, influence = ratio(changes, places)
-    return estimate, margin(influence)
+def train(plan: Plan, update: int, schedule: Schedule, checkpoint: Path, settings: Settings, folder: Path) -> Path:
+    """Train a checkpoint on the samples of an update's interactions; return the trained one."""
+    first, recipe, version = update * plan.interactions, RECIPES[plan.recipe], str(update + 1)
+    pauses = [schedule.first_pause(number) for number in range(first, first + plan.interactions)]
+    samples = recipe.samples(Interactions(pauses, checkpoint, settings, version, plan.seed * 1000 + update))
+    folder.mkdir(parents=True)
+    (folder / "samples.parquet").write_bytes(to_parquet(samples))
+    training = settings.train.model_copy(update=recipe.training)
+    job = write_job(folder, checkpoint, folder / "samples.parquet", version, training)
+    follow(command(job, training.processes), folder / "trainer.log", training.environment, lambda line: None)
+    return folder / CHECKPOINT_NAME
 
 
-def figures(gains: dict[str, list[Gain]], seeds: Sequence[int]) -> list[Figure]:
-    """Return the figures: the gain of each recipe for each seed and over all seeds, and the target."""
-    rows: list[Figure] = []
-    for name, seed_gains in gains.items():
-        for seed, seed_gain in zip(seeds, seed_gains, strict=True):
-            rows.append(figure(f"{name}: gain, seed {seed}", 100 * difference([seed_gain], "accepted")[0], "points"))
-            rows.append(figure(f"{name}: characters, seed {seed}", difference([seed_gain], "characters")[0], "a request"))
-        estimate, half_width = difference(seed_gains, "accepted")
-        rows += [
-            figure(f"{name}: acceptance of the base", 100 * float(np.mean([g.accepted[0].mean() for g in seed_gains])), "%"),
-            figure(f"{name}: gain", 100 * estimate, "points"),
-            figure(f"{name}: half of its interval", 100 * half_width, "points"),
-        ]
-        estimate, half_width = difference(seed_gains, "characters")
-        rows += [
-            figure(
-                f"{name}: accepted characters of the base",
-                float(np.mean([g.characters[0].mean() for g in seed_gains])),
-                "a request",
-            ),
-            figure(f"{name}: accepted characters gained", estimate, "a request"),
-            figure(f"{name}: half of their interval", half_width, "a request"),
-        ]
-    if not {"tabloop", "rlinf"} <= gains.keys():
-        return rows
-    tabloop_gain, rlinf_gain = (100 * difference(gains[name], "accepted")[0] for name in ("tabloop", "rlinf"))
-    target = REQUIRED_GAIN_RATIO * max(rlinf_gain, 0.0)
-    # If RLinf's recipe loses, twice its negative gain is no target: any gain of tabloop's passes.
-    return [
-        *rows,
-        Figure(
-            "tabloop's gain less twice rlinf's, if that is one",
-            round(tabloop_gain - target, 4),
-            "points",
-            0.0,
-            0 < tabloop_gain >= target,
-        ),
-    ]
+def kept_run(plan: Plan, settings: Settings, folder: Path = FOLDER / "recipes") -> list[Gain]:
+    """Return the gains of a run: those that an earlier call kept, or of a new run, which is then kept."""
+    file = folder / f"{plan.identity(settings)}.json"
+    if not file.exists():
+        gains = run_plan(plan, settings)
+        folder.mkdir(parents=True, exist_ok=True)
+        part = file.with_suffix(".part")
+        part.write_text(json.dumps([asdict(gain) for gain in gains]))
+        part.rename(file)
+    return [Gain(**values) for values in json.loads(file.read_text())]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and write the figures. Exit code 1 if the target is missed."""
+    """Run the recipes and write the figures. Exit code 1 if a target is missed."""
     parser = argparse.ArgumentParser(prog="python -m tasks.bench_recipes", description=(__doc__ or "").split("\n")[0])
     add = parser.add_argument
-    add("--recipes", choices=RECIPES, nargs="+", default=RECIPES, help="(default: all)")
-    add("--seeds", type=int, nargs="+", default=[0, 1, 2], help="seeds of developers, places and sampling (default 0 1 2)")
+    add("--recipes", choices=RECIPES, nargs="+", default=list(RECIPES), help="(default: all)")
+    add("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4], help="of developers, places, sampling (default 0 1 2 3 4)")
     add("--users", type=int, default=240, help="developers (default %(default)s)")
-    add("--interactions", type=int, default=3600, help="completions between updates (default %(default)s)")
-    add("--updates", type=int, default=2, help="updates (default %(default)s)")
-    add("--places", type=int, default=3000, help="places at which models are compared (default %(default)s)")
-    add("--jobs", type=int, default=2, help="runs of a recipe and seed at a time (default %(default)s)")
+    add("--interactions", type=int, default=7200, help="pauses between updates (default %(default)s)")
+    add("--updates", type=int, default=1, help="updates; the figures after each are a curve (default %(default)s)")
+    add("--places", type=int, default=3000, help="places of a ground at which models are compared (default %(default)s)")
+    add("--jobs", type=int, default=1, help="runs at a time; each trains with train.processes (default %(default)s)")
     options = parser.parse_args(arguments)
-    settings = configuration.load()
-    with TemporaryDirectory(prefix="tabloop-bench-") as folder:
-        plans = [
-            Plan(recipe, seed, options.users, options.interactions, options.updates, options.places, Path(folder))
-            for seed in options.seeds
-            for recipe in options.recipes
-        ]
-        # Spawned, because forking a process with torch threads is unsafe.
-        with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
-            results = list(pool.map(measure_gain, plans, [settings] * len(plans)))
-    gains: dict[str, list[Gain]] = defaultdict(list)
-    for result in results:
-        for name, value in result.items():
-            gains[name].append(value)
-    return 0 if write("recipes", figures(gains, options.seeds), Console()) else 1
+    settings, console = configuration.load(), Console()
+    sizes = options.users, options.interactions, options.updates, options.places
+    plans = [Plan(recipe, seed, *sizes) for seed in options.seeds for recipe in options.recipes]
+    runs: dict[str, list[list[Gain]]] = defaultdict(list)
+    # Spawned, because forking a process with torch threads is unsafe.
+    with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
+        for done, (plan, gains) in enumerate(zip(plans, pool.map(kept_run, plans, [settings] * len(plans)), strict=True), 1):
+            runs[plan.recipe].append(gains)
+            estimate, width = difference([gain for gain in gains if gain.ground == "later"][-1:], "accepted")
+            console.print(
+                f"[{done} of {len(plans)}] {plan.recipe}, seed {plan.seed}: {100 * estimate:+.2f} +- {100 * width:.2f} points"
+            )
+    return 0 if write("recipes", figures(runs), console) else 1
 
 
 if __name__ == "__main__":

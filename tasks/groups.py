@@ -90,6 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--positions", type=int, default=200, help="places (default %(default)s)")
     add("--group", type=int, default=8, help="completions at each place (default %(default)s)")
     add("--estimator", choices=("group", "return"), default="group", help="advantage estimator (default %(default)s)")
+    add("--learning-rate", type=float, help="learning rate of the job (default: train.learning_rate)")
     add("--seed", type=int, default=0, help="seed of places and sampling (default %(default)s)")
     options = parser.parse_args(arguments)
     loaded = configuration.load()
@@ -106,7 +107,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder = configuration.path(options.out)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "samples.parquet").write_bytes(to_parquet(grouped.samples))
-    job = write_job(folder, checkpoint, folder / "samples.parquet", VERSION, settings.train)
+    # These samples have no settled text, so the surrogate teaches, whatever a cycle's update does.
+    rate = options.learning_rate or settings.train.learning_rate
+    training = settings.train.model_copy(update={"surrogate_weight": 1.0, "learning_rate": rate})
+    job = write_job(folder, checkpoint, folder / "samples.parquet", VERSION, training)
     contrasting = len({s.prompt_token_ids for s in grouped.samples if s.advantage})
     print(
         f"{len(grouped.samples)} samples, mean reward {sum(s.reward for s in grouped.samples) / len(grouped.samples):.3f}, "

@@ -15,6 +15,7 @@ from infra.settings import LOCAL
 from infra.store import from_parquet
 from tasks import groups
 from tasks.trainer.job import Job
+from tasks.trainer.update.targets import taught_by
 
 PLACES = [
     Position("a.py", 0, "import ", "\n\n\ndef main():\n    os.remove('x')\n", "os"),
@@ -61,6 +62,7 @@ def test_the_command_writes_samples_and_a_job(tmp_path: Path, capsys: pytest.Cap
     job = Job.model_validate_json((tmp_path / "job.json").read_text())
     samples = from_parquet(job.samples.read_bytes(), Sample)
     assert len(samples) == 6
+    assert len(taught_by(samples, job)) == 6, "the trainer would refuse a job of which nothing teaches"
     assert {s.policy_version for s in samples} == {job.current_version}, (
         "the trainer measures the agreement of log-probabilities on them"
     )
