@@ -16,17 +16,17 @@ import polars as pl
 
 from infra.settings.schema import Hindsight
 from tasks.labels.kept import kept_characters
-from tasks.labels.places import Missing, Place, View, agreed, ending_of
+from tasks.labels.places import Missing, Place, View, agreed, place_of
 
 Reason = Literal[Missing, "opted_out", "redacted", "short_prefix", "still_typed", "empty", "pasted", "numbers_only"]
 UNSETTLED = pl.Enum(["", *get_args(Reason)])
 """Why a completion has no settled text; empty where it has one, or where hindsight is off.
 
-not_shown: no later request shows the place. ambiguous: the place is not the only one that fits. suffix_changed: the text behind
-the place was changed, so its end is not known. opted_out, redacted: the user opted out, or a secret was removed from the request
-or from the later ones. short_prefix: the prefix is too short to find the place in an unnamed file. still_typed: the place was
-last shown while it was being written. empty: nothing stands there. pasted: a paste or an agent wrote it. numbers_only: the editor
-reports numbers, since it has no consent to send text.
+not_shown: no later request shows the place. ambiguous: the place is not the only one that fits. prefix_changed: the cursor's line
+was changed before the place. suffix_changed: the text behind the place was changed, so its end is not known. opted_out, redacted:
+the user opted out, or a secret was removed from the request or from the later ones. short_prefix: the prefix is too short to find
+the place in an unnamed file. still_typed: the place was last shown while it was being written. empty: nothing stands there.
+pasted: a paste or an agent wrote it. numbers_only: the editor reports numbers, since it has no consent to send text.
 """
 COLUMNS: Mapping[str, type[pl.DataType] | pl.DataType] = {
     "settled": pl.String,
@@ -122,12 +122,12 @@ class _Requests:
         if self.times[stop - 1] - self.times[at] < settings.quiet_seconds:
             return "not_shown"
         document, cursor = self.documents[at], self.cursors[at]
-        anchor = document[max(0, cursor - settings.anchor_characters) : cursor]
+        place = place_of(document, cursor, settings.anchor_characters)
+        anchor = place.anchor
         if not anchor.strip() or (cursor < settings.anchor_characters and not self.files[at]):
             return "short_prefix"
         if document.find(anchor) + len(anchor) != cursor or document.find(anchor, cursor - len(anchor) + 1) >= 0:
             return "ambiguous"
-        place = Place(anchor, ending_of(document[cursor:]))
         views = _Views(self, at, place, short=cursor < settings.anchor_characters)
         return self._last(at, stop, views, settings)
 
@@ -139,7 +139,7 @@ class _Requests:
             if self.times[later] - self.times[at] < settings.quiet_seconds:
                 break
             found = views.of(later)
-            if found == "suffix_changed":
+            if found in ("prefix_changed", "suffix_changed"):
                 return found
             if not isinstance(found, View):
                 reason = found if reason == "not_shown" else reason

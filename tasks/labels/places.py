@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 LEAST_ENDING = 10
-"""Characters, blanks left out, of the lines by which the end of a place is found."""
+"""Characters, blanks left out, of the lines by which the end of a place is found, or what stands above it."""
 LINES_BEHIND = 6
 """Lines of the earlier suffix that are searched where its first lines are gone."""
 MOST_ENDINGS = 8
 """Places that fit the end of which the best is chosen."""
 COMPARED = 400
 """Characters behind the end that are compared to choose it."""
-Missing = Literal["not_shown", "ambiguous", "suffix_changed"]
+Missing = Literal["not_shown", "ambiguous", "prefix_changed", "suffix_changed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +103,8 @@ def ending_of(suffix: str) -> Ending | None:
 class Place:
     """The place of a request's cursor."""
 
+    before: str
+    """Lines that end where the cursor's line begins; empty where too little stands there."""
     anchor: str
     ending: Ending | None
 
@@ -110,7 +112,7 @@ class Place:
         """Return what stands at the place in a later document with its cursor, or why that is not known."""
         at = document.find(self.anchor)
         if at < 0:
-            return "not_shown"
+            return "prefix_changed" if self._changed_before(document, cursor) else "not_shown"
         if document.find(self.anchor, at + 1) >= 0:
             return "ambiguous"
         begin = at + len(self.anchor)
@@ -125,6 +127,19 @@ class Place:
             return "suffix_changed"
         text = document[begin : document.rfind("\n", begin, max(begin, cursor)) + 1] if cursor > begin else ""
         return View(text, False, standing, max(0, cursor - begin))
+
+    def _changed_before(self, document: str, cursor: int) -> bool:
+        """Whether the lines above the place stand once before the later cursor although the anchor is gone."""
+        at = document.find(self.before) if self.before else -1
+        return 0 <= at < cursor - len(self.before) and document.find(self.before, at + 1) < 0
+
+
+def place_of(document: str, cursor: int, characters: int) -> Place:
+    """Return the place of a cursor, with an anchor of at most so many characters."""
+    line = document.rfind("\n", 0, cursor) + 1
+    before = document[max(0, line - characters) : line]
+    strong = len("".join(before.split())) >= LEAST_ENDING
+    return Place(before if strong else "", document[max(0, cursor - characters) : cursor], ending_of(document[cursor:]))
 
 
 def common_start(one: Sequence[str], other: Sequence[str]) -> int:

@@ -97,6 +97,7 @@ def test_without_the_end_the_line_of_the_later_cursor_is_cut() -> None:
         ([behind(opted_out=True)], "opted_out"),
         ([behind(text="x\n" * 700)], "pasted"),
         ([behind(prefix=BEGIN + TEXT + "\n" + BEGIN + "1", suffix=END)], "ambiguous"),
+        ([behind(at=11), behind("e", 20, prefix=BEGIN[:-3] + "+= foo(bar)\n    return result + value\n\n")], "prefix_changed"),
         ([behind(prefix=BEGIN + TEXT + "\n    return other\n\n\nclass Something:\n    ", suffix="pass\n")], "suffix_changed"),
         ([asked("k", 12, "foo(b"), behind(at=15.0)], "still_typed"),
         ([behind(), asked("e", 200, "foo(1")], "still_typed"),
@@ -111,6 +112,15 @@ def test_where_the_stream_does_not_show_it_there_is_none(later: list[Completion]
 @pytest.mark.parametrize(("fields", "why"), [({"redacted": True}, "redacted"), ({"opted_out": True}, "opted_out")])
 def test_what_is_hidden_has_none(fields: dict[str, Any], why: str) -> None:
     assert text_of(asked(**fields), behind()) == (None, None, why)
+
+
+def test_a_changed_line_above_the_cursor_is_told_from_a_place_out_of_sight() -> None:
+    elsewhere = "\n".join(f"line_{n} = {n}" for n in range(9)) + "\n"
+    assert text_of(asked(), behind(), behind("e", 40, prefix=elsewhere))[0] == TEXT, "the later window shows other lines"
+    above = completion("e", time=NOW + 40, user="u", prefix=HEAD, suffix="    changed = 1\n" + END)
+    assert text_of(asked(), behind(), above)[0] == TEXT, "the later suffix may be cut above the place"
+    twice = BEGIN[:-8] + "other = 1\n" + BEGIN[:-8] + "other = 2\n"
+    assert text_of(asked(), behind(), behind("e", 40, prefix=twice))[0] == TEXT, "the lines above stand twice"
 
 
 def test_a_short_prefix_needs_the_same_file() -> None:
