@@ -41,6 +41,7 @@ from tasks.labels.partitions import (
     plan_window,
 )
 from tasks.labels.shares import weight_shares
+from tasks.labels.standing import with_standing
 from tasks.labels.window import Window
 from tasks.rewards.reward import reward_samples
 from tasks.validation.batch import batch_stats, bounds
@@ -251,6 +252,7 @@ def measured(folder: Path, hours: int, least: int, collect: Collect, joined: Joi
     chosen = accounting.samples
     validate(chosen, batch_stats(accounting, 0.0), bounds(chosen, [], settings.collect)).check(0.0)
     done("validate")
+    chosen = with_standing(store, plan.partitions, chosen, settings.collect.standing_lines)
     chosen = reward_samples(chosen, settings.reward, weight_shares(settings.collect))
     store.put("cycles/bench/samples.parquet", samples.parquet(samples.tables(store, plan.partitions, chosen)))
     done("batch")

@@ -11,7 +11,7 @@ import hashlib
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
@@ -37,6 +37,7 @@ from infra.settings import Settings
 from infra.settings.schema import Reward
 from infra.store import to_parquet
 from tasks import groups
+from tasks.labels import standing
 from tasks.labels.samples import SettledTokens
 from tasks.rewards.reward import UNKNOWN_LANGUAGE, with_advantages
 from tasks.trainer.job import CHECKPOINT_NAME
@@ -74,14 +75,28 @@ class Interactions:
 
 
 def settled_samples(given: Interactions, every: int = 1) -> list[Sample]:
-    """Return what was really written at each pause, or at every third, as a cycle makes it; nobody needs to be shown anything."""
-    renderer, tokens = given.renderer, settled_tokens(given)
-    prompts = [renderer.render(pause.prefix, pause.suffix) for pause in given.pauses[::every]]
+    """Return what was written at each pause, or at every third, and around it, as a cycle makes it; nobody is shown anything."""
+    renderer, tokens, pauses = given.renderer, settled_tokens(given), given.pauses[::every]
     samples = [
-        empty_sample(number, given.version, pause, prompt, 1.0).model_copy(update={"settled_token_ids": tuple(tokens(pause))})
-        for number, (pause, prompt) in enumerate(zip(given.pauses[::every], prompts, strict=True))
+        empty_sample(number, given.version, pause, renderer.render(pause.prefix, pause.suffix), 1.0).model_copy(
+            update={"settled_token_ids": tuple(tokens(pause))}
+        )
+        for number, pause in enumerate(pauses)
     ]
-    return [sample for sample in samples if sample.settled_token_ids]
+    return [*(sample for sample in samples if sample.settled_token_ids), *standing_samples(given, pauses)]
+
+
+def standing_samples(given: Interactions, pauses: Sequence[Pause]) -> Iterator[Sample]:
+    """Yield the standing lines of the pauses, as a cycle makes them."""
+    settings, renderer = given.settings, given.renderer
+    written = SettledTokens(renderer, settings.serving.sampling.max_tokens)
+    seen: set[bytes] = set()
+    for number, pause in enumerate(pauses):
+        cursors = standing.pick(pause.prefix, settings.collect.standing_lines, seen)
+        for line, (before, rest, after) in enumerate(standing.places(pause.prefix, pause.suffix, cursors), 1):
+            row = empty_sample(number, given.version, pause, renderer.render(before, after), 1.0)
+            ids = tuple(written.ids(rest, True))
+            yield row.model_copy(update={"completion_id": f"{number}/{line}", "settled_token_ids": ids, "outcome": "standing"})
 
 
 def control_samples(given: Interactions) -> list[Sample]:
@@ -92,7 +107,7 @@ def control_samples(given: Interactions) -> list[Sample]:
 
 
 def shown_samples(given: Interactions, explored: bool, settled: bool) -> list[Sample]:
-    """Return the completions that developers were shown and judged, with rewards, with or without the settled text."""
+    """Return the completions that developers were shown and judged, with rewards, with or without what was written."""
     sampling = given.settings.serving.sampling
     temperature = sampling.exploring_temperature if explored else sampling.temperature
     completions = given.complete(temperature)
@@ -105,7 +120,8 @@ def shown_samples(given: Interactions, explored: bool, settled: bool) -> list[Sa
             for pause, completion in zip(given.pauses, completions, strict=True)
         ]
         samples = [sample.model_copy(update=label) for sample, label in zip(samples, labels, strict=True)]
-    return with_rewards(samples, given.settings.reward)
+    rewarded = with_rewards(samples, given.settings.reward)
+    return [*rewarded, *standing_samples(given, given.pauses)] if settled else rewarded
 
 
 def rlinf_samples(given: Interactions) -> list[Sample]:

@@ -28,7 +28,7 @@ class Sample(Record):
     """A completion to train on: the sampled tokens the developer was shown, their reward, and what was really written there."""
 
     completion_id: str
-    """Id of the completion."""
+    """Id of the completion; of a standing line, with the line's number after a slash."""
     user: str
     """Keyed hash of the user, for shares and clustering."""
     project: str = ""
@@ -46,9 +46,10 @@ class Sample(Record):
     """Log-probability of each of token_ids under the behaviour policy, in nats."""
     temperature: float
     """Sampling temperature."""
-    outcome: LabelOutcome | Literal["nothing", "judged", "unjudged"]
+    outcome: LabelOutcome | Literal["nothing", "judged", "unjudged", "standing"]
     """The label. "nothing": there was no text to show; "judged": a judge scored the completion and no developer saw it;
-    "unjudged": nobody judged it, and its settled text is known."""
+    "unjudged": nobody judged it, and its settled text is known; "standing": a line that stood in the request's prefix, as a
+    place of its own."""
     shown_characters: int
     """Number of characters shown."""
     accepted_characters: int

@@ -33,6 +33,8 @@ class Collect(Section):
     `hindsight.most_seconds`."""
     hindsight: Hindsight = Hindsight()
     """Settled text from later requests and reports."""
+    standing_lines: int = Field(3, ge=0)
+    """Maximum lines of a sample's own prefix that are trained on as further places (tasks/labels/standing.py)."""
     join_seconds: float = Field(600.0, gt=0)
     """Maximum seconds between a completion and its feedback."""
     window_seconds: float = Field(7 * 86_400.0, gt=0)

@@ -25,6 +25,7 @@ from tasks.experiments.totals import ArmTotals, total
 from tasks.labels import users
 from tasks.labels.accounting import WindowCounts, classify
 from tasks.labels.shares import weight_shares
+from tasks.labels.standing import without_standing
 from tasks.rewards.reward import reward_samples
 
 DAY = users.DAY
@@ -89,7 +90,7 @@ def batch(window: pl.DataFrame, known: pl.DataFrame, limits: Collect, mark: str)
     labelled = users.with_admission(window.sample(fraction=1, shuffle=True, seed=0), register)
     accounting = classify(labelled, {"1": 0}, np.inf, limits, WindowCounts(window.height))
     assert sum(accounting.buckets.values()) == window.height
-    made = reward_samples(accounting.samples, Reward(), weight_shares(limits))
+    made = reward_samples(without_standing(accounting.samples), Reward(), weight_shares(limits))
     theirs = made.filter(pl.col("user").str.starts_with(mark))
     weight = float(made["advantage"].abs().sum())
     return Batch(

@@ -1,6 +1,6 @@
 """The batch to train on: samples with their tokens, which are read from the event objects, one partition at a time.
 
-Settled text is turned into tokens by the parent's tokenizer.
+Settled text and standing lines are turned into tokens by the parent's tokenizer.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,6 +15,7 @@ from infra.events.tables import arrow_schema
 from infra.fim import Renderer
 from infra.records import Sample
 from infra.store import ObjectStore
+from tasks.labels import standing
 from tasks.labels.attribution import unique
 from tasks.labels.partitions import InputChanged, Partition, read_completions
 
@@ -51,7 +52,8 @@ def tables(
 ) -> Iterator[pa.Table]:
     """Yield rows of infra.records.Sample, by time, then id, for the classified requests (tasks/labels/accounting.py) to train on.
 
-    Without `settled`, the rows have no settled text.
+    The standing lines of a sample (tasks/labels/standing.py) are rows of their own after it. Without `settled`, the rows have no
+    settled text, and there are no standing lines.
 
     Raises:
         InputChanged: a completion is no longer in its object.
@@ -83,8 +85,33 @@ def _with_tokens(store: ObjectStore, partition: Partition, chosen: pl.DataFrame,
         ids = [settled.ids(*row) for row in rows.select("settled", "settled_whole").iter_rows()]
         columns["settled_token_ids"] = pl.Series("settled_token_ids", ids, pl.List(pl.Int64))
     defaults = {name: pl.lit(Sample.model_fields[name].default) for name in SCHEMA.names if name not in columns}
-    ordered = rows.select("time", "id", **(columns | defaults)).sort("time", "id").select(SCHEMA.names)
+    made = rows.select("time", "id", **(columns | defaults))
+    if settled and "standing" in rows.columns:
+        made = pl.concat([made, _standing_rows(made, rows.select("id", "standing").drop_nulls(), served, settled)])
+    ordered = made.sort("time", "id", "completion_id").select(SCHEMA.names)
     return ordered.to_arrow(compat_level=pl.CompatLevel.oldest()).cast(SCHEMA)
+
+
+def _standing_rows(made: pl.DataFrame, lines: pl.DataFrame, served: pl.DataFrame, settled: SettledTokens) -> pl.DataFrame:
+    """A row for each standing line of the samples `made`: its prompt, and the rest of the line as settled text."""
+    found = [
+        (name, f"{name}/{number}", settled.renderer.render(before, after), settled.ids(rest, True))
+        for name, cursors, prefix, suffix in lines.join(served.select("id", "prefix", "suffix"), on="id").iter_rows()
+        for number, (before, rest, after) in enumerate(standing.places(prefix, suffix, cursors), 1)
+    ]
+    columns = {"id": pl.String, "line": pl.String, "prompt": pl.List(pl.Int64), "written": pl.List(pl.Int64)}
+    nothing = {name: pl.lit([], made.schema[name]) for name in ("token_ids", "logprobs")}
+    zero = {name: pl.lit(0, made.schema[name]) for name in ("shown_characters", "accepted_characters", "reward", "advantage")}
+    copied = made.join(pl.DataFrame(found, columns, orient="row"), on="id").with_columns(
+        completion_id="line",
+        prompt_token_ids="prompt",
+        settled_token_ids="written",
+        outcome=pl.lit("standing"),
+        kept_characters=pl.lit(None, made.schema["kept_characters"]),
+        **nothing,
+        **zero,
+    )
+    return copied.select(made.columns)
 
 
 def parquet(rows: Iterable[pa.Table]) -> bytes:

@@ -1,7 +1,7 @@
 """Cap the share of a cycle's weight of each user, credential and project. Pure.
 
 A group's weight is the sum of the absolute advantages of its samples, which bounds its part of the policy gradient; and, apart
-from it, the characters of its settled text, which bound its part of the cross-entropy. The share of
+from it, the characters of its settled text and of its standing lines, which bound its part of the cross-entropy. The share of
 samples is capped already (tasks/labels/shares.py), but a few rare samples may weigh as much as many. One factor scales all
 samples of a group, so that their order and sign stay.
 """
@@ -22,7 +22,7 @@ class TooFewToShare(ValueError):
 
 
 def cap_weights(samples: pl.DataFrame, shares: Mapping[str, float]) -> pl.DataFrame:
-    """Return samples in which the advantages of groups above their share are scaled down to it, and so is their settled text.
+    """Return samples in which the advantages of groups above their share are scaled down to it, and so is what was written.
 
     Adds the column `settled_weight`, from 0 to 1.
 
@@ -33,7 +33,8 @@ def cap_weights(samples: pl.DataFrame, shares: Mapping[str, float]) -> pl.DataFr
         TooFewToShare: fewer groups have weight than the shares ask for.
     """
     advantages = _factors(samples, pl.col("advantage").abs(), shares)
-    settled = _factors(samples, pl.col("settled").str.len_chars().fill_null(0).cast(pl.Float64), shares)
+    written = pl.col("settled").str.len_chars().fill_null(0) + pl.col("standing_characters")
+    settled = _factors(samples, written.cast(pl.Float64), shares)
     return samples.with_columns(advantage=pl.col("advantage") * advantages, settled_weight=settled)
 
 

@@ -22,7 +22,7 @@ from infra.settings.training import Train
 from infra.store import ObjectStore, sha256
 from tasks.experiments import release
 from tasks.labels import collect as collecting
-from tasks.labels import explain, partitions, samples, users
+from tasks.labels import explain, partitions, samples, standing, users
 from tasks.labels.accounting import Waiting, account_rows
 from tasks.labels.collect import Collected
 from tasks.labels.partitions import JoinedPartition, Partition
@@ -142,7 +142,10 @@ def reward(settings: Settings, validated: Validated) -> Manifest | Waiting:
     store, collected = clients.store_of(settings), validated.collected
     past = drift.returns(store, settings) if settings.reward.baseline == "running" else ()
     try:
-        batch = reward_samples(collected.accounting.samples, settings.reward, weight_shares(settings.collect), past)
+        rows = standing.with_standing(
+            store, collected.plan.partitions, collected.accounting.samples, settings.collect.standing_lines
+        )
+        batch = reward_samples(rows, settings.reward, weight_shares(settings.collect), past)
     except TooFewToShare as error:
         return Waiting("WaitingForUsers", str(error))
     requests = collected.accounting.classified.select("user", "project").rows()
@@ -162,8 +165,8 @@ def reward(settings: Settings, validated: Validated) -> Manifest | Waiting:
 
 
 def settled_tokens(settings: Settings, parent: str, batch: pl.DataFrame) -> SettledTokens | None:
-    """Return what turns settled text into tokens of the parent; None where a batch has no settled text."""
-    if batch["settled"].null_count() == batch.height:
+    """Return what turns settled text and standing lines into tokens of the parent; None where a batch has neither."""
+    if batch["settled"].null_count() == batch.height and not batch["standing_characters"].any():
         return None
     model = settings.model
     tokenizer = Tokenizer.from_file(str(clients.checkpoint_of(settings, parent) / "tokenizer.json"))

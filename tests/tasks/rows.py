@@ -126,6 +126,7 @@ def sample_frame(rows: Sequence[Sample]) -> pl.DataFrame:
         id="completion_id",
         time=pl.lit(NOW),
         late=pl.lit(False),
+        standing_characters=pl.lit(0),
         settled=pl.lit("s").repeat_by(pl.col("settled_token_ids").list.len()).list.join(""),
         prompt=pl.col("prompt_token_ids").hash(),
         language=pl.lit(""),

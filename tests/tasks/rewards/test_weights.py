@@ -18,6 +18,7 @@ from transformers import Qwen2ForCausalLM
 from infra.records import Completion, Feedback, Sample
 from infra.settings.schema import Collect, Reward
 from tasks.labels.shares import weight_shares
+from tasks.labels.standing import without_standing
 from tasks.rewards.reward import with_advantages
 from tasks.rewards.weights import TooFewToShare, cap_weights, weight_cap
 from tests.tasks.labels.test_accounting import account_with_samples
@@ -103,7 +104,7 @@ def batch(completions: Sequence[Completion], events: Sequence[Feedback], share: 
     """Return the samples that a cycle trains on."""
     limits = Collect(max_user_share=share, max_user_weight=share, max_new_users=0)
     accounting, rows = account_with_samples(completions, events, limits=limits, until=NOW + 9_000)
-    capped = cap_weights(with_advantages(accounting.samples, Reward()), weight_shares(limits))
+    capped = cap_weights(with_advantages(without_standing(accounting.samples), Reward()), weight_shares(limits))
     return [s.model_copy(update={"advantage": a}) for s, a in zip(rows, capped["advantage"], strict=True)]
 
 

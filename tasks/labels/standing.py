@@ -1,0 +1,97 @@
+"""Standing lines: code of the team that a request's prefix shows, as further places to train on.
+
+A request teaches one line, its settled text. The lines above the cursor stand already, and few of them were ever asked for. Some
+become places of their own: the cursor in a line, and the rest of the line as what is written there. A line that an earlier sample
+of the batch has is not taken again. Pure, but for the reading of the prefixes; the same for any partitions.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import polars as pl
+
+from infra.store import ObjectStore
+from tasks.labels.attribution import unique
+from tasks.labels.partitions import TOKEN_FIELDS, Partition, read_completions
+
+NEAREST = 40
+"""Lines above the cursor that are looked at."""
+AT_INDENTATION = 0.4
+"""Share of the places that lie before the first character of their line; the others lie anywhere in it."""
+
+
+def with_standing(store: ObjectStore, partitions: Sequence[Partition], samples: pl.DataFrame, most: int) -> pl.DataFrame:
+    """Return samples with `standing`, the cursors of their standing lines in their prefixes, and `standing_characters`.
+
+    Args:
+        samples: classified requests to train on (tasks/labels/accounting.py).
+        most: maximum lines of a sample.
+    """
+    if not most:
+        return without_standing(samples)
+    seen: set[bytes] = set()
+    found: list[tuple[str, list[int], int]] = []
+    for partition in partitions:
+        own = samples.filter(partition.owns(samples["time"].to_numpy()))
+        if not own.is_empty():
+            for name, prefix in _prefixes(store, partition, own):
+                cursors = pick(prefix, most, seen)
+                found.append((name, cursors, sum(len(rest_of_line(prefix, cursor)) for cursor in cursors)))
+    columns = {"id": pl.String, "standing": pl.List(pl.Int64), "standing_characters": pl.Int64}
+    return samples.join(pl.DataFrame(found, columns, orient="row"), on="id", how="left", maintain_order="left")
+
+
+def without_standing(samples: pl.DataFrame) -> pl.DataFrame:
+    """Return samples without standing lines."""
+    none = pl.lit(None, pl.List(pl.Int64)).alias("standing")
+    return samples.with_columns(none, standing_characters=pl.lit(0, pl.Int64))
+
+
+def pick(prefix: str, most: int, seen: set[bytes]) -> list[int]:
+    """Return cursors in lines of a prefix that no earlier call with the same `seen` has taken, and add them to `seen`.
+
+    A line is known by itself and its neighbours. Which lines are taken, and where the cursor lies, depends on their text alone.
+    """
+    ends = [at for at, character in enumerate(prefix) if character == "\n"][-NEAREST - 1 :]
+    lines = []
+    for start, end in pairwise(ends):
+        line = prefix[start + 1 : end]
+        if line.strip():
+            above, below = prefix.rfind("\n", 0, start) + 1, prefix.find("\n", end + 1)
+            around = prefix[above : below if below >= 0 else len(prefix)]
+            lines.append((hashlib.sha256(around.encode(errors="replace")).digest()[:12], start + 1, line))
+    picked = []
+    for key, start, line in sorted(lines):
+        if len(picked) < most and key not in seen:
+            seen.add(key)
+            picked.append(start + _column(line, key))
+    return sorted(picked)
+
+
+def rest_of_line(prefix: str, cursor: int) -> str:
+    """Return what stands between a cursor and the end of its line."""
+    return prefix[cursor : prefix.index("\n", cursor)]
+
+
+def places(prefix: str, suffix: str, cursors: Sequence[int]) -> Iterator[tuple[str, str, str]]:
+    """Yield for each cursor what stands before it, the rest of its line, and what stands after that."""
+    for cursor in cursors:
+        rest = rest_of_line(prefix, cursor)
+        yield prefix[:cursor], rest, prefix[cursor + len(rest) :] + suffix
+
+
+def _column(line: str, key: bytes) -> int:
+    """Return the cursor's column, before the last character that is not blank."""
+    share, where = (int.from_bytes(part) / 2**16 for part in (key[:2], key[2:4]))
+    indentation = len(line) - len(line.lstrip())
+    return indentation + (0 if share < AT_INDENTATION else int(where * (len(line.rstrip()) - indentation)))
+
+
+def _prefixes(store: ObjectStore, partition: Partition, samples: pl.DataFrame) -> Iterator[tuple[str, str]]:
+    """Yield the id and the prefix of a partition's samples, by time, then id."""
+    recent = partition.completions.filter(pl.col("last") >= samples["time"].min())
+    completions, _ = read_completions(store, replace(partition, completions=recent), partition.owns, TOKEN_FIELDS)
+    served = unique(completions.join(samples, on=["id", "time"], how="semi")).sort("time", "id")
+    yield from served.select("id", "prefix").iter_rows()
