@@ -1,7 +1,6 @@
-"""Comparing two arms of users while everybody watches: sufficient statistics, then tests over them, then typed results.
+"""Comparing two arms of users while everybody watches: rows of a regression, then tests over them, then typed results.
 
-The unit is the user, since assignment is by user and a user's requests share a taste. A user's totals are all that is kept, and
-totals of one user from several places add up.
+The unit is the user, since a user's requests share a taste: a row for each. Where assignment is by user:
 
     u           a user; T_u = 1 on the challenger's arm, else 0
     n_u, y_u    requests during the experiment, and what was counted in them (accepts, accepted characters)
@@ -19,6 +18,10 @@ Ramdas, "Time-uniform central limit theory and asymptotic confidence sequences",
     sigma * sqrt(2 (t rho^2 + 1) / (t^2 rho^2) * log(sqrt(t rho^2 + 1) / alpha))
         = standard error * sqrt(2 (1 + 1 / (t rho^2)) * log(sqrt(t rho^2 + 1) / alpha))
 
+In a crossover a user meets both arms, and a row is the difference of their two rates, d_u = y_u1 / n_u1 - y_u0 / n_u0. The
+estimate is the mean of d_u weighted by n_u0 n_u1 / (n_u0 + n_u1), which is least squares with an intercept for each user. What
+a user's rates have in common is not in d_u, and the error is that of the d_u over users, however a user's requests hang together.
+
 The clock t is the number of requests. The part of the error that lies between users does not shrink with it: it is there from the
 start and stays, which a peeker gains less from than from the random walk that the boundary is made for. So the width is right for
 users that are alike and too wide for others. test_statistics.py measures both.
@@ -28,53 +31,45 @@ with the interval of a fixed sample (Haybittle 1971; Peto et al. 1976): the two 
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 import numpy as np
+from scipy.special import betaln, ndtr, stdtrit
 from scipy.stats import t as student
 
-from infra.records import Arm, Rate
+from infra.records import Rate
 
 LEVEL = 0.95
 PRIOR_REQUESTS = 20.0
 """Requests that the mean counts for when a user's earlier rate is shrunk to it."""
+PRIOR_USERS = 100.0
+"""Users that the planned split counts for in the test of the split: it looks for shares about 0.05 away."""
+LEAST_ROWS = 5
 
 
-@dataclass(frozen=True)
-class Totals:
-    """A user's requests, and the sum of each metric over these requests."""
+@dataclass(frozen=True, eq=False)
+class Regression:
+    """A comparison of two arms as weighted least squares. A row is a user; one with weight 0 does not count."""
 
-    requests: float = 0
-    sums: Mapping[str, float] = field(default_factory=dict)
-    """By the metric's name; a metric that is missing sums to 0."""
+    design: np.ndarray
+    """[U, K], the last column is 1 on the challenger's arm."""
+    outcome: np.ndarray
+    """[U], the user's rate, or difference of rates."""
+    weights: np.ndarray
+    """[U], the user's requests."""
+    requests: float
+    """Requests of all users: the clock of the interval."""
 
-    def __getitem__(self, metric: str) -> float:
-        return self.sums.get(metric, 0)
-
-    def __add__(self, other: "Totals") -> "Totals":
-        names = self.sums.keys() | other.sums.keys()
-        return Totals(self.requests + other.requests, {name: self[name] + other[name] for name in names})
-
-    def scaled(self, factor: float) -> "Totals":
-        """Return the totals of a part of the requests, at the same rates."""
-        return Totals(self.requests * factor, {name: value * factor for name, value in self.sums.items()})
-
-
-@dataclass(frozen=True)
-class User:
-    """One user of an experiment."""
-
-    arm: Arm
-    during: Totals
-    before: Totals = Totals()
-    """Before the experiment began."""
+    def without(self, rows: np.ndarray) -> "Regression":
+        """Return the comparison without some users; `rows` is a mask [U]."""
+        return replace(self, weights=np.where(rows, 0.0, self.weights))
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Challenger minus champion, per request, with its always-valid interval."""
+    """Challenger minus champion, with its interval."""
 
     estimate: float
     low: float
@@ -88,15 +83,6 @@ class NoDifference:
     """There is nothing to compare, which is not the same as no difference."""
 
     reason: str
-
-
-def merge(parts: Iterable[Mapping[str, Totals]]) -> dict[str, Totals]:
-    """Totals by user from several places."""
-    merged: dict[str, Totals] = {}
-    for part in parts:
-        for user, totals in part.items():
-            merged[user] = merged.get(user, Totals()) + totals
-    return merged
 
 
 def rate(numerators: Sequence[float], denominators: Sequence[float]) -> Rate:
@@ -129,97 +115,111 @@ def margin(influence: np.ndarray) -> float:
     return float(student.ppf((1 + LEVEL) / 2, users - 1) * error)
 
 
-def sample_ratio_p(challenger: int, champion: int, share: float) -> float:
-    """p-value of a split of users at least this far from the share: Pearson's chi-square with one degree of freedom."""
-    expected = share * (challenger + champion)
-    other = (1 - share) * (challenger + champion)
-    if not expected or not other:
-        return 0.0 if challenger + champion else 1.0
-    statistic = (challenger - expected) ** 2 / expected + (champion - other) ** 2 / other
-    return math.erfc(math.sqrt(statistic / 2))
+def sample_ratio_p(challenger: float, champion: float, share: float) -> float:
+    """p-value of a split of users this far from the share, valid however often one looks.
+
+    It is the inverse of the Bayes factor of a beta mixture around the share against the share (Lindon and Malek 2022,
+    "Anytime-valid inference for multinomial count data").
+    """
+    prior = PRIOR_USERS * share, PRIOR_USERS * (1 - share)
+    mixture = betaln(prior[0] + challenger, prior[1] + champion) - betaln(*prior)
+    return float(min(1.0, np.exp(challenger * math.log(share) + champion * math.log(1 - share) - mixture)))
 
 
-def difference(
-    users: Sequence[User], metric: str, alpha: float, expected_requests: float, *, last_look: bool = False
-) -> Difference | NoDifference:
-    """Return the difference of a metric per request between the arms.
+def difference(rows: Regression, alpha: float, expected_requests: float, *, last_look: bool = False) -> Difference | NoDifference:
+    """Return the difference between the arms with its interval.
 
     expected_requests is when the interval is narrowest for its age: about as many requests as the experiment is planned for.
     `last_look`: the interval of a fixed sample, for one look at a time that was set before.
     """
-    users = [user for user in users if user.during.requests]
-    treated = sum(user.arm == "challenger" for user in users)
-    if len(users) < 5 or min(treated, len(users) - treated) < 2:
-        return NoDifference(f"{len(users)} users with requests, {treated} of them on the challenger's arm: too few to compare")
-    design, rate, requests = regression(users, metric)
-    found = weighted_fit(design, rate, requests)
+    counted = int(np.count_nonzero(rows.weights))
+    treated = rows.design[rows.weights > 0, -1]
+    crossed = rows.design.shape[1] == 1
+    if counted < LEAST_ROWS or (not crossed and min(treated.sum(), counted - treated.sum()) < 2):
+        return NoDifference(
+            f"{counted} users with requests, {treated.sum():.0f} of them on the challenger's arm: too few to compare"
+        )
+    found = weighted_fit(rows)
     if found is None:
-        return NoDifference(f"{metric} per request does not vary between users: its error cannot be told")
+        return NoDifference("the rate does not vary between users: its error cannot be told")
     estimate, error = found
-    freedom = design.shape[0] - design.shape[1]
-    errors = NormalDist().inv_cdf(1 - alpha / 2) if last_look else boundary(float(requests.sum()), alpha, expected_requests)
+    return Difference(estimate, *interval(rows, estimate, error, alpha, expected_requests, last_look), error)
+
+
+def interval(
+    rows: Regression, estimate: float, error: float, alpha: float, expected_requests: float, last_look: bool
+) -> tuple[float, float]:
+    """Return the interval of an estimate at another level."""
+    freedom = int(np.count_nonzero(rows.weights)) - rows.design.shape[1]
+    errors = NormalDist().inv_cdf(1 - alpha / 2) if last_look else boundary(rows.requests, alpha, expected_requests)
     half = error * widen(errors, freedom)
-    return Difference(estimate, estimate - half, estimate + half, error)
+    return estimate - half, estimate + half
 
 
-def without_deciders(users: Sequence[User], metric: str, count: int, sign: int) -> list[User]:
-    """Return the users without so many who move the difference the most, one after another.
+def deciders(rows: Regression, count: int, sign: int) -> np.ndarray:
+    """Return a mask [U] of so many users who move the difference the most, one after another.
 
     A difference that is sure without them is sure whatever they did: if so many users are made up, the others decide.
 
     Args:
-        sign: 1: who move it towards the challenger; -1: towards the champion.
+        sign: 1: who move it upwards; -1: downwards.
     """
-    remaining = [user for user in users if user.during.requests]
+    chosen = np.zeros(len(rows.outcome), dtype=bool)
     for _ in range(count):
-        design, rate, requests = regression(remaining, metric)
-        fitted = leave_one_out(design, rate, requests)
+        fitted = leave_one_out(rows.without(chosen))
         if fitted is None:
             break
-        remaining.pop(int(np.argmax(sign * fitted[1])))
-    return remaining
+        chosen[int(np.argmax(sign * fitted[1]))] = True
+    return chosen
 
 
-def regression(users: Sequence[User], metric: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the design [U, K], the rates [U] and the weights [U] of the comparison; every user has requests."""
-    treated = np.array([user.arm == "challenger" for user in users], dtype=float)
-    requests = np.array([user.during.requests for user in users], dtype=float)
-    rate = np.array([user.during[metric] for user in users]) / requests
-    covariate = earlier_rates([user.before for user in users], metric)
-    columns = [np.ones_like(rate), treated]
-    if len(users) and np.ptp(covariate) > 1e-12:
+def by_user(
+    treated: np.ndarray, counted: np.ndarray, requests: np.ndarray, counted_before: np.ndarray, requests_before: np.ndarray
+) -> Regression:
+    """Return the comparison of users of whom each met one arm. All arguments [U]; a user without requests does not count."""
+    rate = np.divide(counted, requests, out=np.zeros_like(requests), where=requests > 0)
+    covariate = earlier_rates(counted_before, requests_before)
+    columns = [np.ones_like(rate)]
+    if requests.sum() and np.ptp(covariate) > 1e-12:
         columns.append(covariate - np.average(covariate, weights=requests))
-    return np.column_stack(columns), rate, requests
+    return Regression(np.column_stack([*columns, treated.astype(float)]), rate, requests, float(requests.sum()))
 
 
-def earlier_rates(before: Sequence[Totals], metric: str) -> np.ndarray:
-    """Each user's rate before the experiment, shrunk to the mean by PRIOR_REQUESTS; the mean where there is no history."""
-    requests = np.array([totals.requests for totals in before], dtype=float)
-    counted = np.array([totals[metric] for totals in before], dtype=float)
+def within_user(counted: tuple[np.ndarray, np.ndarray], requests: tuple[np.ndarray, np.ndarray]) -> Regression:
+    """Return the comparison of users with themselves.
+
+    Args:
+        counted: each user's sum on the champion's and on the challenger's arm, [U] each.
+        requests: the same of requests.
+    """
+    weights = requests[0] * requests[1] / np.maximum(requests[0] + requests[1], 1e-300)
+    rates = [np.divide(y, n, out=np.zeros_like(n), where=n > 0) for y, n in zip(counted, requests, strict=True)]
+    met = (requests[0] + requests[1])[weights > 0].sum()
+    return Regression(np.ones((len(weights), 1)), np.where(weights > 0, rates[1] - rates[0], 0.0), weights, float(met))
+
+
+def earlier_rates(counted: np.ndarray, requests: np.ndarray) -> np.ndarray:
+    """Return each user's rate before the experiment, shrunk to the mean by PRIOR_REQUESTS; the mean where there is no history."""
     mean = counted.sum() / requests.sum() if requests.sum() else 0.0
     return (counted + PRIOR_REQUESTS * mean) / (requests + PRIOR_REQUESTS)
 
 
-def weighted_fit(design: np.ndarray, outcome: np.ndarray, weights: np.ndarray) -> tuple[float, float] | None:
-    """Weighted least squares: coefficient of the second column and its HC3 error; none where there is no error to tell.
-
-    design [U, K], outcome [U], weights [U].
-    """
-    fitted = leave_one_out(design, outcome, weights)
+def weighted_fit(rows: Regression) -> tuple[float, float] | None:
+    """Weighted least squares: coefficient of the last column and its HC3 error; none where there is no error to tell."""
+    fitted = leave_one_out(rows)
     if fitted is None:
         return None
     error = math.sqrt(float(np.square(fitted[1]).sum()))
     return (fitted[0], error) if error > 1e-12 else None
 
 
-def leave_one_out(design: np.ndarray, outcome: np.ndarray, weights: np.ndarray) -> tuple[float, np.ndarray] | None:
-    """Weighted least squares: coefficient of the second column, and by how much each row moves it; none if undetermined.
+def leave_one_out(rows: Regression) -> tuple[float, np.ndarray] | None:
+    """Weighted least squares: coefficient of the last column, and by how much each row moves it [U]; none if undetermined.
 
     A row moves it by the coefficient with the row less that without it, whose squares add up to the HC3 variance.
-
-    design [U, K], outcome [U], weights [U].
     """
-    weighted = design * weights[:, None]
+    design, outcome = rows.design, rows.outcome
+    weighted = design * rows.weights[:, None]
     normal = design.T @ weighted
     if np.linalg.matrix_rank(normal) < normal.shape[0]:
         return None
@@ -229,7 +229,7 @@ def leave_one_out(design: np.ndarray, outcome: np.ndarray, weights: np.ndarray) 
     if np.any(leverage > 1 - 1e-9):  # a user who alone decides a coefficient
         return None
     scores = weighted * ((outcome - design @ coefficients) / (1 - leverage))[:, None]
-    return float(coefficients[1]), scores @ inverse[1]
+    return float(coefficients[-1]), scores @ inverse[-1]
 
 
 def boundary(t: float, alpha: float, expected: float) -> float:
@@ -246,9 +246,7 @@ def boundary(t: float, alpha: float, expected: float) -> float:
 
 def widen(errors: float, freedom: int) -> float:
     """The multiple of an estimated standard error that leaves the tail that `errors` leaves of a known one (Student's t)."""
-    from scipy import stats
-
-    return float(stats.t.isf(stats.norm.sf(errors), freedom))
+    return float(-stdtrit(freedom, ndtr(-errors)))
 
 
 def power(effect: float, error: float, errors: float) -> float:

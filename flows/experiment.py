@@ -10,7 +10,7 @@ from tasks.steps import experiment as steps
 
 @flow(name="experiment", persist_result=False)
 def experiment() -> State:
-    """Promote, reject, or wait."""
+    """Promote, reject, end a broken test, or wait."""
     settings = settings_.load()
     running = steps.running_experiment(settings)
     if running is None:
@@ -19,8 +19,8 @@ def experiment() -> State:
     if isinstance(verdict, Verdict):
         return Completed(name="Undecided", message=verdict.reason)
     decision = steps.conclude(settings, verdict)
-    name = "Promoted" if decision.verdict.verdict == "promote" else "Rejected"
-    return Completed(name=name, message=decision.verdict.reason)
+    names = {"promote": "Promoted", "reject": "Rejected", "broken": "Broken"}
+    return Completed(name=names[decision.verdict.verdict], message=decision.verdict.reason)
 
 
 if __name__ == "__main__":

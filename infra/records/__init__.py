@@ -8,12 +8,25 @@ from infra.records.base import Arm, LabelOutcome, ObjectReference, Record
 from infra.records.cycles import Bucket, CycleOutcome, Manifest, Profile, Quarantined, RewardTotals, Sample
 from infra.records.erasure import Amendment, Forgotten
 from infra.records.events import Completion, Feedback, FinishReason, NotTaken, OfflineExample, Outcome
-from infra.records.experiments import Decision, ExperimentRecord, Rate, Verdict, VerdictName
+from infra.records.experiments import (
+    ArmEvidence,
+    CheckResult,
+    Decision,
+    ExperimentRecord,
+    MetricResult,
+    Plan,
+    PlannedMetric,
+    Rate,
+    Verdict,
+    VerdictName,
+)
 
 __all__ = [
     "Amendment",
     "Arm",
+    "ArmEvidence",
     "Bucket",
+    "CheckResult",
     "Completion",
     "CycleOutcome",
     "Decision",
@@ -23,10 +36,13 @@ __all__ = [
     "Forgotten",
     "LabelOutcome",
     "Manifest",
+    "MetricResult",
     "NotTaken",
     "ObjectReference",
     "OfflineExample",
     "Outcome",
+    "Plan",
+    "PlannedMetric",
     "Profile",
     "Quarantined",
     "Rate",

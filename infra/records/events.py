@@ -67,7 +67,10 @@ class Completion(Record):
     arm: Arm
     """Arm that served the request."""
     experiment: str = ""
-    """Experiment the user took part in; empty if none."""
+    """Experiment the user took part in; empty if none, and where another version answered than the arm's."""
+    assigned: str = ""
+    """Experiment that assigned the request to an arm, also where another version answered; empty if none, and in events written
+    before this field existed."""
     temperature: float
     """Sampling temperature the server used."""
     top_p: float

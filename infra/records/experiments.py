@@ -1,4 +1,4 @@
-"""Experiments: an A/B test, its statistics and the release decision that ends it."""
+"""Experiments: an A/B test with its plan, its statistics and the release decision that ends it."""
 
 from typing import Literal
 
@@ -6,7 +6,81 @@ from pydantic import Field
 
 from infra.records.base import Arm, ObjectReference, Record
 
-VerdictName = Literal["promote", "reject", "undecided"]
+VerdictName = Literal["promote", "reject", "broken", "undecided"]
+"""broken: the test went wrong, which says nothing about the challenger."""
+Mode = Literal["superiority", "non_inferiority", "acceptance"]
+"""acceptance: the rule of tests that were opened before plans were recorded."""
+Design = Literal["by_user", "crossover"]
+Denominator = Literal["requests", "labelled", "judged", "user"]
+"""requests: all. labelled: judged, or without anything to judge. judged: the developer's answer is known. user: a number of each
+user's own."""
+
+
+class PlannedMetric(Record):
+    """A metric by which a test is judged (tasks/experiments/metrics.py)."""
+
+    name: str
+    """Name in the table of metrics."""
+    role: Literal["success", "guardrail"]
+    """success: a sure gain may promote; it is a guardrail, too. guardrail: must not be worse than its margin."""
+    better: Literal["more", "fewer", "same"]
+    """Direction of a gain; same: any change is a loss."""
+    per: Denominator
+    """What its sum is divided by."""
+    margin: float
+    """Loss that the team would give up for a gain in another metric."""
+    relative: bool
+    """Whether the margin is a share of the champion's mean; else it is in the metric's unit."""
+
+
+class Plan(Record):
+    """How a test is judged, written when it opens: later settings change nothing. A field is the setting of its name in
+    `experiment`, the last three in `collect`."""
+
+    mode: Mode
+    """Rule to ship by (tasks/experiments/rules.py)."""
+    design: Design = "by_user"
+    """Who meets which version (tasks/experiments/designs.py)."""
+    metrics: tuple[PlannedMetric, ...]
+    """What is compared."""
+    alpha: float
+    """Two-sided error level of the whole test."""
+    min_requests: int
+    """Minimum requests per arm before a verdict."""
+    planned_requests: int
+    """Requests per arm at which the test ends."""
+    min_users: int
+    """Minimum users per arm before a verdict; of a crossover, users who met both versions."""
+    max_seconds: float
+    """Maximum duration in seconds."""
+    baseline_seconds: float
+    """Seconds before the test from which each user's own rates are read."""
+    block_seconds: float
+    """Seconds for which a crossover serves a user the same version."""
+    max_characters: int
+    """Maximum accepted characters of one completion that count."""
+    max_user_weight: float
+    """Maximum requests of a user that count, in multiples of the median user's."""
+    max_credential_weight: float
+    """Maximum share of an arm's counted requests from one credential."""
+    min_history_requests: int
+    """Minimum requests of a user before the test; users with fewer do not count."""
+    tolerated_users: int
+    """Number of users who may be made up without deciding the test."""
+    srm_alpha: float
+    """Error level of each quality check."""
+    max_both_arms: float
+    """Maximum share of users who were served by both arms."""
+    max_label_gap: float
+    """Maximum difference of judged per shown completion between the arms, as a share."""
+    max_request_gap: float
+    """Maximum difference of requests per user between the arms, in logarithms."""
+    settle_seconds: float
+    """Seconds to wait for feedback before a request counts."""
+    join_seconds: float
+    """Maximum seconds between a completion and its feedback."""
+    known_user_days: float
+    """Days without a request after which a user is new again."""
 
 
 class ExperimentRecord(Record):
@@ -19,9 +93,11 @@ class ExperimentRecord(Record):
     challenger: str
     """Version on the challenger's arm."""
     share: float
-    """Share of users on the challenger's arm, 0 to 1."""
+    """Share of users, or of a user's blocks of time, on the challenger's arm, 0 to 1."""
     started: float
     """When assignment began."""
+    plan: Plan | None = None
+    """How it is judged; none in moves by hand and in tests opened before plans were recorded."""
 
 
 class Rate(Record):
@@ -37,11 +113,48 @@ class Rate(Record):
     """Number of requests."""
 
 
+class MetricResult(Record):
+    """One metric of a look."""
+
+    name: str
+    """Name in the plan."""
+    role: Literal["success", "guardrail"]
+    """Role in the plan."""
+    champion: float
+    """Mean of the champion's arm."""
+    challenger: float
+    """Mean of the challenger's arm."""
+    estimate: float | None
+    """Difference, challenger minus champion, adjusted for the users' history; of logarithms for `requests_per_user`. None where
+    the arms cannot be compared."""
+    low: float | None
+    """Lower bound of the difference."""
+    high: float | None
+    """Upper bound of the difference."""
+    level: float
+    """Level of the two-sided interval, 0 to 1."""
+    margin: float
+    """Margin in the unit of the difference."""
+    state: Literal["better", "not_worse", "unsure", "worse"]
+    """better: surely a gain. not_worse: surely above the margin. worse: surely below it."""
+
+
+class CheckResult(Record):
+    """A quality check of a test."""
+
+    name: str
+    """Name of the check (tasks/experiments/checks.py)."""
+    state: Literal["passed", "hold", "broken"]
+    """hold: there is no verdict while it lasts. broken: the test ends without a verdict on the challenger."""
+    reason: str
+    """The numbers of the check, as a sentence."""
+
+
 class Verdict(Record):
     """The verdict of the A/B gate, with its reason and statistics."""
 
     verdict: VerdictName
-    """promote, reject or undecided."""
+    """promote, reject, broken or undecided."""
     reason: str
     """The reason as a sentence, with the numbers behind it."""
     estimate: float | None = None
@@ -57,7 +170,25 @@ class Verdict(Record):
     acceptance: dict[Arm, Rate] = Field(default={})
     """Acceptance per request of each arm; an arm with fewer than two users has no entry."""
     promising: bool = False
-    """Whether a rejected challenger only lacked proof and was accepted no less often; training continues from it."""
+    """Whether a rejected challenger only lacked proof of a gain and was surely not accepted less than the margin allows; training
+    continues from it."""
+    metrics: tuple[MetricResult, ...] = ()
+    """Every metric of the plan; empty while the arms cannot be compared."""
+    checks: tuple[CheckResult, ...] = ()
+    """Every quality check."""
+
+
+class ArmEvidence(Record):
+    """What a verdict was computed from, by user but without their names: equal positions of the lists are one user's."""
+
+    during: dict[Arm, dict[str, tuple[float, ...]]]
+    """By arm and name of a sum (tasks/experiments/totals.py), each user's sum during the test."""
+    later: dict[Arm, dict[str, tuple[float, ...]]]
+    """The part of `during` from the test's second half; for a crossover, of each block's."""
+    before: dict[str, tuple[float, ...]]
+    """Each user's sums before the test."""
+    absent: dict[Arm, int]
+    """Users with a history who are assigned to the arm and made no request that counts."""
 
 
 class Decision(Record):
@@ -73,5 +204,8 @@ class Decision(Record):
     """"gate", or the person who decided by hand."""
     inputs: tuple[ObjectReference, ...] = ()
     """Event objects the verdict was computed from."""
+    evidence: ArmEvidence | None = None
+    """The totals the verdict was computed from: `tasks.experiments.decide.recompute` returns the verdict again, bit by bit. None
+    for a decision by hand."""
     dataset: str = ""
     """SHA-256 of the manifest the challenger was trained from; empty for a version that no cycle made."""

@@ -1,20 +1,64 @@
-"""Settings of the A/B test."""
+"""Settings of the A/B test. A test is judged by the settings as they were when it opened (tasks/experiments/plan.py)."""
+
+from typing import Literal
 
 from pydantic import Field
 
 from infra.settings.section import Section
 
 
+class Margins(Section):
+    """The loss of each metric that is tolerated for a gain in another one (tasks/experiments/metrics.py). A challenger must
+    surely lose less. A margin below three standard errors of its metric at the planned size costs promotions of better models."""
+
+    accepted: float = Field(0.1, ge=0)
+    """Accepts per request, as a share of the champion's. Also what a version may lose at most to be trained further."""
+    characters: float = Field(0.15, ge=0)
+    """Accepted characters per request, as a share of the champion's."""
+    annoyed: float = Field(0.1, ge=0)
+    """Completions per request that were shown and not accepted, as a share of the champion's."""
+    shown: float = Field(0.5, ge=0)
+    """Completions shown per request, as a share of the champion's. Showing less is no loss by itself: accepts and characters
+    count."""
+    empty: float = Field(0.25, ge=0)
+    """Requests that the model answers with nothing, in 1 (0.25: a quarter of all requests more)."""
+    failed: float = Field(0.02, ge=0)
+    """Requests that the assigned version did not answer to their end, in 1: errors, fallbacks to the other version, and weights
+    that changed meanwhile."""
+    requests_per_user: float = Field(0.25, ge=0)
+    """Requests of a user, in logarithms: 0.25 is a fifth fewer."""
+    ttft_p50: float = Field(0.15, ge=0)
+    """Requests whose first token comes later than the median of both arms, in 1."""
+    ttft_p95: float = Field(0.05, ge=0)
+    """Requests whose first token comes later than the 95th percentile of both arms, in 1."""
+    total_p50: float = Field(0.15, ge=0)
+    """Requests that end later than the median of both arms, in 1."""
+    total_p95: float = Field(0.05, ge=0)
+    """Requests that end later than the 95th percentile of both arms, in 1."""
+    length: float = Field(0.75, ge=0)
+    """Characters of a judged completion, longer or shorter, as a share of the champion's."""
+
+
 class Experiment(Section):
+    mode: Literal["superiority", "non_inferiority"] = "superiority"
+    """When a challenger is promoted. superiority: accepts, accepted characters or fewer annoyances per request are surely better,
+    and no metric is worse than its margin. non_inferiority: no metric is worse than its margin, for a fast cadence of small
+    steps. Each step may lose a part of a margin, and nothing bounds what many steps lose."""
+    design: Literal["by_user", "crossover"] = "by_user"
+    """Who meets which version. by_user: a user meets one. crossover: a user meets both, in turns of `block_seconds`, and is
+    compared with themselves: for small teams (python -m tasks.experiments.planner)."""
+    margins: Margins = Margins()
+    """Losses that are tolerated."""
     share: float = Field(0.5, gt=0, lt=1)
-    """Share of users on the challenger's arm."""
+    """Share of users on the challenger's arm; of a crossover, of their blocks of time."""
     alpha: float = Field(0.05, gt=0, lt=0.5)
-    """Two-sided error level of the whole test, interim looks included; the chance of a wrong promotion is half of it."""
+    """Two-sided error level of the whole test, interim looks included; the chance of a wrong promotion is half of it. For a gain,
+    each of the three success metrics has a third of it; for the margins, each metric has all of it, since all must hold."""
     min_requests: int = Field(500, ge=1)
     """Minimum requests per arm before a verdict."""
     planned_requests: int = Field(20_000, ge=1)
     """Requests per arm at which the test ends with promotion or rejection; before that, only a large difference ends it. To
-    detect a true difference d of acceptance per request near p with a power of 75 %, plan 14 p (1 - p) / d^2."""
+    detect a true difference d of acceptance per request near p with a power of 75 %, plan 19 p (1 - p) / d^2."""
     max_characters: int = Field(80, ge=1)
     """Maximum accepted characters of one completion that the test counts, so that a few very long accepts do not decide it."""
     max_user_weight: float = Field(5.0, gt=0)
@@ -31,11 +75,25 @@ class Experiment(Section):
     must also be sure without so many users who favour it most. It costs 0.8 standard errors with 60 users an arm, 0.5 with 300.
     0: all decide."""
     min_users: int = Field(10, ge=2)
-    """Minimum users per arm before a verdict; users are the unit of the test."""
+    """Minimum users per arm before a verdict; users are the unit of the test. Of a crossover, users who met both versions."""
     baseline_seconds: float = Field(86_400.0, ge=0)
-    """Seconds before the experiment from which each user's own acceptance is read, to adjust for differences between users. 0: no
+    """Seconds before the experiment from which each user's own rates are read, to adjust for differences between users. 0: no
     adjustment."""
+    block_seconds: float = Field(3_600.0, gt=0)
+    """Seconds for which a crossover serves a user the same version; long beside the time in which a completion is judged."""
     max_seconds: float = Field(86_400.0, gt=0)
-    """Maximum duration of an experiment in seconds; without a verdict by then, the challenger is rejected."""
+    """Maximum duration of an experiment in seconds. It is a planned end like `planned_requests`: without a verdict by then, the
+    challenger is rejected."""
     srm_alpha: float = Field(0.001, gt=0, lt=1)
-    """Error level of the sample-ratio-mismatch test; while the split of users fails it, there is no verdict."""
+    """Error level of each quality check, for all looks together: the split of users (sample-ratio mismatch), users who drop out,
+    requests per user, and judged per shown completion. A test that fails one ends as broken."""
+    max_both_arms: float = Field(0.02, ge=0, lt=1)
+    """Maximum share of users, and at least one, who were served by both arms of a test by user; they are set aside. With more,
+    the test ends as broken."""
+    max_label_gap: float = Field(0.05, ge=0)
+    """Maximum difference of judged completions per shown one between the arms, as a share, that does not break a test:
+    completions without an answer are left out, which is fair only if both arms have as many. Where only the newer half differs,
+    answers are late, and the verdict waits."""
+    max_request_gap: float = Field(0.05, ge=0)
+    """Maximum difference of requests per user between the arms, in logarithms, that does not break a test: rates per request
+    cannot be compared where the requests differ."""

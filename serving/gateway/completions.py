@@ -87,7 +87,7 @@ def _routes(request: Request, gateway: Gateway, caller: Caller, credential: Cred
     """Return the slots to try: those of the caller's arm, or the one that a caller with the role `versions` pins by header."""
     arm, version = request.headers.get("x-tabloop-arm", ""), request.headers.get("x-tabloop-version", "")
     if not arm and not version:
-        return gateway.arms.route(caller.user, experiments=caller.experiments, version=caller.version)
+        return gateway.arms.route(caller.user, time.time(), experiments=caller.experiments, version=caller.version)
     credential.require("versions")
     try:
         return [gateway.arms.pinned(arm, version)]

@@ -177,6 +177,7 @@ class Generation:
             pinned=self._route.pinned,
             arm=self._route.arm,
             experiment=self._route.experiment if in_experiment else "",
+            assigned=self.routes[0].experiment,
             temperature=self.engine_request.temperature,
             top_p=self.engine_request.top_p,
             max_tokens=self.engine_request.max_tokens,

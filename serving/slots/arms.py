@@ -1,8 +1,8 @@
 """The routing of requests: two slots, the versions they hold, and the sticky split of an experiment's users."""
 
-import hashlib
 from dataclasses import dataclass, field
 
+from infra.assignment import assigned_arm
 from infra.records import Arm, ExperimentRecord
 from serving.slots.client import SlotEngine
 
@@ -62,8 +62,8 @@ class Arms:
         """Whether a slot serves the champion."""
         return self._slot("champion") is not None
 
-    def route(self, user: str, *, experiments: bool = True, version: str = "") -> list[Route]:
-        """Return the routes for a user's completion, best first; the others replace an engine that fails.
+    def route(self, user: str, now: float, *, experiments: bool = True, version: str = "") -> list[Route]:
+        """Return the routes for a user's completion at a time, best first; the others replace an engine that fails.
 
         A user pinned to a version gets it if a slot holds it; a user without experiments gets the champion. An experiment counts
         only while both arms serve the versions it compares: otherwise users of the missing arm would drop out of the comparison
@@ -79,7 +79,7 @@ class Arms:
             and challenger
             and (champion.version, challenger.version) == (running.champion, running.challenger)
         ):
-            arm: Arm = "challenger" if in_challenger(running, user) else "champion"
+            arm = assigned_arm(running, user, now)
             routes.append(self._route(challenger if arm == "challenger" else champion, arm, running.id))
         routes += [self._route(slot, self._role(slot), "") for slot in ([champion] if champion else []) + up]
         first_of_slot: dict[int, Route] = {}
@@ -114,9 +114,3 @@ class Arms:
     def _route(slot: Slot, arm: Arm, experiment: str, *, pinned: bool = False) -> Route:
         assert slot.version is not None
         return Route(slot, slot.version, arm, experiment, pinned)
-
-
-def in_challenger(experiment: ExperimentRecord, user: str) -> bool:
-    """Return whether a user is in the challenger's arm. The answer is the same on every replica while the experiment runs."""
-    digest = hashlib.sha256(f"{experiment.id}:{user}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") < experiment.share * 2**64

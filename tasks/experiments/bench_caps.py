@@ -21,7 +21,8 @@ from evals.bench.figures import Figure, figure, write
 from infra.records import ExperimentRecord, VerdictName
 from infra.settings.schema import Collect, Experiment, Reward
 from tasks.experiments.decide import decide
-from tasks.experiments.totals import ArmTotals, total
+from tasks.experiments.plan import make_plan
+from tasks.experiments.totals import total
 from tasks.labels import users
 from tasks.labels.accounting import WindowCounts, classify
 from tasks.labels.shares import weight_shares
@@ -37,6 +38,13 @@ SHARED = LIMITS.model_copy(update={"max_credential_share": 1.0})
 """The same team with one token for all."""
 TEST = ExperimentRecord(id="e", champion="1", challenger="2", share=0.5, started=BEGIN + DAY)
 GATE = Experiment(min_requests=500, planned_requests=1500)
+OPEN = Experiment.model_validate(
+    {
+        **GATE.model_dump(),
+        **{"tolerated_users": 0, "max_user_weight": 1e9, "max_request_gap": 1e9, "margins": {"requests_per_user": 1e9}},
+    }
+)
+"""The gate without its caps, and blind to how many requests a user makes."""
 ARM = 60
 
 
@@ -60,6 +68,7 @@ def requests(names: Sequence[str], credentials: Sequence[str], times: np.ndarray
         ),
         **{"project": "p", "policy_version": "1", "arm": "champion", "experiment": "", "behaviour_logprobs": "known"},
         **{"language": "py", "top_p": 1.0, "finish_reason": "stop", "tokens": 5, "shown_characters": 20, "prompt": 0},
+        **{"assigned": "", "ttft_ms": 20.0, "total_ms": 60.0},
         **{"logprobs": 5, "logprob_lowest": -2.0, "logprob_highest": -0.1, "prompt_tokens": 20},
     }
     return pl.DataFrame({"id": ids, "user": names, "credential": credentials, "time": times}).with_columns(
@@ -163,10 +172,10 @@ def run_test(test: SimulatedTest, settings: Experiment, seed: int) -> VerdictNam
         requests_of(draw, early, np.minimum(taste, 1), treated, "", TEST.started - DAY / 2),
         requests_of(draw, counts, rate, treated, TEST.id, TEST.started + 1),
     ]
-    during, before = total(pl.concat(frames), TEST, np.inf, settings)
-    planned = min(sum(t.requests for t in during[arm].values()) for arm in ("champion", "challenger"))
-    ended = settings.model_copy(update={"planned_requests": max(int(planned), 1)})
-    return decide(TEST, ArmTotals(during, before), ended, TEST.started + 60).verdict
+    plan = make_plan(settings, Collect())
+    totals = total(pl.concat(frames), TEST, plan, TEST.started + 60)
+    ended = plan.model_copy(update={"planned_requests": max(min(totals.requests.values()), 1)})
+    return decide(TEST, ended, totals, TEST.started + 60).verdict
 
 
 def requests_of(
@@ -211,18 +220,17 @@ def run(tests: int = 200) -> list[Figure]:
         ]
     heaviest = max(made.weight_share for made in slow)
     figures.append(figure("caps.poisoner.weight", heaviest, "of the weight, most of 20 cycles", most=weight))
-    plain = GATE.model_copy(update={"tolerated_users": 0, "max_user_weight": 1e9})
     bound = bound_of(tests)
     rows: list[tuple[str, SimulatedTest, Experiment, float | None]] = [
         ("equal", SimulatedTest(), GATE, bound),
         ("equal_with_a_whale", SimulatedTest(whale=0.4), GATE, bound),
         ("five_liars", SimulatedTest(liars=5), GATE, bound),
-        ("five_liars_uncapped", SimulatedTest(liars=5), plain, None),
+        ("five_liars_uncapped", SimulatedTest(liars=5), OPEN, None),
         ("five_flooding_liars", SimulatedTest(liars=5, lies=3000), GATE, bound),
-        ("five_flooding_liars_uncapped", SimulatedTest(liars=5, lies=3000), plain, None),
+        ("five_flooding_liars_uncapped", SimulatedTest(liars=5, lies=3000), OPEN, None),
         ("five_liars_for_a_worse_model", SimulatedTest(effect=-0.1, liars=5), GATE, bound),
         ("better_by_20", SimulatedTest(effect=0.2, each=100), GATE, None),
-        ("better_by_20_uncapped", SimulatedTest(effect=0.2, each=100), plain, None),
+        ("better_by_20_uncapped", SimulatedTest(effect=0.2, each=100), OPEN, None),
     ]
     for name, test, settings, most_promoted in rows:
         share_promoted = promoted(test, settings, tests)

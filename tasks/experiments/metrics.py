@@ -1,6 +1,14 @@
 """The metrics of the A/B test, in one table: a metric is added, changed or removed here and nowhere else.
 
-Each metric is a number for every request; the test compares its mean per request between the arms (evals/statistics.py).
+Each metric is a number for every request. The test compares its sum over a denominator between the arms (evals/statistics.py):
+
+    requests   all requests of the test
+    labelled   those that were judged or had nothing to show; a shown completion that nobody answered is missing, not rejected
+    judged     those whose answer is known
+    user       one number a user (designs.py)
+
+A share of requests above a percentile of both arms' times stands for that percentile: it is a mean per request, so its error is
+clustered as the others', and equal models have equal shares.
 """
 
 from collections.abc import Callable
@@ -9,9 +17,9 @@ from typing import Literal
 
 import polars as pl
 
+from infra.records import Plan, PlannedMetric
+from infra.records.experiments import Denominator
 from infra.settings.schema import Experiment
-
-Role = Literal["success", "guardrail", "diagnostic"]
 
 
 @dataclass(frozen=True)
@@ -19,53 +27,100 @@ class Metric:
     """A metric of the A/B test."""
 
     name: str
-    """Name of its sum in evals.statistics.Totals."""
+    """Name of its sum, and of its margin in `experiment.margins`."""
     title: str
-    """The metric in words, per request."""
-    role: Role
-    """success: a sure gain promotes, a sure loss rejects. guardrail: a sure loss rejects, and a loss so far delays a promotion.
-    diagnostic: it stands beside the verdict and decides nothing."""
-    value: Callable[[Experiment], pl.Expr]
-    """Its value for a labelled request (tasks/labels/attribution.py), a whole number."""
+    """The metric in words."""
+    role: Literal["success", "guardrail"]
+    """See infra.records.PlannedMetric."""
+    better: Literal["more", "fewer", "same"]
+    """Direction of a gain."""
+    per: Denominator
+    """What its sum is divided by."""
+    value: Callable[[Plan], pl.Expr] | None
+    """Its value for a labelled request (tasks/labels/attribution.py); None for a metric per user."""
+    relative: bool = False
+    """Whether its margin is a share of the champion's mean."""
     digits: int = 4
     """Digits after the point in a verdict's reason."""
-    gain: str = ""
-    """Reason of a promotion by this metric."""
-    behind: str = ""
-    """Reason for which a promotion waits while this guardrail has lost so far."""
-    loss: str = ""
-    """Reason of a rejection by this metric."""
 
 
 JUDGED = pl.col("outcome").is_not_null()
+SHOWN = JUDGED | ~(pl.col("withheld") | pl.col("blank"))
+"""A request with a label was shown."""
 
 
-def _accepted(_: Experiment) -> pl.Expr:
+def _accepted(_: Plan) -> pl.Expr:
     """1 where at least half of what was shown was kept."""
     share = pl.col("accepted_characters") / pl.max_horizontal("shown_characters", pl.lit(1))
-    return (JUDGED & (share >= 0.5)).fill_null(False).cast(pl.Int64)
+    return (JUDGED & (share >= 0.5)).fill_null(False)
 
 
-def _characters(settings: Experiment) -> pl.Expr:
+def _characters(plan: Plan) -> pl.Expr:
     """Accepted characters, at most `experiment.max_characters`, so that one long accept does not outweigh many."""
-    limit = pl.lit(settings.max_characters)
-    return pl.when(JUDGED).then(pl.min_horizontal("accepted_characters", limit)).otherwise(0)
+    return pl.when(JUDGED).then(pl.min_horizontal("accepted_characters", pl.lit(plan.max_characters))).otherwise(0)
 
 
-def _shown(_: Experiment) -> pl.Expr:
-    """1 where the developer saw something; a request with a label was shown."""
-    return (JUDGED | ~(pl.col("withheld") | pl.col("blank"))).cast(pl.Int64)
+def _annoyed(_: Plan) -> pl.Expr:
+    """1 where something was shown, of which nothing was accepted or kept."""
+    return JUDGED & (pl.max_horizontal("accepted_characters", pl.col("kept_characters").fill_null(0)) == 0)
 
 
-ACCEPTED = Metric("accepted", "acceptance per request", "success", _accepted, gain="accepted more", loss="accepted less")
-CHARACTERS = Metric(
-    "characters",
-    "accepted characters per request",
-    "guardrail",
-    _characters,
-    digits=3,
-    behind="accepted more often, but fewer characters so far",
-    loss="fewer accepted characters",
+def _failed(_: Plan) -> pl.Expr:
+    """1 where the assigned version did not answer to the end; `served` is whether it answered alone."""
+    return ~pl.col("served") | (pl.col("finish_reason") == "error")
+
+
+def _later_than(time: str, quantile: float) -> Callable[[Plan], pl.Expr]:
+    """1 where a time is above this quantile of all requests of the test."""
+    return lambda _: (pl.col(time) > pl.col(time).quantile(quantile)).fill_null(False)
+
+
+METRICS: tuple[Metric, ...] = (
+    Metric("accepted", "acceptance per request", "success", "more", "labelled", _accepted, relative=True),
+    Metric("characters", "accepted characters per request", "success", "more", "labelled", _characters, relative=True, digits=3),
+    Metric("annoyed", "annoyances per request", "success", "fewer", "labelled", _annoyed, relative=True),
+    Metric("shown", "shown per request", "guardrail", "more", "requests", lambda _: SHOWN, relative=True),
+    Metric("empty", "empty answers per request", "guardrail", "fewer", "requests", lambda _: pl.col("blank")),
+    Metric("failed", "failures per request", "guardrail", "fewer", "requests", _failed),
+    Metric("requests_per_user", "requests per user (logarithm)", "guardrail", "more", "user", None, digits=3),
+    Metric("ttft_p50", "first token later than the median", "guardrail", "fewer", "requests", _later_than("ttft_ms", 0.5)),
+    Metric("ttft_p95", "first token in the slowest 5 %", "guardrail", "fewer", "requests", _later_than("ttft_ms", 0.95)),
+    Metric("total_p50", "end later than the median", "guardrail", "fewer", "requests", _later_than("total_ms", 0.5)),
+    Metric("total_p95", "end in the slowest 5 %", "guardrail", "fewer", "requests", _later_than("total_ms", 0.95)),
+    Metric(
+        "length",
+        "characters of a judged completion",
+        "guardrail",
+        "same",
+        "judged",
+        lambda _: pl.when(JUDGED).then("shown_characters").otherwise(0),
+        relative=True,
+        digits=2,
+    ),
 )
-SHOWN = Metric("shown", "something shown", "diagnostic", _shown)
-METRICS: tuple[Metric, ...] = (ACCEPTED, CHARACTERS, SHOWN)
+BY_NAME = {metric.name: metric for metric in METRICS}
+DENOMINATORS: dict[str, pl.Expr] = {
+    "requests": pl.lit(1),
+    "labelled": JUDGED | ~SHOWN,
+    "judged": JUDGED,
+}
+SUMS = (*DENOMINATORS, "visible", *(metric.name for metric in METRICS if metric.value))
+"""Names of the sums of a user. `visible`: completions shown, which `judged` is compared with."""
+
+
+def values(plan: Plan) -> dict[str, pl.Expr]:
+    """Return the value of every sum for a request."""
+    of_metrics = {metric.name: metric.value(plan) for metric in METRICS if metric.value}
+    return {name: value.cast(pl.Float64) for name, value in {**DENOMINATORS, "visible": SHOWN, **of_metrics}.items()}
+
+
+def planned(metric: Metric, settings: Experiment) -> PlannedMetric:
+    """Return a metric as a plan holds it."""
+    return PlannedMetric(
+        name=metric.name,
+        role=metric.role,
+        better=metric.better,
+        per=metric.per,
+        margin=getattr(settings.margins, metric.name),
+        relative=metric.relative,
+    )

@@ -11,8 +11,9 @@ from infra.cycles import decision_of, experiment_id
 from infra.lineage import CYCLE_TAG, DATASET_TAG
 from infra.records import Decision, ExperimentRecord, Manifest, Verdict
 from infra.registry import CHALLENGER, CHAMPION, LOOK_TAG, PREVIOUS_TAG, REMOVED_TAG, VERDICT_TAG, ModelVersion, Registry
-from infra.settings.schema import Experiment
+from infra.settings import Settings
 from infra.store import ObjectStore
+from tasks.experiments.plan import make_plan
 
 GATE = "gate"
 MANUAL = "manual-"
@@ -31,10 +32,11 @@ class CheckpointRemoved(ValueError):
     """The weights of the version to serve were removed."""
 
 
-def propose(settings: Experiment, cycle: str, version: str, champion: str, now: float) -> ExperimentRecord:
-    """Return the record of the experiment that tests a cycle's candidate against the champion."""
-    identifier = experiment_id(cycle, version)
-    return ExperimentRecord(id=identifier, champion=champion, challenger=version, share=settings.share, started=now)
+def propose(settings: Settings, cycle: str, version: str, champion: str, now: float) -> ExperimentRecord:
+    """Return the record of the experiment that tests a cycle's candidate against the champion, with its plan."""
+    identifier, share = experiment_id(cycle, version), settings.experiment.share
+    plan = make_plan(settings.experiment, settings.collect)
+    return ExperimentRecord(id=identifier, champion=champion, challenger=version, share=share, started=now, plan=plan)
 
 
 def open_experiment(store: ObjectStore, registry: Registry, proposed: ExperimentRecord) -> ExperimentRecord | None:

@@ -1,8 +1,9 @@
 """Totals by user and arm of an A/B test, from events.
 
-Every request of the experiment counts, also where nothing was shown: a model cannot win by showing less. Neither arm counts
-requests younger than the settling time, requests of users who opted out, pinned and exploring requests, and users without a
-history. A user with many requests counts with a part of them, at the same rates. The metrics are in metrics.py.
+Every request that the experiment assigned counts on the arm that it was assigned to, also where another version answered, and
+where nothing was shown: a model cannot win by showing less or by failing. Neither arm counts requests younger than the settling
+time, requests of users who opted out, pinned and exploring requests, and users without a history. A user with many requests
+counts with a part of them, at the same rates. The metrics are in metrics.py.
 """
 
 from collections.abc import Mapping
@@ -11,11 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from evals.statistics import Totals, User
-from infra.records import Arm, ExperimentRecord, ObjectReference
-from infra.settings.schema import Collect, Experiment
+from infra.assignment import assigned_arm
+from infra.records import Arm, ArmEvidence, ExperimentRecord, ObjectReference, Plan
 from infra.store import ObjectStore
-from tasks.experiments.metrics import METRICS
+from tasks.experiments.metrics import SUMS, values
 from tasks.labels import users
 from tasks.labels.partitions import join_partition, merge_partitions, plan_window, references
 from tasks.labels.shares import codes
@@ -23,85 +23,128 @@ from tasks.labels.window import Window
 from tasks.rewards.weights import scale
 
 ARMS: tuple[Arm, Arm] = ("champion", "challenger")
+MADE = "made"
+"""Sum of a user's requests before the caps; the metrics per user are computed from it."""
+LATER = "later_"
+Sums = Mapping[str, np.ndarray]
+"""By name (metrics.SUMS and MADE), a sum for each user [U]."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ArmTotals:
-    """The totals from which a verdict is computed."""
+    """The totals from which a verdict is computed. Equal positions of the arrays are one user's."""
 
-    users: Mapping[Arm, Mapping[str, Totals]]
-    """By arm, the totals of each user since the experiment began."""
-    before: Mapping[str, Totals]
-    """Totals of each user before the experiment."""
+    during: Mapping[Arm, Sums]
+    """By arm, the sums since the experiment began."""
+    later: Mapping[Arm, Sums]
+    """The part of `during` from the second half of the time; for a crossover, of each block."""
+    before: Sums
+    """Sums before the experiment."""
+    absent: Mapping[Arm, int]
+    """Users with a history who are assigned to the arm and have no request that counts; empty for a crossover."""
     inputs: tuple[ObjectReference, ...] = ()
     """The event objects that were read."""
 
-    def of(self, arm: Arm) -> Mapping[str, Totals]:
-        """Return the totals of an arm's users."""
-        return self.users.get(arm, {})
+    @property
+    def both(self) -> np.ndarray:
+        """Which users were served by both arms, [U]."""
+        return (self.during["champion"]["requests"] > 0) & (self.during["challenger"]["requests"] > 0)
 
     @property
     def requests(self) -> dict[Arm, int]:
         """Requests on each arm that count."""
-        return {arm: round(sum(totals.requests for totals in self.of(arm).values())) for arm in ARMS}
+        return {arm: round(float(self.during[arm]["requests"].sum())) for arm in ARMS}
 
     @property
     def counts(self) -> dict[Arm, int]:
         """Users on each arm."""
-        return {arm: len(self.of(arm)) for arm in ARMS}
+        return {arm: int(np.count_nonzero(self.during[arm]["requests"])) for arm in ARMS}
 
-    @property
-    def sample(self) -> list[User]:
-        """Every user of both arms, in a fixed order."""
-        return [
-            User(arm, totals, self.before.get(user, Totals())) for arm in ARMS for user, totals in sorted(self.of(arm).items())
-        ]
+    def evidence(self) -> ArmEvidence:
+        """Return the totals as a decision holds them."""
+        during, later = ({arm: _lists(sums[arm]) for arm in ARMS} for sums in (self.during, self.later))
+        return ArmEvidence(during=during, later=later, before=_lists(self.before), absent=dict(self.absent))
 
 
-def gather(store: ObjectStore, experiment: ExperimentRecord, collect: Collect, settings: Experiment, now: float) -> ArmTotals:
-    """Read the events from `experiment.baseline_seconds` before the experiment on, and total them."""
-    begin = experiment.started - settings.baseline_seconds
-    window = Window(since=begin, until=now - collect.settle_seconds, oldest=begin, known={})
-    plan = plan_window(store, window, now, collect.join_seconds)
-    labelled, _ = merge_partitions([join_partition(store, partition, tokens=False) for partition in plan.partitions])
-    if settings.min_history_requests:
-        register = users.read(store, begin - collect.known_user_days * users.DAY)
-        known = users.with_history(register, experiment.started, settings.min_history_requests)
+def of_evidence(evidence: ArmEvidence) -> ArmTotals:
+    """Return the totals that a decision holds."""
+    during, later = ({arm: _arrays(sums[arm]) for arm in ARMS} for sums in (evidence.during, evidence.later))
+    return ArmTotals(during, later, _arrays(evidence.before), evidence.absent)
+
+
+def gather(store: ObjectStore, experiment: ExperimentRecord, plan: Plan, now: float) -> ArmTotals:
+    """Read the events from `baseline_seconds` before the experiment on, and total them."""
+    begin = experiment.started - plan.baseline_seconds
+    window = Window(since=begin, until=now - plan.settle_seconds, oldest=begin, known={})
+    listed = plan_window(store, window, now, plan.join_seconds)
+    labelled, _ = merge_partitions([join_partition(store, partition, tokens=False) for partition in listed.partitions])
+    if plan.min_history_requests:
+        register = users.read(store, begin - plan.known_user_days * users.DAY)
+        known = users.with_history(register, experiment.started, plan.min_history_requests)
         labelled = labelled.filter(pl.col("user").is_in(pl.Series(list(known), dtype=pl.String).implode()))
-    during, before = total(labelled, experiment, window.until, settings)
-    return ArmTotals(during, before, (*references(plan.completions), *references(plan.feedback)))
+    inputs = (*references(listed.completions), *references(listed.feedback))
+    return total(labelled, experiment, plan, window.until, inputs)
 
 
 def total(
-    labelled: pl.DataFrame, experiment: ExperimentRecord, until: float, settings: Experiment
-) -> tuple[dict[Arm, dict[str, Totals]], dict[str, Totals]]:
-    """Return the totals by arm and user during the experiment, and by user before it.
+    labelled: pl.DataFrame,
+    experiment: ExperimentRecord,
+    plan: Plan,
+    until: float,
+    inputs: tuple[ObjectReference, ...] = (),
+) -> ArmTotals:
+    """Return the totals by arm and user.
 
     Args:
         labelled: completions with their labels (tasks/labels/attribution.py).
         until: requests after this time, in Unix seconds, do not count yet.
     """
     counted = labelled.filter(~pl.col("opted_out"), ~pl.col("pinned"), ~pl.col("exploring"), pl.col("time") <= until)
-    measured = counted.with_columns(**{metric.name: metric.value(settings) for metric in METRICS})
-    of_test = pl.col("experiment") == experiment.id
-    sums = _sums(measured.filter(of_test), "arm", "user", "credential")
-    capped = cap_requests(sums, settings)
-    during = {arm: _by_user(capped.filter(pl.col("arm") == arm)) for arm in ARMS}
-    return during, _by_user(_sums(measured.filter(~of_test, pl.col("time") < experiment.started), "user"))
+    assigned = pl.when(pl.col("assigned") != "").then("assigned").otherwise("experiment")
+    counted = counted.with_columns(of_test=assigned == experiment.id, served=pl.col("experiment") == experiment.id)
+    during = _on_assigned_arm(counted.filter("of_test"), experiment)
+    before = counted.filter(~pl.col("of_test"), pl.col("time") < experiment.started).with_columns(served=pl.lit(True))
+    sums = _sums(during, plan, _is_later(experiment, plan, until), "arm", "user", "credential")
+    sums = cap_requests(sums.with_columns(pl.col("requests").alias(MADE)), plan)
+    earlier = _sums(before, plan, pl.lit(False), "user").with_columns(pl.col("requests").alias(MADE))
+    names = sums["user"].unique().sort()
+    arms = {arm: _by_user(sums.filter(pl.col("arm") == arm), names) for arm in ARMS}
+    return ArmTotals(
+        during={arm: _named(by_user) for arm, by_user in arms.items()},
+        later={arm: _named(by_user, LATER) for arm, by_user in arms.items()},
+        before=_named(_by_user(earlier, names)),
+        absent=_absent(set(earlier["user"]) - set(names), experiment, plan),
+        inputs=inputs,
+    )
 
 
-def cap_requests(sums: pl.DataFrame, settings: Experiment) -> pl.DataFrame:
-    """Return the sums with those of busy users, and of busy credentials of an arm, scaled down.
+def _on_assigned_arm(rows: pl.DataFrame, experiment: ExperimentRecord) -> pl.DataFrame:
+    """Set `arm` to the assigned one where another version answered."""
+    replaced = rows.filter(~pl.col("served"))
+    arms = [assigned_arm(experiment, user, time) for user, time in replaced.select("user", "time").iter_rows()]
+    moved = replaced.with_columns(arm=pl.Series(arms, dtype=rows.schema["arm"]))
+    return pl.concat([rows.filter("served"), moved])
+
+
+def _is_later(experiment: ExperimentRecord, plan: Plan, until: float) -> pl.Expr:
+    """Whether a request is in the second half of the test so far, or of its block."""
+    if plan.design == "crossover":
+        return pl.col("time") % plan.block_seconds >= plan.block_seconds / 2
+    return pl.col("time") >= (experiment.started + until) / 2
+
+
+def cap_requests(sums: pl.DataFrame, plan: Plan) -> pl.DataFrame:
+    """Return the sums with those of busy users, and of busy credentials of an arm, scaled down; MADE stays.
 
     Args:
-        sums: a row for each arm, user and credential: `requests`, and a column for each metric.
+        sums: a row for each arm, user and credential, with a column for each sum.
     """
-    most = settings.max_user_weight * _median_requests(sums)
+    most = plan.max_user_weight * _median_requests(sums)
     requests = pl.col("requests").sum().over("arm", "user")
     capped = _scaled(sums, sums.select(factor=pl.min_horizontal(1.0, most / requests))["factor"])
     arms = []
     for arm in capped.partition_by("arm", maintain_order=True):
-        groups = [(codes(arm["credential"]), settings.max_credential_weight)]
+        groups = [(codes(arm["credential"]), plan.max_credential_weight)]
         arms.append(_scaled(arm, pl.Series(scale(arm["requests"].to_numpy(), groups), dtype=pl.Float64)))
     return pl.concat([capped.clear(), *arms])
 
@@ -111,18 +154,39 @@ def _median_requests(sums: pl.DataFrame) -> float:
     return float(np.median(by_user.to_numpy())) if len(by_user) else 0.0
 
 
-def _sums(rows: pl.DataFrame, *keys: str) -> pl.DataFrame:
-    """Return requests and metrics summed by these keys, in a fixed order."""
-    names = [metric.name for metric in METRICS]
-    columns = pl.len().alias("requests"), pl.col(names).sum()
-    return rows.group_by(keys).agg(*columns).with_columns(pl.col("requests", *names).cast(pl.Float64)).sort(keys)
+def _sums(rows: pl.DataFrame, plan: Plan, later: pl.Expr, *keys: str) -> pl.DataFrame:
+    """Return every sum by these keys, of all rows and of the later ones, in a fixed order."""
+    valued = rows.select(*keys, is_later=later, **values(plan))
+    sums = [pl.col(name).sum() for name in SUMS]
+    of_later = [pl.col(name).filter("is_later").sum().alias(LATER + name) for name in SUMS]
+    return valued.group_by(keys).agg(*sums, *of_later).sort(keys)
 
 
 def _scaled(sums: pl.DataFrame, factor: pl.Series) -> pl.DataFrame:
-    return sums.with_columns(pl.col("requests", *(metric.name for metric in METRICS)) * factor)
+    return sums.with_columns(pl.col(*SUMS, *(LATER + name for name in SUMS)) * factor)
 
 
-def _by_user(sums: pl.DataFrame) -> dict[str, Totals]:
-    names = [metric.name for metric in METRICS]
-    totals = sums.group_by("user", maintain_order=True).agg(pl.col("requests", *names).sum())
-    return {row["user"]: Totals(row["requests"], {name: row[name] for name in names}) for row in totals.iter_rows(named=True)}
+def _by_user(sums: pl.DataFrame, names: pl.Series) -> pl.DataFrame:
+    """Return a row for each of these users, with zeros where there is none."""
+    by_user = sums.group_by("user").agg(pl.exclude("arm", "credential").sum())
+    return names.to_frame("user").join(by_user, on="user", how="left", maintain_order="left").drop("user").fill_null(0.0)
+
+
+def _named(by_user: pl.DataFrame, prefix: str = "") -> dict[str, np.ndarray]:
+    made = () if prefix else (MADE,)
+    return {name: by_user[prefix + name].to_numpy() for name in (*SUMS, *made)}
+
+
+def _absent(users: set[str], experiment: ExperimentRecord, plan: Plan) -> dict[Arm, int]:
+    if plan.design == "crossover":
+        return {}
+    arms = [assigned_arm(experiment, user, experiment.started) for user in users]
+    return {arm: arms.count(arm) for arm in ARMS}
+
+
+def _lists(sums: Sums) -> dict[str, tuple[float, ...]]:
+    return {name: tuple(values.tolist()) for name, values in sums.items()}
+
+
+def _arrays(lists: Mapping[str, tuple[float, ...]]) -> dict[str, np.ndarray]:
+    return {name: np.array(values, dtype=float) for name, values in lists.items()}

@@ -10,6 +10,7 @@ from infra.registry import RegistryError
 from infra.settings import Settings
 from tasks.experiments import decide as deciding
 from tasks.experiments import release
+from tasks.experiments.plan import plan_of
 from tasks.experiments.totals import gather
 from tasks.steps import clients
 from tasks.steps.step import IO_RETRIES, step
@@ -29,8 +30,9 @@ def verdict(settings: Settings, experiment: ExperimentRecord) -> Decision | Verd
         return decision
     if void := release.void(experiment, registry.aliases().champion):
         return Decision(experiment=experiment, verdict=void, decided=now, by=release.GATE)
-    totals = gather(store, experiment, settings.collect, settings.experiment, now)
-    verdict = deciding.decide(experiment, totals, settings.experiment, now)
+    plan = plan_of(experiment, settings.experiment, settings.collect)
+    totals = gather(store, experiment, plan, now)
+    verdict = deciding.decide(experiment, plan, totals, now)
     get_run_logger().info("%s: %s: %s", experiment.id, verdict.verdict, verdict.reason)
     try:
         release.show_look(registry, experiment, verdict, now)
@@ -38,7 +40,8 @@ def verdict(settings: Settings, experiment: ExperimentRecord) -> Decision | Verd
         get_run_logger().warning("the look is not shown: %s", error)
     if verdict.verdict == "undecided":
         return verdict
-    return Decision(experiment=experiment, verdict=verdict, decided=now, by=release.GATE, inputs=totals.inputs)
+    evidence = totals.evidence()
+    return Decision(experiment=experiment, verdict=verdict, decided=now, by=release.GATE, inputs=totals.inputs, evidence=evidence)
 
 
 @step("conclude", retries=IO_RETRIES)

@@ -4,48 +4,54 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from evals.statistics import (
     Difference,
     NoDifference,
-    Totals,
-    User,
+    Regression,
     boundary,
+    by_user,
+    deciders,
     difference,
     earlier_rates,
-    merge,
     sample_ratio_p,
     weighted_fit,
     widen,
+    within_user,
 )
 
-totals = st.builds(
-    Totals, st.integers(0, 50), st.fixed_dictionaries({name: st.integers(0, 50) for name in ("accepted", "characters", "shown")})
-)
+NOBODY = np.zeros(0)
 
 
-@given(st.lists(st.dictionaries(st.sampled_from("abc"), totals), max_size=4), st.randoms())
-def test_totals_of_a_user_add_up_in_any_order(parts: list[dict[str, Totals]], random) -> None:
-    shuffled = list(parts)
-    random.shuffle(shuffled)
-    assert merge(parts) == merge(shuffled)
-    assert sum(t.requests for t in merge(parts).values()) == sum(t.requests for part in parts for t in part.values())
+def compared(treated, accepted, requests, accepted_before=None, requests_before=None) -> Regression:
+    """Return the comparison of users without a history, unless it is given."""
+    columns = [np.asarray(column, dtype=float) for column in (accepted, requests)]
+    nothing = np.zeros(len(columns[0]))
+    before = [nothing if column is None else np.asarray(column, dtype=float) for column in (accepted_before, requests_before)]
+    return by_user(np.asarray(treated), *columns, *before)
 
 
 def test_the_p_value_of_the_sample_ratio_equals_a_calculation_by_hand() -> None:
-    # 60 to 40 at one half: chi-square (10^2 + 10^2) / 50 = 4, whose tail is 0.0455.
-    assert sample_ratio_p(60, 40, 0.5) == pytest.approx(0.0455, abs=1e-4)
+    # 2 to 0 at one half: B(50 + 2, 50) / B(50, 50) = 50 * 51 / (100 * 101), against 1 / 4.
+    assert sample_ratio_p(2, 0, 0.5) == pytest.approx(0.25 * 100 * 101 / (50 * 51))
     assert sample_ratio_p(25, 75, 0.25) == 1.0
     assert sample_ratio_p(0, 0, 0.5) == 1.0
-    assert sample_ratio_p(200, 100, 0.5) < 1e-8
+    assert sample_ratio_p(200, 100, 0.5) < 1e-4
+
+
+def test_the_p_value_of_the_split_stays_valid_over_all_looks() -> None:
+    random = np.random.default_rng(0)
+    alarms = 0
+    for _ in range(400):
+        counts = [(int(c), n) for n, c in enumerate(np.cumsum(random.random(400) < 0.3), 1) if n % 20 == 0]
+        alarms += any(sample_ratio_p(challengers, n - challengers, 0.3) < 0.05 for challengers, n in counts)
+    assert alarms <= 400 * 0.05
 
 
 def test_without_a_covariate_the_estimate_is_the_difference_of_the_rates() -> None:
     counts = {"champion": [(10, 1), (30, 6), (5, 0)], "challenger": [(20, 6), (40, 10), (7, 3)]}
-    users = [User(arm, Totals(n, {"accepted": a})) for arm, pairs in counts.items() for n, a in pairs]
-    result = difference(users, "accepted", 0.05, 1000)
+    users = [(arm == "challenger", a, n) for arm, pairs in counts.items() for n, a in pairs]
+    result = difference(compared(*zip(*users, strict=True)), 0.05, 1000)
     assert isinstance(result, Difference)
     assert result.estimate == pytest.approx(19 / 67 - 7 / 45)
 
@@ -53,16 +59,16 @@ def test_without_a_covariate_the_estimate_is_the_difference_of_the_rates() -> No
 def test_the_error_equals_that_of_leaving_out_each_user() -> None:
     random = np.random.default_rng(0)
     weights = random.integers(5, 60, 40).astype(float)
-    design = np.column_stack([np.ones(40), np.arange(40) % 2, random.normal(size=40)])
+    design = np.column_stack([np.ones(40), random.normal(size=40), np.arange(40) % 2])
     outcome = random.normal(size=40)
-    fit = weighted_fit(design, outcome, weights)
+    fit = weighted_fit(Regression(design, outcome, weights, weights.sum()))
     assert fit is not None
-    whole = np.linalg.lstsq(design * np.sqrt(weights)[:, None], outcome * np.sqrt(weights), rcond=None)[0][1]
+    whole = np.linalg.lstsq(design * np.sqrt(weights)[:, None], outcome * np.sqrt(weights), rcond=None)[0][2]
     left_out = []
     for user in range(40):
         keep = np.arange(40) != user
         w = np.sqrt(weights[keep])
-        left_out.append(np.linalg.lstsq(design[keep] * w[:, None], outcome[keep] * w, rcond=None)[0][1])
+        left_out.append(np.linalg.lstsq(design[keep] * w[:, None], outcome[keep] * w, rcond=None)[0][2])
     assert fit[0] == pytest.approx(whole)
     assert fit[1] == pytest.approx(math.sqrt(sum((estimate - whole) ** 2 for estimate in left_out)))
 
@@ -83,23 +89,50 @@ def test_few_users_widen_the_interval() -> None:
 
 
 def test_earlier_rates_are_shrunk_to_the_mean_and_a_new_user_has_the_mean() -> None:
-    rates = earlier_rates([Totals(80, {"accepted": 40}), Totals(20, {"accepted": 0}), Totals()], "accepted")
+    rates = earlier_rates(np.array([40.0, 0, 0]), np.array([80.0, 20, 0]))
     assert rates == pytest.approx([(40 + 20 * 0.4) / 100, 8 / 40, 0.4])
 
 
+HALVES = np.arange(40) % 2 == 1
+
+
 @pytest.mark.parametrize(
-    "users",
+    "rows",
     [
-        [],
-        [User("champion", Totals(9, {"accepted": 1}))] * 20,
-        [User(arm, Totals(requests=9)) for arm in ("champion", "challenger")] * 20,
-        [User(arm, Totals(9, {"accepted": 9})) for arm in ("champion", "challenger")] * 20,
-        [User(arm, Totals()) for arm in ("champion", "challenger")] * 20,
+        compared(NOBODY, NOBODY, NOBODY),
+        compared(np.zeros(20), np.ones(20), np.full(20, 9)),
+        compared(HALVES, np.zeros(40), np.full(40, 9)),
+        compared(HALVES, np.full(40, 9), np.full(40, 9)),
+        compared(HALVES, np.zeros(40), np.zeros(40)),
+        within_user((np.zeros(9), np.ones(9)), (np.ones(9), np.zeros(9))),
+        within_user((np.ones(9), np.ones(9)), (np.full(9, 5.0), np.full(9, 5.0))),
     ],
-    ids=["nobody", "one arm", "nothing accepted", "all accepted", "no requests"],
+    ids=["nobody", "one arm", "nothing accepted", "all accepted", "no requests", "nobody met both", "no user differs"],
 )
-def test_arms_that_cannot_be_compared_give_no_estimate(users: list[User]) -> None:
-    assert isinstance(difference(users, "accepted", 0.05, 1000), NoDifference)
+def test_arms_that_cannot_be_compared_give_no_estimate(rows: Regression) -> None:
+    assert isinstance(difference(rows, 0.05, 1000), NoDifference)
+
+
+def test_within_users_the_estimate_is_the_mean_difference_weighted_by_what_each_user_tells() -> None:
+    counted = np.array([2.0, 10, 1, 3, 4]), np.array([4.0, 12, 2, 3, 6])
+    requests = np.full(5, 20.0), np.array([20.0, 40, 5, 10, 30])
+    rows = within_user(counted, requests)
+    weights = requests[0] * requests[1] / (requests[0] + requests[1])
+    by_hand = counted[1] / requests[1] - counted[0] / requests[0]
+    result = difference(rows, 0.05, 100)
+    assert isinstance(result, Difference)
+    assert result.estimate == pytest.approx(np.average(by_hand, weights=weights))
+    assert rows.requests == 205
+
+
+def test_the_deciders_are_those_without_whom_the_difference_is_least() -> None:
+    random = np.random.default_rng(2)
+    rows = compared(HALVES, random.binomial(30, 0.3, 40), np.full(40, 30))
+    chosen = deciders(rows, 2, 1)
+    found = [weighted_fit(rows.without(mask)) for mask in (np.zeros(40, dtype=bool), chosen)]
+    singles = [weighted_fit(rows.without(np.arange(40) == i)) for i in range(40)]
+    assert chosen.sum() == 2 and found[0] and found[1]
+    assert found[1][0] < min(fit[0] for fit in singles if fit) <= found[0][0]
 
 
 def experiment(random, users: int, effect: float, looks: int, requests: int, spread: float = 0.05, before: int = 40):
@@ -109,24 +142,18 @@ def experiment(random, users: int, effect: float, looks: int, requests: int, spr
     chance = np.clip(base_rate + effect * treated, 0, 1)
     activity = random.gamma(4, 1 / 4, users)
     earlier_requests = random.poisson(before * activity)
-    history = [
-        Totals(int(n), {"accepted": int(a)})
-        for n, a in zip(earlier_requests, random.binomial(earlier_requests, base_rate), strict=True)
-    ]
+    earlier = random.binomial(earlier_requests, base_rate)
     count, accepted = np.zeros(users, dtype=int), np.zeros(users, dtype=int)
     for _ in range(looks):
         new_requests = random.poisson(requests / users * activity)
         count, accepted = count + new_requests, accepted + random.binomial(new_requests, chance)
-        yield [
-            User("challenger" if t else "champion", Totals(int(n), {"accepted": int(a)}), past)
-            for t, n, a, past in zip(treated, count, accepted, history, strict=True)
-        ]
+        yield compared(treated, accepted, count, earlier, earlier_requests)
 
 
 def first_conclusion(looks, planned: float) -> str:
     """Return the conclusion at the first look whose interval excludes zero, else "unsure"."""
-    for users in looks:
-        result = difference(users, "accepted", 0.05, planned)
+    for rows in looks:
+        result = difference(rows, 0.05, planned)
         if isinstance(result, Difference) and result.low > 0:
             return "better"
         if isinstance(result, Difference) and result.high < 0:

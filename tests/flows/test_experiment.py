@@ -7,8 +7,8 @@ import pytest
 from flows.experiment import experiment
 from flows.promote import promote
 from flows.rollback import rollback
+from infra import settings
 from infra.cycles import decision_of
-from infra.settings.schema import Experiment
 from tasks.experiments import release
 from tests.flows.conftest import World
 from tests.tasks.made import NOW, completion, feedback
@@ -20,7 +20,7 @@ def start_experiment(world: World, champion: float, challenger: float) -> None:
     """Start an experiment and ship 30 requests of each of 40 users, accepted at these rates."""
     world.registry.versions["2"] = {"parent": "1"}
     record = release.open_experiment(
-        world.store, world.registry.client, release.propose(Experiment(), "cycle-000001", "2", "1", NOW - 1)
+        world.store, world.registry.client, release.propose(settings.load(), "cycle-000001", "2", "1", NOW - 1)
     )
     assert record
     draw = random.Random(0)

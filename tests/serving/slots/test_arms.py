@@ -110,3 +110,16 @@ async def test_logging_and_experiments_need_the_terms_of_project_and_user(tmp_pa
         body = {"completion_id": "c", "outcome": "accepted", "shown": "x"}
         await house.send_feedback("/v1/feedback", body, {"X-Project-ID": "open", "X-User-ID": "silent"})
         assert house.rows("feedback")[0].shown == ""
+
+
+async def test_a_request_that_another_version_answers_names_the_experiment_that_assigned_it(house: House) -> None:
+    await run_experiment(house)
+    house.engines[house.arms.challenger].up = False  # and the follower has not noticed
+    users = [f"user{number}" for number in range(12)]
+    for user in users:
+        assert (await house.complete(headers={"X-User-ID": user})).status_code == 200
+    rows = house.rows("completions")
+    fallbacks = [row for row in rows if not row.experiment]
+    assert fallbacks and {(row.arm, row.policy_version) for row in fallbacks} == {("champion", "1")}
+    assert rows[0].assigned == "e1" and {row.assigned for row in fallbacks} <= {"e1", ""}
+    assert any(row.assigned == "e1" for row in fallbacks)

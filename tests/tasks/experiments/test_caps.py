@@ -2,7 +2,7 @@
 
 import pytest
 
-from tasks.experiments.bench_caps import GATE, LIMITS, SHARED, SimulatedTest, bound_of, flood, invented, poisoner, promoted
+from tasks.experiments.bench_caps import GATE, LIMITS, OPEN, SHARED, SimulatedTest, bound_of, flood, invented, poisoner, promoted
 
 TESTS = 40
 
@@ -45,6 +45,5 @@ def test_five_invented_users_of_an_arm_of_60_decide_nothing(test: SimulatedTest)
 
 
 def test_the_attack_is_one_and_a_better_model_still_wins() -> None:
-    plain = GATE.model_copy(update={"tolerated_users": 0, "max_user_weight": 1e9})
-    assert promoted(SimulatedTest(liars=5, lies=3000), plain, 10) > 0.9
+    assert promoted(SimulatedTest(liars=5, lies=3000), OPEN, 10) > 0.9
     assert promoted(SimulatedTest(effect=0.4, each=100), GATE, 10) > 0.9

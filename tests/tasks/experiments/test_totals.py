@@ -5,13 +5,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from infra.assignment import assigned_arm
+from infra.records import Completion, ExperimentRecord, Feedback, Plan
 from infra.settings import Settings
 from infra.settings.schema import Collect, Experiment
-from tasks.experiments.metrics import METRICS
-from tasks.experiments.totals import cap_requests, gather
-from tests.tasks.experiments.test_decide import TEST
+from tasks.experiments.metrics import SUMS
+from tasks.experiments.plan import make_plan
+from tasks.experiments.totals import LATER, cap_requests, gather, total
+from tasks.labels.attribution import join
 from tests.tasks.labels.test_explain import seal
 from tests.tasks.made import NOW, MemoryStore, completion, feedback
+from tests.tasks.rows import frame
+
+TEST = ExperimentRecord(id="e", champion="1", challenger="2", share=0.5, started=NOW)
+
+
+def plan(**fields: object) -> Plan:
+    """Return the default plan with other values; everyone counts."""
+    values = make_plan(Experiment(min_history_requests=0), Collect(settle_seconds=5)).model_dump()
+    return Plan.model_validate({**values, **fields})
+
+
+def labelled(completions, events) -> pl.DataFrame:
+    return join(frame(completions, Completion), frame(events, Feedback), 60)[0]
+
 
 cells = st.lists(
     st.tuples(st.sampled_from(["champion", "challenger"]), st.integers(0, 20), st.integers(0, 4), st.integers(1, 500)),
@@ -24,13 +41,14 @@ cells = st.lists(
 def sums(rows) -> pl.DataFrame:
     made = [(arm, f"u{user}", f"c{credential}", float(n)) for arm, user, credential, n in rows]
     frame = pl.DataFrame(made, ["arm", "user", "credential", "requests"], orient="row").sort("arm", "user", "credential")
-    return frame.with_columns(**{metric.name: pl.col("requests") / 4 for metric in METRICS})
+    others = [*(name for name in SUMS if name != "requests"), *(LATER + name for name in SUMS)]
+    return frame.with_columns(**{name: pl.col("requests") / 4 for name in others})
 
 
 @given(cells, st.sampled_from([1.0, 2.0, 5.0]), st.sampled_from([0.2, 0.5, 1.0]))
 def test_no_user_or_credential_counts_with_more_than_its_part(rows, weight: float, share: float) -> None:
     given = sums(rows)
-    found = cap_requests(given, Experiment(max_user_weight=weight, max_credential_weight=share))
+    found = cap_requests(given, plan(max_user_weight=weight, max_credential_weight=share))
     median = given.group_by("arm", "user").agg(pl.col("requests").sum())["requests"].median()
     assert isinstance(median, float)
     assert found.group_by("arm", "user").agg(pl.col("requests").sum())["requests"].max() <= weight * median * (1 + 1e-9)
@@ -53,11 +71,84 @@ def test_who_is_not_known_from_before_the_test_counts_in_no_gate() -> None:
     ship("before", ["ada", "bob", "held back"], NOW - 90)
     seal(store, "cycle-000001", NOW - 10, limits)
     ship("test", ["ada", "held back", "invented"], NOW + 1, experiment="e")
-    found = gather(store, TEST, limits.collect, Experiment(min_history_requests=1), NOW + 60)
-    assert (found.of("champion").keys(), found.before.keys()) == ({"ada"}, {"ada", "bob"})
-    everyone = gather(store, TEST, limits.collect, Experiment(min_history_requests=0), NOW + 60)
-    assert everyone.of("champion").keys() == {"ada", "held back", "invented"}
-    assert gather(store, TEST, limits.collect, Experiment(min_history_requests=2), NOW + 60).users == {
-        "champion": {},
-        "challenger": {},
-    }
+    found = gather(store, TEST, plan(min_history_requests=1), NOW + 60)
+    assert (found.counts, found.before["requests"].tolist()) == ({"champion": 1, "challenger": 0}, [1.0])
+    assert sum(found.absent.values()) == 1, "bob"
+    assert gather(store, TEST, plan(min_history_requests=0), NOW + 60).counts["champion"] == 3
+    assert gather(store, TEST, plan(min_history_requests=2), NOW + 60).counts == {"champion": 0, "challenger": 0}
+
+
+def test_only_settled_comparable_requests_count() -> None:
+    fields = {"experiment": "e", "time": NOW + 1}
+    completions = [
+        completion("accepted", prefix="a", **fields),
+        completion("rejected", prefix="b", **fields),
+        completion("unlabelled", prefix="c", **fields),
+        completion("empty", prefix="d", text="", **fields),
+        completion("pinned", prefix="e", pinned=True, **fields),
+        completion("exploring", prefix="e2", exploring=True, **fields),
+        completion("opted out", prefix="f", opted_out=True, **fields),
+        completion("young", prefix="g", experiment="e", time=NOW + 50),
+        completion("other test", prefix="h", experiment="another", time=NOW + 1),
+        completion("challenger", prefix="i", user="v", arm="challenger", **fields),
+        completion("before", prefix="j", time=NOW - 5),
+    ]
+    events = [
+        feedback("1", prefix="a", time=NOW + 2),
+        feedback("2", prefix="b", outcome="rejected", time=NOW + 2),
+        feedback("3", prefix="i", user="v", time=NOW + 2),
+        feedback("4", prefix="j", time=NOW - 4),
+    ]
+    found = total(labelled(completions, events), TEST, plan(max_characters=5), until=NOW + 20)
+    names = ("requests", "labelled", "judged", "visible", "accepted", "characters", "annoyed", "shown", "empty", "failed", "made")
+    user, other = ({name: sums[name].tolist() for name in names} for sums in found.during.values())
+    assert {name: values[0] for name, values in user.items()} == dict(
+        **{"requests": 4, "labelled": 3, "judged": 2, "visible": 3, "accepted": 1},
+        **{"characters": 5, "annoyed": 1, "shown": 3, "empty": 1, "failed": 0, "made": 4},
+    )
+    assert [other[name] for name in ("requests", "accepted", "characters")] == [[0, 1], [0, 1], [0, 5]]
+    assert found.before["accepted"].tolist() == [1, 0]
+
+
+def test_a_request_that_another_version_answered_counts_on_the_arm_that_was_assigned() -> None:
+    user = next(f"u{i}" for i in range(99) if assigned_arm(TEST, f"u{i}", NOW) == "challenger")
+    fields = {"user": user, "assigned": "e", "time": NOW + 1}
+    completions = [
+        completion("its own", prefix="a", arm="challenger", experiment="e", **fields),
+        completion("fallback", prefix="b", arm="champion", **fields),
+        completion("mixed", prefix="c", arm="challenger", mixed=True, **fields),
+        completion("error", prefix="d", arm="challenger", experiment="e", finish_reason="error", **fields),
+    ]
+    found = total(labelled(completions, [feedback("1", user=user, prefix="b", time=NOW + 2)]), TEST, plan(), NOW + 20)
+    sums = found.during["challenger"]
+    assert [sums[name].tolist() for name in ("requests", "failed", "accepted")] == [[4], [3], [1]]
+    assert found.requests["champion"] == 0
+
+
+def test_the_later_part_is_the_second_half_of_the_test_or_of_each_block() -> None:
+    block = 100.0
+    begin = NOW - NOW % block
+    test = TEST.model_copy(update={"started": begin})
+    times = [begin + at for at in (10, 60, 110, 160, 170)]
+    completions = [completion(str(at), time=at, experiment="e", prefix=str(at)) for at in times]
+    rows = labelled(completions, [])
+    half = total(rows, test, plan(), begin + 200)
+    blocks = total(rows, test, plan(design="crossover", block_seconds=block), begin + 200)
+    assert [t.later["champion"]["requests"].tolist() for t in (half, blocks)] == [[3], [3]]
+    at_end = total(rows, test, plan(), begin + 330)
+    assert at_end.later["champion"]["requests"].tolist() == [1]
+
+
+def test_a_time_is_compared_with_both_arms_percentiles() -> None:
+    rows = [completion(str(i), prefix=str(i), user=f"u{i}", time=NOW + 1, experiment="e", total_ms=float(i)) for i in range(101)]
+    found = total(labelled(rows, []), TEST, plan(), NOW + 20).during["champion"]
+    assert (found["total_p50"].sum(), found["total_p95"].sum(), found["ttft_p50"].sum()) == (50, 5, 0)
+
+
+def test_evidence_names_the_objects_that_were_read() -> None:
+    store = MemoryStore()
+    store.put_rows("events/completions/date=2027-01-15/hour=08/a.parquet", [completion(experiment="e", time=NOW + 1)])
+    store.put_rows("events/feedback/date=2027-01-15/hour=08/a.parquet", [feedback(time=NOW + 2)])
+    evidence = gather(store, TEST, plan(settle_seconds=5), NOW + 60)
+    assert evidence.during["champion"]["accepted"].tolist() == [1]
+    assert {r.key.split("/")[1] for r in evidence.inputs} == {"completions", "feedback"}

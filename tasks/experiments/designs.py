@@ -1,0 +1,62 @@
+"""How each design compares a metric: by_user, where a user meets one version, and crossover, where a user meets both in turns."""
+
+import numpy as np
+
+from evals.statistics import Regression, by_user, within_user
+from infra.records import Plan, PlannedMetric
+from tasks.experiments.totals import ARMS, MADE, ArmTotals, Sums
+
+TURN = 0.5
+"""Requests added to each arm before logarithms are compared within a user."""
+
+
+def compare(totals: ArmTotals, metric: PlannedMetric, plan: Plan) -> Regression:
+    """Return the comparison of a metric between the arms."""
+    if metric.per == "user":
+        return compare_requests(totals, plan)
+    return compare_rates(totals.during, totals, metric.name, metric.per, plan)
+
+
+def compare_rates(sums: dict[str, Sums], totals: ArmTotals, name: str, per: str, plan: Plan) -> Regression:
+    """Return the comparison of a sum over a denominator, of all requests or of a part of them.
+
+    Args:
+        sums: the sums by arm of these requests.
+        totals: where they are from.
+    """
+    if plan.design == "crossover":
+        return within_user(_pair(sums, name), _pair(sums, per))
+    counted, requests = (sum(_pair(sums, column)) for column in (name, per))
+    alone = np.where(totals.both, 0.0, requests)
+    return by_user(_treated(totals), counted, alone, totals.before[name], totals.before[per])
+
+
+def compare_requests(totals: ArmTotals, plan: Plan) -> Regression:
+    """Return the comparison of the logarithm of each user's requests."""
+    made = _pair(totals.during, MADE)
+    if plan.design == "crossover":
+        met = (made[0] + made[1] > 0).astype(float)
+        outcome = np.log(made[1] + TURN) - np.log(made[0] + TURN)
+        return Regression(np.ones((len(met), 1)), np.where(met > 0, outcome, 0.0), met, float(sum(made).sum()))
+    requests = np.where(totals.both, 0.0, sum(made))
+    met = (requests > 0).astype(float)
+    columns, earlier = [np.ones_like(met)], np.log1p(totals.before[MADE])
+    if met.any() and np.ptp(earlier[met > 0]) > 1e-12:
+        columns.append(earlier)
+    outcome = np.log(np.maximum(requests, 1.0))
+    return Regression(np.column_stack([*columns, _treated(totals)]), outcome, met, float(requests.sum()))
+
+
+def units(totals: ArmTotals, plan: Plan) -> dict[str, int]:
+    """Return the number of users of each arm that a verdict compares."""
+    if plan.design == "crossover":
+        return dict.fromkeys(ARMS, int(totals.both.sum()))
+    return {arm: int(np.count_nonzero((totals.during[arm]["requests"] > 0) & ~totals.both)) for arm in ARMS}
+
+
+def _pair(sums: dict[str, Sums], name: str) -> tuple[np.ndarray, np.ndarray]:
+    return sums["champion"][name], sums["challenger"][name]
+
+
+def _treated(totals: ArmTotals) -> np.ndarray:
+    return (totals.during["challenger"]["requests"] > 0).astype(float)
