@@ -160,14 +160,14 @@ def run_test(test: SimulatedTest, settings: Experiment, seed: int) -> VerdictNam
     draw = np.random.default_rng(seed)
     taste = np.clip(draw.normal(0.3, 0.08, 2 * ARM), 0.02, 0.9)
     treated = draw.permutation(2 * ARM) % 2 == 1
-    counts = np.maximum(draw.poisson(test.each * draw.gamma(2, 0.5, 2 * ARM)), 1)
+    activity = draw.gamma(2, 0.5, 2 * ARM)
+    counts, early = (np.maximum(draw.poisson(each * activity), 1) for each in (test.each, 40))
     for arm in (True, False) if test.whale else ():
         (members,) = np.nonzero(treated == arm)
         counts[members[0]] = round(test.whale / (1 - test.whale) * counts[members[1:]].sum())
     rate = np.clip(taste * (1 + test.effect * treated), 0, 1)
     (liars,) = np.nonzero(treated)
     counts[liars[: test.liars]], rate[liars[: test.liars]] = test.lies, 1.0
-    early = np.full(2 * ARM, 40)
     frames = [
         requests_of(draw, early, np.minimum(taste, 1), treated, "", TEST.started - DAY / 2),
         requests_of(draw, counts, rate, treated, TEST.id, TEST.started + 1),
