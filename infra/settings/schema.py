@@ -2,7 +2,7 @@
 
 from infra.settings.collect import Collect, Hindsight
 from infra.settings.evaluation import Evaluate, Judge
-from infra.settings.experiment import Experiment
+from infra.settings.experiment import Experiment, Margins
 from infra.settings.model import Model
 from infra.settings.retention import Retention
 from infra.settings.reward import Reward
@@ -33,6 +33,7 @@ __all__ = [
     "Hindsight",
     "Judge",
     "Limits",
+    "Margins",
     "Model",
     "OpenIDConnect",
     "Orchestration",

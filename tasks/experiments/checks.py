@@ -6,11 +6,9 @@ nothing about the challenger.
 
 import math
 
-import numpy as np
-
 from evals.statistics import NoDifference, Regression, boundary, difference, sample_ratio_p
 from infra.records import CheckResult, Plan
-from tasks.experiments.designs import compare_rates, compare_requests, units
+from tasks.experiments.designs import compare_change, compare_rates, compare_requests, older, units
 from tasks.experiments.totals import ARMS, ArmTotals, Sums
 
 
@@ -75,8 +73,7 @@ def turns(totals: ArmTotals, share: float, plan: Plan) -> CheckResult:
 
 def labels(totals: ArmTotals, plan: Plan) -> CheckResult:
     """Judged per shown completion: as many on each arm. Where only newer requests differ, their answers are late."""
-    older = {arm: _less(totals.during[arm], totals.later[arm]) for arm in ARMS}
-    parts = {"older": older, "newer": totals.later, "all": totals.during}
+    parts = {"older": older(totals), "newer": totals.later, "all": totals.during}
     gaps = {name: _label_gap(sums, totals, plan) for name, sums in parts.items()}
     late = plan.design == "by_user" and gaps["newer"][1] and not gaps["older"][1]
     broken = (gaps["older"][1] or gaps["all"][1]) and not late
@@ -87,11 +84,7 @@ def labels(totals: ArmTotals, plan: Plan) -> CheckResult:
 
 def carry_over(totals: ArmTotals, plan: Plan) -> CheckResult:
     """The first half of a crossover's blocks against the second: the version before must not show in the one after."""
-    older = {arm: _less(totals.during[arm], totals.later[arm]) for arm in ARMS}
-    halves = [compare_rates(sums, totals, "accepted", "labelled", plan) for sums in (older, totals.later)]
-    weights = halves[0].weights * halves[1].weights / np.maximum(halves[0].weights + halves[1].weights, 1e-300)
-    change = Regression(halves[0].design, halves[1].outcome - halves[0].outcome, weights, sum(h.requests for h in halves))
-    gap, far = _beyond(change, plan, 0.0)
+    gap, far = _beyond(compare_change(totals, "accepted", "labelled", plan), plan, 0.0)
     return _result("carry_over", far, f"the difference of acceptance changes by {gap:+.4f} within a block")
 
 
@@ -111,10 +104,6 @@ def _beyond(rows: Regression, plan: Plan, tolerated: float, expected: float = 0.
     gap = found.estimate - expected
     half = (found.high - found.low) / 2
     return gap, abs(gap) - half > tolerated
-
-
-def _less(whole: Sums, part: Sums) -> dict[str, np.ndarray]:
-    return {name: whole[name] - part[name] for name in part}
 
 
 def _result(name: str, broken: bool, reason: str) -> CheckResult:

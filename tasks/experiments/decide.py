@@ -12,7 +12,7 @@ from evals.statistics import Difference, NoDifference, Regression, deciders, dif
 from infra.records import CheckResult, Decision, ExperimentRecord, MetricResult, Plan, PlannedMetric, Rate, Verdict
 from infra.settings.schema import Collect, Experiment
 from tasks.experiments.checks import run_checks
-from tasks.experiments.designs import compare, units
+from tasks.experiments.designs import compare, compare_change, units
 from tasks.experiments.metrics import BY_NAME
 from tasks.experiments.plan import plan_of
 from tasks.experiments.rules import Compared, Judgement, judge
@@ -20,6 +20,8 @@ from tasks.experiments.totals import ARMS, ArmTotals, of_evidence
 
 EARLY_ALPHA_SHARE = 0.1
 """Share of the error level that is spent on looks before the planned end."""
+NOVELTY_ALPHA = 0.1
+"""Two-sided error level of the comparison of a gain in the two halves of a test."""
 TOLERATED_SHARE = 1 / 24
 """Share of a test's users who may be made up at most: five of an arm of 60."""
 
@@ -51,7 +53,7 @@ class Look:
         rows = rows if left_out is None else rows.without(left_out)
         means = means_of(totals, metric)
         margin = metric.margin * (means[0] if metric.relative else 1.0)
-        found = never_or_always(rows, self.alpha) or difference(rows, self.alpha, self._expected, last_look=self.last)
+        found = never_or_always(rows, self.alpha) or difference(rows, self.alpha, self.expected, last_look=self.last)
         if isinstance(found, NoDifference):
             return Compared(metric, None, None, margin, means)
         gain = self._for_gain(rows, found) if metric.role == "success" else None
@@ -60,11 +62,12 @@ class Look:
     def _for_gain(self, rows: Regression, found: Difference) -> Difference:
         if not found.error:
             return found
-        low, high = interval(rows, found.estimate, found.error, self.gain_alpha, self._expected, self.last)
+        low, high = interval(rows, found.estimate, found.error, self.gain_alpha, self.expected, self.last)
         return Difference(found.estimate, low, high, found.error)
 
     @property
-    def _expected(self) -> float:
+    def expected(self) -> float:
+        """Requests of both arms that the test is planned for."""
         return 2.0 * self.plan.planned_requests
 
 
@@ -82,7 +85,7 @@ def decide(experiment: ExperimentRecord, plan: Plan, totals: ArmTotals, now: flo
         return without_look(verdict, obstacle or held, now - experiment.started >= plan.max_seconds, bool(held) and not obstacle)
     look = Look(plan, bool(end))
     compared = look.compare(totals)
-    judgement = robust(look, totals, compared, judge(plan.mode, compared))
+    judgement = lasting(look, totals, robust(look, totals, compared, judge(plan.mode, compared)))
     reason = f"{judgement.reason}: {numbers(compared, look)}"
     name = judgement.verdict
     if name == "undecided" and end:
@@ -161,6 +164,18 @@ def robust(look: Look, totals: ArmTotals, compared: list[Compared], judgement: J
         return judgement
     doubt = f"{judgement.reason}, but not without the {count} users who favour it most (experiment.tolerated_users)"
     return Judgement("undecided", doubt)
+
+
+def lasting(look: Look, totals: ArmTotals, judgement: Judgement) -> Judgement:
+    """Return the verdict, but no promotion for a gain that surely fades from the first half of a test by user to the second."""
+    by = judgement.by
+    if judgement.verdict != "promote" or look.plan.mode != "superiority" or look.plan.design == "crossover" or by is None:
+        return judgement
+    rows = compare_change(totals, by.metric.name, by.metric.per, look.plan)
+    change = difference(rows, NOVELTY_ALPHA, look.expected, last_look=True)
+    if isinstance(change, NoDifference) or by.benefit(change)[1] >= 0:
+        return judgement
+    return Judgement("undecided", f"{judgement.reason}, but less so in the second half than in the first")
 
 
 def tolerated_users(totals: ArmTotals, plan: Plan) -> int:

@@ -47,6 +47,22 @@ def compare_requests(totals: ArmTotals, plan: Plan) -> Regression:
     return Regression(np.column_stack([*columns, _treated(totals)]), outcome, met, float(requests.sum()))
 
 
+def compare_change(totals: ArmTotals, name: str, per: str, plan: Plan) -> Regression:
+    """Return the comparison of how each user's rate changes from the first part of the time to the later one.
+
+    What a user's rates have in common is not in it. The parts are those of ArmTotals.later.
+    """
+    first = compare_rates(older(totals), totals, name, per, plan)
+    later = compare_rates(totals.later, totals, name, per, plan)
+    weights = first.weights * later.weights / np.maximum(first.weights + later.weights, 1e-300)
+    return Regression(later.design, later.outcome - first.outcome, weights, first.requests + later.requests)
+
+
+def older(totals: ArmTotals) -> dict[str, Sums]:
+    """Return the sums of the first part of the time, by arm."""
+    return {arm: {name: totals.during[arm][name] - values for name, values in totals.later[arm].items()} for arm in ARMS}
+
+
 def units(totals: ArmTotals, plan: Plan) -> dict[str, int]:
     """Return the number of users of each arm that a verdict compares."""
     if plan.design == "crossover":
