@@ -1,0 +1,12 @@
+"""Simulated A/B tests through the gate's own decision (tasks/experiments/bench_experiments.py)."""
+
+import asyncio
+
+from evals.bench.figures import Figure
+from evals.bench.process import figures_of
+from infra.settings import Settings
+
+
+async def run(settings: Settings) -> list[Figure]:
+    """Run the benchmark and return its figures."""
+    return await asyncio.to_thread(figures_of, "tasks.experiments.bench_experiments", "experiments")
