@@ -7,6 +7,7 @@ Rows whose name begins with
     trap               something else differs, or goes wrong: how often a version is promoted that is no better
     cursor, spam       shown less and accepted more, and the reverse
     non_inferiority    that mode, with margins: how often a true point more, none and a point less is shipped
+    planner            the gain that the planner promises to find in four of five tests, for 20 users in a week
     carry_over         a crossover in which the version before shows in the first half of a block
 
 No server is needed. The figures are written to var/bench/experiments.json. Seeds are those of the row's tests, one after another.
@@ -20,11 +21,14 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import repeat
 
+import numpy as np
 from rich.console import Console
 
 from evals.bench.figures import Figure, figure, write
-from infra.settings.schema import Experiment, Margins
-from tasks.experiments.simulate import Outcome, World, simulate
+from infra.settings.schema import Collect, Experiment, Margins
+from tasks.experiments.plan import make_plan
+from tasks.experiments.planner import Traffic, prospects
+from tasks.experiments.simulate import Outcome, Simulation, World, simulate
 
 PROCESSES = 2
 GATE = Experiment(min_requests=200, min_users=5)
@@ -79,7 +83,17 @@ def rows() -> Iterator[Row]:
     yield Row("spam", replace(TEAM, visible=1.35, accepted=0.85), most=True)
     yield Row("carry_over.half", replace(SMALL, accepted=1.2, carry_over=0.5), CROSSOVER)
     yield Row("carry_over.equal", replace(SMALL, carry_over=1.0), CROSSOVER, most=True)
+    yield planned_row()
     yield from non_inferiority()
+
+
+def planned_row() -> Row:
+    """Return tests of the gain that the planner promises to a team of 20 with 150 requests a day each, for a week."""
+    week = World(users=20, each=1050.0, history=1050.0, blocks=56)
+    sums = Simulation(week, "crossover", np.random.default_rng(0)).halves
+    traffic = Traffic(*(sums[name].sum(axis=0) for name in ("accepted", "labelled", "requests")), days=7.0)
+    gain = prospects(traffic, make_plan(CROSSOVER, Collect()))[1].smallest["a week"]
+    return Row(f"planner.20_users_plus_{100 * gain:.0f}", replace(week, accepted=1 + gain), CROSSOVER, least=0.75)
 
 
 def traps() -> Iterator[Row]:
