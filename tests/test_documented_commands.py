@@ -28,6 +28,7 @@ WITH_STACK = (
     r"python -m infra\.stack status",
     r"python -m tasks\.offline .+",
     r"python -m tasks\.labels\.explain .*",
+    r"python -m tasks\.experiments\.planner",
     r"prefect --no-prompt deploy --all",
     r"prefect deployment run .*",
 )
@@ -54,8 +55,11 @@ NOT_RUN = {
 }
 """Commands that are not run, with the reason."""
 PLACEHOLDERS = {"NAME": "ada", "HASH": "0" * 32, r"\bID\b": "cmpl-0", r"\bFILE\b": "autocomplete.jsonl"}
-EXIT_CODES: Mapping[str, tuple[int, ...]] = {"python -m tasks.labels.explain ID": (1,)}
-"""Expected exit codes other than 0: no cycle has collected this request."""
+EXIT_CODES: Mapping[str, tuple[int, ...]] = {
+    "python -m tasks.labels.explain ID": (1,),
+    "python -m tasks.experiments.planner": (0, 1),
+}
+"""Expected exit codes other than 0: no cycle has collected this request; nobody has sent requests to plan from."""
 
 COMMANDS = commands()
 

@@ -90,7 +90,7 @@ class CycleRow(Part):
     """Largest difference between the trainer's and the server's log-probability of a served token."""
     judge: float | None
     """Mean score of the held-out judge, 0 to 10."""
-    verdict: Literal["promote", "reject", "undecided", "refused", "running"]
+    verdict: Literal["promote", "reject", "broken", "undecided", "refused", "running"]
     reason: str
     estimate: float | None
     low: float | None

@@ -31,9 +31,9 @@ class Margins(Section):
     """Requests whose first token comes later than the median of both arms, in 1."""
     ttft_p95: float = Field(0.05, ge=0)
     """Requests whose first token comes later than the 95th percentile of both arms, in 1."""
-    total_p50: float = Field(0.15, ge=0)
-    """Requests that end later than the median of both arms, in 1."""
-    total_p95: float = Field(0.05, ge=0)
+    total_p50: float = Field(0.25, ge=0)
+    """Requests that end later than the median of both arms, in 1; longer completions take longer."""
+    total_p95: float = Field(0.1, ge=0)
     """Requests that end later than the 95th percentile of both arms, in 1."""
     length: float = Field(0.75, ge=0)
     """Characters of a judged completion, longer or shorter, as a share of the champion's."""

@@ -168,8 +168,8 @@ def advice(found: Sequence[Prospect], traffic: Traffic, plan: Plan) -> list[str]
     best = min(possible, key=lambda p: p.smallest["four weeks"], default=None)
     if best is None or not best.smallest["four weeks"] <= HOPELESS:
         return [
-            f"No test finds a gain of {HOPELESS:.0%} in four weeks. Let more developers take part (serving.terms.experiments), or",
-            'ship what is surely not much worse: experiment.mode = "non_inferiority", with margins above these figures.',
+            f"No test finds a gain of {HOPELESS:.0%} in four weeks. Let more developers take part (serving.terms.experiments),",
+            'or ship what is surely not much worse: experiment.mode = "non_inferiority", with margins above these figures.',
         ]
     by_user_test = next((p for p in possible if p.design == "by_user"), None)
     if by_user_test and by_user_test.smallest["a week"] <= 1.25 * best.smallest["a week"]:

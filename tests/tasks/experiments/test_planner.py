@@ -63,3 +63,7 @@ def test_traffic_is_counted_by_user_and_block_as_a_test_would() -> None:
     traffic = read_traffic(store, settings, NOW, days)
     assert traffic.requests.tolist() == [[0, 2, 0, 1, 0, 0, 0, 0, 0, 0]]
     assert (traffic.accepted.sum(), traffic.labelled.sum(), traffic.days) == (1, 1, days)
+
+
+def test_without_any_request_there_is_nothing_to_plan_from() -> None:
+    assert read_traffic(MemoryStore(), Settings(), NOW, 7.0).labelled.sum() == 0

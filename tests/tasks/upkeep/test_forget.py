@@ -11,6 +11,7 @@ from infra.records import Amendment, CycleOutcome, ExperimentRecord, Manifest, S
 from infra.settings import Settings
 from infra.settings.schema import Collect, Experiment, Retention
 from infra.store import Corrupt
+from tasks.experiments.plan import make_plan
 from tasks.experiments.totals import gather
 from tasks.labels.collect import Collected, collect
 from tasks.steps.sealing import finish, manifest_fields, seal
@@ -224,7 +225,7 @@ def test_a_retention_shorter_than_the_window_is_refused() -> None:
 
 def test_experiments_do_not_count_erased_users(store: MemoryStore, registry: MemoryRegistry) -> None:
     running = ExperimentRecord(id="e", champion="1", challenger="2", share=0.5, started=NOW + 300)
-    before = gather(store, running, LIMITS.collect, LIMITS.experiment, NOW + 400).before
-    assert before.keys() == {ADA, BOB}
+    plan = make_plan(LIMITS.experiment, LIMITS.collect)
+    assert sum(gather(store, running, plan, NOW + 400).absent.values()) == 2, "ada and bob have a history and no request yet"
     tombstones.write(store, ERASURE)
-    assert gather(store, running, LIMITS.collect, LIMITS.experiment, NOW + 400).before.keys() == {BOB}
+    assert sum(gather(store, running, plan, NOW + 400).absent.values()) == 1
