@@ -6,7 +6,8 @@ Rows whose name begins with
     power              a true gain: how often it is promoted, beside one plain test of acceptance at the end of the same requests
     trap               something else differs, or goes wrong: how often a version is promoted that is no better
     cursor, spam       shown less and accepted more, and the reverse
-    non_inferiority    that mode, with margins: how often a true point more, none and a point less is shipped
+    demo               tests of the demo's size, with its settings
+    non_inferiority    the same in that mode, with margins: how often a true point more, none and a point less is shipped
     planner            the gain that the planner promises to find in four of five tests, for 20 users in a week
     carry_over         a crossover in which the version before shows in the first half of a block
 
@@ -42,6 +43,8 @@ SMALL = World(users=60, each=57.0, history=57.0)
 """60 users, 1,700 requests an arm."""
 DEMO = World(users=1000, each=3.4, history=0.0, spread=0.3)
 """The demo's developers: 1,700 requests an arm, without a history."""
+DEMO_GATE = OPEN.model_copy(update={"alpha": 0.1, "min_requests": 900})
+"""The demo's settings (infra/settings/local.toml)."""
 POINT = 0.01 / (DEMO.taste * DEMO.shown)
 """A point of acceptance per request, as a share."""
 NON_INFERIOR = (0.1, 0.15, 0.2, 0.25)
@@ -84,7 +87,7 @@ def rows() -> Iterator[Row]:
     yield Row("carry_over.half", replace(SMALL, accepted=1.2, carry_over=0.5), CROSSOVER)
     yield Row("carry_over.equal", replace(SMALL, carry_over=1.0), CROSSOVER, most=True)
     yield planned_row()
-    yield from non_inferiority()
+    yield from of_the_demo()
 
 
 def planned_row() -> Row:
@@ -118,15 +121,18 @@ def traps() -> Iterator[Row]:
     yield Row("one_user_on_both_arms.better", replace(TEAM, accepted=1.2, both=1), least=0.8)
 
 
-def non_inferiority() -> Iterator[Row]:
-    """Yield tests of the demo's size in the mode for a fast cadence."""
+def of_the_demo() -> Iterator[Row]:
+    """Yield tests of the demo's size, in its mode and in the one for a fast cadence."""
+    for points in (1, 2, 3):
+        yield Row(f"demo.plus_{points}_points", replace(DEMO, accepted=1 + points * POINT), DEMO_GATE)
     for margin in NON_INFERIOR:
         margins = Margins(accepted=margin, characters=2 * margin, annoyed=margin)
-        settings = OPEN.model_copy(update={"mode": "non_inferiority", "alpha": 0.1, "margins": margins})
-        for name, points in (("plus_1_point", 1), ("equal", 0), ("minus_1_point", -1), ("minus_the_margin", None)):
-            accepted = 1 - margin if points is None else 1 + points * POINT
-            world = replace(DEMO, accepted=accepted)
-            yield Row(f"non_inferiority.margin_{margin:g}.{name}", world, settings, most=points is None)
+        settings = DEMO_GATE.model_copy(update={"mode": "non_inferiority", "margins": margins})
+        for name, points in (("plus_1_point", 1), ("equal", 0), ("minus_1_point", -1)):
+            world = replace(DEMO, accepted=1 + points * POINT)
+            yield Row(f"non_inferiority.margin_{margin:g}.{name}", world, settings)
+        worse = replace(DEMO, accepted=1 - margin)
+        yield Row(f"non_inferiority.margin_{margin:g}.minus_the_margin", worse, settings, most=True)
 
 
 def run_test(row: Row, seed: int, legacy: bool) -> Outcome:

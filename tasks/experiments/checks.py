@@ -16,6 +16,8 @@ def run_checks(totals: ArmTotals, share: float, plan: Plan) -> tuple[CheckResult
     """Return the result of every check of the plan's design."""
     if plan.design == "crossover":
         return turns(totals, share, plan), labels(totals, plan), carry_over(totals, plan)
+    if plan.mode == "acceptance":  # what was checked before plans were recorded
+        return both_arms(totals, plan), split(totals, share, plan)
     return (
         both_arms(totals, plan),
         split(totals, share, plan),

@@ -22,6 +22,9 @@ EARLY_ALPHA_SHARE = 0.1
 """Share of the error level that is spent on looks before the planned end."""
 NOVELTY_ALPHA = 0.1
 """Two-sided error level of the comparison of a gain in the two halves of a test."""
+SHORTENED = ("champion", "challenger", "estimate", "low", "high", "level", "margin")
+MOST_REASON = 1000
+"""Characters of the reason of a verdict to look at."""
 TOLERATED_SHARE = 1 / 24
 """Share of a test's users who may be made up at most: five of an arm of 60."""
 
@@ -259,3 +262,15 @@ def numbers(compared: list[Compared], look: Look) -> str:
             low, high = f"{result.low:+.{digits}f}", f"{result.high:+.{digits}f}"
             words.append(f"{each.title} {result.estimate:+.{digits}f} [{low}, {high}]")
     return ", ".join(words)
+
+
+def brief(verdict: Verdict) -> Verdict:
+    """Return a verdict to look at, in at most 4,000 characters or so: MLflow's PostgreSQL schema holds 5,000 in a tag."""
+    metrics = [
+        metric.model_copy(update={name: _short(getattr(metric, name)) for name in SHORTENED}) for metric in verdict.metrics
+    ]
+    return verdict.model_copy(update={"metrics": tuple(metrics), "reason": verdict.reason[:MOST_REASON]})
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.4g}")

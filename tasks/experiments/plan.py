@@ -28,8 +28,7 @@ def plan_of(experiment: ExperimentRecord, settings: Experiment, collect: Collect
         PlannedMetric(name=name, role=role, better="more", per="requests", margin=0, relative=False)
         for name, role in (("accepted", "success"), ("characters", "guardrail"))
     ]
-    unchecked = {"mode": "acceptance", "design": "by_user", "max_label_gap": 1e9, "max_request_gap": 1e9}
-    return Plan(metrics=tuple(compared), **{**_fields(settings, collect), **unchecked})
+    return Plan(metrics=tuple(compared), **{**_fields(settings, collect), "mode": "acceptance", "design": "by_user"})
 
 
 def _fields(settings: Experiment, collect: Collect) -> dict[str, object]:

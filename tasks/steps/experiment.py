@@ -35,7 +35,7 @@ def verdict(settings: Settings, experiment: ExperimentRecord) -> Decision | Verd
     verdict = deciding.decide(experiment, plan, totals, now)
     get_run_logger().info("%s: %s: %s", experiment.id, verdict.verdict, verdict.reason)
     try:
-        release.show_look(registry, experiment, verdict, now)
+        release.show_look(registry, experiment.model_copy(update={"plan": None}), deciding.brief(verdict), now)
     except RegistryError as error:  # a look that cannot be shown stops no verdict
         get_run_logger().warning("the look is not shown: %s", error)
     if verdict.verdict == "undecided":

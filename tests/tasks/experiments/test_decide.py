@@ -6,7 +6,7 @@ import pytest
 from evals.statistics import Difference, by_user, difference
 from infra.records import Decision, ExperimentRecord, Verdict
 from infra.settings.schema import Collect, Experiment
-from tasks.experiments.decide import decide, recompute
+from tasks.experiments.decide import brief, decide, recompute
 from tasks.experiments.plan import make_plan, plan_of
 from tasks.experiments.totals import ArmTotals
 from tests.tasks.experiments.arms import arm_totals, user
@@ -238,3 +238,16 @@ def test_a_crossover_compares_users_with_themselves() -> None:
     requests, nothing = np.full(30, 120.0), np.zeros(30)
     found = difference(by_user(half, apart, requests, nothing, nothing), 0.05, 3600, last_look=True)
     assert isinstance(found, Difference) and found.low < 0
+
+
+def test_a_look_fits_into_a_tag_of_mlflow_on_postgresql() -> None:
+    """The column is VARCHAR(5000): SqlRegisteredModelTag in mlflow/store/model_registry/dbmodels/models.py."""
+    challenger = {
+        name: {**sums, "failed": float(i % 3), "length": 20.0 * i} for i, (name, sums) in enumerate(arm(80, 0.31, 2).items())
+    }
+    result = verdict(arm(80, 0.15, 1), challenger)
+    shown = brief(result)
+    experiment = experiment_of().model_copy(update={"plan": None, "id": "cycle-000001-version-2"})
+    look = Decision(experiment=experiment, verdict=shown, decided=NOW, by="gate")
+    assert len(look.model_dump_json()) < 5000 and len(shown.metrics) == len(result.metrics) > 10
+    assert shown.metrics[0].low == pytest.approx(result.metrics[0].low, rel=1e-3)
