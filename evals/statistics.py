@@ -210,7 +210,7 @@ def weighted_fit(rows: Regression) -> tuple[float, float] | None:
     if fitted is None:
         return None
     error = math.sqrt(float(np.square(fitted[1]).sum()))
-    return (fitted[0], error) if error > 1e-12 else None
+    return (fitted[0], error) if error > 1e-9 else None
 
 
 def leave_one_out(rows: Regression) -> tuple[float, np.ndarray] | None:

@@ -4,6 +4,8 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from evals.statistics import (
     Difference,
@@ -123,6 +125,31 @@ def test_within_users_the_estimate_is_the_mean_difference_weighted_by_what_each_
     assert isinstance(result, Difference)
     assert result.estimate == pytest.approx(np.average(by_hand, weights=weights))
     assert rows.requests == 205
+
+
+@settings(max_examples=50)
+@given(
+    st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40), st.integers(0, 40), st.integers(0, 40)), min_size=6, max_size=20),
+    st.randoms(),
+    st.booleans(),
+)
+def test_the_order_of_users_changes_nothing_and_arms_that_change_places_change_the_sign(rows, random, crossover: bool) -> None:
+    def compare(users, swapped: bool) -> Difference | NoDifference:
+        first, second, y, z = (np.array(column, dtype=float) for column in zip(*users, strict=True))
+        counted, requests = (np.minimum(y, first), np.minimum(z, second)), (first, second)
+        if crossover:
+            step = -1 if swapped else 1
+            return difference(within_user(counted[::step], requests[::step]), 0.05, 500)
+        treated = first + y > second + z
+        return difference(compared(~treated if swapped else treated, counted[0], first, counted[1], second), 0.05, 500)
+
+    shuffled = list(rows)
+    random.shuffle(shuffled)
+    straight, other, mirrored = compare(rows, False), compare(shuffled, False), compare(shuffled, True)
+    assert type(straight) is type(other) is type(mirrored)
+    if isinstance(straight, Difference) and isinstance(other, Difference) and isinstance(mirrored, Difference):
+        assert (other.estimate, other.low) == pytest.approx((straight.estimate, straight.low), rel=1e-6, abs=1e-9)
+        assert (mirrored.estimate, mirrored.low) == pytest.approx((-straight.estimate, -straight.high), rel=1e-6, abs=1e-9)
 
 
 def test_the_deciders_are_those_without_whom_the_difference_is_least() -> None:
