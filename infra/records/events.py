@@ -136,7 +136,9 @@ class Feedback(Record):
     """Why the completion was not taken: cancelled (before it was shown), typed_through (the developer typed the same text),
     typed_away (other text), replaced (by a newer completion), empty (nothing to show), rejected (dismissed); "" if unknown."""
     elapsed_ms: float | None = None
-    """Milliseconds from the request to the developer's action, as measured by the client."""
+    """Milliseconds from the request to the developer's action, as measured by the client (Continue: to the completion)."""
+    seen_ms: float | None = None
+    """Milliseconds from showing the completion to the developer's action, as measured by the client; none if not told."""
     cache_hit: bool = False
     """Whether the client showed it from its own cache, without a request."""
     language: str = ""

@@ -24,14 +24,12 @@ from typing import get_args
 import numpy as np
 import polars as pl
 
-from infra.records import LabelOutcome, Outcome
+from infra.records import LabelOutcome
 from infra.redaction.texts import CUT_STEP
 from tasks.labels import hindsight
-from tasks.labels.reports import REPORTED_COLUMNS, REPORTS, latest_report, with_reports
+from tasks.labels.impressions import REPORTED, WHO, merge
+from tasks.labels.reports import REPORTED_COLUMNS, REPORTS, with_reports
 
-STRENGTH: tuple[Outcome, ...] = ("shown", "rejected", "partially_accepted", "accepted", "retained", "thumbs_down")
-"""Outcomes from weak to strong. A later accept overrides a rejection: Continue rejects by itself after 10 s, and a Tab after that
-still counts. The text that remains after a while is stronger evidence, an explicit thumbs down the strongest."""
 LEAST_KEPT = 4
 """Shortest run of characters, shared by a completion and the text in its place, that counts as retained and not as chance."""
 CLOCK_SLACK_SECONDS = 1.0
@@ -48,8 +46,6 @@ MOST_STARTS = 16
 """Places of those characters in the request's prefix that are tried; text that repeats itself has many."""
 BLANKS = "".join(c for c in map(chr, range(0x3001)) if c.isspace())
 """Characters that Python strips; Polars strips fewer."""
-WHO = ["project", "user"]
-REPORTED = pl.Enum(["shown", "unjudged", "nothing", *STRENGTH[1:]])
 LABEL = pl.Enum([*get_args(LabelOutcome), "nothing", "unjudged"])
 
 
@@ -71,32 +67,6 @@ def unique(completions: pl.DataFrame) -> pl.DataFrame:
     size = [pl.col(name).list.len() for name in ("token_ends",) if name in completions.columns]
     once = completions.sort("time", *size, "text").unique("id", keep="last", maintain_order=True).sort("time", "id")
     return once.with_columns(blank=pl.col("text").str.strip_chars(BLANKS) == "")
-
-
-def impression() -> pl.Expr:
-    """Return the id that the events of one impression share within project and user; an event without a client id has its own."""
-    return pl.when(pl.col("client_id") != "").then("client_id").otherwise(pl.lit("event ") + pl.col("id")).alias("impression")
-
-
-def merge(feedback: pl.DataFrame) -> pl.DataFrame:
-    """Return one row per impression: its strongest outcome, the time of its first event, and the place that an event names."""
-    key = [*WHO, "impression"]
-    strongest = feedback.with_columns(impression(), pl.col("outcome").cast(REPORTED)).sort(
-        "outcome", pl.col("accepted_characters").fill_null(0), "time", "id", descending=[True, True, False, True]
-    )
-    impressions = strongest.group_by(key).agg(
-        pl.col("outcome", "client_id", "prefix", "suffix", "shown", "accepted_characters", "retained", "completion_id").first(),
-        pl.col("time").min(),
-        pl.col("cache_hit").any(),
-        pl.col("language").max(),  # the language that an event names, if any does
-    )
-    # An event that names only the id may lack the place that another event of the impression has.
-    placeless = strongest.join(impressions.filter(pl.col("shown") == ""), on=key, how="semi")
-    places = placeless.sort(pl.col("shown") != "", "outcome", "time", "id", descending=[True, True, False, True])
-    named = strongest.filter(pl.col("completion_id") != "").sort("time", "id")
-    impressions = impressions.join(latest_report(strongest, key), on=key, how="left")
-    impressions = impressions.update(places.group_by(key).agg(pl.col("prefix", "suffix", "shown").first()), on=key)
-    return impressions.update(named.group_by(key).agg(pl.col("completion_id").first()), on=key)
 
 
 def match(completions: pl.DataFrame, impressions: pl.DataFrame, join_seconds: float) -> pl.DataFrame:
@@ -265,7 +235,7 @@ def _labelled(pairs: pl.DataFrame) -> pl.DataFrame:
         .otherwise(pl.coalesce("remaining", pl.lit(0)))
     )
     return pairs.select(
-        *("served", "served_time", "text", "reported", "client_id", "impression", "time", "cache_hit"),
+        *("served", "served_time", "text", "reported", "client_id", "impression", "time", "cache_hit", "not_taken", "seen_ms"),
         *("shown_characters", "shown_text", "extent", *REPORTED_COLUMNS),
         told_text=pl.when(pl.col("told_at").is_not_null()).then("text"),
         outcome=outcome.cast(LABEL),
@@ -320,10 +290,12 @@ def label(completions: pl.DataFrame, matches: pl.DataFrame) -> pl.DataFrame:
     shown_characters       shown in the end; without the characters typed over, where a stream was reused
     extent                 characters of the completion, from its start, that the developer saw or typed
     accepted_characters
+    not_taken              why the completion was not taken (Feedback.reason); null or empty if unknown
+    seen_ms                from showing to the developer's action; null if unknown
     cache_hit              has feedback only on impressions from the editor's own cache, which are ignored
     language               named by the feedback, else by the request
 
-    settled, settled_whole, settled_by, unsettled
+    settled, settled_whole, settled_by, unsettled, written
                            the columns of the settled text (tasks/labels/hindsight.py)
     kept_characters        of the shown text, in the settled text; null if unknown
 
@@ -334,16 +306,28 @@ def label(completions: pl.DataFrame, matches: pl.DataFrame) -> pl.DataFrame:
         completions = completions.hstack(hindsight.none(completions.height))
     if "kept_characters" not in matches.columns:
         matches = matches.with_columns(kept_characters=pl.lit(None, pl.Int64))
-    reported = matches.filter(pl.col("reported") != "shown")
     # The ids make the order total, so that the result does not depend on the order of the events.
     order = ["reported", "extent", "time", "client_id", "impression", "kept_characters"]
-    best = reported.filter(~pl.col("cache_hit")).sort(order, descending=[True, True, True, True, False, True], nulls_last=True)
-    labels = best.unique(["served", "served_time"], keep="first", maintain_order=True)
-    labels = labels.drop("reported", "time", "client_id", "impression", "cache_hit", "text", "shown_text", *REPORTS, strict=False)
-    cached = reported.filter("cache_hit").select("served", "served_time").unique().with_columns(cached=pl.lit(True))
+    best = matches.sort(order, descending=[True, True, True, True, False, True], nulls_last=True)
+    labels = best.filter(pl.col("reported") != "shown", ~pl.col("cache_hit")).unique(
+        ["served", "served_time"], keep="first", maintain_order=True
+    )
+    unused = ("reported", "time", "client_id", "impression", "cache_hit", "text", "shown_text", "not_taken", *REPORTS)
+    labels = labels.drop(unused, strict=False)
+    reasons = best.filter(pl.col("not_taken") != "", ~pl.col("cache_hit")).unique(
+        ["served", "served_time"], keep="first", maintain_order=True
+    )
+    cached = (
+        matches.filter(pl.col("reported") != "shown", "cache_hit")
+        .select("served", "served_time")
+        .unique()
+        .with_columns(cached=pl.lit(True))
+    )
     own, served = ["id", "time"], ["served", "served_time"]
     labelled = completions.join(labels, left_on=own, right_on=served, how="left")
-    labelled = labelled.join(cached, left_on=own, right_on=served, how="left").sort("time", "id")
+    for more in (cached, reasons.select(*served, "not_taken")):
+        labelled = labelled.join(more, left_on=own, right_on=served, how="left")
+    labelled = labelled.sort("time", "id")
     named = pl.col("reported_language").fill_null("")
     labelled = with_reports(labelled, matches)
     return labelled.with_columns(

@@ -24,6 +24,7 @@ from infra.records import Completion, Feedback, ObjectReference, Quarantined
 from infra.settings.schema import Hindsight
 from infra.store import ObjectStore
 from tasks.labels import attribution, hindsight
+from tasks.labels.impressions import WHO, impression, merge
 from tasks.labels.reports import REPORTS
 from tasks.labels.window import Window, segments_after
 
@@ -42,9 +43,9 @@ FACTS = (
 )
 """Columns of a completion that leave its partition, beside its settled text: about 300 bytes."""
 OFF = Hindsight(on=False)
-ID_COLUMNS = (*attribution.WHO, "id", "client_id", "completion_id")
+ID_COLUMNS = (*WHO, "id", "client_id", "completion_id")
 """Columns of every event that the plan reads, beside its time."""
-IMPRESSION = pl.concat_str(*attribution.WHO, attribution.impression(), separator="\0").hash().alias("impression")
+IMPRESSION = pl.concat_str(*WHO, impression(), separator="\0").hash().alias("impression")
 SOURCES = {
     **{"source": pl.Int64, "object": pl.String, "key": pl.String, "sha256": pl.String},
     **{"rows": pl.Int64, "last": pl.Float64, "after": pl.Float64, "counted_after": pl.Float64},
@@ -236,7 +237,7 @@ def _divide(
         return np.searchsorted(begins, when.to_numpy(), side="right") - 1
 
     requests, events, time = completions.rows, feedback.rows, pl.col("time")
-    # The completion that an impression names is that of its first event with one, as in attribution.merge.
+    # The completion that an impression names is that of its first event with one, as in impressions.merge.
     named = events.drop_nulls("completion").sort("time", "event").unique("impression", keep="first", maintain_order=True)
     served = requests.group_by("id").agg(served=pl.col("time").max())
     impressions = (
@@ -284,7 +285,7 @@ def join_partition(store: ObjectStore, partition: Partition, *, tokens: bool = T
         completions = completions.with_columns(prompt=prompts.hash(), prompt_tokens=prompts.list.len())
         completions = completions.drop("prompt_token_ids", "token_ids")
     fresh = completions.filter(~pl.col("late"))
-    served, impressions = attribution.unique(completions), attribution.merge(events)
+    served, impressions = attribution.unique(completions), merge(events)
     served = served.with_columns(late=~pl.col("id").is_in(fresh["id"].implode()))
     own = served.filter(partition.owns(served["time"].to_numpy()))
     matches = attribution.match(served, impressions, partition.join_seconds)

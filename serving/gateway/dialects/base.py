@@ -96,6 +96,7 @@ class FeedbackEvent:
     settled_total: int | None = None
     reason: NotTaken = ""
     elapsed_ms: float | None = None
+    seen_ms: float | None = None
     cache_hit: bool = False
     language: str = ""
 

@@ -27,13 +27,16 @@ REQUIRED: Mapping[Outcome, Mapping[str, str]] = {
     "retained": {"retained": "the text now in the completion's place, may be empty"},
 }
 """Fields that an outcome needs, with their meaning."""
+DECIDED: tuple[NotTaken, ...] = ("typed_away", "rejected")
+"""Reasons of developers who saw the completion and did not want it: without an outcome they are rejections."""
+TAKEN: tuple[Outcome, ...] = ("accepted", "retained")
 
 
 class NativeEvent(FeedbackBody):
     """`POST /v1/feedback`, for editors that know the server's completion id."""
 
     completion_id: Identifier = Field(min_length=1)
-    outcome: Outcome = "shown"
+    outcome: Outcome | None = None
     """What the developer did; left out of an event that only reports the settled text or why nothing was taken."""
     accepted_characters: int | None = Field(None, ge=0, le=MAX_CHARACTERS)
     retained: ShownText | None = None
@@ -43,6 +46,7 @@ class NativeEvent(FeedbackBody):
     reason: NotTaken = ""
     shown: ShownText = ""
     elapsed_ms: Milliseconds | None = None
+    seen_ms: Milliseconds | None = None
     language: Identifier = ""
 
 
@@ -50,12 +54,13 @@ def parse_event(body: Fields, query: Fields) -> FeedbackEvent:
     """Read a body of /v1/feedback. Raises BadRequest."""
     event = read_body(NativeEvent, body)
     _check_settled(event)
-    for name, why in REQUIRED.get(event.outcome, {}).items():
+    outcome = event.outcome or ("rejected" if event.reason in DECIDED else "shown")
+    for name, why in REQUIRED.get(outcome, {}).items():
         if getattr(event, name) is None:
-            raise BadRequest(f"{name}: required with outcome {event.outcome}: {why}", name, 422)
+            raise BadRequest(f"{name}: required with outcome {outcome}: {why}", name, 422)
     return FeedbackEvent(
         event.completion_id,
-        event.outcome,
+        outcome,
         event.completion_id,
         shown=event.shown,
         accepted_characters=event.accepted_characters,
@@ -65,6 +70,7 @@ def parse_event(body: Fields, query: Fields) -> FeedbackEvent:
         settled_total=event.settled_total,
         reason=event.reason,
         elapsed_ms=event.elapsed_ms,
+        seen_ms=event.seen_ms,
         language=language(name=event.language),
     )
 
@@ -77,8 +83,14 @@ def _check_settled(event: NativeEvent) -> None:
     if event.settled is not None and numbers[0] is not None:
         raise BadRequest("settled: expected the text, or settled_kept and settled_total without it, not both", "settled", 422)
     told = event.settled is not None or numbers[0] is not None or event.reason
-    if "outcome" not in event.model_fields_set and not told:
+    if event.outcome is None and not told:
         raise BadRequest("outcome: required without settled, settled_kept or reason", "outcome", 422)
+    if event.reason and event.outcome in TAKEN:
+        raise BadRequest(
+            f"reason: {event.reason} says why a completion was not taken, but outcome is {event.outcome}: leave one out",
+            "reason",
+            422,
+        )
 
 
 def _response(record_id: str, segments: int) -> dict[str, Any]:

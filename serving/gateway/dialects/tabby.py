@@ -42,6 +42,7 @@ class TabbyEvent(FeedbackBody):
     completion_id: Identifier = Field(min_length=1)
     view_id: Identifier = ""
     elapsed: Milliseconds | None = None
+    """Since the completion was shown."""
 
 
 def parse(body: Fields, model: ServedModel) -> ParsedCompletion | Response:
@@ -68,9 +69,7 @@ def parse_event(body: Fields, query: Fields) -> FeedbackEvent:
         "select": "partially_accepted" if query.get("select_kind") == "line" else "accepted",
         "dismiss": "rejected",
     }
-    return FeedbackEvent(
-        event.view_id or event.completion_id, outcomes[event.type], event.completion_id, elapsed_ms=event.elapsed
-    )
+    return FeedbackEvent(event.view_id or event.completion_id, outcomes[event.type], event.completion_id, seen_ms=event.elapsed)
 
 
 def _add_routes(app: FastAPI, access: Access, model: ServedModel) -> None:

@@ -1,10 +1,10 @@
 """Recorded sessions of real clients get the recorded responses, byte for byte.
 
-sessions/*.json hold the bytes of each request and response between a client and this app. Dates, creation times, durations (and
-with them lengths), completion ids, the port, and numbers of tokens (with the tests' tokenizer) vary between runs and are not
-compared. In a streamed response, the chunks and the number of tokens in an event depend on timing: it is compared without
-chunks and with the texts of its events joined. Where the recorded client left early, the test leaves once it has the same text.
-Where the engines were down in the recording, they are down in the test.
+sessions/*.json hold the bytes of each request and response between a client and this app; zed.json is put together from Zed's
+source. Dates, creation times, durations (and with them lengths), completion ids, the port, and numbers of tokens (with the tests'
+tokenizer) vary between runs and are not compared. In a streamed response, the chunks and the number of tokens in an event depend
+on timing: it is compared without chunks and with the texts of its events joined. Where the recorded client left early, the test
+leaves once it has the same text. Where the engines were down in the recording, they are down in the test.
 """
 
 import asyncio
@@ -13,13 +13,18 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+import polars as pl
 import pytest
 
+from infra.records import Completion
+from infra.settings.schema import Hindsight
 from serving.gateway.dialects.openai import AFTER_TEXT
+from tasks.labels.hindsight import settle
 from tests.serving.fakes import House
 from tests.serving.helpers import until
-from tests.tasks.rows import join
+from tests.tasks.rows import frame, join
 
+SESSIONS_OF_ZED = Path(__file__).with_name("sessions") / "zed.json"
 SESSIONS = sorted(Path(__file__).with_name("sessions").glob("*.json"))
 VARYING = re.compile(
     r"(?i)^date: .*?\r\n|^content-length: \d+|(?<=cmpl-)[0-9a-f-]{36}"
@@ -105,6 +110,14 @@ EXPECTED = {
             ("OpenAI", "def mean(items):\n    return items"),
         )
     ),
+    "zed": ExpectedEvents(
+        (
+            ("zed", "def add(alpha: float, beta: float) -> float:\n    "),
+            ("zed", "return alpha + beta\n\n\ndef mean(items):\n    "),
+            ("zed", "    total = sum(items)\n    ret"),
+            ("zed", ""),
+        )
+    ),
     "tabby_agent": ExpectedEvents((("tabby", ADD_PREFIX),), ("shown", "accepted", "partially_accepted", "rejected")),
 }
 
@@ -123,6 +136,19 @@ async def test_a_recorded_session_gets_the_recorded_responses(house: House, sess
         joined = join(rows, events, join_seconds=60)
         labels = [(row.label.outcome, row.label.accepted_characters) if row.label else None for row in joined.joined]
         assert joined.orphans == 0 and labels == list(expected.labels)
+
+
+async def test_what_zeds_user_wrote_is_read_from_the_next_requests(house: House) -> None:
+    for exchange in json.loads(SESSIONS_OF_ZED.read_text())["exchanges"]:
+        await replay(house, exchange)
+    sent = [row.model_copy(update={"time": row.time + 15 * n}) for n, row in enumerate(house.rows("completions"))]
+    settled = settle(frame(sent, Completion), pl.Series([row.id for row in sent]), Hindsight())
+    assert settled["settled"].to_list() == [
+        "return alpha + beta\n\n\ndef mean(items):\n    total = sum(items)\n",
+        "total = sum(items)\n",
+        None,
+        None,
+    ]
 
 
 async def replay(house: House, exchange: dict[str, object]) -> None:

@@ -11,12 +11,13 @@ ZED = {
     "max_tokens": 64,
     "stop": [*SPECIAL_TOKENS, "<fim_prefix>", "<fim_middle>", "<fim_suffix>", "<|end|>", "<EOT>", "<PRE>", "<SUF>"],
 }
-"""Zed's open_ai_compatible_api provider: not streamed, no temperature, no user, 14 stop strings."""
+"""Zed's open_ai_compatible_api provider: not streamed, no temperature, no user; before it took 4, it sent 14 stop strings."""
 
 
 async def test_zed_gets_a_completion_of_its_request(house: House) -> None:
     response = await house.client.post(house.urls[0] + "/v1/completions", json=ZED, headers={"User-Agent": "Zed/0.205.0"})
     assert response.status_code == 200
+    assert {"id", "object", "created", "model", "choices", "usage"} <= response.json().keys(), "Zed reads no answer without them"
     assert response.json()["choices"][0] == {"text": TEXT, "index": 0, "logprobs": None, "finish_reason": "length"}
     (row,) = house.rows("completions")
     assert (row.client, row.prefix, row.suffix, row.file) == ("zed", "def f(x):\n    ", "\n\nprint(1)\n", "")
@@ -30,6 +31,9 @@ async def test_the_settled_text_is_recorded_with_or_without_a_decision(house: Ho
         {"completion_id": completion, "settled_kept": 12, "settled_total": 40},
         {"completion_id": completion, "outcome": "rejected", "reason": "typed_away"},
         {"completion_id": completion, "reason": "cancelled"},
+        {"completion_id": completion, "reason": "typed_through", "settled": "return x\n"},
+        {"completion_id": completion, "reason": "rejected", "seen_ms": 120},
+        {"completion_id": completion, "reason": "typed_away"},
     ]
     for body in bodies:
         assert (await house.send_feedback("/v1/feedback", body)).status_code == 200
@@ -40,6 +44,9 @@ async def test_the_settled_text_is_recorded_with_or_without_a_decision(house: Ho
         ("shown", None, 12, 40, ""),
         ("rejected", None, None, None, "typed_away"),
         ("shown", None, None, None, "cancelled"),
+        ("shown", "return x\n", None, None, "typed_through"),
+        ("rejected", None, None, None, "rejected"),
+        ("rejected", None, None, None, "typed_away"),
     ]
 
 
@@ -50,6 +57,9 @@ async def test_the_settled_text_is_recorded_with_or_without_a_decision(house: Ho
         ({"settled_kept": 3}, "settled_total"),
         ({"settled": "x", "settled_kept": 1, "settled_total": 1}, "settled"),
         ({"reason": "bored"}, "reason"),
+        ({"outcome": "accepted", "reason": "typed_away"}, "reason"),
+        ({"outcome": "retained", "retained": "x", "reason": "replaced"}, "reason"),
+        ({"outcome": "rejected", "seen_ms": -1}, "seen_ms"),
         ({"settled": "x" * 10_001}, "settled"),
     ],
 )

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.records import Completion, Feedback
-from tasks.labels.attribution import STRENGTH, TRIMMED_SPACES
+from tasks.labels.attribution import TRIMMED_SPACES
+from tasks.labels.impressions import STRENGTH
 from tests.tasks.made import NOW, completion, feedback
 from tests.tasks.rows import Joined, Label, count_kept_tokens, join
 

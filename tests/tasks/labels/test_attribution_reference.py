@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.records import Completion, Feedback
-from tasks.labels.attribution import STRENGTH
+from tasks.labels.impressions import STRENGTH
 from tests.tasks.made import NOW, completion, feedback
 from tests.tasks.rows import join
 

@@ -15,7 +15,7 @@ from infra.settings.schema import Collect
 from infra.store import from_parquet, to_parquet
 from tasks.labels import samples, users
 from tasks.labels.accounting import WindowCounts, classify
-from tasks.labels.attribution import STRENGTH
+from tasks.labels.impressions import STRENGTH
 from tasks.labels.partitions import HOUR, InputChanged, Partition, WindowPlan, join_partition, merge_partitions, plan_window
 from tasks.labels.samples import SCHEMA
 from tasks.labels.window import Window

@@ -1,0 +1,51 @@
+"""Merge the events of an impression, one completion shown to a developer, into its outcome and its place. Pure.
+
+An event that says why nothing was taken may say so without a decision: what nobody saw or judged is not rejected by it.
+"""
+
+import polars as pl
+
+from infra.records import NotTaken, Outcome
+from tasks.labels.reports import latest_report
+
+STRENGTH: tuple[Outcome, ...] = ("shown", "rejected", "partially_accepted", "accepted", "retained", "thumbs_down")
+"""Outcomes from weak to strong. A later accept overrides a rejection: Continue rejects by itself after 10 s, and a Tab after that
+still counts. The text that remains after a while is stronger evidence, an explicit thumbs down the strongest."""
+NOT_JUDGED: tuple[NotTaken, ...] = ("cancelled", "typed_through", "replaced", "empty")
+"""Reasons for which a rejection says nothing against the text: nobody saw or judged it, or it was typed as it stood."""
+WHO = ["project", "user"]
+REPORTED = pl.Enum(["shown", "unjudged", "nothing", *STRENGTH[1:]])
+
+
+def impression() -> pl.Expr:
+    """Return the id that the events of one impression share within project and user; an event without a client id has its own."""
+    return pl.when(pl.col("client_id") != "").then("client_id").otherwise(pl.lit("event ") + pl.col("id")).alias("impression")
+
+
+def judged_outcome() -> pl.Expr:
+    """Return the outcome of an event; a rejection for one of NOT_JUDGED is none."""
+    none = (pl.col("outcome").cast(pl.String) == "rejected") & pl.col("reason").cast(pl.String).is_in(NOT_JUDGED)
+    return pl.when(none).then(pl.lit("shown")).otherwise(pl.col("outcome").cast(pl.String)).cast(REPORTED).alias("outcome")
+
+
+def merge(feedback: pl.DataFrame) -> pl.DataFrame:
+    """Return one row per impression: its strongest outcome, the time of its first event, and the place that an event names."""
+    key = [*WHO, "impression"]
+    strongest = feedback.with_columns(impression(), judged_outcome()).sort(
+        "outcome", pl.col("accepted_characters").fill_null(0), "time", "id", descending=[True, True, False, True]
+    )
+    impressions = strongest.group_by(key).agg(
+        pl.col("outcome", "client_id", "prefix", "suffix", "shown", "accepted_characters", "retained", "completion_id").first(),
+        pl.col("time").min(),
+        pl.col("cache_hit").any(),
+        pl.col("language").max(),  # the language that an event names, if any does
+        pl.col("seen_ms").first(),
+        not_taken=pl.col("reason").filter(pl.col("reason") != "").first().fill_null(""),
+    )
+    # An event that names only the id may lack the place that another event of the impression has.
+    placeless = strongest.join(impressions.filter(pl.col("shown") == ""), on=key, how="semi")
+    places = placeless.sort(pl.col("shown") != "", "outcome", "time", "id", descending=[True, True, False, True])
+    named = strongest.filter(pl.col("completion_id") != "").sort("time", "id")
+    impressions = impressions.join(latest_report(strongest, key), on=key, how="left")
+    impressions = impressions.update(places.group_by(key).agg(pl.col("prefix", "suffix", "shown").first()), on=key)
+    return impressions.update(named.group_by(key).agg(pl.col("completion_id").first()), on=key)
