@@ -8,7 +8,7 @@ from statistics import quantiles
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from infra.records import Completion, Feedback
+from infra.records import QUICK_MS, Completion, Feedback
 
 SECONDS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 RECENT_SECONDS = 300.0
@@ -73,7 +73,17 @@ class Metrics:
             "tabloop_first_token_seconds", "From arrival to first token", arm, buckets=SECONDS, registry=registry
         )
         self._total = Histogram("tabloop_completion_seconds", "From arrival to the end", arm, buckets=SECONDS, registry=registry)
+        self._shown = Counter("tabloop_shown", "Completions with text, not withheld, received to the end", arm, registry=registry)
         self._feedback = Counter("tabloop_feedback", "Feedback events", ("client", "outcome"), registry=registry)
+        self._accepted_characters = Counter(
+            "tabloop_accepted_characters", "Characters accepted, of events that tell them", ("client",), registry=registry
+        )
+        self._not_taken = Counter(
+            "tabloop_not_taken", "Feedback events by the reason why nothing was taken", ("client", "reason"), registry=registry
+        )
+        self._quick_rejections = Counter(
+            "tabloop_quick_rejections", "Rejections within 750 ms of being shown", ("client",), registry=registry
+        )
         self.refused = Counter("tabloop_refused", "Requests answered with an error", ("status",), registry=registry)
         self.ignored_users = Counter(
             "tabloop_ignored_users", "Requests that named a user and whose token may not", registry=registry
@@ -113,12 +123,21 @@ class Metrics:
             self._exploring.labels(*labels).inc()
         if row.withheld:
             self._withheld.labels(*labels).inc()
+        elif shown and not left:
+            self._shown.labels(*labels).inc()
 
     def feedback_received(self, row: Feedback) -> None:
         """Count a feedback event."""
         client = row.client if row.client in self._clients else "other"
         self._feedback.labels(client, row.outcome).inc()
         self.feedback_counts[client, row.outcome] += 1
+        if row.reason:
+            self._not_taken.labels(client, row.reason).inc()
+        if row.outcome == "rejected" and row.seen_ms is not None and row.seen_ms < QUICK_MS:
+            self._quick_rejections.labels(client).inc()
+        if row.outcome in ("accepted", "partially_accepted"):
+            told = len(row.shown) if row.accepted_characters is None else row.accepted_characters
+            self._accepted_characters.labels(client).inc(told)
 
     def recent(self, now: float) -> list[Recent]:
         """Return the completions of the last minutes by arm and version; `now` in Unix seconds."""

@@ -65,6 +65,7 @@ def _row(store: ObjectStore, state: LoopState, cycle: str, outcome: dict[str, An
         requests=manifest.requests,
         buckets={str(bucket): count for bucket, count in manifest.buckets.items()},
         quarantined=manifest.quarantined,
+        measures=manifest.measures,
         mean_reward=sum(rewards) / len(rewards),
         clip_fraction=last_step.get("clip_fraction"),
         kl=last_step.get("kl"),

@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from evals.grounds import Ground
-from infra.records import Rate
+from infra.records import MeasuredGroup, Rate
 
 
 class Part(BaseModel):
@@ -83,6 +83,8 @@ class CycleRow(Part):
     buckets: dict[str, int]
     quarantined: dict[str, int]
     """Quarantined requests by reason."""
+    measures: tuple[MeasuredGroup, ...]
+    """What the window's completions were worth, by group (infra/records/measures.py)."""
     mean_reward: float
     clip_fraction: float | None
     kl: float | None

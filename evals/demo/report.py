@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from evals.demo.record import Baselines, Comparison, CycleRow, Example, Rate, Report, VersionRow
+from infra.records import RATIOS
 
 GROUND_NAMES = {"later": "the team's later code", "new": "new files", "seen": "text shared with training"}
 WIDTH, HEIGHT, MARGIN = 640, 220, 44
@@ -52,6 +53,12 @@ def show(report: Report, console: Console) -> None:
     for cells in _bucket_rows(report.history):
         buckets.add_row(*cells)
     console.print(buckets)
+    measures = Table(title="What the completions of each cycle's window were worth", title_justify="left")
+    for heading in ("", *(row.cycle for row in report.history)):
+        measures.add_column(heading, justify="right" if heading else "left")
+    for cells in _measure_rows(report.history):
+        measures.add_row(*cells)
+    console.print(measures)
 
 
 def page(report: Report) -> str:
@@ -68,7 +75,16 @@ def page(report: Report) -> str:
         f"<tr><td>{escape(name)}</td>" + "".join(f'<td class="n">{count}</td>' for count in counts) + "</tr>"
         for name, *counts in _bucket_rows(report.history)
     )
+    measures = "".join(
+        f"<tr><td>{name}</td>" + "".join(f'<td class="n">{value}</td>' for value in values) + "</tr>"
+        for name, *values in _measure_rows(report.history)
+    )
+    groups = "".join(
+        "<tr>" + "".join(f'<td class="n">{escape(cell)}</td>' for cell in cells) + "</tr>"
+        for cells in _group_rows(report.history[-1:])
+    )
     cycle_headings = "".join(f'<th class="n">{escape(row.cycle)}</th>' for row in report.history)
+    ratio_headings = "".join(f'<th class="n">{name}</th>' for name in RATIOS.values())
     links = " · ".join(f'<a href="{escape(url)}">{escape(name)}</a>' for name, url in report.addresses.items())
     sentence = (
         f"Version {report.champion_version} beats the base at its best on the team's later code, and is not worse on new files."
@@ -92,6 +108,11 @@ seed {report.seed}, {report.seconds:.0f} s. Developers are simulated (infra/docs
 <th>A/B difference</th><th>reason</th></tr>{cycles}</table>
 <h2>Requests of each cycle's window by bucket</h2><table><tr><th>bucket</th>{cycle_headings}</tr>{buckets}</table>
 <p class="note">tasks/README.md explains the buckets. The next window repeats the requests of a rejected candidate.</p>
+<h2>What the completions of each cycle's window were worth</h2>
+<table><tr><th></th>{cycle_headings}</tr>{measures}</table>
+<p class="note">Of users whose editor reports what became of completions; infra/docs/loop.md has the definitions.</p>
+<h2>The last cycle's, by language and by decile of users</h2>
+<table><tr><th class="n">group</th><th class="n">requests</th>{ratio_headings}</tr>{groups}</table>
 <h2>Before and after</h2>{"".join(map(_example, report.examples))}</html>
 """
 
@@ -153,6 +174,25 @@ def _bucket_rows(rows: list[CycleRow]) -> list[tuple[str, ...]]:
         *((f"quarantined: {reason}", *(str(row.quarantined.get(reason, 0)) for row in rows)) for reason in reasons),
         ("all requests", *(str(row.requests) for row in rows)),
     ]
+
+
+def _measure_rows(rows: list[CycleRow]) -> list[tuple[str, ...]]:
+    """Return one row for each ratio, with its value over each cycle's requests."""
+    of_all = [next((group.measures.ratios() for group in row.measures if group.by == "all"), {}) for row in rows]
+    return [(title, *(_ratio(ratios.get(name)) for ratios in of_all)) for name, title in RATIOS.items()]
+
+
+def _group_rows(rows: list[CycleRow]) -> list[tuple[str, ...]]:
+    """Return one row for each group of requests, with its ratios."""
+    return [
+        (f"{group.by} {group.name}", str(group.measures.requests), *map(_ratio, group.measures.ratios().values()))
+        for row in rows
+        for group in row.measures
+    ]
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
 
 
 def _bars(rows: list[VersionRow]) -> str:

@@ -20,8 +20,11 @@ from infra.records.experiments import (
     Verdict,
     VerdictName,
 )
+from infra.records.measures import QUICK_MS, RATIOS, MeasuredGroup, Measures
 
 __all__ = [
+    "QUICK_MS",
+    "RATIOS",
     "Amendment",
     "Arm",
     "ArmEvidence",
@@ -36,6 +39,8 @@ __all__ = [
     "Forgotten",
     "LabelOutcome",
     "Manifest",
+    "MeasuredGroup",
+    "Measures",
     "MetricResult",
     "NotTaken",
     "ObjectReference",

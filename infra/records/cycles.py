@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from infra.records.base import LabelOutcome, ObjectReference, Record
+from infra.records.measures import MeasuredGroup
 
 Bucket = Literal[
     "trained",
@@ -150,6 +151,8 @@ class Manifest(Record):
     """Sums that later cycles are compared with."""
     returns: tuple[RewardTotals, ...] = ()
     """Reward totals by language and length, for later baselines; empty in manifests written before this field existed."""
+    measures: tuple[MeasuredGroup, ...] = ()
+    """What the window's completions were worth, for all and by group; empty in manifests written before this field existed."""
     code: str = ""
     """Version of the code that sealed the cycle (infra/version.py)."""
     run: str = ""

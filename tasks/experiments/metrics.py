@@ -8,7 +8,8 @@ Each metric is a number for every request. The test compares its sum over a deno
     user       one number a user (designs.py)
 
 A share of requests above a percentile of both arms' times stands for that percentile: it is a mean per request, so its error is
-clustered as the others', and equal models have equal shares.
+clustered as the others', and equal models have equal shares. Accepted, kept and judged are those of
+tasks/labels/measures.py.
 """
 
 from collections.abc import Callable
@@ -20,6 +21,7 @@ import polars as pl
 from infra.records import Plan, PlannedMetric
 from infra.records.experiments import Denominator
 from infra.settings.schema import Experiment
+from tasks.labels.measures import ACCEPTED, JUDGED, KEPT
 
 
 @dataclass(frozen=True)
@@ -44,20 +46,19 @@ class Metric:
     """Digits after the point in a verdict's reason."""
 
 
-JUDGED = pl.col("outcome").is_not_null()
 SHOWN = JUDGED | ~(pl.col("withheld") | pl.col("blank"))
-"""A request with a label was shown."""
+"""Something may have been shown: unlike in the measures also where the editor closed the connection, so that such a request is
+missing and not one with nothing to show."""
 
 
 def _accepted(_: Plan) -> pl.Expr:
     """1 where at least half of what was shown was kept."""
-    share = pl.col("accepted_characters") / pl.max_horizontal("shown_characters", pl.lit(1))
-    return (JUDGED & (share >= 0.5)).fill_null(False)
+    return ACCEPTED.fill_null(False)
 
 
 def _characters(plan: Plan) -> pl.Expr:
-    """Accepted characters, at most `experiment.max_characters`, so that one long accept does not outweigh many."""
-    return pl.when(JUDGED).then(pl.min_horizontal("accepted_characters", pl.lit(plan.max_characters))).otherwise(0)
+    """Kept characters, at most `experiment.max_characters`, so that one long accept does not outweigh many."""
+    return pl.min_horizontal(KEPT, pl.lit(plan.max_characters))
 
 
 def _annoyed(_: Plan) -> pl.Expr:

@@ -33,9 +33,11 @@ COLUMNS: Mapping[str, type[pl.DataType] | pl.DataType] = {
     "settled_whole": pl.Boolean,
     "settled_by": pl.String,
     "unsettled": UNSETTLED,
+    "written": pl.Int64,
 }
 """Columns of a settled text: the text, null if unknown; whether the suffix was found behind it, so that nothing of it is missing;
-id of the later request that shows it, or FEEDBACK; why it is not known."""
+id of the later request that shows it, or FEEDBACK; why it is not known; and the characters written between the request's cursor
+and that of the next request, null if unknown."""
 FEEDBACK = "feedback"
 CHARACTERS_A_TOKEN = 4
 """Characters that a token has, for the limit of a completion."""
@@ -66,20 +68,21 @@ def settle(completions: pl.DataFrame, wanted: pl.Series, settings: Hindsight) ->
     """
     ordered = completions.select(*NEEDED, wanted=pl.col("id").is_in(wanted.implode()))
     ordered = ordered.sort("project", "user", "time", "id")
-    found: list[tuple[str, Settled | Reason]] = []
+    found: list[tuple[str, Settled | Reason, int | None]] = []
     columns = _columns(ordered)
     users = ordered.select(pl.struct("project", "user").rle_id()).to_series().to_numpy()
     begins = [*np.flatnonzero(np.diff(users, prepend=-1)).tolist(), len(users)]
     for begin, end in pairwise(begins):
         found.extend(_Requests(*(column[begin:end] for column in columns)).settled(settings))
-    texts = [one if isinstance(one, Settled) else None for _, one in found]
+    texts = [one if isinstance(one, Settled) else None for _, one, _ in found]
     return pl.DataFrame(
         {
-            "id": [id for id, _ in found],
+            "id": [id for id, *_ in found],
             "settled": [one and one.text for one in texts],
             "settled_whole": [one and one.whole for one in texts],
             "settled_by": [one and one.by for one in texts],
-            "unsettled": ["" if isinstance(one, Settled) else one for _, one in found],
+            "unsettled": ["" if isinstance(one, Settled) else one for _, one, _ in found],
+            "written": [written for *_, written in found],
         },
         schema={"id": pl.String, **COLUMNS},
     )
@@ -107,19 +110,25 @@ class _Requests:
     """Why a request's text cannot be used; empty if it can."""
     wanted: Sequence[bool]
 
-    def settled(self, settings: Hindsight) -> Iterator[tuple[str, Settled | Reason]]:
-        """Yield the settled text of each wanted request, or why it has none."""
+    def settled(self, settings: Hindsight) -> Iterator[tuple[str, Settled | Reason, int | None]]:
+        """Yield the settled text of each wanted request, or why it has none, and the characters written until the next one."""
         stop = 0
         for at, (id, time) in enumerate(zip(self.ids, self.times, strict=True)):
             while stop < len(self.times) and self.times[stop] - time <= settings.most_seconds:
                 stop += 1
             if self.wanted[at]:
-                yield id, self._settle(at, stop, settings)
+                views = self._views(at, stop, settings)
+                if not isinstance(views, _Views):
+                    yield id, views, None
+                    continue
+                quiet = self.times[stop - 1] - time >= settings.quiet_seconds
+                yield id, self._last(at, stop, views, settings) if quiet else "not_shown", self._written(at, views, settings)
 
-    def _settle(self, at: int, stop: int, settings: Hindsight) -> Settled | Reason:
+    def _views(self, at: int, stop: int, settings: Hindsight) -> "_Views | Reason":
+        """Return what later requests show of a place, or why they cannot tell."""
         if self.hidden[at]:
             return "opted_out" if self.hidden[at] == "opted_out" else "redacted"
-        if self.times[stop - 1] - self.times[at] < settings.quiet_seconds:
+        if stop == at + 1:
             return "not_shown"
         document, cursor = self.documents[at], self.cursors[at]
         place = place_of(document, cursor, settings.anchor_characters)
@@ -128,8 +137,12 @@ class _Requests:
             return "short_prefix"
         if document.find(anchor) + len(anchor) != cursor or document.find(anchor, cursor - len(anchor) + 1) >= 0:
             return "ambiguous"
-        views = _Views(self, at, place, short=cursor < settings.anchor_characters)
-        return self._last(at, stop, views, settings)
+        return _Views(self, at, place, short=cursor < settings.anchor_characters)
+
+    def _written(self, at: int, views: "_Views", settings: Hindsight) -> int | None:
+        """Return the characters between this cursor and that of the next request; None if unknown, or if they were pasted."""
+        size = views.size(at + 1)
+        return None if size is None or size > CHARACTERS_A_TOKEN * self.limits[at] + settings.dirty_characters else size
 
     def _last(self, at: int, stop: int, views: "_Views", settings: Hindsight) -> Settled | Reason:
         """Return the text in the last request that shows the place."""

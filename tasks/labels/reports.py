@@ -91,7 +91,7 @@ def _without_hidden(labelled: pl.DataFrame) -> pl.DataFrame:
     A completion that nobody judged has no outcome where neither its settled text nor what was kept of it is known.
     """
     hidden = pl.col("opted_out") | pl.col("redacted")
-    columns = ("settled", "settled_whole", "settled_by", "kept_characters")
+    columns = ("settled", "settled_whole", "settled_by", "kept_characters", "written")
     labelled = labelled.with_columns(
         *(pl.when(~hidden).then(name).alias(name) for name in columns),
         unsettled=pl.when("opted_out")

@@ -11,6 +11,7 @@ import polars as pl
 
 from infra.records import RewardTotals
 from infra.settings.schema import Reward
+from tasks.labels.measures import KEPT
 from tasks.rewards.weights import cap_weights
 
 UNKNOWN_LANGUAGE = ""
@@ -28,15 +29,14 @@ def reward(settings: Reward) -> pl.Expr:
     """
     outcome, shown = pl.col("outcome"), pl.max_horizontal("shown_characters", pl.lit(1))
     kept = pl.when(pl.col("kept_characters").is_not_null()).then(pl.min_horizontal("kept_characters", shown))
-    accepted = pl.min_horizontal(pl.col("accepted_characters"), kept)  # null values are ignored
-    length = settings.per_character * pl.min_horizontal(accepted, pl.lit(settings.max_characters))
+    length = settings.per_character * pl.min_horizontal(KEPT, pl.lit(settings.max_characters))
 
     def by_share(share: pl.Expr) -> pl.Expr:
         return share * settings.accepted + (1 - share) * settings.rejected
 
     return (
         pl.when(outcome.is_in(["accepted", "partially_accepted"]))
-        .then(by_share(accepted / shown) + length)
+        .then(by_share(KEPT / shown) + length)
         .when(outcome == "rejected")
         .then(settings.rejected * (1 - kept.fill_null(0) / shown))
         .when(outcome == "nothing")

@@ -1,6 +1,7 @@
 """The page of a cycle in Prefect."""
 
 from infra.records import CycleOutcome, Manifest
+from tasks.labels.measures import measures_table
 from tasks.trainer.run import Candidate
 from tasks.versions.evaluate import Evaluation
 
@@ -24,6 +25,8 @@ def cycle_page(manifest: Manifest, candidate: Candidate, evaluation: Evaluation,
         "| measure | candidate | champion |",
         "| --- | --- | --- |",
         *(f"| {name} | {value:.4f} | {evaluation.champion[name]:.4f} |" for name, value in evaluation.candidate.items()),
+        "\nWhat the window's completions were worth:\n",
+        measures_table(manifest),
         "\nThe manifest's SHA-256 is the data set's id in MLflow. Data Docs of its validation:\n",
         *(f"- {key}" for key in manifest.docs),
     ]

@@ -16,6 +16,7 @@ from infra.registry import Registry
 from infra.settings import Settings, masked
 from infra.store import CHECKSUMS, ObjectStore
 from tasks.labels.accounting import account_page
+from tasks.labels.measures import measures_table
 from tasks.trainer.run import Candidate
 from tasks.versions import tracking
 from tasks.versions.checkpoints import optimizer_prefix
@@ -98,15 +99,22 @@ def log_run(
 
 
 def run_artifacts(store: ObjectStore, manifest: Manifest) -> dict[str, str]:
-    """Return the run's artifacts by path: the manifest, the table of its requests, and the validation's Data Docs."""
+    """Return the run's artifacts by path: the manifest, its requests by bucket, its measures, and the validation's Data Docs."""
     pages = {f"data_docs/{key.rsplit('/', 1)[-1]}": store.get(key).decode() for key in manifest.docs if store.exists(key)}
-    return {"manifest.json": manifest.model_dump_json(indent=2), "requests.md": account_page(manifest), **pages}
+    return {
+        "manifest.json": manifest.model_dump_json(indent=2),
+        "requests.md": account_page(manifest),
+        "measures.md": f"# {manifest.cycle}: what completions were worth\n\n{measures_table(manifest)}",
+        **pages,
+    }
 
 
 def flat_metrics(manifest: Manifest, trained: Candidate, evaluation: Evaluation) -> dict[str, float]:
     """Return a cycle's metrics by name."""
     metrics: dict[str, float] = {f"bucket.{name}": float(count) for name, count in manifest.buckets.items()}
     metrics["requests"] = float(manifest.requests)
+    of_all = next((group.measures.ratios() for group in manifest.measures if group.by == "all"), {})
+    metrics |= {f"measure.{name}": value for name, value in of_all.items() if value is not None}
     metrics |= {f"candidate.{name}": value for name, value in evaluation.candidate.items()}
     metrics |= {f"champion.{name}": value for name, value in evaluation.champion.items()}
     figures = trained.metrics.model_dump(exclude={"steps", "notes", "seconds"})

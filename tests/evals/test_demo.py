@@ -10,6 +10,7 @@ import pytest
 from evals.demo import closing, comparison, report
 from evals.demo.record import Comparison, CycleRow, Difference, Example, GroundRow, Rate, Report
 from evals.developers import Counts, ExpectedOutcome, Pair, PairedRun, Tally
+from infra.records import MeasuredGroup, Measures
 from infra.settings import load
 
 
@@ -92,9 +93,12 @@ def _report(later=BETTER, kept=UNDECIDED, new=UNDECIDED, new_kept=UNDECIDED) -> 
         ground: GroundRow.model_validate(_baselines(*accepted) | {"kept_characters": _baselines(*characters)})
         for ground, (accepted, characters) in rows.items()
     }
+    sums = Measures(requests=10, shown=8, accepted=2, kept_characters=30, completed_characters=30, typed_characters=90)
+    measures = (MeasuredGroup(by="all", name="", measures=sums), MeasuredGroup(by="language", name="<py>", measures=sums))
     row = CycleRow(
         cycle="cycle-000001", parent="1", version="2", samples=10, requests=13, mean_reward=0.1,
-        buckets={"trained": 10, "stale": 0, "quarantined": 3}, quarantined={"<secret>": 3}, clip_fraction=0.0, kl=0.0,
+        buckets={"trained": 10, "stale": 0, "quarantined": 3}, quarantined={"<secret>": 3}, measures=measures,
+        clip_fraction=0.0, kl=0.0,
         logprob_difference=1e-6, judge=5.0, verdict="promote", reason="won", estimate=0.02, low=low, high=0.05,
     )  # fmt: skip
     example = Example(prefix="<script>", truth="'&'", base="<b>", base_accepted=False, champion="", champion_accepted=False)
@@ -155,3 +159,5 @@ def test_the_report_has_the_documented_fields(tmp_path: Path) -> None:
         for name, n in (("quarantined: &lt;secret&gt;", 3), ("all requests", 13))
     ]
     assert "".join(rows) in page
+    assert '<tr><td>share of completed code</td><td class="n">0.2500</td></tr>' in page
+    assert '<td class="n">language &lt;py&gt;</td><td class="n">10</td><td class="n">0.2000</td>' in page

@@ -53,6 +53,31 @@ async def test_disconnected_clients_are_counted_by_version_and_arm(house: House)
     assert value(series, "completions_total", arm="champion", version="0", finish="disconnected") == 1
 
 
+async def test_the_parts_of_the_measures_are_counted_as_far_as_serving_knows_them(house: House) -> None:
+    await house.complete()
+    house.engines[0].reply = house.tokenizer.encode("  ").ids
+    await house.complete()
+    tabby = "/v1/events"
+    for path, body in (
+        ("/v1/feedback", {"outcome": "accepted", "shown": "four"}),
+        ("/v1/feedback", {"outcome": "partially_accepted", "accepted_characters": 3}),
+        ("/v1/feedback", {"outcome": "rejected", "reason": "rejected", "seen_ms": 700}),
+        ("/v1/feedback", {"outcome": "rejected", "reason": "typed_away", "seen_ms": 750}),
+        ("/v1/feedback", {"reason": "cancelled"}),
+        (tabby, {"type": "dismiss", "elapsed": 90}),
+    ):
+        assert (await house.send_feedback(path, {"completion_id": "c", **body})).status_code == 200
+    series = await scrape(house)
+    assert value(series, "completions_total", arm="champion", version="0", finish="length") == 2
+    assert value(series, "shown_total", arm="champion", version="0") == 1
+    assert value(series, "accepted_characters_total", client="other") == 7
+    for reason in ("rejected", "typed_away", "cancelled"):
+        assert value(series, "not_taken_total", client="other", reason=reason) == 1
+    assert value(series, "quick_rejections_total", client="other") == 1
+    assert value(series, "quick_rejections_total", client="tabby") == 1
+    assert [row.seen_ms for row in house.rows("feedback")] == [None, None, 700, 750, None, 90]
+
+
 async def test_requests_refused_during_an_outage_are_counted(house: House) -> None:
     for engine in house.engines:
         engine.up = False

@@ -73,7 +73,7 @@ def behind(id: str = "d", at: float = 20.0, text: str = TEXT, **fields: Any) -> 
 
 def test_the_text_up_to_the_suffix_is_whole() -> None:
     assert mined(asked(), behind()) == {
-        "id": "c", "settled": TEXT, "settled_whole": True, "settled_by": "d", "unsettled": ""
+        "id": "c", "settled": TEXT, "settled_whole": True, "settled_by": "d", "unsettled": "", "written": len(TEXT),
     }  # fmt: skip
 
 

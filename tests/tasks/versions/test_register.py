@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from infra import cycles
+from infra.records import MeasuredGroup, Measures
 from infra.settings import Settings
 from infra.settings.schema import Registry
 from infra.store import sha256, to_parquet
@@ -18,6 +19,7 @@ from tests.tasks.made import NOW, MemoryStore, metrics, sample
 from tests.tasks.steps.test_sealing import FIELDS
 
 MEASURES = {"judged": 6.0}
+GROUP = MeasuredGroup(by="all", name="", measures=Measures(requests=8, shown=4, accepted=1, kept_characters=20))
 
 
 def test_the_run_names_the_data_set_and_holds_the_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,7 +28,14 @@ def test_the_run_names_the_data_set_and_holds_the_reports(tmp_path: Path, monkey
     settings = Settings(registry=Registry(uri=f"sqlite:///{tmp_path}/mlflow.db"))
     store = MemoryStore()
     docs = quarantine.write_docs(store, "cycle-000001", {"samples": "<html>rows</html>", "batch": "<html>batch</html>"})
-    fields = FIELDS | {"docs": docs, "code": "0.1.0+test", "buckets": {"trained": 1, "stale": 3}, "requests": 4, "created": NOW}
+    fields = FIELDS | {
+        "docs": docs,
+        "code": "0.1.0+test",
+        "buckets": {"trained": 1, "stale": 3},
+        "requests": 4,
+        "created": NOW,
+        "measures": (GROUP,),
+    }
     manifest = sealing.seal(store, "cycle-000001", fields, to_parquet([sample()]), settings)
     dataset = cycles.dataset_id(store, "cycle-000001")
     assert dataset == sha256([store.get("cycles/cycle-000001/manifest.json")])
@@ -45,13 +54,20 @@ def test_the_run_names_the_data_set_and_holds_the_reports(tmp_path: Path, monkey
     assert logged.data.metrics["bucket.stale"] == 3
     assert {i.dataset.digest for i in logged.inputs.dataset_inputs} == {dataset[:32]}
     pages = {
-        path: Path(client.download_artifacts(run_id, path)).read_text() for path in ("requests.md", "data_docs/samples.html")
+        path: Path(client.download_artifacts(run_id, path)).read_text()
+        for path in ("requests.md", "measures.md", "data_docs/samples.html")
     }
     assert "| stale | 3 | 75.0% |" in pages["requests.md"]
+    assert (logged.data.metrics["measure.accepted_per_request"], logged.data.metrics["measure.accepted_per_shown"]) == (
+        0.125,
+        0.25,
+    )
+    assert "measure.completed_share" not in logged.data.metrics, "what was typed is not known"
+    assert "| all |  | 8 | 0.125 | 0.25 | 0.5 | 2.5 | - | 0 | 0 |" in pages["measures.md"]
     assert pages["data_docs/samples.html"] == "<html>rows</html>"
 
     refused = replace(evaluation, passed=False, reason="worse")
     assert log_run(*arguments[:-1], refused) == run_id
     logged = client.get_run(run_id)
     assert (logged.info.status, logged.data.tags["reason"]) == ("FAILED", "worse")
-    assert {a.path for a in client.list_artifacts(run_id)} == {"data_docs", "manifest.json", "requests.md"}
+    assert {a.path for a in client.list_artifacts(run_id)} == {"data_docs", "manifest.json", "measures.md", "requests.md"}

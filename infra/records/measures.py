@@ -1,0 +1,104 @@
+"""Measures of what completions are worth to the people who write: sums over requests, and the ratios that follow from them.
+
+Every page and metric that shows one of these ratios takes it from here. The sums are computed from labelled requests by
+tasks/labels/measures.py, which says what counts.
+"""
+
+from typing import Literal
+
+from pydantic import Field
+
+from infra.records.base import Record
+
+MeasuredBy = Literal["all", "language", "activity", "sampling"]
+QUICK_MS = 750.0
+"""Milliseconds below which nobody can have read what they reject (arXiv 2511.18842)."""
+RATIOS: dict[str, str] = {
+    "accepted_per_request": "accepted per request",
+    "accepted_per_shown": "accepted per shown",
+    "shown_per_request": "shown per request",
+    "kept_characters_per_request": "kept characters per request",
+    "completed_share": "share of completed code",
+    "explicit_cancels_per_shown": "explicit cancels per shown",
+    "quick_rejections_per_shown": "rejections under 750 ms per shown",
+}
+"""The ratios of Measures, with their names for people."""
+
+
+class Measures(Record):
+    """Sums over the requests of a group. Measures of groups without a common request can be added."""
+
+    requests: int = Field(0, ge=0)
+    """Requests of users whose editor reports what became of completions."""
+    shown: int = Field(0, ge=0)
+    """Of these, completions that the developer saw."""
+    accepted: int = Field(0, ge=0)
+    """Of shown: at least half of the characters were accepted."""
+    kept_characters: int = Field(0, ge=0)
+    """Accepted characters that still stand in the settled text, or all accepted ones where that is unknown."""
+    completed_characters: int = Field(0, ge=0)
+    """Of kept_characters: those of requests whose typed characters are known."""
+    typed_characters: int = Field(0, ge=0)
+    """Characters between a request's cursor and that of the user's next request at the place, without the kept ones."""
+    explicit_cancels: int = Field(0, ge=0)
+    """Of shown: the developer dismissed it (Feedback.reason "rejected")."""
+    quick_rejections: int = Field(0, ge=0)
+    """Of shown: rejected within 750 ms of being shown, so hardly read."""
+
+    def __add__(self, other: "Measures") -> "Measures":
+        return Measures(**{name: getattr(self, name) + getattr(other, name) for name in Measures.model_fields})
+
+    @property
+    def accepted_per_request(self) -> float | None:
+        """Accepted completions per request; None without requests."""
+        return _ratio(self.accepted, self.requests)
+
+    @property
+    def accepted_per_shown(self) -> float | None:
+        """Accepted completions per completion shown; None without any."""
+        return _ratio(self.accepted, self.shown)
+
+    @property
+    def shown_per_request(self) -> float | None:
+        """Share of requests with something shown; None without requests."""
+        return _ratio(self.shown, self.requests)
+
+    @property
+    def kept_characters_per_request(self) -> float | None:
+        """Kept characters per request; None without requests."""
+        return _ratio(self.kept_characters, self.requests)
+
+    @property
+    def completed_share(self) -> float | None:
+        """Kept characters per character written, kept / (kept + typed); None where it is unknown what was typed."""
+        return _ratio(self.completed_characters, self.completed_characters + self.typed_characters)
+
+    @property
+    def explicit_cancels_per_shown(self) -> float | None:
+        """Dismissed completions per completion shown; None without any."""
+        return _ratio(self.explicit_cancels, self.shown)
+
+    @property
+    def quick_rejections_per_shown(self) -> float | None:
+        """Completions rejected within 750 ms per completion shown; None without any."""
+        return _ratio(self.quick_rejections, self.shown)
+
+    def ratios(self) -> dict[str, float | None]:
+        """Return every ratio by its name."""
+        return {name: getattr(self, name) for name in RATIOS}
+
+
+class MeasuredGroup(Record):
+    """The measures of a group of requests."""
+
+    by: MeasuredBy
+    """How the requests are divided; each request is in one group of each kind, exploring ones in that of "sampling" alone."""
+    name: str
+    """"" for all requests; the language, "" if unknown; the decile of users by their number of requests, "1" the least active to
+    "10"; "exploring"."""
+    measures: Measures
+    """The group's sums."""
+
+
+def _ratio(part: int, whole: int) -> float | None:
+    return part / whole if whole else None

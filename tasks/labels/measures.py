@@ -1,0 +1,106 @@
+"""What completions are worth, one definition each: expressions over labelled requests, and their sums by group. Pure.
+
+The ratios of the sums are in infra/records/measures.py; infra/docs/loop.md has them in words. The A/B test takes its metrics from
+the same expressions (tasks/experiments/metrics.py), and the reward what is kept.
+"""
+
+from typing import get_args
+
+import polars as pl
+
+from infra.records import QUICK_MS, RATIOS, Bucket, LabelOutcome, Manifest, MeasuredGroup, Measures
+from infra.records.measures import MeasuredBy
+
+LEFT_OUT: tuple[Bucket, ...] = ("duplicate", "opted_out", "waiting", "pinned")
+"""Buckets whose requests are measured in another cycle, or in none."""
+DECILES = 10
+
+JUDGED = pl.col("outcome").cast(pl.String).is_in(get_args(LabelOutcome)).fill_null(False)
+"""The developer decided about it."""
+SHOWN = JUDGED | ~(
+    pl.col("withheld")
+    | pl.col("blank")
+    | (pl.col("finish_reason").cast(pl.String) == "disconnected")
+    | pl.col("not_taken").cast(pl.String).is_in(["cancelled", "empty"]).fill_null(False)
+)
+"""The developer saw it. An editor closes the connection of what is typed over; where it showed the text before, it is judged."""
+ACCEPTED = JUDGED & (pl.col("accepted_characters") >= 0.5 * pl.max_horizontal("shown_characters", pl.lit(1)))
+"""At least half of what was shown was accepted, or is still there where the editor tells."""
+_KNOWN = pl.when(pl.col("kept_characters").is_not_null()).then(pl.min_horizontal("kept_characters", "shown_characters"))
+KEPT = pl.when(JUDGED).then(pl.min_horizontal("accepted_characters", _KNOWN)).otherwise(0)
+"""Accepted characters that stand in the settled text; all accepted ones where that is unknown (null values are ignored)."""
+COMPLETED = pl.when(pl.col("written").is_not_null()).then(KEPT)
+TYPED = pl.max_horizontal(pl.col("written") - KEPT, pl.lit(0))
+REJECTED = JUDGED & (pl.col("outcome").cast(pl.String) == "rejected")
+SUMS: dict[str, pl.Expr] = {
+    "requests": pl.lit(1),
+    "shown": SHOWN,
+    "accepted": ACCEPTED,
+    "kept_characters": KEPT,
+    "completed_characters": COMPLETED,
+    "typed_characters": pl.when(pl.col("written").is_not_null()).then(TYPED),
+    "explicit_cancels": REJECTED & (pl.col("not_taken").cast(pl.String) == "rejected"),
+    "quick_rejections": REJECTED & (pl.col("seen_ms") < QUICK_MS),
+}
+"""The fields of infra.records.Measures, for one request; null counts as 0."""
+assert SUMS.keys() == Measures.model_fields.keys()
+
+
+def measure(classified: pl.DataFrame) -> tuple[MeasuredGroup, ...]:
+    """Return the measures of a window's requests: of all, by language, by decile of users, and of the exploring ones.
+
+    Requests of users whose editor reported nothing in the window count nowhere: what became of them is not known.
+
+    Args:
+        classified: labelled requests with their `bucket` (tasks/labels/accounting.py).
+    """
+    counted = classified.filter(~pl.col("bucket").cast(pl.String).is_in(LEFT_OUT), ~pl.col("late"))
+    told = counted.filter(JUDGED.any().over("user"))
+    values = told.select(
+        "user",
+        pl.col("language").fill_null(""),
+        "exploring",
+        **{name: value.fill_null(False).cast(pl.Int64) for name, value in SUMS.items()},
+    )
+    served = values.filter(~pl.col("exploring"))
+    groups: list[tuple[MeasuredBy, str, pl.DataFrame]] = [("all", "", served)]
+    groups += [("language", str(name), rows) for (name,), rows in served.partition_by("language", as_dict=True).items()]
+    by_decile = served.join(deciles(served["user"]), on="user").partition_by("decile", as_dict=True)
+    groups += [("activity", str(name), rows) for (name,), rows in by_decile.items()]
+    groups.append(("sampling", "exploring", values.filter("exploring")))
+    found = [MeasuredGroup(by=by, name=name, measures=_summed(rows)) for by, name, rows in groups]
+    return tuple(sorted((g for g in found if g.measures.requests), key=_order))
+
+
+def deciles(users: pl.Series) -> pl.DataFrame:
+    """Return `user` and `decile`: 1 for the tenth of users with the fewest requests, up to 10.
+
+    Args:
+        users: the user of each request.
+    """
+    ranked = users.to_frame("user").group_by("user").len("requests").sort("requests", "user")
+    return ranked.select("user", decile=pl.int_range(pl.len()) * DECILES // pl.len() + 1)
+
+
+def measures_table(manifest: Manifest) -> str:
+    """Return a cycle's measures by group as a table in Markdown."""
+    rows = [
+        [group.by, group.name, str(group.measures.requests), *(_cell(value) for value in group.measures.ratios().values())]
+        for group in manifest.measures
+    ]
+    table = [["by", "group", "requests", *RATIOS.values()], ["---"] * (3 + len(RATIOS)), *rows]
+    return "\n".join(f"| {' | '.join(row)} |" for row in table) + "\n"
+
+
+def _cell(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{ratio:.4g}"
+
+
+def _summed(rows: pl.DataFrame) -> Measures:
+    return Measures(**rows.select(pl.col(*SUMS).sum()).row(0, named=True))
+
+
+def _order(group: MeasuredGroup) -> tuple[int, int, str]:
+    """All, then languages, the most used first, then deciles from the least active, then the exploring ones."""
+    place = int(group.name) if group.by == "activity" else -group.measures.requests
+    return get_args(MeasuredBy).index(group.by), place, group.name

@@ -1,0 +1,163 @@
+"""What completions are worth: each measure counted by hand, and the same sums for any division into groups."""
+
+import random
+from typing import Any
+
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from infra.records import Completion, Feedback, MeasuredGroup, Measures
+from tasks.labels.measures import deciles, measure
+from tests.tasks.labels.test_accounting import account
+from tests.tasks.labels.test_hindsight import LIMITS, TEXT, asked, behind
+from tests.tasks.made import NOW, completion, feedback
+
+
+def groups(completions: list[Completion], events: list[Feedback], **fields: Any) -> dict[tuple[str, str], Measures]:
+    """The measures by kind and name of the group."""
+    found = measure(account(completions, events, limits=LIMITS, until=NOW + 1000, **fields).classified)
+    return {(group.by, group.name): group.measures for group in found}
+
+
+def of_all(completions: list[Completion], events: list[Feedback]) -> Measures:
+    return groups(completions, events)["all", ""]
+
+
+def served(*ids: str, **fields: Any) -> list[Completion]:
+    """Requests at places of their own."""
+    return [completion(id, **{"prefix": f"{id} = ", "time": NOW, **fields}) for id in ids]
+
+
+def told(request: Completion, outcome: str, **fields: Any) -> Feedback:
+    return feedback(request.id, **{"user": request.user, "completion_id": request.id, "prefix": "", "outcome": outcome, **fields})
+
+
+def test_each_measure_counts_what_it_names() -> None:
+    accepted, partly, hardly, rejected, dismissed, quick, slow = requests = served("a", "p", "h", "r", "d", "q", "s")
+    unseen = [
+        completion("blank", prefix="blank", text=" "),
+        completion("withheld", prefix="withheld", withheld=True),
+        completion("typed over", prefix="typed over", finish_reason="disconnected"),
+        *served("cancelled"),
+    ]
+    superseded = served("superseded")
+    events = [
+        told(accepted, "accepted"),
+        told(partly, "partially_accepted", accepted_characters=4),
+        told(hardly, "partially_accepted", accepted_characters=3),
+        told(rejected, "rejected"),
+        told(dismissed, "rejected", reason="rejected", seen_ms=2000),
+        told(quick, "rejected", seen_ms=749),
+        told(slow, "rejected", reason="typed_away", seen_ms=750),
+        told(unseen[-1], "shown", reason="cancelled"),
+    ]
+    found = of_all([*requests, *unseen, *superseded], events)
+    assert found == Measures(
+        requests=12, shown=8, accepted=2, kept_characters=8 + 4 + 3, explicit_cancels=1, quick_rejections=1
+    )  # fmt: skip
+    assert found.ratios() == {
+        "accepted_per_request": pytest.approx(2 / 12),
+        "accepted_per_shown": 0.25,
+        "shown_per_request": pytest.approx(8 / 12),
+        "kept_characters_per_request": 1.25,
+        "completed_share": None,
+        "explicit_cancels_per_shown": 0.125,
+        "quick_rejections_per_shown": 0.125,
+    }
+    assert set(Measures().ratios().values()) == {None}
+
+
+def test_accepted_characters_count_as_far_as_they_are_kept() -> None:
+    rewritten = of_all([asked(), behind(text="foo(x)")], [told(asked(), "accepted")])
+    assert (rewritten.accepted, rewritten.kept_characters) == (1, len("foo()"))
+    stays = of_all([asked(), behind()], [told(asked(), "accepted")])
+    assert (stays.accepted, stays.kept_characters) == (1, 8)
+    wanted = of_all([asked(), behind()], [told(asked(), "rejected")])
+    assert (wanted.accepted, wanted.kept_characters) == (0, 0), "typed by hand"
+
+
+def test_the_share_of_completed_code_counts_each_character_once() -> None:
+    """Eight characters typed, eight completed, four typed, and a request from which on nothing is known."""
+    first = asked("1", 0)
+    second = asked("2", 3, "12345678")
+    third = asked("3", 6, "12345678" + TEXT + "1234")
+    found = of_all([first, second, third], [told(first, "rejected"), told(second, "accepted")])
+    assert (found.completed_characters, found.typed_characters) == (8, 12)
+    assert found.completed_share == pytest.approx(8 / 20)
+    assert found.kept_characters == 8
+
+
+@pytest.mark.parametrize(
+    ("later", "why"),
+    [
+        ([], "no later request"),
+        ([asked("2", 3, "x" * 2000)], "a paste"),
+        ([completion("2", time=NOW + 3, prefix="elsewhere = 1\n" * 9, suffix="")], "another file"),
+        ([asked("2", 301, "typed")], "long ago"),
+        ([asked("2", 3, "typed", redacted=True)], "it held a secret"),
+    ],
+)
+def test_what_was_typed_is_unknown_where_the_next_request_does_not_show_it(later: list[Completion], why: str) -> None:
+    found = of_all([asked("1"), *later], [told(asked("1"), "accepted")])
+    assert (found.completed_characters, found.typed_characters, found.completed_share) == (0, 0, None), why
+
+
+def test_what_is_measured_elsewhere_or_unknown_is_left_out() -> None:
+    requests = [
+        *served("counts"),
+        *served("opted out", opted_out=True),
+        *served("pinned", pinned=True),
+        *served("waiting", time=NOW + 2000),
+        *served("editor that only asks", user="silent"),
+        *served("explores", exploring=True),
+    ]
+    found = groups(requests, [told(requests[0], "accepted"), told(requests[-1], "accepted")])
+    assert {name: sums.requests for name, sums in found.items()} == {
+        ("all", ""): 1,
+        ("language", ""): 1,
+        ("activity", "1"): 1,
+        ("sampling", "exploring"): 1,
+    }
+    assert groups(served("a"), []) == {}
+
+
+def test_groups_divide_all_requests() -> None:
+    draw = random.Random(0)
+    requests = [
+        completion(
+            f"{user}-{n}", user=f"u{user:02}", prefix=f"{user}-{n} =", time=NOW + n, language=draw.choice(["py", "go", ""])
+        )
+        for user in range(20)
+        for n in range(user + 1)
+    ]
+    events = [told(r, draw.choice(["accepted", "rejected"]), time=NOW + 100) for r in requests if not draw.randrange(3)]
+    events += [told(r, "accepted", time=NOW + 100) for r in requests if r.id.endswith("-0")]
+    found = groups(requests, events)
+    assert [name for by, name in found if by == "activity"] == [str(n) for n in range(1, 11)]
+    assert {name for by, name in found if by == "language"} == {"py", "go", ""}
+    for kind in ("language", "activity"):
+        total = Measures()
+        for (by, _), sums in found.items():
+            total += sums if by == kind else Measures()
+        assert total == found["all", ""]
+    assert found["activity", "1"].requests == 1 + 2 and found["activity", "10"].requests == 19 + 20
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=120))
+def test_a_decile_holds_a_tenth_of_the_users_from_the_least_active(requests: list[int]) -> None:
+    users = pl.Series([f"u{user:02}" for user in requests])
+    found = deciles(users)
+    counts = dict(users.value_counts().iter_rows())
+    assert sorted(found["user"]) == sorted(counts)
+    assert found["decile"].is_between(1, 10).all()
+    sizes = found.group_by("decile").len()["len"]
+    assert max(sizes) - min(sizes) <= 1 or len(counts) < 10
+    ordered = [counts[user] for user in found.sort("decile", maintain_order=True)["user"]]
+    assert ordered == sorted(ordered)
+
+
+def test_a_group_survives_json() -> None:
+    group = MeasuredGroup(by="language", name="py", measures=Measures(requests=3, shown=2))
+    assert MeasuredGroup.model_validate_json(group.model_dump_json()) == group
