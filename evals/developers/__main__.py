@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
-from evals.developers import Address, Decision, RunSettings, Tally, code_from, run
+from evals.developers import Address, Decision, Quirks, RunSettings, Tally, code_from, run
 from infra import settings as configuration
 
 
@@ -55,6 +55,12 @@ def parser() -> argparse.ArgumentParser:
         default=16,
         help="developers who write at the same time, each in a file of their own (default %(default)s)",
     )
+    add(
+        "--silent",
+        type=share,
+        default=Quirks().silent_editors,
+        help="share of developers whose editor sends Zed's requests and reports nothing (default %(default)s)",
+    )
     add("--first-visit", type=int, default=0, help="number of the first session; continues an earlier run of this seed")
     add(
         "--version",
@@ -65,6 +71,17 @@ def parser() -> argparse.ArgumentParser:
     add("--report", type=Path, help="JSON file for the counts by user and version and some examples")
     add("--decisions", type=Path, help="JSON-lines file for every decision with the real text and what became of the place")
     return result
+
+
+def share(text: str) -> float:
+    """Return a number from 0 to 1. Raises ArgumentTypeError."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"expected a share from 0 to 1, got {text}")
+    return value
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -83,6 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rate=options.rate,
         concurrency=options.concurrency,
         first_visit=options.first_visit,
+        quirks=Quirks(silent_editors=options.silent),
     )
     failures: list[str] = []
     with ExitStack() as files:

@@ -26,7 +26,7 @@ class Quirks:
     duplicates: float = 0.01
     """Of events: posted twice, as by a proxy that retries."""
     silent_editors: float = 0.25
-    """Of developers: the editor sends requests and no event, as Zed and llama.vim."""
+    """Of developers: the editor sends requests as Zed does, and no event."""
     pauses: float = 0.7
     """Of lines: the developer pauses in it, and the editor requests a completion."""
     several_lines: float = 0.12

@@ -1,4 +1,4 @@
-"""The bodies and headers that Continue sends. No function here takes the text that the developer is about to write."""
+"""The bodies and headers that Continue and Zed send. No function here takes the text that the developer is about to write."""
 
 import uuid
 from dataclasses import dataclass
@@ -26,6 +26,9 @@ OPTIONS = {
     "useRecentlyEdited": True,
     "useImports": True,
 }
+ZED_AGENT = "Zed/0.213.3 (linux; x86_64)"
+ZED_STOPS = ("<|endoftext|>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>")
+ZED_MAX_TOKENS = 64
 VERSION_HEADER = "X-Tabloop-Version"
 
 
@@ -70,6 +73,17 @@ def request_headers(token: str, user: str, pin: str = "") -> dict[str, str]:
     """Return the headers of a request. Continue adds the user by requestOptions.headers; `pin` requests one version."""
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {token}", "api-key": token, "X-User-ID": user}
     return headers | ({VERSION_HEADER: pin} if pin else {})
+
+
+def zed_body(model: str, prefix: str, suffix: str) -> dict[str, Any]:
+    """Return the body of Zed's provider `open_ai_compatible_api`: not streamed, without a temperature."""
+    return {"model": model, "prompt": prompt(prefix, suffix), "max_tokens": ZED_MAX_TOKENS, "stop": list(ZED_STOPS)}
+
+
+def zed_headers(token: str, user: str, pin: str = "") -> dict[str, str]:
+    """Return the headers of Zed's provider. Zed names no user: X-User-ID stands for the token that each developer has."""
+    own = {"Content-Type": "application/json", "Authorization": f"Bearer {token}", "User-Agent": ZED_AGENT}
+    return own | {"X-User-ID": user} | ({VERSION_HEADER: pin} if pin else {})
 
 
 def event_headers(token: str, user: str) -> dict[str, str]:

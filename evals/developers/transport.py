@@ -79,6 +79,26 @@ class EditorClient:
         self.address = address
         self._timeout = aiohttp.ClientTimeout(total=address.timeout_seconds)
 
+    async def complete_whole(
+        self, user: str, prefix: str, suffix: str, should_close: Callable[[str], bool] | None = None
+    ) -> Answer:
+        """Request a completion as Zed does, in one body; `should_close` as in `complete`, with the whole text."""
+        began, version = time.monotonic(), self.address.pin
+        headers = protocol.zed_headers(self.address.token, user, version)
+        body = json.dumps(protocol.zed_body(self.address.model, prefix, suffix))
+        url = f"{self.address.api_base}/completions"
+        try:
+            async with self._http.post(url, data=body, headers=headers, timeout=self._timeout) as response:
+                version = response.headers.get(protocol.VERSION_HEADER, version)
+                if response.status != 200:
+                    return await _refused(response, version, began)
+                answer = await response.json()
+                text = answer["choices"][0]["text"]
+        except (TimeoutError, aiohttp.ClientError, ValueError) as error:
+            return _failed(error, "", version, began)
+        cancelled = should_close is not None and should_close(text)
+        return Answer(text, version, _milliseconds_since(began), cancelled=cancelled, completion_id=answer.get("id", ""))
+
     async def complete(
         self, user: str, prefix: str, suffix: str, should_close: Callable[[str], bool] | None = None, pin: str = ""
     ) -> Answer:
@@ -94,9 +114,7 @@ class EditorClient:
             ) as response:
                 version = response.headers.get(protocol.VERSION_HEADER, pin)
                 if response.status != 200:
-                    return Answer(
-                        "", version, _milliseconds_since(began), error=f"{response.status}: {(await response.text())[:300]}"
-                    )
+                    return await _refused(response, version, began)
                 async for line in response.content:
                     if not line.startswith(DATA) or line.startswith(DONE, len(DATA)):
                         continue
@@ -107,7 +125,7 @@ class EditorClient:
                         response.close()
                         break
         except (TimeoutError, aiohttp.ClientError, ValueError) as error:
-            return Answer(text, version, _milliseconds_since(began), error=f"{type(error).__name__}: {error}"[:300])
+            return _failed(error, text, version, began)
         return Answer(text, version, _milliseconds_since(began), cancelled=cancelled, completion_id=completion_id)
 
     async def post(self, user: str, body: dict[str, object]) -> bool:
@@ -129,6 +147,14 @@ def _piece(line: bytes, completion_id: str) -> tuple[str, str]:
     chunk = json.loads(line[len(DATA) :])
     choices = chunk["choices"]
     return choices[0].get("text") or "" if choices else "", completion_id or chunk.get("id", "")
+
+
+async def _refused(response: aiohttp.ClientResponse, version: str, began: float) -> Answer:
+    return Answer("", version, _milliseconds_since(began), error=f"{response.status}: {(await response.text())[:300]}")
+
+
+def _failed(error: Exception, text: str, version: str, began: float) -> Answer:
+    return Answer(text, version, _milliseconds_since(began), error=f"{type(error).__name__}: {error}"[:300])
 
 
 def _milliseconds_since(began: float) -> float:

@@ -95,7 +95,8 @@ class LiveSession:
         truth = pause.position.truth
         typed = truth[: draws.typed] if draws.types_on and len(truth) > draws.typed else ""
         requested_at = time.time()
-        answer = await context.client.complete(name, pause.prefix, pause.suffix, _typing_check(typed, draws.typed_at))
+        complete = context.client.complete_whole if self._developer.silent else context.client.complete
+        answer = await complete(name, pause.prefix, pause.suffix, _typing_check(typed, draws.typed_at))
         self._count(answer, requests=1)
         decision = undecided(pause, answer)
         if answer.error:

@@ -29,7 +29,7 @@ async def test_labels_joined_from_servings_records_equal_the_developers_counts(t
     total = tally.total
     assert (total.requests, total.errors, total.lost_events) == (len(completions), 0, 0)
     assert set(tally.by_version()) == {"0"} and len(paired.pairs) == 20
-    assert {completion.client for completion in completions} == {"continue"}
+    assert {completion.client for completion in completions} == {"continue", "zed"}
     assert len({completion.user for completion in completions}) == len(tally.by_user())
     joined = join(completions, feedback, 600)
     labels = Counter(request.label.outcome for request in joined.joined if request.label)

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evals.developers import Address, Counts, Decision, Quirks, RunSettings, code_from, measure, run
-from evals.developers.__main__ import main
+from evals.developers.__main__ import main, parser
 from evals.developers.pacer import Pacer
 from evals.developers.protocol import OPTIONS, STOPS, Impression, event_body, prompt
 from evals.positions import Code, Source
@@ -63,9 +63,11 @@ class Server:
         version = headers.get("X-Tabloop-Version", "1")
         if random.Random(body["prompt"]).random() < self._broken:
             return web.json_response({"error": {"message": "no engine"}}, status=503)
+        text = self.text(body["prompt"], version)
+        if not body.get("stream"):
+            return web.json_response({"id": "c", "choices": [{"text": text}]}, headers={"X-Tabloop-Version": version})
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "X-Tabloop-Version": version})
         await response.prepare(request)
-        text = self.text(body["prompt"], version)
         try:
             for start in range(0, len(text), 3):
                 choice = {"text": text[start : start + 3], "index": 0, "finish_reason": None}
@@ -191,6 +193,18 @@ async def test_a_silent_editor_reports_nothing():
     assert server.requests and not server.events
     assert total.silent == total.unreported == total.shown > 0 and total.judged == total.cache_hits == total.duplicates == 0
     assert any(d.accepted and d.settled.text for d in decisions)
+    for headers, body in server.requests:
+        assert body.keys() == {"model", "prompt", "max_tokens", "stop"} and len(body["stop"]) == 4
+        assert headers["User-Agent"].startswith("Zed/") and "api-key" not in headers
+    assert total.cancelled > 0 == total.errors
+
+
+@pytest.mark.parametrize("value", ["1.5", "-0.1", "half", "nan"])
+def test_a_share_of_silent_editors_is_a_share(value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert parser().parse_args([]).silent == Quirks().silent_editors == 0.25
+    with pytest.raises(SystemExit):
+        parser().parse_args([f"--silent={value}"])
+    assert f"--silent: expected a share from 0 to 1, got {value}" in capsys.readouterr().err
 
 
 def _marks(text: str) -> set[str]:
@@ -199,7 +213,7 @@ def _marks(text: str) -> set[str]:
 
 async def test_requests_have_continues_format():
     server = Server()
-    await run_developers(server)
+    await run_developers(server, quirks=Quirks(silent_editors=0))
     for headers, body in server.requests:
         assert set(body) == {"model", "max_tokens", "temperature", "stream", "stop", "prompt"}
         assert (body["stream"], body["temperature"], body["max_tokens"]) == (True, 0.01, 4096)
