@@ -253,6 +253,7 @@ def measured(folder: Path, hours: int, least: int, collect: Collect, joined: Joi
     validate(chosen, batch_stats(accounting, 0.0), bounds(chosen, [], settings.collect)).check(0.0)
     done("validate")
     chosen = with_standing(store, plan.partitions, chosen, settings.collect.standing_lines)
+    chosen = samples.with_settled_tokens(chosen, None)
     chosen = reward_samples(chosen, settings.reward, weight_shares(settings.collect))
     store.put("cycles/bench/samples.parquet", samples.parquet(samples.tables(store, plan.partitions, chosen)))
     done("batch")

@@ -25,6 +25,7 @@ from tasks.experiments.plan import make_plan
 from tasks.experiments.totals import total
 from tasks.labels import users
 from tasks.labels.accounting import WindowCounts, classify
+from tasks.labels.samples import with_settled_tokens
 from tasks.labels.shares import weight_shares
 from tasks.labels.standing import without_standing
 from tasks.rewards.reward import reward_samples
@@ -75,6 +76,7 @@ def requests(names: Sequence[str], credentials: Sequence[str], times: np.ndarray
         outcome=pl.Series(np.where(accepted, "accepted", "rejected").astype(str), dtype=pl.String),
         accepted_characters=pl.Series(np.where(accepted, 20, 0)),
         settled=pl.lit(None, pl.String),
+        settled_whole=pl.lit(None, pl.Boolean),
         kept_characters=pl.lit(None, pl.Int64),
         **{name: pl.lit(value) for name, value in constant.items()},
     )
@@ -99,7 +101,7 @@ def batch(window: pl.DataFrame, known: pl.DataFrame, limits: Collect, mark: str)
     labelled = users.with_admission(window.sample(fraction=1, shuffle=True, seed=0), register)
     accounting = classify(labelled, {"1": 0}, np.inf, limits, WindowCounts(window.height))
     assert sum(accounting.buckets.values()) == window.height
-    made = reward_samples(without_standing(accounting.samples), Reward(), weight_shares(limits))
+    made = reward_samples(with_settled_tokens(without_standing(accounting.samples), None), Reward(), weight_shares(limits))
     theirs = made.filter(pl.col("user").str.starts_with(mark))
     weight = float(made["advantage"].abs().sum())
     return Batch(

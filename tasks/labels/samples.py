@@ -47,13 +47,31 @@ class SettledTokens:
         return [*self.renderer.encode("\n".join(taken)), *([self.renderer.end] if ended else [])][: self.most]
 
 
+def with_settled_tokens(chosen: pl.DataFrame, settled: SettledTokens | None) -> pl.DataFrame:
+    """Return classified requests with what is trained on of written text: `settled_token_ids` and `standing_tokens`, a number.
+
+    Args:
+        chosen: with the columns of tasks/labels/standing.py.
+        settled: None: nothing written is trained on.
+    """
+    rows = chosen.select("settled", "settled_whole", "standing_text").iter_rows()
+    ids = [
+        (settled.ids(text, whole), sum(len(settled.ids(rest, True)) for rest in rests or ())) if settled else ([], 0)
+        for text, whole, rests in rows
+    ]
+    return chosen.with_columns(
+        pl.Series("settled_token_ids", [written for written, _ in ids], pl.List(pl.Int64)),
+        pl.Series("standing_tokens", [count for _, count in ids], pl.Int64),
+    )
+
+
 def tables(
     store: ObjectStore, partitions: Sequence[Partition], chosen: pl.DataFrame, settled: SettledTokens | None = None
 ) -> Iterator[pa.Table]:
     """Yield rows of infra.records.Sample, by time, then id, for the classified requests (tasks/labels/accounting.py) to train on.
 
-    The standing lines of a sample (tasks/labels/standing.py) are rows of their own after it. Without `settled`, the rows have no
-    settled text, and there are no standing lines.
+    Fields that `chosen` lacks have their defaults: without `with_settled_tokens`, the rows have no settled text. The standing
+    lines of a sample (tasks/labels/standing.py) are rows of their own after it, none without `settled`.
 
     Raises:
         InputChanged: a completion is no longer in its object.
@@ -81,9 +99,6 @@ def _with_tokens(store: ObjectStore, partition: Partition, chosen: pl.DataFrame,
         "logprobs": pl.col("logprobs_served").list.head("tokens"),
         "outcome": pl.col("outcome").cast(pl.String),
     }
-    if settled:
-        ids = [settled.ids(*row) for row in rows.select("settled", "settled_whole").iter_rows()]
-        columns["settled_token_ids"] = pl.Series("settled_token_ids", ids, pl.List(pl.Int64))
     defaults = {name: pl.lit(Sample.model_fields[name].default) for name in SCHEMA.names if name not in columns}
     made = rows.select("time", "id", **(columns | defaults))
     if settled and "standing" in rows.columns:

@@ -23,7 +23,7 @@ AT_INDENTATION = 0.4
 
 
 def with_standing(store: ObjectStore, partitions: Sequence[Partition], samples: pl.DataFrame, most: int) -> pl.DataFrame:
-    """Return samples with `standing`, the cursors of their standing lines in their prefixes, and `standing_characters`.
+    """Return samples with `standing`, the cursors of their standing lines in their prefixes, and `standing_text`, their rests.
 
     Args:
         samples: classified requests to train on (tasks/labels/accounting.py).
@@ -32,21 +32,21 @@ def with_standing(store: ObjectStore, partitions: Sequence[Partition], samples: 
     if not most:
         return without_standing(samples)
     seen: set[bytes] = set()
-    found: list[tuple[str, list[int], int]] = []
+    found: list[tuple[str, list[int], list[str]]] = []
     for partition in partitions:
         own = samples.filter(partition.owns(samples["time"].to_numpy()))
         if not own.is_empty():
             for name, prefix in _prefixes(store, partition, own):
                 cursors = pick(prefix, most, seen)
-                found.append((name, cursors, sum(len(rest_of_line(prefix, cursor)) for cursor in cursors)))
-    columns = {"id": pl.String, "standing": pl.List(pl.Int64), "standing_characters": pl.Int64}
+                found.append((name, cursors, [rest_of_line(prefix, cursor) for cursor in cursors]))
+    columns = {"id": pl.String, "standing": pl.List(pl.Int64), "standing_text": pl.List(pl.String)}
     return samples.join(pl.DataFrame(found, columns, orient="row"), on="id", how="left", maintain_order="left")
 
 
 def without_standing(samples: pl.DataFrame) -> pl.DataFrame:
     """Return samples without standing lines."""
     none = pl.lit(None, pl.List(pl.Int64)).alias("standing")
-    return samples.with_columns(none, standing_characters=pl.lit(0, pl.Int64))
+    return samples.with_columns(none, standing_text=pl.lit(None, pl.List(pl.String)))
 
 
 def pick(prefix: str, most: int, seen: set[bytes]) -> list[int]:

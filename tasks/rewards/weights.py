@@ -1,9 +1,9 @@
 """Cap the share of a cycle's weight of each user, credential and project. Pure.
 
 A group's weight is the sum of the absolute advantages of its samples, which bounds its part of the policy gradient; and, apart
-from it, the characters of its settled text and of its standing lines, which bound its part of the cross-entropy. The share of
-samples is capped already (tasks/labels/shares.py), but a few rare samples may weigh as much as many. One factor scales all
-samples of a group, so that their order and sign stay.
+from it, the tokens of its settled text and standing lines that are trained on, which bound its part of the cross-entropy. The
+share of samples is capped already (tasks/labels/shares.py), but a few rare samples may weigh as much as many. One factor scales
+all samples of a group, so that their order and sign stay.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,13 +27,14 @@ def cap_weights(samples: pl.DataFrame, shares: Mapping[str, float]) -> pl.DataFr
     Adds the column `settled_weight`, from 0 to 1.
 
     Args:
+        samples: with `advantage` and the columns of `samples.with_settled_tokens` (tasks/labels/samples.py).
         shares: largest share of the weight that remains, by the column that names the group.
 
     Raises:
         TooFewToShare: fewer groups have weight than the shares ask for.
     """
     advantages = _factors(samples, pl.col("advantage").abs(), shares)
-    written = pl.col("settled").str.len_chars().fill_null(0) + pl.col("standing_characters")
+    written = pl.col("settled_token_ids").list.len() + pl.col("standing_tokens")
     settled = _factors(samples, written.cast(pl.Float64), shares)
     return samples.with_columns(advantage=pl.col("advantage") * advantages, settled_weight=settled)
 

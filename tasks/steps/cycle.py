@@ -141,18 +141,18 @@ def reward(settings: Settings, validated: Validated) -> Manifest | Waiting:
     """Reward the samples and seal the cycle: from here on every run completes this cycle."""
     store, collected = clients.store_of(settings), validated.collected
     past = drift.returns(store, settings) if settings.reward.baseline == "running" else ()
+    plan = collected.plan
+    chosen = standing.with_standing(store, plan.partitions, collected.accounting.samples, settings.collect.standing_lines)
+    tokens = settled_tokens(settings, collected.parent, chosen)
     try:
-        rows = standing.with_standing(
-            store, collected.plan.partitions, collected.accounting.samples, settings.collect.standing_lines
+        batch = reward_samples(
+            samples.with_settled_tokens(chosen, tokens), settings.reward, weight_shares(settings.collect), past
         )
-        batch = reward_samples(rows, settings.reward, weight_shares(settings.collect), past)
     except TooFewToShare as error:
         return Waiting("WaitingForUsers", str(error))
     requests = collected.accounting.classified.select("user", "project").rows()
     tombstones.check(store, requests)  # the tokens of erased subjects cannot be read any more
-    body = samples.parquet(
-        samples.tables(store, collected.plan.partitions, batch, settled_tokens(settings, collected.parent, batch))
-    )
+    body = samples.parquet(samples.tables(store, plan.partitions, batch, tokens))
     cycle = cycles.next_name(cycles.index(store))
     tombstones.check(store, requests)
     reasons = {"quarantined": collected.accounting.reasons, "orphans": collected.orphans}
@@ -166,7 +166,7 @@ def reward(settings: Settings, validated: Validated) -> Manifest | Waiting:
 
 def settled_tokens(settings: Settings, parent: str, batch: pl.DataFrame) -> SettledTokens | None:
     """Return what turns settled text and standing lines into tokens of the parent; None where a batch has neither."""
-    if batch["settled"].null_count() == batch.height and not batch["standing_characters"].any():
+    if batch["settled"].null_count() == batch.height and not batch["standing"].list.len().sum():
         return None
     model = settings.model
     tokenizer = Tokenizer.from_file(str(clients.checkpoint_of(settings, parent) / "tokenizer.json"))

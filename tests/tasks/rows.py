@@ -122,11 +122,11 @@ def sample_frame(rows: Sequence[Sample]) -> pl.DataFrame:
     """Return samples as the frame that holds their fields without the tokens."""
     finite = [[x if abs(x) < 1e300 else None for x in s.logprobs] for s in rows]
     return frame(rows, Sample).select(
-        pl.exclude("completion_id", "prompt_token_ids", "token_ids", "logprobs", "settled_token_ids", "settled_weight"),
+        pl.exclude("completion_id", "prompt_token_ids", "token_ids", "logprobs", "settled_weight"),
         id="completion_id",
         time=pl.lit(NOW),
         late=pl.lit(False),
-        standing_characters=pl.lit(0),
+        standing_tokens=pl.lit(0, pl.Int64),
         settled=pl.lit("s").repeat_by(pl.col("settled_token_ids").list.len()).list.join(""),
         prompt=pl.col("prompt_token_ids").hash(),
         language=pl.lit(""),

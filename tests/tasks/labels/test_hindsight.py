@@ -22,6 +22,7 @@ from tasks.labels.collect import collect
 from tasks.labels.kept import common_weight, kept_characters
 from tasks.labels.partitions import HOUR, join_partition, merge_partitions, plan_window
 from tasks.labels.samples import SettledTokens
+from tasks.labels.standing import without_standing
 from tasks.labels.window import Window
 from tasks.steps import sealing
 from tasks.validation.quarantine import ValidationEvidence
@@ -323,7 +324,12 @@ def test_the_settled_text_becomes_tokens_of_the_parent_and_ends_where_it_is_whol
     labelled, repeated = merge_partitions([join_partition(store, part) for part in plan.partitions])
     counts = WindowCounts(plan.requests, repeated)
     found = classify(labelled.with_columns(admitted=pl.lit(True)), LINEAGE.distances(["1"], "1"), NOW + 100, LIMITS, counts)
-    (row,) = from_parquet(samples.parquet(samples.tables(store, plan.partitions, found.samples, made)), Sample)
+    (row,) = from_parquet(
+        samples.parquet(
+            samples.tables(store, plan.partitions, samples.with_settled_tokens(without_standing(found.samples), made))
+        ),
+        Sample,
+    )
     text = made.renderer.encode(TEXT)
     assert row.settled_token_ids == (*text, tokenizer.token_to_id(END_TOKEN))
     assert (row.outcome, row.kept_characters, row.settled_weight, len(row.token_ids)) == ("unjudged", 8, 1.0, 9)

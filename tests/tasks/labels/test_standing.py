@@ -61,6 +61,7 @@ def test_standing_lines_are_rows_of_their_sample_with_its_weight() -> None:
     accounting, _ = account_with_samples(served, [feedback("f", prefix=CODE, suffix="()\n")], limits=limits)
     plan = rows.plan_store(store)
     found = standing.with_standing(store, plan.partitions, accounting.samples, 3)
+    found = samples.with_settled_tokens(found, made)
     capped = found.with_columns(settled_weight=pl.lit(0.25), reward=pl.lit(1.0), advantage=pl.lit(0.5))
     batch = from_parquet(samples.parquet(samples.tables(store, plan.partitions, capped, made)), Sample)
     own, *lines = batch
@@ -69,7 +70,8 @@ def test_standing_lines_are_rows_of_their_sample_with_its_weight() -> None:
     assert {(line.outcome, line.user, line.settled_weight, line.advantage) for line in lines} == {("standing", "u", 0.25, 0.0)}
     written = [tokenizer.decode(line.settled_token_ids[:-1]) for line in lines]
     assert [line.settled_token_ids[-1] for line in lines] == [made.renderer.end] * 3
-    assert sum(map(len, written)) == found["standing_characters"].item()
+    assert sorted(written) == sorted(found["standing_text"].item())
+    assert sum(len(line.settled_token_ids) for line in lines) == found["standing_tokens"].item()
     for line, rest in zip(lines, written, strict=True):
         before = tokenizer.decode(line.prompt_token_ids, skip_special_tokens=True)
         assert any(row.endswith(rest) and rest for row in CODE.split("\n")) and "main" in before + rest
@@ -77,5 +79,5 @@ def test_standing_lines_are_rows_of_their_sample_with_its_weight() -> None:
 
 def test_standing_lines_count_in_their_users_weight() -> None:
     frame = sample_frame([sample(user, user=user, settled_token_ids=[7] * 2) for user in "abcd"])
-    heavy = frame.with_columns(standing_characters=pl.when(pl.col("user") == "d").then(30).otherwise(0))
+    heavy = frame.with_columns(standing_tokens=pl.when(pl.col("user") == "d").then(30).otherwise(0))
     assert cap_weights(heavy, {"user": 0.25})["settled_weight"].to_list() == pytest.approx([1.0, 1.0, 1.0, 2 / 32])

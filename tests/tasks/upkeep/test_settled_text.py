@@ -21,7 +21,7 @@ from infra.records import CycleOutcome, Manifest
 from infra.settings import Settings
 from infra.settings.schema import Collect, Experiment, Hindsight
 from infra.store import sha256
-from tasks.labels import explain, samples, users
+from tasks.labels import explain, samples, standing, users
 from tasks.labels.collect import Collected, collect
 from tasks.labels.samples import SettledTokens
 from tasks.labels.shares import weight_shares
@@ -100,8 +100,10 @@ def cycle(store: MemoryStore, registry: MemoryRegistry, tokenizer: Tokenizer) ->
     rows = samples.records(store, collected.plan.partitions, accounting.samples_of(failed))
     written = quarantine.write(store, CYCLE, quarantine.rows(accounting, failed, collected.malformed, rows))
     evidence = ValidationEvidence(written, quarantine.write_docs(store, CYCLE, suite.docs(validation.results)))
-    chosen = reward_samples(accounting.samples, SETTINGS.reward, weight_shares(SETTINGS.collect))
     tokens = SettledTokens(Renderer(tokenizer, "spm", 40, 20), 64)
+    chosen = standing.with_standing(store, collected.plan.partitions, accounting.samples, SETTINGS.collect.standing_lines)
+    chosen = samples.with_settled_tokens(chosen, tokens)
+    chosen = reward_samples(chosen, SETTINGS.reward, weight_shares(SETTINGS.collect))
     body = samples.parquet(samples.tables(store, collected.plan.partitions, chosen, tokens))
     explain.write(store, CYCLE, sha256([body]), accounting)
     users.write(store, CYCLE, sha256([body]), collected.register)
