@@ -9,7 +9,7 @@ stream does not show the text, or shows that it is still being written, there is
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import polars as pl
@@ -44,8 +44,7 @@ CHARACTERS_A_TOKEN = 4
 NEEDED = ("id", "time", "project", "user", "file", "prefix", "suffix", "max_tokens", "opted_out", "redacted")
 
 
-@dataclass(frozen=True, slots=True)
-class Settled:
+class Settled(NamedTuple):
     """The settled text of a place."""
 
     text: str
@@ -206,8 +205,7 @@ class _Requests:
         return False
 
 
-@dataclass(frozen=True)
-class _Views:
+class _Views(NamedTuple):
     """What later requests show of a place."""
 
     requests: _Requests

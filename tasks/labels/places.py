@@ -7,8 +7,7 @@ the text.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 LEAST_ENDING = 10
 """Characters, blanks left out, of the lines by which the end of a place is found, or what stands above it."""
@@ -21,8 +20,7 @@ COMPARED = 400
 Missing = Literal["not_shown", "ambiguous", "prefix_changed", "suffix_changed"]
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(NamedTuple):
     """The text at a place, as a later request shows it."""
 
     text: str
@@ -35,8 +33,7 @@ class View:
     """Characters from the begin of the place to its end or to the cursor in it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
+class Ending(NamedTuple):
     """The begin of a suffix, by which the end of a place is found."""
 
     lead: str
@@ -99,8 +96,7 @@ def ending_of(suffix: str) -> Ending | None:
     return Ending(suffix[:begin], suffix[begin:end], suffix[end:], size >= LEAST_ENDING)
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """The place of a request's cursor."""
 
     before: str
