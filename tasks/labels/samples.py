@@ -114,7 +114,12 @@ def _standing_rows(made: pl.DataFrame, lines: pl.DataFrame, served: pl.DataFrame
         for name, cursors, prefix, suffix in lines.join(served.select("id", "prefix", "suffix"), on="id").iter_rows()
         for number, (before, rest, after) in enumerate(standing.places(prefix, suffix, cursors), 1)
     ]
-    columns = {"id": pl.String, "line": pl.String, "prompt": pl.List(pl.Int64), "written": pl.List(pl.Int64)}
+    columns: dict[str, pl.DataType] = {
+        "id": pl.String(),
+        "line": pl.String(),
+        "prompt": pl.List(pl.Int64),
+        "written": pl.List(pl.Int64),
+    }
     nothing = {name: pl.lit([], made.schema[name]) for name in ("token_ids", "logprobs")}
     zero = {name: pl.lit(0, made.schema[name]) for name in ("shown_characters", "accepted_characters", "reward", "advantage")}
     copied = made.join(pl.DataFrame(found, columns, orient="row"), on="id").with_columns(

@@ -39,7 +39,7 @@ def with_standing(store: ObjectStore, partitions: Sequence[Partition], samples: 
             for name, prefix in _prefixes(store, partition, own):
                 cursors = pick(prefix, most, seen)
                 found.append((name, cursors, [rest_of_line(prefix, cursor) for cursor in cursors]))
-    columns = {"id": pl.String, "standing": pl.List(pl.Int64), "standing_text": pl.List(pl.String)}
+    columns: dict[str, pl.DataType] = {"id": pl.String(), "standing": pl.List(pl.Int64), "standing_text": pl.List(pl.String)}
     return samples.join(pl.DataFrame(found, columns, orient="row"), on="id", how="left", maintain_order="left")
 
 
@@ -62,7 +62,7 @@ def pick(prefix: str, most: int, seen: set[bytes]) -> list[int]:
             above, below = prefix.rfind("\n", 0, start) + 1, prefix.find("\n", end + 1)
             around = prefix[above : below if below >= 0 else len(prefix)]
             lines.append((hashlib.sha256(around.encode(errors="replace")).digest()[:12], start + 1, line))
-    picked = []
+    picked: list[int] = []
     for key, start, line in sorted(lines):
         if len(picked) < most and key not in seen:
             seen.add(key)
