@@ -12,6 +12,8 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import aiohttp
+
 from infra.settings import ROOT
 
 BUCKET = "tabloop-bench"
@@ -55,6 +57,17 @@ async def running_app(folder: Path, variables: Mapping[str, str]) -> AsyncIterat
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGTERM)
         process.wait()
+
+
+async def ready(port: int, seconds: float = 60.0) -> None:
+    """Wait until a slot serves. Raises RuntimeError."""
+    async with aiohttp.ClientSession() as http:
+        for _ in range(int(seconds * 4)):
+            async with http.get(f"http://127.0.0.1:{port}/ready") as response:
+                if response.status == 200:
+                    return
+            await asyncio.sleep(0.25)
+    raise RuntimeError("serving: no slot serves; run `make status`")
 
 
 async def _is_listening(port: int) -> bool:

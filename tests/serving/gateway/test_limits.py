@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ from fastapi import FastAPI
 from fastapi.responses import Response
 from tokenizers import Tokenizer
 
+from evals.bench.hostile_bodies import FIELDS, MEGABYTE, STRUCTURES, TEXTS, hostile_bodies, with_field
 from infra.settings import ROOT
 from infra.settings.schema import Limits
+from serving.gateway import garbage
 from serving.gateway.connections import Connections
 from serving.gateway.server import MAX_CHUNKS, MAX_HEADERS, MAX_PIPELINED
 from serving.metrics import Metrics
@@ -32,7 +35,6 @@ ENOUGH = 5.0
 """Seconds within which a deadline of 0.4 s must have closed a connection, on a machine with other work."""
 MAX_STRETCH = 0.02
 """CPU seconds for which the event loop may do one thing."""
-MEGABYTE = 1 << 20
 AUTHORIZED = (
     "".join(f"{name}: {value}\r\n" for name, value in HEADERS.items())
     + "Host: 127.0.0.1\r\nContent-Type: application/json\r\nX-Tabloop-Opt-Out: 1\r\n"
@@ -47,10 +49,11 @@ def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
 
 @pytest.fixture
 def frozen() -> Iterator[None]:
-    """As in production, objects made before are exempt from garbage collection."""
-    gc.collect()
-    gc.freeze()
+    """The garbage collector as in production."""
+    thresholds = gc.get_threshold()
+    garbage.freeze()
     yield
+    gc.set_threshold(*thresholds)
     gc.unfreeze()
 
 
@@ -310,55 +313,9 @@ async def test_brackets_in_a_text_are_no_structure(hasty: House) -> None:
     assert status(await asyncio.to_thread(exchange, hasty.urls[0], post("/v1/completions", prompt))) == 200
 
 
-def repeated(unit: bytes, head: bytes = b"[", tail: bytes = b"]", glue: bytes = b",") -> bytes:
-    return head + glue.join([unit] * ((MEGABYTE - len(head) - len(tail) - 200) // (len(unit) + len(glue)))) + tail
-
-
-LISTS = {
-    **{"lists": repeated(b"[]"), "nested": repeated(b"[[[[[[[[]]]]]]]]"), "objects": repeated(b'{"a":1}')},
-    **{"numbers": repeated(b"1"), "floats": repeated(b"1e5"), "strings": repeated(b'"ab"'), "empty": repeated(b'""')},
-    "names": b"{" + b",".join(b'"%d":1' % number for number in range(90_000)) + b"}",
-    "deep": b"[" * (MEGABYTE - 300),
-    "digits": b"9" * (MEGABYTE - 300),
-}
-TEXTS = {
-    "blanks": repeated(b" ", b'"', b'"', b""),
-    "escapes": repeated(b"\\u00e9", b'"', b'"', b""),
-    "backslashes": repeated(b"\\\\", b'"', b'"', b""),
-    "quotes and brackets": repeated(b'[\\"', b'"', b'"', b""),
-    "markers": repeated(b"<|fim_prefix|><|fim_suffix|>", b'"', b'"', b""),
-    "lines": repeated(b"x\\n", b'"', b'"', b""),
-}
-FIELDS: dict[str, tuple[str, ...]] = {
-    "/v1/completions": ("prompt", "stop", "n", "stream_options", "max_tokens", "segments", "other"),
-    "/infill": ("input_prefix", "response_fields", "t_max_predict_ms"),
-    "/v1/feedback": ("shown", "completion_id", "accepted_characters"),
-    "/v1/events": ("view_id", "elapsed"),
-    "/v1/continue/events": ("data", "name"),
-    "/api/training/submit": ("prompt", "prefix", "timestamp"),
-}
-LEAST = {
-    "/v1/completions": {"prompt": "x"},
-    "/infill": {"input_prefix": "x", "input_suffix": ""},
-    "/v1/feedback": {"completion_id": "c", "outcome": "shown"},
-    "/v1/events": {"type": "view", "completion_id": "c"},
-    "/v1/continue/events": {"name": "autocomplete", "data": {"completionId": "c"}},
-    "/api/training/submit": {"completionId": "c"},
-}
-
-
-def with_field(path: str, field: str, value: bytes) -> bytes:
-    """Return the least body of a route with one field given as JSON."""
-    fields = {name: json.dumps(given).encode() for name, given in LEAST[path].items()} | {field: value}
-    return b"{" + b",".join(b'"%s":%s' % (name.encode(), given) for name, given in fields.items()) + b"}"
-
-
 @pytest.mark.parametrize("path", FIELDS)
 async def test_no_body_stops_the_event_loop(house: House, frozen: None, path: str) -> None:
-    bodies = {(field, name): with_field(path, field, value) for field in FIELDS[path] for name, value in (LISTS | TEXTS).items()}
-    if path == "/v1/continue/events":
-        data = {name: b'{"completionId":"c","prompt":' + value[: MEGABYTE - 400] + b"}" for name, value in TEXTS.items()}
-        bodies |= {("data.prompt", name): with_field(path, "data", value) for name, value in data.items()}
+    bodies = {key: body for key, body in hostile_bodies(STRUCTURES, TEXTS).items() if key[0] == path}
     over = {}
     await asyncio.to_thread(exchange, house.urls[0], post(path, with_field(path, "x", b"1")))
     for key, body in bodies.items():
@@ -422,3 +379,34 @@ async def test_thousands_of_idle_sockets_do_not_stop_the_event_loop(tmp_path: Pa
 
 def _flood(url: str, source: str) -> list[socket.socket]:
     return [connect(url, source) for _ in range(1_000)]
+
+
+def test_the_objects_of_ten_thousand_connections_start_no_full_collection(frozen: None) -> None:
+    full = []
+
+    def note(phase: str, of: dict[str, int]) -> None:
+        full.extend([of] if (phase, of["generation"]) == ("stop", 2) else [])
+
+    gc.callbacks.append(note)
+    try:
+        held = [[number] for number in range(150_000)]  # 15 for each connection
+    finally:
+        gc.callbacks.remove(note)
+    assert held and full == []
+
+
+async def test_garbage_is_collected_when_few_connections_are_open(frozen: None) -> None:
+    class Cycle:
+        pass
+
+    connections = Connections(Limits(), Metrics())
+    peers = [connections.admit("10.0.0.1") for _ in range(garbage.FEW + 1)]
+    collecting = asyncio.create_task(garbage.collect_when_quiet(connections, 0.01))
+    cycle = Cycle()
+    cycle.itself, gone = cycle, weakref.ref(cycle)
+    del cycle
+    await asyncio.sleep(0.1)
+    assert gone() is not None, "many connections are open"
+    connections.leave(peers[0])
+    await until(lambda: gone() is None)
+    collecting.cancel()

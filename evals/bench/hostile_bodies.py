@@ -1,0 +1,137 @@
+"""Bodies of a megabyte on whose shape a parser or a search for secrets might take long, and what they delay."""
+
+import asyncio
+import json
+import random
+import socket
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+
+from evals.bench.figures import Figure, figure
+from evals.bench.health import Waits, watched_health
+from evals.bench.own_app import ready, running_app
+from evals.bench.redaction import hostile_texts
+from infra.settings import Settings
+
+MEGABYTE = 1 << 20
+TRIES = 3
+"""Times that a body is sent; the least of the longest waits counts, since only a wait that comes back is the body's."""
+AT_ONCE = 8
+"""Clients that send the same body at once."""
+MAX_CPU_MS = 20.0
+"""Target: CPU time of the app while one /health waits."""
+
+
+def repeated(unit: bytes, head: bytes = b"[", tail: bytes = b"]", glue: bytes = b",") -> bytes:
+    """Return JSON of nearly a megabyte: `unit` as often as it fits."""
+    return head + glue.join([unit] * ((MEGABYTE - len(head) - len(tail) - 200) // (len(unit) + len(glue)))) + tail
+
+
+STRUCTURES: Mapping[str, bytes] = {
+    **{"lists": repeated(b"[]"), "nested": repeated(b"[[[[[[[[]]]]]]]]"), "objects": repeated(b'{"a":1}')},
+    **{"numbers": repeated(b"1"), "floats": repeated(b"1e5"), "strings": repeated(b'"ab"'), "empty": repeated(b'""')},
+    "names": b"{" + b",".join(b'"%d":1' % number for number in range(90_000)) + b"}",
+    "deep": b"[" * (MEGABYTE - 300),
+    "digits": b"9" * (MEGABYTE - 300),
+}
+"""JSON values of many parts, by their shape."""
+TEXTS: Mapping[str, bytes] = {
+    "blanks": repeated(b" ", b'"', b'"', b""),
+    "escapes": repeated(b"\\u00e9", b'"', b'"', b""),
+    "backslashes": repeated(b"\\\\", b'"', b'"', b""),
+    "quotes and brackets": repeated(b'[\\"', b'"', b'"', b""),
+    "markers": repeated(b"<|fim_prefix|><|fim_suffix|>", b'"', b'"', b""),
+    "lines": repeated(b"x\\n", b'"', b'"', b""),
+}
+"""JSON strings of one long text."""
+FIELDS: Mapping[str, tuple[str, ...]] = {
+    "/v1/completions": ("prompt", "stop", "n", "stream_options", "max_tokens", "segments", "other"),
+    "/infill": ("input_prefix", "response_fields", "t_max_predict_ms"),
+    "/v1/feedback": ("shown", "completion_id", "accepted_characters"),
+    "/v1/events": ("view_id", "elapsed"),
+    "/v1/continue/events": ("data", "name"),
+    "/api/training/submit": ("prompt", "prefix", "timestamp"),
+}
+"""Fields of the routes' bodies that are tried: those that are read, and one that is not."""
+LEAST: Mapping[str, Mapping[str, object]] = {
+    "/v1/completions": {"prompt": "x"},
+    "/infill": {"input_prefix": "x", "input_suffix": ""},
+    "/v1/feedback": {"completion_id": "c", "outcome": "shown"},
+    "/v1/events": {"type": "view", "completion_id": "c"},
+    "/v1/continue/events": {"name": "autocomplete", "data": {"completionId": "c"}},
+    "/api/training/submit": {"completionId": "c"},
+}
+"""The least body of each route."""
+
+
+def with_field(path: str, field: str, value: bytes) -> bytes:
+    """Return the least body of a route with one field given as JSON."""
+    fields = {name: json.dumps(given).encode() for name, given in LEAST[path].items()} | {field: value}
+    return b"{" + b",".join(b'"%s":%s' % (name.encode(), given) for name, given in fields.items()) + b"}"
+
+
+def hostile_bodies(values: Mapping[str, bytes], texts: Mapping[str, bytes]) -> dict[tuple[str, str, str], bytes]:
+    """Return a body for each route, field and value, and for Continue's data with each text as its prompt."""
+    bodies = {
+        (path, field, name): with_field(path, field, value)
+        for path, fields in FIELDS.items()
+        for field in fields
+        for name, value in (*values.items(), *texts.items())
+    }
+    for name, value in texts.items():
+        data = b'{"completionId":"c","prompt":' + value[: MEGABYTE - 400].rstrip(b'\\"') + b'"}'
+        bodies["/v1/continue/events", "data.prompt", name] = with_field("/v1/continue/events", "data", data)
+    return bodies
+
+
+async def bodies(settings: Settings, folder: Path) -> list[Figure]:
+    """Measure how long /health waits beside each body, and beside AT_ONCE of those with a hostile prompt.
+
+    Raises:
+        RuntimeError: the app does not start, or answers with a server error.
+    """
+    token = settings.serving.token.get_secret_value() if settings.serving.token else ""
+    secrets = {name: json.dumps(text).encode() for name, text in hostile_texts(random.Random(0)).items()}
+    requests = {key: _request(key[0], body, token) for key, body in hostile_bodies(STRUCTURES, TEXTS | secrets).items()}
+    async with running_app(folder, {}) as (app, port, _):
+        await ready(port)
+        alone = [await _longest_cpu(port, app.pid, raw, 1) for raw in requests.values()]
+        prompts = [raw for (_, field, _), raw in requests.items() if field in ("prompt", "data.prompt")]
+        together = [await _longest_cpu(port, app.pid, raw, AT_ONCE) for raw in prompts]
+    return [
+        figure("bodies.tried", len(requests), ""),
+        figure("bodies.health.alone.median_cpu", statistics.median(alone), "ms"),
+        figure("bodies.health.alone.longest_cpu", max(alone), "ms", most=MAX_CPU_MS),
+        figure("bodies.health.together.median_cpu", statistics.median(together), "ms"),
+        figure("bodies.health.together.longest_cpu", max(together), "ms", most=MAX_CPU_MS),
+    ]
+
+
+async def _longest_cpu(port: int, pid: int, raw: bytes, at_once: int) -> float:
+    """Return the CPU milliseconds that the app used at most while a /health waited; the least of up to TRIES tries."""
+    least = float("inf")
+    for _ in range(TRIES):
+        waits = Waits()
+        async with watched_health(port, pid, waits, keep=True):
+            await asyncio.gather(*(asyncio.to_thread(_send, port, raw) for _ in range(at_once)))
+        least = min(least, max(waits.cpu))
+        if least <= MAX_CPU_MS / 2:
+            break
+    return least
+
+
+def _request(path: str, body: bytes, token: str) -> bytes:
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    return f"{head}Authorization: Bearer {token}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def _send(port: int, raw: bytes) -> None:
+    """Send a request and read the answer to its end. Raises RuntimeError for a server error."""
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(raw)
+        answer = b""
+        while piece := connection.recv(1 << 16):
+            answer += piece
+    if not answer.startswith((b"HTTP/1.1 2", b"HTTP/1.1 4")):
+        raise RuntimeError(f"serving: {answer[:200]!r} to {raw[:100]!r}")

@@ -1,0 +1,159 @@
+"""Connections that never finish, and ten thousand that are silent."""
+
+import asyncio
+import statistics
+import sys
+import time
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+
+from evals.bench.figures import Figure, figure
+from evals.bench.health import Waits, watched_health
+from evals.bench.own_app import ready, running_app
+from evals.bench.serving import editor_body, prompts
+from evals.bench.streams import first_token_percentiles, session, stream_completions
+from infra.settings import ROOT, Settings
+
+UNFINISHED = 50
+"""Connections of each kind that never finish."""
+GRACE_SECONDS = 5.0
+"""Seconds after a deadline within which the connection is closed."""
+SILENT, PEERS = 10_000, 100
+"""Silent connections, and the addresses that they come from."""
+BLOCK, BLOCKS = 25, 8
+"""Completions of a block, and blocks, by turns without and with silent connections."""
+HELD_SECONDS = 1.0
+"""Seconds for which /health is asked for while the silent connections are held."""
+MAX_ADDED_MS, MAX_HELD_MS = 10.0, 100.0
+"""Targets: what silent connections add to the median first token, and the 95 % quantile of /health beside them."""
+MAX_CPU_MS, MAX_QUEUE_CPU_MS = 20.0, 300.0
+"""Targets: CPU time of the app while one /health waits; the second for a new connection, which waits until up to 4,096 others are
+accepted before it."""
+
+
+async def unfinished(settings: Settings, folder: Path) -> list[Figure]:
+    """Hold connections that never finish until the server closes them."""
+    limits = settings.serving.limits
+    head = "POST /v1/feedback HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    if settings.serving.token:
+        head += f"Authorization: Bearer {settings.serving.token.get_secret_value()}\r\n"
+    kinds = {
+        "slow_headers": (head.encode(), b"X-A: b\r\n", limits.header_seconds),
+        "silent": (b"", b"", limits.header_seconds),
+        "slow_body": (f"{head}Content-Length: 900000\r\n\r\n".encode(), b" ", limits.body_seconds),
+        "endless_body": (f"{head}Transfer-Encoding: chunked\r\n\r\n".encode(), b"1\r\n \r\n", limits.body_seconds),
+        "refused_body": (
+            b"POST /x HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n",
+            b"1\r\n \r\n",
+            limits.body_seconds,
+        ),
+    }
+    async with running_app(folder, {}) as (_, _, port):
+        seconds = {
+            kind: asyncio.gather(*(_seconds_open(port, start, piece, deadline + GRACE_SECONDS) for _ in range(UNFINISHED)))
+            for kind, (start, piece, deadline) in kinds.items()
+        }
+        figures = []
+        for kind, measured in seconds.items():
+            closed = await measured
+            figures += [
+                figure(f"unfinished.{kind}.open", closed.count(None), "", most=0),
+                figure(f"unfinished.{kind}.closed_after", max((s for s in closed if s is not None), default=0.0), "s"),
+            ]
+    return figures
+
+
+async def _seconds_open(port: int, start: bytes, piece: bytes, most: float) -> float | None:
+    """Send a piece each second and return the seconds until the server closes; none if it does not within `most`."""
+    began = time.monotonic()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(start)
+        while (left := most - (time.monotonic() - began)) > 0:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(1.0, left)):
+                    while await reader.read(1 << 16):
+                        pass
+                return time.monotonic() - began
+            writer.write(piece)
+        return None
+    except ConnectionError:
+        return time.monotonic() - began
+    finally:
+        writer.close()
+
+
+async def silent(settings: Settings, folder: Path) -> list[Figure]:
+    """Measure /health while SILENT connections open and are held, and completions with and without them.
+
+    Raises:
+        RuntimeError: completions fail.
+    """
+    token = settings.serving.token.get_secret_value() if settings.serving.token else ""
+    bodies = [editor_body(settings, prompt) for prompt, _ in prompts(settings, BLOCK * BLOCKS)]
+    medians: dict[bool, list[float]] = {False: [], True: []}
+    kept, new, held = Waits(), Waits(), Waits()
+    variables = {"TABLOOP_SERVING__LIMITS__HEADER_SECONDS": "600"}  # so that they are open while completions are measured
+    async with running_app(folder, variables) as (app, port, _), session(token) as http:
+        await ready(port)
+        url = f"http://127.0.0.1:{port}/v1/completions"
+        for number in range(BLOCKS):
+            beside = number % 2 == 1
+            async with AsyncExitStack() as stack:
+                if beside:
+                    clients = await stack.enter_async_context(_silent_clients(port))
+                    async with watched_health(port, app.pid, kept, keep=True), watched_health(port, app.pid, new, keep=False):
+                        await clients.open()
+                        await ready(port)  # a new connection, so all before it are accepted now
+                    async with watched_health(port, app.pid, held, keep=False):
+                        await asyncio.sleep(HELD_SECONDS)
+                results, _ = await stream_completions(http, url, bodies[number * BLOCK : (number + 1) * BLOCK], 1)
+            if errors := [result.error for result in results if result.error]:
+                raise RuntimeError(f"{url}: {len(errors)} of {len(results)} requests failed: {errors[0]}")
+            medians[beside].append(first_token_percentiles(results)[0])
+    without, beside_silent = (statistics.median(medians[beside]) for beside in (False, True))
+    return [
+        figure("silent.connections", SILENT, ""),
+        figure("silent.first_token.median_without", without, "ms"),
+        figure("silent.first_token.added_median", beside_silent - without, "ms", most=MAX_ADDED_MS),
+        figure("silent.health.opening.kept.longest_cpu", max(kept.cpu), "ms", most=MAX_CPU_MS),
+        figure("silent.health.opening.kept.longest", max(kept.wall), "ms"),
+        figure("silent.health.opening.new.longest_cpu", max(new.cpu), "ms", most=MAX_QUEUE_CPU_MS),
+        figure("silent.health.opening.new.longest", max(new.wall), "ms"),
+        figure("silent.health.held.longest_cpu", max(held.cpu), "ms", most=MAX_CPU_MS),
+        figure("silent.health.held.median", statistics.median(held.wall), "ms"),
+        figure("silent.health.held.p95", statistics.quantiles(held.wall, n=20)[18], "ms", most=MAX_HELD_MS),
+    ]
+
+
+class SilentClients:
+    """The process of evals/bench/silent_clients.py."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    async def open(self) -> None:
+        """Open all connections. Raises RuntimeError if the process ends."""
+        assert self._process.stdin
+        self._process.stdin.write(b"\n")
+        await self.line()
+
+    async def line(self) -> None:
+        """Wait for a line. Raises RuntimeError if the process ends."""
+        assert self._process.stdout
+        if not await self._process.stdout.readline():
+            raise RuntimeError("evals.bench.silent_clients ended; its error is above")
+
+
+@asynccontextmanager
+async def _silent_clients(port: int) -> AsyncIterator[SilentClients]:
+    command = (sys.executable, "-m", "evals.bench.silent_clients", str(port), str(SILENT), str(PEERS))
+    process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdin=PIPE, stdout=PIPE)
+    clients = SilentClients(process)
+    try:
+        await clients.line()
+        yield clients
+    finally:
+        await process.communicate(b"")  # closes its input, at which it ends
