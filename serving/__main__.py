@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import gc
 import logging
 import signal
 import sys
@@ -21,6 +20,7 @@ from infra.store import ObjectStore
 from serving.access import Access
 from serving.app import create_completions_app, create_feedback_app
 from serving.engine.version_cache import VersionCache
+from serving.gateway import garbage
 from serving.gateway.browsers import accepted_hosts
 from serving.gateway.completions import Gateway
 from serving.gateway.connections import Connections
@@ -118,9 +118,11 @@ async def serve(settings: Settings) -> None:
         status = StatusSources(access, arms, spool, shipper, metrics, data, links(settings))
         completions_app = create_completions_app(gateway, feedback, status, hosts)
         feedback_app = create_feedback_app(feedback, metrics, hosts)
-        gc.collect()
-        gc.freeze()  # objects made so far stay: a collection in the middle of a completion need not look at them
-        endless = (follower.run(), shipper.run(), redactor.long_texts.start(), connections.close_expired())
+        garbage.freeze()
+        endless = (
+            *(follower.run(), shipper.run(), redactor.long_texts.start(), access.tokens.follow()),
+            *(connections.close_expired(), garbage.collect_when_quiet(connections)),
+        )
         background = [asyncio.create_task(run) for run in endless]
         try:
             await _serve_both(

@@ -191,7 +191,7 @@ class Serving(Section):
     """Further tokens by name, each with its own user, projects, roles and rate. The three tokens above may name every project."""
     token_file: Path | None = None
     """TOML file with further tokens, a table per name as in serving.tokens; `python -m serving.access NAME --table FILE` writes
-    it. Read at the start. None: no file."""
+    it. Read at the start, and again within two seconds of each change. None: no file."""
     oidc: OpenIDConnect | None = None
     """The team's OpenID Connect issuer, whose tokens stand for their subjects; none: such tokens are refused."""
     requests_per_minute: int = Field(60_000, ge=1)

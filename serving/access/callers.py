@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from infra.identity import user_hash
 from infra.settings.schema import Role, Serving, Terms, UserTerms
-from serving.access.credentials import Clock, Credential, Denied, credentials, digest
+from serving.access.credentials import Clock, Credential, Denied, digest
+from serving.access.known_tokens import KnownTokens
 from serving.access.oidc import Issuer
 
 PROJECT = re.compile(r"[\w.-]{1,64}")
@@ -61,10 +62,10 @@ class Access:
         self._on_ignored_user = on_ignored_user
         self._issuer = Issuer.of(settings.oidc, clock) if settings.oidc else None
         try:
-            self._credentials = credentials(settings, clock)
+            self.tokens = KnownTokens(settings, clock)
         except ValueError as error:
             raise SystemExit(f"serving: {error}") from None
-        if not self._credentials and not self._issuer:
+        if not self.tokens and not self._issuer:
             raise SystemExit(_unset("token"))
 
     async def check(self, headers: Mapping[str, str], role: Role, *, password: bool = False) -> Credential:
@@ -84,7 +85,7 @@ class Access:
         if not token:
             raise Denied(401, "missing token: send `Authorization: Bearer TOKEN` (in Continue: apiKey)")
         # A look-up by digest tells nothing by its duration: nobody can choose the digest of a guess.
-        credential = self._credentials.get(digest(token))
+        credential = self.tokens.get(digest(token))
         if credential is None and self._issuer and token.count(b".") == 2:
             credential = await self._issuer.verify(token.decode("latin-1"))
         if credential is None:

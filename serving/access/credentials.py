@@ -33,6 +33,7 @@ class RateLimiter:
     """A token bucket: `per_minute` requests at once, refilled at `per_minute` requests a minute."""
 
     def __init__(self, per_minute: int, clock: Clock) -> None:
+        self.per_minute = per_minute
         self._rate, self._capacity = per_minute / 60, float(per_minute)
         self._clock = clock
         self._left, self._updated = self._capacity, clock()

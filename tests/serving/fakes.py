@@ -294,7 +294,7 @@ class House:
         )
         self.arms = Arms((first, second))
         self.spool = Spool(self.directory / "spool", self.spool_bytes)
-        access = Access(self.settings, self.metrics.ignored_users.inc)
+        self.access = access = Access(self.settings, self.metrics.ignored_users.inc)
         redactor = EventRedactor(Redactor(), LongTexts(), Kept())
         opt_outs = OptOuts(access.user_secret, self.directory / "state" / "opted_out.jsonl")
         self.recorder = Recorder(self.spool, self.metrics, redactor, opt_outs)
