@@ -1,9 +1,11 @@
-"""Which requests a browser sends for a page of another origin, so that a server on a developer's machine can refuse them.
+"""What a browser's request may do: the one definition for every server of the loop that a page could reach.
 
 A page that a developer opens can send requests to every port of the machine, and by DNS rebinding under a host name of its own.
-Host, Origin and the Fetch Metadata headers are set by the browser, out of the page's reach.
+Host, Origin and the Fetch Metadata headers are set by the browser, out of the page's reach. So a request must name the server in
+its one Host header, and come from no page of another origin; only a link to the server may be followed from anywhere.
 """
 
+import ipaddress
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -35,20 +37,23 @@ def host_name(value: str) -> str:
     return (found["v6"] or found["name"]) if found else ""
 
 
-def foreign(headers: Iterable[tuple[bytes, bytes]], method: str, names: Collection[str]) -> Refusal | None:
+def foreign(headers: Iterable[tuple[bytes, bytes]], method: str, names: Collection[str], reached: str = "") -> Refusal | None:
     """Return why a request is not one of the server's own clients; None if it may be.
 
     Args:
         headers: names in lower case, and values.
         names: host names of this server (own_names).
+        reached: address that the connection reached, which may be named too, as probes do: it is no attacker's name. Empty: it
+            may not.
     """
     values: dict[bytes, list[str]] = {}
     for name, value in headers:
         values.setdefault(name, []).append(value.decode("latin-1").lower())
-    host = "".join(values.get(b"host", []))
-    if host_name(host) not in names:
-        return Refusal(403, f"Host: expected {' or '.join(sorted(names))}, with the port")
-    if any(origin.partition("://")[2] != host for origin in values.get(b"origin", [])):
+    hosts = values.get(b"host", [])
+    host = host_name(hosts[0]) if len(hosts) == 1 else ""
+    if not host or (host not in names and not _same_address(host, reached)):
+        return Refusal(403, f"Host: {', '.join(hosts)[:200]!r} is no name of this server")
+    if any(origin.partition("://")[2] != hosts[0] for origin in values.get(b"origin", [])):
         return Refusal(403, "Origin: another origin's page may not send requests here")
     # Browsers say so of requests without Origin too: images, scripts, forms of other pages. A link may be followed.
     site, mode, target = (values.get(name, [""])[-1] for name in (b"sec-fetch-site", b"sec-fetch-mode", b"sec-fetch-dest"))
@@ -56,3 +61,10 @@ def foreign(headers: Iterable[tuple[bytes, bytes]], method: str, names: Collecti
     if site in ("cross-site", "same-site") and not link:
         return Refusal(403, "Sec-Fetch-Site: another site's page may not send requests here")
     return None
+
+
+def _same_address(host: str, reached: str) -> bool:
+    try:
+        return bool(reached) and ipaddress.ip_address(host) == ipaddress.ip_address(reached)
+    except ValueError:
+        return False

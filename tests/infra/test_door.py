@@ -112,6 +112,7 @@ def test_no_other_name_is_this_server(host: str) -> None:
 
 def test_two_hosts_are_none() -> None:
     assert foreign([(b"host", b"127.0.0.1"), (b"host", b"evil.example")], "GET", own_names(ADDRESS))
+    assert foreign([(b"host", b"local"), (b"host", b"host")], "GET", own_names("http://localhost:1"))
     assert foreign([], "GET", own_names(ADDRESS))
 
 

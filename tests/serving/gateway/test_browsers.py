@@ -1,5 +1,6 @@
 """What a page of another site makes a developer's browser send changes nothing and gets nothing."""
 
+import asyncio
 import base64
 import hashlib
 import re
@@ -106,8 +107,27 @@ async def test_no_answer_lets_another_origin_read_it(house: House) -> None:
             await house.client.get(url + "/health", headers=asks),
             await house.client.post(url + "/v1/feedback", json=EVENT, headers=asks),
         ]
-        assert answers[0].status_code == 405
+        assert [answer.status_code for answer in answers] == [403] * 3
         assert not [name for answer in answers for name in answer.headers if name.startswith("access-control-")]
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+async def test_what_a_browser_sends_for_another_sites_page_gets_nothing_but_a_link_works(house: House, site: str) -> None:
+    for path in GETS:
+        image = {**PASSWORD, "Sec-Fetch-Site": site, "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "image"}
+        answer = await house.client.get(house.urls[0] + path, headers=image)
+        assert answer.status_code == 403 and "Sec-Fetch-Site" in answer.json()["error"]["message"]
+    link = {**PASSWORD, "Sec-Fetch-Site": site, "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+    assert (await house.client.get(house.urls[0] + "/", headers=link)).status_code == 200
+    assert (await house.client.post(house.urls[0] + "/v1/feedback", json=EVENT, headers=link)).status_code == 403
+
+
+@pytest.mark.parametrize("hosts", [("local", "host"), ("127.0.0.1", "127.0.0.1"), ()], ids=["split", "twice", "none"])
+async def test_a_request_names_one_host(house: House, hosts: tuple[str, ...]) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(house.urls[0].rsplit(":", 1)[1]))
+    writer.write("".join(["GET /health HTTP/1.1\r\n", *(f"Host: {host}\r\n" for host in hosts), "\r\n"]).encode())
+    assert (await reader.readline()).split()[1] in (b"400", b"403")
+    writer.close()
 
 
 async def test_the_page_may_run_nothing_and_be_framed_by_nobody(house: House) -> None:
