@@ -149,7 +149,8 @@ class Limits(Section):
     """Open connections of one address (of IPv6: of one /64 network); one more closes another of the same address, as above. 0: no
     limit, for an app behind a balancer, which is the only peer and has limits of its own."""
     header_seconds: float = Field(10.0, gt=0)
-    """Seconds from the opening of a connection, or the first byte of a request, until its headers are complete."""
+    """Seconds from the opening of a connection, or the first byte of a request, until its headers are complete. Also how long an
+    engine keeps a connection that does not show its token."""
     body_seconds: float = Field(30.0, gt=0)
     """Seconds from then until the body is complete; a body has at most 1 MiB."""
     keep_alive_seconds: float = Field(5.0, gt=0)

@@ -94,7 +94,7 @@ def main(arguments: list[str], variables: Mapping[str, str]) -> int:
     from serving.engine import server
 
     llm = server.build_llm(settings.serving.engine_arguments, str(model))
-    return uvloop.run(server.serve(llm, version, url, token.get_secret_value()))
+    return uvloop.run(server.serve(llm, version, url, token.get_secret_value(), settings.serving.limits.header_seconds))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from aiohttp.typedefs import Handler, Middleware
 from infra.web import foreign
 from serving.engine.channel import Outbox
 from serving.engine.protocol import Delta, EngineRequest, Health, SwapResult
+from serving.engine.strangers import Strangers
 
 log = logging.getLogger(__name__)
 RunningTasks = dict[int, asyncio.Task[None]]
@@ -63,16 +64,18 @@ class Endpoints:
     Without the token, /health tells a supervisor only whether the engine works.
     """
 
-    def __init__(self, engine: EngineBackend, token: str, names: Collection[str]) -> None:
+    def __init__(self, engine: EngineBackend, token: str, names: Collection[str], strangers: Strangers) -> None:
         """Serve an engine.
 
         Args:
             token: bearer token of the app.
             names: host names of this engine (infra.web.own_names); a request that names another host is refused.
+            strangers: the connections that have not shown the token.
         """
         self._engine = engine
         self._token = token
         self._names = frozenset(names)
+        self._strangers = strangers
         self._running: dict[web.WebSocketResponse, RunningTasks] = {}
 
     def app(self) -> web.Application:
@@ -155,10 +158,11 @@ class Endpoints:
             await socket.close()
 
     def _check_token(self, http: web.Request) -> web.Response | None:
-        """Return a 401 response, or None if the request may pass."""
+        """Return a 401 response, or None if the request may pass; its connection then has no limits."""
         header = http.headers.get("authorization", "").encode(errors="surrogateescape")
         if not hmac.compare_digest(header, f"Bearer {self._token}".encode()):
             return web.json_response({"error": "wrong or missing bearer token"}, status=401)
+        self._strangers.trust(http.transport)
         return None
 
 

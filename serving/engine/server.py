@@ -23,6 +23,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from infra.web import own_names
 from serving.engine.endpoints import BadRequest, Endpoints, EngineDead, SwapRefused
 from serving.engine.protocol import Delta, EngineRequest, Health, SwapResult
+from serving.engine.strangers import Strangers, listen
 
 REQUIRED_ARGUMENTS: dict[str, Any] = {
     "logprobs_mode": "processed_logprobs",  # of the sampled distribution, temperature included
@@ -134,8 +135,11 @@ def build_llm(arguments: Mapping[str, Any], model: str) -> AsyncLLM:
     return AsyncLLM.from_vllm_config(config, disable_log_stats=quiet)
 
 
-async def serve(llm: AsyncLLM, version: str, url: str, token: str) -> int:
-    """Serve at a URL until a signal or until the engine fails; return the exit status."""
+async def serve(llm: AsyncLLM, version: str, url: str, token: str, stranger_seconds: float) -> int:
+    """Serve at a URL until a signal or until the engine fails; return the exit status.
+
+    Connections that do not show the token are closed after `stranger_seconds`.
+    """
     address = urlsplit(url)
     loop = asyncio.get_running_loop()
     engine = VLLMEngine(llm, version)
@@ -151,17 +155,20 @@ async def serve(llm: AsyncLLM, version: str, url: str, token: str) -> int:
             await asyncio.sleep(0.2)
         stopping.set()
 
-    watcher = asyncio.create_task(watch())
+    strangers = Strangers(stranger_seconds)
+    background = [asyncio.create_task(run) for run in (watch(), strangers.close_expired())]
+    app = Endpoints(engine, token, own_names(url), strangers).app()
     # Longer than the app keeps idle connections, so that it never writes to one that is closing.
-    app = Endpoints(engine, token, own_names(url)).app()
     runner = web.AppRunner(app, access_log=None, keepalive_timeout=75.0, shutdown_timeout=1.0)
     await runner.setup()
+    server = await listen(runner, strangers, address.hostname or "127.0.0.1", address.port or 80)
     try:
-        await web.TCPSite(runner, address.hostname or "127.0.0.1", address.port or 80).start()
         print(f"engine: version {version} at {url}", flush=True)
         await stopping.wait()
     finally:
-        watcher.cancel()
+        server.close()
+        for task in background:
+            task.cancel()
         if fatal_error := engine.fatal_error:
             print(f"engine: {fatal_error}", flush=True)
         await runner.cleanup()

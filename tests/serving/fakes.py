@@ -27,6 +27,7 @@ from serving.access import Access
 from serving.app import create_completions_app, create_feedback_app
 from serving.engine.endpoints import Endpoints, EngineDead, SwapRefused
 from serving.engine.protocol import Delta, EngineRequest, Health, SwapResult
+from serving.engine.strangers import Strangers
 from serving.engine.version_cache import VersionCache
 from serving.gateway.browsers import accepted_hosts
 from serving.gateway.completions import Gateway
@@ -104,7 +105,7 @@ class FakeEngine:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[str]:
         """Run the engine and yield its address."""
-        self.endpoints = Endpoints(self, ENGINE_TOKEN, {"127.0.0.1"})
+        self.endpoints = Endpoints(self, ENGINE_TOKEN, {"127.0.0.1"}, Strangers(60))
         app = self.endpoints.app()
         app.middlewares.append(self._add_connection)
         async with aiohttp_app(app) as self.url:

@@ -1,0 +1,71 @@
+"""Limits of the connections to an engine that have not shown its token: whoever runs on this machine, or a page in its browser.
+
+The app's connections have no limit: they carry all completions. A stranger's is closed when its time is up, whatever it does, so
+slow headers, silent sockets and endless bodies end. There is room for the latest of them only, so that the app always finds one.
+"""
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import cast
+
+from aiohttp import web
+
+MOST = 256
+"""Connections of strangers at a time; processes may often open 1,024 files."""
+LOOK_SECONDS = 0.5
+"""Seconds between two looks for passed deadlines."""
+
+
+class Strangers:
+    """The connections that have not shown the token, the oldest first."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """`seconds`: how long each may stay (serving.limits.header_seconds)."""
+        self._seconds = seconds
+        self._clock = clock
+        self._due: OrderedDict[asyncio.BaseTransport, float] = OrderedDict()
+
+    def add(self, transport: asyncio.Transport) -> None:
+        """Take a new connection, closing the oldest if there are too many."""
+        if len(self._due) >= MOST:
+            self._close_oldest()
+        self._due[transport] = self._clock() + self._seconds
+
+    def trust(self, transport: asyncio.BaseTransport | None) -> None:
+        """Exempt a connection that has shown the token."""
+        if transport is not None:
+            self._due.pop(transport, None)
+
+    async def close_expired(self) -> None:
+        """Close every connection whose time is up, until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            while self._due and next(iter(self._due.values())) <= self._clock():
+                self._close_oldest()
+
+    def _close_oldest(self) -> None:
+        transport, _ = self._due.popitem(last=False)
+        cast(asyncio.Transport, transport).abort()  # of a connection that has ended: no effect
+
+
+class Arrival(asyncio.Protocol):
+    """Takes a new connection, and leaves it to the server's own protocol."""
+
+    def __init__(self, strangers: Strangers, protocol: asyncio.BaseProtocol) -> None:
+        self._strangers = strangers
+        self._protocol = protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._strangers.add(cast(asyncio.Transport, transport))
+        transport.set_protocol(self._protocol)
+        self._protocol.connection_made(transport)
+
+
+async def listen(runner: web.AppRunner, strangers: Strangers, host: str, port: int) -> asyncio.Server:
+    """Listen for a runner's app; each connection is a stranger's until it has shown the token. Raises OSError."""
+    server = runner.server
+    if server is None:
+        raise RuntimeError("the runner is not set up")
+    return await asyncio.get_running_loop().create_server(lambda: Arrival(strangers, server()), host, port)
