@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import re
 import subprocess
 import sys
@@ -100,3 +101,27 @@ def test_an_advisory_is_named_with_the_release_that_fixes_it(
     monkeypatch.setattr(audit, "ask", lambda service, file: audit.parse(json.dumps(answer)))
     assert audit.main(Path("list.txt")) == 1
     assert capsys.readouterr().out == "a 1.0: GHSA-1, fixed in 2.0\nlist.txt: 2 packages checked with osv\n"
+
+
+def test_where_no_database_can_be_reached_the_audit_says_so(tmp_path: Path) -> None:
+    """With the real program, which finds neither its package nor a database behind a proxy that nobody serves."""
+    given = tmp_path / "list.txt"
+    given.write_text("attrs==25.1.0\n")
+    nowhere = "http://127.0.0.1:9"
+    variables = {name: nowhere for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy")}
+    variables |= {"UV_DEFAULT_INDEX": nowhere, "UV_HTTP_RETRIES": "0", "UV_CACHE_DIR": str(tmp_path / "cache"), "NO_PROXY": ""}
+    variables |= {"UV_TOOL_DIR": str(tmp_path / "tools"), "UV_OFFLINE": "0"}
+    command = [sys.executable, str(FOLDER / "audit.py"), str(given)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | variables, timeout=60)
+    assert ended.returncode == audit.UNREACHED and "NOT CHECKED" in ended.stdout, ended.stderr
+
+
+@pytest.mark.parametrize(("code", "expected"), [(0, 0), (1, 2), (2, 2), (3, 0)])
+def test_make_audit_stops_for_advisories_and_faults_alone(tmp_path: Path, code: int, expected: int) -> None:
+    python, stamp = tmp_path / "python", tmp_path / "stamp"
+    python.write_text(f'#!/bin/sh\ncase "$1" in *audit.py) exit {code};; esac\n')
+    python.chmod(0o700)
+    stamp.touch()
+    command = ["make", "-C", str(ROOT), "-o", str(stamp), "audit", f"PY={python}", f"STAMP={stamp}"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == expected, ended.stdout + ended.stderr
