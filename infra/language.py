@@ -6,8 +6,19 @@ from pathlib import PurePosixPath
 VALID_NAME = re.compile(r"[a-z0-9_+#-]{1,16}")
 """A file extension or a language name; no other part of a path may be stored."""
 
+DOT_FILES = frozenset(
+    ("env", "envrc", "netrc", "npmrc", "pypirc", "pgpass", "gitconfig", "htpasswd", "bashrc", "zshrc", "profile", "bash_profile")
+)
+"""Files whose name is their kind, without the dot before it."""
+
 
 def language(path: str = "", name: str = "") -> str:
-    """Return the file's extension ("py"), else the client's name of the language ("python"), else the empty text."""
-    names = (PurePosixPath(path).suffix.removeprefix("."), name)
+    """Return the file's extension ("py"), else the client's name of the language ("python"), else the empty text.
+
+    Of a file such as .env or .env.local, return the name's first word.
+    """
+    file = PurePosixPath(path)
+    dot, _, rest = file.name.lower().partition(".")
+    word = rest.partition(".")[0]
+    names = (word if not dot and word in DOT_FILES else "", file.suffix.removeprefix("."), name)
     return next((word for word in map(str.lower, names) if VALID_NAME.fullmatch(word)), "")

@@ -1,6 +1,7 @@
 """How values stand in a file: in quotes as in code, or bare as in files of settings.
 
-The client names the file's ending or language, or not; then the lines around the cursor tell.
+The client names the file's ending or language. If it does not, or if the ending may be of any kind (".local", ".bak"), the lines
+around the cursor tell.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,8 +22,21 @@ WORDS = frozenset(
         *("env", "dotenv", "envrc", "sh", "bash", "zsh", "ksh", "fish", "shell", "shellscript", "ps1", "powershell"),
         *("bat", "cmd", "dockerfile", "docker", "makefile", "mk", "tfvars", "xml", "plist", "html"),
         *("json", "jsonc", "json5", "txt", "text", "md", "markdown", "log", "http", "rest"),
+        *("bashrc", "zshrc", "profile", "bash_profile"),
     )
 )
+CODE = frozenset(
+    (
+        *("py", "pyi", "pyx", "python", "ipynb", "js", "jsx", "mjs", "cjs", "ts", "tsx", "mts", "cts", "vue", "svelte"),
+        *("javascript", "javascriptreact", "typescript", "typescriptreact", "java", "kt", "kts", "kotlin", "scala", "groovy"),
+        *("gradle", "c", "h", "cc", "hh", "cpp", "hpp", "cxx", "hxx", "c++", "cuda", "cu", "cs", "csharp", "c#", "fs", "fsharp"),
+        *("f#", "vb", "go", "rs", "rust", "swift", "m", "mm", "objective-c", "php", "rb", "ruby", "pl", "pm", "perl", "lua"),
+        *("r", "jl", "julia", "dart", "ex", "exs", "elixir", "erl", "erlang", "hs", "haskell", "clj", "cljs", "clojure", "ml"),
+        *("mli", "ocaml", "nim", "zig", "v", "sv", "vhdl", "sql", "css", "scss", "sass", "less", "proto", "graphql", "sol"),
+    )
+)
+KINDS: tuple[tuple[frozenset[str], Values], ...] = ((LINES, "lines"), (WORDS, "words"), (CODE, "quoted"))
+"""How values stand in files of each ending or language."""
 NEAR_CHARACTERS = 2_000
 """Characters on each side of the cursor that are looked at."""
 MOST_LINES = 60
@@ -41,8 +55,9 @@ PYTHON_BLOCK = compile_bytes(r"^\s*(?:else|try|finally|default|except\b.*|case\b
 
 def values(language: str, prefix: bytes, suffix: bytes) -> Values:
     """Return how values stand in a file, by its ending or language, else by the text near the cursor."""
-    if language:
-        return "lines" if language in LINES else "words" if language in WORDS else "quoted"
+    for named, form in KINDS:
+        if language in named:
+            return form
     half = MOST_LINES // 2
     before, after = prefix.split(b"\n"), suffix.split(b"\n")
     near = [*before[-half:-1], before[-1] + after[0], *after[1:half]]

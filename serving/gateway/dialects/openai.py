@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 
 from infra import fim
+from infra.language import language
 from serving.access import Access
 from serving.gateway.dialects.base import (
     CompletionFormat,
@@ -100,7 +101,7 @@ def _request(body: Fields) -> CompletionRequest:
         prefix, suffix, path = context.prefix, context.suffix, fim.path_of(context)
     else:
         prefix, suffix = prompt, read_text(body, "suffix")
-    return CompletionRequest(prefix, suffix, read_count(body, "max_tokens"), read_stop(body), path=path)
+    return CompletionRequest(prefix, suffix, read_count(body, "max_tokens"), read_stop(body), language=language(path), path=path)
 
 
 def _same(value: object, allowed: object) -> bool:

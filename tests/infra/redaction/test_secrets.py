@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from evals.bench.made_up_secrets import BY_NAME, cases, draw, private_key
 from evals.bench.redaction import changed, ordinary_requests
+from infra.redaction.file_kind import values
 from infra.redaction.redactor import REDACTED, Redactor
 from infra.redaction.texts import Texts
 from tests.infra.redaction.pieces import stays
@@ -128,3 +129,10 @@ def test_a_name_is_enough_whatever_its_case() -> None:
         camel = name.title().replace("_", "")
         for written in (name.upper(), camel[0].lower() + camel[1:], name.replace("_", "-")):
             assert not stays(value, REDACTOR.text(f'{{"{written}": "{value}"}}')), (written, value)
+
+
+@pytest.mark.parametrize("ending", ["local", "bak", "example", "tmpl"])
+def test_of_an_ending_of_any_kind_the_text_tells_how_values_stand(ending: str) -> None:
+    settings, code = b"HOST=db\nPORT=80\nTOKEN=abc\n", b"def f(x):\n    return x\n"
+    assert values(ending, settings, b"") == values("", settings, b"") == "words"
+    assert values(ending, code, b"") == "quoted" and values("py", settings, b"") == "quoted"

@@ -101,6 +101,26 @@ async def test_the_kind_of_file_that_the_client_names_counts(recording: Recordin
     assert not redactor.redact(row).redacted and redactor.redact(row.model_copy(update={"language": "yaml"})).redacted
 
 
+@pytest.mark.parametrize(
+    ("preamble", "language", "redacted"),
+    [
+        ("<|repo_name|>shop\n<|file_sep|>a.py\nx = 1\n<|file_sep|>deploy/values.yaml\n", "yaml", True),
+        ("<|file_sep|>/home/ada/shop/.env.local\n", "env", True),
+        ("<|repo_name|>shop\n<|file_sep|>a.yaml\nx: 1\n<|file_sep|>b.py\n", "py", False),
+        ("", "", False),
+    ],
+    ids=["yaml", "env", "python", "unnamed"],
+)
+async def test_the_file_that_continue_names_in_its_prompt_tells_its_kind(
+    house: House, preamble: str, language: str, redacted: bool
+) -> None:
+    code = "def connect():\n    # see the manual\n    return open(host)\n    password: sunshine9\n"
+    prompt = f"{preamble}<|fim_prefix|>{code}<|fim_suffix|>\n<|fim_middle|>"
+    assert (await house.complete(prompt=prompt)).status_code == 200
+    (row,) = house.rows("completions")
+    assert (row.language, row.redacted) == (language, redacted) and ("sunshine9" in row.prefix) != redacted
+
+
 async def test_of_a_megabyte_the_part_that_the_model_saw_is_kept(recording: Recording) -> None:
     lines = "".join(f"value_{number} = {number}\n" for number in range(40_000))
     await recording.recorder.record_completion(row := completion(prefix=lines, suffix=lines))
