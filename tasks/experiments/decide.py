@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from evals.statistics import Difference, NoDifference, Regression, deciders, difference, interval, rate
-from infra.records import CheckResult, Decision, ExperimentRecord, MetricResult, Plan, PlannedMetric, Rate, Verdict
+from infra.records import Arm, CheckResult, Decision, ExperimentRecord, MetricResult, Plan, PlannedMetric, Rate, Verdict
 from infra.settings.schema import Collect, Experiment
 from tasks.experiments.checks import run_checks
 from tasks.experiments.designs import compare, compare_change, units
@@ -216,8 +216,8 @@ def means_of(totals: ArmTotals, metric: PlannedMetric) -> tuple[float, float]:
     return champion, challenger
 
 
-def _mean(totals: ArmTotals, metric: PlannedMetric, arm: str) -> float:
-    sums = totals.during["champion" if arm == "champion" else "challenger"]
+def _mean(totals: ArmTotals, metric: PlannedMetric, arm: Arm) -> float:
+    sums = totals.during[arm]
     if metric.per == "user":
         return float(sums["requests"].sum() / max(np.count_nonzero(sums["requests"]), 1))
     return float(sums[metric.name].sum() / max(sums[metric.per].sum(), 1e-9))
