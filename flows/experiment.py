@@ -1,4 +1,4 @@
-"""The experiment watch: a verdict on the running A/B test, and the move that follows from it."""
+"""The experiment watch: it records what was moved by hand, reaches a verdict on the running A/B test, and moves the versions."""
 
 from prefect import flow
 from prefect.states import Completed, State
@@ -12,6 +12,7 @@ from tasks.steps import experiment as steps
 def experiment() -> State:
     """Promote, reject, end a broken test, or wait."""
     settings = settings_.load()
+    steps.follow(settings)
     running = steps.running_experiment(settings)
     if running is None:
         return Completed(name="NoExperiment", message="no experiment runs")

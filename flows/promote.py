@@ -5,12 +5,30 @@ from prefect.states import Completed, State
 
 from infra import settings as settings_
 from tasks.steps import promote as steps
+from tasks.steps.approval import consent
 
 
 @flow(name="promote", persist_result=False)
-def promote(version: int | str = "", by: str = "operator", reason: str = "") -> State:
-    """Make a version the champion; the running experiment ends. Without a version, the challenger."""
-    decision = steps.promote(settings_.load(), str(version), by, reason)  # `--param version=3` is a number, as Prefect reads it
+def promote(
+    version: int | str = "", by: str = "operator", reason: str = "", dry_run: bool = False, approve: bool = False
+) -> State:
+    """Make a version the champion; the running experiment ends.
+
+    Args:
+        version: the version; empty: the challenger.
+        by: who asks.
+        reason: why. A version that failed its test or was rolled back needs one.
+        dry_run: say what would be done, and change and record nothing.
+        approve: wait until a person has approved it in Prefect.
+    """
+    settings = settings_.load()
+    planned = steps.plan(settings, str(version), reason)  # `--param version=3` is a number, as Prefect reads it
+    if dry_run:
+        return Completed(name="DryRun", message=planned.summary())
+    agreed = consent(planned, by, ask=approve)
+    if not agreed.given:
+        return Completed(name="Declined", message=f"{agreed.by}: {planned.summary()}")
+    decision = steps.promote(settings, agreed.version, agreed.by, reason)
     return Completed(name="Promoted", message=f"version {decision.experiment.challenger}, was {decision.experiment.champion}")
 
 

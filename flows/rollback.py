@@ -1,16 +1,34 @@
-"""Roll back by hand: to the previous champion, or to the version given."""
+"""Roll back by hand: to the newest retired champion, or to the version given."""
 
 from prefect import flow
 from prefect.states import Completed, State
 
 from infra import settings as settings_
 from tasks.steps import rollback as steps
+from tasks.steps.approval import consent
 
 
 @flow(name="rollback", persist_result=False)
-def rollback(version: int | str = "", by: str = "operator", reason: str = "") -> State:
-    """Make an earlier version the champion again; the running experiment ends. Without a version, the previous champion."""
-    decision = steps.rollback(settings_.load(), str(version), by, reason)  # `--param version=3` is a number, as Prefect reads it
+def rollback(
+    version: int | str = "", by: str = "operator", reason: str = "", dry_run: bool = False, approve: bool = False
+) -> State:
+    """Make an earlier champion the champion again; the running experiment ends.
+
+    Args:
+        version: the version; empty: the champion that was retired last.
+        by: who asks.
+        reason: why.
+        dry_run: say what would be done, and change and record nothing.
+        approve: wait until a person has approved it in Prefect.
+    """
+    settings = settings_.load()
+    planned = steps.plan(settings, str(version), reason)  # `--param version=3` is a number, as Prefect reads it
+    if dry_run:
+        return Completed(name="DryRun", message=planned.summary())
+    agreed = consent(planned, by, ask=approve)
+    if not agreed.given:
+        return Completed(name="Declined", message=f"{agreed.by}: {planned.summary()}")
+    decision = steps.rollback(settings, agreed.version, agreed.by, reason)
     return Completed(name="RolledBack", message=f"version {decision.experiment.challenger}, was {decision.experiment.champion}")
 
 

@@ -19,6 +19,8 @@ EXPERIMENT_TAG = "tabloop.experiment"
 PREVIOUS_TAG = "tabloop.previous_champion"
 LOOK_TAG = "tabloop.look"
 VERDICT_TAG = "verdict"
+STATE_TAG = "state"
+"""Tag of a model version: its state after its latest move (tasks/experiments/states.py); an alias wins over it."""
 REMOVED_TAG = "checkpoint_removed"
 """Tag of a model version: when its checkpoint was removed (ISO 8601, UTC); the version cannot be served or trained."""
 PAGE = 200
@@ -49,6 +51,10 @@ class Aliases:
 
 class RegistryError(RuntimeError):
     """The registry returned an error or did not respond."""
+
+
+class NotRegistered(RegistryError):
+    """The registry has no such version."""
 
 
 class Registry:
@@ -92,7 +98,7 @@ class Registry:
         return Decision.model_validate_json(tags[LOOK_TAG]) if tags.get(LOOK_TAG) else None
 
     def version(self, version: str) -> ModelVersion:
-        """Return a version. Raises RegistryError if it does not exist."""
+        """Return a version. Raises NotRegistered if it does not exist."""
         return _version(self._call("GET", "model-versions/get", params={"name": self.model, "version": version})["model_version"])
 
     def versions(self) -> list[ModelVersion]:
@@ -164,7 +170,8 @@ class Registry:
                 f"registry: {method} {path}: HTTP {response.status_code}: registry.username and registry.password, or "
                 "registry.token, are not those of the server; `make up` generates those of the local one"
             )
-        raise RegistryError(f"registry: {method} {path}: HTTP {response.status_code}: {response.text[:300]}")
+        failure = NotRegistered if response.status_code == 404 else RegistryError
+        raise failure(f"registry: {method} {path}: HTTP {response.status_code}: {response.text[:300]}")
 
 
 def _version(entry: dict[str, Any]) -> ModelVersion:

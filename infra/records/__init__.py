@@ -21,6 +21,7 @@ from infra.records.experiments import (
     VerdictName,
 )
 from infra.records.measures import QUICK_MS, RATIOS, MeasuredGroup, Measures
+from infra.records.moves import Change, Move, MoveKind, State
 
 __all__ = [
     "QUICK_MS",
@@ -29,6 +30,7 @@ __all__ = [
     "Arm",
     "ArmEvidence",
     "Bucket",
+    "Change",
     "CheckResult",
     "Completion",
     "CycleOutcome",
@@ -42,6 +44,8 @@ __all__ = [
     "MeasuredGroup",
     "Measures",
     "MetricResult",
+    "Move",
+    "MoveKind",
     "NotTaken",
     "ObjectReference",
     "OfflineExample",
@@ -54,6 +58,7 @@ __all__ = [
     "Record",
     "RewardTotals",
     "Sample",
+    "State",
     "Verdict",
     "VerdictName",
 ]

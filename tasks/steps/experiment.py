@@ -5,15 +5,27 @@ import time
 from prefect.logging import get_run_logger
 
 from infra.cycles import decision_of
-from infra.records import Decision, ExperimentRecord, Verdict
+from infra.records import Decision, ExperimentRecord, Move, Verdict
 from infra.registry import RegistryError
 from infra.settings import Settings
 from tasks.experiments import decide as deciding
-from tasks.experiments import release
+from tasks.experiments import manual, moves, release
 from tasks.experiments.plan import plan_of
 from tasks.experiments.totals import gather
 from tasks.steps import clients
 from tasks.steps.step import IO_RETRIES, step
+
+
+@step("follow", retries=IO_RETRIES)
+def follow(settings: Settings) -> list[Move]:
+    """Record what was moved in MLflow or by a run that was killed, and complete a manual move that was killed."""
+    store, registry, now = clients.store_of(settings), clients.registry_of(settings), time.time()
+    found = moves.record(store, registry, now)
+    for move in found:
+        get_run_logger().warning("move %d was not recorded yet: %s, by %s: %s", move.number, move.kind, move.by, move.reason)
+    if completed := manual.complete(store, registry, now):
+        get_run_logger().warning("completed a manual move whose run was killed: %s", completed.experiment.id)
+    return found
 
 
 @step("running experiment", retries=IO_RETRIES)
@@ -28,7 +40,7 @@ def verdict(settings: Settings, experiment: ExperimentRecord) -> Decision | Verd
     store, registry, now = clients.store_of(settings), clients.registry_of(settings), time.time()
     if decision := decision_of(store, experiment.id):
         return decision
-    if void := release.void(experiment, registry.aliases().champion):
+    if void := release.void(experiment, registry.aliases()):
         return Decision(experiment=experiment, verdict=void, decided=now, by=release.GATE)
     plan = plan_of(experiment, settings.experiment, settings.collect)
     totals = gather(store, experiment, plan, now)

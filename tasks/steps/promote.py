@@ -1,15 +1,22 @@
-"""The step of the flow `promote`."""
+"""The steps of the flow `promote`."""
 
 import time
 
 from infra.records import Decision
 from infra.settings import Settings
-from tasks.experiments import release
+from tasks.experiments import manual
+from tasks.experiments.manual import Plan
 from tasks.steps import clients
 from tasks.steps.step import step
+
+
+@step("plan")
+def plan(settings: Settings, version: str, reason: str) -> Plan:
+    """Find the version to promote, and check that it may be."""
+    return manual.plan(clients.store_of(settings), clients.registry_of(settings), "promote", version, reason, time.time())
 
 
 @step("promote")
 def promote(settings: Settings, version: str, by: str, reason: str) -> Decision:
     """Make a version the champion by hand."""
-    return release.promote(clients.store_of(settings), clients.registry_of(settings), version, by, reason, time.time())
+    return manual.promote(clients.store_of(settings), clients.registry_of(settings), version, by, reason, time.time())

@@ -1,24 +1,24 @@
-"""The flow that decides experiments, and the flows that a person runs: promote and rollback."""
+"""The flow that watches experiments and aliases."""
 
 import random
+from contextlib import suppress
 
 import pytest
 
 from flows.experiment import experiment
-from flows.promote import promote
-from flows.rollback import rollback
+from infra import moves as log
 from infra import settings
 from infra.cycles import decision_of
-from tasks.experiments import release
+from tasks.experiments import manual, moves, release
 from tests.flows.conftest import World
-from tests.tasks.made import NOW, completion, feedback
+from tests.tasks.made import NOW, Killed, completion, feedback
 
 pytestmark = pytest.mark.stack
 
 
 def start_experiment(world: World, champion: float, challenger: float) -> None:
     """Start an experiment and ship 30 requests of each of 40 users, accepted at these rates."""
-    world.registry.versions["2"] = {"parent": "1"}
+    world.registry.versions["2"] = {"parent": "1", "cycle": "cycle-000001"}
     record = release.open_experiment(
         world.store, world.registry.client, release.propose(settings.load(), "cycle-000001", "2", "1", NOW - 1)
     )
@@ -63,8 +63,24 @@ def test_an_equal_challenger_stays_undecided(world: World) -> None:
     assert world.registry.aliases == {"champion": "1", "challenger": "2"}
 
 
-def test_a_person_promotes_and_rolls_back_a_version(world: World) -> None:
-    start_experiment(world, 0.3, 0.3)
-    assert promote("2", "ada", "because", return_state=True).name == "Promoted"
-    assert rollback(by="ada", return_state=True).name == "RolledBack"
-    assert world.registry.aliases == {"champion": "1"}
+def test_a_champion_moved_in_mlflow_is_recorded_and_ends_the_test(world: World) -> None:
+    start_experiment(world, 0.1, 0.5)
+    world.registry.versions["3"] = {"cycle": ""}
+    world.registry.aliases["champion"] = "3"
+    state = experiment(return_state=True)
+    assert state.name == "Rejected" and "the champion is 3 now" in str(state.message)
+    assert world.registry.aliases == {"champion": "3"}
+    assert [move.kind for move in log.backwards(world.store)] == ["reject", "by_hand", "open", "begin"]
+
+
+def test_a_manual_move_whose_run_was_killed_is_completed(world: World) -> None:
+    world.registry.versions["2"] = {"cycle": ""}
+    moves.record(world.store, world.registry.client, NOW)
+    world.registry.writes_left = 0
+    with suppress(Killed):
+        manual.promote(world.store, world.registry.client, "2", "ada", "", NOW)
+    world.registry.writes_left = 99
+    assert experiment(return_state=True).name == "NoExperiment"
+    assert world.registry.aliases == {"champion": "2"}
+    last = log.newest(world.store)
+    assert last and (last.kind, last.by) == ("promote", "ada")

@@ -1,15 +1,15 @@
-"""Promotion and rollback: the decision is recorded first and once, and a rerun after a kill at any write ends the same."""
+"""Experiments opened and ended: the decision is recorded first and once, and a rerun after a kill at any write ends the same."""
 
 from contextlib import suppress
 
 import pytest
 
-from infra.cycles import decision_of, experiment_id
+from infra.cycles import experiment_id
 from infra.lineage import Lineage, lineage
 from infra.records import ExperimentRecord, Verdict
-from infra.registry import REMOVED_TAG
+from infra.registry import REMOVED_TAG, Aliases
 from infra.settings import Settings
-from tasks.experiments import release
+from tasks.experiments import manual, release
 from tasks.labels.parent import choose_parent
 from tests.tasks.made import NOW, Killed, MemoryRegistry, MemoryStore, decision
 
@@ -18,7 +18,7 @@ NO = Verdict(verdict="reject", reason="worse")
 
 
 def world() -> tuple[MemoryStore, MemoryRegistry, ExperimentRecord]:
-    store, registry = MemoryStore(), MemoryRegistry(v1={}, v2={"parent": "1"}, v3={"parent": "2"})
+    store, registry = MemoryStore(), MemoryRegistry(v1={}, v2={"parent": "1", "cycle": "cycle-000001"}, v3={"parent": "2"})
     registry.aliases["champion"] = "1"
     experiment = release.open_experiment(store, registry.client, release.propose(Settings(), "cycle-000001", "2", "1", NOW))
     assert experiment
@@ -42,7 +42,7 @@ def test_a_decided_experiment_is_not_opened_again() -> None:
 
 
 @pytest.mark.parametrize("verdict", [YES, NO], ids=["promote", "reject"])
-@pytest.mark.parametrize("writes", range(5))
+@pytest.mark.parametrize("writes", range(9))
 def test_a_conclusion_killed_at_any_write_completes_when_run_again(verdict: Verdict, writes: int) -> None:
     store, registry, experiment = world()
     registry.writes_left = writes
@@ -62,34 +62,13 @@ def test_a_conclusion_killed_at_any_write_completes_when_run_again(verdict: Verd
 def test_an_experiment_whose_champion_was_replaced_is_void_and_moves_no_alias() -> None:
     store, registry, experiment = world()
     registry.aliases["champion"] = "3"
-    assert release.void(experiment, "1") is None
-    verdict = release.void(experiment, "3")
-    assert verdict
-    assert verdict.verdict == "reject"
+    assert release.void(experiment, Aliases("1", "2", experiment, None)) is None
+    for champion, challenger, words in (("3", "2", "the champion is 3 now"), ("1", None, "the challenger is nobody now")):
+        verdict = release.void(experiment, Aliases(champion, challenger, experiment, None))
+        assert verdict
+        assert verdict.verdict == "reject" and words in verdict.reason
     release.conclude(store, registry.client, decision(experiment, YES, NOW))
     assert registry.aliases == {"champion": "3"}
-
-
-def test_a_version_is_promoted_and_rolled_back_by_hand() -> None:
-    store, registry, experiment = world()
-    decision = release.promote(store, registry.client, "", "ada", "", NOW + 1)
-    assert (decision.experiment, decision.by) == (experiment, "ada")
-    assert registry.client.aliases().champion == "2"
-
-    release.rollback(store, registry.client, "", "ada", "", NOW + 2)
-    aliases = registry.client.aliases()
-    assert (aliases.champion, aliases.previous_champion) == ("1", "2")
-    assert len(list(store.keys("decisions/"))) == 2
-
-
-def test_promoting_another_version_by_hand_ends_the_experiment() -> None:
-    store, registry, experiment = world()
-    release.promote(store, registry.client, "3", "ada", "", NOW + 1)
-    assert registry.aliases == {"champion": "3"}
-    recorded = decision_of(store, experiment.id)
-    assert recorded
-    assert recorded.verdict.verdict == "reject"
-    assert registry.client.aliases().experiment is None
 
 
 PROMISING = Verdict(verdict="reject", reason="no win", promising=True)
@@ -132,32 +111,10 @@ def test_a_version_without_a_checkpoint_is_not_a_parent() -> None:
     assert choose_parent(store, lineage(registry.client.versions()), "1", None) == "1"
 
 
-@pytest.mark.parametrize("move", [release.promote, release.rollback])
-def test_a_version_without_a_checkpoint_is_refused_before_anything_is_written(move) -> None:
-    store, registry, experiment = world()
-    registry.versions["3"][REMOVED_TAG] = "2027-03-01T03:17:00+00:00"
-    objects = dict(store.objects)
-    with pytest.raises(release.CheckpointRemoved, match=r"version 3: .* 2027-03-01T03:17:00.*nothing was changed.*: 1, 2$"):
-        move(store, registry.client, "3", "ada", "", NOW + 1)
-    aliases = registry.client.aliases()
-    assert (aliases.champion, aliases.challenger, aliases.experiment) == ("1", "2", experiment)
-    assert store.objects == objects
-
-
-def test_promotion_and_rollback_without_a_target_are_refused() -> None:
-    store, registry = MemoryStore(), MemoryRegistry(v1={})
-    registry.aliases["champion"] = "1"
-    with pytest.raises(release.NothingToDo, match="version=N"):
-        release.promote(store, registry.client, "", "ada", "", NOW)
-    with pytest.raises(release.NothingToDo, match="no previous champion"):
-        release.rollback(store, registry.client, "", "ada", "", NOW)
-    assert not store.objects
-
-
 def test_a_repeated_conclusion_does_not_undo_a_rollback() -> None:
     store, registry, experiment = world()
     release.conclude(store, registry.client, decision(experiment, YES, NOW + 1))
-    release.rollback(store, registry.client, "", "ada", "", NOW + 2)
+    manual.rollback(store, registry.client, "", "ada", "", NOW + 2)
     release.conclude(store, registry.client, decision(experiment, YES, NOW + 3))
     assert registry.aliases == {"champion": "1"}
 
@@ -166,4 +123,4 @@ def test_a_decision_names_the_data_set_of_its_challenger() -> None:
     store, registry, experiment = world()
     registry.versions["2"]["manifest_sha256"] = "abc"
     assert release.conclude(store, registry.client, decision(experiment, YES, NOW + 1)).dataset == "abc"
-    assert release.promote(store, registry.client, "1", "ada", "", NOW + 2).dataset == "", "the base has no data set"
+    assert manual.promote(store, registry.client, "1", "ada", "", NOW + 2).dataset == "", "the base has no data set"

@@ -14,7 +14,7 @@ from infra.registry import EXPERIMENT_TAG, PREVIOUS_TAG, REMOVED_TAG, VERDICT_TA
 from infra.settings import Settings
 from infra.settings.schema import Retention, Serving, Terms, UserTerms
 from infra.store import CHECKSUMS, Incomplete
-from tasks.experiments import release
+from tasks.experiments import manual
 from tasks.labels.collect import NoChampion
 from tasks.labels.parent import choose_parent
 from tasks.steps.sealing import finish
@@ -106,8 +106,8 @@ def test_an_old_rejected_candidate_loses_its_weights_and_keeps_its_version(world
     assert not [key for key in world.store.objects if name(2) in key and not key.startswith("cycles/")]
     assert world.registry.versions["2"] == {**tags, REMOVED_TAG: "2027-01-15T08:00:00+00:00"}
     assert world.tagged() == {"2"}
-    with pytest.raises(release.CheckpointRemoved):
-        release.rollback(world.store, world.registry.client, "2", "ada", "", NOW)
+    with pytest.raises(manual.CheckpointRemoved):
+        manual.rollback(world.store, world.registry.client, "2", "ada", "", NOW)
     with pytest.raises(Incomplete, match="retention"):
         world.store.directory_sha256("checkpoints/cycle-000002")
 
@@ -215,7 +215,7 @@ def test_without_a_champion_nothing_is_removed(world: World) -> None:
 def test_a_version_that_gets_an_alias_before_its_removal_stays(world: World) -> None:
     world.cycle(2, days=300)
     expired = checkpoint_gc.find(world.store, world.registry.client, Settings(retention=LIMITS), NOW)
-    release.promote(world.store, world.registry.client, "2", "ada", "", NOW)
+    manual.promote(world.store, world.registry.client, "2", "ada", "", NOW)
     assert checkpoint_gc.remove(world.store, world.registry.client, expired, NOW) == ()
     assert (world.left(), world.tagged()) == (names(2), set())
 

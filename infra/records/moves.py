@@ -1,0 +1,47 @@
+"""Moves: how versions of the policy pass from state to state."""
+
+from typing import Literal
+
+from infra.records.base import Record
+
+State = Literal["candidate", "challenger", "champion", "failed", "retired", "rolled_back"]
+"""candidate: registered, not tested. challenger: in a running A/B test. champion: served to everyone outside the test. failed:
+its test rejected it. retired: was champion, and another version was promoted. rolled_back: was champion, and an earlier version
+was put back in its place."""
+MoveKind = Literal["begin", "open", "promote", "reject", "stop", "roll_back", "by_hand"]
+"""begin: the log begins with the champion that was found. open: a test opens. promote, roll_back: another version is champion.
+reject: a test rejects its challenger. stop: a test ends without a verdict on it. by_hand: an alias was moved in MLflow."""
+
+
+class Change(Record):
+    """The change of one version's state."""
+
+    version: str
+    """The version."""
+    before: State
+    """Its state before the move."""
+    after: State
+    """Its state after the move."""
+
+
+class Move(Record):
+    """One move: an entry of the log, written once."""
+
+    number: int
+    """Place in the log, from 1, without gaps."""
+    kind: MoveKind
+    """What happened."""
+    changes: tuple[Change, ...]
+    """The versions that changed their state."""
+    by: str
+    """"gate", the cycle that opened the test, the person who asked, or "MLflow" for an alias that was moved there."""
+    reason: str
+    """Why, as a sentence."""
+    time: float
+    """When it was decided; of a move by hand, when it was noticed."""
+    experiment: str = ""
+    """Id of the experiment, or of the manual move, whose record is in experiments/ or decisions/; empty: the move has none."""
+    champion: str = ""
+    """The champion after the move; empty: none."""
+    challenger: str = ""
+    """The challenger after the move; empty: none."""

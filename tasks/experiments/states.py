@@ -1,0 +1,81 @@
+"""The states of a version and the moves between them.
+
+An alias is the truth about the champion and the challenger; the tag `state` of a version is the truth about the others. The log
+of moves (infra/moves.py) says how a version came there.
+"""
+
+from collections.abc import Mapping
+from typing import Literal, get_args
+
+from infra.records import MoveKind, State
+from infra.registry import STATE_TAG, Aliases, ModelVersion
+
+ManualKind = Literal["promote", "roll_back"]
+"""The moves that a person asks for."""
+
+LEGAL: Mapping[MoveKind, Mapping[State, State]] = {
+    "open": {"candidate": "challenger"},
+    "reject": {"challenger": "failed"},
+    "stop": {"challenger": "candidate"},
+    "promote": {
+        "candidate": "champion",
+        "challenger": "champion",
+        "retired": "champion",
+        "failed": "champion",
+        "rolled_back": "champion",
+    },
+    "roll_back": {"retired": "champion"},
+}
+"""The state after each move, by the state before it. A move by hand in MLflow is recorded whatever it does."""
+LEAVES: Mapping[ManualKind, State] = {"promote": "retired", "roll_back": "rolled_back"}
+"""The state of the champion that a move replaces."""
+NEEDS_REASON: frozenset[State] = frozenset({"failed", "rolled_back"})
+"""States from which a version is promoted only with a reason, since the loop had one against it."""
+NEXT: Mapping[ManualKind, Mapping[State, str]] = {
+    "promote": {
+        "champion": "it is served already; `make rollback` puts the champion before it back",
+        "failed": "its test rejected it; to promote it all the same, say why: `make promote VERSION={version} REASON='...'`",
+        "rolled_back": "it was taken back; to promote it all the same, say why: `make promote VERSION={version} REASON='...'`",
+    },
+    "roll_back": {
+        "champion": "it is served already; `make rollback` without a version puts the champion before it back",
+        "candidate": "it was never champion: `make promote VERSION={version}`",
+        "challenger": "it was never champion: `make promote VERSION={version}`",
+        "failed": "its test rejected it; to serve it all the same, say why: `make promote VERSION={version} REASON='...'`",
+        "rolled_back": "it was taken back; to serve it all the same, say why: `make promote VERSION={version} REASON='...'`",
+    },
+}
+"""What to do where a person's move is refused, by the state of the version."""
+
+
+class IllegalMove(ValueError):
+    """A version cannot make this move from its state."""
+
+
+def state_of(version: ModelVersion, aliases: Aliases) -> State:
+    """Return the state of a version."""
+    if version.version == aliases.champion:
+        return "champion"
+    if version.version == aliases.challenger:
+        return "challenger"
+    return recorded(version)
+
+
+def recorded(version: ModelVersion) -> State:
+    """Return the state of a version by its tag: its latest move's; a version that was never moved is a candidate."""
+    tag = version.tags.get(STATE_TAG)
+    return next((state for state in get_args(State) if state == tag), "candidate")
+
+
+def check(kind: ManualKind, version: str, state: State, reason: str) -> None:
+    """Check that a person may move a version from its state.
+
+    Raises:
+        IllegalMove: the table does not allow it, or it needs a reason and has none.
+    """
+    allowed = state in LEGAL[kind]
+    if allowed and (reason or state not in NEEDS_REASON):
+        return
+    expected = "a reason" if allowed else f"a version in state {' or '.join(LEGAL[kind])}"
+    move, then = kind.replace("_", " "), NEXT[kind][state].format(version=version)
+    raise IllegalMove(f"{move}: version {version} is {state.replace('_', ' ')}, expected {expected}; nothing was changed. {then}")

@@ -1,0 +1,47 @@
+"""Ask a person in Prefect before a move: the run is suspended until its form is filled in."""
+
+from dataclasses import dataclass
+
+from prefect import suspend_flow_run
+from prefect.input import RunInput
+from pydantic import Field
+
+from tasks.experiments.manual import Plan
+
+
+class Approval(RunInput):
+    """The form that a person fills in."""
+
+    approved: bool
+    """Whether the move may go on."""
+    version: str
+    """The version that is approved."""
+    by: str = Field(min_length=1)
+    """Name of the person."""
+
+
+@dataclass(frozen=True)
+class Consent:
+    """Whether a move may go on."""
+
+    given: bool
+    version: str
+    """The version to move, fixed while the run waited."""
+    by: str
+    """Who asked, and who approved."""
+
+
+def consent(planned: Plan, by: str, *, ask: bool) -> Consent:
+    """Return the consent to a move; with `ask`, suspend the run until a person has answered.
+
+    The run's process ends meanwhile. After the answer the flow starts again, and this call returns at once.
+
+    Raises:
+        RuntimeError: the flow does not run from a deployment, so nobody could start it again.
+    """
+    if not ask:
+        return Consent(True, planned.version, by)
+    question = f"{planned.kind.replace('_', ' ').capitalize()}: {planned.summary()}. The run's parameters say who asks, and why."
+    form = Approval.with_initial_data(description=question, approved=True, version=planned.version)
+    answer = suspend_flow_run(wait_for_input=form)
+    return Consent(answer.approved, answer.version, f"{by}, {'approved' if answer.approved else 'declined'} by {answer.by}")

@@ -1,0 +1,209 @@
+"""Promotion and rollback by hand: what is refused, what ends a test, and what a run that was killed leaves to the next one."""
+
+from contextlib import suppress
+
+import pytest
+
+from infra import moves as log
+from infra.cycles import decision_of
+from infra.records import ExperimentRecord, Verdict
+from infra.registry import PREVIOUS_TAG, REMOVED_TAG, NotRegistered
+from infra.settings import Settings
+from tasks.experiments import manual, moves, release
+from tasks.experiments.states import IllegalMove
+from tests.tasks.made import NOW, Killed, MemoryRegistry, MemoryStore, decision
+
+REJECTED = Verdict(verdict="reject", reason="accepted less")
+
+
+def cycle(version: str) -> str:
+    return f"cycle-{int(version) - 1:06d}"
+
+
+def world(versions: int = 4) -> tuple[MemoryStore, MemoryRegistry]:
+    """Return a store and a registry whose champion is version 1; a cycle made each other version."""
+    made = {f"v{number}": {"parent": "1", "cycle": cycle(str(number))} for number in range(2, versions + 1)}
+    store, registry = MemoryStore(), MemoryRegistry(v1={"cycle": ""}, **made)
+    registry.aliases["champion"] = "1"
+    return store, registry
+
+
+def start_test(store: MemoryStore, registry: MemoryRegistry, version: str, now: float = NOW) -> ExperimentRecord:
+    champion = registry.aliases["champion"]
+    record = release.open_experiment(store, registry.client, release.propose(Settings(), cycle(version), version, champion, now))
+    assert record
+    return record
+
+
+def states(registry: MemoryRegistry) -> dict[str, str]:
+    return {version: tags["state"] for version, tags in registry.versions.items() if "state" in tags}
+
+
+def test_the_challenger_is_promoted_and_rolled_back_by_hand() -> None:
+    store, registry = world()
+    experiment = start_test(store, registry, "2")
+    decided = manual.promote(store, registry.client, "", "ada", "", NOW + 1)
+    assert (decided.experiment, decided.by) == (experiment, "ada")
+    manual.rollback(store, registry.client, "", "ada", "it is slow", NOW + 2)
+    assert registry.aliases == {"champion": "1"} and registry.client.aliases().experiment is None
+    assert registry.client.aliases().previous_champion == "2"
+    assert states(registry) == {"1": "champion", "2": "rolled_back"}
+    assert len(list(store.keys("decisions/"))) == 2
+
+
+def test_promoting_another_version_ends_the_test() -> None:
+    store, registry = world()
+    experiment = start_test(store, registry, "2")
+    manual.promote(store, registry.client, "3", "ada", "", NOW + 1)
+    assert registry.aliases == {"champion": "3"} and registry.client.aliases().experiment is None
+    ended = decision_of(store, experiment.id)
+    assert ended and (ended.verdict.verdict, ended.by) == ("reject", "ada")
+    assert states(registry) == {"1": "retired", "2": "failed", "3": "champion"}
+
+
+def test_each_rollback_goes_one_champion_further_back_and_never_to_one_that_was_rolled_back() -> None:
+    store, registry = world()
+    for step, version in enumerate(("2", "3", "4")):
+        manual.promote(store, registry.client, version, "ada", "", NOW + step)
+    for step, champion in enumerate(("3", "2", "1")):
+        manual.rollback(store, registry.client, "", "ada", "", NOW + 10 + step)
+        assert registry.aliases["champion"] == champion
+    with pytest.raises(manual.NothingToDo, match="version=N"):
+        manual.rollback(store, registry.client, "", "ada", "", NOW + 20)
+    assert states(registry) == {"1": "champion", "2": "rolled_back", "3": "rolled_back", "4": "rolled_back"}
+
+
+def test_a_rollback_skips_a_champion_without_a_checkpoint_or_deleted_in_mlflow() -> None:
+    store, registry = world()
+    for step, version in enumerate(("2", "3", "4")):
+        manual.promote(store, registry.client, version, "ada", "", NOW + step)
+    registry.versions["3"][REMOVED_TAG] = "2027-03-01T03:17:00+00:00"
+    del registry.versions["2"]
+    manual.rollback(store, registry.client, "", "ada", "", NOW + 10)
+    assert registry.aliases["champion"] == "1"
+
+
+def test_the_previous_champion_of_a_registry_older_than_the_log_is_rolled_back_to() -> None:
+    store, registry = world()
+    registry.aliases["champion"], registry.tags[PREVIOUS_TAG] = "2", "1"
+    manual.rollback(store, registry.client, "", "ada", "", NOW)
+    assert registry.aliases["champion"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("move", "version", "expected"),
+    [
+        (manual.promote, "3", r"version 3 is champion, expected .*nothing was changed.*`make rollback`"),
+        (manual.promote, "2", r"version 2 is failed, expected a reason.*`make promote VERSION=2 REASON='\.\.\.'`"),
+        (manual.promote, "4", r"version 4 is rolled back, expected a reason.*`make promote VERSION=4 REASON='\.\.\.'`"),
+        (manual.rollback, "3", r"version 3 is champion, expected a version in state retired.*`make rollback`"),
+        (manual.rollback, "2", r"roll back: version 2 is failed, expected.*`make promote VERSION=2 REASON"),
+        (manual.rollback, "4", r"version 4 is rolled back, expected.*`make promote VERSION=4 REASON"),
+        (manual.rollback, "5", r"version 5 is candidate, expected.*`make promote VERSION=5`"),
+        (manual.rollback, "6", r"version 6 is challenger, expected.*`make promote VERSION=6`"),
+    ],
+)
+def test_an_illegal_move_is_refused_with_the_next_command_before_anything_is_written(move, version, expected) -> None:
+    store, registry = world(6)
+    release.conclude(store, registry.client, decision(start_test(store, registry, "2"), REJECTED, NOW + 1))
+    manual.promote(store, registry.client, "3", "ada", "", NOW + 2)
+    manual.promote(store, registry.client, "4", "ada", "", NOW + 3)
+    manual.rollback(store, registry.client, "", "ada", "", NOW + 4)
+    start_test(store, registry, "6", NOW + 5)
+    objects, aliases = dict(store.objects), dict(registry.aliases)
+    with pytest.raises(IllegalMove, match=expected):
+        move(store, registry.client, version, "ada", "", NOW + 6)
+    assert (store.objects, registry.aliases) == (objects, aliases)
+
+
+def test_a_failed_version_is_promoted_with_a_reason() -> None:
+    store, registry = world()
+    release.conclude(store, registry.client, decision(start_test(store, registry, "2"), REJECTED, NOW + 1))
+    manual.promote(store, registry.client, "2", "ada", "the test was too short", NOW + 2)
+    assert registry.aliases == {"champion": "2"}
+    assert states(registry) == {"1": "retired", "2": "champion"}
+
+
+@pytest.mark.parametrize("move", [manual.promote, manual.rollback])
+def test_a_version_without_a_checkpoint_is_refused_before_anything_is_written(move) -> None:
+    store, registry = world(3)
+    start_test(store, registry, "2")
+    registry.versions["3"][REMOVED_TAG] = "2027-03-01T03:17:00+00:00"
+    objects, aliases = dict(store.objects), registry.client.aliases()
+    with pytest.raises(manual.CheckpointRemoved, match=r"version 3: .* 2027-03-01T03:17:00.*nothing was changed.*: 1, 2$"):
+        move(store, registry.client, "3", "ada", "", NOW + 1)
+    assert (registry.client.aliases(), store.objects) == (aliases, objects)
+
+
+def test_moves_without_a_target_or_to_an_unknown_version_are_refused() -> None:
+    store, registry = world()
+    with pytest.raises(manual.NothingToDo, match=r"no challenger.*version=N"):
+        manual.promote(store, registry.client, "", "ada", "", NOW)
+    with pytest.raises(manual.NothingToDo, match=r"no version was champion before.*version=N"):
+        manual.rollback(store, registry.client, "", "ada", "", NOW)
+    with pytest.raises(NotRegistered):
+        manual.promote(store, registry.client, "9", "ada", "", NOW)
+    assert not list(store.keys("decisions/"))
+
+
+def test_a_plan_says_what_would_be_done_and_changes_nothing() -> None:
+    store, registry = world()
+    start_test(store, registry, "2")
+    objects, aliases = dict(store.objects), dict(registry.aliases)
+    planned = manual.plan(store, registry.client, "promote", "3", "", NOW + 1)
+    assert planned.summary() == (
+        "version 3 (candidate) becomes champion, version 1 is retired; the test cycle-000001-version-2 ends"
+    )
+    assert (store.objects, registry.aliases) == (objects, aliases)
+
+
+@pytest.mark.parametrize("undo", [False, True], ids=["promote", "rollback"])
+@pytest.mark.parametrize("writes", range(9))
+def test_a_manual_move_killed_at_any_write_of_the_registry_is_completed_by_the_watch(undo: bool, writes: int) -> None:
+    store, registry = world()
+    if undo:
+        manual.promote(store, registry.client, "2", "ada", "", NOW)
+    moves.record(store, registry.client, NOW)
+    registry.writes_left = writes
+    with suppress(Killed):
+        if undo:
+            manual.rollback(store, registry.client, "", "ada", "slow", NOW + 1)
+        else:
+            manual.promote(store, registry.client, "2", "ada", "because", NOW + 1)
+    registry.writes_left = 99
+    later = NOW + 1 + manual.OWN_SECONDS
+    for _ in range(2):
+        moves.record(store, registry.client, later)
+        manual.complete(store, registry.client, later)
+    champion, left = ("1", "2") if undo else ("2", "1")
+    assert registry.aliases == {"champion": champion}
+    assert states(registry) == {champion: "champion", left: "rolled_back" if undo else "retired"}
+    last = log.newest(store)
+    assert last and (last.by, last.time, last.champion) == ("ada", NOW + 1, champion)
+    assert last.number == (3 if undo else 2), "the move is recorded once"
+
+
+def test_a_killed_move_is_not_completed_while_its_run_may_live_nor_after_another_move() -> None:
+    store, registry = world()
+    moves.record(store, registry.client, NOW)
+    registry.writes_left = 0
+    with suppress(Killed):
+        manual.promote(store, registry.client, "2", "ada", "", NOW + 1)
+    registry.writes_left = 99
+    assert manual.complete(store, registry.client, NOW + 2) is None
+    manual.promote(store, registry.client, "3", "bob", "", NOW + 3)
+    assert manual.complete(store, registry.client, NOW + 3 + manual.OWN_SECONDS) is None
+    assert registry.aliases == {"champion": "3"}
+
+
+def test_a_move_that_somebody_else_overtakes_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, registry = world()
+    conclude = release.conclude
+
+    def overtaken(*arguments):
+        registry.aliases["champion"] = "3"
+        return conclude(*arguments)
+
+    monkeypatch.setattr(release, "conclude", overtaken)
+    with pytest.raises(manual.MovedMeanwhile, match="version 2 is not champion, 3 is"):
+        manual.promote(store, registry.client, "2", "ada", "", NOW)

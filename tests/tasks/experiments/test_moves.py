@@ -1,0 +1,191 @@
+"""The log of moves: every move once, whoever makes it, whoever is killed, and whoever else writes."""
+
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from infra import moves as log
+from infra.records import Move, Verdict
+from infra.registry import PREVIOUS_TAG, RegistryError
+from tasks.experiments import manual, moves, release
+from tasks.experiments.states import state_of
+from tests.tasks.experiments.test_manual import REJECTED, start_test, states, world
+from tests.tasks.made import NOW, Killed, MemoryRegistry, MemoryStore, decision
+
+PROMOTED = Verdict(verdict="promote", reason="accepted more")
+
+
+def entries(store: MemoryStore) -> list[tuple[str, str, str, str]]:
+    """Return kind, by, champion and challenger of every move, oldest first."""
+    return [(m.kind, m.by, m.champion, m.challenger) for m in reversed(list(log.backwards(store)))]
+
+
+def test_a_test_and_its_verdict_are_recorded_as_moves_of_the_gate() -> None:
+    store, registry = world()
+    first = start_test(store, registry, "2", NOW)
+    release.conclude(store, registry.client, decision(first, REJECTED, NOW + 1))
+    second = start_test(store, registry, "3", NOW + 2)
+    release.conclude(store, registry.client, decision(second, PROMOTED, NOW + 3))
+    assert entries(store) == [
+        ("begin", "registry", "1", ""),
+        ("open", "cycle-000001", "1", "2"),
+        ("reject", "gate", "1", ""),
+        ("open", "cycle-000002", "1", "3"),
+        ("promote", "gate", "3", ""),
+    ]
+    last = log.newest(store)
+    assert last and (last.experiment, last.reason, last.time) == (second.id, "accepted more", NOW + 3)
+    assert [(c.version, c.before, c.after) for c in last.changes] == [
+        ("3", "challenger", "champion"),
+        ("1", "champion", "retired"),
+    ]
+    assert moves.record(store, registry.client, NOW + 9) == []
+
+
+def test_an_alias_moved_in_mlflow_is_recorded_once_as_a_move_by_hand_and_followed() -> None:
+    store, registry = world()
+    start_test(store, registry, "2")
+    registry.aliases["champion"] = "3"
+    (move,) = moves.record(store, registry.client, NOW + 5)
+    assert (move.kind, move.by, move.time, move.experiment) == ("by_hand", "MLflow", NOW + 5, "")
+    assert [(c.version, c.before, c.after) for c in move.changes] == [
+        ("3", "candidate", "champion"),
+        ("1", "champion", "retired"),
+    ]
+    assert moves.record(store, registry.client, NOW + 6) == []
+    assert registry.tags[PREVIOUS_TAG] == "1", "so that a rollback finds it"
+    assert states(registry) == {"1": "retired", "2": "challenger", "3": "champion"}
+
+
+def test_a_challenger_taken_or_set_in_mlflow_is_a_move_by_hand() -> None:
+    store, registry = world()
+    start_test(store, registry, "2")
+    del registry.aliases["challenger"]
+    moves.record(store, registry.client, NOW + 5)
+    registry.aliases["challenger"] = "3"
+    moves.record(store, registry.client, NOW + 6)
+    assert entries(store)[2:] == [("by_hand", "MLflow", "1", ""), ("by_hand", "MLflow", "1", "3")]
+    assert states(registry) == {"1": "champion", "2": "candidate", "3": "challenger"}
+
+
+def test_a_champion_put_back_in_mlflow_is_not_taken_for_its_first_promotion() -> None:
+    store, registry = world()
+    manual.promote(store, registry.client, "2", "ada", "", NOW)
+    for step, version in enumerate(("1", "2")):
+        registry.aliases["champion"] = version
+        moves.record(store, registry.client, NOW + 1 + step)
+    assert [kind for kind, *_ in entries(store)] == ["begin", "promote", "by_hand", "by_hand"]
+
+
+def test_a_deleted_champion_and_a_registry_without_one_are_recorded() -> None:
+    store, registry = world()
+    assert moves.record(store, registry.client, NOW)[0].kind == "begin"
+    del registry.aliases["champion"]
+    registry.versions.pop("1")
+    assert [move.champion for move in moves.record(store, registry.client, NOW + 1)] == [""]
+    registry.aliases["champion"] = "2"
+    assert [move.champion for move in moves.record(store, registry.client, NOW + 2)] == ["2"]
+
+
+def test_a_registry_that_is_away_records_nothing_instead_of_a_move_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, registry = world()
+    experiment = start_test(store, registry, "2")
+    store.put_json(f"decisions/{experiment.id}.json", decision(experiment, PROMOTED, NOW + 1))
+    registry.aliases["champion"] = "2"
+    before = dict(store.objects)
+
+    def away(version: str) -> None:
+        raise RegistryError("away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(registry.client, "version", away)
+        with pytest.raises(RegistryError):
+            moves.record(store, registry.client, NOW + 2)
+    assert store.objects == before
+    assert [move.kind for move in moves.record(store, registry.client, NOW + 3)] == ["promote"]
+
+
+def test_of_two_writers_at_once_one_records_the_move() -> None:
+    store, registry = world()
+    moves.record(store, registry.client, NOW)
+    registry.aliases["champion"] = "2"
+
+    class Racing(MemoryStore):
+        """Another writer is quicker at the first put."""
+
+        def put_new(self, key: str, body: bytes) -> str:
+            if not self.objects.get(key):
+                moves.record(store, registry.client, NOW + 1)
+            return super().put_new(key, body)
+
+    racing = Racing()
+    racing.objects = store.objects
+    assert moves.record(racing, registry.client, NOW + 2) == []
+    assert [kind for kind, *_ in entries(store)] == ["begin", "by_hand"]
+
+
+def test_the_log_begins_with_the_verdicts_of_a_registry_that_is_older() -> None:
+    store, registry = world()
+    registry.versions["2"]["verdict"], registry.versions["3"]["verdict"] = "reject, by gate", "promote, by gate"
+    registry.aliases["champion"], registry.tags[PREVIOUS_TAG] = "3", "1"
+    (move,) = moves.record(store, registry.client, NOW)
+    assert (move.number, move.kind, move.champion) == (1, "begin", "3")
+    assert states(registry) == {"1": "retired", "2": "failed", "3": "champion"}
+    assert state_of(registry.client.version("4"), registry.client.aliases()) == "candidate"
+
+
+@pytest.mark.parametrize("length", [0, 1, 2, 3, 7, 8, 9, 100])
+def test_the_newest_move_of_a_log_of_any_length_is_found(length: int) -> None:
+    store = MemoryStore()
+    for number in range(1, length + 1):
+        move = Move(number=number, kind="by_hand", changes=(), by="MLflow", reason="", time=NOW)
+        assert log.append(store, move) and not log.append(store, move)
+    assert log.newest_number(store) == length
+    assert [move.number for move in log.backwards(store)] == list(range(length, 0, -1))
+
+
+ACTIONS: dict[str, Callable[[MemoryStore, MemoryRegistry, str, float], object]] = {
+    "test": start_test,
+    "promote": lambda store, registry, version, now: manual.promote(store, registry.client, version, "ada", "why", now),
+    "roll back": lambda store, registry, version, now: manual.rollback(store, registry.client, "", "ada", "", now),
+    "reject": lambda store, registry, version, now: end(store, registry, REJECTED, now),
+    "win": lambda store, registry, version, now: end(store, registry, PROMOTED, now),
+    "by hand": lambda store, registry, version, now: registry.aliases.update(champion=version),
+}
+
+
+def end(store: MemoryStore, registry: MemoryRegistry, verdict: Verdict, now: float) -> None:
+    running = registry.client.aliases().experiment
+    assert running
+    release.conclude(store, registry.client, decision(running, verdict, now))
+
+
+@settings(max_examples=40)
+@given(st.lists(st.tuples(st.sampled_from(sorted(ACTIONS)), st.sampled_from("1234"), st.none() | st.integers(0, 8)), max_size=12))
+def test_any_history_with_kills_gives_a_log_that_leads_to_the_registry(steps: list[tuple[str, str, int | None]]) -> None:
+    store, registry = world()
+    for step, (action, version, writes) in enumerate(steps):
+        now = NOW + 1000 * step
+        registry.writes_left = 10**9 if writes is None else writes
+        with suppress(Killed, ValueError, RuntimeError, AssertionError):
+            ACTIONS[action](store, registry, version, now)
+        registry.writes_left = 10**9
+        moves.record(store, registry.client, now + 500)
+        manual.complete(store, registry.client, now + 500)
+    moves.record(store, registry.client, NOW + 10**6)
+    history = list(reversed(list(log.backwards(store))))
+    assert [move.number for move in history] == list(range(1, len(history) + 1))
+    reached: dict[str, str] = {}
+    for move in history:
+        for change in move.changes:
+            assert move.kind == "begin" or change.before == reached.get(change.version, "candidate"), move
+            reached[change.version] = change.after
+    aliases = registry.client.aliases()
+    assert {version: state_of(registry.client.version(version), aliases) for version in reached} == reached
+    if not any(action == "by hand" for action, *_ in steps):
+        assert "by_hand" not in {move.kind for move in history}
+    named = [move.experiment for move in history if move.experiment and move.kind != "open"]
+    assert len(named) == len(set(named)), "a decision explains one move"
