@@ -5,9 +5,10 @@ PY := $(VENV)/bin/python
 GPU ?=
 LIST := infra/requirements/$(if $(GPU),gpu,cpu).txt
 STAMP := $(VENV)/.installed-$(if $(GPU),gpu,cpu)
+MOVE = --version "$$VERSION" --reason "$$REASON" $(if $(DRY_RUN),--dry-run) $(if $(APPROVE),--approve)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up down status demo try test check bench base requirements audit
+.PHONY: help setup up down status demo try promote rollback test check bench base requirements audit
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,6 +33,12 @@ demo: $(STAMP) ## run the whole loop with simulated developers and show the mode
 
 try: $(STAMP) ## send one completion and one feedback event to the running stack, step by step
 	@$(PY) -m infra.stack.try_it
+
+promote: $(STAMP) ## make a version the champion (VERSION=3 REASON="..." DRY_RUN=1 APPROVE=1; without VERSION: the challenger)
+	@$(PY) -m flows promote $(MOVE)
+
+rollback: $(STAMP) ## put the champion before this one back (VERSION, REASON, DRY_RUN, APPROVE as for promote)
+	@$(PY) -m flows rollback $(MOVE)
 
 test: $(STAMP) ## run all tests, including those that start the stack (ARGS="-m 'not stack'": without them)
 	$(PY) -m pytest -n 2 --no-loadscope-reorder $(ARGS)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from evals.demo.orchestration import Orchestration
+from infra.registry import Registry
 from infra.settings import ROOT
 from infra.stack.parts import clients
 from tests.documented import Command, commands
@@ -25,6 +26,8 @@ WITHOUT_SERVERS = (
 WITH_STACK = (
     r"make status",
     r"make try",
+    r"make promote VERSION=3",
+    r"make rollback",
     r"python -m infra\.stack status",
     r"python -m tasks\.offline .+",
     r"python -m tasks\.labels\.explain .*",
@@ -80,6 +83,13 @@ def run(command: str, folder: Path, environment: Mapping[str, str]) -> None:
     assert result.returncode in EXIT_CODES.get(command, (0,)), f"{filled}\n{result.stdout}\n{result.stderr}"
 
 
+def register_versions(stack: Stack, count: int) -> None:
+    """Register the base model again until the registry has so many versions."""
+    registry = Registry.connect(stack.settings.registry)
+    for _ in range(count - len(registry.versions())):
+        registry.create_version(registry.version("1").source, {"parent": "1", "cycle": ""})
+
+
 def test_every_command_is_run_or_has_a_reason_not_to() -> None:
     patterns = (*WITHOUT_SERVERS, *WITH_STACK, *NOT_RUN)
     assert [f"{command.page}: {command.text}" for command in COMMANDS if not matches(command, patterns)] == []
@@ -99,6 +109,7 @@ def test_a_command_without_servers_succeeds(text: str, tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 async def test_commands_with_the_stack_succeed(stack: Stack, tmp_path: Path) -> None:
     (tmp_path / "autocomplete.jsonl").write_text("")
+    register_versions(stack, 3)
     async with Orchestration(stack.settings.orchestration) as prefect:
         for deployment in ("cycle", "experiment"):
             await prefect.pause(deployment, True)

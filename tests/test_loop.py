@@ -41,6 +41,7 @@ async def test_a_candidate_is_trained_served_promoted_and_rolled_back(stack: Sta
         state = history.read_state(store, registry)
         assert list(state.outcomes.values())[-1]["result"] == "registered", flow_run
 
+        version = list(state.outcomes.values())[-1]["version"]
         manifest = Manifest.model_validate(store.get_json(f"cycles/{next(iter(state.outcomes))}/manifest.json"))
         assert sum(manifest.buckets.values()) == manifest.requests
         samples = store.get_rows(manifest.samples.key, Sample)
@@ -53,14 +54,16 @@ async def test_a_candidate_is_trained_served_promoted_and_rolled_back(stack: Sta
         assert row.verdict == "running"
         assert row.samples == len(samples)
 
-        await _wait_for(lambda: _is_served(settings, "2"), "an administrator gets the challenger's completions by its version")
+        await _wait_for(
+            lambda: _is_served(settings, version), "an administrator gets the challenger's completions by its version"
+        )
         experiment = state.aliases.experiment
         assert experiment
-        assert experiment.challenger == "2"
+        assert experiment.challenger == version
 
-        await _run_flow(prefect, "promote", {"version": "2"})
+        await _run_flow(prefect, "promote", {"version": version})
         await _wait_for(
-            lambda: _default_version(settings) == "2", "everyone gets the new champion's completions, without a restart"
+            lambda: _default_version(settings) == version, "everyone gets the new champion's completions, without a restart"
         )
         assert registry.aliases().experiment is None
         assert registry.aliases().previous_champion == "1"

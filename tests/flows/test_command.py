@@ -1,0 +1,66 @@
+"""`python -m flows`: it starts a run of a deployment once, waits for its end, and says how it ended."""
+
+import itertools
+import json
+
+import httpx
+import pytest
+
+from flows import __main__ as command
+
+
+def prefect(states: list[dict[str, str]], asked: list[dict] | None = None, deployed: bool = True) -> httpx.Client:
+    """Return a client of a Prefect server whose run passes through these states."""
+    shown = itertools.chain(states, itertools.repeat(states[-1]))
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        match request.url.path:
+            case "/api/deployments/name/promote/promote" if deployed:
+                return httpx.Response(200, json={"id": "d"})
+            case "/api/deployments/d/create_flow_run":
+                (asked if asked is not None else []).append(json.loads(request.content))
+                return httpx.Response(201, json={"id": "r"})
+            case "/api/flow_runs/r":
+                return httpx.Response(200, json={"state": next(shown)})
+        return httpx.Response(404)
+
+    return httpx.Client(base_url="http://prefect/api", transport=httpx.MockTransport(answer))
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "POLL_SECONDS", 0)
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "words"),
+    [
+        ({"type": "COMPLETED", "name": "Promoted", "message": "version 3, was 2"}, 0, "Promoted: version 3, was 2"),
+        ({"type": "FAILED", "name": "Failed", "message": "IllegalMove: version 3"}, 1, "Failed: IllegalMove: version 3"),
+        ({"type": "PAUSED", "name": "Suspended"}, 0, "waits for an approval: http://page"),
+        ({"type": "CRASHED", "name": "Crashed"}, 1, "Crashed: http://page"),
+    ],
+)
+def test_a_run_is_started_and_its_end_is_told(end: dict, code: int, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    asked: list[dict] = []
+    client = prefect([{"type": "SCHEDULED", "name": "Scheduled"}, {"type": "RUNNING", "name": "Running"}, end], asked)
+    run = command.start(client, "promote", {"version": "3", "dry_run": False})
+    assert command.report(command.wait(client, run, itertools.count().__next__), "http://page") == code
+    assert capsys.readouterr().out.strip() == words
+    (body,) = asked
+    assert body["parameters"] == {"version": "3", "dry_run": False} and len(body["idempotency_key"]) == 32
+
+
+def test_a_server_without_the_deployment_and_a_run_that_nobody_takes_are_errors() -> None:
+    with pytest.raises(command.NotStarted, match="prefect --no-prompt deploy --all"):
+        command.start(prefect([{}], deployed=False), "promote", {})
+    with pytest.raises(command.NotStarted, match="once a worker takes it"):
+        command.wait(prefect([{"type": "SCHEDULED"}]), "r", itertools.count(step=30).__next__)
+
+
+def test_a_command_without_prefect_names_the_next_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TABLOOP_ORCHESTRATION__API", "http://127.0.0.1:1/api")
+    assert command.main(["rollback"]) == 1
+    assert "rollback: " in (said := capsys.readouterr().err) and "make status" in said
