@@ -32,6 +32,7 @@ WITH_STACK = (
     r"python -m tasks\.offline .+",
     r"python -m tasks\.labels\.explain .*",
     r"python -m tasks\.experiments\.planner",
+    r"python -m tasks\.experiments (history|explain VERSION)",
     r"prefect --no-prompt deploy --all",
     r"prefect deployment run .*",
 )
@@ -57,7 +58,7 @@ NOT_RUN = {
     r"mlflow server .*": "needs PostgreSQL and a bucket of AWS",
 }
 """Commands that are not run, with the reason."""
-PLACEHOLDERS = {"NAME": "ada", "HASH": "0" * 32, r"\bID\b": "cmpl-0", r"\bFILE\b": "autocomplete.jsonl"}
+PLACEHOLDERS = {"NAME": "ada", "HASH": "0" * 32, r"\bID\b": "cmpl-0", r"\bVERSION\b(?!=)": "1", r"\bFILE\b": "autocomplete.jsonl"}
 EXIT_CODES: Mapping[str, tuple[int, ...]] = {
     "python -m tasks.labels.explain ID": (1,),
     "python -m tasks.experiments.planner": (0, 1),

@@ -1,0 +1,108 @@
+"""What the commands tell of the versions, from the object store alone."""
+
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from infra.records import CycleOutcome, Manifest, ObjectReference, RewardTotals, Verdict
+from infra.store import ObjectStore
+from tasks.experiments import __main__ as command
+from tasks.experiments import manual, release
+from tasks.experiments.explain import UnknownVersion, explain
+from tasks.experiments.history import history
+from tests.tasks.experiments.test_manual import start_test, world
+from tests.tasks.made import NOW, MemoryStore, decision
+
+PREVIOUS = Path(__file__).parents[2] / "data/previous/bucket.tar.gz"
+WON = Verdict(
+    verdict="promote",
+    reason="accepted more",
+    requests={"champion": 900, "challenger": 910},
+    users={"champion": 20, "challenger": 21},
+)
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    """A store in which version 2 was made by a cycle, won its test, and was rolled back."""
+    store, registry = world()
+    manifest = Manifest(
+        **{"cycle": "cycle-000001", "created": NOW - 9, "champion": "1", "parent": "1", "since": NOW - 99, "until": NOW - 20},
+        **{"completions": (), "feedback": (), "buckets": {"trained": 6, "waiting": 0, "stale": 2}, "requests": 8},
+        **{"settings_sha256": "", "code": "1.0+commit.abc", "returns": (RewardTotals(bits=1, samples=6, reward=1.5),)},
+        samples=ObjectReference(key="cycles/cycle-000001/samples-1.parquet", sha256="1", rows=6),
+    )
+    store.put_json("cycles/cycle-000001/manifest.json", manifest)
+    store.put_json("cycles/cycle-000001/settings.json", {"reward": {"accepted": 0.75, "rejected": -0.25}})
+    store.put_json("cycles/cycle-000001/training.json", {"samples": 6, "steps": [{}], "notes": ["no optimizer state"]})
+    store.put_json("cycles/cycle-000001/evaluation.json", {"passed": True, "reason": "judge reference 6.10 against 6.00"})
+    opened = start_test(store, registry, "2")
+    values = {"cycle": "cycle-000001", "result": "registered", "version": "2", "experiment": opened.id}
+    store.put_json("cycles/cycle-000001/outcome.json", CycleOutcome(**values, reason="version 2 is the challenger"))
+    release.conclude(store, registry.client, decision(opened, WON, NOW + 60))
+    manual.rollback(store, registry.client, "", "ada", "it is slow", NOW + 120)
+    return store
+
+
+def test_the_history_lists_the_last_moves_oldest_first(store: MemoryStore) -> None:
+    lines = list(history(store, 3))
+    assert lines == [
+        "    2  2027-01-15 08:00:00 UTC  open, by cycle-000001: version 2 candidate -> challenger: tested against version 1",
+        "    3  2027-01-15 08:01:00 UTC  promote, by gate: version 2 challenger -> champion, version 1 champion -> retired: "
+        "accepted more",
+        "    4  2027-01-15 08:02:00 UTC  roll back, by ada: version 1 retired -> champion, version 2 champion -> rolled back: "
+        "it is slow",
+    ]
+    assert len(list(history(store, 99))) == 4
+
+
+def test_a_version_is_explained_from_its_data_to_its_state(store: MemoryStore) -> None:
+    sections = dict(explain(store, "2"))
+    assert list(sections) == ["cycle", "data", "reward", "training", "evaluation", "experiment", "moves", "state"]
+    text = "\n".join(line for section in sections.values() for line in section)
+    for words in (
+        "cycle-000001, sealed 2027-01-15 07:59:51 UTC\ntrained from version 1 to beat version 1",
+        "code 1.0+commit.abc",
+        "8 requests from 2027-01-15 07:58:21 UTC to 2027-01-15 07:59:40 UTC: 6 trained, 2 stale",
+        "6 samples in s3://tabloop/cycles/cycle-000001/samples-1.parquet",
+        "accepted 0.75, rejected -0.25\nmean reward +0.2500 over 6 samples",
+        "1 steps: samples 6\nno optimizer state",
+        "passed: judge reference 6.10 against 6.00",
+        "cycle-000001-version-2: against version 1, 50% of users, since 2027-01-15 08:00:00 UTC",
+        "promote, by gate, 2027-01-15 08:01:00 UTC: accepted more",
+        "900 requests of 20 users on the champion, 910 requests of 21 users on the challenger",
+        "rolled back, since 2027-01-15 08:02:00 UTC",
+    ):
+        assert words in text, words
+
+
+def test_a_base_has_moves_and_no_cycle_and_an_unknown_version_is_an_error(store: MemoryStore) -> None:
+    sections = dict(explain(store, "1"))
+    assert list(sections) == ["cycle", "moves", "state"]
+    assert sections["state"] == ["champion, since 2027-01-15 08:02:00 UTC"]
+    with pytest.raises(UnknownVersion, match=r"version 9: no cycle .*tasks\.experiments history"):
+        dict(explain(store, "9"))
+
+
+def test_a_version_of_an_earlier_release_is_explained_without_moves() -> None:
+    store = MemoryStore()
+    with tarfile.open(PREVIOUS) as archive:
+        for member in archive.getmembers():
+            if body := archive.extractfile(member):
+                store.objects[member.name] = body.read()
+    sections = dict(explain(store, "2"))
+    assert "promote, by operator" in sections["experiment"][1] and sections["moves"] == ["none in the log"]
+
+
+def test_the_commands_print_them(store: MemoryStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(ObjectStore, "connect", lambda _: store)
+    assert command.main(["history", "--count", "1"]) == 0
+    assert "roll back, by ada" in (out := capsys.readouterr().out) and out.count("\n") == 1
+    assert command.main(["explain", "2"]) == 0
+    assert "evaluation\n  passed: judge" in capsys.readouterr().out
+    assert command.main(["explain", "9"]) == 1
+    assert "version 9" in capsys.readouterr().err
+    monkeypatch.setattr(ObjectStore, "connect", lambda _: MemoryStore())
+    assert command.main(["history"]) == 0
+    assert "no moves in s3://tabloop/moves/ yet" in capsys.readouterr().out
