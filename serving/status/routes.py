@@ -27,6 +27,7 @@ from serving.recording.shipping import Shipper
 from serving.recording.spool import Spool
 from serving.slots.arms import Arms
 from serving.status.data import Links, StatusData
+from serving.status.verdicts import VerdictSources, add_verdict
 
 PAGE = Path(__file__).with_name("status.html")
 STYLE = re.compile(r"<style>(.*?)</style>", re.DOTALL)
@@ -61,7 +62,7 @@ class StatusSources:
 
 
 def add_status(app: FastAPI, sources: StatusSources) -> None:
-    """Add health, readiness, metrics, status and the page."""
+    """Add health, readiness, metrics, status, the verdict and the page."""
     source = PAGE.read_text()
     page, headers = _template(source), security_headers(source)
 
@@ -99,6 +100,8 @@ def add_status(app: FastAPI, sources: StatusSources) -> None:
         await sources.access.check(request.headers, "admin", password=True)
         await _measure(sources)
         return JSONResponse(_status(sources), headers=headers)
+
+    add_verdict(app, VerdictSources(sources.access, sources.arms, sources.data))
 
 
 def security_headers(page: str) -> dict[str, str]:

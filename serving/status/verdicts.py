@@ -1,0 +1,99 @@
+"""The current verdict of the A/B test for other systems, read only.
+
+GET /admin/verdict is a measurement for the web metric of Argo Rollouts: a JSON object under `data`, on which its conditions are
+evaluated. POST /admin/verdict/promote and /reject are webhooks for Flagger, which takes a 2xx as yes and any other status as no.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+
+from infra.records import Decision, Verdict, VerdictName
+from serving.access import Access
+from serving.gateway.generation import Unavailable
+from serving.gateway.openapi import SECURITY, TEXT, Schema, answer_schema, answers, optional
+from serving.slots.arms import Arms
+from serving.status.data import StatusData
+
+NUMBER: Schema = {"type": "number"}
+COUNTS: Schema = {"type": "object", "additionalProperties": {"type": "integer"}}
+FIELDS: dict[str, Schema] = {
+    "verdict": TEXT,
+    "reason": TEXT,
+    "running": {"type": "boolean"},
+    "experiment": optional(TEXT),
+    "champion": optional(TEXT),
+    "challenger": optional(TEXT),
+    "time": optional(NUMBER),
+    "estimate": optional(NUMBER),
+    "low": optional(NUMBER),
+    "high": optional(NUMBER),
+    "requests": COUNTS,
+    "users": COUNTS,
+}
+MEASUREMENT = answer_schema(("data",), data=answer_schema(tuple(FIELDS), **FIELDS))
+
+
+@dataclass(frozen=True)
+class VerdictSources:
+    """What the verdict is read from."""
+
+    access: Access
+    arms: Arms
+    data: StatusData
+
+
+def add_verdict(app: FastAPI, sources: VerdictSources) -> None:
+    """Add the routes of the verdict. They change nothing, so that a password may replace the token in a header."""
+
+    async def measured(request: Request) -> dict[str, Any]:
+        await sources.access.check(request.headers, "metrics", password=True)
+        await sources.data.refresh()
+        if problem := sources.data.problems.get("versions"):
+            raise Unavailable(f"the registry does not answer, so the verdict is unknown: {problem}")
+        return measurement(sources)
+
+    @app.get("/admin/verdict", responses=answers(MEASUREMENT), openapi_extra=SECURITY)
+    async def verdict(request: Request) -> Response:
+        return JSONResponse({"data": await measured(request)})
+
+    async def confirm(request: Request, expected: VerdictName) -> Response:
+        found = await measured(request)
+        return JSONResponse({"data": found}, 200 if found["verdict"] == expected else 409)
+
+    @app.post("/admin/verdict/promote", responses=answers(MEASUREMENT, 200, 409), openapi_extra=SECURITY)
+    async def confirm_promotion(request: Request) -> Response:
+        return await confirm(request, "promote")
+
+    @app.post("/admin/verdict/reject", responses=answers(MEASUREMENT, 200, 409), openapi_extra=SECURITY)
+    async def confirm_rejection(request: Request) -> Response:
+        return await confirm(request, "reject")
+
+
+def measurement(sources: VerdictSources) -> dict[str, Any]:
+    """Return the verdict on the running test, else on the last one; "none" where nothing was tested yet."""
+    running, last = sources.arms.experiment, sources.data.analysis
+    if running and (last is None or last.experiment.id != running.id):  # opened since the gate last looked
+        verdict, experiment, time = Verdict(verdict="undecided", reason="the gate has not looked yet"), running, None
+    elif last:
+        final = _decision(sources.data, last.experiment.id) or last
+        verdict, experiment, time = final.verdict, last.experiment, final.decided
+    else:
+        empty = {name: None for name in FIELDS}
+        return empty | {"verdict": "none", "reason": "nothing was tested yet", "running": False, "requests": {}, "users": {}}
+    return {
+        **{name: getattr(verdict, name) for name in ("verdict", "reason", "estimate", "low", "high", "requests", "users")},
+        "running": running is not None,
+        "experiment": experiment.id,
+        "champion": experiment.champion,
+        "challenger": experiment.challenger,
+        "time": time,
+    }
+
+
+def _decision(data: StatusData, experiment: str) -> Decision | None:
+    """Return the decision that ended an experiment of one of the newest cycles."""
+    decisions = (cycle.decision for cycle in data.cycles if cycle.decision)
+    return next((decision for decision in decisions if decision.experiment.id == experiment), None)
