@@ -29,6 +29,7 @@ WITH_STACK = (
     r"make promote VERSION=3",
     r"make rollback",
     r"python -m infra\.stack status",
+    r"python -m infra\.stack\.automations",
     r"python -m tasks\.offline .+",
     r"python -m tasks\.labels\.explain .*",
     r"python -m tasks\.experiments\.planner",

@@ -51,6 +51,9 @@ class Orchestration(Section):
     stack generates one."""
     page: str = ""
     """URL of Prefect for a browser, used in links; empty: orchestration.api without /api."""
+    webhook: SecretStr | None = None
+    """URL to which Prefect posts {"text": ...} when a cycle fails, after a rollback, and when the watch of the experiments is
+    silent; none: it posts nothing. `python -m infra.stack.automations` applies it."""
     work_pool: str = "tabloop"
     """Prefect work pool of the deployments."""
     dask_scheduler: str = Field("", pattern=r"^((tcp|tls)://[^/@\s]+:\d+)?$")

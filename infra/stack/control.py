@@ -210,6 +210,8 @@ def _plan(settings: Settings, supervisor: Supervisor, selected: dict[str, Part],
     if "worker" in selected:
         plan["work pool"] = ("prefect",), lambda: orchestration.ensure_pool(settings)
         plan["deployments"] = ("work pool",), lambda: orchestration.deploy(settings, _environment(settings))
+        if settings.orchestration.webhook:
+            plan["automations"] = ("deployments",), lambda: orchestration.automate(settings, _environment(settings))
     if "mlflow" in selected or "serving" in selected:
         plan["base model"] = ("bucket", "mlflow"), lambda: seed.base_model(settings)
     order = ("s3", "bucket", "mlflow", "base model", "prefect", "work pool", "worker", "deployments")

@@ -63,20 +63,28 @@ def deploy(settings: Settings, environment: dict[str, str]) -> None:
     if not DECLARATION.exists():
         print(f"  deployments: {DECLARATION.name} is missing, so nothing is deployed")
         return
-    command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"]
-    seconds = settings.stack.ready_seconds
+    _run(["prefect", "--no-prompt", "deploy", "--all"], settings, environment)
+
+
+def automate(settings: Settings, environment: dict[str, str]) -> None:
+    """Make the automations of infra/stack/automations.py. Raises DeployError as `deploy` does."""
+    _run(["infra.stack.automations"], settings, environment)
+
+
+def _run(module: list[str], settings: Settings, environment: dict[str, str]) -> None:
+    """Run a Python module that talks to Prefect's server."""
+    words, seconds = " ".join(module), settings.stack.ready_seconds
+    command = [sys.executable, "-m", *module]
     try:
         result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=seconds)
     except subprocess.TimeoutExpired as error:
         raise DeployError(
-            f"deployments: `prefect deploy --all` did not end within {seconds:g} s; the server's log is logs/prefect.log"
+            f"deployments: `{words}` did not end within {seconds:g} s; the server's log is logs/prefect.log"
             "\n  next: `make up` again, which restarts the server"
         ) from error
     if result.returncode != 0:
         output = "\n".join((result.stdout + result.stderr).splitlines()[-25:])
-        raise DeployError(
-            f"deployments: `prefect deploy --all` failed ({DECLARATION}):\n{output}\n  next: fix it, then `make up`"
-        )
+        raise DeployError(f"deployments: `{words}` failed ({DECLARATION}):\n{output}\n  next: fix it, then `make up`")
 
 
 def set_schedules(settings: Settings, *, paused: bool) -> None:

@@ -22,7 +22,7 @@ from infra.stack.processes import MARK
 BIN = Path(sys.executable).parent
 WORKER = "local"
 UNUSED_SERVICES = ("TRIGGERS", "EVENT_PERSISTER", "FOREMAN", "LATE_RUNS", "PAUSE_EXPIRATIONS")
-"""Services of Prefect's server that the local stack does not need."""
+"""Services of Prefect's server that the local stack does not need, without automations."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def environment(settings: Settings, given: dict[str, str]) -> dict[str, str]:
         "PREFECT_SERVER_EPHEMERAL_ENABLED": "false",  # without a server, fail
         # SQLite allows one writer, and Prefect's services compete with its API for it, which has stalled the server for a minute.
         # The services not used here (automations, events, monitoring of workers and late runs) are off.
-        **{f"PREFECT_SERVER_SERVICES_{service}_ENABLED": "false" for service in UNUSED_SERVICES},
+        **{f"PREFECT_SERVER_SERVICES_{service}_ENABLED": "false" for service in unused_services(settings)},
         "PREFECT_WORKER_QUERY_SECONDS": "2",  # instead of 10, so that a run starts at once
         "PREFECT_CLI_PROMPT": "false",
         "MLFLOW_TRACKING_URI": settings.registry.uri,
@@ -112,6 +112,11 @@ def environment(settings: Settings, given: dict[str, str]) -> dict[str, str]:
     if settings.store.endpoint:
         variables["MLFLOW_S3_ENDPOINT_URL"] = settings.store.endpoint
     return variables
+
+
+def unused_services(settings: Settings) -> tuple[str, ...]:
+    """Return the services of Prefect's server that are off: TRIGGERS evaluates automations, which need a webhook."""
+    return tuple(service for service in UNUSED_SERVICES if service != "TRIGGERS" or settings.orchestration.webhook is None)
 
 
 def clients(settings: Settings) -> dict[str, str]:

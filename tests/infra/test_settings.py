@@ -150,7 +150,10 @@ def test_dump_and_errors_mask_credentials_in_urls_and_in_tables_that_are_passed_
     assert "s3cr3t" not in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["REGISTRY__PASSWORD", "REGISTRY__TOKEN", "ORCHESTRATION__AUTH_STRING", "SERVING__ENGINE_TOKEN"])
+@pytest.mark.parametrize(
+    "name",
+    ["REGISTRY__PASSWORD", "REGISTRY__TOKEN", "ORCHESTRATION__AUTH_STRING", "ORCHESTRATION__WEBHOOK", "SERVING__ENGINE_TOKEN"],
+)
 def test_credentials_are_secrets(name: str) -> None:
     assert "s3cr3t" not in settings_.dump(load(LOCAL, {f"TABLOOP_{name}": "s3cr3t"}))
     with pytest.raises(SettingsError) as error:

@@ -1,0 +1,85 @@
+"""Make Prefect's automations, which post a message to orchestration.webhook: python -m infra.stack.automations
+
+`make up` does it where the setting names a webhook. Doing it again changes the existing ones; without the setting, it removes
+them.
+"""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from prefect.automations import Automation
+from prefect.blocks.webhook import Webhook
+from prefect.events.actions import CallWebhook
+from prefect.events.schemas.automations import EventTrigger, Posture
+
+from infra import settings as settings_
+from infra.settings import Settings
+
+BLOCK = "tabloop"
+"""Name of the block that holds the webhook's URL."""
+PREFIX = "tabloop: "
+SILENT = timedelta(minutes=15)
+"""Longest time without a finished run of the watch."""
+FLOW: dict[str, Any] = {"match": {"prefect.resource.id": "prefect.flow-run.*"}}
+RUN = '": " ~ event.resource["prefect.state-name"] ~ ": " ~ (event.resource["prefect.state-message"] or "")'
+"""Jinja's expression of a run's state; an event of Prefect 3 has both labels."""
+NAMES = ("cycle failed", "rollback", "experiment stuck")
+
+
+def automations(block: UUID) -> Iterator[Automation]:
+    """Yield the automations that call a webhook's block."""
+    failed, rollback, stuck = NAMES
+    ended = {"prefect.flow-run.Failed", "prefect.flow-run.Crashed"}
+    yield _automation(failed, block, RUN, trigger=_of("cycle", ended))
+    yield _automation(rollback, block, RUN, trigger=_of("rollback", {"prefect.flow-run.RolledBack"}))
+    finished = {f"prefect.flow-run.{name}" for name in ("Undecided", "Promoted", "Rejected", "NoExperiment")}
+    minutes = f'": no run of the watch has finished for {SILENT.total_seconds() / 60:.0f} minutes"'
+    yield _automation(
+        stuck, block, minutes, trigger=_of("experiment", finished, posture=Posture.Proactive, threshold=1, within=SILENT)
+    )
+
+
+def apply(settings: Settings) -> list[str]:
+    """Make the automations, or remove them where no webhook is set; return the names of those that exist afterwards."""
+    webhook = settings.orchestration.webhook
+    existing = dict(_existing())
+    if webhook is None:
+        for automation in existing.values():
+            automation.delete()
+        return []
+    block = Webhook(url=webhook, headers={"Content-Type": "application/json"})
+    identifier = block.save(BLOCK, overwrite=True)
+    wanted = list(automations(identifier))
+    for automation in wanted:
+        if same := existing.get(automation.name):
+            automation.id = same.id
+            automation.update()
+        else:
+            automation.create()
+    return [automation.name for automation in wanted]
+
+
+def _existing() -> Iterator[tuple[str, Automation]]:
+    for name in NAMES:
+        with suppress(ValueError):  # Prefect's error for a name that it does not know
+            yield PREFIX + name, Automation.read(name=PREFIX + name)
+
+
+def _of(flow: str, events: set[str], **trigger: Any) -> EventTrigger:
+    """Return a trigger on events of a flow's runs."""
+    related = {"prefect.resource.role": "flow", "prefect.resource.name": flow}
+    return EventTrigger(**FLOW, match_related=related, expect=events, **trigger)
+
+
+def _automation(name: str, block: UUID, text: str, trigger: EventTrigger) -> Automation:
+    payload = '{"text": {{ ("' + PREFIX + name + '" ~ ' + text + ") | tojson }} }"
+    action = CallWebhook(block_document_id=block, payload=payload)
+    return Automation(name=PREFIX + name, trigger=trigger, actions=[action])
+
+
+if __name__ == "__main__":
+    made = apply(settings_.load())
+    print("automations: " + (", ".join(made) or "none, since orchestration.webhook is not set"))
