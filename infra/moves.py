@@ -33,7 +33,12 @@ def newest(store: ObjectStore) -> Move | None:
 def backwards(store: ObjectStore) -> Iterator[Move]:
     """Yield the moves, the newest first."""
     for number in range(newest_number(store), 0, -1):
-        yield Move.model_validate(store.get_json(key(number)))
+        yield read(store, number)
+
+
+def read(store: ObjectStore, number: int) -> Move:
+    """Return a move. Raises KeyError if there is none of this number."""
+    return Move.model_validate(store.get_json(key(number)))
 
 
 def append(store: ObjectStore, move: Move) -> bool:

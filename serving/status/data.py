@@ -1,4 +1,4 @@
-"""The status page's data from registry and object store: the last analysis of an A/B test, the newest versions and cycles."""
+"""The status page's data from registry and store: the last analysis of an A/B test, the newest versions, cycles and moves."""
 
 import asyncio
 import math
@@ -6,14 +6,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from infra.records import Decision
+from infra.records import Decision, Move
 from infra.registry import ModelVersion, Registry
 from serving.status.cycle_history import Cycle, CycleHistory
+from serving.status.move_history import MoveHistory
 
 REFRESH_SECONDS = 5.0
 """Shortest interval between two reads."""
 MAX_VERSIONS = 12
 MAX_CYCLES = 8
+MAX_MOVES = 8
 WAIT_SECONDS = 3.0
 """Longest wait of the page for a registry or store that does not answer."""
 
@@ -34,9 +36,11 @@ class StatusData:
 
     registry: Registry
     history: CycleHistory
+    log: MoveHistory
     analysis: Decision | None = None
     versions: list[ModelVersion] = field(default_factory=list)
     cycles: list[Cycle] = field(default_factory=list)
+    moves: list[Move] = field(default_factory=list)
     problems: dict[str, str] = field(default_factory=dict)
     clock: Callable[[], float] = time.monotonic
     _refreshed: float = -math.inf
@@ -68,3 +72,4 @@ class StatusData:
 
     def _read_cycles(self) -> None:
         self.cycles = self.history.last(MAX_CYCLES)
+        self.moves = self.log.last(MAX_MOVES)

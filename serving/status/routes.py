@@ -184,6 +184,7 @@ def _page_values(sources: StatusSources) -> dict[str, Any]:
         "feedback_counts": sorted(sources.metrics.feedback_counts.items()),
         "versions": data.versions,
         "cycles": data.cycles,
+        "moves": data.moves,
         "runs": {version.tags.get("cycle"): version.tags.get("run") for version in data.versions},
         "links": sources.links,
     }

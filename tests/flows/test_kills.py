@@ -21,7 +21,7 @@ import httpx
 import pytest
 
 from evals.bench.kills import verify_objects
-from infra import cycles
+from infra import cycles, moves
 from infra.records import CycleOutcome, Sample
 from infra.settings import ROOT, Settings
 from infra.settings.schema import Collect, Registry
@@ -122,6 +122,7 @@ def verified_result(settings: Settings, registry: MemoryRegistry) -> tuple[str, 
     assert [tags.get("cycle") for tags in registry.versions.values()] == [None, CYCLE]
     experiment = registry.client.aliases().experiment
     assert experiment and experiment.id == outcome.experiment
+    assert [move.kind for move in moves.backwards(store)] == ["open", "begin"]
     manifest = cycles.manifest_of(store, CYCLE)
     assert manifest.buckets["trained"] == manifest.requests == REQUESTS
     used = Counter(s.completion_id for s in store.get_rows(manifest.samples.key, Sample))

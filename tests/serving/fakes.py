@@ -49,6 +49,7 @@ from serving.slots.policy import Policy
 from serving.slots.version_source import VersionSource
 from serving.status.cycle_history import CycleHistory
 from serving.status.data import Links, StatusData
+from serving.status.move_history import MoveHistory
 from serving.status.routes import StatusSources, metrics_text
 from tests.serving.apps import aiohttp_app, fastapi_app
 
@@ -308,7 +309,7 @@ class House:
         self.policy = Policy(self.tokenizer, renderer, self.sampling, stop_token_ids(self.tokenizer))
         gateway = Gateway("qwen-coder-x", access, self.arms, self.policy, self.recorder)
         feedback = FeedbackService(access, self.recorder)
-        data = StatusData(self.registry.client(), CycleHistory(self.store), clock=lambda: self.clock)
+        data = StatusData(self.registry.client(), CycleHistory(self.store), MoveHistory(self.store), clock=lambda: self.clock)
         links = Links("http://mlflow.test", "http://prefect.test", "m")
         status = StatusSources(access, self.arms, self.spool, self.shipper, self.metrics, data, links)
         completions_app = create_completions_app(gateway, feedback, status, hosts)

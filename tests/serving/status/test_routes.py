@@ -6,13 +6,15 @@ import re
 from fastapi import FastAPI
 from starlette.routing import Route
 
-from infra.records import CycleOutcome, Decision, Manifest, ObjectReference, Rate, Record, Verdict
+from infra import moves
+from infra.records import Change, CycleOutcome, Decision, Manifest, Move, ObjectReference, Rate, Record, Verdict
 from infra.settings import ROOT, load
 from serving.__main__ import links
 from serving.status.data import Links
 from tests.serving.fakes import ADMIN, TOKEN, House, experiment
 from tests.serving.helpers import run_experiment
 
+NOON = 1_800_000_000.0
 VERDICT = Verdict(
     verdict="undecided",
     reason="no difference is sure yet: <b>+0.01</b>",
@@ -95,6 +97,28 @@ async def test_the_page_lists_the_last_cycles_with_and_without_a_version(house: 
     house.clock += 10
     page = await _page(house)
     assert "cycle-000013" in page and "the last" in page
+
+
+async def test_the_page_shows_the_last_moves_newest_first(house: House) -> None:
+    def move(number: int, by: str) -> None:
+        changes = (
+            Change(version="1", before="retired", after="champion"),
+            Change(version="2", before="champion", after="rolled_back"),
+        )
+        entry = Move(number=number, kind="roll_back", changes=changes, by=by, reason="<i>slow</i>", time=NOON)
+        _put(house, moves.key(number), entry)
+
+    assert "no moves yet" in await _page(house)
+    for number in range(1, 11):
+        move(number, f"person {number}")
+    house.clock += 10
+    page = await _page(house)
+    assert re.findall(r"person \d+", page) == [f"person {number}" for number in range(10, 2, -1)]
+    text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page))
+    assert "roll back person 10 1: retired → champion 2: champion → rolled back &lt;i&gt;slow" in text
+    move(11, "person 11")
+    house.clock += 10
+    assert "person 11" in await _page(house)
 
 
 async def test_the_page_is_served_while_the_store_is_unavailable(house: House) -> None:

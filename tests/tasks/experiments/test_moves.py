@@ -164,7 +164,9 @@ def end(store: MemoryStore, registry: MemoryRegistry, verdict: Verdict, now: flo
 
 
 @settings(max_examples=40)
-@given(st.lists(st.tuples(st.sampled_from(sorted(ACTIONS)), st.sampled_from("1234"), st.none() | st.integers(0, 8)), max_size=12))
+@given(
+    st.lists(st.tuples(st.sampled_from(sorted(ACTIONS)), st.sampled_from("1234"), st.none() | st.integers(0, 12)), max_size=12)
+)
 def test_any_history_with_kills_gives_a_log_that_leads_to_the_registry(steps: list[tuple[str, str, int | None]]) -> None:
     store, registry = world()
     for step, (action, version, writes) in enumerate(steps):
