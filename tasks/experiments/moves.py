@@ -30,25 +30,26 @@ def record(store: ObjectStore, registry: Registry, now: float) -> list[Move]:
     """Append to the log the moves that it lacks, oldest first, and return them."""
     added: list[Move] = []
     while True:
-        last = log.newest(store)
+        # The log is read before the aliases, and these before the decisions: a flow writes its decision before it moves an alias.
+        last, seen = log.newest(store), registry.aliases()
         if last:
-            settle(registry, last)
-        # The aliases are read before the decisions: a flow writes its decision before it moves an alias.
-        move = next_move(store, registry, last, registry.aliases(), now)
+            settle(registry, last, seen)
+        move = next_move(store, registry, last, seen, now)
         if move is None:
             return added
         if log.append(store, move):
             added.append(move)
 
 
-def settle(registry: Registry, move: Move) -> None:
-    """Make the tags in the registry agree with the newest move."""
+def settle(registry: Registry, move: Move, seen: Aliases) -> None:
+    """Make the tags in the registry agree with the newest move; after one by hand, the previous champion too."""
     for change in move.changes:
         with suppress(NotRegistered):  # deleted in MLflow
             if registry.version(change.version).tags.get(STATE_TAG) != change.after:
                 registry.set_version_tag(change.version, STATE_TAG, change.after)
-            if move.kind == "by_hand" and change.before == "champion":
-                registry.set_tag(PREVIOUS_TAG, change.version)
+    left = next((change.version for change in move.changes if change.before == "champion"), "")
+    if move.kind == "by_hand" and left and move.champion == seen.champion and left != seen.previous_champion:
+        registry.set_tag(PREVIOUS_TAG, left)
 
 
 def next_move(store: ObjectStore, registry: Registry, last: Move | None, seen: Aliases, now: float) -> Move | None:

@@ -60,6 +60,15 @@ def test_an_alias_moved_in_mlflow_is_recorded_once_as_a_move_by_hand_and_followe
     assert states(registry) == {"1": "retired", "2": "challenger", "3": "champion"}
 
 
+def test_a_move_after_one_by_hand_keeps_its_own_previous_champion() -> None:
+    store, registry = world()
+    moves.record(store, registry.client, NOW)
+    registry.aliases["champion"] = "3"
+    moves.record(store, registry.client, NOW + 1)
+    manual.promote(store, registry.client, "2", "ada", "", NOW + 2)
+    assert registry.tags[PREVIOUS_TAG] == "3"
+
+
 def test_a_challenger_taken_or_set_in_mlflow_is_a_move_by_hand() -> None:
     store, registry = world()
     start_test(store, registry, "2")
