@@ -35,7 +35,7 @@ def automations(block: UUID) -> Iterator[Automation]:
     ended = {"prefect.flow-run.Failed", "prefect.flow-run.Crashed"}
     yield _automation(failed, block, RUN, trigger=_of("cycle", ended))
     yield _automation(rollback, block, RUN, trigger=_of("rollback", {"prefect.flow-run.RolledBack"}))
-    finished = {f"prefect.flow-run.{name}" for name in ("Undecided", "Promoted", "Rejected", "NoExperiment")}
+    finished = {f"prefect.flow-run.{name}" for name in ("Undecided", "Promoted", "Rejected", "Broken", "NoExperiment")}
     minutes = f'": no run of the watch has finished for {SILENT.total_seconds() / 60:.0f} minutes"'
     yield _automation(
         stuck, block, minutes, trigger=_of("experiment", finished, posture=Posture.Proactive, threshold=1, within=SILENT)

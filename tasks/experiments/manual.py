@@ -148,7 +148,7 @@ def _newest_retired(store: ObjectStore, registry: Registry, aliases: Aliases) ->
 def _move(store: ObjectStore, registry: Registry, planned: Plan, decision: Decision) -> Decision:
     """End the running experiment and carry out a move."""
     if running := planned.running:
-        stopped = Verdict(verdict="reject", reason=f"stopped: version {planned.version} made champion by hand")
+        stopped = Verdict(verdict="broken", reason=f"stopped: version {planned.version} made champion by hand")
         release.conclude(store, registry, decision.model_copy(update={"experiment": running, "verdict": stopped}))
     return _carried(registry, release.conclude(store, registry, decision), planned)
 

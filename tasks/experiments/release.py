@@ -111,4 +111,4 @@ def void(experiment: ExperimentRecord, aliases: Aliases) -> Verdict | None:
         why = f"the challenger is {aliases.challenger or 'nobody'} now, the test was of {experiment.challenger}"
     else:
         return None
-    return Verdict(verdict="reject", reason=f"void: {why}")
+    return Verdict(verdict="broken", reason=f"void: {why}")

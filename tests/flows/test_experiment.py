@@ -68,9 +68,9 @@ def test_a_champion_moved_in_mlflow_is_recorded_and_ends_the_test(world: World) 
     world.registry.versions["3"] = {"cycle": ""}
     world.registry.aliases["champion"] = "3"
     state = experiment(return_state=True)
-    assert state.name == "Rejected" and "the champion is 3 now" in str(state.message)
+    assert state.name == "Broken" and "the champion is 3 now" in str(state.message)
     assert world.registry.aliases == {"champion": "3"}
-    assert [move.kind for move in log.backwards(world.store)] == ["reject", "by_hand", "open", "begin"]
+    assert [move.kind for move in log.backwards(world.store)] == ["stop", "by_hand", "open", "begin"]
 
 
 def test_a_manual_move_whose_run_was_killed_is_completed(world: World) -> None:

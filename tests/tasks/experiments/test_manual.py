@@ -71,8 +71,8 @@ def test_promoting_another_version_ends_the_test() -> None:
     manual.promote(store, registry.client, "3", "ada", "", NOW + 1)
     assert registry.aliases == {"champion": "3"} and registry.client.aliases().experiment is None
     ended = decision_of(store, experiment.id)
-    assert ended and (ended.verdict.verdict, ended.by) == ("reject", "ada")
-    assert states(registry) == {"1": "retired", "2": "failed", "3": "champion"}
+    assert ended and (ended.verdict.verdict, ended.by) == ("broken", "ada")
+    assert states(registry) == {"1": "retired", "2": "candidate", "3": "champion"}
 
 
 def test_each_rollback_goes_one_champion_further_back_and_never_to_one_that_was_rolled_back() -> None:

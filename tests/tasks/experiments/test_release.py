@@ -66,7 +66,7 @@ def test_an_experiment_whose_champion_was_replaced_is_void_and_moves_no_alias() 
     for champion, challenger, words in (("3", "2", "the champion is 3 now"), ("1", None, "the challenger is nobody now")):
         verdict = release.void(experiment, Aliases(champion, challenger, experiment, None))
         assert verdict
-        assert verdict.verdict == "reject" and words in verdict.reason
+        assert verdict.verdict == "broken" and words in verdict.reason
     release.conclude(store, registry.client, decision(experiment, YES, NOW))
     assert registry.aliases == {"champion": "3"}
 
