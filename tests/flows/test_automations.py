@@ -5,6 +5,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from prefect.automations import Automation
@@ -13,8 +14,9 @@ from prefect.client.orchestration import get_client
 from flows.cycle import cycle
 from infra.settings import Settings
 from infra.settings.schema import Orchestration
-from infra.stack import automations
-from infra.stack.parts import UNUSED_SERVICES, unused_services
+from infra.stack import automations, control
+from infra.stack.parts import UNUSED_SERVICES, parts, unused_services
+from infra.stack.supervision import Supervisor
 from tests.flows.conftest import World
 
 pytestmark = pytest.mark.stack
@@ -78,6 +80,15 @@ def test_a_failed_cycle_is_posted_with_its_reason(world: World, webhook: tuple[l
     while not posted and time.monotonic() < deadline:
         time.sleep(0.1)
     assert posted and posted[0]["text"].startswith("tabloop: cycle failed: Failed: ") and "champion" in posted[0]["text"]
+
+
+def test_a_start_of_the_stack_makes_automations_only_with_a_webhook(tmp_path: Path) -> None:
+    def steps(settings: Settings) -> set[str]:
+        started = {"worker": parts(settings)["worker"]}
+        return set(control._plan(settings, Supervisor(tmp_path), started, 1.0, threading.Event()))
+
+    with_webhook = Settings(orchestration=Orchestration(webhook="http://127.0.0.1:1/"))
+    assert steps(with_webhook) - steps(Settings()) == {"automations"}
 
 
 def test_the_local_server_evaluates_automations_only_with_a_webhook() -> None:
