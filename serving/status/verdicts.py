@@ -75,13 +75,14 @@ def add_verdict(app: FastAPI, sources: VerdictSources) -> None:
 def measurement(sources: VerdictSources) -> dict[str, Any]:
     """Return the verdict on the running test, else on the last one; "none" where nothing was tested yet."""
     running, last = sources.arms.experiment, sources.data.analysis
+    time: float | None = None
     if running and (last is None or last.experiment.id != running.id):  # opened since the gate last looked
-        verdict, experiment, time = Verdict(verdict="undecided", reason="the gate has not looked yet"), running, None
+        verdict, experiment = Verdict(verdict="undecided", reason="the gate has not looked yet"), running
     elif last:
         final = _decision(sources.data, last.experiment.id) or last
         verdict, experiment, time = final.verdict, last.experiment, final.decided
     else:
-        empty = {name: None for name in FIELDS}
+        empty: dict[str, Any] = dict.fromkeys(FIELDS)
         return empty | {"verdict": "none", "reason": "nothing was tested yet", "running": False, "requests": {}, "users": {}}
     return {
         **{name: getattr(verdict, name) for name in ("verdict", "reason", "estimate", "low", "high", "requests", "users")},
