@@ -93,7 +93,7 @@ async def bodies(settings: Settings, folder: Path) -> list[Figure]:
     """
     token = settings.serving.token.get_secret_value() if settings.serving.token else ""
     secrets = {name: json.dumps(text).encode() for name, text in hostile_texts(random.Random(0)).items()}
-    requests = {key: _request(key[0], body, token) for key, body in hostile_bodies(STRUCTURES, TEXTS | secrets).items()}
+    requests = {key: _request(key[0], body, token) for key, body in hostile_bodies(STRUCTURES, {**TEXTS, **secrets}).items()}
     async with running_app(folder, {}) as (app, port, _):
         await ready(port)
         alone = [await _longest_cpu(port, app.pid, raw, 1) for raw in requests.values()]
