@@ -55,6 +55,10 @@ class Position:
     """Text after the removed span."""
     truth: str
     """The removed span: what the file holds there; never part of a prompt."""
+    language: str = ""
+    """Extension of the file or name of the language; empty if unknown."""
+    project: str = ""
+    """Repository of the file; empty if unknown."""
 
 
 class Code:

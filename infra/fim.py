@@ -4,6 +4,7 @@ Prefix and suffix are tokenised separately and framed by token id, so code that 
 FIM: Bavarian et al. 2022, "Efficient Training of Language Models to Fill in the Middle" (PSM and SPM orders).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
@@ -150,6 +151,18 @@ class Renderer:
         if self.order == "psm":
             return [begin, *before, end, *after, middle]
         return [end, *after, begin, *before, middle]
+
+    def code_of(self, prompt: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Return the token ids of the code before and after the cursor of a rendered prompt, in either order."""
+        begin, end, middle = self._id(PREFIX), self._id(SUFFIX), self._id(MIDDLE)
+        parts: dict[int, list[int]] = {begin: [], end: [], middle: []}
+        part: list[int] = []
+        for token in prompt:
+            if token in parts:
+                part = parts[token]
+            else:
+                part.append(token)
+        return parts[begin], parts[end]
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text; markers in it are plain text."""

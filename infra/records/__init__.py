@@ -20,6 +20,7 @@ from infra.records.experiments import (
     Verdict,
     VerdictName,
 )
+from infra.records.heldout import Case, HeldOutPlace, HeldOutSet, Program
 from infra.records.measures import QUICK_MS, RATIOS, MeasuredGroup, Measures
 from infra.records.moves import Change, Move, MoveKind, State
 
@@ -30,6 +31,7 @@ __all__ = [
     "Arm",
     "ArmEvidence",
     "Bucket",
+    "Case",
     "Change",
     "CheckResult",
     "Completion",
@@ -39,6 +41,8 @@ __all__ = [
     "Feedback",
     "FinishReason",
     "Forgotten",
+    "HeldOutPlace",
+    "HeldOutSet",
     "LabelOutcome",
     "Manifest",
     "MeasuredGroup",
@@ -53,6 +57,7 @@ __all__ = [
     "Plan",
     "PlannedMetric",
     "Profile",
+    "Program",
     "Quarantined",
     "Rate",
     "Record",

@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from infra.records.base import LabelOutcome, ObjectReference, Record
+from infra.records.heldout import HeldOutSet
 from infra.records.measures import MeasuredGroup
 
 Bucket = Literal[
@@ -153,6 +154,8 @@ class Manifest(Record):
     """Reward totals by language and length, for later baselines; empty in manifests written before this field existed."""
     measures: tuple[MeasuredGroup, ...] = ()
     """What the window's completions were worth, for all and by group; empty in manifests written before this field existed."""
+    held_out: tuple[HeldOutSet, ...] = ()
+    """The sets that the candidate is scored on; empty in manifests written before this field existed."""
     code: str = ""
     """Version of the code that sealed the cycle (infra/version.py)."""
     run: str = ""

@@ -1,8 +1,9 @@
 """Settings of the held-out evaluation and its judge."""
 
-from typing import Literal
+from pathlib import Path
+from typing import Literal, Self
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, model_validator
 
 from infra.settings.section import Section
 
@@ -20,11 +21,44 @@ class Judge(Section):
     """Timeout of one judgement, in seconds."""
 
 
+class HeldOut(Section):
+    """A held-out set (infra/docs/evaluation.md, "Held-out sets")."""
+
+    name: str = Field(pattern=r"^[\w.-]+$")
+    """Name of the set, as in reports."""
+    kind: Literal["packages", "directory", "team", "code_fim", "humaneval_infilling", "safim", "crosscodeeval"]
+    """packages: installed packages that the shipped base model never saw; directory: any directory of code; team: what the team
+    itself wrote; the others: a public benchmark from local files."""
+    path: Path | None = None
+    """Directory of the code, or file of the benchmark (JSONL or Parquet); none for packages and team."""
+    places: int = Field(0, ge=0)
+    """Number of places; 0: `evaluate.samples`, and of a benchmark all."""
+    seed: int = 1
+    """Seed of the choice of places."""
+    key: str = "tabloop"
+    """Key of the hash that draws the scored files or repositories; with another key, others are scored."""
+    share: float = Field(0.25, gt=0, le=1)
+    """Share of a directory's files or repositories that is scored."""
+    split: Literal["file", "repository"] = "file"
+    """Whether files or whole repositories (folders with a `.git`) of a directory are drawn."""
+    several_lines: float = Field(0.0, ge=0, le=1)
+    """Share of a directory's places whose removed text covers one to three further lines."""
+
+    @model_validator(mode="after")
+    def _has_its_path(self) -> Self:
+        if (self.path is None) != (self.kind in ("packages", "team")):
+            expected = "no path" if self.kind in ("packages", "team") else "the path of a directory or a file"
+            raise ValueError(f"set {self.name!r} of kind {self.kind!r}: path = {str(self.path)!r}, expected {expected}")
+        return self
+
+
 class Evaluate(Section):
     samples: int = Field(400, ge=10)
     """Number of held-out positions to score a candidate on."""
     seed: int = 1
     """Seed of the choice of positions."""
+    sets: tuple[HeldOut, ...] = (HeldOut(name="packages", kind="packages"),)
+    """The sets that a candidate is scored on. A team that writes another language than Python names its own code here."""
     max_drop: float = Field(0.05, ge=0)
     """Maximum drop of the judge's mean score below the champion's, as a share of the judge's scale; beyond it the candidate is
     refused."""

@@ -1,0 +1,31 @@
+"""Build the held-out sets that the settings name, apart from the team's own (tasks/versions/heldout.py)."""
+
+from evals import positions
+from evals.heldout import directory
+from evals.heldout.packages import held_out_files, site_packages
+from evals.heldout.sets import Places, place_of
+from infra.language import language
+from infra.settings import path
+from infra.settings.evaluation import Evaluate, HeldOut
+
+
+def build(wanted: HeldOut, evaluate: Evaluate) -> Places:
+    """Return a set's places.
+
+    Raises:
+        ValueError: the set's files are missing, malformed or too few.
+    """
+    match wanted.kind:
+        case "packages":
+            return _packages(wanted.name, wanted.places or evaluate.samples, evaluate.seed)
+        case "directory":
+            assert wanted.path  # the settings refuse a directory without one
+            return directory.places(wanted, path(wanted.path), wanted.places or evaluate.samples)
+        case _:
+            raise ValueError(f"set {wanted.name!r}: kind {wanted.kind!r} is not built here")
+
+
+def _packages(name: str, count: int, seed: int) -> Places:
+    sources = positions.scored_sources(positions.read_sources(held_out_files(), [site_packages()]))
+    drawn = positions.sample_positions(sources, count, seed)
+    return Places(name, tuple(place_of(p, p.file.split("/")[0], language(p.file)) for p in drawn))
