@@ -59,6 +59,8 @@ class Position:
     """Extension of the file or name of the language; empty if unknown."""
     project: str = ""
     """Repository of the file; empty if unknown."""
+    user: str = ""
+    """Keyed hash of the user who wrote the truth; empty if nobody of the team did."""
 
 
 class Code:

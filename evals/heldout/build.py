@@ -1,7 +1,7 @@
 """Build the held-out sets that the settings name, apart from the team's own (tasks/versions/heldout.py)."""
 
 from evals import positions
-from evals.heldout import directory
+from evals.heldout import benchmarks, directory
 from evals.heldout.packages import held_out_files, site_packages
 from evals.heldout.sets import Places, place_of
 from infra.language import language
@@ -21,8 +21,11 @@ def build(wanted: HeldOut, evaluate: Evaluate) -> Places:
         case "directory":
             assert wanted.path  # the settings refuse a directory without one
             return directory.places(wanted, path(wanted.path), wanted.places or evaluate.samples)
-        case _:
-            raise ValueError(f"set {wanted.name!r}: kind {wanted.kind!r} is not built here")
+        case "team":
+            raise ValueError(f"set {wanted.name!r}: a set of kind 'team' is made from a cycle's requests, not from files")
+        case "code_fim" | "humaneval_infilling" | "safim" | "crosscodeeval":
+            assert wanted.path
+            return benchmarks.places(wanted, path(wanted.path))
 
 
 def _packages(name: str, count: int, seed: int) -> Places:

@@ -45,7 +45,9 @@ def places(settings: HeldOut, root: Path, count: int) -> Places:
         TooLittleCode: the directory is missing or holds too few places.
     """
     if not root.is_dir():
-        raise TooLittleCode(f"evaluate.sets, set {settings.name!r}: path = {str(root)!r} is no directory; expected a folder of code")
+        raise TooLittleCode(
+            f"evaluate.sets, set {settings.name!r}: path = {str(root)!r} is no directory; expected a folder of code"
+        )
     sources = {source.name: source for source in read_code(root)}
     projects = {name: _repository(root, name) for name in sources}
     unit = projects if settings.split == "repository" else {name: name for name in sources}

@@ -34,7 +34,9 @@ def write(store: ObjectStore, found: Places, folder: str = FOLDER) -> HeldOutSet
     """
     repeated = [id for id, count in Counter(place.id for place in found.places).items() if count > 1]
     if repeated:
-        raise DuplicateId(f"held-out set {found.name!r}: id {repeated[0]!r} occurs more than once; expected a name for each place")
+        raise DuplicateId(
+            f"held-out set {found.name!r}: id {repeated[0]!r} occurs more than once; expected a name for each place"
+        )
     body = to_parquet(found.places)
     digest = sha256([body])
     key = f"{folder}/held-out-{digest}.parquet"
@@ -64,4 +66,5 @@ def place_of(position: Position, project: str = "", language: str = "") -> HeldO
 
 def position_of(place: HeldOutPlace) -> Position:
     """Return a place as a position to complete."""
-    return Position(place.file, place.offset, place.prefix, place.suffix, place.truth, place.language, place.project)
+    names = ("file", "offset", "prefix", "suffix", "truth", "language", "project", "user")
+    return Position(**{name: getattr(place, name) for name in names})

@@ -17,6 +17,7 @@ Bucket = Literal[
     "duplicate",
     "quarantined",
     "opted_out",
+    "held_out",
     "withheld",
     "pinned",
     "new_user",

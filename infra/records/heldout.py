@@ -17,6 +17,8 @@ class Case(Record):
 class Program(Record):
     """How a completion is run: between `before` and `after` it makes a program."""
 
+    language: str = "py"
+    """Language of the program (infra/language.py)."""
     before: str
     """Source text before the completion."""
     after: str

@@ -37,8 +37,9 @@ class HeldOut(Section):
     """Seed of the choice of places."""
     key: str = "tabloop"
     """Key of the hash that draws the scored files or repositories; with another key, others are scored."""
-    share: float = Field(0.25, gt=0, le=1)
-    """Share of a directory's files or repositories that is scored."""
+    share: float = Field(0.25, ge=0, le=1)
+    """Share of a directory's files or repositories that is scored. Of the team's own set, share of the files that training never
+    touches, where requests name a file; 0.05 costs as much of the labels."""
     split: Literal["file", "repository"] = "file"
     """Whether files or whole repositories (folders with a `.git`) of a directory are drawn."""
     several_lines: float = Field(0.0, ge=0, le=1)

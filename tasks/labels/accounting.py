@@ -137,6 +137,7 @@ def classify(
     settings: Collect,
     counts: WindowCounts,
     trained: Collection[str] = frozenset(),
+    held_out: Collection[str] = frozenset(),
 ) -> RequestAccounting:
     """Put every labelled completion in its bucket.
 
@@ -147,8 +148,9 @@ def classify(
         distances: updates between each policy version and the version to train; None for a version that the registry lacks.
         until: requests after this time, in Unix seconds, wait for their labels.
         trained: ids of the completions on which the parent's ancestry was trained.
+        held_out: files, by keyed hash, that training never touches.
     """
-    classified = assign_buckets(labelled, distances, until, settings.max_staleness, trained)
+    classified = assign_buckets(labelled, distances, until, settings.max_staleness, trained, held_out)
     classified = cap_shares(classified, settings)
     classified = classified.filter(~pl.col("late") | (pl.col("bucket") == "trained"))
     late = int(classified["late"].sum())
@@ -176,7 +178,12 @@ def account_page(manifest: Manifest) -> str:
 
 
 def assign_buckets(
-    labelled: pl.DataFrame, distances: Mapping[str, int | None], until: float, max_staleness: int, trained: Collection[str]
+    labelled: pl.DataFrame,
+    distances: Mapping[str, int | None],
+    until: float,
+    max_staleness: int,
+    trained: Collection[str],
+    held_out: Collection[str] = frozenset(),
 ) -> pl.DataFrame:
     """Return each request with its bucket, the first that applies, before shares and totals are capped."""
     updates = pl.DataFrame(list(distances.items()), {"policy_version": pl.String, "distance": pl.Int64}, orient="row")
@@ -189,6 +196,8 @@ def assign_buckets(
         .then(pl.lit("opted_out"))
         .when(pl.col("time") > until)
         .then(pl.lit("waiting"))
+        .when(pl.col("file").is_in(pl.Series(list(held_out), dtype=pl.String).implode()))
+        .then(pl.lit("held_out"))
         .when("pinned")
         .then(pl.lit("pinned"))
         .when(pl.col("outcome") == "unjudged")

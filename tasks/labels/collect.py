@@ -8,6 +8,7 @@ from typing import cast
 import polars as pl
 import pyarrow.parquet as pq
 
+from evals.heldout.directory import is_scored
 from infra.cycles import manifest_of
 from infra.lineage import Lineage, lineage
 from infra.records import Manifest, Quarantined
@@ -90,7 +91,9 @@ def collect(store: ObjectStore, registry: Registry, settings: Settings, now: flo
         window=window,
         plan=plan,
         register=register,
-        accounting=classify(labelled, distances, window.until, settings.collect, counts, trained),
+        accounting=classify(
+            labelled, distances, window.until, settings.collect, counts, trained, held_out_files(labelled, settings)
+        ),
         orphans=orphans,
         malformed=malformed,
         skew=(plan.newest or now) - now,
@@ -104,6 +107,16 @@ def without_decided(store: ObjectStore, labelled: pl.DataFrame, manifests: Seque
         return labelled
     waiting = undecided(store, [m for m in manifests if m.until >= cast(float, late)])
     return labelled.filter(~pl.col("late") | pl.col("id").is_in(pl.Series(list(waiting), dtype=pl.String).implode()))
+
+
+def held_out_files(labelled: pl.DataFrame, settings: Settings) -> frozenset[str]:
+    """Return the files of some requests that training never touches, where models are scored on the team's own set.
+
+    A request that names no file is in none of them.
+    """
+    files = [file for file in labelled["file"].unique() if file]
+    teams = [wanted for wanted in settings.evaluate.sets if wanted.kind == "team"]
+    return frozenset(file for wanted in teams for file in files if is_scored(file, wanted.key, wanted.share))
 
 
 def register_after(store: ObjectStore, labelled: pl.DataFrame, until: float, settings: Settings, now: float) -> pl.DataFrame:

@@ -35,6 +35,7 @@ MEANINGS: dict[Bucket, str] = {
     "duplicate": "delivered again, or the parent's ancestry was trained on it",
     "quarantined": "not fit for training",
     "opted_out": "its user or project opted out",
+    "held_out": "training never touches its file, on which models are scored (evaluate.sets)",
     "withheld": "generated and not shown, and its settled text is not known",
     "pinned": "an administrator chose its version",
     "new_user": "its user was not known yet: its credential had collect.max_new_users new users on that day",

@@ -36,12 +36,12 @@ AT_ONCE = 2
 TOKEN_FIELDS = ("prompt_token_ids", "token_ids", "logprobs", "token_ends")
 FACTS = (
     "late",
-    *("id", "time", "project", "user", "credential", "policy_version", "arm", "experiment", "assigned", "temperature"),
-    *("top_p", "ttft_ms", "total_ms"),
+    *("id", "time", "project", "user", "credential", "file", "policy_version", "arm", "experiment", "assigned"),
+    *("temperature", "top_p", "ttft_ms", "total_ms"),
     *("finish_reason", "language", "opted_out", "redacted", "mixed", "behaviour_logprobs", "withheld", "pinned", "exploring"),
     "blank",
 )
-"""Columns of a completion that leave its partition, beside its settled text: about 300 bytes."""
+"""Columns of a completion that leave its partition, beside its settled text: about 330 bytes."""
 OFF = Hindsight(on=False)
 ID_COLUMNS = (*WHO, "id", "client_id", "completion_id")
 """Columns of every event that the plan reads, beside its time."""

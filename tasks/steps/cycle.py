@@ -1,5 +1,6 @@
 """The steps of the flow `cycle`."""
 
+import math
 import shutil
 import time
 from collections.abc import Sequence
@@ -16,7 +17,8 @@ from infra import cycles
 from infra import settings as settings_
 from infra.events import tombstones
 from infra.fim import Renderer
-from infra.records import CycleOutcome, ExperimentRecord, Manifest
+from infra.lineage import lineage
+from infra.records import CycleOutcome, ExperimentRecord, HeldOutSet, Manifest
 from infra.settings import Settings
 from infra.settings.training import Train
 from infra.store import ObjectStore, sha256
@@ -38,10 +40,11 @@ from tasks.trainer.run import Candidate, TrainerOutput, UpdateInputs, UpdateRefu
 from tasks.validation import batch, drift, quarantine, suite
 from tasks.validation.quarantine import ValidationEvidence
 from tasks.versions import evaluate as evaluating
+from tasks.versions import heldout, team, tracking
 from tasks.versions import register as registering
-from tasks.versions import tracking
 from tasks.versions.evaluate import Evaluation
 from tasks.versions.register import Registered
+from tasks.versions.trained import TrainedText
 
 
 @dataclass(frozen=True)
@@ -154,6 +157,7 @@ def reward(settings: Settings, validated: Validated) -> Manifest | Waiting:
     tombstones.check(store, requests)  # the tokens of erased subjects cannot be read any more
     body = samples.parquet(samples.tables(store, plan.partitions, batch, tokens))
     cycle = cycles.next_name(cycles.index(store))
+    held_out = held_out_sets(settings, cycle, collected, body)
     tombstones.check(store, requests)
     reasons = {"quarantined": collected.accounting.reasons, "orphans": collected.orphans}
     store.put_json(cycles.key(cycle, "validation.json"), reasons)
@@ -161,7 +165,33 @@ def reward(settings: Settings, validated: Validated) -> Manifest | Waiting:
     users.write(store, cycle, sha256([body]), collected.register)
     totals = reward_totals(*(batch[name].to_list() for name in ("reward", "tokens", "language")))
     fields = sealing.manifest_fields(collected, validated.evidence, time.time())
-    return sealing.seal(store, cycle, fields | {"returns": totals, "run": flow_run.id or ""}, body, settings)
+    fields |= {"returns": totals, "held_out": held_out, "run": flow_run.id or ""}
+    return sealing.seal(store, cycle, fields, body, settings)
+
+
+def held_out_sets(settings: Settings, cycle: str, collected: Collected, body: bytes) -> tuple[HeldOutSet, ...]:
+    """Write the sets that the cycle's candidate is scored on, compared with its samples and those of its ancestry."""
+    store, registry, model = clients.store_of(settings), clients.registry_of(settings), settings.model
+    tokenizer = Tokenizer.from_file(str(clients.checkpoint_of(settings, collected.parent) / "tokenizer.json"))
+    trained = TrainedText(
+        store, tokenizer, Renderer(tokenizer, model.fim_order, model.max_prefix_tokens, model.max_suffix_tokens)
+    )
+    ancestry = collecting.ancestry(store, lineage(registry.versions()), collected.parent, -math.inf)
+    plan, accounting, lines = collected.plan.partitions, collected.accounting, settings.collect.hindsight.lines
+    written = heldout.prepare(
+        store,
+        settings.evaluate,
+        cycle,
+        lambda wanted, count: team.places(store, plan, accounting, wanted, count, lines),
+        trained.of_samples(body),
+        ancestry,
+        trained.of_cycles,
+    )
+    for one in written:
+        get_run_logger().info(
+            "held-out set %s: %d places, left out %s", one.name, one.places.rows - len(one.trained), one.left_out
+        )
+    return written
 
 
 def settled_tokens(settings: Settings, parent: str, batch: pl.DataFrame) -> SettledTokens | None:

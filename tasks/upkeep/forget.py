@@ -29,7 +29,9 @@ from infra.store import AlreadyExists, ObjectStore
 from tasks.labels.users import USERS
 
 EVENTS, OFFLINE = "events/", "offline/"
-SAMPLES, QUARANTINED, REQUESTS = "samples-", "quarantined-", "requests-"
+SAMPLES, QUARANTINED, REQUESTS, HELD_OUT = "samples-", "quarantined-", "requests-", "held-out-"
+ROWS = (SAMPLES, QUARANTINED, REQUESTS, HELD_OUT, USERS)
+"""Objects of a cycle whose rows name a user."""
 
 
 class NobodyNamed(ValueError):
@@ -156,7 +158,7 @@ def clean_cycle(
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Remove the erased rows of a cycle's objects; return their number by object, and those that wait for the cycle's end."""
     erased = tombstones.subjects(records)
-    keys = [f"cycles/{cycle}/{name}" for name in sorted(objects) if name.startswith((SAMPLES, QUARANTINED, REQUESTS, USERS))]
+    keys = [f"cycles/{cycle}/{name}" for name in sorted(objects) if name.startswith(ROWS)]
     affected = {key: rows for key in keys if (rows := count(store, key, erased))}
     # An unfinished cycle keeps its samples; a cycle without a manifest may be sealed at this moment.
     kept = {key: rows for key, rows in affected.items() if "outcome.json" not in objects and SAMPLES in key}

@@ -13,15 +13,14 @@ from infra.records import Forgotten
 from infra.registry import Registry
 from infra.settings import Settings
 from infra.store import ObjectStore
-from tasks.labels.users import USERS
 from tasks.upkeep import checkpoint_gc
 from tasks.upkeep.checkpoint_gc import CHECKPOINTS, DAY, OPTIMIZERS, ExpiredUpload
 from tasks.upkeep.compaction import HOUR, hour_of
-from tasks.upkeep.forget import QUARANTINED, REQUESTS, SAMPLES, Forgetting, sweep
+from tasks.upkeep.forget import ROWS, Forgetting, sweep
 
 SLACK = 2 * DAY
 """Readers look a day further back than their window, since a segment may have been opened before it."""
-ROWS = (SAMPLES, QUARANTINED, REQUESTS, USERS, "docs/", "validation.json")
+OLD = (*ROWS, "docs/", "validation.json")
 """Objects of a cycle that hold rows of single requests."""
 
 
@@ -100,7 +99,7 @@ def old_rows(store: ObjectStore, before: float) -> list[str]:
     """Return the objects with rows of ended cycles that were sealed before a time."""
     old: list[str] = []
     for cycle, objects in cycles.index(store).items():
-        rows = [f"cycles/{cycle}/{name}" for name in sorted(objects) if name.startswith(ROWS)]
+        rows = [f"cycles/{cycle}/{name}" for name in sorted(objects) if name.startswith(OLD)]
         if rows and {"manifest.json", "outcome.json"} <= objects and cycles.manifest_of(store, cycle).created < before:
             old += rows
     return old

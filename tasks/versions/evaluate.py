@@ -6,16 +6,21 @@ Generation imports torch and transformers, so evals.evaluation is imported insid
 import hashlib
 import json
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter
 
+from evals.positions import Position
+from infra import cycles
 from infra import settings as configuration
 from infra.settings import Settings
 from infra.settings.schema import Evaluate
 from infra.store import ObjectStore
+from tasks.versions import heldout
+from tasks.versions.heldout import ScoredSet
 
 if TYPE_CHECKING:
     from evals.evaluation import Scores
@@ -47,38 +52,57 @@ def evaluate(store: ObjectStore, settings: Settings, candidate: Path, champion: 
     Raises:
         EvaluationBroken: the judge failed too often.
     """
-    key = f"cycles/{cycle}/evaluation.json"
-    scores = scores_of(store, settings, candidate)
-    baseline = scores_of(store, settings, champion)
+    manifest = cycles.manifest_of(store, cycle)
+    held_out = heldout.scored_sets(store, manifest, settings.evaluate)
+    scores = scores_on(store, settings, candidate, held_out)
+    baseline = scores_on(store, settings, champion, held_out)
     result = gate(scores, baseline, settings.evaluate)
-    store.put_json(key, {**asdict(result), "positions": [asdict(p) for p in scores.by_position]})
+    # What the team wrote stands in its set alone, where `forget` finds it.
+    texts = [place.user == "" for one in held_out for place in one.scored]
+    rows = [
+        asdict(p) if open_text else asdict(replace(p, completion="", truth=""))
+        for p, open_text in zip(scores.by_position, texts, strict=True)
+    ]
+    sets = [one.model_dump(mode="json") for one in manifest.held_out]
+    store.put_json(cycles.key(cycle, "evaluation.json"), {**asdict(result), "held_out": sets, "positions": rows})
     return result
 
 
-def scores_of(store: ObjectStore, settings: Settings, checkpoint: Path) -> "Scores":
-    """Return a checkpoint's scores: the stored ones for its weights and settings, otherwise new ones, which it stores."""
+def scores_on(store: ObjectStore, settings: Settings, checkpoint: Path, held_out: Sequence[ScoredSet]) -> "Scores":
+    """Return a checkpoint's scores at the places of all sets that training data do not hold."""
+    from evals.evaluation import summarise
+
+    by_set = [scores_of(store, settings, checkpoint, one) for one in held_out]
+    rows = (zip(one.places, s.by_position, strict=True) for one, s in zip(held_out, by_set, strict=True))
+    kept = tuple(score for pairs, one in zip(rows, held_out, strict=True) for place, score in pairs if one.scores(place))
+    return summarise(kept, by_set[0].judge, by_set[0].temperature, sum(scores.seconds for scores in by_set))
+
+
+def scores_of(store: ObjectStore, settings: Settings, checkpoint: Path, held_out: ScoredSet) -> "Scores":
+    """Return a checkpoint's scores at all places of a set: the stored ones for its weights, the set and the settings, otherwise
+    new ones, which it stores unless they hold text of the team."""
     from evals.evaluation import Scores
 
-    key = f"evaluations/{weights_sha256(checkpoint)[:16]}-{fingerprint(settings)}.json"
+    key = f"evaluations/{weights_sha256(checkpoint)[:16]}-{held_out.sha256[:16]}-{fingerprint(settings)}.json"
     adapter = TypeAdapter(Scores)
     try:
         return adapter.validate_python(store.get_json(key))
     except KeyError:
-        scores = score(settings, checkpoint)
-        store.put_json(key, asdict(scores))
+        scores = score(settings, checkpoint, held_out.positions)
+        if not any(place.user for place in held_out.places):
+            store.put_json(key, asdict(scores))
         return scores
 
 
-def score(settings: Settings, checkpoint: Path) -> "Scores":
-    """Complete the held-out positions at the served temperature."""
+def score(settings: Settings, checkpoint: Path, positions: Sequence[Position]) -> "Scores":
+    """Complete the positions at the served temperature."""
     from evals import judge
     from evals.evaluation import evaluate as evaluate_checkpoint
-    from evals.evaluation import held_out_positions
 
     evaluation = settings.evaluate
     return evaluate_checkpoint(
         configuration.path(checkpoint),
-        held_out_positions(evaluation.samples, evaluation.seed),
+        positions,
         settings.model,
         settings.serving.sampling,
         judge.build(evaluation.judge),
@@ -99,7 +123,7 @@ def weights_sha256(checkpoint: Path) -> str:
 
 def fingerprint(settings: Settings) -> str:
     """Return the checksum of the settings that affect a score."""
-    parts = (settings.evaluate.samples, settings.evaluate.seed, settings.evaluate.judge.kind, settings.evaluate.judge.model)
+    parts = (settings.evaluate.seed, settings.evaluate.judge.kind, settings.evaluate.judge.model)
     text = json.dumps([*parts, settings.serving.sampling.model_dump(mode="json"), settings.model.fim_order])
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 

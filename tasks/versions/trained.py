@@ -4,8 +4,8 @@ The text of a sample is the code around the cursor with what was written there, 
 """
 
 import io
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 
 import pyarrow.parquet as pq
 from tokenizers import Tokenizer
@@ -21,42 +21,53 @@ BATCH = 4096
 COLUMNS = ["prompt_token_ids", "token_ids", "settled_token_ids"]
 
 
-def hashes_of_samples(samples: bytes, tokenizer: Tokenizer, renderer: Renderer) -> Hashes:
-    """Return the shingles of samples (Parquet of infra.records.Sample), each once, sorted."""
-    found: Hashes = union([])
-    file = pq.ParquetFile(io.BytesIO(samples))
-    columns = [name for name in COLUMNS if name in file.schema_arrow.names]
-    for batch in file.iter_batches(BATCH, columns=columns):
-        parts: list[Sequence[int]] = []
-        for row in batch.to_pylist():
-            before, after = renderer.code_of(row["prompt_token_ids"])
-            middles = {tuple(row[name] or ()) for name in columns[1:]}
-            parts += [[*before, *middle, *after] for middle in middles]
-        # Tokens are decoded as one text: a word may be cut at the cursor.
-        texts = tokenizer.decode_batch(parts, skip_special_tokens=True)
-        found = union([found, *map(shingles, texts)])
-    return found
+@dataclass(frozen=True)
+class TrainedText:
+    """Reads the text of samples."""
+
+    store: ObjectStore
+    tokenizer: Tokenizer
+    renderer: Renderer
+
+    def of_samples(self, samples: bytes) -> Hashes:
+        """Return the shingles of samples (Parquet of infra.records.Sample), each once, sorted."""
+        found: Hashes = union([])
+        file = pq.ParquetFile(io.BytesIO(samples))
+        columns = [name for name in COLUMNS if name in file.schema_arrow.names]
+        for batch in file.iter_batches(BATCH, columns=columns):
+            parts: list[Sequence[int]] = []
+            for row in batch.to_pylist():
+                before, after = self.renderer.code_of(row["prompt_token_ids"])
+                middles = {tuple(row[name] or ()) for name in columns[1:]}
+                parts += [[*before, *middle, *after] for middle in middles]
+            # Tokens are decoded as one text: a word may be cut at the cursor.
+            texts = self.tokenizer.decode_batch(parts, skip_special_tokens=True)
+            found = union([found, *map(shingles, texts)])
+        return found
+
+    def of_cycles(self, manifests: Iterable[Manifest]) -> tuple[Hashes, tuple[str, ...]]:
+        """Return the shingles of what cycles trained on, and the cycles whose samples retention removed."""
+        found: list[Hashes] = []
+        unknown: list[str] = []
+        for manifest in manifests:
+            try:
+                found.append(self.of_samples(self.store.get(manifest.samples.key)))
+            except KeyError:
+                unknown.append(manifest.cycle)
+        return union(found), tuple(sorted(unknown))
 
 
-def hashes_of_cycles(
-    store: ObjectStore, manifests: Iterable[Manifest], tokenizer: Tokenizer, renderer: Renderer
-) -> tuple[Hashes, tuple[str, ...]]:
-    """Return the shingles of what cycles trained on, and the cycles whose samples retention removed."""
-    found: list[Hashes] = []
-    unknown: list[str] = []
-    for manifest in manifests:
-        try:
-            body = store.get(manifest.samples.key)
-        except KeyError:
-            unknown.append(manifest.cycle)
-            continue
-        found.append(hashes_of_samples(body, tokenizer, renderer))
-    return union(found), tuple(sorted(unknown))
+def with_trained(
+    written: HeldOutSet, found: Places, trained: Hashes, known: Collection[str], unchecked: Sequence[str]
+) -> HeldOutSet:
+    """Return a set with the places that training data hold named as such, and counted as left out.
 
-
-def with_trained(written: HeldOutSet, found: Places, trained: Hashes, unchecked: Sequence[str]) -> HeldOutSet:
-    """Return a set with the places that training data hold named as such, and counted as left out."""
-    ids = tuple(place.id for place in found.places if is_trained(place, trained))
+    Args:
+        trained: shingles of training data, sorted.
+        known: ids of places that other training data hold.
+        unchecked: cycles whose training data are gone.
+    """
+    ids = tuple(place.id for place in found.places if place.id in known or is_trained(place, trained))
     left_out = written.left_out | ({"trained_on": len(ids)} if ids else {})
     return written.model_copy(update={"trained": ids, "left_out": left_out, "unchecked": tuple(unchecked)})
 
@@ -64,9 +75,3 @@ def with_trained(written: HeldOutSet, found: Places, trained: Hashes, unchecked:
 def is_trained(place: HeldOutPlace, trained: Hashes) -> bool:
     """Return whether training data hold the place's text as it stands in its code."""
     return containment(shingles_of_place(place.prefix, place.truth, place.suffix), trained) >= NEAR
-
-
-def untrained(found: Places, written: HeldOutSet) -> Places:
-    """Return the places of a set on which models are scored in a cycle."""
-    trained = frozenset(written.trained)
-    return replace(found, places=tuple(place for place in found.places if place.id not in trained))

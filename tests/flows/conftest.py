@@ -1,5 +1,6 @@
 """Prefect's own server for the tests of the flows, and a store and a registry in memory for their steps."""
 
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -11,7 +12,7 @@ from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settin
 from prefect.testing.utilities import prefect_test_harness
 
 from infra.records import Completion, Feedback, Verdict
-from infra.settings import Settings
+from infra.settings import ROOT, Settings
 from infra.settings.schema import Collect, Experiment
 from tasks.experiments import release
 from tasks.steps import clients
@@ -19,7 +20,7 @@ from tasks.trainer import run
 from tasks.validation import suite
 from tasks.versions import evaluate, register, tracking
 from tests.tasks.made import NOW, MemoryRegistry, MemoryStore, completion, decision, feedback, metrics
-from tests.tasks.versions.test_evaluate import scores
+from tests.tasks.versions.test_evaluate import scores_at
 
 
 @pytest.fixture(scope="session")
@@ -93,10 +94,15 @@ def world(prefect: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Wor
         folder = tmp_path / f"version-{version}"
         folder.mkdir(exist_ok=True)
         (folder / "model.safetensors").write_text(f"version {version}")
+        shutil.copy(ROOT / settings.model.base / "tokenizer.json", folder)
         return folder
 
     monkeypatch.setattr(clients, "checkpoint_of", checkpoint_of)
-    monkeypatch.setattr(evaluate, "score", lambda settings, path: scores(world.judge_score if path.name == "checkpoint" else 6.0))
+
+    def score(settings, path, positions):
+        return scores_at(positions, world.judge_score if path.name == "checkpoint" else 6.0)
+
+    monkeypatch.setattr(evaluate, "score", score)
     monkeypatch.setattr(suite, "validate", lambda samples, *_: suite.Validation(len(samples), 0, {}, ()))
 
     def log_run(settings, store, manifest, dataset, trained, evaluation):

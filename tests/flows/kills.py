@@ -10,6 +10,7 @@ import hashlib
 import logging
 import os
 import pickle
+import shutil
 import sys
 import time
 from contextlib import nullcontext
@@ -21,7 +22,7 @@ from prefect import Task
 import infra.settings
 from flows.cycle import cycle
 from infra.records import Manifest
-from infra.settings import Settings
+from infra.settings import ROOT, Settings
 from infra.store import ObjectStore
 from tasks.labels import partitions
 from tasks.steps import clients, step
@@ -30,7 +31,7 @@ from tasks.trainer import run as training
 from tasks.validation import suite
 from tasks.versions import evaluate, register, tracking
 from tests.tasks.made import metrics
-from tests.tasks.versions.test_evaluate import scores
+from tests.tasks.versions.test_evaluate import scores_at
 
 CHUNKS, CHUNK_BYTES = 16, 1 << 17
 """A checkpoint has 2 MB, so that some kills hit its upload."""
@@ -57,6 +58,7 @@ def checkpoint_of(settings: Settings, version: str) -> Path:
     folder = settings.train.folder / f"version-{version}"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.safetensors").write_text(version)
+    shutil.copy(ROOT / settings.model.base / "tokenizer.json", folder)
     return folder
 
 
@@ -73,7 +75,7 @@ def run(settings: Settings) -> None:
         (steps, "join_all", lambda given, window: [partitions.join_partition(clients.store_of(given), part) for part in window]),
         (clients, "checkpoint_of", checkpoint_of),
         (training, "train", train),
-        (evaluate, "score", lambda *_: scores(6.0)),
+        (evaluate, "score", lambda settings, path, positions: scores_at(positions)),
         (suite, "validate", lambda samples, *_: suite.Validation(samples.height, 0, {}, ())),
         (suite, "docs", lambda results: {"samples": "<html></html>"}),
         (tracking, "log_steps_live", lambda settings, cycle, say, warn: nullcontext(say)),

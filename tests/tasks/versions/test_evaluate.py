@@ -1,10 +1,12 @@
 """The held-out gate."""
 
 import math
+from collections.abc import Sequence
 
 import pytest
 
-from evals.evaluation import Mean, Scores
+from evals.evaluation import Mean, PositionScore, Scores, summarise
+from evals.positions import Position
 from infra.settings.schema import Evaluate
 from tasks.versions.evaluate import EvaluationBroken, gate
 
@@ -18,6 +20,12 @@ def scores(judged: float = 6.0, empty: float = 0.1, length: float = 12.0, failur
     return Scores(
         "reference", 0.8, mean(0.1), mean(0.4), mean(3.0), mean(judged), mean(empty), mean(length), failures, 1.0, by_position=()
     )
+
+
+def scores_at(positions: Sequence[Position], judged: float = 6.0) -> Scores:
+    """Return the scores of a model that gives every position the same text."""
+    rows = (PositionScore(p.file, p.offset, "x" * 12, p.truth, False, 0.4, 3, judged) for p in positions)
+    return summarise(tuple(rows), "reference", 0.8)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,234 @@
+"""A cycle's held-out sets: nothing that training data hold is scored, and the team's own text stays where it can be erased."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from evals.heldout import sets
+from evals.heldout.duplicates import Hashes
+from evals.heldout.sets import Places
+from infra.fim import Order, Renderer
+from infra.records import HeldOutPlace, HeldOutSet, Manifest, ObjectReference, Sample
+from infra.settings import ROOT, Settings
+from infra.settings.schema import Collect, Evaluate, Experiment, HeldOut
+from infra.store import to_parquet
+from tasks.labels.collect import Collected, collect
+from tasks.upkeep.forget import forget, request
+from tasks.upkeep.retention import retain
+from tasks.versions import evaluate, heldout, team
+from tasks.versions.heldout import NoPlaces, prepare, scored_sets
+from tasks.versions.trained import TrainedText, is_trained
+from tests.tasks.made import NOW, MemoryRegistry, MemoryStore, completion, feedback, sample
+from tests.tasks.versions.test_evaluate import scores_at
+
+TOKENIZER = Tokenizer.from_file(str(ROOT / "infra/base_model/tokenizer.json"))
+CODE = [(ROOT / "tests/data/code/service/internal" / name).read_text() for name in ("limiter.go", "orders.go")]
+OWN, NONE = HeldOut(name="own", kind="team", share=0.5, key="k"), np.empty(0, np.uint64)
+LIMITS = Settings(
+    collect=Collect(settle_seconds=10, join_seconds=60, max_user_share=1, max_user_weight=1),
+    evaluate=Evaluate(sets=(OWN,)),
+    experiment=Experiment(min_history_requests=0),
+)
+
+
+def place(text: str, truth: str, **fields: object) -> HeldOutPlace:
+    """Return the place of a text's only `truth`."""
+    prefix, suffix = text.split(truth)
+    return HeldOutPlace.model_validate({"id": truth, "file": "f", "prefix": prefix, "suffix": suffix, "truth": truth, **fields})
+
+
+def trained_sample(text: str, truth: str, renderer: Renderer, id: str = "c", sampled: str = "nothing") -> Sample:
+    """Return a sample at a place whose settled text is the truth."""
+    at = place(text, truth)
+    tokens = renderer.encode(sampled)
+    return sample(
+        id,
+        prompt_token_ids=renderer.render(at.prefix, at.suffix),
+        token_ids=tokens,
+        logprobs=[-0.5] * len(tokens),
+        settled_token_ids=renderer.encode(truth),
+    )
+
+
+def reader(store: MemoryStore, order: Order = "psm") -> TrainedText:
+    return TrainedText(store, TOKENIZER, Renderer(TOKENIZER, order, 160, 60))
+
+
+IN_LIMITER = "b = &bucket{tokens: l.burst, filled: now}"
+ELSEWHERE = "l.buckets[client] = b"
+IN_ORDERS = 'return nil, fmt.Errorf("order %d: %w", id, err)'
+
+
+@pytest.mark.parametrize("order", ["psm", "spm"])
+def test_a_place_is_trained_on_where_a_sample_holds_what_was_written_there(order: Order) -> None:
+    text = reader(MemoryStore(), order)
+    hashes = text.of_samples(to_parquet([trained_sample(CODE[0], IN_LIMITER, text.renderer)]))
+    assert is_trained(place(CODE[0], IN_LIMITER), hashes)
+    assert is_trained(place(CODE[0], ELSEWHERE), hashes)  # it stands in the sample's suffix
+    assert not is_trained(place(CODE[1], IN_ORDERS), hashes)
+    moved = CODE[1].replace("var order Order", IN_LIMITER + "\n" + "\n".join(CODE[0].split(IN_LIMITER)[1].splitlines()[:4]))
+    assert is_trained(place(moved, IN_LIMITER), hashes)
+
+
+def test_the_window_around_a_place_does_not_count_before_the_place_is_written() -> None:
+    text = reader(MemoryStore())
+    written = trained_sample(CODE[0].replace(ELSEWHERE, ""), IN_LIMITER, text.renderer)
+    hashes = text.of_samples(to_parquet([written]))
+    assert is_trained(place(CODE[0], IN_LIMITER), hashes)
+    assert not is_trained(place(CODE[0], ELSEWHERE), hashes)
+
+
+def test_what_was_sampled_counts_as_what_was_written_does() -> None:
+    text = reader(MemoryStore())
+    sampled = trained_sample(CODE[0], IN_LIMITER, text.renderer, sampled=IN_LIMITER)
+    hashes = text.of_samples(to_parquet([sampled.model_copy(update={"settled_token_ids": ()})]))
+    assert is_trained(place(CODE[0], IN_LIMITER), hashes)
+
+
+def manifest(cycle: str, samples: str = "", held_out: Sequence[HeldOutSet] = ()) -> Manifest:
+    reference = ObjectReference(key=samples or f"cycles/{cycle}/samples.parquet", sha256="0", rows=1)
+    return Manifest.model_validate(
+        {
+            **{"cycle": cycle, "created": NOW, "champion": "1", "parent": "1", "since": NOW, "until": NOW, "completions": ()},
+            **{"feedback": (), "samples": reference, "buckets": {}, "requests": 0, "settings_sha256": "0"},
+            "held_out": tuple(held_out),
+        }
+    )
+
+
+def test_places_that_any_cycle_of_the_ancestry_trained_on_are_left_out_and_old_comparisons_are_used_again() -> None:
+    store = MemoryStore()
+    text = reader(store)
+    found = Places("own", (place(CODE[0], IN_LIMITER), place(CODE[0], ELSEWHERE), place(CODE[1], IN_ORDERS)))
+    read: list[str] = []
+
+    def hashes_of(manifests: Sequence[Manifest]) -> tuple[Hashes, tuple[str, ...]]:
+        read.extend(one.cycle for one in manifests)
+        return text.of_cycles(manifests)
+
+    def sealed(cycle: str, own: Hashes, ancestry: Sequence[Manifest]) -> HeldOutSet:
+        read.clear()
+        return prepare(store, LIMITS.evaluate, cycle, lambda *_: found, own, ancestry, hashes_of)[0]
+
+    lines = [text.of_samples(to_parquet([trained_sample(CODE[1], IN_ORDERS, text.renderer)])), NONE]
+    store.put_rows("cycles/c1/samples.parquet", [trained_sample(CODE[0].split(ELSEWHERE)[0], IN_LIMITER, text.renderer)])
+    first = sealed("c2", NONE, [manifest("c1"), manifest("c0")])
+    assert (first.trained, first.left_out, first.unchecked, read) == ((IN_LIMITER,), {"trained_on": 1}, ("c0",), ["c1", "c0"])
+    store.put_rows("cycles/c2/samples.parquet", [])
+    earlier = [manifest("c2", held_out=[first]), manifest("c1"), manifest("c0")]
+    second = sealed("c3", lines[0], earlier)
+    assert (second.trained, second.left_out, second.unchecked) == ((IN_LIMITER, IN_ORDERS), {"trained_on": 2}, ("c0",))
+    assert read == []  # c2 was compared when it was sealed, with everything before
+    changed = replace(found, places=found.places[1:])
+    found = changed
+    assert sealed("c3", NONE, earlier).trained == () and read == ["c2", "c1", "c0"]
+    whole = scored_sets(store, manifest("c3", held_out=[second]), LIMITS.evaluate)[0]
+    assert [one.id for one in whole.scored] == [ELSEWHERE] and len(whole.positions) == 3
+
+
+def test_a_cycle_without_a_place_to_score_is_not_judged() -> None:
+    store = MemoryStore()
+    one = sets.write(store, Places("own", (place(CODE[0], IN_LIMITER),))).model_copy(update={"trained": (IN_LIMITER,)})
+    with pytest.raises(NoPlaces, match=r"c1: its held-out sets \['own'\].*evaluate.sets"):
+        scored_sets(store, manifest("c1", held_out=[one]), LIMITS.evaluate)
+
+
+def written(number: int, time: float, user: str = "u", file: str = "", settled: str | None = None) -> tuple[object, object]:
+    """Return a request and its rejection, after which the developer wrote something."""
+    name = f"{number}-{user[0]}"
+    text = f"settled_{number} = call({number})" if settled is None else settled
+    asked = completion(name, time=time, user=user, file=file, prefix=f"value_{number} = ")
+    told = feedback(name, time=time + 1, user=user, prefix=f"value_{number} = ", outcome="rejected", settled=text)
+    return asked, told
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    """Twenty requests of Ada and two of Bob before the window's end, in ten files, and four after it."""
+    store, ada, bob = MemoryStore(), "a" * 32, "b" * 32
+    pairs = [written(n, NOW + n, ada, f"{n % 10:032x}") for n in range(20)]
+    pairs += [written(n, NOW + n, bob) for n in (30, 31)]
+    pairs += [written(n, NOW + n, bob) for n in (95, 96)] + [written(n, NOW + n, ada) for n in (97, 98)]
+    pairs += [written(99, NOW + 99, ada, settled="x)")]
+    rows = [list(row) for row in zip(*pairs, strict=True)]
+    store.put_rows("events/completions/date=2027-01-15/hour=08/a.parquet", rows[0])  # type: ignore[arg-type]
+    store.put_rows("events/feedback/date=2027-01-15/hour=08/a.parquet", rows[1])  # type: ignore[arg-type]
+    return store
+
+
+@pytest.fixture
+def registry() -> MemoryRegistry:
+    registry = MemoryRegistry(v1={})
+    registry.aliases["champion"] = "1"
+    return registry
+
+
+@pytest.fixture
+def collected(store: MemoryStore, registry: MemoryRegistry) -> Collected:
+    return collect(store, registry.client, LIMITS, NOW + 100)
+
+
+def team_places(store: MemoryStore, collected: Collected, count: int = 100) -> Places:
+    return team.places(store, collected.plan.partitions, collected.accounting, OWN, count, lines=1)
+
+
+def test_the_teams_own_set_holds_later_text_and_files_that_training_never_touches(
+    store: MemoryStore, collected: Collected
+) -> None:
+    classified = collected.accounting.classified
+    held, trained = (set(classified.filter(bucket=name)["file"]) for name in ("held_out", "trained"))
+    assert len(held) >= 2 and len(trained - {""}) >= 2 and not held & trained
+    assert collected.accounting.buckets["held_out"] == 2 * len(held)
+    found = team_places(store, collected)
+    later = {one.id for one in found.places if one.file == one.id}
+    assert later == {"95-b", "96-b", "97-a", "98-a"}
+    assert {one.file for one in found.places} - later == held
+    assert all(one.prefix == f"value_{one.id.split('-')[0]} = " and one.truth.startswith("settled_") for one in found.places)
+    assert found.left_out["short"] == 1
+
+
+def test_developers_take_turns_in_a_set_that_is_smaller_than_what_they_wrote(store: MemoryStore, collected: Collected) -> None:
+    found = team_places(store, collected, 4)
+    assert sorted(one.user[0] for one in found.places) == ["a", "a", "b", "b"]
+    assert found.left_out["more_than_asked_for"] > 0
+
+
+@pytest.mark.parametrize(
+    ("settled", "whole", "lines", "truth"),
+    [
+        ("a\nb", True, 1, "a"),
+        ("a\nb", True, 0, "a\nb"),
+        ("a\nb", False, 0, "a"),
+        ("a", False, 1, None),
+        ("a", True, 1, "a"),
+    ],
+)
+def test_a_line_counts_where_its_end_is_known(settled: str, whole: bool, lines: int, truth: str | None) -> None:
+    assert team.truth_of(settled, whole, lines) == truth
+
+
+def test_forgetting_a_user_and_retention_reach_the_teams_own_set(
+    store: MemoryStore, registry: MemoryRegistry, collected: Collected, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = team_places(store, collected)
+    one = prepare(store, LIMITS.evaluate, "cycle-000001", lambda *_: found, NONE, (), lambda _: (NONE, ()))[0]
+    store.put_json("cycles/cycle-000001/manifest.json", manifest("cycle-000001", held_out=[one]))
+    store.put_rows("cycles/cycle-000001/samples.parquet", [])
+    monkeypatch.setattr(evaluate, "score", lambda settings, path, positions: scores_at(positions))
+    monkeypatch.setattr(evaluate, "weights_sha256", lambda path: path.name)
+    evaluate.evaluate(store, LIMITS, ROOT / "candidate", ROOT / "champion", "cycle-000001")
+    store.put_json("cycles/cycle-000001/outcome.json", {"cycle": "cycle-000001", "result": "refused", "reason": ""})
+    forget(store, registry.client, request("a" * 32, "", NOW + 200, "operator", "she asked"), NOW + 200, dry_run=False)
+    assert {place.user[0] for place in sets.read(store, one).places} == {"b"}
+    for key, body in store.objects.items():
+        assert b"settled_97" not in body and b"value_97" not in body, key
+    retain(store, registry.client, LIMITS, NOW + 400 * 86_400, dry_run=False)
+    assert one.places.key not in store.objects
+
+
+def test_a_manifest_without_sets_is_scored_on_those_of_the_settings(store: MemoryStore) -> None:
+    found = heldout.scored_sets(store, manifest("c1"), Evaluate(samples=12))
+    assert [len(one.places) for one in found] == [12]
