@@ -1,0 +1,125 @@
+"""The sandbox: hostile programs are stopped and fail, and benchmarks' own solutions pass."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from evals.heldout.build import build
+from evals.sandbox import Limits, Outcome, Passed, SandboxRefused, pass_at_1, passes, run
+from infra.records import Case, HeldOutPlace, Program
+from infra.settings.schema import Evaluate, HeldOut
+
+DATA = Path(__file__).resolve().parents[2] / "data/benchmarks"
+LIMITS = Limits(seconds=2.0, memory_mb=256, processes=8, disk_mb=2, output_mb=1)
+PYTHON = os.path.realpath(sys.executable)
+
+
+def python(source: str, limits: Limits = LIMITS) -> Outcome:
+    return run((PYTHON, "-I", "main.py"), {"main.py": source.encode()}, limits, readable=[sys.base_prefix])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def sandbox() -> None:
+    try:
+        assert python("print(1)").stdout == b"1\n"
+    except SandboxRefused as error:
+        pytest.skip(str(error))
+
+
+HOSTILE = {
+    "a fork bomb": ("import os\nwhile True:\n    os.fork()", b"Resource temporarily unavailable"),
+    "a memory hog": ("held = []\nwhile True:\n    held.append(bytearray(10_000_000))", b"MemoryError"),
+    "a socket to the network": ("import socket\nsocket.create_connection(('192.0.2.1', 80), 1)", b"unreachable"),
+    "a socket to this machine": ("import socket\nsocket.create_connection(('127.0.0.1', 22), 1)", b"unreachable"),
+    "a write to the system": ("open('/usr/planted', 'w')", b"Read-only file system"),
+    "a write outside its folder": ("open('/planted', 'w')", b"Read-only file system"),
+    "a write to a folder above": ("open('../planted', 'w')", b"Read-only file system"),
+    "a file that is too large": ("file = open('a', 'wb')\nwhile True:\n    file.write(bytes(100_000))", b"File too large"),
+    "too many files": ("for n in range(99):\n    open(f'a{n}', 'wb').write(bytes(500_000))", b"No space left"),
+    "a flood of output": ("while True:\n    print('a' * 100_000)", b"File too large"),
+    "a look at the machine's files": ("print(open('/etc/passwd').read())", b"No such file"),
+    "a signal to the sandbox": ("import os\nos.kill(1, 9)", b"Operation not permitted"),
+    "new namespaces": ("import ctypes, os\nif ctypes.CDLL(None).unshare(0x10000000):\n    raise OSError('refused')", b"refused"),
+}
+
+
+@pytest.mark.parametrize(("source", "words"), HOSTILE.values(), ids=HOSTILE.keys())
+def test_what_a_program_must_not_do_is_stopped_and_a_failure(source: str, words: bytes) -> None:
+    outcome = python(source)
+    assert not outcome.succeeded and words in outcome.stderr
+    assert passes(Program(before="", after=""), source, LIMITS) == "failed"
+
+
+@pytest.mark.parametrize("source", ["while True: pass", "import time\ntime.sleep(60)"])
+def test_an_endless_loop_ends_in_time_and_leaves_no_process(source: str) -> None:
+    began = time.monotonic()
+    assert passes(Program(before="", after=""), source, Limits(seconds=1.0)) in ("timeout", "failed")
+    assert time.monotonic() - began < 6
+    assert not [one for one in psutil.Process().children(recursive=True) if "inside.py" in " ".join(one.cmdline())]
+
+
+def test_processes_that_a_program_leaves_behind_end_with_it() -> None:
+    outcome = python("import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(987)\nprint('done')")
+    assert outcome.stdout == b"done\n" and outcome.succeeded
+    left = [process for process in psutil.process_iter(["cmdline"]) if "/work/main.py" in (process.info["cmdline"] or [])]
+    assert left == []
+
+
+def test_a_program_may_write_in_its_folder_start_threads_and_processes_and_read_its_input() -> None:
+    source = (
+        "import subprocess, sys, threading\n"
+        "thread = threading.Thread(target=open('a', 'w').write, args=('x',))\nthread.start()\nthread.join()\n"
+        "print(subprocess.run(['/bin/cat'], input='there', capture_output=True, text=True).stdout, sys.stdin.read())"
+    )
+    outcome = run((PYTHON, "-I", "main.py"), {"main.py": source.encode()}, LIMITS, stdin="in", readable=[sys.base_prefix])
+    assert outcome.stdout == b"there in\n" and outcome.succeeded
+
+
+def test_nothing_of_the_environment_reaches_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TABLOOP_SERVING__TOKEN", "s3cr3t")
+    assert b"s3cr3t" not in python("import os\nprint(dict(os.environ))").stdout
+
+
+def benchmark(kind: str) -> tuple[HeldOutPlace, ...]:
+    return build(HeldOut.model_validate({"name": "b", "kind": kind, "path": DATA / f"{kind}.jsonl"}), Evaluate()).places
+
+
+@pytest.mark.parametrize("kind", ["humaneval_infilling", "safim"])
+def test_canonical_solutions_pass_and_empty_completions_fail(kind: str) -> None:
+    places = [place for place in benchmark(kind) if place.program]
+    if not Path("/usr/bin/g++").exists():
+        places = [place for place in places if place.language != "cpp"]
+    assert pass_at_1(places, [place.truth for place in places]).rate == 1.0
+    assert pass_at_1(places, [""] * len(places)).rate == 0.0
+
+
+def test_places_without_tests_or_a_compiler_are_counted_apart() -> None:
+    no_tests = benchmark("safim")[-1]
+    unknown = no_tests.model_copy(update={"program": Program(language="cs", before="", after="")})
+    passed = benchmark("humaneval_infilling")[0]
+    results = pass_at_1([no_tests, unknown, passed], ["", "", passed.truth])
+    assert results.results == ("not_run", "not_run", "passed") and results.rate == 1.0
+    assert Passed(("not_run",)).rate is None
+
+
+@pytest.mark.parametrize("early", ["import os\nos._exit(0)", "raise SystemExit(0)", "import sys\nsys.exit()"])
+def test_a_completion_that_ends_before_the_tests_fails(early: str) -> None:
+    assert passes(Program(before="", after="\nassert False\n"), early, LIMITS) == "failed"
+
+
+def test_an_output_passes_by_its_lines_and_a_wrong_one_fails() -> None:
+    program = Program(before="print(", after=")\n", cases=(Case(outputs=("3\n", "3.0")),))
+    assert [passes(program, text, LIMITS) for text in ("3", "'3  '", "3.0", "4", "")] == ["passed"] * 3 + ["failed"] * 2
+
+
+def test_a_machine_without_namespaces_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    inside = tmp_path / "inside.py"
+    text = (Path(run.__code__.co_filename).with_name("inside.py")).read_text()
+    inside.write_text(text.replace('call("unshare", NEWNS', 'call("unshare", -1 | NEWNS'))
+    monkeypatch.setattr(sys.modules[run.__module__], "INSIDE", inside)
+    with pytest.raises(SandboxRefused, match=r"nothing was run.*user\.max_user_namespaces"):
+        python("print(1)")
