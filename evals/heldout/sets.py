@@ -26,6 +26,10 @@ class DuplicateId(ValueError):
     """Two places of a set have the same id."""
 
 
+class SetMissing(RuntimeError):
+    """A set that a manifest names is not in the object store."""
+
+
 def write(store: ObjectStore, found: Places, folder: str = FOLDER) -> HeldOutSet:
     """Write a set under FOLDER/held-out-SHA256.parquet of the folder; equal places give the same object.
 
@@ -46,8 +50,19 @@ def write(store: ObjectStore, found: Places, folder: str = FOLDER) -> HeldOutSet
 
 
 def read(store: ObjectStore, written: HeldOutSet) -> Places:
-    """Return the places of a set. Rows that `forget` removed since then are not there."""
-    return Places(written.name, tuple(store.get_rows(written.places.key, HeldOutPlace)), written.left_out)
+    """Return the places of a set. Rows that `forget` removed since then are not there.
+
+    Raises:
+        SetMissing: the set is not in the store.
+    """
+    try:
+        return Places(written.name, tuple(store.get_rows(written.places.key, HeldOutPlace)), written.left_out)
+    except KeyError:
+        raise SetMissing(
+            f"held-out set {written.name!r}: {store.uri(written.places.key)} is not in the store; expected the "
+            f"{written.places.rows} places that the cycle's manifest names. Put the object back from a backup; the next run then "
+            "resumes the cycle"
+        ) from None
 
 
 def place_of(position: Position, project: str = "", language: str = "") -> HeldOutPlace:

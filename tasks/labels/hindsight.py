@@ -14,8 +14,8 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 import polars as pl
 
+from infra.kept import kept_characters
 from infra.settings.schema import Hindsight
-from tasks.labels.kept import kept_characters
 from tasks.labels.places import Missing, Place, View, agreed, place_of
 
 Reason = Literal[Missing, "opted_out", "redacted", "short_prefix", "still_typed", "empty", "pasted", "numbers_only"]

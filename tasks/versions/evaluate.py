@@ -9,10 +9,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
+from evals.heldout import sets
 from evals.positions import Position
 from infra import cycles
 from infra import settings as configuration
@@ -51,6 +52,8 @@ def evaluate(store: ObjectStore, settings: Settings, candidate: Path, champion: 
 
     Raises:
         EvaluationBroken: the judge failed too often.
+        SetMissing: a set is not in the store.
+        NoPlaces: no place is left to score.
     """
     manifest = cycles.manifest_of(store, cycle)
     held_out = heldout.scored_sets(store, manifest, settings.evaluate)
@@ -63,9 +66,24 @@ def evaluate(store: ObjectStore, settings: Settings, candidate: Path, champion: 
         asdict(p) if open_text else asdict(replace(p, completion="", truth=""))
         for p, open_text in zip(scores.by_position, texts, strict=True)
     ]
-    sets = [one.model_dump(mode="json") for one in manifest.held_out]
-    store.put_json(cycles.key(cycle, "evaluation.json"), {**asdict(result), "held_out": sets, "positions": rows})
+    named = [one.model_dump(mode="json") for one in manifest.held_out]
+    metrics = {"candidate": metrics_of(scores, held_out), "champion": metrics_of(baseline, held_out)}
+    written = {**asdict(result), "held_out": named, "metrics": metrics, "positions": rows}
+    store.put_json(cycles.key(cycle, "evaluation.json"), written)
     return result
+
+
+def metrics_of(scores: "Scores", held_out: Sequence[ScoredSet]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return the mean of each metric with its interval, by set and metric."""
+    from evals.metrics.intervals import estimates
+    from evals.metrics.place import measure
+
+    found, by_position = {}, iter(scores.by_position)
+    for one in held_out:
+        positions = [sets.position_of(place) for place in one.scored]
+        measured = [measure(position, next(by_position).completion) for position in positions]
+        found[one.name] = {name: asdict(e) for name, e in estimates(measured, [p.file for p in positions]).items()}
+    return found
 
 
 def scores_on(store: ObjectStore, settings: Settings, checkpoint: Path, held_out: Sequence[ScoredSet]) -> "Scores":

@@ -71,6 +71,8 @@ class NoPlaces(RuntimeError):
 class ScoredSet:
     """A set on which a cycle's candidate is scored."""
 
+    name: str
+    """Name in the settings."""
     sha256: str
     """Checksum of the places."""
     places: tuple[HeldOutPlace, ...]
@@ -96,10 +98,11 @@ def scored_sets(store: ObjectStore, manifest: Manifest, settings: Evaluate) -> t
     """Return the sets of a cycle that have places.
 
     Raises:
+        SetMissing: a set is not in the store.
         NoPlaces: there is no place that training data do not hold.
     """
     written = manifest.held_out or _of_an_older_manifest(store, settings)
-    found = [ScoredSet(one.places.sha256, sets.read(store, one).places, frozenset(one.trained)) for one in written]
+    found = [ScoredSet(one.name, one.places.sha256, sets.read(store, one).places, frozenset(one.trained)) for one in written]
     if not any(one.scored for one in found):
         raise NoPlaces(
             f"{manifest.cycle}: its held-out sets {[one.name for one in written]} have no place that training data do not hold; "

@@ -35,6 +35,14 @@ def test_two_places_with_one_id_are_an_error() -> None:
         sets.write(MemoryStore(), Places("a", (*PLACES, PLACES[1])))
 
 
+def test_a_set_that_is_gone_is_an_error() -> None:
+    store = MemoryStore()
+    written = sets.write(store, Places("a", PLACES))
+    store.objects.clear()
+    with pytest.raises(sets.SetMissing, match=r"held-out set 'a': s3://.*3 places"):
+        sets.read(store, written)
+
+
 def test_the_default_set_holds_the_positions_of_the_held_out_packages() -> None:
     found = build(Evaluate().sets[0], Evaluate(samples=20))
     positions = held_out_positions(20, Evaluate().seed)

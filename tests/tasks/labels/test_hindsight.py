@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from infra.fim import END as END_TOKEN
 from infra.fim import Renderer
+from infra.kept import common_weight, kept_characters
 from infra.records import Completion, Feedback, Sample
 from infra.settings import ROOT, Settings
 from infra.settings.schema import Collect, Hindsight
@@ -19,7 +20,6 @@ from infra.store import from_parquet, sha256
 from tasks.labels import explain, hindsight, samples
 from tasks.labels.accounting import RequestAccounting, WindowCounts, classify
 from tasks.labels.collect import collect
-from tasks.labels.kept import common_weight, kept_characters
 from tasks.labels.partitions import HOUR, join_partition, merge_partitions, plan_window
 from tasks.labels.samples import SettledTokens
 from tasks.labels.standing import without_standing

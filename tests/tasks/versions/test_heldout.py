@@ -220,6 +220,10 @@ def test_forgetting_a_user_and_retention_reach_the_teams_own_set(
     monkeypatch.setattr(evaluate, "score", lambda settings, path, positions: scores_at(positions))
     monkeypatch.setattr(evaluate, "weights_sha256", lambda path: path.name)
     evaluate.evaluate(store, LIMITS, ROOT / "candidate", ROOT / "champion", "cycle-000001")
+    report = store.get_json("cycles/cycle-000001/evaluation.json")
+    assert report["metrics"]["champion"]["own"]["length"]["mean"] == 12.0
+    assert report["metrics"]["candidate"]["own"]["exact"]["places"] == len(report["positions"]) == len(found.places)
+    assert report["held_out"] == [one.model_dump(mode="json")]
     store.put_json("cycles/cycle-000001/outcome.json", {"cycle": "cycle-000001", "result": "refused", "reason": ""})
     forget(store, registry.client, request("a" * 32, "", NOW + 200, "operator", "she asked"), NOW + 200, dry_run=False)
     assert {place.user[0] for place in sets.read(store, one).places} == {"b"}

@@ -1,0 +1,11 @@
+"""What is measured of a completion.
+
+similarity  to the real text
+habits      of a text by itself: repetition, comments
+place       all metrics of a completion at a place
+intervals   means over places, with intervals by file
+"""
+
+from evals.metrics.similarity import distance, edit_similarity, exact, first_line, matching_prefix
+
+__all__ = ["distance", "edit_similarity", "exact", "first_line", "matching_prefix"]

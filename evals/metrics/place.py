@@ -1,0 +1,50 @@
+"""All metrics of a completion at a place."""
+
+from dataclasses import dataclass, fields
+
+from evals.metrics import habits, similarity
+from evals.positions import Position
+from infra.kept import kept_characters
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The metrics of one completion; None where one does not apply."""
+
+    exact: float
+    """1 if the texts are equal, apart from white space at their ends."""
+    first_line: float
+    """1 if the first line equals the true text's first line."""
+    edit_similarity: float
+    """0 to 1."""
+    matching_characters: float
+    """Right characters from the start."""
+    kept_characters: float
+    """Characters that stand in the true text, as the A/B test counts them (infra/kept.py)."""
+    length: float
+    """Characters."""
+    empty: float
+    """1 if there is nothing to show."""
+    repetition: float
+    """Share of repeated runs of tokens, 0 to 1."""
+    comments: float | None
+    """Share of the characters in comments, 0 to 1; None where the completion is empty or the language unknown."""
+
+
+NAMES = tuple(field.name for field in fields(Measured))
+
+
+def measure(position: Position, completion: str) -> Measured:
+    """Return the metrics of a completion."""
+    truth, empty = position.truth, not completion.strip()
+    return Measured(
+        exact=float(similarity.exact(completion, truth)),
+        first_line=float(similarity.exact(similarity.first_line(completion), similarity.first_line(truth))),
+        edit_similarity=similarity.edit_similarity(completion, truth),
+        matching_characters=float(similarity.matching_prefix(completion, truth)),
+        kept_characters=0.0 if empty else float(kept_characters(completion, truth)),
+        length=float(len(completion)),
+        empty=float(empty),
+        repetition=habits.repetition(completion),
+        comments=habits.comment_share(completion, position.prefix, position.language),
+    )
