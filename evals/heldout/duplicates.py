@@ -9,7 +9,7 @@ compositional analysis of metagenomes with FracMinHash and minimum metagenome co
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -31,6 +31,16 @@ Hashes = np.ndarray
 def shingles(text: str) -> Hashes:
     """Return the hashes of a text's shingles, in order; of a text with fewer tokens, that of all of them."""
     return _combine([_token_hash(token) for token in TOKEN.findall(text)])
+
+
+def shingles_of_all(texts: Sequence[str]) -> Hashes:
+    """Return the shingles of many texts, each once, sorted; texts of fewer than WIDTH tokens have none."""
+    tokens = [TOKEN.findall(text) for text in texts]
+    owner = np.repeat(np.arange(len(texts)), [len(found) for found in tokens])
+    if len(owner) < WIDTH:
+        return np.empty(0, np.uint64)
+    hashes = _combine([_token_hash(token) for found in tokens for token in found])
+    return np.unique(hashes[owner[: len(hashes)] == owner[WIDTH - 1 :]])
 
 
 def shingles_of_place(prefix: str, truth: str, suffix: str) -> Hashes:

@@ -11,7 +11,7 @@ from evals.heldout.duplicates import TOKEN
 
 RUN = 3
 """Tokens of a run that counts as repeated."""
-BEFORE = 1_000
+BEFORE = 400
 """Characters before a completion that tell whether it stands in a comment."""
 NO_CODE = (Comment, String.Doc)
 NO_COMMENT = (Comment.Preproc, Comment.PreprocFile, Comment.Hashbang)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pyarrow.parquet as pq
 from tokenizers import Tokenizer
 
-from evals.heldout.duplicates import NEAR, Hashes, containment, shingles, shingles_of_place, union
+from evals.heldout.duplicates import NEAR, Hashes, containment, shingles_of_all, shingles_of_place, union
 from evals.heldout.sets import Places
 from infra.fim import Renderer
 from infra.records import HeldOutPlace, HeldOutSet, Manifest
@@ -42,7 +42,7 @@ class TrainedText:
                 parts += [[*before, *middle, *after] for middle in middles]
             # Tokens are decoded as one text: a word may be cut at the cursor.
             texts = self.tokenizer.decode_batch(parts, skip_special_tokens=True)
-            found = union([found, *map(shingles, texts)])
+            found = union([found, shingles_of_all(texts)])
         return found
 
     def of_cycles(self, manifests: Iterable[Manifest]) -> tuple[Hashes, tuple[str, ...]]:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evals.heldout import duplicates
-from evals.heldout.duplicates import NEAR, WIDTH, containment, shingles, shingles_of_place, sketch, union
+from evals.heldout.duplicates import NEAR, WIDTH, containment, shingles, shingles_of_all, shingles_of_place, sketch, union
 
 CODE = Path(__file__).resolve().parents[2] / "data/code"
 LIMITER, ORDERS = ((CODE / "service/internal" / name).read_text() for name in ("limiter.go", "orders.go"))
@@ -25,6 +25,12 @@ def test_containment_equals_its_definition_over_sets_of_token_runs(one: list[str
     known = set(runs(other))
     expected = sum(run in known for run in runs(one)) / len(runs(one)) if one else 0.0
     assert containment(shingles(" ".join(one)), union([shingles(" ".join(other))])) == pytest.approx(expected)
+
+
+@given(st.lists(words.map(" ".join), max_size=5))
+def test_many_texts_have_the_shingles_of_each(texts: list[str]) -> None:
+    expected = union(shingles(text) for text in texts if len(text.split()) >= WIDTH)
+    assert np.array_equal(shingles_of_all(texts), expected)
 
 
 def test_indentation_and_line_ends_do_not_hide_a_copy() -> None:
