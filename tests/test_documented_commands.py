@@ -18,6 +18,7 @@ from tests.stack import Stack
 
 WITHOUT_SERVERS = (
     r"make",
+    r"python -m evals\.heldout",
     r"python -m infra\.identity .*",
     r"python -m serving\.access .*",
     r"python -m [\w.]+ --help",

@@ -1,5 +1,6 @@
 """Sets in the object store, and the sets that the settings name."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from pydantic import ValidationError
 
 from evals.evaluation import held_out_positions
 from evals.heldout import sets
+from evals.heldout.__main__ import main
 from evals.heldout.build import build
 from evals.heldout.sets import Places
 from infra.records import Case, HeldOutPlace, Program
@@ -59,3 +61,20 @@ def test_a_place_is_completed_as_a_position() -> None:
 def test_a_set_has_a_path_exactly_where_its_kind_reads_files(fields: dict[str, object]) -> None:
     with pytest.raises(ValidationError, match="expected"):
         HeldOut.model_validate({"name": "a", **fields})
+
+
+def test_the_command_shows_each_set_and_what_is_wrong_with_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = Path(__file__).resolve().parents[2] / "data/code"
+    given = [
+        {"name": "shop", "kind": "directory", "path": str(code), "share": 1.0, "places": 40},
+        {"name": "gone", "kind": "directory", "path": str(code / "gone")},
+        {"name": "own", "kind": "team"},
+    ]
+    monkeypatch.setenv("TABLOOP_EVALUATE__SETS", json.dumps(given))
+    monkeypatch.setenv("COLUMNS", "160")
+    assert main([]) == 1
+    output = capsys.readouterr()
+    assert "shop" in output.out and "go " in output.out and "ts " in output.out and "own" not in output.out
+    assert "set 'gone'" in output.err and "no directory" in output.err
