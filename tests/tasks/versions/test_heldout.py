@@ -1,15 +1,19 @@
 """A cycle's held-out sets: nothing that training data hold is scored, and the team's own text stays where it can be erased."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from evals.evaluation import Scores
 from evals.heldout import sets
 from evals.heldout.duplicates import Hashes
 from evals.heldout.sets import Places
+from evals.positions import Position
 from infra.fim import Order, Renderer
 from infra.records import HeldOutPlace, HeldOutSet, Manifest, ObjectReference, Sample
 from infra.settings import ROOT, Settings
@@ -236,3 +240,26 @@ def test_forgetting_a_user_and_retention_reach_the_teams_own_set(
 def test_a_manifest_without_sets_is_scored_on_those_of_the_settings(store: MemoryStore) -> None:
     found = heldout.scored_sets(store, manifest("c1"), Evaluate(samples=12))
     assert [len(one.places) for one in found] == [12]
+
+
+def test_a_cycle_of_a_team_that_writes_typescript_and_go_is_evaluated_on_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    shop = HeldOut(name="shop", kind="directory", path=ROOT / "tests/data/code", share=1.0, places=60)
+    settings = Settings(evaluate=Evaluate(sets=(shop,)))
+    store, completed = MemoryStore(), Counter[str]()
+    text = reader(store)
+    own = text.of_samples(to_parquet([trained_sample(CODE[0], IN_LIMITER, text.renderer)]))
+    held_out = prepare(store, settings.evaluate, "c1", lambda *_: Places("", ()), own, (), text.of_cycles)
+    store.put_json("cycles/c1/manifest.json", manifest("c1", held_out=held_out))
+
+    def score(settings: Settings, path: Path, positions: Sequence[Position]) -> Scores:
+        completed.update(position.language for position in positions)
+        return scores_at(positions)
+
+    monkeypatch.setattr(evaluate, "score", score)
+    monkeypatch.setattr(evaluate, "weights_sha256", lambda path: path.name)
+    evaluate.evaluate(store, settings, ROOT / "candidate", ROOT / "champion", "c1")
+    assert completed.keys() == {"go", "ts", "tsx"} and sum(completed.values()) == 120
+    report = store.get_json("cycles/c1/evaluation.json")
+    assert len(held_out[0].trained) > 0 and len(report["positions"]) == 60 - len(held_out[0].trained)
+    assert {position["file"] for position in report["positions"]} >= {"web/src/cart.ts", "service/main.go"}
+    assert report["metrics"]["candidate"]["shop"]["comments"]["places"] == len(report["positions"])
