@@ -37,8 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             ", ".join(f"{reason} {count}" for reason, count in found.left_out.items() if count) or "none",
         )
     Console().print(table)
-    for error in errors:
-        print(error, file=sys.stderr)
+    for message in errors:
+        print(message, file=sys.stderr)
     return 1 if errors else 0
 
 

@@ -35,7 +35,7 @@ def places(
     """
     rows = accounting.classified.filter(pl.col("bucket").is_in(["waiting", "held_out"]))
     settled = rows.filter(pl.col("settled").is_not_null(), ~pl.col("redacted"))
-    truths = [truth_of(*row, lines) for row in settled.select("settled", "settled_whole").iter_rows()]
+    truths = [truth_of(text, whole, lines) for text, whole in settled.select("settled", "settled_whole").iter_rows()]
     known = settled.with_columns(truth=pl.Series("truth", truths, pl.String)).drop_nulls("truth")
     long = known.filter(pl.col("truth").str.replace_all(r"\s", "").str.len_chars() >= LEAST_TRUTH)
     chosen = choose(long, count, wanted.seed)
