@@ -1,31 +1,24 @@
-"""The held-out gate: the same judge scores candidate and champion on the same positions.
+"""The held-out gate of a cycle: candidate and champion at the same places, and the verdict with everything that it stands on."""
 
-Generation imports torch and transformers, so evals.evaluation is imported inside the function.
-"""
-
-import hashlib
-import json
-import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from pydantic import TypeAdapter
-
+from evals.compare.scoring import ScoredModels, score_models
+from evals.evaluation import held_out_positions
+from evals.gate import Finding, GateResult, Verdict, judge_candidate
+from evals.judge.calibration import Calibration
+from evals.scores import Scores
+from infra import cycles
 from infra import settings as configuration
 from infra.settings import Settings
-from infra.settings.schema import Evaluate
 from infra.store import ObjectStore
 
-if TYPE_CHECKING:
-    from evals.evaluation import Scores
-
-JUDGE_SCALE = 10.0
-"""Highest score of a judge; the lowest is 0."""
+CANDIDATE, CHAMPION = "candidate", "champion"
 
 
 class EvaluationBroken(RuntimeError):
-    """Scores are missing, so the candidate neither passes nor fails."""
+    """Scores are missing, so the candidate has no verdict; the cycle can be resumed."""
 
 
 @dataclass(frozen=True)
@@ -36,109 +29,104 @@ class Evaluation:
     candidate: dict[str, float]
     """Mean of each measure, by name."""
     champion: dict[str, float]
-    passed: bool
+    verdict: Verdict
     reason: str
-    """Reason for the result, with the numbers."""
+    """Reason for the verdict, with the numbers."""
+    findings: tuple[Finding, ...] = ()
+    """Of each guardrail."""
+    left_out: tuple[str, ...] = ()
+    """What was not checked, each with the reason."""
+    calibration: Calibration | None = None
+    """How well the judge tells true from corrupted texts."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether the candidate may meet users. A candidate that is undecided may not."""
+        return self.verdict == "passed"
 
 
 def evaluate(store: ObjectStore, settings: Settings, candidate: Path, champion: Path, cycle: str) -> Evaluation:
-    """Score the candidate and the champion, and write the cycle's evaluation; reuse scores of the same weights and settings.
+    """Score the candidate and the champion, and write the cycle's evaluation.
 
     Raises:
         EvaluationBroken: the judge failed too often.
     """
-    key = f"cycles/{cycle}/evaluation.json"
-    scores = scores_of(store, settings, candidate)
-    baseline = scores_of(store, settings, champion)
-    result = gate(scores, baseline, settings.evaluate)
-    store.put_json(key, {**asdict(result), "positions": [asdict(p) for p in scores.by_position]})
+    scored = score(store, settings, candidate, champion)
+    result = evaluate_scores(scored, settings)
+    store.put_json(cycles.key(cycle, "evaluation.json"), record(result, scored, settings))
     return result
 
 
-def scores_of(store: ObjectStore, settings: Settings, checkpoint: Path) -> "Scores":
-    """Return a checkpoint's scores: the stored ones for its weights and settings, otherwise new ones, which it stores."""
-    from evals.evaluation import Scores
-
-    key = f"evaluations/{weights_sha256(checkpoint)[:16]}-{fingerprint(settings)}.json"
-    adapter = TypeAdapter(Scores)
-    try:
-        return adapter.validate_python(store.get_json(key))
-    except KeyError:
-        scores = score(settings, checkpoint)
-        store.put_json(key, asdict(scores))
-        return scores
+def score(store: ObjectStore, settings: Settings, candidate: Path, champion: Path) -> ScoredModels:
+    """Score champion and candidate at the held-out places, as they are served."""
+    places = held_out_positions(settings.evaluate.samples, settings.evaluate.seed)
+    models = {CHAMPION: configuration.path(champion), CANDIDATE: configuration.path(candidate)}
+    return score_models(models, places, settings, store)
 
 
-def score(settings: Settings, checkpoint: Path) -> "Scores":
-    """Complete the held-out positions at the served temperature."""
-    from evals import judge
-    from evals.evaluation import evaluate as evaluate_checkpoint
-    from evals.evaluation import held_out_positions
-
-    evaluation = settings.evaluate
-    return evaluate_checkpoint(
-        configuration.path(checkpoint),
-        held_out_positions(evaluation.samples, evaluation.seed),
-        settings.model,
-        settings.serving.sampling,
-        judge.build(evaluation.judge),
-        seed=evaluation.seed,
-    )
-
-
-def weights_sha256(checkpoint: Path) -> str:
-    """Return the checksum of a checkpoint's weights."""
-    digest, files = hashlib.sha256(), sorted(checkpoint.glob("*.safetensors"))
-    if not files:
-        raise EvaluationBroken(f"held-out evaluation: {checkpoint} holds no *.safetensors")
-    for file in files:
-        with file.open("rb") as stream:
-            digest.update(hashlib.file_digest(stream, "sha256").digest())
-    return digest.hexdigest()
-
-
-def fingerprint(settings: Settings) -> str:
-    """Return the checksum of the settings that affect a score."""
-    parts = (settings.evaluate.samples, settings.evaluate.seed, settings.evaluate.judge.kind, settings.evaluate.judge.model)
-    text = json.dumps([*parts, settings.serving.sampling.model_dump(mode="json"), settings.model.fim_order])
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def gate(candidate: "Scores", champion: "Scores", settings: Evaluate) -> Evaluation:
-    """Fail a candidate whose judge score, completion length or share of empty completions is worse than the settings allow.
+def evaluate_scores(scored: ScoredModels, settings: Settings) -> Evaluation:
+    """Return the verdict on a candidate's scores.
 
     Raises:
-        EvaluationBroken: scores are missing.
+        EvaluationBroken: the judge failed too often.
     """
-    for name, scores in (("candidate", candidate), ("champion", champion)):
-        if not scores.judge_failures <= settings.max_judge_failures or not math.isfinite(scores.judged.value):
-            raise EvaluationBroken(
-                f"held-out evaluation: judge {scores.judge!r} failed on {scores.judge_failures:.1%} of the {name}'s positions; "
-                f"evaluate.max_judge_failures allows {settings.max_judge_failures:.1%}"
-            )
-    judge_drop = (champion.judged.value - candidate.judged.value) / JUDGE_SCALE
-    empty_rise = candidate.empty.value - champion.empty.value
-    length_ratio = candidate.length.value / champion.length.value if champion.length.value else 1.0
-    problems = []
-    if judge_drop > settings.max_drop:
-        problems.append(
-            f"judge {candidate.judge} {candidate.judged.value:.2f} against {champion.judged.value:.2f} of 10, "
-            f"a drop of {judge_drop:.1%} of its scale, at most {settings.max_drop:.1%} is allowed"
-        )
-    if length_ratio < settings.min_length:
-        problems.append(
-            f"completions are {length_ratio:.2f} times as long as the champion's, at least {settings.min_length:.2f} is required"
-        )
-    if empty_rise > settings.max_empty_rise:
-        problems.append(f"nothing to show on {empty_rise:+.1%} more positions, at most {settings.max_empty_rise:+.1%} is allowed")
-    summary = (
-        f"judge {candidate.judge} {candidate.judged.value:.2f} against {champion.judged.value:.2f}, length x{length_ratio:.2f}, "
-        f"nothing to show {empty_rise:+.1%}"
+    candidate, champion = scored.scores[CANDIDATE], scored.scores[CHAMPION]
+    check_judge(scored, settings.evaluate.max_judge_failures)
+    gate = judge_candidate(
+        candidate.by_position, champion.by_position, settings.evaluate.gate, judge_counts=scored.calibration.counts
     )
-    return Evaluation(candidate.judge, means(candidate), means(champion), not problems, "; ".join(problems) or summary)
+    left_out = gate.left_out if scored.calibration.counts else (*gate.left_out, f"judge: {scored.calibration.reason}")
+    means = {name: means_of(scores) for name, scores in scored.scores.items()}
+    return Evaluation(
+        judge=candidate.judge,
+        candidate=means[CANDIDATE],
+        champion=means[CHAMPION],
+        verdict=gate.verdict,
+        reason=reason_of(gate, candidate, champion),
+        findings=gate.findings,
+        left_out=left_out,
+        calibration=scored.calibration,
+    )
 
 
-def means(scores: "Scores") -> dict[str, float]:
+def check_judge(scored: ScoredModels, most: float) -> None:
+    """Raise EvaluationBroken where the judge failed at too many places of the calibration or, if its scores count, of a model."""
+    calibration = scored.calibration
+    failed = {"calibration": calibration.failures / (calibration.failures + calibration.places)}
+    if calibration.counts:
+        failed |= {f"{name}'s": scores.judge_failures for name, scores in scored.scores.items()}
+    for name, share in failed.items():
+        if not share <= most:
+            raise EvaluationBroken(
+                f"held-out evaluation: judge {calibration.judge!r} failed on {share:.1%} of the {name} places; "
+                f"evaluate.max_judge_failures allows {most:.1%}. There is no verdict. Check evaluate.judge; the next run "
+                "of the cycle asks again where the judge failed"
+            )
+
+
+def reason_of(gate: GateResult, candidate: Scores, champion: Scores) -> str:
+    """Return the verdict's reason in one line."""
+    return (
+        f"{gate.verdict}: {gate.reason} (judge {candidate.judge} {candidate.judged.value:.2f} against "
+        f"{champion.judged.value:.2f}, exact {candidate.exact.value:.1%} against {champion.exact.value:.1%}, "
+        f"{len(candidate.by_position)} places)"
+    )
+
+
+def means_of(scores: Scores) -> dict[str, float]:
     """Return the mean of each measure."""
     names = ("exact", "edit_similarity", "matching_characters", "judged", "empty", "length")
     return {name: getattr(scores, name).value for name in names} | {"judge_failures": scores.judge_failures}
+
+
+def record(result: Evaluation, scored: ScoredModels, settings: Settings) -> dict[str, Any]:
+    """Return the content of evaluation.json: the verdict, its settings, and every place with both completions."""
+    return {
+        **asdict(result),
+        "passed": result.passed,
+        "gate": settings.evaluate.gate.model_dump(mode="json"),
+        "set": {"sha256": scored.places, "places": len(scored.scores[CANDIDATE].by_position)},
+        "weights": {name: made.weights for name, made in scored.made.items()},
+        "positions": [asdict(score) for score in scored.scores[CANDIDATE].by_position],
+        "champion_positions": [asdict(score) for score in scored.scores[CHAMPION].by_position],
+    }

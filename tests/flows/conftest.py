@@ -1,7 +1,7 @@
 """Prefect's own server for the tests of the flows, and a store and a registry in memory for their steps."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +10,8 @@ import pytest
 from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 from prefect.testing.utilities import prefect_test_harness
 
+from evals.compare.scoring import ScoredModels
+from evals.scores import PositionScore
 from infra.records import Completion, Feedback, Verdict
 from infra.settings import Settings
 from infra.settings.schema import Collect, Experiment
@@ -18,8 +20,8 @@ from tasks.steps import clients
 from tasks.trainer import run
 from tasks.validation import suite
 from tasks.versions import evaluate, register, tracking
+from tests.evals.made_scores import scored_models, scores
 from tests.tasks.made import NOW, MemoryRegistry, MemoryStore, completion, decision, feedback, metrics
-from tests.tasks.versions.test_evaluate import scores
 
 
 @pytest.fixture(scope="session")
@@ -42,10 +44,18 @@ class World:
     """Exception that training raises."""
     refusal: str = ""
     """Reason for which the trainer refuses every update; empty: it refuses none."""
-    judge_score: float = 6.0
-    """The judge's score of candidates; the champion's is 6."""
+    candidate: Sequence[PositionScore] = field(default_factory=scores)
+    """Scores of candidates; the champion's are `scores()`."""
+    evaluation: BaseException | None = None
+    """Exception that the held-out evaluation raises."""
     logged: list[tuple[str, bool, str]] = field(default_factory=list)
     """MLflow's runs that have ended: cycle, whether it has a candidate, reason."""
+
+    def scored(self) -> ScoredModels:
+        """Return the scores of candidate and champion."""
+        if self.evaluation:
+            raise self.evaluation
+        return scored_models(self.candidate)
 
     def ship(self, segment: str, completions: list[Completion], events: list[Feedback]) -> None:
         """Put completions and feedback into the store, in the hour of NOW."""
@@ -96,7 +106,7 @@ def world(prefect: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Wor
         return folder
 
     monkeypatch.setattr(clients, "checkpoint_of", checkpoint_of)
-    monkeypatch.setattr(evaluate, "score", lambda settings, path: scores(world.judge_score if path.name == "checkpoint" else 6.0))
+    monkeypatch.setattr(evaluate, "score", lambda *_: world.scored())
     monkeypatch.setattr(suite, "validate", lambda samples, *_: suite.Validation(len(samples), 0, {}, ()))
 
     def log_run(settings, store, manifest, dataset, trained, evaluation):

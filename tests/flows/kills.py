@@ -29,8 +29,8 @@ from tasks.steps import cycle as steps
 from tasks.trainer import run as training
 from tasks.validation import suite
 from tasks.versions import evaluate, register, tracking
+from tests.evals.made_scores import scored_models, scores
 from tests.tasks.made import metrics
-from tests.tasks.versions.test_evaluate import scores
 
 CHUNKS, CHUNK_BYTES = 16, 1 << 17
 """A checkpoint has 2 MB, so that some kills hit its upload."""
@@ -73,7 +73,7 @@ def run(settings: Settings) -> None:
         (steps, "join_all", lambda given, window: [partitions.join_partition(clients.store_of(given), part) for part in window]),
         (clients, "checkpoint_of", checkpoint_of),
         (training, "train", train),
-        (evaluate, "score", lambda *_: scores(6.0)),
+        (evaluate, "score", lambda *_: scored_models(scores())),
         (suite, "validate", lambda samples, *_: suite.Validation(samples.height, 0, {}, ())),
         (suite, "docs", lambda results: {"samples": "<html></html>"}),
         (tracking, "log_steps_live", lambda settings, cycle, say, warn: nullcontext(say)),
