@@ -20,9 +20,7 @@ from functools import lru_cache
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.special import betainc
-from scipy.stats import norm
-from scipy.stats import t as student
+from scipy.special import betainc, ndtr, ndtri, stdtrit  # scipy.stats gives the same, slowly
 
 SEED = 0
 """Seed of the resamples: the same scores give the same verdict."""
@@ -149,7 +147,7 @@ def _mean(resampled: np.ndarray, sums: FileSums, column: int, levels: Levels) ->
 
 def widened(level: float, files: int) -> float:
     """Return the normal quantile at which a bootstrap over so few files has this error level (Hesterberg 2015, section 5.3)."""
-    return math.sqrt(files / (files - 1)) * float(student.isf(level, files - 1))
+    return math.sqrt(files / (files - 1)) * -float(stdtrit(files - 1, level))
 
 
 def corrected(z: float, below: float, skew: float) -> float:
@@ -159,8 +157,8 @@ def corrected(z: float, below: float, skew: float) -> float:
         below: share of the resamples below the estimate.
         skew: the acceleration.
     """
-    bias = float(norm.ppf(min(max(below, 1e-9), 1 - 1e-9)))
-    return float(norm.cdf(bias + (bias + z) / max(1 - skew * (bias + z), 1e-9)))
+    bias = float(ndtri(min(max(below, 1e-9), 1 - 1e-9)))
+    return float(ndtr(bias + (bias + z) / max(1 - skew * (bias + z), 1e-9)))
 
 
 def _rate(column: Column, sums: FileSums, k: int, levels: Levels) -> Difference:
@@ -200,7 +198,7 @@ def tango(more: float, less: float, n: float, level: float, side: int) -> float:
         less: places at which only the champion has it.
         side: -1 for the lower bound, 1 for the upper one.
     """
-    quantile, estimate, edge = float(norm.isf(level)), (more - less) / n, side * (1 - 1e-9)
+    quantile, estimate, edge = -float(ndtri(level)), (more - less) / n, side * (1 - 1e-9)
 
     def excess(delta: float) -> float:
         """The score statistic of the hypothesis that the difference is delta, beyond the quantile."""

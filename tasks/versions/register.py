@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from infra import cycles
+from infra.checkpoints import optimizer_prefix
 from infra.cycles import dataset_id
 from infra.lineage import CYCLE_TAG, DATASET_TAG, EVALUATION_TAG, PARENT_TAG
 from infra.records import Manifest
@@ -21,7 +22,6 @@ from tasks.labels.accounting import account_page
 from tasks.labels.measures import measures_table
 from tasks.trainer.run import Candidate
 from tasks.versions import tracking
-from tasks.versions.checkpoints import optimizer_prefix
 from tasks.versions.evaluate import Evaluation
 
 log = logging.getLogger(__name__)

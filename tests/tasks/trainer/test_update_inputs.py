@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from infra.checkpoints import fetch_optimizer, optimizer_prefix
 from infra.records import Manifest, ObjectReference
 from infra.settings import Settings
 from infra.settings.training import Train
@@ -11,7 +12,6 @@ from tasks.steps import clients
 from tasks.steps import cycle as steps
 from tasks.trainer.run import Candidate, UpdateInputs
 from tasks.versions import register
-from tasks.versions.checkpoints import fetch_optimizer, optimizer_prefix
 from tasks.versions.evaluate import Evaluation
 from tests.tasks.made import MemoryRegistry, MemoryStore, metrics
 
