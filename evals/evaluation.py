@@ -44,7 +44,8 @@ def score_completions(
     """Score the first line of each completion; `drifts` are those of the completions (drift.py)."""
     lines = [metrics.first_line(text) for text in made.texts]
     items = [judges.Item(p.prefix, p.suffix, line, p.truth) for p, line in zip(held_out, lines, strict=True)]
-    rows = zip(held_out, lines, judge.score(items), drifts or [None] * len(lines), strict=True)
+    moved: Sequence[float | None] = drifts or [None] * len(lines)
+    rows = zip(held_out, lines, judge.score(items), moved, strict=True)
     return summarise(tuple(score_position(*row) for row in rows), judge.name, temperature, made.seconds)
 
 

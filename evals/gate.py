@@ -106,15 +106,19 @@ def finding_of(check: Check, difference: Difference, candidate: float, champion:
     surely = difference.surely_high if sign > 0 else -difference.surely_low
     verdict: Verdict = "passed" if worst > -check.margin else "failed" if surely < 0 else "undecided"
     return Finding(
-        check.guardrail.name,
-        check.slice,
-        check.guardrail.worse,
-        check.margin,
-        *(_finite(value) for value in (candidate, champion, difference.estimate, difference.low, difference.high)),
-        difference.places,
-        difference.files,
-        verdict,
-        explain(check, difference, verdict),
+        guardrail=check.guardrail.name,
+        slice=check.slice,
+        worse=check.guardrail.worse,
+        margin=check.margin,
+        candidate=_finite(candidate),
+        champion=_finite(champion),
+        difference=_finite(difference.estimate),
+        low=_finite(difference.low),
+        high=_finite(difference.high),
+        places=difference.places,
+        files=difference.files,
+        verdict=verdict,
+        reason=explain(check, difference, verdict),
     )
 
 
