@@ -49,10 +49,11 @@ def score_models(
     asked = judges.build(evaluation.judge)
     calibration = calibrate(asked, places, evaluation.judge.calibration_places, evaluation.judge.min_auc)
     judge, scores = judges.build(evaluation.judge, store), {}
-    baseline = next(iter(models))
+    reference = next(iter(models.values()))
     for name, folder in models.items():
         drifts = None
-        if name != baseline and evaluation.gate.margins.drift is not None:
-            drifts = drifts_of(folder, models[baseline], made[name], places, settings.model)
+        if evaluation.gate.margins.drift is not None:
+            same = made[name].weights == next(iter(made.values())).weights
+            drifts = [0.0] * len(places) if same else drifts_of(folder, reference, made[name], places, settings.model)
         scores[name] = score_completions(made[name], places, judge, sampling.temperature, drifts)
     return ScoredModels(scores, made, set_sha256(places), calibration)

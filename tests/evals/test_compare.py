@@ -15,6 +15,7 @@ from evals.compare.scoring import score_models
 from evals.completions import Conditions, NoWeights, completions_of, set_sha256
 from evals.drift import drifts_of
 from evals.evaluation import held_out_positions
+from evals.gate import judge_candidate
 from evals.positions import Position
 from infra import settings as configuration
 from infra.settings import Settings
@@ -134,7 +135,7 @@ def test_models_are_scored_at_the_same_places_and_drift_is_computed_where_it_has
     settings = Settings(
         model=MODEL,
         serving=Serving(sampling=Sampling(max_tokens=5)),
-        evaluate=Evaluate(gate=Gate(margins=Margins(drift=0.2))),
+        evaluate=Evaluate(gate=Gate(min_places=24, margins=Margins(drift=0.2))),
     )
     places = held_out_positions(24, 1)
     scored = score_models({"a": checkpoints[0], "b": checkpoints[1]}, places, settings)
@@ -143,5 +144,8 @@ def test_models_are_scored_at_the_same_places_and_drift_is_computed_where_it_has
     drifts = [s.drift for s in scored.scores["b"].by_position]
     assert drifts == pytest.approx(drifts_of(checkpoints[1], checkpoints[0], scored.made["b"], places, MODEL), abs=1e-5)
     assert sum(drifts) / len(drifts) > 0.1, "another model finds these completions less likely"
+    candidate, champion = scored.scores["b"].by_position, scored.scores["a"].by_position
+    findings = {f.guardrail: f for f in judge_candidate(candidate, champion, settings.evaluate.gate).findings}
+    assert findings["drift"].places == 24 and findings["drift"].verdict == "failed", findings["drift"].reason
     own = drifts_of(checkpoints[0], checkpoints[0], scored.made["a"], places, MODEL)
     assert own == pytest.approx([0.0] * len(places), abs=1e-6)
