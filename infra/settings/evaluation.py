@@ -46,7 +46,7 @@ class GateMargins(Section):
     """Fall of the judge's mean score, which is from 0 to 10."""
     empty: float = Field(0.03, gt=0)
     """Rise of the share of empty completions."""
-    shorter: float = Field(0.3, gt=0)
+    shorter: float = Field(0.35, gt=0)
     """Fall of the mean length, as a share of the champion's."""
     longer: float = Field(0.3, gt=0)
     """Rise of the mean length, as a share of the champion's."""
