@@ -62,6 +62,7 @@ RECIPES = (
 def train(base: Path, folder: Path, recipe: Recipe, places: Sequence[Position], model: Model, max_tokens: int) -> Path:
     """Train a copy of the base by a recipe and write it to a folder in Hugging Face layout; return the folder."""
     torch.manual_seed(0)
+    torch.set_num_threads(1)  # as in evals/generation.py: on shared cores, two threads take longer
     tokenizer: Any = Tokenizer.from_file(str(base / "tokenizer.json"))
     renderer = Renderer(tokenizer, model.fim_order, model.max_prefix_tokens, model.max_suffix_tokens)
     end: list[int] = [tokenizer.token_to_id(END)] if recipe.ends else []
