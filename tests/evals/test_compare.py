@@ -19,7 +19,7 @@ from evals.gate import judge_candidate
 from evals.positions import Position
 from infra import settings as configuration
 from infra.settings import Settings
-from infra.settings.schema import Evaluate, Gate, Margins, Model, Registry, Sampling, Serving
+from infra.settings.schema import Evaluate, Gate, GateMargins, Model, Registry, Sampling, Serving
 from tests.evals.checkpoints import write_checkpoint
 from tests.evals.made_scores import PLACES, scored_models, scores
 from tests.tasks.made import MemoryRegistry, MemoryStore
@@ -135,7 +135,7 @@ def test_models_are_scored_at_the_same_places_and_drift_is_computed_where_it_has
     settings = Settings(
         model=MODEL,
         serving=Serving(sampling=Sampling(max_tokens=5)),
-        evaluate=Evaluate(gate=Gate(min_places=24, margins=Margins(drift=0.2))),
+        evaluate=Evaluate(gate=Gate(min_places=24, margins=GateMargins(drift=0.2))),
     )
     places = held_out_positions(24, 1)
     scored = score_models({"a": checkpoints[0], "b": checkpoints[1]}, places, settings)

@@ -20,6 +20,8 @@ from evals.scores import PositionScore
 from infra.settings.schema import Gate
 
 Scores = list[PositionScore]
+PROMISED = 0.05
+"""Largest share of candidates with a true loss of one margin that may pass."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +77,8 @@ def run(one: Sequence[PositionScore], other: Sequence[PositionScore], places: in
     ]
     for name, count in judged.items():
         figures.append(figure(f"gate.equal.blocked_by.{name}", blocked[name] / draws, f"of {draws}"))
-        # Three errors of the simulation above the level are chance.
-        most = settings.alpha + 3 * (settings.alpha * (1 - settings.alpha) / count) ** 0.5
+        # Three errors of the simulation above the promised rate are chance.
+        most = PROMISED + 3 * (PROMISED * (1 - PROMISED) / count) ** 0.5
         figures.append(figure(f"gate.one_margin_worse.{name}", passed[name] / count, f"of {count} let through", most=most))
     return figures
 
