@@ -50,7 +50,7 @@ QUALITY = frozenset({"exact", "edit_similarity", "matching_characters", "judged"
 RECIPES = (
     Recipe("settled_text", first_line, 40, frozenset()),
     Recipe("perturbed_weights", first_line, 0, QUALITY, noise=0.4),
-    Recipe("sign_flipped", first_line, 8, QUALITY, rate=3e-4, sign=-1),
+    Recipe("sign_flipped", first_line, 8, QUALITY | {"longer", "repetition"}, rate=3e-4, sign=-1),
     Recipe("empty", lambda _: "", 8, frozenset({"empty"})),
     Recipe("popular_line", lambda _: "return None", 8, frozenset({"variety"})),
     Recipe("longest_output", lambda place: f"{first_line(place)} " * 12, 12, frozenset({"longer"}), ends=False),
