@@ -66,12 +66,13 @@ def train(base: Path, folder: Path, recipe: Recipe, places: Sequence[Position], 
     tokenizer: Any = Tokenizer.from_file(str(base / "tokenizer.json"))
     renderer = Renderer(tokenizer, model.fim_order, model.max_prefix_tokens, model.max_suffix_tokens)
     end: list[int] = [tokenizer.token_to_id(END)] if recipe.ends else []
+    needed = recipe.steps * BATCH if recipe.places is None else recipe.places
     rows: list[Row] = [
         (
             renderer.render(place.prefix, place.suffix),
             tokenizer.encode(recipe.target(place), add_special_tokens=False).ids[:max_tokens] + end,
         )
-        for place in places[: recipe.places]
+        for place in places[:needed]
     ]
     trained = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     if recipe.noise:
