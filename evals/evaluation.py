@@ -4,11 +4,8 @@ python -m evals.evaluation infra/base_model --samples 400 --temperature 0
 """
 
 import argparse
-import math
 import sys
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -16,60 +13,11 @@ from rich.table import Table
 
 from evals import judge as judges
 from evals import metrics, positions
-from evals.generation import Generator
+from evals.completions import Completions, Conditions, completions_of
 from evals.heldout import held_out_files, site_packages
+from evals.scores import Scores, score_position, summarise
 from infra import settings as configuration
 from infra.settings import schema
-
-
-@dataclass(frozen=True)
-class PositionScore:
-    """The result at one position. Two Scores over the same positions can be compared in pairs."""
-
-    file: str
-    offset: int
-    completion: str
-    """First line of the generated text."""
-    truth: str
-    exact: bool
-    edit_similarity: float
-    """0 to 1."""
-    matching_characters: int
-    """Right characters from the start."""
-    judged: float | None
-    """The judge's score, 0 to 10; None where the judge failed."""
-
-
-@dataclass(frozen=True)
-class Mean:
-    """A mean with its standard error."""
-
-    value: float
-    error: float
-    n: int
-
-
-@dataclass(frozen=True)
-class Scores:
-    """The means over all positions, and the score of each position."""
-
-    judge: str
-    """Name of the judge that gave `judged`."""
-    temperature: float
-    exact: Mean
-    edit_similarity: Mean
-    matching_characters: Mean
-    """Right characters from the start, per position."""
-    judged: Mean
-    """The judge's score over the positions that it could judge."""
-    empty: Mean
-    """Share of positions with an empty completion."""
-    length: Mean
-    """Characters per completion."""
-    judge_failures: float
-    """Share of positions that the judge could not score."""
-    seconds: float
-    by_position: tuple[PositionScore, ...]
 
 
 def evaluate(
@@ -82,61 +30,29 @@ def evaluate(
     seed: int = 0,
 ) -> Scores:
     """Complete every position with the checkpoint and score the completions. `seed` fixes the draws for any checkpoint."""
-    began = time.monotonic()
-    contexts = [(position.prefix, position.suffix) for position in held_out]
-    completions = Generator(checkpoint, model).complete(contexts, sampling.max_tokens, sampling.temperature, seed)
-    lines = [metrics.first_line(text) for text in completions]
+    made = completions_of(checkpoint, held_out, Conditions(sampling, model, seed))
+    return score_completions(made, held_out, judge, sampling.temperature)
+
+
+def score_completions(
+    made: Completions,
+    held_out: Sequence[positions.Position],
+    judge: judges.Judge,
+    temperature: float,
+    drifts: Sequence[float] | None = None,
+) -> Scores:
+    """Score the first line of each completion; `drifts` are those of the completions (drift.py)."""
+    lines = [metrics.first_line(text) for text in made.texts]
     items = [judges.Item(p.prefix, p.suffix, line, p.truth) for p, line in zip(held_out, lines, strict=True)]
-    by_position = tuple(_score(p, line, j) for p, line, j in zip(held_out, lines, judge.score(items), strict=True))
-    return summarise(by_position, judge.name, sampling.temperature, time.monotonic() - began)
-
-
-def summarise(by_position: tuple[PositionScore, ...], judge: str, temperature: float, seconds: float = 0.0) -> Scores:
-    """Return the means over the positions."""
-    judged = [score.judged for score in by_position if score.judged is not None]
-    return Scores(
-        judge=judge,
-        temperature=temperature,
-        exact=mean([float(score.exact) for score in by_position]),
-        edit_similarity=mean([score.edit_similarity for score in by_position]),
-        matching_characters=mean([float(score.matching_characters) for score in by_position]),
-        judged=mean(judged),
-        empty=mean([float(not score.completion.strip()) for score in by_position]),
-        length=mean([float(len(score.completion)) for score in by_position]),
-        judge_failures=1 - len(judged) / len(by_position) if by_position else math.nan,
-        seconds=seconds,
-        by_position=by_position,
-    )
-
-
-def mean(values: Sequence[float]) -> Mean:
-    """Return the mean and its standard error; NaN where there are too few values."""
-    n = len(values)
-    if n == 0:
-        return Mean(math.nan, math.nan, 0)
-    average = sum(values) / n
-    if n == 1:
-        return Mean(average, math.nan, 1)
-    return Mean(average, math.sqrt(sum((value - average) ** 2 for value in values) / (n - 1) / n), n)
+    moved: Sequence[float | None] = drifts or [None] * len(lines)
+    rows = zip(held_out, lines, judge.score(items), moved, strict=True)
+    return summarise(tuple(score_position(*row) for row in rows), judge.name, temperature, made.seconds)
 
 
 def held_out_positions(count: int, seed: int) -> tuple[positions.Position, ...]:
     """Return rest-of-line positions in files of the held-out packages that no simulated developer opens."""
     sources = positions.read_sources(held_out_files(), [site_packages()])
     return positions.sample_positions(positions.scored_sources(sources), count, seed)
-
-
-def _score(position: positions.Position, line: str, judgement: judges.Judgement) -> PositionScore:
-    return PositionScore(
-        file=position.file,
-        offset=position.offset,
-        completion=line,
-        truth=position.truth,
-        exact=metrics.exact(line, position.truth),
-        edit_similarity=metrics.edit_similarity(line, position.truth),
-        matching_characters=metrics.matching_prefix(line, position.truth),
-        judged=judgement.score if isinstance(judgement, judges.Scored) else None,
-    )
 
 
 def scores_table(scores: Scores, title: str) -> Table:

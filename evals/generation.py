@@ -4,7 +4,7 @@ Shapes: B rows of a batch, T padded prompt length, V vocabulary. The row's numbe
 depend on its batch, and two checkpoints get the same draws at the same position.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,10 +62,20 @@ class Generator:
         return [completion.text for completion in self.sample(contexts, max_tokens, temperature, seed, batch)]
 
     def sample(
-        self, contexts: Sequence[tuple[str, str]], max_tokens: int, temperature: float, seed: int, batch: int = 64
+        self,
+        contexts: Sequence[tuple[str, str]],
+        max_tokens: int,
+        temperature: float,
+        seed: int,
+        batch: int = 64,
+        progress: Callable[[int], None] | None = None,
     ) -> list[SampledCompletion]:
-        """Return the same completions with their tokens and log-probabilities (those at temperature 1 where it is 0)."""
-        prompts = [self._renderer.render(prefix, suffix) for prefix, suffix in contexts]
+        """Return the same completions with their tokens and log-probabilities (those at temperature 1 where it is 0).
+
+        Args:
+            progress: called with the number of completions of each batch that is done.
+        """
+        prompts = self.prompts(contexts)
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
         completions: dict[int, SampledCompletion] = {}
         for start in range(0, len(order), batch):
@@ -75,7 +85,13 @@ class Generator:
                 tokens, logprobs = zip(*sampled, strict=True)
                 text = self._tokenizer.decode([token for token in tokens if token not in self._end_ids])
                 completions[row] = SampledCompletion(tuple(prompts[row]), tokens, logprobs, text)
+            if progress:
+                progress(len(rows))
         return [completions[row] for row in range(len(prompts))]
+
+    def prompts(self, contexts: Sequence[tuple[str, str]]) -> list[list[int]]:
+        """Return the token ids of the prompt of each (prefix, suffix)."""
+        return [self._renderer.render(prefix, suffix) for prefix, suffix in contexts]
 
     @torch.inference_mode()
     def score(

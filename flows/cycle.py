@@ -43,11 +43,11 @@ def complete(settings: Settings, manifest: Manifest) -> CycleOutcome:
     if isinstance(candidate, UpdateRefused):
         return steps.refuse(settings, manifest, candidate)
     evaluation = steps.evaluate(settings, manifest, candidate)
+    registered = steps.register(settings, manifest, candidate, evaluation)
     if evaluation.passed:
-        registered = steps.register(settings, manifest, candidate, evaluation)
         outcome = steps.open_experiment(settings, manifest, registered)
     else:
-        outcome = steps.refuse(settings, manifest, (candidate, evaluation))
+        outcome = steps.fail(settings, manifest, registered, evaluation)
     steps.show(manifest, candidate, evaluation, outcome)
     return outcome
 

@@ -11,7 +11,7 @@ A cycle writes these objects under cycles/CYCLE/, in this order (tasks/steps/sea
     settings.json                       the resolved settings, secrets masked
     manifest.json                       conditional put: from here on the cycle is sealed, and every later run completes it
     training.json                       the trainer's metrics
-    evaluation.json                     the held-out scores
+    evaluation.json                     the held-out scores and the gate's verdict
     outcome.json                        conditional put: the cycle has ended
 
 decisions/EXPERIMENT.json is the record that ends an experiment, written once.

@@ -12,6 +12,9 @@ CYCLE_TAG = "cycle"
 DATASET_TAG = "manifest_sha256"
 """Tag of a model version and of its run: the id of the data set that it was trained on."""
 
+EVALUATION_TAG = "evaluation"
+"""Tag of a model version and of its run: the verdict of the held-out gate, "passed", "failed" or "undecided"."""
+
 
 @dataclass(frozen=True)
 class Lineage:

@@ -13,6 +13,7 @@ import pytest
 
 from infra import settings as settings_
 from infra.settings import Settings
+from infra.settings.schema import GateMargins
 from infra.stack import control
 
 
@@ -59,6 +60,9 @@ def _overrides(directory: Path) -> dict[str, str]:
         # Small cycles.
         "TABLOOP_COLLECT__MIN_SAMPLES": "48",
         "TABLOOP_EVALUATE__SAMPLES": "24",
+        # With so few places only wide margins let a candidate pass.
+        "TABLOOP_EVALUATE__GATE__MIN_PLACES": "24",
+        "TABLOOP_EVALUATE__GATE__MARGINS": json.dumps({name: 9 for name in GateMargins.model_fields if name != "drift"}),
         # Float32 on both sides, since tests compare the trainer's log-probabilities with the server's.
         "TABLOOP_TRAIN__PRECISION": "float32",
         "TABLOOP_TRAIN__FOLDER": str(directory / "cycles"),

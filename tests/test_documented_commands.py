@@ -47,7 +47,7 @@ NOT_RUN = {
     r"make audit": "asks an advisory database; tests/infra/test_requirements.py runs its parts",
     r"make demo.*|make base.*|make bench.*|make check": "takes minutes; tests/evals and the trainer's tests run the parts",
     r"make docs": "builds pages, which needs packages that only it installs",
-    r"python -m evals\.(bench|demo|evaluation|developers)( .*)?": "takes minutes; tests/evals runs the parts",
+    r"python -m evals\.(bench|compare|demo|evaluation|developers)( (?!--help$).*)?": "takes minutes; tests/evals runs the parts",
     r"(TABLOOP_\S+ )?python -m tasks\.([\w.]*bench_\w+|groups|trainer\.\w+)( .*)?": "takes minutes; tests/tasks runs the parts",
     r"python -m (serving|serving\.engine)( .*)?": "serves until it is stopped; `make up` starts it",
     r"python -m flows\.\w+": "trains; tests/flows runs the flows",

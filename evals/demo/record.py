@@ -76,7 +76,7 @@ class CycleRow(Part):
     parent: str
     """Version from which training started."""
     version: str
-    """Version that the cycle registered; empty if held-out evaluation refused the candidate."""
+    """Version that the cycle registered, also if it did not pass the offline gate; empty if there is none."""
     samples: int
     requests: int
     """Requests of the cycle's window; each is in one bucket."""
@@ -93,6 +93,7 @@ class CycleRow(Part):
     judge: float | None
     """Mean score of the held-out judge, 0 to 10."""
     verdict: Literal["promote", "reject", "broken", "undecided", "refused", "running"]
+    """Of the A/B test; refused: the candidate met no user."""
     reason: str
     estimate: float | None
     low: float | None

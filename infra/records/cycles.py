@@ -169,11 +169,11 @@ class CycleOutcome(Record):
     cycle: str
     """Cycle id."""
     result: Literal["registered", "refused", "abandoned"]
-    """registered: the candidate is a version. refused: the trainer or the held-out evaluation refused it. abandoned: the cycle
-    failed too often, or its champion was replaced meanwhile."""
+    """registered: the candidate passed the held-out gate. refused: the trainer refused the update, or the candidate did not pass.
+    abandoned: the cycle failed too often, or its champion was replaced meanwhile."""
     reason: str
     """The reason, as a sentence."""
     version: str = ""
-    """The candidate's version; empty if not registered."""
+    """The candidate's version, also if it did not pass; empty if there is none."""
     experiment: str = ""
     """The experiment the candidate entered; empty if none."""

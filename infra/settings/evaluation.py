@@ -1,4 +1,4 @@
-"""Settings of the held-out evaluation and its judge."""
+"""Settings of the held-out evaluation, its gate and its judge."""
 
 from pathlib import Path
 from typing import Literal, Self
@@ -19,6 +19,60 @@ class Judge(Section):
     """Bearer token for the judge; none: no Authorization header."""
     timeout_seconds: float = Field(30.0, gt=0)
     """Timeout of one judgement, in seconds."""
+    rubric: Path = Path("evals/judge/rubric.md")
+    """File with the judge's instructions for kind "openai". Scores of another text are not reused."""
+    concurrency: int = Field(8, ge=1)
+    """Judgements at a time."""
+    calibration_places: int = Field(60, ge=20)
+    """Places at which each evaluation asks the judge to tell the true text from a corrupted one."""
+    min_auc: float = Field(0.8, ge=0.5, le=1)
+    """Minimum of the judge's area under the ROC curve, true against corrupted texts, by the lower bound of its 95 % interval;
+    below it the judge's scores do not count."""
+
+
+class GateMargins(Section):
+    """How much worse than the champion a candidate may be; it must surely be within every margin.
+
+    With 300 places these let nine of ten equal candidates pass. The errors fall with the square root of the places.
+    """
+
+    exact: float = Field(0.06, gt=0)
+    """Fall of the share of exact matches."""
+    edit_similarity: float = Field(0.06, gt=0)
+    """Fall of the mean edit similarity, which is from 0 to 1."""
+    matching_characters: float = Field(0.3, gt=0)
+    """Fall of the right characters from the start, as a share of the champion's."""
+    judged: float = Field(0.55, gt=0)
+    """Fall of the judge's mean score, which is from 0 to 10."""
+    empty: float = Field(0.03, gt=0)
+    """Rise of the share of empty completions."""
+    shorter: float = Field(0.35, gt=0)
+    """Fall of the mean length, as a share of the champion's."""
+    longer: float = Field(0.3, gt=0)
+    """Rise of the mean length, as a share of the champion's."""
+    comments: float = Field(0.03, gt=0)
+    """Rise of the share of completions with a comment."""
+    repetition: float = Field(0.03, gt=0)
+    """Rise of the mean share of repeated runs of three tokens in a completion."""
+    variety: float = Field(0.4, gt=0)
+    """Fall of the entropy of all completions, in bits."""
+    drift: float | None = Field(None, gt=0)
+    """Rise of the candidate's log-probability of its own completions above the champion's, in nats a token; none: it is not
+    computed. It takes a forward pass of the champion over the candidate's completions."""
+    slices: float = Field(0.13, gt=0)
+    """Fall of the mean edit similarity within a slice: a language, a length of the true text, a place in the line."""
+
+
+class Gate(Section):
+    alpha: float = Field(0.035, gt=0, lt=0.5)
+    """One-sided level of each guardrail's bounds. At this one, at most 5 % of candidates that are worse by one margin pass (`make
+    bench ARGS=gate`): the bounds are approximations."""
+    min_places: int = Field(200, ge=2)
+    """Minimum number of places for a verdict; with fewer the candidate is undecided."""
+    min_slice_places: int = Field(60, ge=2)
+    """Minimum number of places for a verdict on a slice; smaller slices are named and have no vote."""
+    margins: GateMargins = GateMargins()
+    """The margin of each guardrail."""
 
 
 class HeldOut(Section):
@@ -60,14 +114,9 @@ class Evaluate(Section):
     """Seed of the choice of positions."""
     sets: tuple[HeldOut, ...] = (HeldOut(name="packages", kind="packages"),)
     """The sets that a candidate is scored on. A team that writes another language than Python names its own code here."""
-    max_drop: float = Field(0.05, ge=0)
-    """Maximum drop of the judge's mean score below the champion's, as a share of the judge's scale; beyond it the candidate is
-    refused."""
-    min_length: float = Field(0.5, ge=0)
-    """Minimum mean length of a candidate's completions, as a multiple of the champion's; 0: no minimum."""
-    max_empty_rise: float = Field(0.15, ge=0)
-    """Maximum rise of the share of positions with nothing to show above the champion's."""
+    gate: Gate = Gate()
+    """The offline gate between training and the A/B test."""
     max_judge_failures: float = Field(0.1, ge=0, le=1)
-    """Maximum share of positions the judge may fail on; beyond it the evaluation fails."""
+    """Maximum share of positions the judge may fail on; beyond it the evaluation has no verdict and can be resumed."""
     judge: Judge = Judge()
     """The judge that scores completions."""

@@ -1,7 +1,7 @@
 """Every setting of tabloop: frozen, typed, documented; an unknown key is refused. One module per part of the loop."""
 
 from infra.settings.collect import Collect, Hindsight
-from infra.settings.evaluation import Evaluate, HeldOut, Judge
+from infra.settings.evaluation import Evaluate, Gate, GateMargins, HeldOut, Judge
 from infra.settings.experiment import Experiment, Margins
 from infra.settings.model import Model
 from infra.settings.retention import Retention
@@ -30,6 +30,8 @@ __all__ = [
     "Evaluate",
     "Experiment",
     "External",
+    "Gate",
+    "GateMargins",
     "HeldOut",
     "Hindsight",
     "Judge",

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
+from infra import checkpoints
 from infra import settings as settings_
 from infra.registry import Registry
 from infra.settings import Settings
 from infra.store import ObjectStore
-from tasks.versions import checkpoints
 
 
 def store_of(settings: Settings) -> ObjectStore:

@@ -256,13 +256,13 @@ def evaluate(settings: Settings, manifest: Manifest, candidate: Candidate) -> Ev
     champion = clients.checkpoint_of(settings, manifest.champion)
     store = clients.store_of(settings)
     evaluation = evaluating.evaluate(store, settings, candidate.checkpoint, champion, manifest.cycle)
-    get_run_logger().info("%s: %s", "passed" if evaluation.passed else "refused", evaluation.reason)
+    get_run_logger().info("%s", evaluation.reason)
     return evaluation
 
 
 @step("register", retries=IO_RETRIES)
 def register(settings: Settings, manifest: Manifest, candidate: Candidate, evaluation: Evaluation) -> Registered:
-    """Upload the checkpoint, log the MLflow run, create the model version."""
+    """Upload the checkpoint, log the MLflow run, create the model version, whatever the verdict."""
     store, registry = clients.store_of(settings), clients.registry_of(settings)
     sealed = cycles.settings_of(store, manifest.cycle, settings)
     return registering.register(store, registry, sealed, manifest, candidate, evaluation)
@@ -275,25 +275,31 @@ def open_experiment(settings: Settings, manifest: Manifest, registered: Register
     proposed = release.propose(settings, manifest.cycle, version, manifest.champion, time.time())
     opened = release.open_experiment(store, clients.registry_of(settings), proposed)
     reason = f"version {version} is the challenger" if opened else f"version {version} could not be tested"
-    shutil.rmtree(clients.folder_of(settings, manifest.cycle), ignore_errors=True)
     experiment = opened.id if opened else ""
     outcome = CycleOutcome(cycle=manifest.cycle, result="registered", reason=reason, version=version, experiment=experiment)
-    return sealing.finish(store, outcome)
+    return end(settings, manifest, outcome)
+
+
+def end(settings: Settings, manifest: Manifest, outcome: CycleOutcome) -> CycleOutcome:
+    """Remove a cycle's working files and write its outcome."""
+    shutil.rmtree(clients.folder_of(settings, manifest.cycle), ignore_errors=True)
+    return sealing.finish(clients.store_of(settings), outcome)
 
 
 @step("refuse", retries=IO_RETRIES)
-def refuse(settings: Settings, manifest: Manifest, why: UpdateRefused | tuple[Candidate, Evaluation]) -> CycleOutcome:
-    """End the cycle without a version: the trainer refused the update, or the candidate failed on held-out code."""
-    store = clients.store_of(settings)
-    if isinstance(why, UpdateRefused):
-        reason = f"the update was refused: {why.reason}"
-        attempt_to_show("MLflow", lambda: tracking.give_up(settings.registry, manifest.cycle, reason))
-    else:
-        reason = why[1].reason
-        sealed, dataset = cycles.settings_of(store, manifest.cycle, settings), cycles.dataset_id(store, manifest.cycle)
-        attempt_to_show("MLflow", lambda: registering.log_run(sealed, store, manifest, dataset, *why))
-    shutil.rmtree(clients.folder_of(settings, manifest.cycle), ignore_errors=True)
-    return sealing.finish(store, CycleOutcome(cycle=manifest.cycle, result="refused", reason=reason))
+def refuse(settings: Settings, manifest: Manifest, why: UpdateRefused) -> CycleOutcome:
+    """End the cycle without a version: the trainer refused the update."""
+    reason = f"the update was refused: {why.reason}"
+    attempt_to_show("MLflow", lambda: tracking.give_up(settings.registry, manifest.cycle, reason))
+    return end(settings, manifest, CycleOutcome(cycle=manifest.cycle, result="refused", reason=reason))
+
+
+@step("fail", retries=IO_RETRIES)
+def fail(settings: Settings, manifest: Manifest, registered: Registered, evaluation: Evaluation) -> CycleOutcome:
+    """End the cycle with a version that no user meets: the candidate did not pass the held-out gate."""
+    reason = f"version {registered.version} is not tested: {evaluation.reason}"
+    outcome = CycleOutcome(cycle=manifest.cycle, result="refused", reason=reason, version=registered.version)
+    return end(settings, manifest, outcome)
 
 
 @step("show")

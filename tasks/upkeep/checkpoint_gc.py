@@ -100,7 +100,8 @@ def pinned(settings: Serving) -> frozenset[str]:
 
 def registered(store: ObjectStore, cycle: str) -> bool:
     """Return whether an ended cycle made a version."""
-    return CycleOutcome.model_validate(store.get_json(f"cycles/{cycle}/outcome.json")).result == "registered"
+    outcome = CycleOutcome.model_validate(store.get_json(f"cycles/{cycle}/outcome.json"))
+    return outcome.result == "registered" or bool(outcome.version)
 
 
 def remove(store: ObjectStore, registry: Registry, expired: Iterable[ExpiredUpload], now: float) -> tuple[ExpiredUpload, ...]:

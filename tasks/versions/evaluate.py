@@ -1,37 +1,30 @@
-"""The held-out gate: the same judge scores candidate and champion on the same positions.
+"""The held-out gate of a cycle: candidate and champion at the same places, and the verdict with everything that it stands on."""
 
-Generation imports torch and transformers, so evals.evaluation is imported inside the function.
-"""
-
-import hashlib
-import json
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import compress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pydantic import TypeAdapter
-
+from evals.compare.scoring import ScoredModels, score_models
+from evals.gate import Finding, GateResult, Verdict, judge_candidate
 from evals.heldout import sets
-from evals.positions import Position
+from evals.judge.calibration import Calibration
+from evals.metrics.intervals import estimates
+from evals.metrics.place import measure
+from evals.scores import PositionScore, Scores, summarise
 from infra import cycles
 from infra import settings as configuration
 from infra.settings import Settings
-from infra.settings.schema import Evaluate
 from infra.store import ObjectStore
 from tasks.versions import heldout
 from tasks.versions.heldout import ScoredSet
 
-if TYPE_CHECKING:
-    from evals.evaluation import Scores
-
-JUDGE_SCALE = 10.0
-"""Highest score of a judge; the lowest is 0."""
+CANDIDATE, CHAMPION = "candidate", "champion"
 
 
 class EvaluationBroken(RuntimeError):
-    """Scores are missing, so the candidate neither passes nor fails."""
+    """Scores are missing, so the candidate has no verdict; the cycle can be resumed."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +35,24 @@ class Evaluation:
     candidate: dict[str, float]
     """Mean of each measure, by name."""
     champion: dict[str, float]
-    passed: bool
+    verdict: Verdict
     reason: str
-    """Reason for the result, with the numbers."""
+    """Reason for the verdict, with the numbers."""
+    findings: tuple[Finding, ...] = ()
+    """Of each guardrail."""
+    left_out: tuple[str, ...] = ()
+    """What was not checked, each with the reason."""
+    calibration: Calibration | None = None
+    """How well the judge tells true from corrupted texts."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether the candidate may meet users. A candidate that is undecided may not."""
+        return self.verdict == "passed"
 
 
 def evaluate(store: ObjectStore, settings: Settings, candidate: Path, champion: Path, cycle: str) -> Evaluation:
-    """Score the candidate and the champion, and write the cycle's evaluation; reuse scores of the same weights and settings.
+    """Score the candidate and the champion, and write the cycle's evaluation.
 
     Raises:
         EvaluationBroken: the judge failed too often.
@@ -57,27 +61,36 @@ def evaluate(store: ObjectStore, settings: Settings, candidate: Path, champion: 
     """
     manifest = cycles.manifest_of(store, cycle)
     held_out = heldout.scored_sets(store, manifest, settings.evaluate)
-    scores = scores_on(store, settings, candidate, held_out)
-    baseline = scores_on(store, settings, champion, held_out)
-    result = gate(scores, baseline, settings.evaluate)
-    # What the team wrote stands in its set alone, where `forget` finds it.
-    texts = [place.user == "" for one in held_out for place in one.scored]
-    rows = [
-        asdict(p) if open_text else asdict(replace(p, completion="", truth=""))
-        for p, open_text in zip(scores.by_position, texts, strict=True)
-    ]
+    scored = score(store, settings, candidate, champion, held_out)
+    result = evaluate_scores(scored, settings)
     named = [one.model_dump(mode="json") for one in manifest.held_out]
-    metrics = {"candidate": metrics_of(scores, held_out), "champion": metrics_of(baseline, held_out)}
-    written = {**asdict(result), "held_out": named, "metrics": metrics, "positions": rows}
+    metrics = {name: metrics_of(scores, held_out) for name, scores in scored.scores.items()}
+    written = record(result, scored, settings, held_out) | {"held_out": named, "metrics": metrics}
     store.put_json(cycles.key(cycle, "evaluation.json"), written)
     return result
 
 
-def metrics_of(scores: "Scores", held_out: Sequence[ScoredSet]) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return the mean of each metric with its interval, by set and metric."""
-    from evals.metrics.intervals import estimates
-    from evals.metrics.place import measure
+def score(store: ObjectStore, settings: Settings, candidate: Path, champion: Path, held_out: Sequence[ScoredSet]) -> ScoredModels:
+    """Score champion and candidate as they are served, at the places of all sets that training data do not hold.
 
+    All places are completed, so that the completions can be used again by a cycle that leaves out others. Those at places of the
+    team are not kept: they are made from its code, and `forget` does not reach them.
+    """
+    places = [position for one in held_out for position in one.positions]
+    models = {CHAMPION: configuration.path(champion), CANDIDATE: configuration.path(candidate)}
+    kept = store if not any(place.user for place in places) else None
+    scored = score_models(models, places, settings, kept)
+    counts = [one.scores(place) for one in held_out for place in one.places]
+    return replace(scored, scores={name: at_places(scores, counts) for name, scores in scored.scores.items()})
+
+
+def at_places(scores: Scores, counts: Sequence[bool]) -> Scores:
+    """Return the scores of the places that count."""
+    return summarise(tuple(compress(scores.by_position, counts)), scores.judge, scores.temperature, scores.seconds)
+
+
+def metrics_of(scores: Scores, held_out: Sequence[ScoredSet]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return the mean of each metric with its interval, by set and metric."""
     found, by_position = {}, iter(scores.by_position)
     for one in held_out:
         positions = [sets.position_of(place) for place in one.scored]
@@ -86,101 +99,78 @@ def metrics_of(scores: "Scores", held_out: Sequence[ScoredSet]) -> dict[str, dic
     return found
 
 
-def scores_on(store: ObjectStore, settings: Settings, checkpoint: Path, held_out: Sequence[ScoredSet]) -> "Scores":
-    """Return a checkpoint's scores at the places of all sets that training data do not hold."""
-    from evals.evaluation import summarise
-
-    by_set = [scores_of(store, settings, checkpoint, one) for one in held_out]
-    rows = (zip(one.places, s.by_position, strict=True) for one, s in zip(held_out, by_set, strict=True))
-    kept = tuple(score for pairs, one in zip(rows, held_out, strict=True) for place, score in pairs if one.scores(place))
-    return summarise(kept, by_set[0].judge, by_set[0].temperature, sum(scores.seconds for scores in by_set))
-
-
-def scores_of(store: ObjectStore, settings: Settings, checkpoint: Path, held_out: ScoredSet) -> "Scores":
-    """Return a checkpoint's scores at all places of a set: the stored ones for its weights, the set and the settings, otherwise
-    new ones, which it stores unless they hold text of the team."""
-    from evals.evaluation import Scores
-
-    key = f"evaluations/{weights_sha256(checkpoint)[:16]}-{held_out.sha256[:16]}-{fingerprint(settings)}.json"
-    adapter = TypeAdapter(Scores)
-    try:
-        return adapter.validate_python(store.get_json(key))
-    except KeyError:
-        scores = score(settings, checkpoint, held_out.positions)
-        if not any(place.user for place in held_out.places):
-            store.put_json(key, asdict(scores))
-        return scores
-
-
-def score(settings: Settings, checkpoint: Path, positions: Sequence[Position]) -> "Scores":
-    """Complete the positions at the served temperature."""
-    from evals import judge
-    from evals.evaluation import evaluate as evaluate_checkpoint
-
-    evaluation = settings.evaluate
-    return evaluate_checkpoint(
-        configuration.path(checkpoint),
-        positions,
-        settings.model,
-        settings.serving.sampling,
-        judge.build(evaluation.judge),
-        seed=evaluation.seed,
-    )
-
-
-def weights_sha256(checkpoint: Path) -> str:
-    """Return the checksum of a checkpoint's weights."""
-    digest, files = hashlib.sha256(), sorted(checkpoint.glob("*.safetensors"))
-    if not files:
-        raise EvaluationBroken(f"held-out evaluation: {checkpoint} holds no *.safetensors")
-    for file in files:
-        with file.open("rb") as stream:
-            digest.update(hashlib.file_digest(stream, "sha256").digest())
-    return digest.hexdigest()
-
-
-def fingerprint(settings: Settings) -> str:
-    """Return the checksum of the settings that affect a score."""
-    parts = (settings.evaluate.seed, settings.evaluate.judge.kind, settings.evaluate.judge.model)
-    text = json.dumps([*parts, settings.serving.sampling.model_dump(mode="json"), settings.model.fim_order])
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def gate(candidate: "Scores", champion: "Scores", settings: Evaluate) -> Evaluation:
-    """Fail a candidate whose judge score, completion length or share of empty completions is worse than the settings allow.
+def evaluate_scores(scored: ScoredModels, settings: Settings) -> Evaluation:
+    """Return the verdict on a candidate's scores.
 
     Raises:
-        EvaluationBroken: scores are missing.
+        EvaluationBroken: the judge failed too often.
     """
-    for name, scores in (("candidate", candidate), ("champion", champion)):
-        if not scores.judge_failures <= settings.max_judge_failures or not math.isfinite(scores.judged.value):
-            raise EvaluationBroken(
-                f"held-out evaluation: judge {scores.judge!r} failed on {scores.judge_failures:.1%} of the {name}'s positions; "
-                f"evaluate.max_judge_failures allows {settings.max_judge_failures:.1%}"
-            )
-    judge_drop = (champion.judged.value - candidate.judged.value) / JUDGE_SCALE
-    empty_rise = candidate.empty.value - champion.empty.value
-    length_ratio = candidate.length.value / champion.length.value if champion.length.value else 1.0
-    problems = []
-    if judge_drop > settings.max_drop:
-        problems.append(
-            f"judge {candidate.judge} {candidate.judged.value:.2f} against {champion.judged.value:.2f} of 10, "
-            f"a drop of {judge_drop:.1%} of its scale, at most {settings.max_drop:.1%} is allowed"
-        )
-    if length_ratio < settings.min_length:
-        problems.append(
-            f"completions are {length_ratio:.2f} times as long as the champion's, at least {settings.min_length:.2f} is required"
-        )
-    if empty_rise > settings.max_empty_rise:
-        problems.append(f"nothing to show on {empty_rise:+.1%} more positions, at most {settings.max_empty_rise:+.1%} is allowed")
-    summary = (
-        f"judge {candidate.judge} {candidate.judged.value:.2f} against {champion.judged.value:.2f}, length x{length_ratio:.2f}, "
-        f"nothing to show {empty_rise:+.1%}"
+    candidate, champion = scored.scores[CANDIDATE], scored.scores[CHAMPION]
+    check_judge(scored, settings.evaluate.max_judge_failures)
+    gate = judge_candidate(
+        candidate.by_position, champion.by_position, settings.evaluate.gate, judge_counts=scored.calibration.counts
     )
-    return Evaluation(candidate.judge, means(candidate), means(champion), not problems, "; ".join(problems) or summary)
+    left_out = gate.left_out if scored.calibration.counts else (*gate.left_out, f"judge: {scored.calibration.reason}")
+    means = {name: means_of(scores) for name, scores in scored.scores.items()}
+    return Evaluation(
+        judge=candidate.judge,
+        candidate=means[CANDIDATE],
+        champion=means[CHAMPION],
+        verdict=gate.verdict,
+        reason=reason_of(gate, candidate, champion),
+        findings=gate.findings,
+        left_out=left_out,
+        calibration=scored.calibration,
+    )
 
 
-def means(scores: "Scores") -> dict[str, float]:
+def check_judge(scored: ScoredModels, most: float) -> None:
+    """Raise EvaluationBroken where the judge failed at too many places of the calibration or, if its scores count, of a model."""
+    calibration = scored.calibration
+    failed = {"calibration": calibration.failures / (calibration.failures + calibration.places)}
+    if calibration.counts:
+        failed |= {f"{name}'s": scores.judge_failures for name, scores in scored.scores.items()}
+    for name, share in failed.items():
+        if not share <= most:
+            raise EvaluationBroken(
+                f"held-out evaluation: judge {calibration.judge!r} failed on {share:.1%} of the {name} places; "
+                f"evaluate.max_judge_failures allows {most:.1%}. There is no verdict. Check evaluate.judge; the next run "
+                "of the cycle asks again where the judge failed"
+            )
+
+
+def reason_of(gate: GateResult, candidate: Scores, champion: Scores) -> str:
+    """Return the verdict's reason in one line."""
+    return (
+        f"{gate.verdict}: {gate.reason} (judge {candidate.judge} {candidate.judged.value:.2f} against "
+        f"{champion.judged.value:.2f}, exact {candidate.exact.value:.1%} against {champion.exact.value:.1%}, "
+        f"{len(candidate.by_position)} places)"
+    )
+
+
+def means_of(scores: Scores) -> dict[str, float]:
     """Return the mean of each measure."""
     names = ("exact", "edit_similarity", "matching_characters", "judged", "empty", "length")
     return {name: getattr(scores, name).value for name in names} | {"judge_failures": scores.judge_failures}
+
+
+def record(result: Evaluation, scored: ScoredModels, settings: Settings, held_out: Sequence[ScoredSet]) -> dict[str, Any]:
+    """Return the content of evaluation.json: the verdict, its settings, and every place with both completions.
+
+    What the team wrote stands in its set alone, where `forget` finds it.
+    """
+    hidden = [bool(place.user) for one in held_out for place in one.scored]
+
+    def rows(scores: Sequence[PositionScore]) -> list[dict[str, Any]]:
+        pairs = zip(scores, hidden, strict=True)
+        return [asdict(replace(score, completion="", truth="") if hide else score) for score, hide in pairs]
+
+    return {
+        **asdict(result),
+        "passed": result.passed,
+        "gate": settings.evaluate.gate.model_dump(mode="json"),
+        "set": {"sha256": scored.places, "places": len(scored.scores[CANDIDATE].by_position)},
+        "weights": {name: made.weights for name, made in scored.made.items()},
+        "positions": rows(scored.scores[CANDIDATE].by_position),
+        "champion_positions": rows(scored.scores[CHAMPION].by_position),
+    }

@@ -6,11 +6,14 @@ seconds to import, so it is imported inside the function.
 
 import logging
 import math
+import re
 from dataclasses import dataclass
 from typing import Any
 
+from infra import cycles
+from infra.checkpoints import optimizer_prefix
 from infra.cycles import dataset_id
-from infra.lineage import CYCLE_TAG, DATASET_TAG, PARENT_TAG
+from infra.lineage import CYCLE_TAG, DATASET_TAG, EVALUATION_TAG, PARENT_TAG
 from infra.records import Manifest
 from infra.registry import Registry
 from infra.settings import Settings, masked
@@ -19,7 +22,6 @@ from tasks.labels.accounting import account_page
 from tasks.labels.measures import measures_table
 from tasks.trainer.run import Candidate
 from tasks.versions import tracking
-from tasks.versions.checkpoints import optimizer_prefix
 from tasks.versions.evaluate import Evaluation
 
 log = logging.getLogger(__name__)
@@ -40,7 +42,7 @@ class Registered:
 def register(
     store: ObjectStore, registry: Registry, settings: Settings, manifest: Manifest, trained: Candidate, evaluation: Evaluation
 ) -> Registered:
-    """Upload, log and register the candidate of a cycle."""
+    """Upload, log and register the candidate of a cycle. A tag tells whether it passed the held-out gate."""
     existing = [v for v in registry.versions() if v.tags.get(CYCLE_TAG) == manifest.cycle]
     if existing:
         return Registered(existing[0].version, existing[0].tags.get("run", ""))
@@ -58,6 +60,7 @@ def register(
         "manifest": f"s3://{store.bucket}/cycles/{manifest.cycle}/manifest.json",
         DATASET_TAG: dataset,
         "judge": f"{evaluation.candidate['judged']:.3f}",
+        EVALUATION_TAG: evaluation.verdict,
         "samples": str(manifest.samples.rows),
     }
     source = f"s3://{store.bucket}/{prefix}"
@@ -77,7 +80,7 @@ def log_run(
     metrics = [Metric(k, v, now, 0) for k, v in flat_metrics(manifest, trained, evaluation).items() if math.isfinite(v)]
     params = [Param(k, v[:500]) for k, v in flat_params(settings).items()]
     tags = [
-        *(RunTag(PARENT_TAG, manifest.parent), RunTag("judge", evaluation.judge)),
+        *(RunTag(PARENT_TAG, manifest.parent), RunTag("judge", evaluation.judge), RunTag(EVALUATION_TAG, evaluation.verdict)),
         *(RunTag(DATASET_TAG, dataset), RunTag("code", manifest.code)),
     ]
     for start in range(0, max(len(params), 1), 90):
@@ -99,8 +102,11 @@ def log_run(
 
 
 def run_artifacts(store: ObjectStore, manifest: Manifest) -> dict[str, str]:
-    """Return the run's artifacts by path: the manifest, its requests by bucket, its measures, and the validation's Data Docs."""
+    """Return the run's artifacts by path: the manifest, its requests by bucket, its measures, the Data Docs, the evaluation."""
     pages = {f"data_docs/{key.rsplit('/', 1)[-1]}": store.get(key).decode() for key in manifest.docs if store.exists(key)}
+    key = cycles.key(manifest.cycle, "evaluation.json")
+    if store.exists(key):
+        pages["evaluation.json"] = store.get(key).decode()
     return {
         "manifest.json": manifest.model_dump_json(indent=2),
         "requests.md": account_page(manifest),
@@ -119,7 +125,13 @@ def flat_metrics(manifest: Manifest, trained: Candidate, evaluation: Evaluation)
     metrics |= {f"champion.{name}": value for name, value in evaluation.champion.items()}
     figures = trained.metrics.model_dump(exclude={"steps", "notes", "seconds"})
     metrics |= {f"train.{name}": float(value) for name, value in figures.items() if value is not None}
+    metrics |= {f"gate.{metric_name(f.name)}": f.difference for f in evaluation.findings if f.difference is not None}
     return metrics | {f"train.seconds.{name}": value for name, value in trained.metrics.seconds.items()}
+
+
+def metric_name(name: str) -> str:
+    """Return a name of the characters that MLflow allows in metrics."""
+    return re.sub(r"[^\w .:/-]", "", name)
 
 
 def flat_params(settings: Settings) -> dict[str, str]:
@@ -145,4 +157,5 @@ def describe(manifest: Manifest, trained: Candidate, evaluation: Evaluation) -> 
         *(("not done", note) for note in trained.metrics.notes),
         ("held-out", evaluation.reason),
     ]
-    return f"Candidate of {manifest.cycle}.\n\n| | |\n| --- | --- |\n" + "\n".join(f"| {k} | {v} |" for k, v in rows)
+    table = "\n".join(f"| {k} | {v} |" for k, v in rows)
+    return f"Candidate of {manifest.cycle}, {evaluation.verdict}.\n\n| | |\n| --- | --- |\n{table}"

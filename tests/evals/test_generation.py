@@ -2,14 +2,15 @@
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from tokenizers import Tokenizer
+from transformers import Qwen2ForCausalLM
 
 from evals import judge
 from evals.evaluation import evaluate, held_out_positions, main
 from evals.generation import Generator, pick_tokens
 from infra.fim import END, SPECIAL_TOKENS, Renderer
 from infra.settings import schema
+from tests.evals.checkpoints import write_checkpoint
 
 MODEL = schema.Model(fim_order="spm", max_prefix_tokens=40, max_suffix_tokens=12)
 CONTEXTS = [(f"def name_{i}(" + "a, " * i, "\n    return 1\n" * (i % 3)) for i in range(9)]
@@ -17,21 +18,7 @@ CONTEXTS = [(f"def name_{i}(" + "a, " * i, "\n    return 1\n" * (i % 3)) for i i
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    """A random model with the architecture and the tokenizer type of the real model."""
-    out = tmp_path_factory.mktemp("checkpoint")
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300, special_tokens=list(SPECIAL_TOKENS), initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
-    )
-    tokenizer.train_from_iterator(["def name(a, b):\n    return a + b\n"] * 4, trainer)
-    tokenizer.save(str(out / "tokenizer.json"))
-    torch.manual_seed(0)
-    shape = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
-    config = Qwen2Config(vocab_size=tokenizer.get_vocab_size(), max_position_embeddings=128, initializer_range=0.3, **shape)
-    Qwen2ForCausalLM(config).save_pretrained(out)
-    return out
+    return write_checkpoint(tmp_path_factory.mktemp("checkpoint"))
 
 
 def complete_slowly(checkpoint, prefix, suffix, max_tokens):

@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 from evals.judge import Failed, Item, ReferenceJudge, Scored, build
 from evals.judge.openai import OpenAIJudge, RequestPolicy, read_score
 from infra.settings import schema
+from tests.tasks.made import MemoryStore
 
 KEY = "sk-very-secret"
-QUICK = RequestPolicy(attempts=3, pause_seconds=0.01, open_after=4, concurrency=4)
+QUICK = RequestPolicy(attempts=3, pause_seconds=0.01, open_after=4)
+CONCURRENCY = 4
 
 
 def item(completion="x", n=0):
@@ -80,7 +82,12 @@ class Endpoint:
 
 
 def judge_at(url, timeout=5.0, policy=QUICK):
-    return OpenAIJudge(schema.Judge(kind="openai", url=url, model="judge-1", api_key=KEY, timeout_seconds=timeout), policy)
+    return OpenAIJudge(settings_at(url, timeout), policy)
+
+
+def settings_at(url, timeout=5.0, **fields):
+    settings = {"kind": "openai", "url": url, "model": "judge-1", "api_key": KEY, "concurrency": CONCURRENCY, **fields}
+    return schema.Judge(timeout_seconds=timeout, **settings)
 
 
 def test_scores_are_in_the_order_of_the_items():
@@ -89,7 +96,7 @@ def test_scores_are_in_the_order_of_the_items():
         judge = judge_at(url)
         assert judge.score([item("x" * n, n) for n in range(11)]) == [Scored(float(n)) for n in range(11)]
         assert judge.name == "judge-1"
-    assert 1 < endpoint.max_concurrent <= QUICK.concurrency
+    assert 1 < endpoint.max_concurrent <= CONCURRENCY
     path, headers, body = endpoint.requests[0]
     assert path == "/v1/chat/completions" and headers["Authorization"] == f"Bearer {KEY}"
     expected = body["response_format"]["json_schema"]
@@ -143,7 +150,7 @@ def test_an_endpoint_that_keeps_failing_gets_no_more_requests():
         judgements = judge_at(url).score([item(n=n) for n in range(60)])
     kinds = Counter(judgement.kind for judgement in judgements)
     assert set(kinds) == {"refused", "circuit_open"}
-    assert endpoint.attempts.total() == kinds["refused"] < 4 + QUICK.concurrency
+    assert endpoint.attempts.total() == kinds["refused"] < 4 + CONCURRENCY
 
 
 def test_an_unreachable_server_is_a_failure_that_does_not_show_the_key():
@@ -165,3 +172,24 @@ def test_build_returns_the_judge_of_the_settings():
     assert isinstance(judge, OpenAIJudge)
     with pytest.raises(ValueError, match="needs url and model"):
         build(schema.Judge(kind="openai"))
+
+
+def test_the_rubric_is_a_file_whose_text_is_part_of_the_judges_identity(tmp_path):
+    endpoint = Endpoint(lambda *_: (200, chat(3)))
+    (tmp_path / "rubric.md").write_text("Count the vowels.\n")
+    with endpoint.running() as url:
+        judge = OpenAIJudge(settings_at(url, rubric=tmp_path / "rubric.md"), QUICK)
+        assert judge.score([item()]) == [Scored(3.0)]
+        assert judge.identity != judge_at(url).identity
+    assert endpoint.requests[0][2]["messages"][0]["content"] == "Count the vowels."
+    with pytest.raises(ValueError, match=r"evaluate\.judge\.rubric"):
+        OpenAIJudge(settings_at("http://127.0.0.1:9/v1", rubric=tmp_path / "none.md"))
+
+
+def test_a_judges_scores_are_kept_where_there_is_a_store():
+    endpoint, store = Endpoint(lambda *_: (200, chat(3))), MemoryStore()
+    with endpoint.running() as url:
+        for _ in range(2):
+            assert build(settings_at(url), store).score([item(n=1), item(n=2)]) == [Scored(3.0), Scored(3.0)]
+    assert endpoint.attempts.total() == 2
+    assert isinstance(build(schema.Judge(), store), ReferenceJudge), "computing a similarity is faster than looking it up"

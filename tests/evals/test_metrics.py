@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evals import metrics
-from evals.evaluation import PositionScore, mean, summarise
 from evals.judge.reference import similarity
+from evals.scores import PositionScore, mean, summarise
 
 texts = st.text(alphabet="ab( ", max_size=7)
 

@@ -2,7 +2,7 @@
 
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,16 +11,19 @@ import pytest
 from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 from prefect.testing.utilities import prefect_test_harness
 
+from evals.compare.scoring import ScoredModels
+from evals.scores import PositionScore
 from infra.records import Completion, Feedback, Verdict
 from infra.settings import ROOT, Settings
-from infra.settings.schema import Collect, Experiment
+from infra.settings.schema import Collect, Evaluate, Experiment
 from tasks.experiments import release
 from tasks.steps import clients
 from tasks.trainer import run
 from tasks.validation import suite
 from tasks.versions import evaluate, register, tracking
+from tasks.versions.heldout import ScoredSet
+from tests.evals.made_scores import PLACES, scored_models, scores
 from tests.tasks.made import NOW, MemoryRegistry, MemoryStore, completion, decision, feedback, metrics
-from tests.tasks.versions.test_evaluate import scores_at
 
 
 @pytest.fixture(scope="session")
@@ -43,10 +46,18 @@ class World:
     """Exception that training raises."""
     refusal: str = ""
     """Reason for which the trainer refuses every update; empty: it refuses none."""
-    judge_score: float = 6.0
-    """The judge's score of candidates; the champion's is 6."""
+    candidate: Sequence[PositionScore] = field(default_factory=scores)
+    """Scores of candidates; the champion's are `scores()`."""
+    evaluation: BaseException | None = None
+    """Exception that the held-out evaluation raises."""
     logged: list[tuple[str, bool, str]] = field(default_factory=list)
     """MLflow's runs that have ended: cycle, whether it has a candidate, reason."""
+
+    def scored(self, held_out: Sequence[ScoredSet]) -> ScoredModels:
+        """Return the scores of candidate and champion."""
+        if self.evaluation:
+            raise self.evaluation
+        return scored_models(self.candidate, sum(len(one.scored) for one in held_out))
 
     def ship(self, segment: str, completions: list[Completion], events: list[Feedback]) -> None:
         """Put completions and feedback into the store, in the hour of NOW."""
@@ -71,6 +82,7 @@ def world(prefect: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Wor
     settings = Settings(
         collect=Collect(settle_seconds=10, min_samples=4, max_user_share=1, max_user_weight=1),
         train=Settings().train.model_copy(update={"folder": tmp_path}),
+        evaluate=Evaluate(samples=PLACES),
         experiment=Experiment(min_requests=50, min_users=5, min_history_requests=0),
     )
     monkeypatch.setattr("infra.settings.load", lambda: settings)
@@ -98,11 +110,7 @@ def world(prefect: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Wor
         return folder
 
     monkeypatch.setattr(clients, "checkpoint_of", checkpoint_of)
-
-    def score(settings, path, positions):
-        return scores_at(positions, world.judge_score if path.name == "checkpoint" else 6.0)
-
-    monkeypatch.setattr(evaluate, "score", score)
+    monkeypatch.setattr(evaluate, "score", lambda *given: world.scored(given[-1]))
     monkeypatch.setattr(suite, "validate", lambda samples, *_: suite.Validation(len(samples), 0, {}, ()))
 
     def log_run(settings, store, manifest, dataset, trained, evaluation):

@@ -30,8 +30,8 @@ from tasks.steps import cycle as steps
 from tasks.trainer import run as training
 from tasks.validation import suite
 from tasks.versions import evaluate, register, tracking
+from tests.evals.made_scores import scored_models, scores
 from tests.tasks.made import metrics
-from tests.tasks.versions.test_evaluate import scores_at
 
 CHUNKS, CHUNK_BYTES = 16, 1 << 17
 """A checkpoint has 2 MB, so that some kills hit its upload."""
@@ -75,7 +75,7 @@ def run(settings: Settings) -> None:
         (steps, "join_all", lambda given, window: [partitions.join_partition(clients.store_of(given), part) for part in window]),
         (clients, "checkpoint_of", checkpoint_of),
         (training, "train", train),
-        (evaluate, "score", lambda settings, path, positions: scores_at(positions)),
+        (evaluate, "score", lambda *given: scored_models(scores(), sum(len(one.scored) for one in given[-1]))),
         (suite, "validate", lambda samples, *_: suite.Validation(samples.height, 0, {}, ())),
         (suite, "docs", lambda results: {"samples": "<html></html>"}),
         (tracking, "log_steps_live", lambda settings, cycle, say, warn: nullcontext(say)),

@@ -1,15 +1,20 @@
 """The cycle as Prefect runs it: its steps, its early ends, and its completion after a kill."""
 
 import time
+from dataclasses import replace
 
 import pytest
 
 from flows.cycle import cycle
 from infra import settings as settings_
+from infra.lineage import lineage
 from infra.records import CycleOutcome, ExperimentRecord, Manifest, Quarantined, Sample
 from infra.store import sha256
+from tasks.labels.parent import choose_parent
 from tasks.steps.sealing import MAX_RESUMES
 from tasks.validation import drift, suite
+from tasks.versions.evaluate import EvaluationBroken
+from tests.evals.made_scores import scores
 from tests.flows.conftest import World
 from tests.tasks.made import NOW, Killed, completion, feedback
 
@@ -48,14 +53,38 @@ def test_a_cycle_trains_and_registers_a_challenger(labelled: World) -> None:
     assert sum(s.advantage for s in labelled.store.get_rows(manifest["samples"]["key"], Sample)) == pytest.approx(0)
 
 
-def test_a_candidate_with_a_lower_score_is_refused(labelled: World) -> None:
-    labelled.judge_score = 3.0
+def test_a_candidate_that_fails_is_registered_as_failed_and_meets_nobody(labelled: World) -> None:
+    labelled.candidate = [replace(s, completion="") if i % 2 else s for i, s in enumerate(scores())]
     result = cycle()
-    assert result.result == "refused"
-    assert labelled.logged == [("cycle-000001", False, result.reason)]
+    assert (result.result, result.version, result.experiment) == ("refused", "2", "")
+    assert "empty: surely empty more often" in result.reason
+    assert labelled.logged == [("cycle-000001", False, result.reason.removeprefix("version 2 is not tested: "))]
     assert labelled.registry.aliases == {"champion": "1"}
-    assert "1" in labelled.registry.versions
-    assert len(labelled.registry.versions) == 1
+    assert labelled.registry.client.aliases().experiment is None
+    assert labelled.registry.versions["2"]["evaluation"] == "failed"
+    assert labelled.store.exists("checkpoints/cycle-000001/checksums.json")
+    stored = labelled.store.get_json("cycles/cycle-000001/evaluation.json")
+    assert (stored["verdict"], stored["passed"]) == ("failed", False)
+    assert choose_parent(labelled.store, lineage(labelled.registry.client.versions()), "1", None) == "1"
+
+
+def test_an_undecided_candidate_meets_nobody(labelled: World) -> None:
+    labelled.candidate = scores(noise=3.0)
+    result = cycle()
+    assert (result.result, labelled.registry.versions["2"]["evaluation"]) == ("refused", "undecided")
+    assert labelled.registry.client.aliases().experiment is None
+
+
+def test_an_error_in_the_evaluation_leaves_the_candidate_unjudged_and_the_cycle_resumable(labelled: World) -> None:
+    labelled.evaluation = EvaluationBroken("judge 'j' failed on 40.0% of the candidate's places")
+    with pytest.raises(EvaluationBroken):
+        cycle()
+    assert list(labelled.registry.versions) == ["1"]
+    assert not labelled.store.exists("cycles/cycle-000001/outcome.json")
+    assert not labelled.store.exists("cycles/cycle-000001/evaluation.json")
+    labelled.evaluation = None
+    result = cycle()
+    assert (result.cycle, result.result, result.version) == ("cycle-000001", "registered", "2")
 
 
 def test_a_refused_update_ends_the_cycle_and_its_run_with_the_reason(labelled: World) -> None:

@@ -1,12 +1,22 @@
 """Events and metrics for tests, and an in-memory store and registry that behave like the real ones."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import httpx
 
-from infra.records import Completion, Decision, ExperimentRecord, Feedback, Sample, Verdict
+from infra.records import (
+    Completion,
+    Decision,
+    ExperimentRecord,
+    Feedback,
+    HeldOutSet,
+    Manifest,
+    ObjectReference,
+    Sample,
+    Verdict,
+)
 from infra.registry import Registry
 from infra.store import AlreadyExists, ObjectStore, sha256
 from tasks.trainer.job import Metrics
@@ -97,6 +107,18 @@ def metrics(**fields: Any) -> Metrics:
             "steps": (),
             "seconds": {"train": 1.0},
             **fields,
+        }
+    )
+
+
+def manifest(cycle: str, samples: str = "", held_out: Sequence[HeldOutSet] = ()) -> Manifest:
+    """Return a cycle's manifest; `samples` is their key."""
+    reference = ObjectReference(key=samples or f"cycles/{cycle}/samples.parquet", sha256="0", rows=1)
+    return Manifest.model_validate(
+        {
+            **{"cycle": cycle, "created": NOW, "champion": "1", "parent": "1", "since": NOW, "until": NOW, "completions": ()},
+            **{"feedback": (), "samples": reference, "buckets": {}, "requests": 0, "settings_sha256": "0"},
+            "held_out": tuple(held_out),
         }
     )
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from infra.checkpoints import fetch_optimizer, optimizer_prefix
 from infra.records import Manifest, ObjectReference
 from infra.settings import Settings
 from infra.settings.training import Train
@@ -11,7 +12,6 @@ from tasks.steps import clients
 from tasks.steps import cycle as steps
 from tasks.trainer.run import Candidate, UpdateInputs
 from tasks.versions import register
-from tasks.versions.checkpoints import fetch_optimizer, optimizer_prefix
 from tasks.versions.evaluate import Evaluation
 from tests.tasks.made import MemoryRegistry, MemoryStore, metrics
 
@@ -42,7 +42,7 @@ def test_a_childs_update_resumes_from_the_candidates_optimizer_state(
     monkeypatch.setattr(register, "log_run", lambda *arguments: "run")
     state = folder_of(tmp_path / "optimizer", "steps.json", "{}")
     candidate = Candidate(folder_of(tmp_path / "checkpoint", "model.safetensors", "w"), metrics(), 1.0, state if keep else None)
-    evaluation = Evaluation(passed=True, reason="", judge="reference", candidate={"judged": 1.0}, champion={"judged": 1.0})
+    evaluation = Evaluation("reference", {"judged": 1.0}, {"judged": 1.0}, "passed", "")
     store.put_json("cycles/2/manifest.json", manifest("2", "1"))
     registered = register.register(store, registry.client, Settings(), manifest("2", "1"), candidate, evaluation)
     assert registered.version == "2"

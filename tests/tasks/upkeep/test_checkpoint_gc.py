@@ -44,7 +44,15 @@ class World:
                 self.store.put_json(f"{root}/{folder}/{CHECKSUMS}", {"a.bin": "0", "sub/b.bin": "0"})
 
     def cycle(
-        self, number: int, days: float, parent: str = "1", champion: str = "1", *, result: str = "registered", whole: bool = True
+        self,
+        number: int,
+        days: float,
+        parent: str = "1",
+        champion: str = "1",
+        *,
+        result: str = "registered",
+        version: str = "",
+        whole: bool = True,
     ) -> None:
         """Add a cycle that was sealed `days` ago, with its uploads. Without a result it is still running."""
         samples = ObjectReference(key="samples", sha256="0" * 64, rows=1)
@@ -54,10 +62,13 @@ class World:
         )  # fmt: skip
         self.store.put_json(f"cycles/{name(number)}/manifest.json", record)
         self.upload(name(number), whole=whole)
-        if result == "registered":
+        if result == "registered" or version:
             self.registry.versions[str(number)] = {"parent": parent, "cycle": name(number)}
         if result:
-            finish(self.store, CycleOutcome.model_validate({"cycle": name(number), "result": result, "reason": ""}))
+            finish(
+                self.store,
+                CycleOutcome.model_validate({"cycle": name(number), "result": result, "reason": "", "version": version}),
+            )
 
     def decide(self, version: str, champion: str, verdict: Verdict, days: float, experiment: str = "") -> None:
         """Record the decision of an experiment that ended `days` ago. No alias changes."""
@@ -143,6 +154,14 @@ def test_uploads_of_cycles_without_a_version_expire(world: World) -> None:
     assert [upload.versions for upload in world.retain()] == [(), ()]
     assert world.left() == {"of-a-person", *names(4, 9)}, "uploads without a manifest have no age"
     assert not any(key.startswith("checkpoints/cycle-000003/") for key in world.store.objects)
+
+
+def test_a_version_that_did_not_pass_the_offline_gate_expires_as_any_other(world: World) -> None:
+    world.cycle(2, days=31, result="refused", version="2")
+    world.cycle(3, days=31, result="refused", version="3")
+    del world.registry.versions["3"]
+    assert [upload.versions for upload in world.retain()] == [("2",)]
+    assert (world.left(), world.tagged()) == (names(3), {"2"}), "version 3 may belong to another registry"
 
 
 def test_weights_of_a_version_missing_in_the_registry_stay(world: World) -> None:

@@ -1,54 +1,56 @@
-"""The held-out gate."""
+"""A cycle's evaluation: what it writes, and what leaves a candidate without a verdict."""
 
-import math
-from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from evals.evaluation import Mean, PositionScore, Scores, summarise
-from evals.positions import Position
+from evals.compare.scoring import ScoredModels
+from infra.settings import Settings
 from infra.settings.schema import Evaluate
-from tasks.versions.evaluate import EvaluationBroken, gate
+from tasks.versions import evaluate
+from tasks.versions.evaluate import EvaluationBroken, evaluate_scores
+from tests.evals.made_scores import CALIBRATION, PLACES, scored_models, scores
+from tests.tasks.made import MemoryStore, manifest
 
-SETTINGS = Evaluate(max_drop=0.05, min_length=0.5, max_empty_rise=0.1, max_judge_failures=0.1)
-
-
-def scores(judged: float = 6.0, empty: float = 0.1, length: float = 12.0, failures: float = 0.0) -> Scores:
-    def mean(value: float) -> Mean:
-        return Mean(value, 0.1, 100)
-
-    return Scores(
-        "reference", 0.8, mean(0.1), mean(0.4), mean(3.0), mean(judged), mean(empty), mean(length), failures, 1.0, by_position=()
-    )
+SETTINGS = Settings(evaluate=Evaluate(max_judge_failures=0.1))
 
 
-def scores_at(positions: Sequence[Position], judged: float = 6.0) -> Scores:
-    """Return the scores of a model that gives every position the same text."""
-    rows = (PositionScore(p.file, p.offset, "x" * 12, p.truth, False, 0.4, 3, judged) for p in positions)
-    return summarise(tuple(rows), "reference", 0.8)
+def calibrated(scored: ScoredModels, **fields: object) -> ScoredModels:
+    return replace(scored, calibration=replace(CALIBRATION, **fields))
 
 
-@pytest.mark.parametrize(
-    ("candidate", "reason"),
-    [
-        (scores(judged=5.4), "a drop of 6.0% of its scale"),
-        (scores(length=5), "0.42 times as long"),
-        (scores(empty=0.25), "nothing to show on +15.0% more"),
-    ],
-)
-def test_a_candidate_that_regresses_is_refused(candidate: Scores, reason: str) -> None:
-    evaluation = gate(candidate, scores(), SETTINGS)
-    assert not evaluation.passed
-    assert reason in evaluation.reason
+def test_the_record_holds_every_number_margin_and_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryStore()
+    settings = SETTINGS.model_copy(update={"evaluate": SETTINGS.evaluate.model_copy(update={"samples": PLACES})})
+    store.put_json("cycles/cycle-000001/manifest.json", manifest("cycle-000001"))
+    monkeypatch.setattr(evaluate, "score", lambda *_: scored_models(scores()))
+    result = evaluate.evaluate(store, settings, Path("candidate"), Path("champion"), "cycle-000001")
+    assert result.passed and result.reason.startswith("passed: within the margins of 12 guardrails")
+    stored = store.get_json("cycles/cycle-000001/evaluation.json")
+    assert (stored["verdict"], stored["passed"], stored["judge"]) == ("passed", True, "reference")
+    assert {"guardrail", "margin", "low", "high", "difference", "verdict", "reason"} <= stored["findings"][0].keys()
+    assert stored["gate"]["margins"]["exact"] == SETTINGS.evaluate.gate.margins.exact
+    assert stored["calibration"]["auc"] == 1.0
+    assert len(stored["positions"]) == len(stored["champion_positions"]) == stored["set"]["places"]
+    assert stored["candidate"]["exact"] == result.champion["exact"]
 
 
-def test_a_candidate_within_the_limits_passes() -> None:
-    assert gate(scores(judged=5.6, length=7, empty=0.15), scores(), SETTINGS).passed
+@pytest.mark.parametrize("failing", ["candidate", "champion", "calibration"])
+def test_a_judge_that_is_away_is_an_error_and_not_a_verdict(failing: str) -> None:
+    unscored = [replace(s, judged=None if i % 5 == 0 else s.judged) for i, s in enumerate(scores())]
+    scored = scored_models(unscored if failing == "candidate" else scores())
+    if failing == "champion":
+        scored = replace(scored, scores={name: scored_models(unscored).scores["candidate"] for name in scored.scores})
+    if failing == "calibration":
+        scored = calibrated(scored, places=40, failures=20, counts=False)
+    with pytest.raises(EvaluationBroken, match="judge 'reference' failed on"):
+        evaluate_scores(scored, SETTINGS)
 
 
-@pytest.mark.parametrize("broken", [scores(failures=0.2), scores(judged=math.nan), scores(failures=math.nan)])
-def test_missing_scores_are_an_error_and_not_a_verdict(broken: Scores) -> None:
-    with pytest.raises(EvaluationBroken):
-        gate(broken, scores(), SETTINGS)
-    with pytest.raises(EvaluationBroken):
-        gate(scores(), broken, SETTINGS)
+def test_a_judge_that_cannot_tell_has_no_vote() -> None:
+    worse = [replace(s, judged=0.0) for s in scores()]
+    assert evaluate_scores(scored_models(worse), SETTINGS).verdict == "failed"
+    blind = calibrated(scored_models(worse), auc=0.5, low=0.4, counts=False, reason="AUC 0.500 [0.400, 0.600]")
+    result = evaluate_scores(blind, SETTINGS)
+    assert result.passed and "judge: AUC 0.500 [0.400, 0.600]" in result.left_out

@@ -1,21 +1,17 @@
 """A cycle's held-out sets: nothing that training data hold is scored, and the team's own text stays where it can be erased."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from evals.evaluation import Scores
 from evals.heldout import sets
 from evals.heldout.duplicates import Hashes
 from evals.heldout.sets import Places
-from evals.positions import Position
 from infra.fim import Order, Renderer
-from infra.records import HeldOutPlace, HeldOutSet, Manifest, ObjectReference, Sample
+from infra.records import HeldOutPlace, HeldOutSet, Manifest, Sample
 from infra.settings import ROOT, Settings
 from infra.settings.schema import Collect, Evaluate, Experiment, HeldOut
 from infra.store import to_parquet
@@ -25,8 +21,8 @@ from tasks.upkeep.retention import retain
 from tasks.versions import evaluate, heldout, team
 from tasks.versions.heldout import NoPlaces, prepare, scored_sets
 from tasks.versions.trained import TrainedText, is_trained
-from tests.tasks.made import NOW, MemoryRegistry, MemoryStore, completion, feedback, sample
-from tests.tasks.versions.test_evaluate import scores_at
+from tests.evals.made_scores import scored_models, scores
+from tests.tasks.made import NOW, MemoryRegistry, MemoryStore, completion, feedback, manifest, sample
 
 TOKENIZER = Tokenizer.from_file(str(ROOT / "infra/base_model/tokenizer.json"))
 CODE = [(ROOT / "tests/data/code/service/internal" / name).read_text() for name in ("limiter.go", "orders.go")]
@@ -90,17 +86,6 @@ def test_what_was_sampled_counts_as_what_was_written_does() -> None:
     sampled = trained_sample(CODE[0], IN_LIMITER, text.renderer, sampled=IN_LIMITER)
     hashes = text.of_samples(to_parquet([sampled.model_copy(update={"settled_token_ids": ()})]))
     assert is_trained(place(CODE[0], IN_LIMITER), hashes)
-
-
-def manifest(cycle: str, samples: str = "", held_out: Sequence[HeldOutSet] = ()) -> Manifest:
-    reference = ObjectReference(key=samples or f"cycles/{cycle}/samples.parquet", sha256="0", rows=1)
-    return Manifest.model_validate(
-        {
-            **{"cycle": cycle, "created": NOW, "champion": "1", "parent": "1", "since": NOW, "until": NOW, "completions": ()},
-            **{"feedback": (), "samples": reference, "buckets": {}, "requests": 0, "settings_sha256": "0"},
-            "held_out": tuple(held_out),
-        }
-    )
 
 
 def test_places_that_any_cycle_of_the_ancestry_trained_on_are_left_out_and_old_comparisons_are_used_again() -> None:
@@ -221,11 +206,11 @@ def test_forgetting_a_user_and_retention_reach_the_teams_own_set(
     one = prepare(store, LIMITS.evaluate, "cycle-000001", lambda *_: found, NONE, (), lambda _: (NONE, ()))[0]
     store.put_json("cycles/cycle-000001/manifest.json", manifest("cycle-000001", held_out=[one]))
     store.put_rows("cycles/cycle-000001/samples.parquet", [])
-    monkeypatch.setattr(evaluate, "score", lambda settings, path, positions: scores_at(positions))
-    monkeypatch.setattr(evaluate, "weights_sha256", lambda path: path.name)
+    texts = [replace(score, completion="x" * 12, truth="y") for score in scores()]
+    monkeypatch.setattr(evaluate, "score", lambda *_: scored_models(texts, len(found.places)))
     evaluate.evaluate(store, LIMITS, ROOT / "candidate", ROOT / "champion", "cycle-000001")
     report = store.get_json("cycles/cycle-000001/evaluation.json")
-    assert report["metrics"]["champion"]["own"]["length"]["mean"] == 12.0
+    assert report["metrics"]["candidate"]["own"]["length"]["mean"] == 12.0
     assert report["metrics"]["candidate"]["own"]["exact"]["places"] == len(report["positions"]) == len(found.places)
     assert report["held_out"] == [one.model_dump(mode="json")]
     store.put_json("cycles/cycle-000001/outcome.json", {"cycle": "cycle-000001", "result": "refused", "reason": ""})
@@ -240,26 +225,3 @@ def test_forgetting_a_user_and_retention_reach_the_teams_own_set(
 def test_a_manifest_without_sets_is_scored_on_those_of_the_settings(store: MemoryStore) -> None:
     found = heldout.scored_sets(store, manifest("c1"), Evaluate(samples=12))
     assert [len(one.places) for one in found] == [12]
-
-
-def test_a_cycle_of_a_team_that_writes_typescript_and_go_is_evaluated_on_both(monkeypatch: pytest.MonkeyPatch) -> None:
-    shop = HeldOut(name="shop", kind="directory", path=ROOT / "tests/data/code", share=1.0, places=60)
-    settings = Settings(evaluate=Evaluate(sets=(shop,)))
-    store, completed = MemoryStore(), Counter[str]()
-    text = reader(store)
-    own = text.of_samples(to_parquet([trained_sample(CODE[0], IN_LIMITER, text.renderer)]))
-    held_out = prepare(store, settings.evaluate, "c1", lambda *_: Places("", ()), own, (), text.of_cycles)
-    store.put_json("cycles/c1/manifest.json", manifest("c1", held_out=held_out))
-
-    def score(settings: Settings, path: Path, positions: Sequence[Position]) -> Scores:
-        completed.update(position.language for position in positions)
-        return scores_at(positions)
-
-    monkeypatch.setattr(evaluate, "score", score)
-    monkeypatch.setattr(evaluate, "weights_sha256", lambda path: path.name)
-    evaluate.evaluate(store, settings, ROOT / "candidate", ROOT / "champion", "c1")
-    assert completed.keys() == {"go", "ts", "tsx"} and sum(completed.values()) == 120
-    report = store.get_json("cycles/c1/evaluation.json")
-    assert len(held_out[0].trained) > 0 and len(report["positions"]) == 60 - len(held_out[0].trained)
-    assert {position["file"] for position in report["positions"]} >= {"web/src/cart.ts", "service/main.go"}
-    assert report["metrics"]["candidate"]["shop"]["comments"]["places"] == len(report["positions"])

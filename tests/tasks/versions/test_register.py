@@ -40,7 +40,7 @@ def test_the_run_names_the_data_set_and_holds_the_reports(tmp_path: Path, monkey
     dataset = cycles.dataset_id(store, "cycle-000001")
     assert dataset == sha256([store.get("cycles/cycle-000001/manifest.json")])
 
-    evaluation = Evaluation(passed=True, reason="fine", judge="reference", candidate=MEASURES, champion=MEASURES)
+    evaluation = Evaluation("reference", MEASURES, MEASURES, "passed", "fine")
     arguments = (settings, store, manifest, dataset, Candidate(tmp_path, metrics(samples=1, tokens=2), 1.0), evaluation)
     run_id = log_run(*arguments)
     assert log_run(*arguments) == run_id, "a cycle has one run"
@@ -66,7 +66,7 @@ def test_the_run_names_the_data_set_and_holds_the_reports(tmp_path: Path, monkey
     assert "| all |  | 8 | 0.125 | 0.25 | 0.5 | 2.5 | - | 0 | 0 |" in pages["measures.md"]
     assert pages["data_docs/samples.html"] == "<html>rows</html>"
 
-    refused = replace(evaluation, passed=False, reason="worse")
+    refused = replace(evaluation, verdict="undecided", reason="worse")
     assert log_run(*arguments[:-1], refused) == run_id
     logged = client.get_run(run_id)
     assert (logged.info.status, logged.data.tags["reason"]) == ("FAILED", "worse")

@@ -3,8 +3,8 @@
 import os
 from pathlib import Path
 
+from infra.checkpoints import KEPT, fetch
 from infra.store import CHECKSUMS
-from tasks.versions.checkpoints import KEPT, fetch
 from tests.tasks.made import MemoryRegistry, MemoryStore
 
 

@@ -1,0 +1,72 @@
+"""The offline gate: its error rates by simulation, and what it says of really trained models (no stack).
+
+rates.py     equal candidates, and candidates that are worse by one margin (plants.py), through the gate's own code
+models.py    a better model, and one for each way to get worse
+"""
+
+import asyncio
+import tempfile
+from pathlib import Path
+
+from evals import positions
+from evals.bench.figures import Figure, figure
+from evals.bench.gate import rates
+from evals.bench.gate.models import BATCH, RECIPES, Recipe, train
+from evals.compare.scoring import score_models
+from evals.evaluation import held_out_positions
+from evals.gate import GateResult, judge_candidate
+from evals.heldout import held_out_files, site_packages
+from evals.scores import PositionScore
+from infra import settings as configuration
+from infra.settings import Settings
+
+POOL_PLACES = 900
+"""Places at which the two models of the simulation are scored."""
+DRAWS = 1000
+CHAMPION = "champion"
+
+
+async def run(settings: Settings) -> list[Figure]:
+    """Run the benchmark and return its figures."""
+    return await asyncio.to_thread(measure, settings)
+
+
+def measure(settings: Settings) -> list[Figure]:
+    """Train and score every model, judge each against the base, and simulate with the scores of the better one."""
+    base, model, places = configuration.path(settings.model.base), settings.model, settings.evaluate.samples
+    pool = held_out_positions(POOL_PLACES, settings.evaluate.seed)  # begins with the places of an evaluation
+    taught = training_places(max(recipe.steps for recipe in RECIPES) * BATCH)
+    better = next(recipe for recipe in RECIPES if not recipe.guardrails)
+    with tempfile.TemporaryDirectory() as folder:
+        folders = {
+            recipe.name: train(base, Path(folder) / recipe.name, recipe, taught, model, settings.serving.sampling.max_tokens)
+            for recipe in RECIPES
+        }
+        scored = score_models({CHAMPION: base, better.name: folders.pop(better.name)}, pool, settings)
+        rows = {name: list(scores.by_position) for name, scores in scored.scores.items()}
+        others = score_models({CHAMPION: base, **folders}, pool[:places], settings)
+    candidates = {name: scores.by_position for name, scores in others.scores.items()} | {better.name: rows[better.name][:places]}
+    champion = others.scores[CHAMPION].by_position
+    return [
+        verdict_figure(CHAMPION, frozenset(), judge_candidate(champion, champion, settings.evaluate.gate)),
+        *(recipe_figure(recipe, list(candidates[recipe.name]), list(champion), settings) for recipe in RECIPES),
+        *rates.run(rows[CHAMPION], rows[better.name], places, settings.evaluate.gate, DRAWS),
+    ]
+
+
+def training_places(count: int) -> list[positions.Position]:
+    """Return places in the files of simulated developers, where no model is scored."""
+    sources = positions.read_sources(held_out_files(), [site_packages()])
+    return list(positions.sample_positions(positions.developer_sources(sources), count, seed=3))
+
+
+def recipe_figure(recipe: Recipe, candidate: list[PositionScore], champion: list[PositionScore], settings: Settings) -> Figure:
+    """Return whether the gate says of a trained model what it must."""
+    return verdict_figure(recipe.name, recipe.guardrails, judge_candidate(candidate, champion, settings.evaluate.gate))
+
+
+def verdict_figure(name: str, guardrails: frozenset[str], result: GateResult) -> Figure:
+    """Return 1 if a model passes, or one of the guardrails that must see it fails it; the unit names those that fail it."""
+    failed = [finding.name for finding in result.findings if finding.verdict == "failed"]
+    right = bool(guardrails.intersection(failed)) if guardrails else result.verdict == "passed"
+    return figure(f"gate.trained.{name}", float(right), f"{result.verdict} {', '.join(failed)}".strip(), least=1.0)

@@ -1,0 +1,95 @@
+"""Compare models at the same held-out places: python -m evals.compare BASELINE MODEL...
+
+A model is a directory in Hugging Face layout, a version's number, `champion` or `challenger`; the first is the baseline. Versions
+need the stack (`make up`), and what was evaluated before is not generated again.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from evals.compare import report, runs
+from evals.compare.comparison import compare
+from evals.compare.models import UnknownModel, find_models, in_registry
+from evals.compare.scoring import ScoredModels, score_models
+from evals.evaluation import held_out_positions
+from evals.positions import Position
+from infra import settings as configuration
+from infra.settings import Settings
+from infra.store import ObjectStore
+
+
+def parse(settings: Settings, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return the command's options."""
+    parser = argparse.ArgumentParser(prog="python -m evals.compare", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument(
+        "models", nargs="+", metavar="MODEL", help="directory, version, champion or challenger; the baseline first"
+    )
+    parser.add_argument(
+        "--samples", type=int, default=settings.evaluate.samples, help="number of held-out places (default %(default)s)"
+    )
+    parser.add_argument("--seed", type=int, default=settings.evaluate.seed, help="seed of the places and of the draws")
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        default=settings.serving.sampling.temperature,
+        help="sampling temperature (default %(default)s, as served); 0 is greedy",
+    )
+    parser.add_argument("--examples", type=int, default=3, help="best and worst places to show per model (default %(default)s)")
+    parser.add_argument("--html", type=Path, help="file to write the report to")
+    parser.add_argument("--mlflow", action="store_true", help="log the comparison as a run in MLflow")
+    options = parser.parse_args(arguments)
+    if len(options.models) < 2:
+        parser.error(f"expected a baseline and at least one model to compare with it, got only {options.models[0]!r}")
+    return options
+
+
+def with_options(settings: Settings, options: argparse.Namespace) -> Settings:
+    """Return the settings with the options' values."""
+    sampling = settings.serving.sampling.model_copy(update={"temperature": options.temperature})
+    return settings.model_copy(
+        update={
+            "serving": settings.serving.model_copy(update={"sampling": sampling}),
+            "evaluate": settings.evaluate.model_copy(update={"seed": options.seed}),
+        }
+    )
+
+
+def score_with_progress(
+    models: dict[str, Path], places: Sequence[Position], settings: Settings, store: ObjectStore | None
+) -> ScoredModels:
+    """Score the models with a progress bar on stderr."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task("places", total=len(models) * len(places))
+        return score_models(models, places, settings, store, lambda done: progress.advance(task, done))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compare the models and print the report."""
+    settings = configuration.load()
+    options = parse(settings, arguments)
+    settings = with_options(settings, options)
+    store = ObjectStore.connect(settings.store) if any(map(in_registry, options.models)) else None
+    try:
+        models = find_models(options.models, settings, store)
+    except UnknownModel as error:
+        sys.exit(f"compare: {error}")
+    places = held_out_positions(options.samples, options.seed)
+    scored = score_with_progress(models, places, settings, store)
+    comparison = compare(scored, places, settings.evaluate.gate, options.examples)
+    report.show(comparison, Console())
+    if options.html:
+        options.html.parent.mkdir(parents=True, exist_ok=True)
+        options.html.write_text(report.page(comparison))
+    if options.mlflow:
+        Console().print(f"MLflow: run {runs.log_run(settings.registry, comparison, scored)} at {settings.registry.uri}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""The guardrails of the offline gate: where a candidate must not be worse than the champion."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from evals.compare.measures import BY_NAME, Measure
+from evals.compare.paired import Column
+from evals.scores import PositionScore
+from infra.settings.schema import Gate, GateMargins
+
+SLICED = "edit_similarity"
+"""The measure that is guarded in every slice."""
+
+
+@dataclass(frozen=True)
+class Guardrail:
+    """A measure, the direction in which it gets worse, and why it is guarded."""
+
+    name: str
+    """Also the name of its margin in the settings."""
+    measure: Measure
+    worse: Literal["less", "more"]
+    meaning: str
+    """What is wrong with a candidate that fails it."""
+
+
+GUARDRAILS = (
+    Guardrail("exact", BY_NAME["exact"], "less", "right less often"),
+    Guardrail("edit_similarity", BY_NAME["edit_similarity"], "less", "less similar to the true text"),
+    Guardrail("matching_characters", BY_NAME["matching_characters"], "less", "fewer right characters from the start"),
+    Guardrail("judged", BY_NAME["judged"], "less", "scored lower by the judge"),
+    # A policy that is rewarded for what developers do finds these first.
+    Guardrail("empty", BY_NAME["empty"], "more", "empty more often"),
+    Guardrail("shorter", BY_NAME["length"], "less", "shorter"),
+    Guardrail("longer", BY_NAME["length"], "more", "longer"),
+    Guardrail("comments", BY_NAME["comments"], "more", "writes comments more often"),
+    Guardrail("repetition", BY_NAME["repetition"], "more", "repeats itself more"),
+    Guardrail("variety", BY_NAME["variety"], "less", "gives the same answers more often"),
+    Guardrail("drift", BY_NAME["drift"], "more", "further from the champion's distribution"),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Check:
+    """A guardrail on all places or on a slice, with what it compares."""
+
+    guardrail: Guardrail
+    slice: str
+    """Empty: all places."""
+    margin: float
+    column: Column
+
+
+@dataclass(frozen=True)
+class Checks:
+    """What a candidate is checked for, and what not, each with the reason."""
+
+    checks: tuple[Check, ...]
+    left_out: tuple[str, ...]
+
+
+def checks_of(
+    candidate: Sequence[PositionScore], champion: Sequence[PositionScore], settings: Gate, *, judge_counts: bool = True
+) -> Checks:
+    """Return the checks of all places, then of the slices."""
+    checks, left_out = [], []
+    for guardrail in GUARDRAILS:
+        margin = getattr(settings.margins, guardrail.name)
+        if margin is None:
+            left_out.append(f"{guardrail.name}: evaluate.gate.margins.{guardrail.name} is not set")
+        elif guardrail.name == "judged" and not judge_counts:
+            left_out.append("judged: the judge's scores do not count")
+        else:
+            checks.append(Check(guardrail, "", margin, guardrail.measure.column(candidate, champion)))
+    sliced, too_small = slice_checks(candidate, champion, settings.margins, settings.min_slice_places)
+    return Checks((*checks, *sliced), (*left_out, *too_small))
+
+
+def slice_checks(
+    candidate: Sequence[PositionScore], champion: Sequence[PositionScore], margins: GateMargins, min_places: int
+) -> tuple[list[Check], list[str]]:
+    """Return a check for each slice that is large enough, and the names of the others. A slice of all places is none."""
+    guardrail = next(g for g in GUARDRAILS if g.name == SLICED)
+    whole = guardrail.measure.column(candidate, champion)
+    checks, too_small = [], []
+    for name in sorted({name for score in champion for name in score.slices}):
+        within = np.array([name in score.slices for score in champion])
+        if within.all():
+            continue
+        if (count := int(within.sum())) < min_places:
+            too_small.append(f"{name}: {count} places, a verdict needs {min_places}")
+            continue
+        checks.append(Check(guardrail, name, margins.slices, replace(whole, known=whole.known & within)))
+    return checks, too_small

@@ -1,0 +1,124 @@
+"""The scores of a model at each place, and their means."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from evals import judge as judges
+from evals import metrics, positions
+from infra.language import language
+
+SHORT, LONG = 8, 24
+"""Characters of the true text up to which a place is short, and beyond which it is long."""
+
+
+@dataclass(frozen=True)
+class PositionScore:
+    """The result at one position. Two Scores over the same positions can be compared in pairs."""
+
+    file: str
+    offset: int
+    completion: str
+    """First line of the generated text."""
+    truth: str
+    exact: bool
+    edit_similarity: float
+    """0 to 1."""
+    matching_characters: int
+    """Right characters from the start."""
+    judged: float | None
+    """The judge's score, 0 to 10; None where the judge failed."""
+    slices: tuple[str, ...] = ()
+    """The parts of the set that the place is in, as "language: py"."""
+    drift: float | None = None
+    """Mean log-probability of the generated tokens under the model that made them, less that under a reference model, in nats a
+    token; None where it is not computed."""
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A mean with its standard error."""
+
+    value: float
+    error: float
+    n: int
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The means over all positions, and the score of each position."""
+
+    judge: str
+    """Name of the judge that gave `judged`."""
+    temperature: float
+    exact: Mean
+    edit_similarity: Mean
+    matching_characters: Mean
+    """Right characters from the start, per position."""
+    judged: Mean
+    """The judge's score over the positions that it could judge."""
+    empty: Mean
+    """Share of positions with an empty completion."""
+    length: Mean
+    """Characters per completion."""
+    judge_failures: float
+    """Share of positions that the judge could not score."""
+    seconds: float
+    by_position: tuple[PositionScore, ...]
+
+
+def score_position(
+    position: positions.Position, line: str, judgement: judges.Judgement, drift: float | None = None
+) -> PositionScore:
+    """Return the score of a completion's first line."""
+    return PositionScore(
+        file=position.file,
+        offset=position.offset,
+        completion=line,
+        truth=position.truth,
+        exact=metrics.exact(line, position.truth),
+        edit_similarity=metrics.edit_similarity(line, position.truth),
+        matching_characters=metrics.matching_prefix(line, position.truth),
+        judged=judgement.score if isinstance(judgement, judges.Scored) else None,
+        slices=slices_of(position),
+        drift=drift,
+    )
+
+
+def slices_of(position: positions.Position) -> tuple[str, ...]:
+    """Return the parts of the set that a place is in: its language, the length of its true text, where in its line it is."""
+    before = position.prefix.rsplit("\n", 1)[-1]
+    size = len(position.truth.strip())
+    length = f"up to {SHORT}" if size <= SHORT else f"up to {LONG}" if size <= LONG else f"above {LONG}"
+    inside = before[-1:].isalnum() or before[-1:] == "_"
+    place = "start of a line" if not before.strip() else "in or after a word" if inside else "after a sign or space"
+    return (f"language: {language(path=position.file) or 'unknown'}", f"characters: {length}", f"place: {place}")
+
+
+def summarise(by_position: tuple[PositionScore, ...], judge: str, temperature: float, seconds: float = 0.0) -> Scores:
+    """Return the means over the positions."""
+    judged = [score.judged for score in by_position if score.judged is not None]
+    return Scores(
+        judge=judge,
+        temperature=temperature,
+        exact=mean([float(score.exact) for score in by_position]),
+        edit_similarity=mean([score.edit_similarity for score in by_position]),
+        matching_characters=mean([float(score.matching_characters) for score in by_position]),
+        judged=mean(judged),
+        empty=mean([float(not score.completion.strip()) for score in by_position]),
+        length=mean([float(len(score.completion)) for score in by_position]),
+        judge_failures=1 - len(judged) / len(by_position) if by_position else math.nan,
+        seconds=seconds,
+        by_position=by_position,
+    )
+
+
+def mean(values: Sequence[float]) -> Mean:
+    """Return the mean and its standard error; NaN where there are too few values."""
+    n = len(values)
+    if n == 0:
+        return Mean(math.nan, math.nan, 0)
+    average = sum(values) / n
+    if n == 1:
+        return Mean(average, math.nan, 1)
+    return Mean(average, math.sqrt(sum((value - average) ** 2 for value in values) / (n - 1) / n), n)

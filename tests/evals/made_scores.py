@@ -1,0 +1,43 @@
+"""Made-up scores of a candidate and its champion at the same places."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from evals.compare.scoring import ScoredModels
+from evals.completions import Completions
+from evals.judge.calibration import Calibration
+from evals.scores import PositionScore, summarise
+
+PLACES, FILES = 240, 40
+LANGUAGES = ("py", "go")
+CALIBRATION = Calibration("reference", 1.0, 1.0, 1.0, 60, 0, True, "AUC 1.000 [1.000, 1.000] at 60 places")
+
+
+def scores(noise: float = 0.0, seed: int = 0) -> list[PositionScore]:
+    """Return a champion's scores, each different from place to place; with noise, those of a model that is as good on average."""
+    draw, other = np.random.default_rng(0), np.random.default_rng(seed + 1)
+    return [place(number, float(draw.random()), noise * float(other.normal())) for number in range(PLACES)]
+
+
+def place(number: int, quality: float, noise: float = 0.0) -> PositionScore:
+    """Return the score at a place; quality and noise are of the edit similarity."""
+    return PositionScore(
+        file=f"file {number % FILES}",
+        offset=number,
+        completion=f"name_{number}(argument)"[: 6 + number % 12],
+        truth=f"name_{number}",
+        exact=quality > 0.8,
+        edit_similarity=quality + noise,
+        matching_characters=round(8 * quality),
+        judged=10 * quality,
+        slices=(f"language: {LANGUAGES[number % 2]}", "characters: up to 8"),
+    )
+
+
+def scored_models(candidate: Sequence[PositionScore], places: int = PLACES) -> ScoredModels:
+    """Return a candidate's scores beside the champion's, at the first places."""
+    models = {"champion": scores()[:places], "candidate": list(candidate)[:places]}
+    made = {name: Completions(name * 8, "set", "sampling", (), (), 1.0) for name in models}
+    summaries = {name: summarise(tuple(rows), "reference", 0.1) for name, rows in models.items()}
+    return ScoredModels(summaries, made, "set", CALIBRATION)

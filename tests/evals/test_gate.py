@@ -1,0 +1,142 @@
+"""The offline gate: each planted regression is caught by the guardrail that names it, and the champion itself passes."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from evals.bench.gate.plants import plant_of
+from evals.compare.measures import BY_NAME, has_comment, repetition
+from evals.gate import GateResult, judge_candidate
+from evals.guardrails import GUARDRAILS, checks_of
+from evals.scores import PositionScore
+from infra.settings.schema import Gate, GateMargins
+from tests.evals.made_scores import PLACES, scores
+
+SETTINGS = Gate(min_places=200, min_slice_places=60)
+
+
+def verdict(candidate: list[PositionScore], settings: Gate = SETTINGS, **keywords: bool) -> GateResult:
+    return judge_candidate(candidate, scores(), settings, **keywords)
+
+
+def failed(result: GateResult) -> set[str]:
+    return {finding.name for finding in result.findings if finding.verdict == "failed"}
+
+
+def test_the_champion_itself_passes_with_every_number_and_reason() -> None:
+    result = verdict(scores())
+    assert (result.verdict, failed(result)) == ("passed", set())
+    assert {f.guardrail for f in result.findings} == set(GateMargins.model_fields) - {"slices", "drift"}
+    assert {f.slice for f in result.findings} == {"", "language: py", "language: go"}
+    assert result.left_out == ("drift: evaluate.gate.margins.drift is not set",)
+    for finding in result.findings:
+        assert (finding.difference, finding.verdict) == (0, "passed") and "within the margin" in finding.reason
+        assert finding.candidate == finding.champion
+
+
+def every(change: Callable[[PositionScore], PositionScore], share: float = 1.0) -> list[PositionScore]:
+    return [change(s) if i < share * PLACES else s for i, s in enumerate(scores())]
+
+
+WORSE = {"exact": False, "edit_similarity": 0.0, "matching_characters": 0, "judged": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("guardrail", "candidate"),
+    [
+        ("exact", every(lambda s: replace(s, exact=False))),
+        ("edit_similarity", every(lambda s: replace(s, edit_similarity=s.edit_similarity / 2))),
+        ("matching_characters", every(lambda s: replace(s, matching_characters=s.matching_characters // 3))),
+        ("judged", every(lambda s: replace(s, judged=(s.judged or 0) - 2))),
+        ("empty", every(lambda s: replace(s, completion="", **WORSE))),
+        ("empty", every(lambda s: replace(s, completion=" "), 0.2)),
+        ("variety", every(lambda s: replace(s, completion="return None", **WORSE))),
+        ("variety", every(lambda s: replace(s, completion="return None"), 0.5)),
+        ("longer", every(lambda s: replace(s, completion=f"{s.completion}; {s.completion.upper()}; {s.offset}"))),
+        ("repetition", every(lambda s: replace(s, completion="a.b.a.b.a.b.a.b"), 0.3)),
+        ("shorter", every(lambda s: replace(s, completion=s.completion[:3] + str(s.offset % 10)))),
+        ("comments", every(lambda s: replace(s, completion=f"# {s.completion}"))),
+        ("comments", every(lambda s: replace(s, completion=f"{s.completion}  // see {s.offset}"), 0.2)),
+    ],
+)
+def test_a_planted_regression_fails_with_its_guardrail_named(guardrail: str, candidate: list[PositionScore]) -> None:
+    result = verdict(candidate)
+    assert result.verdict == "failed"
+    assert guardrail in failed(result), result.reason
+    assert f"{guardrail}: surely" in result.reason
+
+
+def test_a_model_that_is_worse_in_one_language_only_fails_there() -> None:
+    """The other language is better by as much, so that all places together show nothing."""
+    changed = [replace(s, edit_similarity=s.edit_similarity + (0.25 if "language: py" in s.slices else -0.25)) for s in scores()]
+    assert failed(verdict(changed)) == {"edit_similarity (language: go)"}
+
+
+def test_a_small_slice_is_named_and_has_no_vote() -> None:
+    champion = [replace(s, slices=("language: go" if i < 20 else "language: py",)) for i, s in enumerate(scores())]
+    result = judge_candidate(champion, champion, SETTINGS)
+    assert "language: go: 20 places, a verdict needs 60" in result.left_out
+    assert {f.slice for f in result.findings} == {"", "language: py"}
+
+
+def test_noise_is_undecided_and_undecided_does_not_pass() -> None:
+    result = verdict(scores(noise=1.0))
+    assert (result.verdict, failed(result)) == ("undecided", set())
+    assert "edit_similarity: not surely within the margin" in result.reason
+
+
+def test_too_few_places_and_unknown_values_are_undecided() -> None:
+    few = judge_candidate(scores()[:100], scores()[:100], SETTINGS)
+    assert (few.verdict, few.findings) == ("undecided", ()) and "evaluate.gate.min_places asks for 200" in few.reason
+    unscored = [replace(s, judged=None) for s in scores()]
+    result = verdict(unscored)
+    assert result.verdict == "undecided" and "judged: 0 places in 0 files tell nothing" in result.reason
+    ignored = verdict(unscored, judge_counts=False)
+    assert ignored.verdict == "passed" and "judged: the judge's scores do not count" in ignored.left_out
+    wanted = Gate(min_places=200, margins=GateMargins(drift=0.5))
+    assert verdict(scores(), wanted).verdict == "undecided", "a guardrail that is set and not computed does not pass"
+    drifted = [replace(s, drift=0.6 + 0.01 * (i % 7)) for i, s in enumerate(scores())]
+    still = [replace(s, drift=0.0) for s in scores()]
+    assert "drift" in failed(judge_candidate(drifted, still, wanted))
+
+
+def test_failed_judgements_are_left_out_in_pairs() -> None:
+    candidate = [replace(s, judged=None if i % 10 == 0 else s.judged) for i, s in enumerate(scores())]
+    finding = next(f for f in verdict(candidate).findings if f.guardrail == "judged")
+    assert (finding.places, finding.difference, finding.verdict) == (PLACES * 9 // 10, 0, "passed")
+    assert finding.candidate == finding.champion, "both means are of the places that both have"
+
+
+def test_scores_of_other_places_are_refused() -> None:
+    with pytest.raises(ValueError, match="score both on one set"):
+        judge_candidate(scores()[1:], scores()[:-1], SETTINGS)
+
+
+def test_a_loss_of_one_margin_is_planted_as_large_as_it_says() -> None:
+    """The bench's plants: on average each takes one margin of its guardrail."""
+    import numpy as np
+
+    champion = scores() * 10
+    for check in checks_of(champion, champion, SETTINGS).checks:
+        if check.slice:
+            continue
+        worse = plant_of(check, champion)(champion, np.random.default_rng(0))
+        column = check.guardrail.measure.column(worse, champion)
+        loss = float(column.difference.sum() / column.weight.sum())
+        sign = -1 if check.guardrail.worse == "less" else 1
+        assert sign * loss == pytest.approx(check.margin, rel=0.25), check.guardrail.name
+
+
+def test_every_guardrail_has_a_margin() -> None:
+    assert {g.name for g in GUARDRAILS} == set(GateMargins.model_fields) - {"slices"}
+
+
+def test_measures_by_hand() -> None:
+    assert [has_comment(t) for t in ("# a", "x = 1  # a", "a  // b", "a#b", "7//2", '"""Doc."""', "")] == [
+        True, True, True, False, False, True, False,
+    ]  # fmt: skip
+    assert repetition("a b a b a b") == pytest.approx(0.5)  # aba, bab, aba, bab
+    assert (repetition("a b"), repetition("f(x, y)")) == (0.0, 0.0)
+    rows = [replace(s, completion=text) for s, text in zip(scores(), ("a", "a", "b", "c"), strict=False)]
+    assert BY_NAME["variety"].values(rows).mean() == pytest.approx(1.5)  # shares of 1/2, 1/4, 1/4
