@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from infra.assignment import assigned_arm
 from infra.records import Arm, ExperimentRecord
+from infra.showing import Estimate
 from serving.slots.client import SlotEngine
 
 
@@ -20,6 +21,8 @@ class Slot:
     version: str | None = None
     """Version that the engine holds; None while it does not answer."""
     pid: int | None = None
+    estimate: Estimate | None = None
+    """The version's estimate of what is kept; none if it has none: all is shown then."""
     in_flight: int = 0
     """Number of completions that this app has running in the engine."""
     verified: tuple[int | None, str | None] = (None, None)
