@@ -30,6 +30,9 @@ from tasks.labels.samples import SettledTokens
 from tasks.labels.shares import weight_shares
 from tasks.rewards.reward import reward_samples, reward_totals
 from tasks.rewards.weights import TooFewToShare
+from tasks.showing import fit as showing
+from tasks.showing import report
+from tasks.showing.labels import labelled_completions
 from tasks.steps import clients, pages, sealing
 from tasks.steps.runner import runner
 from tasks.steps.step import IO_RETRIES, attempt_to_show, show_page, step
@@ -134,6 +137,16 @@ def show_validation(store: ObjectStore, cycle: str, validated: Validated, valida
     description = f"{cycle}: every request once"
     attempt_to_show("artifacts", lambda: create_table_artifact(rows, key="buckets", description=description))
     show_page("validation", quarantine.validation_page(store, cycle, validated.evidence, validation))
+
+
+@step("estimate", retries=IO_RETRIES)
+def estimate(settings: Settings, validated: Validated) -> None:
+    """Fit the estimate of what is kept on the samples; the candidate's version gets it. Without one it shows everything."""
+    store, collected = clients.store_of(settings), validated.collected
+    chosen = collected.accounting.samples
+    fitted = showing.fit(list(labelled_completions(store, collected.plan.partitions, chosen)))
+    showing.write(store, cycles.next_name(cycles.index(store)), fitted)
+    get_run_logger().info("estimate of what is kept: %s", report.summary(fitted))
 
 
 @step("reward", retries=IO_RETRIES)
@@ -267,6 +280,7 @@ def refuse(settings: Settings, manifest: Manifest, why: UpdateRefused | tuple[Ca
 
 
 @step("show")
-def show(manifest: Manifest, candidate: Candidate, evaluation: Evaluation, outcome: CycleOutcome) -> None:
+def show(settings: Settings, manifest: Manifest, candidate: Candidate, evaluation: Evaluation, outcome: CycleOutcome) -> None:
     """Show the cycle's page in Prefect."""
-    show_page("cycle", pages.cycle_page(manifest, candidate, evaluation, outcome))
+    page = pages.cycle_page(manifest, candidate, evaluation, outcome)
+    show_page("cycle", f"{page}\n\n{report.page(showing.read(clients.store_of(settings), manifest.cycle))}")
