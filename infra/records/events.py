@@ -63,7 +63,7 @@ class Completion(Record):
     withheld: bool = False
     """Whether the completion was generated but not shown."""
     level: ShowLevel | Literal[""] = ""
-    """Level at which the version's estimate decided what to show (infra/showing.py); empty: it has none, and all was shown."""
+    """Level at which the version's estimate decided what to show (infra/showing.py); empty: none took part, and all was shown."""
     chance: float | None = None
     """Estimated chance that the shown beginning, or the best one if none was worth showing, is kept; none without an estimate."""
     audited: bool = False

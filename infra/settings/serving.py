@@ -32,7 +32,8 @@ class Showing(Section):
 
     level: ShowLevel = "eager"
     """Level of requests for which neither their header, their user nor their project names one. A level is a price of an
-    interruption; what is expected to be kept of a completion, less the price, decides whether and how much of it is shown."""
+    interruption; what is expected to be kept of a completion, less the price, decides whether and how much of it is shown. all:
+    everything is shown."""
     eager: float = Field(0.2, ge=0)
     """Price of an interruption at this level, in kept characters."""
     balanced: float = Field(0.5, ge=0)
@@ -43,9 +44,9 @@ class Showing(Section):
     """Share of requests of which all is shown, whatever the estimate says, so that it stays calibrated where clients send only
     feedback. 0: none; the settled text of what is held back is then the only check."""
 
-    def price(self, level: ShowLevel) -> float:
-        """Return the price of an interruption at a level, in kept characters."""
-        return {"eager": self.eager, "balanced": self.balanced, "quiet": self.quiet}[level]
+    def price(self, level: ShowLevel) -> float | None:
+        """Return the price of an interruption at a level, in kept characters; none where all is shown."""
+        return {"all": None, "eager": self.eager, "balanced": self.balanced, "quiet": self.quiet}[level]
 
 
 Role = Literal["complete", "feedback", "users", "versions", "metrics", "admin"]

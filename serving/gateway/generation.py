@@ -224,10 +224,11 @@ class Generation:
 
     def _display_of(self, route: Route, request: EngineRequest) -> Display:
         """Return what decides how much is shown: the version's estimate, where it holds for the request, else the settings."""
-        estimate, asked, showing = route.slot.estimate, self.request, self.showing
-        if estimate and self._has_tokens and estimate.temperature == request.temperature:
+        estimate, asked, showing = route.estimate, self.request, self.showing
+        holds = estimate and self._has_tokens and estimate.temperature == request.temperature
+        if estimate and holds and showing.price is not None:
             place = Place(asked.prefix, asked.suffix, asked.language, showing.user_acceptance, showing.project_acceptance)
-            return ShowBest(estimate.at(place), showing, request.max_tokens)
+            return ShowBest(estimate.at(place), showing, showing.price, request.max_tokens)
         floor = self.policy.sampling[route.arm].withhold_below
         return WithholdBelow(floor) if floor > 0 and self._has_tokens else ShowAll()
 

@@ -14,8 +14,8 @@ class ShowTerms:
     """How readily a request is shown something."""
 
     level: ShowLevel
-    price: float
-    """Of an interruption, in kept characters."""
+    price: float | None
+    """Of an interruption, in kept characters; none: all is shown."""
     user_acceptance: float | None = None
     """Share of the user's earlier completions that were accepted; none if unknown."""
     project_acceptance: float | None = None
@@ -84,8 +84,8 @@ class WithholdBelow(Display):
 class ShowBest(Display):
     """The beginning with the highest expected value so far; nothing while none is worth an interruption."""
 
-    def __init__(self, estimate: ChanceAtPlace, terms: ShowTerms, max_tokens: int) -> None:
-        self._estimate, self._terms, self._max_tokens = estimate, terms, max_tokens
+    def __init__(self, estimate: ChanceAtPlace, terms: ShowTerms, price: float, max_tokens: int) -> None:
+        self._estimate, self._terms, self._price, self._max_tokens = estimate, terms, price, max_tokens
         self._worth = 0
         """Characters of the best beginning; 0 if none is worth an interruption."""
         self.level = terms.level
@@ -96,7 +96,7 @@ class ShowBest(Display):
         if not ends:
             return
         chances = self._estimate.chances(logprobs, ends)
-        decision = decide(chances, ends, text, self._terms.price, self._max_tokens)
+        decision = decide(chances, ends, text, self._price, self._max_tokens)
         self.chance, self._worth = decision.chance, ends[decision.shown - 1] if decision.shown else 0
         if not self._terms.audit:
             self.characters, self.ended = self._worth, decision.ended and len(ends) < self._max_tokens

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from infra.records import Completion
+from infra.records import Completion, ExperimentRecord
 from infra.showing import FILE
 from serving.gateway.showing import ShowBest, ShowTerms
 from tests.infra.test_showing import made
@@ -108,7 +108,7 @@ async def test_the_level_is_the_headers_then_the_projects_then_the_apps(
 async def test_an_unknown_level_is_refused(house: House) -> None:
     response = await house.complete(headers={"X-Tabloop-Level": "loud"})
     assert response.status_code == 400 and house.rows("completions") == []
-    assert response.json()["error"]["message"] == "X-Tabloop-Level: expected eager, balanced, quiet, got 'loud'"
+    assert response.json()["error"]["message"] == "X-Tabloop-Level: expected all, eager, balanced, quiet, got 'loud'"
 
 
 async def test_the_price_of_the_level_decides(tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -117,6 +117,26 @@ async def test_the_price_of_the_level_decides(tmp_path: Path, tokenizer: Tokeniz
         eager, _ = await served(house, SURE, **{"X-Tabloop-Level": "eager"})
         quiet, row = await served(house, SURE, **{"X-Tabloop-Level": "quiet"})
         assert (eager, quiet) == (TEXT, "") and row.withheld
+
+
+async def test_at_the_level_all_everything_is_shown(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    async with House(tmp_path, tokenizer, settings={"showing": {"level": "quiet"}}) as house:
+        text, row = await served(house, NEVER, **{"X-Tabloop-Level": "all"})
+        assert text == row.text == TEXT and row.level == "" and row.chance is None
+
+
+@pytest.mark.parametrize("both", [True, False])
+async def test_a_test_has_estimates_on_both_arms_or_on_none(house: House, both: bool) -> None:
+    first, second = house.arms.slots
+    house.arms.champion, house.arms.challenger, second.version = 0, 1, "1"
+    second.verified = (second.pid, "1")
+    house.arms.experiment = ExperimentRecord(id="e", champion="0", challenger="1", share=0.5, started=0.0)
+    first.estimate, second.estimate = (SURE if both else None), SURE
+    users = [f"u{number}" for number in range(20)]
+    tested = [house.arms.route(user)[0] for user in users]
+    assert {route.arm for route in tested} == {"champion", "challenger"}
+    assert {route.estimate for route in tested} == {SURE if both else None}
+    assert house.arms.pinned(version="1").estimate == SURE
 
 
 async def test_past_acceptance_is_counted_from_feedback_and_recorded(tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -163,7 +183,7 @@ def test_tokens_that_arrive_together_are_decided_as_one_by_one() -> None:
     logprobs, ends, text = [-0.1] * 6, [3, 6, 9, 12, 15, 18], "abcdefghijklmnopqr"
     shown = []
     for steps in ([6], [2, 4, 6], [1, 2, 3, 4, 5, 6]):
-        display = ShowBest(SHORT.at(place()), ShowTerms("eager", 0.5), 24)
+        display = ShowBest(SHORT.at(place()), ShowTerms("eager", 0.5), 0.5, 24)
         for count in steps:
             display.update(logprobs[:count], ends[:count], text[: ends[count - 1]])
             if display.ended:
