@@ -17,7 +17,7 @@ from serving.gateway.dialects import DIALECTS, client_name
 from serving.gateway.dialects.base import CompletionFormat, Dialect, Fields, ServedModel
 from serving.gateway.errors import BadRequest
 from serving.gateway.generation import Generation
-from serving.gateway.openapi import DocumentedApp, Post, answers, any_of
+from serving.gateway.openapi import DocumentedApp, Post, answers, any_of, header
 from serving.gateway.requests import read_json
 from serving.gateway.responses import StreamedResponse, WholeResponse
 from serving.gateway.showing import ShowTerms
@@ -26,6 +26,7 @@ from serving.slots.arms import Arms, Route
 from serving.slots.policy import Policy
 
 LEVELS = get_args(ShowLevel)
+LEVEL_HEADER = header("X-Tabloop-Level", "how readily the completion is shown", enum=LEVELS)
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,8 @@ def add_completions(app: DocumentedApp, gateway: Gateway) -> None:
         # Starlette's route: FastAPI's would look for dependencies in each request, and there are none.
         app.add_route(path, _endpoint(gateway, model, choices), methods=["POST"])
         answer = any_of([completions.answer for _, completions in choices])
-        app.posts[path] = Post(any_of([completions.schema for _, completions in choices]), answers(answer, events=True))
+        body = any_of([completions.schema for _, completions in choices])
+        app.posts[path] = Post(body, answers(answer, events=True), (LEVEL_HEADER,))
 
 
 def _endpoint(
