@@ -66,6 +66,9 @@ class Estimate(Record):
     """Weight of each scaled feature, in log-odds."""
     bias: float
     """Log-odds where every feature is at its mean."""
+    selection: float = 0.0
+    """Log-odds added where the best of a completion's beginnings is chosen by these chances: where the estimate errs upwards, it
+    chooses more often (Smith and Winkler 2006, "The Optimizer's Curse")."""
     languages: dict[str, float] = Field(default={})
     """Log-odds added for a language; 0 for others."""
     temperature: float
@@ -82,11 +85,12 @@ class Estimate(Record):
             raise ValueError(f"means, scales, weights: expected {len(FEATURES)} numbers each, got {sorted(lengths)}")
         return self
 
-    def at(self, place: Place) -> "ChanceAtPlace":
-        """Return the estimate for one request."""
+    def at(self, place: Place, *, chosen: bool = True) -> "ChanceAtPlace":
+        """Return the estimate for one request; not `chosen`: of beginnings as they come, not of those that look best."""
         weights = np.array(self.weights) / np.array(self.scales)
         cut = len(TOKEN_FEATURES)
         bias = self.bias - float(weights @ np.array(self.means)) + self.languages.get(place.language, 0.0)
+        bias += self.selection if chosen else 0.0
         bias += float(weights[cut:] @ np.array(place_features(place, self.acceptance)))
         return ChanceAtPlace(weights[:cut], bias)
 

@@ -36,9 +36,9 @@ class Showing(Section):
     everything is shown."""
     eager: float = Field(0.2, ge=0)
     """Price of an interruption at this level, in kept characters."""
-    balanced: float = Field(0.5, ge=0)
+    balanced: float = Field(0.4, ge=0)
     """Price of an interruption at this level, in kept characters."""
-    quiet: float = Field(0.7, ge=0)
+    quiet: float = Field(0.6, ge=0)
     """Price of an interruption at this level, in kept characters."""
     audit_share: float = Field(0.02, ge=0, le=0.1)
     """Share of requests of which all is shown, whatever the estimate says, so that it stays calibrated where clients send only

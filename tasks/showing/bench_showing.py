@@ -24,9 +24,10 @@ from infra.acceptance import PastAcceptance
 from infra.settings import Settings
 from infra.showing import Decision, Estimate, Place, decide
 from tasks.showing import frontier
-from tasks.showing.fit import Unfitted, checked, fit
+from tasks.showing.fit import Unfitted, checked, chosen, fit
 from tasks.showing.frontier import Outcomes, Shown, comparison
 from tasks.showing.labels import LabelledCompletion, kept_up_to
+from tasks.showing.reliability import reliability
 
 TAUGHT = ("typed", "accepted", "rewritten")
 """What became of places whose text is a label; a paste and an unfinished line are none."""
@@ -148,6 +149,7 @@ def figures(settings: Settings, places: Places, share: float = 0.5) -> list[Figu
         figure("shown all: accepted", 100 * base.mean("accepted"), "% of requests"),
         figure("shown all: kept characters", base.mean("kept"), "a request"),
         figure("expected calibration error", checked(estimate, later.completions).error, "", most=0.03),
+        figure("the same, where a beginning looks best", reliability(*chosen(estimate, later.completions)).error, ""),
         figure("decision", decision_ms(estimate, later, most), "ms", most=1.0),
     ]
     for level in ("eager", "balanced", "quiet"):

@@ -10,6 +10,7 @@ from itertools import chain
 
 import numpy as np
 from pydantic import TypeAdapter
+from scipy.optimize import brentq
 
 from infra import cycles
 from infra.records import Record
@@ -24,6 +25,8 @@ LEAST_EACH = 50
 """Beginnings that were kept, and that were not, that it needs at least."""
 LEAST_LANGUAGE = 200
 """Completions in a language from which on it has a weight of its own."""
+MOST_SELECTION = 2.0
+"""Largest correction, in log-odds, for choosing what looks best."""
 LATER = 0.25
 """Share of the completions, the latest, that the estimate is checked on."""
 
@@ -34,7 +37,9 @@ class FittedEstimate(Record):
     estimate: Estimate
     """Fitted on all completions."""
     reliability: Reliability
-    """Of an estimate fitted on the earlier completions, on the later ones."""
+    """Of an estimate fitted on the earlier completions, on all beginnings of the later ones."""
+    chosen: Reliability | None
+    """The same on the beginning of each completion that looks best; none where of none is known whether it was kept."""
     served: Reliability | None = None
     """Of the chances by which serving decided, on what it showed; none where no version had an estimate."""
     completions: int
@@ -83,23 +88,59 @@ def fit(completions: Sequence[LabelledCompletion]) -> FittedEstimate | Unfitted:
     early, estimate = parts
     if early is None or estimate is None:
         return Unfitted(reason=f"fewer than {LEAST_EACH} beginnings were kept, or fewer were not")
+    later = usable[cut:]
     return FittedEstimate(
-        estimate=estimate, reliability=checked(early, usable[cut:]), served=_served(completions), completions=len(usable)
+        estimate=estimate,
+        reliability=checked(early, later),
+        chosen=_reliability(*chosen(early, later)),
+        served=_served(completions),
+        completions=len(usable),
     )
 
 
 def checked(estimate: Estimate, completions: Sequence[LabelledCompletion]) -> Reliability:
     """Return the reliability of an estimate on the labelled beginnings of completions."""
-    chances = [estimate.at(c.place).chances(c.logprobs, c.ends) for c in completions]
+    chances = [estimate.at(c.place, chosen=False).chances(c.logprobs, c.ends) for c in completions]
     kept = np.concatenate([c.kept for c in completions])
     known = ~np.isnan(kept)
     return reliability(np.concatenate(chances)[known], kept[known])
 
 
+def chosen(estimate: Estimate, completions: Sequence[LabelledCompletion]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the chance of the beginning that looks best of each completion, and whether it was kept, where that is known."""
+    pairs = []
+    for c in completions:
+        chances = estimate.at(c.place).chances(c.logprobs, c.ends)
+        best = int(np.argmax(chances * np.asarray(c.ends)))
+        pairs.append((chances[best], c.kept[best]))
+    chances, kept = np.array(pairs, float).reshape(-1, 2).T
+    known = ~np.isnan(kept)
+    return chances[known], kept[known]
+
+
+def with_selection(estimate: Estimate, completions: Sequence[LabelledCompletion]) -> Estimate:
+    """Return the estimate with the shift of log-odds by which as many of the beginnings that look best are kept as it expects."""
+    chances, kept = chosen(estimate, completions)
+    if not len(kept):
+        return estimate
+    odds = np.log(chances / (1.0 - chances))
+
+    def excess(shift: float) -> float:
+        return float(np.mean(1.0 / (1.0 + np.exp(-odds - shift))) - np.mean(kept))
+
+    low, high = -MOST_SELECTION, MOST_SELECTION
+    shift = low if excess(low) > 0 else high if excess(high) < 0 else float(brentq(excess, low, high))
+    return estimate.model_copy(update={"selection": shift})
+
+
 def _served(completions: Sequence[LabelledCompletion]) -> Reliability | None:
-    decided = [(c.decided[0], c.kept[c.decided[1] - 1]) for c in completions if c.decided]
-    known = [(chance, kept) for chance, kept in decided if not np.isnan(kept)]
-    return reliability(*zip(*known, strict=True)) if known else None
+    pairs = np.array([(c.decided[0], c.kept[c.decided[1] - 1]) for c in completions if c.decided], float).reshape(-1, 2)
+    known = pairs[~np.isnan(pairs[:, 1])]
+    return _reliability(*known.T)
+
+
+def _reliability(chances: np.ndarray, kept: np.ndarray) -> Reliability | None:
+    return reliability(chances, kept) if len(kept) else None
 
 
 def _fitted(completions: Sequence[LabelledCompletion], temperature: float) -> Estimate | None:
@@ -121,7 +162,7 @@ def _fitted(completions: Sequence[LabelledCompletion], temperature: float) -> Es
     columns = [(rows - means) / scales, *((of_row == name)[:, None] for name in languages)]
     model = LogisticRegression(max_iter=1000).fit(np.hstack(columns), kept[known])
     weights = model.coef_[0].tolist()
-    return Estimate(
+    estimate = Estimate(
         features=FEATURES,
         means=tuple(means.tolist()),
         scales=tuple(scales.tolist()),
@@ -131,6 +172,7 @@ def _fitted(completions: Sequence[LabelledCompletion], temperature: float) -> Es
         temperature=temperature,
         acceptance=acceptance,
     )
+    return with_selection(estimate, completions)
 
 
 def _features(completion: LabelledCompletion, acceptance: float) -> np.ndarray:

@@ -18,12 +18,10 @@ def metrics(fitted: FittedEstimate | Unfitted) -> dict[str, float]:
     """Return an estimate's metrics by name; none without an estimate."""
     if isinstance(fitted, Unfitted):
         return {}
-    figures = {
-        "showing.completions": float(fitted.completions),
-        "showing.beginnings": float(fitted.reliability.count),
-        "showing.calibration_error": fitted.reliability.error,
-    }
-    return figures | ({"showing.served_calibration_error": fitted.served.error} if fitted.served else {})
+    errors = {"": fitted.reliability, "chosen_": fitted.chosen, "served_": fitted.served}
+    figures = {f"showing.{name}calibration_error": part.error for name, part in errors.items() if part}
+    counts = {"showing.completions": fitted.completions, "showing.beginnings": fitted.reliability.count}
+    return figures | {name: float(count) for name, count in counts.items()}
 
 
 def page(fitted: FittedEstimate | Unfitted) -> str:
@@ -31,9 +29,10 @@ def page(fitted: FittedEstimate | Unfitted) -> str:
     lines = ["## The estimate of what is kept", "", f"{summary(fitted)}."]
     if isinstance(fitted, FittedEstimate):
         lines += ["", *_table(fitted.reliability)]
-        if fitted.served:
-            lines += ["", f"Of the chances by which serving decided: calibration error {fitted.served.error:.4f}.", ""]
-            lines += _table(fitted.served)
+        parts = {"the beginnings that look best": fitted.chosen, "the chances by which serving decided": fitted.served}
+        for name, part in parts.items():
+            if part:
+                lines += ["", f"Of {name}: calibration error {part.error:.4f}.", "", *_table(part)]
     return "\n".join(lines)
 
 

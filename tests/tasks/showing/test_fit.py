@@ -8,8 +8,10 @@ import pytest
 
 from infra.showing import Place
 from tasks.showing import report
-from tasks.showing.fit import FittedEstimate, Unfitted, fit, read, write
+from tasks.showing.fit import FittedEstimate, Unfitted, chosen, fit, read, with_selection, write
 from tasks.showing.labels import LabelledCompletion
+from tasks.showing.reliability import reliability
+from tests.infra.test_showing import made as estimate_of
 from tests.tasks.made import MemoryStore
 
 
@@ -22,7 +24,7 @@ def made(count: int, seed: int = 0, temperature: float = 0.1, true: Sequence[flo
         kept = float(rng.random() < true[0 if probable else 1])
         label = np.array([kept, kept, np.nan])
         place = Place("x = ", "\n", "python")
-        rows.append(LabelledCompletion(place, temperature, logprobs.tolist(), [3, 6, 9], label, bool(kept)))
+        rows.append(LabelledCompletion(place, temperature, logprobs.tolist(), [3, 6, 6], label, bool(kept)))
     return rows
 
 
@@ -47,7 +49,17 @@ def test_chances_that_serving_decided_by_are_checked_too() -> None:
     assert isinstance(fitted, FittedEstimate) and fitted.served
     assert fitted.served.error == pytest.approx(0.4, abs=0.05) and fitted.served.count == 2000
     assert report.metrics(fitted)["showing.served_calibration_error"] == fitted.served.error
-    assert "Of the chances by which serving decided" in report.page(fitted)
+    assert "Of the chances by which serving decided: calibration error 0.4" in report.page(fitted)
+
+
+def test_what_is_chosen_for_looking_best_is_expected_to_be_kept_as_often_as_it_is() -> None:
+    rows = made(2000, true=(0.6, 0.1))
+    too_sure = estimate_of(bias=2.0, probability=1.5)
+    fitted = with_selection(too_sure, rows)
+    before, after = (reliability(*chosen(estimate, rows)) for estimate in (too_sure, fitted))
+    assert fitted.selection < -2.0 + 1e-9 and after.error < before.error
+    chances, kept = chosen(with_selection(estimate_of(bias=0.5), rows), rows)
+    assert np.mean(chances) == pytest.approx(np.mean(kept), abs=1e-6)
 
 
 def test_completions_of_another_temperature_take_no_part() -> None:
