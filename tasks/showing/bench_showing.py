@@ -32,7 +32,7 @@ from tasks.showing.reliability import reliability
 TAUGHT = ("typed", "accepted", "rewritten")
 """What became of places whose text is a label; a paste and an unfinished line are none."""
 PROJECT = "bench"
-PRICES = (0.0, *(0.05 * 1.12**step for step in range(48)))
+PRICES = (0.0, *(0.05 * 1.03**step for step in range(180)))
 """Prices of the frontier, in kept characters: 0, then 0.05 to about 10."""
 HOLDS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
 """Total probabilities below which the first plain rule holds a completion back."""
@@ -101,12 +101,10 @@ def labelled(
     return LabelledCompletion(place, temperature, completion.logprobs, ends, kept, choice.accepted if choice else None)
 
 
-def decisions(estimate: Estimate, places: Places, price: float, max_tokens: int) -> list[Decision]:
-    """Return what is shown of each completion at a price."""
-    return [
-        decide(estimate.at(c.place).chances(c.logprobs, c.ends), c.ends, text, price, max_tokens)
-        for c, text in zip(places.completions, places.texts, strict=True)
-    ]
+def decisions(chances: Sequence[np.ndarray], places: Places, price: float, max_tokens: int) -> list[Decision]:
+    """Return what is shown of each completion at a price, by the chances of its beginnings [T] each."""
+    completions = zip(chances, places.completions, places.texts, strict=True)
+    return [decide(own, c.ends, text, price, max_tokens) for own, c, text in completions]
 
 
 def held(places: Places, least: float) -> Shown:
@@ -141,7 +139,7 @@ def figures(settings: Settings, places: Places, share: float = 0.5) -> list[Figu
     if isinstance(fitted, Unfitted):
         raise ValueError(f"--requests: no estimate from {first} places: {fitted.reason}; ask for more")
     estimate, showing, most = fitted.estimate, settings.serving.showing, settings.serving.sampling.max_tokens
-    outcomes = later.outcomes()
+    outcomes, chances = later.outcomes(), [estimate.at(c.place).chances(c.logprobs, c.ends) for c in later.completions]
     everything = [len(c.ends) for c in later.completions]
     base = outcomes.of(everything)
     rows = [
@@ -153,11 +151,11 @@ def figures(settings: Settings, places: Places, share: float = 0.5) -> list[Figu
         figure("decision", decision_ms(estimate, later, most), "ms", most=1.0),
     ]
     for level in ("eager", "balanced", "quiet"):
-        decided = decisions(estimate, later, showing.price(level), most)
+        decided = decisions(chances, later, getattr(showing, level), most)
         sampled = 100 * (sum(d.sampled for d in decided) / sum(everything) - 1)
         own = outcomes.of([d.shown for d in decided])
         rows += [*frontier.level_figures(level, own, base), figure(f"{level}: tokens sampled", sampled, "%")]
-    ours = [outcomes.of([d.shown for d in decisions(estimate, later, price, most)]) for price in PRICES]
+    ours = [outcomes.of([d.shown for d in decisions(chances, later, price, most)]) for price in PRICES]
     for rule, thresholds in ((held, HOLDS), (cut, CUTS)):
         theirs = [outcomes.of(rule(later, threshold)) for threshold in thresholds]
         rows += comparison(rule.__name__, thresholds, theirs, ours, base)
