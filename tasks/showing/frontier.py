@@ -18,15 +18,15 @@ MEASURES: tuple[Measure, ...] = ("accepted", "kept", "shown")
 Shown = Sequence[int]
 """For each completion the number of tokens shown."""
 TARGETS: dict[tuple[ShowLevel, str], dict[str, float]] = {
-    ("eager", "kept"): {"least": 0.0},
+    ("eager", "kept characters"): {"least": 0.0},
     ("balanced", "accepted"): {"least": 8.0},
-    ("balanced", "kept"): {"least": -5.0},
+    ("balanced", "kept characters"): {"least": -5.0},
     ("quiet", "accepted"): {"least": 0.0},
     ("quiet", "shown"): {"most": -21.0},
     ("quiet", "accepted per shown"): {"least": 40.0},
 }
 """In percent of showing all."""
-NAMES = {"accepted": "accepted", "kept": "kept characters", "shown": "shown"}
+NAMES: dict[Measure, str] = {"accepted": "accepted", "kept": "kept characters", "shown": "shown"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +41,10 @@ class Sums:
     def of(self, measure: Measure) -> np.ndarray:
         """Return the sum of a measure by user [U]."""
         return self.sums[:, MEASURES.index(measure)]
+
+    def share(self, measure: Measure) -> np.ndarray:
+        """Return the users' shares of a measure [U]."""
+        return self.of(measure) / self.of(measure).sum()
 
     def mean(self, measure: Measure) -> float:
         """Return a measure per request."""
@@ -74,24 +78,18 @@ def gain(own: Sums, other: Sums, measure: Measure, base: Sums) -> tuple[float, f
 
 def gain_per_shown(own: Sums, base: Sums) -> tuple[float, float]:
     """Return by how much more is accepted per impression, in percent, and half its interval's width (delta method)."""
-    parts = [
-        (s.of(m) / s.of(m).sum(), sign)
-        for s, side in ((own, 1), (base, -1))
-        for m, sign in (("accepted", side), ("shown", -side))
-    ]
     quotient = (own.mean("accepted") / own.mean("shown")) / (base.mean("accepted") / base.mean("shown"))
-    influence = quotient * sum(sign * part for part, sign in parts)
-    return 100 * (quotient - 1), 100 * margin(np.asarray(influence))
+    influence = own.share("accepted") - own.share("shown") - base.share("accepted") + base.share("shown")
+    return 100 * (quotient - 1), 100 * margin(quotient * influence)
 
 
 def level_figures(level: ShowLevel, own: Sums, base: Sums) -> list[Figure]:
     """Return what a level is worth against showing all."""
-    gains = {measure: gain(own, base, measure, base) for measure in MEASURES}
-    named = {measure: (NAMES[measure], *gains[measure]) for measure in MEASURES}
-    cells = {**named, "accepted per shown": ("accepted per shown", *gain_per_shown(own, base))}
+    cells = {NAMES[measure]: gain(own, base, measure, base) for measure in MEASURES}
+    cells["accepted per shown"] = gain_per_shown(own, base)
     rows = []
-    for key, (name, value, width) in cells.items():
-        rows.append(figure(f"{level}: {name}", value, "%", **TARGETS.get((level, key), {})))
+    for name, (value, width) in cells.items():
+        rows.append(figure(f"{level}: {name}", value, "%", **TARGETS.get((level, name), {})))
         rows.append(figure(f"{level}: {name}, half of the interval", width, "%"))
     return rows
 
@@ -102,6 +100,7 @@ def comparison(rule: str, thresholds: Sequence[float], theirs: Sequence[Sums], o
     Compared is the price at which as much is shown as by the rule, or less: of those the one that shows most.
     """
     rows = []
+    both: tuple[Measure, Measure] = ("accepted", "kept")
     for threshold, plain in zip(thresholds, theirs, strict=True):
         shown = plain.mean("shown")
         fitting = [own for own in ours if own.mean("shown") <= shown + 1e-9]
@@ -109,7 +108,7 @@ def comparison(rule: str, thresholds: Sequence[float], theirs: Sequence[Sums], o
         name = f"{rule} below {threshold:g}"
         rows.append(figure(f"{name}: shown", gain(plain, base, "shown", base)[0], "%"))
         rows.append(figure(f"{name}: the frontier's shown", gain(own, base, "shown", base)[0], "%"))
-        for measure in ("accepted", "kept"):
+        for measure in both:
             value, width = gain(own, plain, measure, base)
             rows.append(figure(f"{name}: {NAMES[measure]}", gain(plain, base, measure, base)[0], "%"))
             rows.append(figure(f"{name}: the frontier above it, {NAMES[measure]}", value, "%"))
