@@ -1,7 +1,7 @@
 """Benchmarks: python -m evals.bench [NAME...]
 
-All but `trainer`, `join`, `caps`, `experiments` and `showing` need the stack (`make up`) without a running A/B test, and pause the
-schedules meanwhile. Exit code 1 if a target is missed.
+All but `trainer`, `join`, `caps`, `experiments` and `showing` need the stack (`make up`) without a running A/B test, and pause
+the schedules meanwhile. Exit code 1 if a target is missed.
 """
 
 import argparse

@@ -134,7 +134,7 @@ async def test_a_test_has_estimates_on_both_arms_or_on_none(house: House, both: 
     house.arms.experiment = ExperimentRecord(id="e", champion="0", challenger="1", share=0.5, started=0.0)
     first.estimate, second.estimate = (SURE if both else None), SURE
     users = [f"u{number}" for number in range(20)]
-    tested = [house.arms.route(user)[0] for user in users]
+    tested = [house.arms.route(user, 1.0)[0] for user in users]
     assert {route.arm for route in tested} == {"champion", "challenger"}
     assert all(route.estimate == (SURE if both else None) for route in tested)
     assert house.arms.pinned(version="1").estimate == SURE
