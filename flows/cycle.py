@@ -31,8 +31,8 @@ def cycle() -> State | CycleOutcome:
     validated = steps.validate(settings, collected)
     if waiting := validated.collected.accounting.waiting:
         return Completed(name=waiting.state, message=waiting.reason)
-    steps.estimate(settings, validated)
-    sealed = steps.reward(settings, validated)
+    estimate = steps.estimate(settings, validated)
+    sealed = steps.reward(settings, validated, estimate)
     if isinstance(sealed, Waiting):
         return Completed(name=sealed.state, message=sealed.reason)
     return complete(settings, sealed)

@@ -32,6 +32,7 @@ from tasks.rewards.reward import reward_samples, reward_totals
 from tasks.rewards.weights import TooFewToShare
 from tasks.showing import fit as showing
 from tasks.showing import report
+from tasks.showing.fit import FittedEstimate, Unfitted
 from tasks.showing.labels import labelled_completions
 from tasks.steps import clients, pages, sealing
 from tasks.steps.runner import runner
@@ -140,17 +141,17 @@ def show_validation(store: ObjectStore, cycle: str, validated: Validated, valida
 
 
 @step("estimate", retries=IO_RETRIES)
-def estimate(settings: Settings, validated: Validated) -> None:
+def estimate(settings: Settings, validated: Validated) -> FittedEstimate | Unfitted:
     """Fit the estimate of what is kept on the samples; the candidate's version gets it. Without one it shows everything."""
     store, collected = clients.store_of(settings), validated.collected
     chosen = collected.accounting.samples
     fitted = showing.fit(list(labelled_completions(store, collected.plan.partitions, chosen)))
-    showing.write(store, cycles.next_name(cycles.index(store)), fitted)
     get_run_logger().info("estimate of what is kept: %s", report.summary(fitted))
+    return fitted
 
 
 @step("reward", retries=IO_RETRIES)
-def reward(settings: Settings, validated: Validated) -> Manifest | Waiting:
+def reward(settings: Settings, validated: Validated, estimate: FittedEstimate | Unfitted) -> Manifest | Waiting:
     """Reward the samples and seal the cycle: from here on every run completes this cycle."""
     store, collected = clients.store_of(settings), validated.collected
     past = drift.returns(store, settings) if settings.reward.baseline == "running" else ()
@@ -169,6 +170,7 @@ def reward(settings: Settings, validated: Validated) -> Manifest | Waiting:
     cycle = cycles.next_name(cycles.index(store))
     tombstones.check(store, requests)
     reasons = {"quarantined": collected.accounting.reasons, "orphans": collected.orphans}
+    showing.write(store, cycle, estimate)
     store.put_json(cycles.key(cycle, "validation.json"), reasons)
     explain.write(store, cycle, sha256([body]), collected.accounting)
     users.write(store, cycle, sha256([body]), collected.register)
