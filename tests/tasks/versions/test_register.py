@@ -77,7 +77,13 @@ def test_the_run_names_the_data_set_and_holds_the_reports(tmp_path: Path, monkey
     assert log_run(*arguments[:-1], refused) == run_id
     logged = client.get_run(run_id)
     assert (logged.info.status, logged.data.tags["reason"]) == ("FAILED", "worse")
-    assert {a.path for a in client.list_artifacts(run_id)} == {"data_docs", "manifest.json", "measures.md", "requests.md", "showing.md"}
+    assert {a.path for a in client.list_artifacts(run_id)} == {
+        "data_docs",
+        "manifest.json",
+        "measures.md",
+        "requests.md",
+        "showing.md",
+    }
 
 
 def test_a_checkpoint_has_the_estimate_of_its_own_cycle_and_never_its_parents(tmp_path: Path) -> None:
