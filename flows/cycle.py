@@ -1,4 +1,4 @@
-"""A cycle: collect, validate, reward, train, evaluate, register, open the experiment.
+"""A cycle: collect, validate, estimate, reward, train, evaluate, register, open the experiment.
 
 `python -m flows.cycle` runs one by hand, against the servers that the settings name.
 """
@@ -31,7 +31,8 @@ def cycle() -> State | CycleOutcome:
     validated = steps.validate(settings, collected)
     if waiting := validated.collected.accounting.waiting:
         return Completed(name=waiting.state, message=waiting.reason)
-    sealed = steps.reward(settings, validated)
+    estimate = steps.estimate(settings, validated)
+    sealed = steps.reward(settings, validated, estimate)
     if isinstance(sealed, Waiting):
         return Completed(name=sealed.state, message=sealed.reason)
     return complete(settings, sealed)
@@ -48,7 +49,7 @@ def complete(settings: Settings, manifest: Manifest) -> CycleOutcome:
         outcome = steps.open_experiment(settings, manifest, registered)
     else:
         outcome = steps.fail(settings, manifest, registered, evaluation)
-    steps.show(manifest, candidate, evaluation, outcome)
+    steps.show(settings, manifest, candidate, evaluation, outcome)
     return outcome
 
 

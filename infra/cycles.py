@@ -3,6 +3,7 @@
 A cycle writes these objects under cycles/CYCLE/, in this order (tasks/steps/sealing.py):
 
     docs/, quarantined-SHA256.parquet   what validation found (tasks/validation/quarantine.py)
+    showing.json                        the estimate of what is kept, or why there is none (tasks/showing/fit.py)
     validation.json                     the quarantined requests, each with its reason
     requests-SHA256.parquet             the bucket and the reason of every request (tasks/labels/explain.py)
     users-SHA256.parquet                the users who are known (tasks/labels/users.py)

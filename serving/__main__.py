@@ -113,7 +113,7 @@ async def serve(settings: Settings) -> None:
         versions = VersionCache(settings_.path(serving.state))
         registry = Registry.connect(settings.registry)
         follower = Follower(arms, VersionSource(registry, store, versions), metrics, serving.follow_seconds)
-        gateway = Gateway(settings.model.name, access, arms, sampling, recorder)
+        gateway = Gateway(settings.model.name, access, arms, sampling, recorder, serving.showing)
         feedback = FeedbackService(access, recorder)
         data = StatusData(registry, CycleHistory(store), MoveHistory(store))
         status = StatusSources(access, arms, spool, shipper, metrics, data, links(settings))

@@ -68,6 +68,7 @@ class Metrics:
         self._tokens = Counter("tabloop_tokens", "Tokens sampled", arm, registry=registry)
         self._mixed = Counter("tabloop_mixed", "Completions sampled by more than one version", registry=registry)
         self._withheld = Counter("tabloop_withheld", "Completions sampled and not shown", arm, registry=registry)
+        self._shortened = Counter("tabloop_shortened", "Completions of which the end was not shown", arm, registry=registry)
         self._exploring = Counter("tabloop_exploring", "Completions sampled at the exploring temperature", arm, registry=registry)
         self._first = Histogram(
             "tabloop_first_token_seconds", "From arrival to first token", arm, buckets=SECONDS, registry=registry
@@ -121,6 +122,8 @@ class Metrics:
             self._mixed.inc()
         if row.exploring:
             self._exploring.labels(*labels).inc()
+        if row.text and row.held_back.strip():
+            self._shortened.labels(*labels).inc()
         if row.withheld:
             self._withheld.labels(*labels).inc()
         elif shown and not left:

@@ -21,13 +21,13 @@ ONLY_IN = {"megatron": "tasks/trainer", "vllm": "serving/engine", "supervisor": 
 # The sub-rooms of a room; each imports only itself and earlier ones. A module that is not named is a command or wires the room:
 # it may import every sub-room, and no sub-room imports it.
 ORDER = {
-    "tasks": ("labels", "validation", "rewards", "trainer", "versions", "experiments", "upkeep", "steps"),
+    "tasks": ("labels", "validation", "rewards", "showing", "trainer", "versions", "experiments", "upkeep", "steps"),
     "tasks/trainer": ("model", "job", "update", "pretraining"),
     "serving": ("access", "metrics", "engine", "recording", "slots", "gateway", "status", "app"),
 }
 ONLY_STEPS = "prefect"
 """Package that only tasks/steps imports among the sub-rooms of tasks."""
-MOST_AT_TOP = {"tasks": 12, "serving": 8}
+MOST_AT_TOP = {"tasks": 13, "serving": 8}
 MOST_LINES = 400
 TOP_DIRECTORIES = {"flows", "tasks", "serving", "evals", "infra", "tests", ".ci"}
 TOP_FILES = {

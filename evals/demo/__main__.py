@@ -125,6 +125,7 @@ async def demo(options: argparse.Namespace, settings: Settings, code: Code, cons
                 await typing
             for deployment in (CYCLE, WATCH):
                 await prefect.pause(deployment, False)
+    rows = history.cycle_rows(store, state)
     return Report(
         seed=options.seed,
         seconds=time.monotonic() - began,
@@ -138,7 +139,8 @@ async def demo(options: argparse.Namespace, settings: Settings, code: Code, cons
         grounds={ground: comparison.ground_row(run, temperature) for ground, run in paired.items()},
         exploration=settings.serving.sampling.exploring_share,
         versions=comparison.live_rows(live),
-        history=history.cycle_rows(store, state),
+        calibration=next((row.calibration for row in reversed(rows) if row.calibration), None),
+        history=rows,
         examples=comparison.examples(paired["later"]),
         addresses={
             "Prefect": configuration.masked(settings.orchestration.api, "").removesuffix("/api"),

@@ -7,10 +7,11 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from evals.demo.record import CycleRow
+from evals.demo.record import Calibration, CycleRow
 from infra import cycles
 from infra.records import Decision
 from infra.registry import Aliases, Registry
+from infra.showing import FILE
 from infra.store import ObjectStore
 
 
@@ -76,7 +77,13 @@ def _row(store: ObjectStore, state: LoopState, cycle: str, outcome: dict[str, An
         estimate=verdict.estimate if verdict else None,
         low=verdict.low if verdict else None,
         high=verdict.high if verdict else None,
+        calibration=_calibration(_json(store, cycles.key(cycle, FILE))),
     )
+
+
+def _calibration(fitted: dict[str, Any]) -> Calibration | None:
+    """Return the reliability of a cycle's estimate; None if it has none."""
+    return Calibration.model_validate(fitted["reliability"]) if "reliability" in fitted else None
 
 
 def _json(store: ObjectStore, key: str) -> dict[str, Any]:

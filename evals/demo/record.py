@@ -69,6 +69,24 @@ class VersionRow(Part):
     """Share of requests with something shown."""
 
 
+class Bin(Part):
+    """Beginnings of completions with similar estimated chances of being kept."""
+
+    count: int
+    chance: float
+    """Mean estimated chance."""
+    kept: float
+    """Share that was kept."""
+
+
+class Calibration(Part):
+    """The reliability of an estimate of what is kept, on completions later than those it was fitted on."""
+
+    error: float
+    """Expected calibration error."""
+    bins: list[Bin]
+
+
 class CycleRow(Part):
     """One cycle of the loop."""
 
@@ -98,6 +116,8 @@ class CycleRow(Part):
     estimate: float | None
     low: float | None
     high: float | None
+    calibration: Calibration | None = None
+    """Of the estimate that the cycle fitted; none without one."""
 
 
 class Example(Part):
@@ -135,6 +155,8 @@ class Report(Part):
     """The three baselines on each ground; the four comparisons above are of the ground `later`."""
     exploration: float
     """Share of requests that explore (serving.sampling.exploring_share)."""
+    calibration: Calibration | None
+    """Of the last cycle's estimate of what is kept; none if no cycle fitted one."""
     versions: list[VersionRow]
     history: list[CycleRow]
     examples: list[Example]

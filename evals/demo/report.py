@@ -42,7 +42,7 @@ def show(report: Report, console: Console) -> None:
         table.add_row(name, *_cells(comparison, scale))
     console.print(table)
     cycles = Table(title="Cycles", title_justify="left")
-    for heading in ("cycle", "from", "to", "samples", "reward", "judge", "verdict", "A/B difference"):
+    for heading in ("cycle", "from", "to", "samples", "reward", "judge", "calibration error", "verdict", "A/B difference"):
         cycles.add_column(heading)
     for row in report.history:
         cycles.add_row(*_cycle_cells(row))
@@ -104,8 +104,8 @@ seed {report.seed}, {report.seconds:.0f} s. Developers are simulated (infra/docs
 <h2>Acceptance by policy version, live traffic</h2>{_bars(report.versions)}
 <p class="note">Not paired: the versions served at different times. Bars are 95 % intervals.</p>
 <h2>Mean reward by cycle</h2>{_curve(report.history)}
-<h2>Cycles</h2><table><tr><th>cycle</th><th>from</th><th>to</th><th>samples</th><th>reward</th><th>judge</th><th>verdict</th>
-<th>A/B difference</th><th>reason</th></tr>{cycles}</table>
+<h2>Cycles</h2><table><tr><th>cycle</th><th>from</th><th>to</th><th>samples</th><th>reward</th><th>judge</th>
+<th>calibration error</th><th>verdict</th><th>A/B difference</th><th>reason</th></tr>{cycles}</table>
 <h2>Requests of each cycle's window by bucket</h2><table><tr><th>bucket</th>{cycle_headings}</tr>{buckets}</table>
 <p class="note">tasks/README.md explains the buckets. The next window repeats the requests of a rejected candidate.</p>
 <h2>What the completions of each cycle's window were worth</h2>
@@ -160,6 +160,7 @@ def _cycle_cells(row: CycleRow) -> tuple[str, ...]:
         str(row.samples),
         f"{row.mean_reward:+.3f}",
         "-" if row.judge is None else f"{row.judge:.2f}",
+        f"{row.calibration.error:.3f}" if row.calibration else "-",
         row.verdict,
         f"{row.estimate:+.3f} [{row.low:+.3f}, {row.high:+.3f}]" if known else "-",
     )

@@ -4,7 +4,7 @@ Every record is frozen and refuses unknown fields. Times are Unix seconds (UTC),
 the name says otherwise. `policy_version` is the MLflow version number of the weights, as text ("1", "2", ...).
 """
 
-from infra.records.base import Arm, LabelOutcome, ObjectReference, Record
+from infra.records.base import Arm, LabelOutcome, ObjectReference, Record, ShowLevel
 from infra.records.cycles import Bucket, CycleOutcome, Manifest, Profile, Quarantined, RewardTotals, Sample
 from infra.records.erasure import Amendment, Forgotten
 from infra.records.events import Completion, Feedback, FinishReason, NotTaken, OfflineExample, Outcome
@@ -63,6 +63,7 @@ __all__ = [
     "Record",
     "RewardTotals",
     "Sample",
+    "ShowLevel",
     "State",
     "Verdict",
     "VerdictName",

@@ -5,6 +5,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 Arm = Literal["champion", "challenger"]
+ShowLevel = Literal["all", "eager", "balanced", "quiet"]
+"""How readily completions are shown: always in whole, then from the lowest price of an interruption to the highest."""
 LabelOutcome = Literal["accepted", "partially_accepted", "rejected"]
 
 

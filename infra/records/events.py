@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from infra.records.base import Arm, LabelOutcome, Record
+from infra.records.base import Arm, LabelOutcome, Record, ShowLevel
 
 NotTaken = Literal["", "cancelled", "typed_through", "typed_away", "replaced", "empty", "rejected"]
 """Why a completion was not taken, as the editor tells it."""
@@ -52,6 +52,8 @@ class Completion(Record):
     completion without reporting them; all token fields are empty, and the completion is not trained on."""
     text: str
     """Generated text as streamed to the client."""
+    held_back: str = ""
+    """Generated text after `text` that was not shown, since it was not worth an interruption; token_ends count it too."""
     finish_reason: FinishReason
     """Why generation ended. "disconnected": the client left; the other fields hold what was generated until then."""
     policy_version: str
@@ -60,6 +62,16 @@ class Completion(Record):
     """Whether the weights were swapped during this completion; if so, it is not trained on."""
     withheld: bool = False
     """Whether the completion was generated but not shown."""
+    level: ShowLevel | Literal[""] = ""
+    """Level at which the version's estimate decided what to show (infra/showing.py); empty: none took part, and all was shown."""
+    chance: float | None = None
+    """Estimated chance that the shown beginning, or the best one if none was worth showing, is kept; none without an estimate."""
+    audited: bool = False
+    """Whether all was shown although the estimate holds some back, so that the estimate can be checked."""
+    user_acceptance: float | None = None
+    """Share of the user's earlier completions that were accepted, as the replica counted them; none if it knows too few."""
+    project_acceptance: float | None = None
+    """Likewise, of the project's."""
     pinned: bool = False
     """Whether an administrator pinned the version; experiment is then empty, and no experiment counts the request."""
     exploring: bool = False

@@ -7,7 +7,7 @@ from infra.records import Completion, Feedback
 from infra.redaction.texts import Texts
 
 Event = TypeVar("Event", Completion, Feedback)
-COMPLETION_MIDDLES = ("text",)
+COMPLETION_MIDDLES = ("text", "held_back")
 FEEDBACK_MIDDLES = ("shown", "retained", "settled")
 """Fields with a text that stood at the cursor."""
 COMPLETION_TEXTS = ("prefix", *COMPLETION_MIDDLES, "suffix")

@@ -18,6 +18,7 @@ from infra.settings.serving import (
     Role,
     Sampling,
     Serving,
+    Showing,
     Terms,
     UserTerms,
 )
@@ -48,6 +49,7 @@ __all__ = [
     "Sampling",
     "Serving",
     "Settings",
+    "Showing",
     "Stack",
     "Store",
     "Terms",

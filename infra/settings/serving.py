@@ -6,6 +6,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Discriminator, Field, SecretStr, Tag, field_validator
 
+from infra.records import ShowLevel
 from infra.settings.section import Section
 
 
@@ -22,8 +23,30 @@ class Sampling(Section):
     max_tokens: int = Field(32, ge=1)
     """Maximum tokens of a completion; a client may ask for fewer."""
     withhold_below: float = Field(0.0, ge=0, lt=1)
-    """Withhold a completion if its probability under the model falls below this: it is recorded but not shown. 0: show all.
-    Above 0, nothing is streamed before the last token is sampled."""
+    """Withhold a completion of a version without an estimate (serving.showing) if its probability under the model falls below
+    this: it is recorded but not shown. 0: show all. Above 0, nothing is streamed before the last token is sampled."""
+
+
+class Showing(Section):
+    """The decision to show (infra/showing.py), for versions that have an estimate of what is kept; of others all is shown."""
+
+    level: ShowLevel = "eager"
+    """Level of requests for which neither their header, their user nor their project names one. A level is a price of an
+    interruption; what is expected to be kept of a completion, less the price, decides whether and how much of it is shown. all:
+    everything is shown."""
+    eager: float = Field(0.2, ge=0)
+    """Price of an interruption at this level, in kept characters."""
+    balanced: float = Field(0.4, ge=0)
+    """Price of an interruption at this level, in kept characters."""
+    quiet: float = Field(0.6, ge=0)
+    """Price of an interruption at this level, in kept characters."""
+    audit_share: float = Field(0.02, ge=0, le=0.1)
+    """Share of requests of which all is shown, whatever the estimate says, so that it stays calibrated where clients send only
+    feedback. 0: none; the settled text of what is held back is then the only check."""
+
+    def price(self, level: ShowLevel) -> float | None:
+        """Return the price of an interruption at a level, in kept characters; none where all is shown."""
+        return {"all": None, "eager": self.eager, "balanced": self.balanced, "quiet": self.quiet}[level]
 
 
 Role = Literal["complete", "feedback", "users", "versions", "metrics", "admin"]
@@ -88,6 +111,8 @@ class Terms(Section):
     version: str = ""
     """Policy version to serve if a slot holds it, else the champion serves; no experiment counts these completions. Empty: the
     version follows the registry."""
+    level: ShowLevel | None = None
+    """Level at which completions are shown; a user's overrides the project's. None: serving.showing.level."""
 
 
 class UserTerms(Terms):
@@ -208,6 +233,8 @@ class Serving(Section):
     """How completions are sampled."""
     challenger_sampling: Sampling | None = None
     """Sampling on the challenger's arm, so that an A/B test compares weights and sampling together; none: as serving.sampling."""
+    showing: Showing = Showing()
+    """Whether, and how much of, a completion is shown."""
     engines: tuple[EngineSetting, EngineSetting] = ("http://127.0.0.1:18100", "http://127.0.0.1:18101")
     """The two engine slots: the URL of an engine of tabloop, or a table that describes an external server."""
     engine_arguments: dict[str, Any] = Field(default={})

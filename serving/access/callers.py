@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from infra.identity import user_hash
+from infra.records import ShowLevel
 from infra.settings.schema import Role, Serving, Terms, UserTerms
 from serving.access.credentials import Clock, Credential, Denied, digest
 from serving.access.known_tokens import KnownTokens
@@ -34,6 +35,8 @@ class Caller:
     """Whether it takes part in A/B tests."""
     version: str = ""
     """Version that the settings pin it to; empty: none."""
+    level: ShowLevel | None = None
+    """Level at which it is shown completions, by the settings; none: the app's."""
     sees_versions: bool = False
     """Whether responses name the version and the arm's sampling."""
 
@@ -121,6 +124,7 @@ class Access:
             opted_out=opts_out or not terms.logged,
             experiments=terms.experiments,
             version=terms.version,
+            level=terms.level,
             sees_versions="versions" in credential.roles,
         )
 
@@ -144,6 +148,7 @@ class Access:
             logged=of_project.logged and of_user.logged,
             experiments=of_project.experiments and of_user.experiments,
             version=of_user.version or of_project.version,
+            level=of_user.level or of_project.level,
         )
 
 

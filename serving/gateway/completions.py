@@ -2,23 +2,31 @@
 
 import time
 import uuid
+import zlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import cast, get_args
 
 from fastapi import Request, Response
 
+from infra.records import ShowLevel
+from infra.settings.schema import Showing
 from serving.access import Access, Caller, Credential
 from serving.gateway.browsers import require_json
 from serving.gateway.dialects import DIALECTS, client_name
 from serving.gateway.dialects.base import CompletionFormat, Dialect, Fields, ServedModel
 from serving.gateway.errors import BadRequest
 from serving.gateway.generation import Generation
-from serving.gateway.openapi import DocumentedApp, Post, answers, any_of
+from serving.gateway.openapi import DocumentedApp, Post, answers, any_of, header
 from serving.gateway.requests import read_json
 from serving.gateway.responses import StreamedResponse, WholeResponse
+from serving.gateway.showing import ShowTerms
 from serving.recording.recorder import Recorder
 from serving.slots.arms import Arms, Route
 from serving.slots.policy import Policy
+
+LEVELS = get_args(ShowLevel)
+LEVEL_HEADER = header("X-Tabloop-Level", "how readily the completion is shown", enum=LEVELS)
 
 
 @dataclass(frozen=True)
@@ -31,6 +39,7 @@ class Gateway:
     arms: Arms
     policy: Policy
     recorder: Recorder
+    showing: Showing
     clock: Callable[[], float] = time.time
     """Unix seconds."""
 
@@ -47,7 +56,8 @@ def add_completions(app: DocumentedApp, gateway: Gateway) -> None:
         # Starlette's route: FastAPI's would look for dependencies in each request, and there are none.
         app.add_route(path, _endpoint(gateway, model, choices), methods=["POST"])
         answer = any_of([completions.answer for _, completions in choices])
-        app.posts[path] = Post(any_of([completions.schema for _, completions in choices]), answers(answer, events=True))
+        body = any_of([completions.schema for _, completions in choices])
+        app.posts[path] = Post(body, answers(answer, events=True), (LEVEL_HEADER,))
 
 
 def _endpoint(
@@ -66,10 +76,11 @@ def _endpoint(
         caller = gateway.access.caller(request.headers, credential, _user(body), client_name(request.headers, body))
         routes = _routes(request, gateway, caller, credential)
         completion_id = f"cmpl-{uuid.uuid4()}"
+        showing = _show_terms(request, gateway, caller, completion_id)
         if caller.opted_out:  # before the response: feedback may arrive before its end
             who, asked = (caller.project, caller.user), parsed.request
             gateway.recorder.opt_outs.add(who, completion_id, asked.prefix, asked.suffix)
-        generation = Generation(completion_id, parsed.request, caller, routes, gateway.policy, gateway.clock())
+        generation = Generation(completion_id, parsed.request, caller, routes, gateway.policy, showing, gateway.clock())
         generation.file = gateway.access.file_hash(caller.project, parsed.request.path)
         if parsed.events:
             return StreamedResponse(generation, gateway.recorder, parsed.events(generation))
@@ -81,6 +92,17 @@ def _endpoint(
 def _user(body: Fields) -> str | None:
     user = body.get("user")
     return user if isinstance(user, str) else None
+
+
+def _show_terms(request: Request, gateway: Gateway, caller: Caller, completion_id: str) -> ShowTerms:
+    """Return how readily the caller is shown something. A share of the requests, by a hash of their ids, is for audits."""
+    named = request.headers.get("x-tabloop-level", "")
+    if named and named not in LEVELS:
+        raise BadRequest(f"X-Tabloop-Level: expected {', '.join(LEVELS)}, got {named[:40]!r}", "X-Tabloop-Level")
+    settings = gateway.showing
+    level = cast(ShowLevel, named) or caller.level or settings.level
+    audit = zlib.crc32(f"audit {completion_id}".encode()) < settings.audit_share * 2**32
+    return ShowTerms(level, settings.price(level), *gateway.recorder.acceptance.shares(caller.project, caller.user), audit)
 
 
 def _routes(request: Request, gateway: Gateway, caller: Caller, credential: Credential) -> list[Route]:

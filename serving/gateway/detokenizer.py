@@ -33,7 +33,8 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._stream = DecodeStream(skip_special_tokens=True)
         self._stop = stop
-        self._generated = ""
+        self.generated = ""
+        """All text, with what is held back."""
         self.text = ""
         self.ends: list[int] = []
         """Length in characters of the generated text after each token."""
@@ -42,31 +43,31 @@ class Detokenizer:
 
     def feed(self, token_ids: Sequence[int]) -> str:
         """Add tokens; return the text that may be shown now."""
-        before = len(self._generated)
+        before = len(self.generated)
         for token in token_ids:
-            self._generated += self._stream.step(self._tokenizer, token) or ""
-            self.ends.append(len(self._generated))
+            self.generated += self._stream.step(self._tokenizer, token) or ""
+            self.ends.append(len(self.generated))
         return self._release(before)
 
     def feed_text(self, text: str) -> str:
         """Add text, of a server that reports no tokens; return the text that may be shown now."""
-        before = len(self._generated)
-        self._generated += text
+        before = len(self.generated)
+        self.generated += text
         return self._release(before)
 
     def flush(self) -> str:
         """Return the text still held back, after the last token."""
-        return "" if self.stopped else self._release_to(len(self._generated))
+        return "" if self.stopped else self._release_to(len(self.generated))
 
     def _release(self, before: int) -> str:
         stop_start = self._find_stop(before)
         if stop_start is not None:
             self.stopped = True
             return self._release_to(stop_start)
-        return self._release_to(len(self._generated) - self._possible_stop())
+        return self._release_to(len(self.generated) - self._possible_stop())
 
     def _release_to(self, end: int) -> str:
-        text = self._generated[len(self.text) : end]
+        text = self.generated[len(self.text) : end]
         self.text += text
         return text
 
@@ -74,7 +75,7 @@ class Detokenizer:
         """Return the start of the stop string that ends first; the same however the text was cut into tokens."""
         matches = []
         for stop in self._stop:
-            start = self._generated.find(stop, max(0, before - len(stop) + 1))
+            start = self.generated.find(stop, max(0, before - len(stop) + 1))
             if start >= 0:
                 matches.append((start + len(stop), start))
         return min(matches)[1] if matches else None
@@ -83,8 +84,8 @@ class Detokenizer:
         """Return the number of characters at the end that may begin a stop string."""
         longest = 0
         for stop in self._stop:
-            for length in range(min(len(stop) - 1, len(self._generated)), longest, -1):
-                if self._generated.endswith(stop[:length]):
+            for length in range(min(len(stop) - 1, len(self.generated)), longest, -1):
+                if self.generated.endswith(stop[:length]):
                     longest = length
                     break
         return longest

@@ -1,16 +1,17 @@
 """One completion from prompt to record."""
 
 import logging
-import math
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
 from infra.records import Completion, FinishReason
+from infra.showing import Place
 from serving.access import Caller
 from serving.engine.protocol import Delta, EngineRequest, Span
 from serving.gateway.detokenizer import Detokenizer
+from serving.gateway.showing import Display, ShowAll, ShowBest, ShowTerms, WithholdBelow
 from serving.slots.arms import Route
 from serving.slots.client import EngineDown, RequestRefused, WrongVersion
 from serving.slots.policy import Policy
@@ -54,6 +55,7 @@ class Generation:
     routes: Sequence[Route]
     """Slots to try, in order."""
     policy: Policy
+    showing: ShowTerms
     arrived: float
     """Unix seconds."""
     file: str = ""
@@ -61,8 +63,6 @@ class Generation:
     started: float = field(default_factory=time.perf_counter)
     finish: FinishReason = "disconnected"
     """Stays "disconnected" until the end is reached."""
-    withheld: bool = False
-    """Sampled but not shown: its probability fell below withhold_below."""
     exploring: bool = False
     """Sampled at the exploring temperature."""
 
@@ -78,13 +78,13 @@ class Generation:
         self._spans: tuple[Span, ...] = ()
         self._first: float | None = None
         self._ended = self.started
-        self._withholding = False
+        self._display: Display = ShowAll()
         self._has_tokens = True
 
     @property
     def text(self) -> str:
         """Text that may be shown so far."""
-        return "" if self._withholding else self._detokenizer.text
+        return self._detokenizer.text[: self._display.limit]
 
     @property
     def finished(self) -> bool:
@@ -112,7 +112,7 @@ class Generation:
         return (self._ended - self.started) * 1e3
 
     async def texts(self) -> AsyncGenerator[str]:
-        """Yield text as it is sampled; with withhold_below, yield it at the end, if its probability allows.
+        """Yield text that may be shown, as soon as it may (serving/gateway/showing.py).
 
         When an engine fails before its first token, the next route is tried.
 
@@ -134,9 +134,10 @@ class Generation:
                     continue
                 route.slot.verified = (None, None)  # no traffic until the follower has checked it
                 if self._first is not None:
-                    self.finish = "error"
-                    if not self._withholding:
-                        yield self._detokenizer.flush()
+                    self.finish, shown = "error", len(self.text)
+                    self._detokenizer.flush()
+                    if rest := self.text[shown:]:
+                        yield rest
                     return
             else:
                 return
@@ -172,7 +173,13 @@ class Generation:
             finish_reason=self.finish,
             policy_version=version,
             mixed=mixed,
-            withheld=self.withheld,
+            held_back=self._detokenizer.text[len(self.text) :],
+            withheld=self._display.withheld,
+            level=self._display.level or "",
+            chance=self._display.chance,
+            audited=self._display.audited,
+            user_acceptance=self.showing.user_acceptance,
+            project_acceptance=self.showing.project_acceptance,
             exploring=self.exploring,
             pinned=self._route.pinned,
             arm=self._route.arm,
@@ -189,33 +196,41 @@ class Generation:
         engine = route.slot.engine
         self.engine_request = request = self._request_of(route)
         self.prompt = request.prompt_token_ids
-        floor = self.policy.sampling[route.arm].withhold_below
         self._has_tokens = not engine.untrainable_reason
-        self._withholding = floor > 0 and self._has_tokens
+        self._display = display = self._display_of(route, request)
+        shown = 0
         route.slot.in_flight += 1
         try:
             async with aclosing(engine.generate(request)) as deltas:
                 async for delta in deltas:
-                    text = self._add(delta)
-                    if self._withholding and math.exp(math.fsum(self._logprobs)) < floor:
-                        self.withheld, self.finish = True, "stop"  # more tokens only lower the probability
-                        return
-                    cut: FinishReason | None = "stop" if self._detokenizer.stopped else None
+                    self._add(delta)
+                    display.update(self._logprobs, self._detokenizer.ends, self._detokenizer.generated)
+                    cut: FinishReason | None = "stop" if self._detokenizer.stopped or display.ended else None
                     if not cut and not delta.finish and self._line_time_is_over():
                         cut = "length"
                     self.finish = cut or self.finish
-                    if text and not self._withholding:
+                    if text := self.text[shown:]:
+                        shown += len(text)
                         yield text
                     if cut:
                         break
-            rest = self._detokenizer.flush()
-            if self._withholding:
-                self._withholding, rest = False, self._detokenizer.text
-            if rest:
+            self._detokenizer.flush()
+            display.finish(self._detokenizer.text)
+            if rest := self.text[shown:]:
                 yield rest
         finally:
             self._ended = time.perf_counter()
             route.slot.in_flight -= 1
+
+    def _display_of(self, route: Route, request: EngineRequest) -> Display:
+        """Return what decides how much is shown: the version's estimate, where it holds for the request, else the settings."""
+        estimate, asked, showing = route.estimate, self.request, self.showing
+        holds = estimate and self._has_tokens and estimate.temperature == request.temperature
+        if estimate and holds and showing.price is not None:
+            place = Place(asked.prefix, asked.suffix, asked.language, showing.user_acceptance, showing.project_acceptance)
+            return ShowBest(estimate.at(place), showing, showing.price, request.max_tokens)
+        floor = self.policy.sampling[route.arm].withhold_below
+        return WithholdBelow(floor) if floor > 0 and self._has_tokens else ShowAll()
 
     def _request_of(self, route: Route) -> EngineRequest:
         """Return the engine's request, its prompt cut to the engine's context."""
@@ -239,8 +254,8 @@ class Generation:
             and (time.perf_counter() - self._first) * 1e3 > line_ms
         )
 
-    def _add(self, delta: Delta) -> str:
-        """Collect a delta; return the text that may be shown now."""
+    def _add(self, delta: Delta) -> None:
+        """Collect a delta."""
         if self._first is None:
             self._first = time.perf_counter()
         self._token_ids += delta.token_ids
@@ -250,7 +265,10 @@ class Generation:
         if delta.finish:
             self.finish = "error" if delta.finish == "abort" else delta.finish
             self._spans = delta.spans
-        return self._detokenizer.feed(delta.token_ids) if delta.text is None else self._detokenizer.feed_text(delta.text)
+        if delta.text is None:
+            self._detokenizer.feed(delta.token_ids)
+        else:
+            self._detokenizer.feed_text(delta.text)
 
     def _versions(self) -> tuple[str, bool]:
         """Return the version that sampled the last tokens, and whether others sampled tokens too.

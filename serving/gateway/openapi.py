@@ -67,7 +67,7 @@ def answers(schema: Schema, *statuses: int, events: bool = False) -> Answers:
     return {status: {"description": HTTPStatus(status).phrase, "content": content} for status in statuses or (200,)}
 
 
-def header(name: str, description: str, **schema: str) -> Schema:
+def header(name: str, description: str, **schema: object) -> Schema:
     """Return the parameter of an optional header."""
     return {"name": name, "in": "header", "description": description, "schema": {"type": "string", **schema}}
 
@@ -85,12 +85,14 @@ class Post:
 
     body: Schema
     answers: Answers
+    headers: tuple[Schema, ...] = ()
+    """Headers beside those of every caller."""
 
     def operation(self) -> Schema:
         """Return OpenAPI's operation."""
         content = {"application/json": {"schema": self.body}}
         return {
-            "parameters": list(CALLER_HEADERS),
+            "parameters": [*CALLER_HEADERS, *self.headers],
             "requestBody": {"required": True, "content": content},
             "responses": {str(status): answer for status, answer in self.answers.items()},
             **SECURITY,

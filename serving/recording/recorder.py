@@ -3,8 +3,10 @@
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Mapping
 
-from infra.records import Completion, Feedback
+from infra.acceptance import PastAcceptance
+from infra.records import Completion, Feedback, Outcome
 from infra.redaction.events import without_text
 from infra.redaction.texts import Texts
 from serving.metrics import Metrics
@@ -13,6 +15,8 @@ from serving.recording.opt_outs import OptOuts
 from serving.recording.spool import Spool, SpoolFull
 
 log = logging.getLogger(__name__)
+ACCEPTED: Mapping[Outcome, bool] = {"accepted": True, "partially_accepted": True, "rejected": False, "thumbs_down": False}
+"""Outcomes that judge a completion."""
 
 
 class Recorder:
@@ -21,6 +25,7 @@ class Recorder:
     def __init__(self, spool: Spool, metrics: Metrics, redactor: EventRedactor, opt_outs: OptOuts) -> None:
         self.spool = spool
         self.opt_outs = opt_outs
+        self.acceptance = PastAcceptance()
         self._metrics = metrics
         self._redactor = redactor
         self._writing: set[asyncio.Task[None]] = set()
@@ -58,14 +63,22 @@ class Recorder:
 
         It has no text if its user opted out, by this event or by an earlier one of the same request. Raises SpoolFull or OSError.
         """
-        if self.opt_outs.hold(row, opted_out=opted_out):
+        held = self.opt_outs.hold(row, opted_out=opted_out)
+        if held:
             written = without_text(row)
         elif self._redactor.is_long(row):
             written = await self._redactor.redact_long(row)
         else:
             written = self._redactor.redact(row)
         await self.spool.append(written)
+        if not held:
+            self._count(row)
         self._metrics.feedback_received(row)
+
+    def _count(self, row: Feedback) -> None:
+        accepted = ACCEPTED.get(row.outcome)
+        if accepted is not None and not row.cache_hit:
+            self.acceptance.add(row.project, row.user, accepted)
 
     async def settle(self) -> None:
         """Wait for the completions that are being redacted in another process, and end it."""

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from infra.assignment import assigned_arm
 from infra.records import Arm, ExperimentRecord
+from infra.showing import Estimate
 from serving.slots.client import SlotEngine
 
 
@@ -20,6 +21,8 @@ class Slot:
     version: str | None = None
     """Version that the engine holds; None while it does not answer."""
     pid: int | None = None
+    estimate: Estimate | None = None
+    """The version's estimate of what is kept; none if it has none: all is shown then."""
     in_flight: int = 0
     """Number of completions that this app has running in the engine."""
     verified: tuple[int | None, str | None] = (None, None)
@@ -42,6 +45,8 @@ class Route:
     arm: Arm
     experiment: str
     pinned: bool = False
+    estimate: Estimate | None = None
+    """The estimate that decides what is shown; none: all is shown."""
 
 
 @dataclass
@@ -67,7 +72,8 @@ class Arms:
 
         A user pinned to a version gets it if a slot holds it; a user without experiments gets the champion. An experiment counts
         only while both arms serve the versions it compares: otherwise users of the missing arm would drop out of the comparison
-        and users of the other arm would not.
+        and users of the other arm would not. In an experiment the estimates decide what is shown only if both versions have one:
+        otherwise it would compare showing with showing everything, and not the versions.
         """
         champion, challenger = self._slot("champion"), self._slot("challenger")
         up = [slot for slot in self.slots if slot.up]
@@ -80,7 +86,8 @@ class Arms:
             and (champion.version, challenger.version) == (running.champion, running.challenger)
         ):
             arm = assigned_arm(running, user, now)
-            routes.append(self._route(challenger if arm == "challenger" else champion, arm, running.id))
+            alike = champion.estimate is not None and challenger.estimate is not None
+            routes.append(self._route(challenger if arm == "challenger" else champion, arm, running.id, estimated=alike))
         routes += [self._route(slot, self._role(slot), "") for slot in ([champion] if champion else []) + up]
         first_of_slot: dict[int, Route] = {}
         for route in routes:
@@ -111,6 +118,6 @@ class Arms:
         return self.slots[index] if index is not None and self.slots[index].up else None
 
     @staticmethod
-    def _route(slot: Slot, arm: Arm, experiment: str, *, pinned: bool = False) -> Route:
+    def _route(slot: Slot, arm: Arm, experiment: str, *, pinned: bool = False, estimated: bool = True) -> Route:
         assert slot.version is not None
-        return Route(slot, slot.version, arm, experiment, pinned)
+        return Route(slot, slot.version, arm, experiment, pinned, slot.estimate if estimated else None)

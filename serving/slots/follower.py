@@ -237,6 +237,7 @@ class Follower:
         has_logprobs = not slot.engine.untrainable_reason  # else an answer without an error is enough
         if has_logprobs and (not logprobs or not all(math.isfinite(p) and p <= 0 for p in logprobs)):
             raise SmokeTestFailed(f"version {version}: log-probabilities {logprobs} of the smoke test")
+        slot.estimate = await asyncio.to_thread(self._source.estimate, version)
         slot.verified = (slot.pid, version)
 
     def _remember(self, load: Load) -> None:

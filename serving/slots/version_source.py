@@ -1,11 +1,15 @@
 """The source of versions: the registry, the object store with the checkpoints, and the cache on this machine's disk."""
 
+import logging
 from collections.abc import Collection
 from dataclasses import dataclass
 
 from infra.registry import Aliases, Registry, RegistryError
+from infra.showing import FILE, Estimate
 from infra.store import ObjectStore
 from serving.engine.version_cache import VersionCache
+
+log = logging.getLogger(__name__)
 
 
 class SourceMismatch(RuntimeError):
@@ -49,6 +53,18 @@ class VersionSource:
             return
         if cached_source != source:
             raise SourceMismatch(f"version {version} comes from {cached_source}, the registry's comes from {source}")
+
+    def estimate(self, version: str) -> Estimate | None:
+        """Return a version's estimate of what is kept; None if it has none, or an unreadable one, which is logged."""
+        folder = self.cache.path(version)
+        file = folder / FILE if folder else None
+        if file is None or not file.exists():
+            return None
+        try:
+            return Estimate.model_validate_json(file.read_bytes())
+        except ValueError as error:
+            log.error("version %s: %s is unreadable, so all of its completions are shown: %s", version, file, error)
+            return None
 
     def remember_slot(self, slot: int, version: str, in_use: Collection[str]) -> None:
         """Write the version that a slot holds, and delete old versions that are not in use."""

@@ -246,9 +246,10 @@ def _labelled(pairs: pl.DataFrame) -> pl.DataFrame:
 
 def nothing_to_show(completions: pl.DataFrame) -> pl.DataFrame:
     """Return completions that the model ended before there was anything to show, as matches with the outcome `nothing`."""
-    chosen = completions.filter(pl.col("blank"), pl.col("finish_reason") == "stop", pl.col("token_ends").list.len() > 0)
+    ended = pl.col("blank") & ~pl.col("withheld") & (pl.col("finish_reason") == "stop")
+    chosen = completions.filter(ended, pl.col("token_ends").list.len() > 0)
     return chosen.select(
-        *("text", "token_ends", "logprobs"),
+        *("text", "held_back", "token_ends", "logprobs"),
         served="id",
         served_time="time",
         reported=pl.lit("nothing", REPORTED),
@@ -264,7 +265,7 @@ def unjudged(completions: pl.DataFrame) -> pl.DataFrame:
     """Return completions as matches that say nothing of them: their whole text counts as shown, with the outcome `unjudged`."""
     length = pl.col("text").str.len_chars().cast(pl.Int64)
     return completions.select(
-        *("text", "token_ends", "logprobs"),
+        *("text", "held_back", "token_ends", "logprobs"),
         served="id",
         served_time="time",
         reported=pl.lit("unjudged", REPORTED),
@@ -339,8 +340,8 @@ def label(completions: pl.DataFrame, matches: pl.DataFrame) -> pl.DataFrame:
 def cut(frame: pl.DataFrame) -> pl.DataFrame:
     """Count the sampled tokens that the developer was shown, and bound their log-probabilities.
 
-    All tokens count, the end token too, where all but trailing blanks was shown. Replaces the lists `token_ends` and `logprobs`
-    by `tokens` and `logprobs` (counts), `logprob_lowest` and `logprob_highest`; also needs `text` and `extent`. A
+    All tokens count, the end token too, where all but trailing blanks was shown. Replaces `held_back` and the lists `token_ends`
+    and `logprobs` by `tokens` and `logprobs` (counts), `logprob_lowest` and `logprob_highest`; also needs `text` and `extent`. A
     log-probability that is not finite becomes an infinite one, which fails every bound.
     """
     ends, logprobs = frame["token_ends"].to_arrow(), frame["logprobs"].to_arrow()
@@ -350,7 +351,8 @@ def cut(frame: pl.DataFrame) -> pl.DataFrame:
     kept = lengths.copy()
     reached = ends.flatten().to_numpy() >= frame["extent"].to_numpy()[row]
     np.minimum.at(kept, row[reached], place[reached] + 1)
-    whole = frame.select(whole=pl.col("extent") >= pl.col("text").str.strip_chars_end(BLANKS).str.len_chars())["whole"].to_numpy()
+    text, held_back = (pl.col(name).str.strip_chars_end(BLANKS) for name in ("text", "held_back"))
+    whole = frame.select(whole=(pl.col("extent") >= text.str.len_chars()) & (held_back == ""))["whole"].to_numpy()
     kept = np.where(whole, lengths, kept)
     seen = place < kept[row]
     values = logprobs.flatten().to_numpy()[seen]
@@ -362,4 +364,4 @@ def cut(frame: pl.DataFrame) -> pl.DataFrame:
         logprobs=np.minimum(kept, frame["logprobs"].list.len().to_numpy()),
         logprob_lowest=np.where(kept > 0, lowest, -np.inf),
         logprob_highest=np.where(kept > 0, highest, np.inf),
-    ).drop("token_ends")
+    ).drop("token_ends", "held_back")

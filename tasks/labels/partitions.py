@@ -324,7 +324,7 @@ def _with_tokens(
     told = matches.drop_nulls("told_at").select(id="served", time="served_time")
     silent = pl.concat([own.join(known, on="id", how="semi"), served.join(told, on=["id", "time"], how="semi")])
     silent = silent.unique("id", maintain_order=True)
-    lists = served.select("token_ends", "logprobs", served="id")
+    lists = served.select("token_ends", "logprobs", "held_back", served="id")
     matches = pl.concat(
         [matches.join(lists, on="served"), attribution.nothing_to_show(own), attribution.unjudged(silent)], how="diagonal"
     )

@@ -32,6 +32,10 @@ from tasks.labels.samples import SettledTokens
 from tasks.labels.shares import weight_shares
 from tasks.rewards.reward import reward_samples, reward_totals
 from tasks.rewards.weights import TooFewToShare
+from tasks.showing import fit as showing
+from tasks.showing import report
+from tasks.showing.fit import FittedEstimate, Unfitted
+from tasks.showing.labels import labelled_completions
 from tasks.steps import clients, pages, sealing
 from tasks.steps.runner import runner
 from tasks.steps.step import IO_RETRIES, attempt_to_show, show_page, step
@@ -139,8 +143,18 @@ def show_validation(store: ObjectStore, cycle: str, validated: Validated, valida
     show_page("validation", quarantine.validation_page(store, cycle, validated.evidence, validation))
 
 
+@step("estimate", retries=IO_RETRIES)
+def estimate(settings: Settings, validated: Validated) -> FittedEstimate | Unfitted:
+    """Fit the estimate of what is kept on the samples; the candidate's version gets it. Without one it shows everything."""
+    store, collected = clients.store_of(settings), validated.collected
+    chosen = collected.accounting.samples
+    fitted = showing.fit(list(labelled_completions(store, collected.plan.partitions, chosen)))
+    get_run_logger().info("estimate of what is kept: %s", report.summary(fitted))
+    return fitted
+
+
 @step("reward", retries=IO_RETRIES)
-def reward(settings: Settings, validated: Validated) -> Manifest | Waiting:
+def reward(settings: Settings, validated: Validated, estimate: FittedEstimate | Unfitted) -> Manifest | Waiting:
     """Reward the samples and seal the cycle: from here on every run completes this cycle."""
     store, collected = clients.store_of(settings), validated.collected
     past = drift.returns(store, settings) if settings.reward.baseline == "running" else ()
@@ -160,6 +174,7 @@ def reward(settings: Settings, validated: Validated) -> Manifest | Waiting:
     held_out = held_out_sets(settings, cycle, collected, body)
     tombstones.check(store, requests)
     reasons = {"quarantined": collected.accounting.reasons, "orphans": collected.orphans}
+    showing.write(store, cycle, estimate)
     store.put_json(cycles.key(cycle, "validation.json"), reasons)
     explain.write(store, cycle, sha256([body]), collected.accounting)
     users.write(store, cycle, sha256([body]), collected.register)
@@ -303,6 +318,7 @@ def fail(settings: Settings, manifest: Manifest, registered: Registered, evaluat
 
 
 @step("show")
-def show(manifest: Manifest, candidate: Candidate, evaluation: Evaluation, outcome: CycleOutcome) -> None:
+def show(settings: Settings, manifest: Manifest, candidate: Candidate, evaluation: Evaluation, outcome: CycleOutcome) -> None:
     """Show the cycle's page in Prefect."""
-    show_page("cycle", pages.cycle_page(manifest, candidate, evaluation, outcome))
+    page = pages.cycle_page(manifest, candidate, evaluation, outcome)
+    show_page("cycle", f"{page}\n\n{report.page(showing.read(clients.store_of(settings), manifest.cycle))}")

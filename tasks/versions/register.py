@@ -8,6 +8,7 @@ import logging
 import math
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from infra import cycles
@@ -17,9 +18,13 @@ from infra.lineage import CYCLE_TAG, DATASET_TAG, EVALUATION_TAG, PARENT_TAG
 from infra.records import Manifest
 from infra.registry import Registry
 from infra.settings import Settings, masked
+from infra.showing import FILE
 from infra.store import CHECKSUMS, ObjectStore
 from tasks.labels.accounting import account_page
 from tasks.labels.measures import measures_table
+from tasks.showing import fit as showing
+from tasks.showing import report
+from tasks.showing.fit import FittedEstimate, Unfitted
 from tasks.trainer.run import Candidate
 from tasks.versions import tracking
 from tasks.versions.evaluate import Evaluation
@@ -47,6 +52,7 @@ def register(
     if existing:
         return Registered(existing[0].version, existing[0].tags.get("run", ""))
     prefix = f"checkpoints/{manifest.cycle}"
+    ship_estimate(trained.checkpoint, showing.read(store, manifest.cycle))
     if not store.exists(f"{prefix}/{CHECKSUMS}"):
         store.put_directory(prefix, trained.checkpoint)
     if trained.optimizer and not store.exists(f"{optimizer_prefix(prefix)}/{CHECKSUMS}"):
@@ -67,6 +73,14 @@ def register(
     return Registered(registry.create_version(source, tags, describe(manifest, trained, evaluation), run).version, run)
 
 
+def ship_estimate(checkpoint: Path, fitted: FittedEstimate | Unfitted) -> None:
+    """Put the cycle's estimate of what is kept into a checkpoint, in place of its parent's, which came with the tokenizer."""
+    file = checkpoint / FILE
+    file.unlink(missing_ok=True)
+    if isinstance(fitted, FittedEstimate):
+        file.write_text(fitted.estimate.model_dump_json(indent=1) + "\n")
+
+
 def log_run(
     settings: Settings, store: ObjectStore, manifest: Manifest, dataset: str, trained: Candidate, evaluation: Evaluation
 ) -> str:
@@ -77,7 +91,8 @@ def log_run(
     run = tracking.run_of(client, settings.registry.model, manifest.cycle)
     tracking.log_steps(client, run, trained.metrics.steps, manifest.created)
     now = int(manifest.created * 1000)
-    metrics = [Metric(k, v, now, 0) for k, v in flat_metrics(manifest, trained, evaluation).items() if math.isfinite(v)]
+    figures = flat_metrics(manifest, trained, evaluation) | report.metrics(showing.read(store, manifest.cycle))
+    metrics = [Metric(k, v, now, 0) for k, v in figures.items() if math.isfinite(v)]
     params = [Param(k, v[:500]) for k, v in flat_params(settings).items()]
     tags = [
         *(RunTag(PARENT_TAG, manifest.parent), RunTag("judge", evaluation.judge), RunTag(EVALUATION_TAG, evaluation.verdict)),
@@ -102,7 +117,9 @@ def log_run(
 
 
 def run_artifacts(store: ObjectStore, manifest: Manifest) -> dict[str, str]:
-    """Return the run's artifacts by path: the manifest, its requests by bucket, its measures, the Data Docs, the evaluation."""
+    """Return the run's artifacts by path: the manifest, its requests by bucket, its measures, its estimate, the Data Docs, the
+    evaluation.
+    """
     pages = {f"data_docs/{key.rsplit('/', 1)[-1]}": store.get(key).decode() for key in manifest.docs if store.exists(key)}
     key = cycles.key(manifest.cycle, "evaluation.json")
     if store.exists(key):
@@ -111,6 +128,7 @@ def run_artifacts(store: ObjectStore, manifest: Manifest) -> dict[str, str]:
         "manifest.json": manifest.model_dump_json(indent=2),
         "requests.md": account_page(manifest),
         "measures.md": f"# {manifest.cycle}: what completions were worth\n\n{measures_table(manifest)}",
+        "showing.md": report.page(showing.read(store, manifest.cycle)),
         **pages,
     }
 

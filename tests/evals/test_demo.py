@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from evals.demo import closing, comparison, report
-from evals.demo.record import Comparison, CycleRow, Difference, Example, GroundRow, Rate, Report
+from evals.demo.record import Bin, Calibration, Comparison, CycleRow, Difference, Example, GroundRow, Rate, Report
 from evals.developers import Counts, ExpectedOutcome, Pair, PairedRun, Tally
 from infra.records import MeasuredGroup, Measures
 from infra.settings import load
@@ -84,6 +84,9 @@ def _baselines(low: float, high: float) -> dict[str, object]:
 UNDECIDED, BETTER, WORSE = (-0.01, 0.02), (0.01, 0.03), (-0.03, -0.01)
 
 
+CALIBRATION = Calibration(error=0.0123, bins=[Bin(count=7, chance=0.25, kept=0.3)])
+
+
 def _report(later=BETTER, kept=UNDECIDED, new=UNDECIDED, new_kept=UNDECIDED) -> Report:
     rate = Rate(rate=0.2, low=0.1, high=0.3, n=100)
     same = changed = Comparison(base=rate, champion=rate, difference=Difference(estimate=0.02, low=0.01, high=0.05))
@@ -105,7 +108,7 @@ def _report(later=BETTER, kept=UNDECIDED, new=UNDECIDED, new_kept=UNDECIDED) -> 
     return Report(
         seed=0, seconds=1.0, base_version="1", champion_version="2", cycles=1, promotions=1, rejections=0, judge="reference",
         acceptance=same, acceptance_of_shown=same, accepted_characters_per_request=changed, shown=same, versions=[],
-        grounds=grounds, exploration=0.0,
+        grounds=grounds, exploration=0.0, calibration=CALIBRATION,
         history=[row], examples=[example], addresses={"MLflow": "http://127.0.0.1:5000"},
     )  # fmt: skip
 
@@ -149,6 +152,7 @@ def test_the_report_has_the_documented_fields(tmp_path: Path) -> None:
     for metric in ("acceptance", "accepted_characters_per_request", "shown"):
         assert report_json[metric]["base"].keys() == {"rate", "low", "high", "n"}
         assert report_json[metric]["difference"].keys() == {"estimate", "low", "high"}
+    assert report_json["calibration"] == {"error": 0.0123, "bins": [{"count": 7, "chance": 0.25, "kept": 0.3}]}
     page = (tmp_path / "report.html").read_text()
     assert "<script>" not in page
     assert "&lt;script&gt;" in page

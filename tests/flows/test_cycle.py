@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -9,8 +10,11 @@ from flows.cycle import cycle
 from infra import settings as settings_
 from infra.lineage import lineage
 from infra.records import CycleOutcome, ExperimentRecord, Manifest, Quarantined, Sample
+from infra.showing import Estimate, Place
 from infra.store import sha256
 from tasks.labels.parent import choose_parent
+from tasks.showing import fit as showing
+from tasks.showing.fit import FittedEstimate, Unfitted
 from tasks.steps.sealing import MAX_RESUMES
 from tasks.validation import drift, suite
 from tasks.versions.evaluate import EvaluationBroken
@@ -51,6 +55,31 @@ def test_a_cycle_trains_and_registers_a_challenger(labelled: World) -> None:
     dataset = sha256([labelled.store.get("cycles/cycle-000001/manifest.json")])
     assert labelled.registry.versions["2"]["manifest_sha256"] == dataset
     assert sum(s.advantage for s in labelled.store.get_rows(manifest["samples"]["key"], Sample)) == pytest.approx(0)
+
+
+def test_the_version_gets_the_estimate_that_its_cycle_fitted(world: World, tmp_path: Path) -> None:
+    (tmp_path / "version-1").mkdir()
+    completions = [
+        completion(str(i), prefix=f"{i} = ", time=NOW - i / 10, logprobs=[-0.01 if i % 2 else -1.0] * 9) for i in range(400)
+    ]
+    events = [
+        feedback(str(i), prefix=f"{i} = ", time=NOW + 1, outcome="accepted" if i % 2 and i % 20 > 1 else "rejected")
+        for i in range(400)
+    ]
+    world.ship("a", completions, events)
+    assert cycle().version == "2"
+    estimate = Estimate.model_validate_json(world.store.get("checkpoints/cycle-000001/showing.json"))
+    likely, unlikely = (estimate.at(Place("7 = ", "\n")).chances([p] * 8, range(1, 9))[-1] for p in (-0.01, -1.0))
+    assert likely > 0.8 and unlikely < 0.1 and estimate.temperature == 0.8
+    fitted = showing.read(world.store, "cycle-000001")
+    assert isinstance(fitted, FittedEstimate) and fitted.estimate == estimate and fitted.completions == 400
+
+
+def test_a_cycle_with_few_labels_makes_a_version_without_an_estimate(labelled: World) -> None:
+    assert cycle().version == "2"
+    assert not labelled.store.exists("checkpoints/cycle-000001/showing.json")
+    fitted = showing.read(labelled.store, "cycle-000001")
+    assert isinstance(fitted, Unfitted) and fitted.reason.startswith("6 completions")
 
 
 def test_a_candidate_that_fails_is_registered_as_failed_and_meets_nobody(labelled: World) -> None:

@@ -192,9 +192,11 @@ class MemoryStore(ObjectStore):
         """Return the shipped events in the order of their keys."""
         return [row for key in self.keys(f"events/{kind}/") for row in from_parquet(self.objects[key], KINDS[kind])]
 
-    def add_version(self, name: str) -> str:
-        self.objects[f"checkpoints/{name}/weights"] = name.encode()
-        checksums = {"weights": hashlib.sha256(name.encode()).hexdigest()}
+    def add_version(self, name: str, **files: str) -> str:
+        contents = {"weights": name.encode()} | {file: text.encode() for file, text in files.items()}
+        for file, content in contents.items():
+            self.objects[f"checkpoints/{name}/{file}"] = content
+        checksums = {file: hashlib.sha256(content).hexdigest() for file, content in contents.items()}
         self.objects[f"checkpoints/{name}/checksums.json"] = json.dumps(checksums).encode()
         return f"s3://{self.bucket}/checkpoints/{name}"
 
@@ -307,7 +309,7 @@ class House:
         hosts = accepted_hosts(self.settings)
         renderer = Renderer(self.tokenizer, "spm", 40, 20)
         self.policy = Policy(self.tokenizer, renderer, self.sampling, stop_token_ids(self.tokenizer))
-        gateway = Gateway("qwen-coder-x", access, self.arms, self.policy, self.recorder)
+        gateway = Gateway("qwen-coder-x", access, self.arms, self.policy, self.recorder, self.settings.showing)
         feedback = FeedbackService(access, self.recorder)
         data = StatusData(self.registry.client(), CycleHistory(self.store), MoveHistory(self.store), clock=lambda: self.clock)
         links = Links("http://mlflow.test", "http://prefect.test", "m")

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.records import Completion, Feedback
-from tasks.labels.attribution import TRIMMED_SPACES
+from tasks.labels.attribution import TRIMMED_SPACES, nothing_to_show, unique
 from tasks.labels.impressions import STRENGTH
 from tests.tasks.made import NOW, completion, feedback
-from tests.tasks.rows import Joined, Label, count_kept_tokens, join
+from tests.tasks.rows import Joined, Label, count_kept_tokens, frame, join
 
 SECONDS = 60.0
 RANK = {outcome: rank for rank, outcome in enumerate(STRENGTH)}
@@ -157,6 +157,21 @@ def test_the_extent_includes_leading_spaces_that_the_editor_removed(spaces: str)
 )
 def test_tokens_are_cut_to_the_shown_text(text: str, finish: str, extent: int, kept: int) -> None:
     assert count_kept_tokens(completion(text=text, finish_reason=finish), extent) == kept
+
+
+def test_tokens_that_were_held_back_are_not_counted_even_if_all_that_was_shown_was_seen() -> None:
+    served = completion(text="foo").model_copy(update={"held_back": "(bar)", "token_ends": tuple(range(1, 9))})
+    served = served.model_copy(update={"token_ids": tuple(range(8)), "logprobs": (-0.5,) * 8})
+    assert count_kept_tokens(served, 3) == 3
+    blank = served.model_copy(update={"text": "foo(bar)", "held_back": " "})
+    assert count_kept_tokens(blank, 8) == 8
+
+
+def test_a_withheld_completion_is_none_that_the_model_ended_with_nothing_to_show() -> None:
+    empty = completion("empty", text="", finish_reason="stop")
+    withheld = completion("withheld", text="", held_back="f", finish_reason="stop", withheld=True, time=NOW + 1)
+    shown = nothing_to_show(unique(frame([empty, withheld], Completion)))
+    assert shown["served"].to_list() == ["empty"]
 
 
 def test_a_partly_shown_token_is_kept_and_the_next_is_not() -> None:

@@ -9,13 +9,17 @@ from infra import cycles
 from infra.records import MeasuredGroup, Measures
 from infra.settings import Settings
 from infra.settings.schema import Registry
+from infra.showing import Estimate
 from infra.store import sha256, to_parquet
+from tasks.showing import fit as showing
+from tasks.showing.fit import FittedEstimate, Unfitted, fit
 from tasks.steps import sealing
 from tasks.trainer.run import Candidate
 from tasks.validation import quarantine
 from tasks.versions.evaluate import Evaluation
-from tasks.versions.register import log_run
+from tasks.versions.register import log_run, ship_estimate
 from tests.tasks.made import NOW, MemoryStore, metrics, sample
+from tests.tasks.showing.test_fit import made
 from tests.tasks.steps.test_sealing import FIELDS
 
 MEASURES = {"judged": 6.0}
@@ -37,6 +41,9 @@ def test_the_run_names_the_data_set_and_holds_the_reports(tmp_path: Path, monkey
         "measures": (GROUP,),
     }
     manifest = sealing.seal(store, "cycle-000001", fields, to_parquet([sample()]), settings)
+    fitted = fit(made(400))
+    assert isinstance(fitted, FittedEstimate)
+    showing.write(store, "cycle-000001", fitted)
     dataset = cycles.dataset_id(store, "cycle-000001")
     assert dataset == sha256([store.get("cycles/cycle-000001/manifest.json")])
 
@@ -53,10 +60,10 @@ def test_the_run_names_the_data_set_and_holds_the_reports(tmp_path: Path, monkey
     assert (logged.info.status, logged.data.tags["reason"]) == ("FINISHED", "fine")
     assert logged.data.metrics["bucket.stale"] == 3
     assert {i.dataset.digest for i in logged.inputs.dataset_inputs} == {dataset[:32]}
-    pages = {
-        path: Path(client.download_artifacts(run_id, path)).read_text()
-        for path in ("requests.md", "measures.md", "data_docs/samples.html")
-    }
+    assert logged.data.metrics["showing.calibration_error"] == pytest.approx(fitted.reliability.error)
+    names = ("requests.md", "measures.md", "data_docs/samples.html", "showing.md")
+    pages = {path: Path(client.download_artifacts(run_id, path)).read_text() for path in names}
+    assert f"calibration error {fitted.reliability.error:.4f}" in pages["showing.md"]
     assert "| stale | 3 | 75.0% |" in pages["requests.md"]
     assert (logged.data.metrics["measure.accepted_per_request"], logged.data.metrics["measure.accepted_per_shown"]) == (
         0.125,
@@ -70,4 +77,21 @@ def test_the_run_names_the_data_set_and_holds_the_reports(tmp_path: Path, monkey
     assert log_run(*arguments[:-1], refused) == run_id
     logged = client.get_run(run_id)
     assert (logged.info.status, logged.data.tags["reason"]) == ("FAILED", "worse")
-    assert {a.path for a in client.list_artifacts(run_id)} == {"data_docs", "manifest.json", "measures.md", "requests.md"}
+    assert {a.path for a in client.list_artifacts(run_id)} == {
+        "data_docs",
+        "manifest.json",
+        "measures.md",
+        "requests.md",
+        "showing.md",
+    }
+
+
+def test_a_checkpoint_has_the_estimate_of_its_own_cycle_and_never_its_parents(tmp_path: Path) -> None:
+    fitted = fit(made(400))
+    assert isinstance(fitted, FittedEstimate)
+    file = tmp_path / "showing.json"
+    file.write_text("the parent's")
+    ship_estimate(tmp_path, fitted)
+    assert Estimate.model_validate_json(file.read_text()) == fitted.estimate
+    ship_estimate(tmp_path, Unfitted(reason="few"))
+    assert not file.exists()

@@ -1,0 +1,183 @@
+"""The decision to show: how likely the beginning of a completion is kept, and which beginning is worth an interruption.
+
+    t       token of a completion; T tokens
+    chance  estimated probability that the text up to and including token t is kept, that is, still stands there a while later
+    value   characters up to token t x chance - price; the price of an interruption is in kept characters
+
+The chance is a logistic regression on FEATURES, fitted by tasks/showing each cycle and shipped with the version as FILE. Each
+feature of token t is known once t is sampled: what a stream has shown stays right when more is sampled. Serving evaluates it for
+every token, so it is numpy alone.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from infra.records import Record
+
+FILE = "showing.json"
+"""Name of the estimate's file in a version's folder."""
+TOKEN_FEATURES = (
+    *("surprise", "worst_surprise", "last_surprise", "probability", "lowest_probability"),
+    *("log_characters", "log_tokens", "characters", "surprise_by_characters"),
+    *("no_text", "no_text_by_surprise", "no_text_by_characters"),
+)
+"""Features of a token. `no_text` marks one that adds no text: the end token."""
+PLACE_FEATURES = ("empty_line", "rest_of_line", "within_word", "user_acceptance", "project_acceptance")
+"""Features of a request: nothing stands before the cursor in its line; something stands behind it; it is right behind a word; the
+share of earlier completions that the user, and the project, accepted."""
+FEATURES = (*TOKEN_FEATURES, *PLACE_FEATURES)
+LEAST_SURPRISE = 1e-7
+"""Negative log-probabilities below this are float32's rounding. Surprise is the logarithm of a negative log-probability: at a low
+temperature nearly all of them lie close to 0, and their order of magnitude tells the likeliest token's lead."""
+CHARACTERS = 20.0
+"""Unit of `characters`."""
+CHARACTERS_A_TOKEN = 4.0
+"""Characters that a token adds on average: what more tokens may be worth."""
+WORD_END = re.compile(r"\w$")
+
+
+@dataclass(frozen=True)
+class Place:
+    """What is known of a request before anything is sampled."""
+
+    prefix: str
+    suffix: str
+    language: str = ""
+    user_acceptance: float | None = None
+    """Share of the user's earlier completions that were accepted; none if unknown."""
+    project_acceptance: float | None = None
+    """Likewise, of the project's."""
+
+
+class Estimate(Record):
+    """The chance that the beginning of a completion is kept."""
+
+    features: tuple[str, ...]
+    """Names of the features, in order."""
+    means: tuple[float, ...]
+    """Subtracted from each feature."""
+    scales: tuple[float, ...]
+    """Each feature is divided by its scale then."""
+    weights: tuple[float, ...]
+    """Weight of each scaled feature, in log-odds."""
+    bias: float
+    """Log-odds where every feature is at its mean."""
+    selection: float = 0.0
+    """Log-odds added where the best of a completion's beginnings is chosen by these chances: where the estimate errs upwards, it
+    chooses more often (Smith and Winkler 2006, "The Optimizer's Curse")."""
+    languages: dict[str, float] = Field(default={})
+    """Log-odds added for a language; 0 for others."""
+    temperature: float
+    """Sampling temperature of the completions that it was fitted on; it holds for no other."""
+    acceptance: float
+    """Share of completions accepted, for users and projects of which none is known."""
+
+    @model_validator(mode="after")
+    def _complete(self) -> "Estimate":
+        if self.features != FEATURES:
+            raise ValueError(f"features: expected {', '.join(FEATURES)}, got {', '.join(self.features)}; run a cycle")
+        lengths = {len(self.means), len(self.scales), len(self.weights)}
+        if lengths != {len(FEATURES)}:
+            raise ValueError(f"means, scales, weights: expected {len(FEATURES)} numbers each, got {sorted(lengths)}")
+        return self
+
+    def at(self, place: Place, *, chosen: bool = True) -> "ChanceAtPlace":
+        """Return the estimate for one request; not `chosen`: of beginnings as they come, not of those that look best."""
+        weights = np.array(self.weights) / np.array(self.scales)
+        cut = len(TOKEN_FEATURES)
+        bias = self.bias - float(weights @ np.array(self.means)) + self.languages.get(place.language, 0.0)
+        bias += self.selection if chosen else 0.0
+        bias += float(weights[cut:] @ np.array(place_features(place, self.acceptance)))
+        return ChanceAtPlace(weights[:cut], bias)
+
+
+@dataclass(frozen=True)
+class ChanceAtPlace:
+    """The estimate for one request: only the tokens are missing."""
+
+    weights: np.ndarray
+    """[TOKEN_FEATURES]"""
+    bias: float
+
+    def chances(self, logprobs: Sequence[float], ends: Sequence[int]) -> np.ndarray:
+        """Return the chance that the text up to each token is kept [T].
+
+        Args:
+            logprobs: log-probability of each token [T], in nats.
+            ends: characters of the text up to and including each token [T].
+        """
+        odds = token_features(logprobs, ends) @ self.weights + self.bias
+        return 1.0 / (1.0 + np.exp(-np.clip(odds, -500.0, 500.0)))
+
+
+def token_features(logprobs: Sequence[float], ends: Sequence[int]) -> np.ndarray:
+    """Return the features of each token of a completion [T, TOKEN_FEATURES]."""
+    single, end = np.minimum(np.asarray(logprobs, float), 0.0), np.asarray(ends, float)
+    total, lowest = np.cumsum(single), np.minimum.accumulate(single)
+    surprise, worst, last = (np.log(LEAST_SURPRISE - values) for values in (total, lowest, single))
+    characters, silent = np.log1p(end), (np.diff(end, prepend=0.0) == 0).astype(float)
+    columns = (
+        *(surprise, worst, last, np.exp(total), np.exp(lowest)),
+        *(characters, np.log1p(np.arange(len(end))), end / CHARACTERS, surprise * characters),
+        *(silent, silent * surprise, silent * characters),
+    )
+    return np.column_stack(columns)
+
+
+def place_features(place: Place, acceptance: float) -> tuple[float, ...]:
+    """Return the features of a request [PLACE_FEATURES]; `acceptance` stands in for an unknown one."""
+    before = place.prefix[place.prefix.rfind("\n") + 1 :]
+    behind = place.suffix.partition("\n")[0]
+    shares = (acceptance if share is None else share for share in (place.user_acceptance, place.project_acceptance))
+    flags = not before.strip(), bool(behind.strip()), bool(WORD_END.search(before))
+    return (*map(float, flags), *(log_odds(share) for share in shares))
+
+
+def log_odds(share: float) -> float:
+    """Return the log-odds of a share, which is kept off 0 and 1."""
+    bounded = min(max(share, 1e-3), 1.0 - 1e-3)
+    return float(np.log(bounded / (1.0 - bounded)))
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is shown of the tokens so far."""
+
+    shown: int
+    """Number of tokens of the beginning that is worth most; 0 if none is worth an interruption."""
+    sampled: int
+    """Number of tokens after which sampling ends; all of them if it goes on."""
+    ended: bool
+    """More tokens are not worth sampling."""
+    chance: float
+    """Chance that the best beginning is kept, whether it is worth showing or not."""
+
+
+def decide(chances: np.ndarray, ends: Sequence[int], text: str, price: float, max_tokens: int) -> Decision:
+    """Return what to show of a completion, T tokens of at most `max_tokens` so far; the same however they arrive.
+
+    Shown is the beginning with the highest expected value, the shortest of several. Sampling ends after a token from which on no
+    more can be expected than that: what follows is kept only with what is there, so its chance is about that at most.
+
+    Args:
+        chances: chance that the text up to each token is kept [T], T at least 1.
+        ends: characters of the text up to each token [T].
+        price: price of an interruption, in kept characters.
+    """
+    values = np.array(visible_characters(text, ends), float) * chances - price
+    left = CHARACTERS_A_TOKEN * (max_tokens - 1.0 - np.arange(len(ends)))
+    hoped = chances * (np.asarray(ends, float) + left) - price
+    hopeless = hoped <= np.maximum(np.maximum.accumulate(values), 0.0)
+    ended = bool(hopeless.any())
+    sampled = int(np.argmax(hopeless)) + 1 if ended else len(ends)
+    best = int(np.argmax(values[:sampled]))
+    return Decision(best + 1 if values[best] > 0 else 0, sampled, ended, float(chances[best]))
+
+
+def visible_characters(text: str, ends: Sequence[int]) -> list[int]:
+    """Return the characters of the text up to each token, without blanks at its end: nobody sees these, nor blanks alone."""
+    return [len(text[:end].rstrip()) for end in ends]

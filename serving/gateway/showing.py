@@ -1,0 +1,107 @@
+"""What of a completion is shown while it is sampled: all, all or nothing by its probability, or the beginning worth most."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from infra.records import ShowLevel
+from infra.showing import ChanceAtPlace, decide
+
+
+@dataclass(frozen=True)
+class ShowTerms:
+    """How readily a request is shown something."""
+
+    level: ShowLevel
+    price: float | None
+    """Of an interruption, in kept characters; none: all is shown."""
+    user_acceptance: float | None = None
+    """Share of the user's earlier completions that were accepted; none if unknown."""
+    project_acceptance: float | None = None
+    """Likewise, of the project's."""
+    audit: bool = False
+    """Show all, whatever the estimate says."""
+
+
+class Display(ABC):
+    """Follows a completion token by token. What may be shown only grows."""
+
+    characters: float = 0
+    """Characters from the start that may be shown."""
+    ended: bool = False
+    """Sampling ends here: more would not be shown."""
+    withheld: bool = False
+    """Nothing is shown of what was sampled."""
+    level: ShowLevel | None = None
+    """Level of the decision; none if no estimate takes part."""
+    chance: float | None = None
+    """Estimated chance that the best beginning is kept; none without an estimate."""
+    audited: bool = False
+    """All is shown although the estimate holds some back."""
+
+    @property
+    def limit(self) -> int | None:
+        """The same as the end of a slice; none for all."""
+        return None if self.characters == math.inf else int(self.characters)
+
+    @abstractmethod
+    def update(self, logprobs: Sequence[float], ends: Sequence[int], text: str) -> None:
+        """Take all tokens so far: their log-probabilities, the characters of the text up to each, and the text."""
+
+    @abstractmethod
+    def finish(self, text: str) -> None:
+        """Decide: no more tokens follow."""
+
+
+class ShowAll(Display):
+    """Everything, as it is sampled."""
+
+    characters = math.inf
+
+    def update(self, logprobs: Sequence[float], ends: Sequence[int], text: str) -> None:
+        """Show what there is."""
+
+    def finish(self, text: str) -> None:
+        """Everything was shown."""
+
+
+class WithholdBelow(Display):
+    """All or nothing, at the end: nothing where the probability of the text falls below a floor."""
+
+    def __init__(self, floor: float) -> None:
+        self._floor = floor
+
+    def update(self, logprobs: Sequence[float], ends: Sequence[int], text: str) -> None:
+        """End below the floor: more tokens only lower the probability."""
+        self.ended = self.withheld = math.exp(math.fsum(logprobs)) < self._floor
+
+    def finish(self, text: str) -> None:
+        """Show all that was not withheld."""
+        self.characters = 0 if self.withheld else math.inf
+
+
+class ShowBest(Display):
+    """The beginning with the highest expected value so far; nothing while none is worth an interruption."""
+
+    def __init__(self, estimate: ChanceAtPlace, terms: ShowTerms, price: float, max_tokens: int) -> None:
+        self._estimate, self._terms, self._price, self._max_tokens = estimate, terms, price, max_tokens
+        self._worth = 0
+        """Characters of the best beginning; 0 if none is worth an interruption."""
+        self.level = terms.level
+        self.characters = math.inf if terms.audit else 0
+
+    def update(self, logprobs: Sequence[float], ends: Sequence[int], text: str) -> None:
+        """Choose the best beginning, and end where more is not worth sampling."""
+        if not ends:
+            return
+        chances = self._estimate.chances(logprobs, ends)
+        decision = decide(chances, ends, text, self._price, self._max_tokens)
+        self.chance, self._worth = decision.chance, ends[decision.shown - 1] if decision.shown else 0
+        if not self._terms.audit:
+            self.characters, self.ended = self._worth, decision.ended and len(ends) < self._max_tokens
+
+    def finish(self, text: str) -> None:
+        """Tell whether anything was held back, or would have been."""
+        self.audited = self._terms.audit and bool(text[self._worth :].strip())
+        self.withheld = not self._terms.audit and not self._worth and bool(text.strip())

@@ -1,0 +1,179 @@
+"""Compare the decision to show with plain rules: python -m tasks.showing.bench_showing
+
+Simulated developers pause in live sessions; the base completes at the temperature that people are served at. The estimate is
+fitted on the settled text of the earlier pauses. At the later ones, each rule decides what is shown of the same completions, and
+the developer there judges it. No server takes part. The figures are written to var/bench/showing.json.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from rich.console import Console
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from evals.bench.figures import Figure, figure, write
+from evals.developers import Pause, Schedule, code_from
+from evals.generation import Generator, SampledCompletion
+from infra import settings as configuration
+from infra.acceptance import PastAcceptance
+from infra.settings import Settings
+from infra.showing import Decision, Estimate, Place, decide
+from tasks.showing import frontier
+from tasks.showing.fit import Unfitted, checked, chosen, fit
+from tasks.showing.frontier import Outcomes, Shown, comparison
+from tasks.showing.labels import LabelledCompletion, kept_up_to
+from tasks.showing.reliability import reliability
+
+TAUGHT = ("typed", "accepted", "rewritten")
+"""What became of places whose text is a label; a paste and an unfinished line are none."""
+PROJECT = "bench"
+PRICES = (0.0, *(0.05 * 1.03**step for step in range(180)))
+"""Prices of the frontier, in kept characters: 0, then 0.05 to about 10."""
+HOLDS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
+"""Total probabilities below which the first plain rule holds a completion back."""
+CUTS = (0.05, 0.15, 0.3, 0.5, 0.7, 0.9, 0.97)
+"""Cumulative probabilities below which the second plain rule cuts a completion."""
+
+
+@dataclass(frozen=True, eq=False)
+class Places:
+    """Pauses with a completion each, in order of time."""
+
+    pauses: Sequence[Pause]
+    texts: Sequence[str]
+    completions: Sequence[LabelledCompletion]
+
+    def __getitem__(self, part: slice) -> "Places":
+        return Places(self.pauses[part], self.texts[part], self.completions[part])
+
+    def outcomes(self) -> Outcomes:
+        """Return what the developers do when they are shown the text up to each token."""
+        columns = []
+        for pause, text, completion in zip(self.pauses, self.texts, self.completions, strict=True):
+            judged = [pause.judge(text[:end])[0] for end in completion.ends]
+            columns.append(np.array([(o.accepted, o.kept_characters, bool(o.shown)) for o in judged], float))
+        return Outcomes([pause.developer.name for pause in self.pauses], columns)
+
+
+def places_of(settings: Settings, requests: int, users: int, seed: int) -> Places:
+    """Return the first pauses of the live sessions with the base's completions."""
+    schedule, base = Schedule(users, seed, code_from()), configuration.path(settings.model.base)
+    pauses = [schedule.first_pause(number) for number in range(requests)]
+    sampling = settings.serving.sampling
+    generator = Generator(base, settings.model)
+    contexts = [(pause.prefix, pause.suffix) for pause in pauses]
+    sampled = generator.sample(contexts, sampling.max_tokens, sampling.temperature, seed)
+    tokenizer, past = Tokenizer.from_file(str(base / "tokenizer.json")), PastAcceptance()
+    texts, completions = [], []
+    for pause, completion in zip(pauses, sampled, strict=True):
+        text, ends = decoded(tokenizer, completion)
+        texts.append(text)
+        completions.append(labelled(pause, completion, (text, ends), past, sampling.temperature))
+    return Places(pauses, texts, completions)
+
+
+def decoded(tokenizer: Tokenizer, completion: SampledCompletion) -> tuple[str, list[int]]:
+    """Return the text of a completion, and its length up to each token, as serving records it."""
+    stream, text, ends = DecodeStream(skip_special_tokens=True), "", []
+    for token in completion.tokens:
+        text += stream.step(tokenizer, token) or ""
+        ends.append(len(text))
+    return text, ends
+
+
+def labelled(
+    pause: Pause, completion: SampledCompletion, decoded: tuple[str, list[int]], past: PastAcceptance, temperature: float
+) -> LabelledCompletion:
+    """Return a completion with its labels, and count what the developer did with all of it in `past`."""
+    (text, ends), developer = decoded, pause.developer
+    place = Place(pause.prefix, pause.suffix, "", *past.shares(PROJECT, developer.name))
+    choice = None if developer.silent else pause.judge(text)[1]
+    if choice:
+        past.add(PROJECT, developer.name, choice.accepted)
+    truth, kept = pause.settled, np.full(len(ends), np.nan)
+    if truth and truth.text and truth.kind in TAUGHT:
+        kept = kept_up_to(text, ends, truth.text, truth.whole)
+    return LabelledCompletion(place, temperature, completion.logprobs, ends, kept, choice.accepted if choice else None)
+
+
+def decisions(chances: Sequence[np.ndarray], places: Places, price: float, max_tokens: int) -> list[Decision]:
+    """Return what is shown of each completion at a price, by the chances of its beginnings [T] each."""
+    completions = zip(chances, places.completions, places.texts, strict=True)
+    return [decide(own, c.ends, text, price, max_tokens) for own, c, text in completions]
+
+
+def held(places: Places, least: float) -> Shown:
+    """Return the first plain rule: all of a completion, or nothing where its probability is below `least`."""
+    return [len(c.ends) if np.exp(np.sum(c.logprobs)) >= least else 0 for c in places.completions]
+
+
+def cut(places: Places, least: float) -> Shown:
+    """Return the second plain rule: the tokens up to which the probability is not below `least`."""
+    return [int(np.sum(np.exp(np.cumsum(c.logprobs)) >= least)) for c in places.completions]
+
+
+def decision_ms(estimate: Estimate, places: Places, max_tokens: int) -> float:
+    """Return the milliseconds that the decision on a completion of `max_tokens` takes."""
+    rounds, place = 200, places.completions[0].place
+    logprobs, ends = [-0.1] * max_tokens, list(range(4, 4 * max_tokens + 1, 4))
+    began = time.perf_counter()
+    for _ in range(rounds):
+        decide(estimate.at(place).chances(logprobs, ends), ends, "abc " * max_tokens, 0.5, max_tokens)
+    return (time.perf_counter() - began) * 1e3 / rounds
+
+
+def figures(settings: Settings, places: Places, share: float = 0.5) -> list[Figure]:
+    """Fit on the first part of the places; return what the rules are worth at the others.
+
+    Raises:
+        ValueError: the estimate cannot be fitted.
+    """
+    first = round(share * len(places.pauses))
+    earlier, later = places[:first], places[first:]
+    fitted = fit([c for c in earlier.completions if not np.isnan(c.kept).all()])
+    if isinstance(fitted, Unfitted):
+        raise ValueError(f"--requests: no estimate from {first} places: {fitted.reason}; ask for more")
+    estimate, showing, most = fitted.estimate, settings.serving.showing, settings.serving.sampling.max_tokens
+    outcomes, chances = later.outcomes(), [estimate.at(c.place).chances(c.logprobs, c.ends) for c in later.completions]
+    everything = [len(c.ends) for c in later.completions]
+    base = outcomes.of(everything)
+    rows = [
+        figure("places", len(later.pauses), ""),
+        figure("shown all: accepted", 100 * base.mean("accepted"), "% of requests"),
+        figure("shown all: kept characters", base.mean("kept"), "a request"),
+        figure("expected calibration error", checked(estimate, later.completions).error, "", most=0.03),
+        figure("the same, where a beginning looks best", reliability(*chosen(estimate, later.completions)).error, ""),
+        figure("decision", decision_ms(estimate, later, most), "ms", most=1.0),
+    ]
+    for level in ("eager", "balanced", "quiet"):
+        decided = decisions(chances, later, getattr(showing, level), most)
+        sampled = 100 * (sum(d.sampled for d in decided) / sum(everything) - 1)
+        own = outcomes.of([d.shown for d in decided])
+        rows += [*frontier.level_figures(level, own, base), figure(f"{level}: tokens sampled", sampled, "%")]
+    ours = [outcomes.of([d.shown for d in decisions(chances, later, price, most)]) for price in PRICES]
+    for rule, thresholds in ((held, HOLDS), (cut, CUTS)):
+        theirs = [outcomes.of(rule(later, threshold)) for threshold in thresholds]
+        rows += comparison(rule.__name__, thresholds, theirs, ours, base)
+    return rows
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compare the rules and write the figures. Exit code 1 if a target is missed."""
+    parser = argparse.ArgumentParser(prog="python -m tasks.showing.bench_showing", description=(__doc__ or "").split("\n")[0])
+    add = parser.add_argument
+    add("--requests", type=int, default=14_000, help="pauses, of which the estimate learns from half (default %(default)s)")
+    add("--users", type=int, default=240, help="developers (default %(default)s)")
+    add("--seed", type=int, default=0, help="of developers, sessions and sampling (default %(default)s)")
+    options = parser.parse_args(arguments)
+    settings = configuration.load()
+    places = places_of(settings, options.requests, options.users, options.seed)
+    return 0 if write("showing", figures(settings, places), Console()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,182 @@
+"""Fit the estimate of what is kept: a logistic regression on the beginnings of a cycle's completions.
+
+The reliability is that of an estimate which was fitted on the earlier completions alone, on the later ones. scikit-learn takes a
+second to import, so it is imported inside the function.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import chain
+
+import numpy as np
+from pydantic import TypeAdapter
+from scipy.optimize import brentq
+
+from infra import cycles
+from infra.records import Record
+from infra.showing import FEATURES, FILE, Estimate, place_features, token_features
+from infra.store import ObjectStore
+from tasks.showing.labels import LabelledCompletion
+from tasks.showing.reliability import Reliability, reliability
+
+LEAST_COMPLETIONS = 200
+"""Completions that an estimate, and its check, are worth trying with."""
+LEAST_EACH = 50
+"""Beginnings that were kept, and that were not, that it needs at least."""
+LEAST_LANGUAGE = 200
+"""Completions in a language from which on it has a weight of its own."""
+MOST_SELECTION = 2.0
+"""Largest correction, in log-odds, for choosing what looks best."""
+LATER = 0.25
+"""Share of the completions, the latest, that the estimate is checked on."""
+
+
+class FittedEstimate(Record):
+    """An estimate with its reliability on later completions."""
+
+    estimate: Estimate
+    """Fitted on all completions."""
+    reliability: Reliability
+    """Of an estimate fitted on the earlier completions, on all beginnings of the later ones."""
+    chosen: Reliability | None
+    """The same on the beginning of each completion that looks best; none where of none is known whether it was kept."""
+    served: Reliability | None = None
+    """Of the chances by which serving decided, on what it showed; none where no version had an estimate."""
+    completions: int
+    """Number of completions it was fitted on."""
+
+
+class Unfitted(Record):
+    """Why a cycle has no estimate."""
+
+    reason: str
+    """The reason, as a sentence."""
+
+
+def key(cycle: str) -> str:
+    """Return the key of a cycle's estimate."""
+    return cycles.key(cycle, FILE)
+
+
+def write(store: ObjectStore, cycle: str, fitted: FittedEstimate | Unfitted) -> None:
+    """Write a cycle's estimate, or why it has none."""
+    store.put_json(key(cycle), fitted)
+
+
+def read(store: ObjectStore, cycle: str) -> FittedEstimate | Unfitted:
+    """Return a cycle's estimate, or why it has none."""
+    if not store.exists(key(cycle)):
+        return Unfitted(reason="the cycle was sealed by code that fits none")
+    body = store.get(key(cycle))
+    return TypeAdapter[FittedEstimate | Unfitted](FittedEstimate | Unfitted).validate_json(body)
+
+
+def fit(completions: Sequence[LabelledCompletion]) -> FittedEstimate | Unfitted:
+    """Return the estimate fitted on completions, earliest first, or why there is none.
+
+    Completions of another temperature than most are left out: their log-probabilities mean something else.
+    """
+    if not completions:
+        return Unfitted(reason="no completion has a label")
+    temperature = Counter(c.temperature for c in completions).most_common(1)[0][0]
+    usable = [c for c in completions if c.temperature == temperature]
+    if len(usable) < LEAST_COMPLETIONS:
+        found = f"{len(usable)} completions at temperature {temperature:g} have a label"
+        return Unfitted(reason=f"{found}, {LEAST_COMPLETIONS} are needed")
+    cut = round((1 - LATER) * len(usable))
+    parts = [_fitted(part, temperature) for part in (usable[:cut], usable)]
+    early, estimate = parts
+    if early is None or estimate is None:
+        return Unfitted(reason=f"fewer than {LEAST_EACH} beginnings were kept, or fewer were not")
+    later = usable[cut:]
+    return FittedEstimate(
+        estimate=estimate,
+        reliability=checked(early, later),
+        chosen=_reliability(*chosen(early, later)),
+        served=_served(completions),
+        completions=len(usable),
+    )
+
+
+def checked(estimate: Estimate, completions: Sequence[LabelledCompletion]) -> Reliability:
+    """Return the reliability of an estimate on the labelled beginnings of completions."""
+    chances = [estimate.at(c.place, chosen=False).chances(c.logprobs, c.ends) for c in completions]
+    kept = np.concatenate([c.kept for c in completions])
+    known = ~np.isnan(kept)
+    return reliability(np.concatenate(chances)[known], kept[known])
+
+
+def chosen(estimate: Estimate, completions: Sequence[LabelledCompletion]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the chance of the beginning that looks best of each completion, and whether it was kept, where that is known."""
+    pairs = []
+    for c in completions:
+        chances = estimate.at(c.place).chances(c.logprobs, c.ends)
+        best = int(np.argmax(chances * np.asarray(c.ends)))
+        pairs.append((chances[best], c.kept[best]))
+    chances, kept = np.array(pairs, float).reshape(-1, 2).T
+    known = ~np.isnan(kept)
+    return chances[known], kept[known]
+
+
+def with_selection(estimate: Estimate, completions: Sequence[LabelledCompletion]) -> Estimate:
+    """Return the estimate with the shift of log-odds by which as many of the beginnings that look best are kept as it expects."""
+    chances, kept = chosen(estimate, completions)
+    if not len(kept):
+        return estimate
+    odds = np.log(chances / (1.0 - chances))
+
+    def excess(shift: float) -> float:
+        return float(np.mean(1.0 / (1.0 + np.exp(-odds - shift))) - np.mean(kept))
+
+    low, high = -MOST_SELECTION, MOST_SELECTION
+    shift = low if excess(low) > 0 else high if excess(high) < 0 else float(brentq(excess, low, high))
+    return estimate.model_copy(update={"selection": shift})
+
+
+def _served(completions: Sequence[LabelledCompletion]) -> Reliability | None:
+    pairs = np.array([(c.decided[0], c.kept[c.decided[1] - 1]) for c in completions if c.decided], float).reshape(-1, 2)
+    known = pairs[~np.isnan(pairs[:, 1])]
+    return _reliability(*known.T)
+
+
+def _reliability(chances: np.ndarray, kept: np.ndarray) -> Reliability | None:
+    return reliability(chances, kept) if len(kept) else None
+
+
+def _fitted(completions: Sequence[LabelledCompletion], temperature: float) -> Estimate | None:
+    """Return the estimate; None where there are too few kept beginnings, or too few others."""
+    from sklearn.linear_model import LogisticRegression
+
+    judged = [c.accepted for c in completions if c.accepted is not None]
+    acceptance = sum(judged) / len(judged) if judged else 0.5
+    kept = np.concatenate([c.kept for c in completions])
+    known = ~np.isnan(kept)
+    if min(np.sum(kept[known]), np.sum(1 - kept[known])) < LEAST_EACH:
+        return None
+    rows = np.concatenate([_features(c, acceptance) for c in completions])[known]
+    means, scales = rows.mean(0), rows.std(0)
+    scales[scales < 1e-9] = 1.0  # a feature that is the same for all tells nothing
+    counts = Counter(c.place.language for c in completions)
+    languages = sorted(name for name, count in counts.items() if name and count >= LEAST_LANGUAGE)
+    of_row = np.array(list(chain.from_iterable([c.place.language] * len(c.ends) for c in completions)))[known]
+    columns = [(rows - means) / scales, *((of_row == name)[:, None] for name in languages)]
+    model = LogisticRegression(max_iter=1000).fit(np.hstack(columns), kept[known])
+    weights = model.coef_[0].tolist()
+    estimate = Estimate(
+        features=FEATURES,
+        means=tuple(means.tolist()),
+        scales=tuple(scales.tolist()),
+        weights=tuple(weights[: len(FEATURES)]),
+        bias=float(model.intercept_[0]),
+        languages=dict(zip(languages, weights[len(FEATURES) :], strict=True)),
+        temperature=temperature,
+        acceptance=acceptance,
+    )
+    return with_selection(estimate, completions)
+
+
+def _features(completion: LabelledCompletion, acceptance: float) -> np.ndarray:
+    """Return the features of each token of a completion [T, FEATURES]."""
+    tokens = token_features(completion.logprobs, completion.ends)
+    place = np.array(place_features(completion.place, acceptance))
+    return np.hstack([tokens, np.broadcast_to(place, (len(tokens), len(place)))])

@@ -1,0 +1,41 @@
+"""What people see of an estimate: its line in the log, its metrics in MLflow, its page."""
+
+from tasks.showing.fit import FittedEstimate, Unfitted
+from tasks.showing.reliability import Reliability
+
+
+def summary(fitted: FittedEstimate | Unfitted) -> str:
+    """Return an estimate in one line."""
+    if isinstance(fitted, Unfitted):
+        return f"none: {fitted.reason}"
+    return (
+        f"fitted on {fitted.completions} completions, calibration error {fitted.reliability.error:.4f} on "
+        f"{fitted.reliability.count} later beginnings"
+    )
+
+
+def metrics(fitted: FittedEstimate | Unfitted) -> dict[str, float]:
+    """Return an estimate's metrics by name; none without an estimate."""
+    if isinstance(fitted, Unfitted):
+        return {}
+    errors = {"": fitted.reliability, "chosen_": fitted.chosen, "served_": fitted.served}
+    figures = {f"showing.{name}calibration_error": part.error for name, part in errors.items() if part}
+    counts = {"showing.completions": fitted.completions, "showing.beginnings": fitted.reliability.count}
+    return figures | {name: float(count) for name, count in counts.items()}
+
+
+def page(fitted: FittedEstimate | Unfitted) -> str:
+    """Return an estimate and its reliability diagram in Markdown."""
+    lines = ["## The estimate of what is kept", "", f"{summary(fitted)}."]
+    if isinstance(fitted, FittedEstimate):
+        lines += ["", *_table(fitted.reliability)]
+        parts = {"the beginnings that look best": fitted.chosen, "the chances by which serving decided": fitted.served}
+        for name, part in parts.items():
+            if part:
+                lines += ["", f"Of {name}: calibration error {part.error:.4f}.", "", *_table(part)]
+    return "\n".join(lines)
+
+
+def _table(reliability: Reliability) -> list[str]:
+    rows = [f"| {bin.count} | {bin.chance:.3f} | {bin.kept:.3f} |" for bin in reliability.bins]
+    return ["| beginnings | mean chance | share kept |", "| --- | --- | --- |", *rows]

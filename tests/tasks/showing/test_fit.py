@@ -1,0 +1,89 @@
+"""The fitted estimate: it finds a planted rule, is checked on later completions, and says why there is none."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from infra.showing import Place
+from tasks.showing import report
+from tasks.showing.fit import FittedEstimate, Unfitted, chosen, fit, read, with_selection, write
+from tasks.showing.labels import LabelledCompletion
+from tasks.showing.reliability import reliability
+from tests.infra.test_showing import made as estimate_of
+from tests.tasks.made import MemoryStore
+
+
+def made(count: int, seed: int = 0, temperature: float = 0.1, true: Sequence[float] = (0.9, 0.2)) -> list[LabelledCompletion]:
+    """Completions of three tokens; the probable ones are kept with the first chance of `true`, the others with the second."""
+    rng, rows = np.random.default_rng(seed), []
+    for _ in range(count):
+        probable = rng.random() < 0.5
+        logprobs = -rng.uniform(0.001, 0.01, 3) if probable else -rng.uniform(1.0, 2.0, 3)
+        kept = float(rng.random() < true[0 if probable else 1])
+        label = np.array([kept, kept, np.nan])
+        place = Place("x = ", "\n", "python")
+        rows.append(LabelledCompletion(place, temperature, logprobs.tolist(), [3, 6, 6], label, bool(kept)))
+    return rows
+
+
+def test_a_planted_rule_is_found_and_calibrated() -> None:
+    fitted = fit(made(3000))
+    assert isinstance(fitted, FittedEstimate) and fitted.completions == 3000
+    assert fitted.reliability.error < 0.05 and fitted.reliability.count == 2 * 750
+    at = fitted.estimate.at(Place("x = ", "\n", "python"))
+    assert at.chances([-0.005] * 3, [3, 6, 9])[1] == pytest.approx(0.9, abs=0.06)
+    assert at.chances([-1.5] * 3, [3, 6, 9])[1] == pytest.approx(0.2, abs=0.06)
+    assert fitted.estimate.temperature == 0.1 and list(fitted.estimate.languages) == ["python"]
+
+
+def test_a_rule_that_changes_is_seen_in_the_reliability() -> None:
+    fitted = fit([*made(1500), *made(500, 1, true=(0.4, 0.2))])
+    assert isinstance(fitted, FittedEstimate) and fitted.reliability.error > 0.15
+
+
+def test_chances_that_serving_decided_by_are_checked_too() -> None:
+    rows = [replace(row, decided=(0.9, 2)) for row in made(2000, true=(0.5, 0.5))]
+    fitted = fit(rows)
+    assert isinstance(fitted, FittedEstimate) and fitted.served
+    assert fitted.served.error == pytest.approx(0.4, abs=0.05) and fitted.served.count == 2000
+    assert report.metrics(fitted)["showing.served_calibration_error"] == fitted.served.error
+    assert "Of the chances by which serving decided: calibration error 0.4" in report.page(fitted)
+
+
+def test_what_is_chosen_for_looking_best_is_expected_to_be_kept_as_often_as_it_is() -> None:
+    rows = made(2000, true=(0.6, 0.1))
+    too_sure = estimate_of(bias=2.0, probability=1.5)
+    fitted = with_selection(too_sure, rows)
+    before, after = (reliability(*chosen(estimate, rows)) for estimate in (too_sure, fitted))
+    assert fitted.selection < -2.0 + 1e-9 and after.error < before.error
+    chances, kept = chosen(with_selection(estimate_of(bias=0.5), rows), rows)
+    assert np.mean(chances) == pytest.approx(np.mean(kept), abs=1e-6)
+
+
+def test_completions_of_another_temperature_take_no_part() -> None:
+    fitted = fit([*made(1000), *made(300, 1, temperature=0.8, true=(0.0, 1.0))])
+    assert isinstance(fitted, FittedEstimate) and fitted.completions == 1000 and fitted.estimate.temperature == 0.1
+
+
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [
+        ([], "no completion has a label"),
+        (made(100), "100 completions at temperature 0.1 have a label, 200 are needed"),
+        (made(400, true=(0.0, 0.0)), "fewer than 50 beginnings were kept"),
+    ],
+)
+def test_too_few_labels_give_no_estimate_and_the_reason_is_shown(rows: list[LabelledCompletion], reason: str) -> None:
+    fitted = fit(rows)
+    assert isinstance(fitted, Unfitted) and reason in fitted.reason
+    assert reason in report.page(fitted) and report.metrics(fitted) == {}
+
+
+@pytest.mark.parametrize("fitted", [fit(made(400)), Unfitted(reason="few")], ids=["fitted", "unfitted"])
+def test_what_is_written_is_read_again(fitted: FittedEstimate | Unfitted) -> None:
+    store = MemoryStore()
+    write(store, "cycle-000001", fitted)
+    assert read(store, "cycle-000001") == fitted
+    assert read(store, "cycle-000002") == Unfitted(reason="the cycle was sealed by code that fits none")

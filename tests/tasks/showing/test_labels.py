@@ -1,0 +1,97 @@
+"""The labels of the estimate: what was kept of completions up to each token."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from infra.records import Completion, Feedback
+from infra.settings.schema import Hindsight
+from tasks.labels.accounting import WindowCounts, classify
+from tasks.labels.partitions import join_partition, merge_partitions
+from tasks.showing.labels import LabelledCompletion, kept_up_to, labelled_completions, tokens_of
+from tests.tasks import rows
+from tests.tasks.labels.test_accounting import LINEAGE
+from tests.tasks.labels.test_hindsight import LIMITS, asked, behind
+from tests.tasks.made import NOW, MemoryStore, feedback
+
+N = np.nan
+
+
+@pytest.mark.parametrize(
+    ("generated", "ends", "settled", "whole", "kept"),
+    [
+        ("foo(bar)", [3, 4, 7, 8, 8], "foo(baz)", True, [1, 1, 0, 0, 0]),
+        ("foo(bar)", [3, 4, 7, 8, 8], "foo(bar)\n    x", True, [1, 1, 1, 1, 1]),
+        ("foo()\nbar()", [5, 6, 11], "foo()\n", False, [1, 1, N]),  # beyond what is known
+        ("foo()\nbar()", [5, 6, 11], "foo()\n", True, [1, 1, 0]),
+        ("  foo", [2, 5], "  foo", True, [N, 1]),  # blanks alone
+        ("foo  ", [3, 5], "foo", True, [1, 1]),  # blanks at the end
+        ("foo", [3], "fo", False, [N]),
+        ("fo", [2], "bar", False, [0]),
+    ],
+)
+def test_a_beginning_is_kept_if_the_settled_text_begins_with_it(
+    generated: str, ends: list[int], settled: str, whole: bool, kept: list[float]
+) -> None:
+    np.testing.assert_array_equal(kept_up_to(generated, ends, settled, whole), kept)
+
+
+@given(st.text("ab ", min_size=1, max_size=8), st.text("ab ", max_size=8), st.booleans())
+def test_what_is_kept_never_comes_back(generated: str, settled: str, whole: bool) -> None:
+    kept = kept_up_to(generated, range(1, len(generated) + 1), settled, whole)
+    known = kept[~np.isnan(kept)]
+    assert (np.diff(known) <= 0).all()
+
+
+def test_tokens_of_a_text_are_those_up_to_its_last_character() -> None:
+    assert [tokens_of([3, 4, 4, 8], n) for n in (0, 2, 3, 4, 5, 8, 9)] == [0, 1, 1, 2, 4, 4, 0]
+
+
+def found(served: list[Completion], told: list[Feedback]) -> dict[str, LabelledCompletion]:
+    """The labelled completions of a window, by what stands before the cursor's line."""
+    store = MemoryStore()
+    rows.put(store, served, told)
+    plan = rows.plan_store(store, hindsight=Hindsight())
+    joined, repeated = merge_partitions([join_partition(store, part) for part in plan.partitions])
+    counts, distances = WindowCounts(plan.requests, repeated), LINEAGE.distances(["1"], "1")
+    accounting = classify(joined.with_columns(admitted=True), distances, NOW + 1000, LIMITS, counts)
+    chosen = accounting.samples.filter(accounting.samples["id"] != "d")
+    return {str(row.temperature): row for row in labelled_completions(store, plan.partitions, chosen)}
+
+
+def test_settled_text_labels_what_was_shown_and_what_was_held_back() -> None:
+    shown = {"text": "foo(", "held_back": "bar)", "token_ends": (1, 2, 3, 4, 5, 6, 7, 8), "level": "eager", "chance": 0.7}
+    served = asked(**shown, token_ids=range(8), logprobs=[-0.5] * 8, finish_reason="length", user_acceptance=0.3)
+    (row,) = found([served, behind(text="foo(baz)")], []).values()
+    assert row.kept.tolist() == [1, 1, 1, 1, 1, 1, 0, 0]
+    assert row.decided == (0.7, 4) and row.accepted is None and row.place.user_acceptance == 0.3
+
+
+def test_nothing_shown_has_labels_too_and_was_not_decided_on_a_beginning() -> None:
+    fields = {"text": "", "held_back": "foo(bar)", "token_ends": range(1, 9), "withheld": True, "chance": 0.01}
+    served = asked(**fields, token_ids=range(8), logprobs=[-0.5] * 8)
+    (row,) = found([served, behind()], []).values()
+    assert row.kept.tolist() == [1] * 8 and row.decided is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "last"),
+    [({"outcome": "accepted"}, 1.0), ({"outcome": "rejected"}, 0.0), ({"outcome": "partially_accepted"}, N)],
+)
+def test_without_settled_text_only_what_was_shown_has_a_label(fields: dict[str, str], last: float) -> None:
+    served = asked()
+    told = feedback(prefix=served.prefix, suffix=served.suffix, accepted_characters=4, **fields)
+    got = found([served], [told])
+    if np.isnan(last):
+        assert got == {}
+        return
+    (row,) = got.values()
+    np.testing.assert_array_equal(row.kept, [*[N] * 7, last, N])
+    assert row.accepted is (last == 1.0)
+
+
+def test_a_completion_of_mixed_weights_or_without_log_probabilities_has_no_label() -> None:
+    assert found([asked(mixed=True), behind()], []) == {}
+    unknown = {"behaviour_logprobs": "unknown", "token_ids": (), "logprobs": (), "token_ends": (), "prompt_token_ids": (1,)}
+    assert found([asked(**unknown), behind()], []) == {}
