@@ -76,6 +76,10 @@ class UpdateSettings(Section):
     """Weight of the clipped surrogate of a sampled token; 0: only settled text teaches."""
     settled_weight: float = Field(1.0, ge=0)
     """Weight of the cross-entropy of a settled token; 0: only what was shown teaches."""
+    settled_exponent: float = Field(0.0, ge=0, le=1)
+    """Exponent q of the loss of a settled text of probability p, (1 - p^q) / q: the gradient of the cross-entropy, times p^q.
+    1: minus the chance that the policy samples the text; 0: the cross-entropy, -ln p, which spends most of the update on text
+    that the policy would hardly ever write."""
     settled_min_loss: float = Field(0.0, ge=0)
     """Least mean cross-entropy of a settled text, in nats per token, that is trained on: below it, the policy writes the text
     anyway. Measured at each step."""

@@ -129,35 +129,38 @@ class LogprobAndEntropy(torch.autograd.Function):
 
 
 class SettledLoss(NamedTuple):
-    """The cross-entropy on settled text; sums over the micro-batch."""
+    """The loss of settled text; sums over the micro-batch."""
 
     loss: torch.Tensor
-    """Scalar: the weighted negative log-probability of the settled tokens inside the band."""
+    """Scalar: the weighted negative log-probability of the settled tokens inside the band, times p^q of their row."""
     inside: torch.Tensor
     """Scalar: settled tokens of rows inside the band."""
     total: torch.Tensor
     """Scalar: negative log-probability of all settled tokens, unweighted."""
 
 
-def settled_cross_entropy(
-    losses: torch.Tensor, weights: torch.Tensor, lengths: Sequence[int], low: float, high: float
-) -> SettledLoss:
-    """Return the weighted cross-entropy of rows whose mean loss is in a band.
+def settled_loss(losses: torch.Tensor, weights: torch.Tensor, lengths: Sequence[int], options: UpdateSettings) -> SettledLoss:
+    """Return the weighted loss of rows whose mean cross-entropy is in a band.
 
-    A row below the band is what the policy writes anyway, a row above it is far from anything that it could write.
+    A row below the band is what the policy writes anyway, a row above it is far from anything that it could write. The gradient
+    of a row's cross-entropy is multiplied by p^q, where p is the probability of the whole row and q `settled_exponent`: that of
+    (1 - p^q) / q (Zhang and Sabuncu 2018, "Generalized cross entropy loss for training deep neural networks with noisy labels"),
+    here of a text and not of a class. At q = 1 it is the gradient of -p: of the reward of a policy that is paid for this text.
 
     Args:
         losses: [S], in nats, rows end to end.
         weights: [S].
         lengths: tokens of each row.
-        low: least mean loss of a row, in nats per token.
-        high: largest mean loss of a row; 0: no bound.
+        options: the band and the exponent.
     """
     with torch.no_grad():
-        means = torch.stack([row.mean() for row in losses.split(list(lengths))]) if lengths else losses.new_zeros(0)
-        inside = (means >= low) & (means <= (high or torch.inf))
-        mask = inside.float().repeat_interleave(torch.tensor(list(lengths), dtype=torch.long, device=losses.device))
-    return SettledLoss((losses * weights * mask).sum(), mask.sum(), losses.detach().sum())
+        sizes = torch.tensor(list(lengths), dtype=torch.long, device=losses.device)
+        sums = torch.stack([row.sum() for row in losses.split(list(lengths))]) if lengths else losses.new_zeros(0)
+        means = sums / sizes
+        inside = (means >= options.settled_min_loss) & (means <= (options.settled_max_loss or torch.inf))
+        mask = inside.float().repeat_interleave(sizes)
+        likely = (-options.settled_exponent * sums).exp().repeat_interleave(sizes)
+    return SettledLoss((losses * weights * mask * likely).sum(), mask.sum(), losses.detach().sum())
 
 
 class Outputs(NamedTuple):
@@ -195,13 +198,7 @@ def objective(outputs: Outputs, batch: MicroBatch, options: UpdateSettings) -> t
     entropy = outputs.entropies.sum()
     if options.entropy_weight:
         loss = loss - options.entropy_weight * entropy
-    settled = settled_cross_entropy(
-        outputs.settled_losses,
-        batch.settled_weight.to(policy.device),
-        batch.settled_lengths,
-        options.settled_min_loss,
-        options.settled_max_loss,
-    )
+    settled = settled_loss(outputs.settled_losses, batch.settled_weight.to(policy.device), batch.settled_lengths, options)
     with torch.no_grad():
         from_behaviour, from_anchor = policy - behaviour, policy - anchor
         ratio = from_behaviour.clamp(max=MAX_LOG_RATIO).exp()

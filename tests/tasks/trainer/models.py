@@ -192,7 +192,7 @@ def reference_loss(
 
 
 def _settled_loss(model: Qwen2ForCausalLM, rows: list[Sample], job: Job, scale: torch.Tensor) -> tuple[torch.Tensor, int, int]:
-    """Return the weighted cross-entropy of settled texts inside the band, their tokens, and the tokens of all settled texts."""
+    """Return the weighted loss of settled texts inside the band, their tokens, and the tokens of all settled texts."""
     loss, inside, written = torch.zeros(()), 0, 0
     for sample in rows:
         if not sample.settled_token_ids:
@@ -203,5 +203,6 @@ def _settled_loss(model: Qwen2ForCausalLM, rows: list[Sample], job: Job, scale: 
         losses = -scores.gather(-1, tokens[:, None])[:, 0]
         written += len(tokens)
         if job.settled_min_loss <= losses.mean().item() <= (job.settled_max_loss or math.inf):
-            loss, inside = loss + sample.settled_weight * losses.sum(), inside + len(tokens)
+            likely = losses.sum().detach().mul(-job.settled_exponent).exp()
+            loss, inside = loss + sample.settled_weight * likely * losses.sum(), inside + len(tokens)
     return loss, inside, written

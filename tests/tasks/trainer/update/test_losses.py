@@ -5,7 +5,15 @@ import math
 import pytest
 import torch
 
-from tasks.trainer.update.losses import Clip, LogprobAndEntropy, clipped_surrogate, importance_weights, k3_divergence
+from infra.settings.training import UpdateSettings
+from tasks.trainer.update.losses import (
+    Clip,
+    LogprobAndEntropy,
+    clipped_surrogate,
+    importance_weights,
+    k3_divergence,
+    settled_loss,
+)
 
 
 def row(*values):
@@ -117,3 +125,16 @@ def test_a_token_of_probability_zero_leaves_the_gradient_finite():
     _, entropy = LogprobAndEntropy.apply(logits, torch.tensor([0]), None)
     entropy.sum().backward()
     assert logits.grad.tolist() == [[0, 0]]
+
+
+def test_the_exponent_gives_the_gradient_of_a_power_of_a_rows_probability() -> None:
+    """q = 1: of the probability itself; every q: of (1 - p^q) / q, summed over rows."""
+    lengths, weights = (2, 1, 3), torch.tensor([1.0, 1.0, 0.5, 2.0, 2.0, 2.0])
+    values = torch.tensor([0.3, 1.2, 2.0, 0.1, 0.4, 0.2])
+    for q in (0.3, 1.0):
+        losses = values.clone().requires_grad_()
+        settled_loss(losses, weights, lengths, UpdateSettings(settled_exponent=q)).loss.backward()
+        other = values.clone().requires_grad_()
+        rows = zip(other.split(list(lengths)), weights.split(list(lengths)), strict=True)
+        sum(w[0] * (1 - (-q * row.sum()).exp()) / q for row, w in rows).backward()
+        torch.testing.assert_close(losses.grad, other.grad)
