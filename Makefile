@@ -54,7 +54,8 @@ bench: $(STAMP) ## run the benchmarks and write var/bench/NAME.json
 
 base: $(STAMP) ## train the small base model into infra/base_model, and tune it to the places where editors ask
 	$(PY) -m tasks.trainer.base $(ARGS)
-	$(PY) -m tasks.trainer.tune
+	$(PY) -m tasks.trainer.tune --exponent 0
+	$(PY) -m tasks.trainer.tune --seed 1
 
 requirements: $(STAMP) ## resolve the pinned lists from pyproject.toml, with hashes and licences
 	sh infra/requirements/compile.sh $(PY)

@@ -1,4 +1,7 @@
-"""The closing comparison: the same developers meet the base at its best and the champion at the same places of each ground."""
+"""The closing comparison: the same developers meet the base at its best and the champion at the same places of each ground.
+
+The champion is served as its users get it, with its estimate of what is kept; the base has none, and shows all that it completes.
+"""
 
 import argparse
 import asyncio

@@ -30,7 +30,6 @@ ZED_AGENT = "Zed/0.213.3 (linux; x86_64)"
 ZED_STOPS = ("<|endoftext|>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>")
 ZED_MAX_TOKENS = 64
 VERSION_HEADER = "X-Tabloop-Version"
-LEVEL_HEADER = "X-Tabloop-Level"
 
 
 @dataclass(frozen=True)
@@ -71,12 +70,9 @@ def request_body(model: str, prefix: str, suffix: str) -> dict[str, Any]:
 
 
 def request_headers(token: str, user: str, pin: str = "") -> dict[str, str]:
-    """Return the headers of a request. Continue adds the user by requestOptions.headers.
-
-    `pin` requests one version, and all that it completes: versions are compared, not the decision to show.
-    """
+    """Return the headers of a request. Continue adds the user by requestOptions.headers; `pin` requests one version."""
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {token}", "api-key": token, "X-User-ID": user}
-    return headers | ({VERSION_HEADER: pin, LEVEL_HEADER: "all"} if pin else {})
+    return headers | ({VERSION_HEADER: pin} if pin else {})
 
 
 def zed_body(model: str, prefix: str, suffix: str) -> dict[str, Any]:

@@ -33,13 +33,14 @@ def parse_arguments() -> argparse.Namespace:
     add("--model", type=Path, default=Path("infra/base_model"), help="checkpoint to tune, in place (default %(default)s)")
     add("--places", type=int, default=19_200, help="places to train on; 0: only choose the temperature (default %(default)s)")
     add("--learning-rate", type=float, default=1e-3, help="learning rate at the start (default %(default)s)")
+    add("--exponent", type=float, default=0.3, help="train.settled_exponent; 0: the cross-entropy (default %(default)s)")
     add("--compared", type=int, default=2000, help="places that each temperature is tried at (default %(default)s)")
     add("--seed", type=int, default=0, help="of places and draws (default %(default)s)")
     return parser.parse_args()
 
 
-def update_settings(settings: Settings, learning_rate: float, seed: int) -> UpdateSettings:
-    """Return the options of the tuning: cross-entropy alone, small steps, a decay to a tenth."""
+def update_settings(settings: Settings, learning_rate: float, exponent: float, seed: int) -> UpdateSettings:
+    """Return the options of the tuning: the written text alone, small steps, a decay to a tenth."""
     return settings.train.model_copy(
         update={
             "learning_rate": learning_rate,
@@ -47,6 +48,7 @@ def update_settings(settings: Settings, learning_rate: float, seed: int) -> Upda
             "epochs": 1,
             "minibatch": 64,
             "settled_weight": 1.0,
+            "settled_exponent": exponent,
             "settled_min_loss": 0.0,
             "settled_max_loss": 0.0,
             "context_weight": 0.0,
@@ -66,7 +68,7 @@ def tune(settings: Settings, options: argparse.Namespace, sources: tuning.Source
     with TemporaryDirectory(prefix="tabloop-tune-") as folder:
         work = Path(folder)
         (work / "samples.parquet").write_bytes(to_parquet(samples))
-        options_of_update = update_settings(settings, options.learning_rate, options.seed)
+        options_of_update = update_settings(settings, options.learning_rate, options.exponent, options.seed)
         job = write_job(work, options.model.resolve(), work / "samples.parquet", "0", options_of_update)
         follow(command(job, settings.train.processes), work / "trainer.log", settings.train.environment, print)
         weights = {name: tensor.bfloat16() for name, tensor in load_file(work / CHECKPOINT_NAME / WEIGHTS).items()}
