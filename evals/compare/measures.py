@@ -13,12 +13,11 @@ from typing import Literal
 import numpy as np
 
 from evals.compare.paired import Column
+from evals.metrics.habits import repetition
 from evals.scores import PositionScore
 
 Kind = Literal["rate", "mean", "relative"]
 COMMENT = re.compile(r"(?:^|\s)(?:#|//|/\*|<!--|\"\"\"|''')")
-TOKEN = re.compile(r"\w+|\S")
-NGRAM = 3
 
 
 @dataclass(frozen=True)
@@ -47,14 +46,6 @@ def each(value: Callable[[PositionScore], float | None]) -> Callable[[Sequence[P
 def has_comment(text: str) -> bool:
     """Return whether a completion begins a comment or a documentation string."""
     return COMMENT.search(text) is not None
-
-
-def repetition(text: str) -> float:
-    """Return the share of a text's runs of three tokens that it holds before (seq-rep-n of Welleck et al. 2020, "Neural text
-    generation with unlikelihood training", section 6)."""
-    tokens = TOKEN.findall(text)
-    runs = [tuple(tokens[i : i + NGRAM]) for i in range(len(tokens) - NGRAM + 1)]
-    return 1 - len(set(runs)) / len(runs) if runs else 0.0
 
 
 def surprisal(scores: Sequence[PositionScore]) -> np.ndarray:

@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 
 from evals.bench.gate.plants import plant_of
-from evals.compare.measures import BY_NAME, has_comment, repetition
+from evals.compare.measures import BY_NAME, has_comment
 from evals.gate import GateResult, judge_candidate
 from evals.guardrails import GUARDRAILS, checks_of
+from evals.metrics.habits import repetition
 from evals.scores import PositionScore
 from infra.settings.schema import Gate, GateMargins
 from tests.evals.made_scores import PLACES, scores

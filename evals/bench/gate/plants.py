@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from evals.compare.measures import repetition, surprisal
+from evals.compare.measures import surprisal
 from evals.gate import Check
+from evals.metrics.habits import repetition
 from evals.scores import PositionScore
 
 POPULAR = "return self._popular_answer"
