@@ -167,7 +167,7 @@ class Recipe:
     training: Mapping[str, Any]
 
 
-SURROGATE: Mapping[str, Any] = {"surrogate_weight": 1.0, "learning_rate": 4e-4, "final_rate": 1.0}
+SURROGATE: dict[str, Any] = {"surrogate_weight": 1.0, "learning_rate": 4e-4, "final_rate": 1.0}
 SERVED_SURROGATE = SURROGATE | {"learning_rate": 1e-4}
 """At a low temperature the same rate moves the policy further."""
 PLAIN_PPO = SURROGATE | {"clip_low": 0.2, "clip_high": 0.2, "frozen_layers": 0}

@@ -7,7 +7,7 @@ them.
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 from prefect.automations import Automation
@@ -51,7 +51,7 @@ def apply(settings: Settings) -> list[str]:
             automation.delete()
         return []
     block = Webhook(url=webhook, headers={"Content-Type": "application/json"})
-    identifier = block.save(BLOCK, overwrite=True)
+    identifier = cast(UUID, block.save(BLOCK, overwrite=True))  # a coroutine only in an event loop
     wanted = list(automations(identifier))
     for automation in wanted:
         if same := existing.get(automation.name):
@@ -65,7 +65,7 @@ def apply(settings: Settings) -> list[str]:
 def _existing() -> Iterator[tuple[str, Automation]]:
     for name in NAMES:
         with suppress(ValueError):  # Prefect's error for a name that it does not know
-            yield PREFIX + name, Automation.read(name=PREFIX + name)
+            yield PREFIX + name, cast(Automation, Automation.read(name=PREFIX + name))
 
 
 def _of(flow: str, events: set[str], **trigger: Any) -> EventTrigger:

@@ -94,7 +94,8 @@ def planned_row() -> Row:
     """Return tests of the gain that the planner promises to a team of 20 with 150 requests a day each, for a week."""
     week = World(users=20, each=1050.0, history=1050.0, blocks=56)
     sums = Simulation(week, "crossover", np.random.default_rng(0)).halves
-    traffic = Traffic(*(sums[name].sum(axis=0) for name in ("accepted", "labelled", "requests")), days=7.0)
+    accepted, labelled, requests = (sums[name].sum(axis=0) for name in ("accepted", "labelled", "requests"))
+    traffic = Traffic(accepted, labelled, requests, 7.0)
     gain = prospects(traffic, make_plan(CROSSOVER, Collect()))[1].smallest["a week"]
     return Row(f"planner.20_users_plus_{100 * gain:.0f}", replace(week, accepted=1 + gain), CROSSOVER, least=0.75)
 

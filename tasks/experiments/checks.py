@@ -5,9 +5,10 @@ nothing about the challenger.
 """
 
 import math
+from collections.abc import Mapping
 
 from evals.statistics import NoDifference, Regression, boundary, difference, sample_ratio_p
-from infra.records import CheckResult, Plan
+from infra.records import Arm, CheckResult, Plan
 from tasks.experiments.designs import compare_change, compare_rates, compare_requests, older, units
 from tasks.experiments.totals import ARMS, ArmTotals, Sums
 
@@ -75,7 +76,7 @@ def turns(totals: ArmTotals, share: float, plan: Plan) -> CheckResult:
 
 def labels(totals: ArmTotals, plan: Plan) -> CheckResult:
     """Judged per shown completion: as many on each arm. Where only newer requests differ, their answers are late."""
-    parts = {"older": older(totals), "newer": totals.later, "all": totals.during}
+    parts: dict[str, Mapping[Arm, Sums]] = {"older": older(totals), "newer": totals.later, "all": totals.during}
     gaps = {name: _label_gap(sums, totals, plan) for name, sums in parts.items()}
     late = plan.design == "by_user" and gaps["newer"][1] and not gaps["older"][1]
     broken = (gaps["older"][1] or gaps["all"][1]) and not late
@@ -90,7 +91,7 @@ def carry_over(totals: ArmTotals, plan: Plan) -> CheckResult:
     return _result("carry_over", far, f"the difference of acceptance changes by {gap:+.4f} within a block")
 
 
-def _label_gap(sums: dict[str, Sums], totals: ArmTotals, plan: Plan) -> tuple[float, bool]:
+def _label_gap(sums: Mapping[Arm, Sums], totals: ArmTotals, plan: Plan) -> tuple[float, bool]:
     """Return the gap as a share of the champion's judged per shown, and whether it is surely beyond the tolerated one."""
     champion = sums["champion"]
     base = champion["judged"].sum() / max(champion["visible"].sum(), 1)

@@ -223,13 +223,13 @@ def _mean(totals: ArmTotals, metric: PlannedMetric, arm: Arm) -> float:
     return float(sums[metric.name].sum() / max(sums[metric.per].sum(), 1e-9))
 
 
-def acceptance(totals: ArmTotals) -> dict[str, Rate]:
+def acceptance(totals: ArmTotals) -> dict[Arm, Rate]:
     """Return each arm's accepts per request, with the interval; an arm with fewer than two users has no entry."""
-    arms = {}
+    arms: dict[Arm, Rate] = {}
     for arm in ARMS:
         met = totals.during[arm]["labelled"] > 0
         if np.count_nonzero(met) > 1:
-            arms[arm] = rate(totals.during[arm]["accepted"][met], totals.during[arm]["labelled"][met])
+            arms[arm] = rate(*(totals.during[arm][name][met].tolist() for name in ("accepted", "labelled")))
     return arms
 
 

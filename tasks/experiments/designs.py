@@ -1,9 +1,11 @@
 """How each design compares a metric: by_user, where a user meets one version, and crossover, where a user meets both in turns."""
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from evals.statistics import Regression, by_user, within_user
-from infra.records import Plan, PlannedMetric
+from infra.records import Arm, Plan, PlannedMetric
 from tasks.experiments.totals import ARMS, MADE, ArmTotals, Sums
 
 TURN = 0.5
@@ -17,7 +19,7 @@ def compare(totals: ArmTotals, metric: PlannedMetric, plan: Plan) -> Regression:
     return compare_rates(totals.during, totals, metric.name, metric.per, plan)
 
 
-def compare_rates(sums: dict[str, Sums], totals: ArmTotals, name: str, per: str, plan: Plan) -> Regression:
+def compare_rates(sums: Mapping[Arm, Sums], totals: ArmTotals, name: str, per: str, plan: Plan) -> Regression:
     """Return the comparison of a sum over a denominator, of all requests or of a part of them.
 
     Args:
@@ -26,7 +28,7 @@ def compare_rates(sums: dict[str, Sums], totals: ArmTotals, name: str, per: str,
     """
     if plan.design == "crossover":
         return within_user(_pair(sums, name), _pair(sums, per))
-    counted, requests = (sum(_pair(sums, column)) for column in (name, per))
+    counted, requests = (np.sum(_pair(sums, column), axis=0) for column in (name, per))
     alone = np.where(totals.both, 0.0, requests)
     return by_user(_treated(totals), counted, alone, totals.before[name], totals.before[per])
 
@@ -37,8 +39,8 @@ def compare_requests(totals: ArmTotals, plan: Plan) -> Regression:
     if plan.design == "crossover":
         met = (made[0] + made[1] > 0).astype(float)
         outcome = np.log(made[1] + TURN) - np.log(made[0] + TURN)
-        return Regression(np.ones((len(met), 1)), np.where(met > 0, outcome, 0.0), met, float(sum(made).sum()))
-    requests = np.where(totals.both, 0.0, sum(made))
+        return Regression(np.ones((len(met), 1)), np.where(met > 0, outcome, 0.0), met, float(np.sum(made)))
+    requests = np.where(totals.both, 0.0, np.sum(made, axis=0))
     met = (requests > 0).astype(float)
     columns, earlier = [np.ones_like(met)], np.log1p(totals.before[MADE])
     if met.any() and np.ptp(earlier[met > 0]) > 1e-12:
@@ -58,7 +60,7 @@ def compare_change(totals: ArmTotals, name: str, per: str, plan: Plan) -> Regres
     return Regression(later.design, later.outcome - first.outcome, weights, first.requests + later.requests)
 
 
-def older(totals: ArmTotals) -> dict[str, Sums]:
+def older(totals: ArmTotals) -> dict[Arm, Sums]:
     """Return the sums of the first part of the time, by arm."""
     return {arm: {name: totals.during[arm][name] - values for name, values in totals.later[arm].items()} for arm in ARMS}
 
@@ -70,7 +72,7 @@ def units(totals: ArmTotals, plan: Plan) -> dict[str, int]:
     return {arm: int(np.count_nonzero((totals.during[arm]["requests"] > 0) & ~totals.both)) for arm in ARMS}
 
 
-def _pair(sums: dict[str, Sums], name: str) -> tuple[np.ndarray, np.ndarray]:
+def _pair(sums: Mapping[Arm, Sums], name: str) -> tuple[np.ndarray, np.ndarray]:
     return sums["champion"][name], sums["challenger"][name]
 
 

@@ -94,7 +94,7 @@ def read_traffic(store: ObjectStore, settings: Settings, now: float, days: float
     table = np.zeros((len(names), users.len(), math.ceil(days * DAY / experiment.block_seconds)))
     for number, name in enumerate(names):
         table[number][at] = sums[name].to_numpy()
-    return Traffic(*table, days=days)
+    return Traffic(table[0], table[1], table[2], days)
 
 
 def prospects(traffic: Traffic, plan: Plan, seed: int = 0) -> tuple[Prospect, Prospect]:

@@ -179,7 +179,8 @@ class Simulation:
         labelled = self.arm | known[None, :]
         parts = {name: self._labelled(name, halves, labelled)[..., :until] for name, halves in self.halves.items()}
         later = np.arange(until) >= until / 2
-        during, newer = ({arm: {} for arm in ARMS} for _ in range(2))
+        during: dict[Arm, dict[str, np.ndarray]] = {arm: {} for arm in ARMS}
+        newer: dict[Arm, dict[str, np.ndarray]] = {arm: {} for arm in ARMS}
         for arm in ARMS:
             mine = self.arm[:, :until] == (arm == "challenger")
             for name, (first, second) in parts.items():
