@@ -158,7 +158,8 @@ def reward(settings: Settings, validated: Validated, estimate: FittedEstimate | 
     """Reward the samples and seal the cycle: from here on every run completes this cycle."""
     store, collected = clients.store_of(settings), validated.collected
     past = drift.returns(store, settings) if settings.reward.baseline == "running" else ()
-    plan = collected.plan
+    plan, requests = collected.plan, collected.accounting.classified.select("user", "project").rows()
+    tombstones.check(store, requests)  # the text of erased subjects cannot be read any more
     chosen = standing.with_standing(store, plan.partitions, collected.accounting.samples, settings.collect.standing_lines)
     tokens = settled_tokens(settings, collected.parent, chosen)
     try:
@@ -167,8 +168,7 @@ def reward(settings: Settings, validated: Validated, estimate: FittedEstimate | 
         )
     except TooFewToShare as error:
         return Waiting("WaitingForUsers", str(error))
-    requests = collected.accounting.classified.select("user", "project").rows()
-    tombstones.check(store, requests)  # the tokens of erased subjects cannot be read any more
+    tombstones.check(store, requests)  # nor their tokens
     body = samples.parquet(samples.tables(store, plan.partitions, batch, tokens))
     cycle = cycles.next_name(cycles.index(store))
     held_out = held_out_sets(settings, cycle, collected, body)
