@@ -47,13 +47,13 @@ async def test_a_candidate_is_trained_served_promoted_and_rolled_back(stack: Sta
         samples = store.get_rows(manifest.samples.key, Sample)
         requests = [sample for sample in samples if sample.outcome != "standing"]
         assert len(requests) == manifest.buckets["trained"] >= settings.collect.min_samples
-        _verify_samples_against_completions(store, samples)
+        _verify_samples_against_completions(store, requests)
         training = store.get_json(f"cycles/{manifest.cycle}/training.json")
         assert training["logprob_difference_max"] < 1e-3
 
         row = history.cycle_rows(store, state)[-1]
         assert row.verdict == "running"
-        assert row.samples == len(samples)
+        assert row.samples == len(requests)
 
         await _wait_for(
             lambda: _is_served(settings, version), "an administrator gets the challenger's completions by its version"

@@ -56,13 +56,14 @@ def _row(store: ObjectStore, state: LoopState, cycle: str, outcome: dict[str, An
     evaluation = _json(store, cycles.key(cycle, "evaluation.json"))
     decision = state.decisions.get(outcome["experiment"])
     verdict = decision.verdict if decision else None
-    rewards = pq.read_table(io.BytesIO(store.get(manifest.samples.key)), columns=["reward"])["reward"].to_pylist()
+    rows = pq.read_table(io.BytesIO(store.get(manifest.samples.key)), columns=["reward", "outcome"]).to_pylist()
+    rewards = [row["reward"] for row in rows if row["outcome"] != "standing"]
     last_step = training["steps"][-1] if training.get("steps") else {}
     return CycleRow(
         cycle=cycle,
         parent=manifest.parent,
         version=outcome["version"],
-        samples=manifest.samples.rows,
+        samples=len(rewards),
         requests=manifest.requests,
         buckets={str(bucket): count for bucket, count in manifest.buckets.items()},
         quarantined=manifest.quarantined,
