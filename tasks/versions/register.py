@@ -168,7 +168,7 @@ def describe(manifest: Manifest, trained: Candidate, evaluation: Evaluation) -> 
     last = trained.metrics.steps[-1] if trained.metrics.steps else None
     rows = [
         ("trained from", f"version {manifest.parent}"),
-        ("samples", f"{manifest.samples.rows} of {manifest.requests} requests"),
+        ("samples", f"{manifest.buckets.get('trained', 0)} of {manifest.requests} requests, {manifest.samples.rows} rows"),
         ("mean reward", f"{trained.metrics.mean_reward:.4f}"),
         ("KL, last step", f"{last.kl:.5f}" if last else ""),
         ("clipped, last step", f"{last.clip_fraction:.2%}" if last else ""),
