@@ -2,7 +2,9 @@
 
 import time
 
+from infra import architectures
 from infra import settings as settings_
+from infra.architectures import UnsupportedCheckpoint
 from infra.registry import CHAMPION, Registry
 from infra.settings import Settings
 from infra.store import ObjectStore
@@ -11,17 +13,17 @@ BASE_CHECKPOINT = "checkpoints/base"
 
 
 class NoBaseModel(ValueError):
-    """The base model's directory contains no model."""
+    """The base model's directory contains no model that can be served and trained."""
 
 
 def check_base(settings: Settings) -> None:
-    """Raise NoBaseModel if the base model is not on disk."""
-    directory = settings_.path(settings.model.base)
-    if not (directory / "config.json").exists():
+    """Raise NoBaseModel if the base model is not on disk, or of an architecture that cannot be trained."""
+    try:
+        architectures.check(settings_.path(settings.model.base))
+    except UnsupportedCheckpoint as error:
         raise NoBaseModel(
-            f"model.base = {str(settings.model.base)!r}: config.json is missing there; expected the directory of a Hugging Face "
-            "checkpoint. Train the base model with `make base`, or set model.base"
-        )
+            f"model.base = {str(settings.model.base)!r}: {error}. Train the base model with `make base`, or set model.base"
+        ) from None
 
 
 def bucket(settings: Settings) -> None:

@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from infra import architectures
 from infra import settings as settings_
+from infra.architectures import UnsupportedCheckpoint
 from infra.settings import Settings
 from serving.engine import version_cache
 from serving.engine.protocol import BASE_VERSION
@@ -86,8 +88,10 @@ def main(arguments: list[str], variables: Mapping[str, str]) -> int:
         if name not in variables:
             os.environ[name] = value
     model, version = choose_model(settings, options.slot, options.model, options.version)
-    if not (model / "config.json").exists():
-        raise SystemExit(f"engine: no model in {model}: config.json is missing; check --model or model.base")
+    try:
+        architectures.check(model)
+    except UnsupportedCheckpoint as error:
+        raise SystemExit(f"engine: {error}; check --model or model.base") from None
 
     import uvloop  # after the environment is set: the imports below read it
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from infra import architectures
 from infra.records import Manifest
 from infra.settings import ROOT
 from infra.settings.training import Train, UpdateSettings
@@ -93,6 +94,7 @@ def train(
         parent: checkpoint of the manifest's parent.
 
     Raises:
+        UnsupportedCheckpoint: the parent has another architecture, or tensors are missing or left over.
         Corrupt: the samples do not have the manifest's checksum.
         TrainingFailed: the trainer failed; the message has the end of its log.
     """
@@ -105,6 +107,7 @@ def train(
             f"s3://{store.bucket}/{manifest.samples.key}: SHA-256 {digest}, the manifest says {manifest.samples.sha256}"
         )
     samples.write_bytes(body)
+    architectures.check(parent)
     job = write_job(folder, parent, samples, manifest.parent, settings, inputs)
     refused = folder / REFUSED_NAME
     refused.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Megatron's configuration and layers for a Hugging Face Qwen2 configuration."""
+"""Megatron's configuration and layers for an architecture of infra/architectures.py."""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -13,9 +13,11 @@ from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.optimizer import OptimizerConfig
+from megatron.core.tensor_parallel.layers import RowParallelLinear
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+from infra.architectures import Architecture
 from tasks.trainer.model.attention import SDPACoreAttention
 from tasks.trainer.model.elementwise import RMSNorm, SwiGLU
 from tasks.trainer.model.megatron_arguments import check_known, check_reserved
@@ -59,14 +61,14 @@ def _field_names(configuration: type[Any]) -> set[str]:
 
 
 def transformer_config(
-    config: Mapping[str, Any], parallel: Parallel, bf16: bool, arguments: Mapping[str, Any]
+    model: Architecture, parallel: Parallel, bf16: bool, arguments: Mapping[str, Any], init_std: float
 ) -> TransformerConfig:
-    """Return Megatron's configuration of a Qwen2 model.
+    """Return Megatron's configuration of a model.
 
     Args:
-        config: Hugging Face's config.json.
         bf16: whether matrix products are computed in bfloat16.
         arguments: a user's Megatron arguments, already checked.
+        init_std: standard deviation of random weights.
 
     Raises:
         ValueError: Megatron refuses an argument's value.
@@ -75,20 +77,22 @@ def transformer_config(
     return configured(
         TransformerConfig,
         arguments,
-        num_layers=config["num_hidden_layers"],
-        hidden_size=config["hidden_size"],
-        ffn_hidden_size=config["intermediate_size"],
-        num_attention_heads=config["num_attention_heads"],
-        num_query_groups=config["num_key_value_heads"],
+        num_layers=model.layers,
+        hidden_size=model.hidden,
+        ffn_hidden_size=model.mlp,
+        num_attention_heads=model.heads,
+        num_query_groups=model.groups,
+        kv_channels=model.head,
         normalization="RMSNorm",
-        layernorm_epsilon=config["rms_norm_eps"],
+        layernorm_epsilon=model.epsilon,
+        qk_layernorm=model.qk_norm,
         gated_linear_unit=True,
         activation_func=torch.nn.functional.silu,
         add_bias_linear=False,
-        add_qkv_bias=True,
+        add_qkv_bias=model.qkv_bias,
         attention_dropout=0.0,
         hidden_dropout=0.0,
-        init_method_std=config.get("initializer_range", 0.02),
+        init_method_std=init_std,
         tensor_model_parallel_size=parallel.tensor,
         pipeline_model_parallel_size=parallel.pipeline,
         bf16=bf16,
@@ -111,27 +115,26 @@ def transformer_config(
     )
 
 
-def gpt_model(config: Mapping[str, Any], transformer: TransformerConfig) -> GPTModel:
+def gpt_model(model: Architecture, transformer: TransformerConfig) -> GPTModel:
     """Return this rank's part of the model, with random weights.
 
     Raises:
-        ValueError: the rotary embedding is not a plain one.
         NotImplementedError: Transformer Engine is installed.
     """
     return GPTModel(
         config=transformer,
-        transformer_layer_spec=_layer_spec(_rope_theta(config)),
-        vocab_size=config["vocab_size"],
-        max_sequence_length=config["max_position_embeddings"],
+        transformer_layer_spec=_layer_spec(model),
+        vocab_size=model.vocabulary,
+        max_sequence_length=model.positions,
         pre_process=parallel_state.is_pipeline_first_stage(),
         post_process=parallel_state.is_pipeline_last_stage(),
         parallel_output=True,
-        share_embeddings_and_output_weights=config["tie_word_embeddings"],
+        share_embeddings_and_output_weights=model.tied,
         position_embedding_type="none",  # SDPACoreAttention rotates queries and keys
     )
 
 
-def _layer_spec(rope_theta: float) -> ModuleSpec:
+def _layer_spec(model: Architecture) -> ModuleSpec:
     """Return the layers for any device; Transformer Engine's layers would be chosen here.
 
     Raises:
@@ -142,24 +145,20 @@ def _layer_spec(rope_theta: float) -> ModuleSpec:
             "transformer_engine is installed: the trainer is not built for its layers and its optimizer, expected an environment "
             "without it; pip uninstall transformer-engine"
         )
-    spec = get_gpt_layer_local_spec(normalization="RMSNorm")
-    attention = ModuleSpec(SDPACoreAttention, params={"rope_theta": rope_theta})
-    spec.submodules.self_attention.submodules.core_attention = attention
+    spec = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=model.qk_norm)
+    attention = spec.submodules.self_attention.submodules
+    attention.core_attention = ModuleSpec(SDPACoreAttention, params={"rope_theta": model.rope_theta})
+    if model.qk_norm:
+        attention.q_layernorm = attention.k_layernorm = RMSNorm
+    if model.output_bias:
+        attention.linear_proj = _BiasedRowParallelLinear
     spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = RMSNorm
     spec.submodules.mlp.submodules.activation_func = SwiGLU
     return spec
 
 
-def _rope_theta(config: Mapping[str, Any]) -> float:
-    """Return the base of the rotary embedding.
+class _BiasedRowParallelLinear(RowParallelLinear):
+    """The attention's output with a bias, which Megatron's configuration has for all layers' matrices or for none."""
 
-    Raises:
-        ValueError: the embedding is stretched for longer contexts, as by YaRN.
-    """
-    rope = config.get("rope_parameters") or {**config, **(config.get("rope_scaling") or {})}
-    if (kind := rope.get("rope_type", rope.get("type", "default"))) != "default":
-        raise ValueError(
-            f"config.json: rope_type = {kind!r}, expected 'default': the trainer supports no stretched rotary embeddings; "
-            "start from the base checkpoint without them"
-        )
-    return float(rope["rope_theta"])
+    def __init__(self, *arguments: Any, bias: bool, **options: Any) -> None:
+        super().__init__(*arguments, bias=True, **options)

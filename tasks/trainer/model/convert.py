@@ -1,4 +1,4 @@
-"""Weights between Hugging Face's Qwen2 layout and Megatron's, under tensor and pipeline parallelism.
+"""Weights between Hugging Face's layout and Megatron's, under tensor and pipeline parallelism.
 
 Megatron fuses q, k and v per key-value group ([q..., k, v] per group, groups split over tensor-parallel ranks) and gate with up
 (per rank: its gate rows, then its up rows). The last pipeline stage has a copy of the tied output matrix. Once the optimizer
@@ -27,7 +27,10 @@ _LAYER: dict[str, Entry] = {
     "self_attention.linear_qkv.layer_norm_weight": (["input_layernorm.weight"], "copy", None),
     "self_attention.linear_qkv.weight": ([f"{_ATTENTION}.{p}_proj.weight" for p in "qkv"], "qkv", 0),
     "self_attention.linear_qkv.bias": ([f"{_ATTENTION}.{p}_proj.bias" for p in "qkv"], "qkv", 0),
+    "self_attention.q_layernorm.weight": ([f"{_ATTENTION}.q_norm.weight"], "copy", None),
+    "self_attention.k_layernorm.weight": ([f"{_ATTENTION}.k_norm.weight"], "copy", None),
     "self_attention.linear_proj.weight": ([f"{_ATTENTION}.o_proj.weight"], "copy", 1),
+    "self_attention.linear_proj.bias": ([f"{_ATTENTION}.o_proj.bias"], "copy", None),
     "pre_mlp_layernorm.weight": (["post_attention_layernorm.weight"], "copy", None),
     "mlp.linear_fc1.layer_norm_weight": (["post_attention_layernorm.weight"], "copy", None),
     "mlp.linear_fc1.weight": ([f"{_MLP}.gate_proj.weight", f"{_MLP}.up_proj.weight"], "glu", 0),

@@ -1,4 +1,4 @@
-"""One Megatron model with its optimizer: built from a Hugging Face Qwen2 configuration, stepped over micro-batches, saved."""
+"""One Megatron model with its optimizer: built from a Hugging Face configuration, stepped over micro-batches, saved."""
 
 import json
 import shutil
@@ -19,6 +19,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.module import Float16Module
 from safetensors.torch import save_file
 
+from infra.architectures import parse
 from tasks.trainer.model.architecture import check_arguments, configured, gpt_model, transformer_config
 from tasks.trainer.model.convert import StoredTensors, freeze, gather_on_rank_0, load_weights
 from tasks.trainer.model.muon import MuonWithAdamW
@@ -58,17 +59,19 @@ class TrainedModel:
         """Build the model with random weights.
 
         Args:
-            config: Hugging Face's config.json of a Qwen2 model.
+            config: Hugging Face's config.json.
             megatron_arguments: more arguments of Megatron's TransformerConfig and OptimizerConfig.
 
         Raises:
-            ValueError: a pipeline stage has nothing left to train, the rotary embedding is not a plain one, or Megatron does not
-                take an argument.
+            UnsupportedCheckpoint: the trainer has not the configuration's layers.
+            ValueError: a pipeline stage has nothing left to train, or Megatron does not take an argument.
         """
         check_arguments(megatron_arguments)
         self.hf_config = config
-        self.config = transformer_config(config, parallel, optimization.bf16, megatron_arguments)
-        model: Any = gpt_model(config, self.config)
+        architecture = parse(config, "the model")
+        init_std = config.get("initializer_range", 0.02)
+        self.config = transformer_config(architecture, parallel, optimization.bf16, megatron_arguments, init_std)
+        model: Any = gpt_model(architecture, self.config)
         freeze(model, optimization.frozen_layers)
         if torch.cuda.is_available():
             model = model.cuda()

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,10 +64,17 @@ class RunningEngine:
         return counters["vllm:prefix_cache_queries_total"], counters["vllm:prefix_cache_hits_total"]
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEngine]:
-    directory = tmp_path_factory.mktemp("engine")
-    models = {version: tiny_models.write_model(directory / version, int(version)) for version in ("1", "2")}
+FAMILIES = {
+    "qwen3": {"head_dim": 64, "tie_word_embeddings": False},
+    "llama": {"attention_bias": True},
+}
+"""Other architectures, with what differs from the shared engine's model."""
+
+
+@contextmanager
+def running_engine(directory: Path, family: str = "qwen2", **changes: object) -> Iterator[RunningEngine]:
+    """Start an engine with version 1 of two random models of an architecture."""
+    models = {v: tiny_models.write_model(directory / v, int(v), family=family, **changes) for v in ("1", "2")}
     url, log, metrics = processes.free_url(), directory / "log", directory / "metrics"
     metrics.mkdir()
     variables = {
@@ -81,6 +88,12 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEngine]:
     command = [sys.executable, "-m", "serving.engine", "--slot", "0", "--model", str(models["1"]), "--version", "1"]
     with processes.server(command, variables, url, log) as process:
         yield RunningEngine(url, process, models, log, metrics)
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEngine]:
+    with running_engine(tmp_path_factory.mktemp("engine")) as running:
+        yield running
 
 
 @pytest.fixture
@@ -289,6 +302,16 @@ async def _wait_until_idle(engine: RunningEngine) -> int:
             if (now := engine.steps()) != steps:
                 steps, since = now, time.monotonic()
     return steps
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_models_of_other_architectures_are_served_and_swapped(family: str, tmp_path: Path) -> None:
+    with running_engine(tmp_path, family, **FAMILIES[family]) as running:
+        async with session() as http:
+            client = EngineClient(http, running.url, "secret")
+            assert max_logprob_error(running, PROMPT, await sample(client, version="1")) < 1e-4
+            await client.swap(str(running.models["2"]), "2")
+            assert max_logprob_error(running, PROMPT, await sample(client, version="2")) < 1e-4
 
 
 def test_killing_the_process_ends_its_child_processes(engine: RunningEngine) -> None:

@@ -1,4 +1,4 @@
-"""A tiny Qwen2, samples for it, and the plain reference implementation of the objective. Imports no Megatron."""
+"""Tiny models of each family, samples for them, and the plain reference implementation of the objective. Imports no Megatron."""
 
 import copy
 import math
@@ -6,7 +6,7 @@ import random
 from typing import NamedTuple
 
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from infra.records import Sample
 from tasks.trainer.job import Job
@@ -15,7 +15,7 @@ VOCABULARY = 96
 CURRENT, OLDER = "7", "6"
 
 
-def tiny(seed: int = 3, **changes: object) -> Qwen2ForCausalLM:
+def tiny(seed: int = 3, family: str = "qwen2", **changes: object) -> PreTrainedModel:
     """Return a random float32 model whose biases and norms affect its output; `changes` override its configuration."""
     torch.manual_seed(seed)
     config = {
@@ -31,7 +31,7 @@ def tiny(seed: int = 3, **changes: object) -> Qwen2ForCausalLM:
         "tie_word_embeddings": True,
     }
     config |= changes
-    model = Qwen2ForCausalLM(Qwen2Config(**config))
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **config), dtype=torch.float32)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
@@ -50,12 +50,15 @@ OTHERS = {
         **{"hidden_size": 1536, "num_attention_heads": 12, "num_key_value_heads": 2},  # 128 wide
         **{"intermediate_size": 64, "num_hidden_layers": 1, "rope_parameters": FAR_ROPE},
     },
+    "Qwen3": {"family": "qwen3", "head_dim": 24},
+    "Llama": {"family": "llama", "tie_word_embeddings": False, "head_dim": 32},
+    "Llama with biases": {"family": "llama", "attention_bias": True},
 }
 """Other configurations that the tests compare."""
 NEUTRAL = torch.zeros(())
 
 
-def without_biases(model: Qwen2ForCausalLM) -> Qwen2ForCausalLM:
+def without_biases(model: PreTrainedModel) -> PreTrainedModel:
     """Return a copy without the biases of its queries, keys and values."""
     copied = copy.deepcopy(model)
     with torch.no_grad():
@@ -65,7 +68,7 @@ def without_biases(model: Qwen2ForCausalLM) -> Qwen2ForCausalLM:
     return copied
 
 
-def logprobs(model: Qwen2ForCausalLM, sample: Sample, scale: torch.Tensor = NEUTRAL) -> torch.Tensor:
+def logprobs(model: PreTrainedModel, sample: Sample, scale: torch.Tensor = NEUTRAL) -> torch.Tensor:
     """Return the log-probability of each token of one sample under the sampling distribution, [tokens of the completion].
 
     Args:
@@ -89,7 +92,7 @@ def with_settled_text(rows: list[Sample]) -> list[Sample]:
     return changed
 
 
-def samples(model: Qwen2ForCausalLM, drift: float, count: int = 12) -> list[Sample]:
+def samples(model: PreTrainedModel, drift: float, count: int = 12) -> list[Sample]:
     """Return samples of different lengths and temperatures, alternately of an older version and the current one.
 
     Args:
@@ -127,7 +130,7 @@ def synthetic_reference(rows: list[Sample]) -> dict[int, list[float]]:
     }
 
 
-def distributions(model: Qwen2ForCausalLM, sample: Sample, scale: torch.Tensor) -> torch.Tensor:
+def distributions(model: PreTrainedModel, sample: Sample, scale: torch.Tensor) -> torch.Tensor:
     """Return log-probabilities of the whole vocabulary at each sampled token's position."""
     ids = torch.tensor([[*sample.prompt_token_ids, *sample.token_ids]])
     return (model(ids).logits[0, len(sample.prompt_token_ids) - 1 : -1] * scale.exp() / sample.temperature).log_softmax(-1)
@@ -150,7 +153,7 @@ class Expected(NamedTuple):
 
 
 def reference_loss(
-    model: Qwen2ForCausalLM, rows: list[Sample], job: Job, prompted: list[list[int]], scale: torch.Tensor = NEUTRAL
+    model: PreTrainedModel, rows: list[Sample], job: Job, prompted: list[list[int]], scale: torch.Tensor = NEUTRAL
 ) -> Expected:
     """Return the objective token by token in plain Python, with autograd.
 
@@ -191,7 +194,7 @@ def reference_loss(
     return Expected(loss, settled, inside / max(written, 1), clipped / tokens, bounded / tokens, divergences / tokens)
 
 
-def _settled_loss(model: Qwen2ForCausalLM, rows: list[Sample], job: Job, scale: torch.Tensor) -> tuple[torch.Tensor, int, int]:
+def _settled_loss(model: PreTrainedModel, rows: list[Sample], job: Job, scale: torch.Tensor) -> tuple[torch.Tensor, int, int]:
     """Return the weighted loss of settled texts inside the band, their tokens, and the tokens of all settled texts."""
     loss, inside, written = torch.zeros(()), 0, 0
     for sample in rows:

@@ -1,5 +1,6 @@
 """Compares the trainer with transformers and plain autograd: log-probabilities, gradients, a step's metrics, conversion."""
 
+import copy
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
-from transformers import Qwen2ForCausalLM
+from transformers import PreTrainedModel
 
 from infra.records import Sample
 from tasks.trainer.job import Job
@@ -49,18 +50,18 @@ OBJECTIVES = {
 """Options with which the gradients are compared."""
 
 
-def largest_gap(trained: TrainedModel, model: Qwen2ForCausalLM, rows: list[Sample]) -> float:
+def largest_gap(trained: TrainedModel, model: PreTrainedModel, rows: list[Sample]) -> float:
     """Return the largest difference of a token's log-probability between the trainer and transformers."""
     return gap_to(model, rows, current_logprobs(trained, rows, range(len(rows)), 128))
 
 
-def gap_to(model: Qwen2ForCausalLM, rows: list[Sample], computed: Logprobs) -> float:
+def gap_to(model: PreTrainedModel, rows: list[Sample], computed: Logprobs) -> float:
     """Return the largest difference of computed log-probabilities from transformers'."""
     with torch.no_grad():
         return max((logprobs(model, s) - torch.tensor(computed[i])).abs().max().item() for i, s in enumerate(rows))
 
 
-def check_logprobs(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel) -> dict[str, float]:
+def check_logprobs(directory: Path, model: PreTrainedModel, parallel: Parallel) -> dict[str, float]:
     """Return the gap to transformers, and the gaps of mistakes: rotary base, biases, labels shifted by one, temperature."""
     rows = samples(model, drift=0.0)
     trained = trained_model(directory, parallel)
@@ -78,14 +79,37 @@ def check_logprobs(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel)
     return answers
 
 
-def check_parity(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel) -> dict[str, object]:
-    """Compare log-probabilities and the plain objective's gradient, which is converted to Hugging Face's layout."""
+def check_parity(directory: Path, model: PreTrainedModel, parallel: Parallel) -> dict[str, object]:
+    """Compare log-probabilities, and the plain objective's gradient and one step along it, in Hugging Face's layout."""
     exact = largest_gap(trained_model(directory, parallel), model, samples(model, drift=0.0))
-    return {"logprobs": exact, "gradients": check_gradients(directory, model, parallel, JOB)}
+    gradients = check_gradients(directory, model, parallel, JOB)
+    return {"logprobs": exact, "gradients": gradients, "step": check_step(directory, model, parallel)}
+
+
+def check_step(directory: Path, model: PreTrainedModel, parallel: Parallel) -> float:
+    """Return the relative difference of the weights' change in one optimizer step from that of torch's AdamW."""
+    rows, other = samples(model, drift=0.4), copy.deepcopy(model)
+    prompted = [context_positions(sample, JOB.context_tokens) for sample in rows]
+    optimizer = torch.optim.AdamW(other.parameters(), JOB.learning_rate, (0.9, 0.95), weight_decay=0.0)
+    reference_loss(other, rows, JOB, prompted).loss.backward()
+    torch.nn.utils.clip_grad_norm_(other.parameters(), 1.0)
+    optimizer.step()
+
+    trained = trained_model(directory, parallel)
+    before = weights_of(trained)
+    older = [i for i, s in enumerate(rows) if s.policy_version == OLDER]
+    policies = FixedPolicies(proximal_logprobs(trained, rows, older, JOB), synthetic_reference(rows))
+    own = range(parallel_state.get_data_parallel_rank(), len(rows), parallel_state.get_data_parallel_world_size())
+    batches = micro_batches(rows, own, 128, policies, JOB.context_tokens, settled=True)
+    trained.step(ppo.objective_step(JOB, LogitScale(0.0)), batches, (1, 128), JOB.learning_rate)
+    expected = dict(other.named_parameters())
+    moved = {name: (tensor - before[name], expected[name].detach() - before[name]) for name, tensor in weights_of(trained).items()}
+    apart = sum((ours - theirs).square().sum().item() for ours, theirs in moved.values())
+    return (apart / sum(theirs.square().sum().item() for _, theirs in moved.values())) ** 0.5
 
 
 def check_gradients(
-    directory: Path, model: Qwen2ForCausalLM, parallel: Parallel, job: Job, bf16: bool = False
+    directory: Path, model: PreTrainedModel, parallel: Parallel, job: Job, bf16: bool = False
 ) -> dict[str, float]:
     """Compare the PPO gradient with autograd over transformers: largest relative error of a tensor, loss, clipped tokens."""
     rows = samples(model, drift=0.4)
@@ -153,7 +177,7 @@ def check_reference(directory: Path, parallel: Parallel) -> dict[str, float]:
     return answers | {"start": max(abs(a - b) for i in own for a, b in zip(own[i], start_of_update[i], strict=True))}
 
 
-def check_step_metrics(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel) -> dict[str, object]:
+def check_step_metrics(directory: Path, model: PreTrainedModel, parallel: Parallel) -> dict[str, object]:
     """Return the metrics of one step over all samples, and the expected ones."""
     rows = samples(model, drift=0.4)
     job = JOB.model_copy(update={"epochs": 1, "kl_weight": 0.2})
@@ -189,7 +213,7 @@ def check_round_trip(directory: Path, parallel: Parallel) -> dict[str, float]:
     return answers
 
 
-def check_device(directory: Path, model: Qwen2ForCausalLM) -> dict[str, Any]:
+def check_device(directory: Path, model: PreTrainedModel) -> dict[str, Any]:
     """Return the device, the backend of the process group, and the gradient in bfloat16."""
     trained = trained_model(directory, Parallel())
     return {

@@ -63,7 +63,7 @@ def assert_equals_reference(values: dict) -> None:
     "objective",
     [
         *("plain", "all recomputed", "dual_clip", "kl_weight", "entropy_weight", "all options"),
-        *("settled", "settled in a band"),
+        *("settled", "settled by likelihood", "settled in a band"),
     ],
 )
 def test_gradients_equal_those_of_the_plain_objective(answers, layout, objective):
@@ -100,6 +100,9 @@ def test_recomputing_all_applies_the_importance_weight_to_current_samples_too(an
     ("layout", "other", "tensors"),
     [
         *((layout, "untied", 27) for layout in ("one", "tensor", "pipeline")),
+        *((layout, "Qwen3", 24) for layout in ("one", "tensor", "pipeline")),
+        *((layout, "Llama", 21) for layout in ("one", "tensor", "pipeline")),
+        *((layout, "Llama with biases", 28) for layout in ("one", "tensor", "pipeline")),
         *((layout, "heads of Qwen2.5-Coder-1.5B", 14) for layout in ("one", "tensor")),
     ],
 )
@@ -108,6 +111,7 @@ def test_other_configurations_agree_with_transformers(answers, layout, other, te
     assert values["logprobs"] < 1e-5
     assert_equals_reference(values["gradients"])
     assert values["gradients"]["tensors"] == tensors
+    assert values["step"] < 1e-2, "the first step of Adam is nearly a sign, which rounding turns where a gradient is near zero"
 
 
 def test_tensor_and_data_parallel_processes_agree_with_transformers(answers):

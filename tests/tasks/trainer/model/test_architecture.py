@@ -8,7 +8,7 @@ pytestmark = pytest.mark.stack
 
 
 def test_a_scaled_rotary_embedding_is_refused(answers):
-    assert [error.split(",")[0] for error in answers["stretched_rotary"]] == ["config.json: rope_type = 'yarn'"] * 2
+    assert [error.split(",")[0] for error in answers["stretched_rotary"]] == ["the model: config.json: rope_type = 'yarn'"] * 2
 
 
 def test_an_installed_transformer_engine_is_refused(answers):
