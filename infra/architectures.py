@@ -202,7 +202,8 @@ def check(directory: Path) -> Architecture:
     if problems:
         named = "; ".join(sorted(problems)[:MOST_NAMED])
         raise UnsupportedCheckpoint(
-            f"{directory}: {len(problems)} of {len(expected)} tensors do not fit a {architecture.family} of this config.json: {named}"
+            f"{directory}: {len(problems)} of {len(expected)} tensors do not fit a {architecture.family} of this config.json: "
+            f"{named}"
         )
     return architecture
 

@@ -19,6 +19,7 @@ from tests.stack import Stack
 WITHOUT_SERVERS = (
     r"make",
     r"python -m evals\.heldout",
+    r"python -m tasks\.trainer\.plan --model infra/base_model .*",
     r"python -m infra\.identity .*",
     r"python -m serving\.access .*",
     r"python -m [\w.]+ --help",

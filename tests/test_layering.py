@@ -22,7 +22,7 @@ ONLY_IN = {"megatron": "tasks/trainer", "vllm": "serving/engine", "supervisor": 
 # it may import every sub-room, and no sub-room imports it.
 ORDER = {
     "tasks": ("labels", "validation", "rewards", "showing", "trainer", "versions", "experiments", "upkeep", "steps"),
-    "tasks/trainer": ("model", "job", "update", "pretraining"),
+    "tasks/trainer": ("model", "job", "memory", "plan", "update", "pretraining"),
     "serving": ("access", "metrics", "engine", "recording", "slots", "gateway", "status", "app"),
 }
 ONLY_STEPS = "prefect"

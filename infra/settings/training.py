@@ -41,6 +41,9 @@ class UpdateSettings(Section):
     """Samples of one optimizer step, over all data-parallel ranks."""
     micro_batch_tokens: int = Field(8192, ge=64)
     """Most tokens of a micro-batch, prompts and padding included; a longer sample is a micro-batch by itself."""
+    micro_batch_positions: int = Field(0, ge=0)
+    """Most positions of a micro-batch at which logits are computed (those of sampled, settled and language-model tokens), each of
+    which takes 20 bytes times the vocabulary; 0: no bound. `python -m tasks.trainer.plan` proposes both bounds."""
     proximal: Literal["update", "step"] = "update"
     """Weights of the proximal policy, for samples whose proximal policy is recomputed. update: the weights at the update's start,
     at the cost of a forward pass over these samples. step: the weights at each step's start, which the step computes anyway."""

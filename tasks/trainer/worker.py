@@ -40,6 +40,7 @@ def main() -> None:
 
     from tasks.trainer.job import REFUSED_NAME, Job
     from tasks.trainer.model.architecture import check_arguments
+    from tasks.trainer.plan import DoesNotFit
     from tasks.trainer.update import ppo
     from tasks.trainer.update.safety import HarmfulUpdate
 
@@ -57,6 +58,8 @@ def main() -> None:
     job.output.mkdir(parents=True, exist_ok=True)
     try:
         ppo.run(job)
+    except DoesNotFit as error:
+        sys.exit(f"trainer: {error}")
     except HarmfulUpdate as refused:
         # Every rank writes the same reason: torchrun ends the others as soon as the first rank has left.
         partial = job.output / f"{REFUSED_NAME}.{dist.get_rank()}.partial"

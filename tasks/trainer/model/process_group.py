@@ -7,6 +7,7 @@ from typing import Any
 from tasks.trainer.model import process_setup  # noqa: F401  # before Megatron
 
 # isort: split
+import psutil
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
@@ -33,6 +34,13 @@ def start(parallel: Parallel, seed: int) -> None:
     parallel_state.initialize_model_parallel(parallel.tensor, parallel.pipeline)
     torch.manual_seed(seed)
     tensor_parallel.model_parallel_cuda_manual_seed(seed)
+
+
+def process_memory() -> int:
+    """Return the bytes of memory of this process: its GPU's, or its share of the machine's."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    return psutil.virtual_memory().total // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def stop() -> None:

@@ -146,6 +146,7 @@ def micro_batches(
     policies: FixedPolicies = NO_POLICIES,
     context: int = 0,
     settled: bool = False,
+    positions: int = 0,
 ) -> list[MicroBatch]:
     """Pack the rows of the samples at `indices` into micro-batches of at most `budget` tokens, or of one row.
 
@@ -154,18 +155,20 @@ def micro_batches(
     Args:
         context: prompt tokens of each sample that the language-model loss covers.
         settled: whether the samples' settled text makes rows.
+        positions: most positions of a micro-batch at which logits are computed; 0: no bound.
     """
     rows = [Row(i, False) for i in indices if samples[i].token_ids]
     rows += [Row(i, True) for i in indices if settled and samples[i].settled_token_ids]
     groups: list[list[Row]] = []
-    free = 0
+    free, free_positions = 0, 0.0
     for row in sorted(rows, key=lambda row: (-_length(samples, row), row)):
-        length = _length(samples, row)
-        if not groups or length > free:
+        length, selected = _length(samples, row), len(_completion(samples, row)) + _context_of(samples, row, context)
+        if not groups or length > free or selected > free_positions:
             groups.append([])
-            free = budget // TOKEN_MULTIPLE * TOKEN_MULTIPLE
+            free, free_positions = budget // TOKEN_MULTIPLE * TOKEN_MULTIPLE, positions or math.inf
         groups[-1].append(row)
         free -= length
+        free_positions -= selected
     return [_micro_batch(samples, group, policies, context) for group in groups]
 
 
@@ -176,6 +179,12 @@ def _completion(samples: Sequence[Sample], row: Row) -> tuple[int, ...]:
 
 def _length(samples: Sequence[Sample], row: Row) -> int:
     return len(samples[row.sample].prompt_token_ids) + len(_completion(samples, row))
+
+
+def _context_of(samples: Sequence[Sample], row: Row, context: int) -> int:
+    """Return the most prompt tokens of a row that the language-model loss covers."""
+    sample = samples[row.sample]
+    return 0 if row.settled and sample.token_ids else max(0, min(context, len(sample.prompt_token_ids) - 2))
 
 
 def context_positions(sample: Sample, count: int) -> list[int]:

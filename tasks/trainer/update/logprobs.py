@@ -65,13 +65,15 @@ def shape_of(batches: Sequence[MicroBatch]) -> tuple[int, int]:
     return 1, max(batch.tokens.numel() for batch in batches)
 
 
-def current_logprobs(model: TrainedModel, samples: Sequence[Sample], indices: Sequence[int], budget: int) -> Logprobs:
+def current_logprobs(
+    model: TrainedModel, samples: Sequence[Sample], indices: Sequence[int], budget: int, positions: int = 0
+) -> Logprobs:
     """Return log-probabilities under the current weights, of the samples at `indices`, on every rank.
 
-    Each data-parallel rank computes its share, in micro-batches of `budget` tokens.
+    Each data-parallel rank computes its share, in micro-batches of `budget` tokens and at most `positions` logits, 0: no bound.
     """
     ranks, rank = parallel_state.get_data_parallel_world_size(), parallel_state.get_data_parallel_rank()
-    own = rank_logprobs(model, micro_batches(samples, indices[rank::ranks], budget), samples)
+    own = rank_logprobs(model, micro_batches(samples, indices[rank::ranks], budget, positions=positions), samples)
     parts: list[Any] = [None] * ranks
     dist.all_gather_object(parts, own, group=parallel_state.get_data_parallel_group())
     return {i: values for part in parts for i, values in part.items()}
@@ -109,7 +111,7 @@ def proximal_logprobs(model: TrainedModel, samples: Sequence[Sample], indices: S
     """Return log-probabilities under the current weights, or AT_STEP where each step computes its own."""
     if job.proximal == "step":
         return at_step(samples, indices)
-    return current_logprobs(model, samples, indices, job.micro_batch_tokens)
+    return current_logprobs(model, samples, indices, job.micro_batch_tokens, job.micro_batch_positions)
 
 
 def at_step(samples: Sequence[Sample], indices: Sequence[int]) -> Logprobs:
@@ -127,7 +129,7 @@ def reference_logprobs(model: TrainedModel, samples: Sequence[Sample], job: Job)
         return {}
     if job.reference:
         model.load(job.reference)
-    logprobs = current_logprobs(model, samples, range(len(samples)), job.micro_batch_tokens)
+    logprobs = current_logprobs(model, samples, range(len(samples)), job.micro_batch_tokens, job.micro_batch_positions)
     if job.reference:
         model.load(job.checkpoint)
     return logprobs

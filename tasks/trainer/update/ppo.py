@@ -24,10 +24,13 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 
+from infra.architectures import parse
 from infra.records import Sample
 from tasks.trainer.job import CHECKPOINT_NAME, METRICS_NAME, OPTIMIZER_NAME, Job, Metrics, StepMetrics
+from tasks.trainer.memory import Layout, MicroBatchSize
 from tasks.trainer.model import flops, matmul
-from tasks.trainer.model.process_group import Parallel
+from tasks.trainer.model.process_group import Parallel, process_memory
+from tasks.trainer.plan import check_fits
 from tasks.trainer.update import optimizer_state, reports, safety
 from tasks.trainer.update.batches import FixedPolicies, MicroBatch, micro_batches, minibatches, read
 from tasks.trainer.update.logit_scale import LogitScale
@@ -109,7 +112,10 @@ def update(
             result.note(f"step {number} refused: {reason}")
             continue
         start, cpu_start = time.perf_counter(), time.process_time()
-        batches = micro_batches(samples, indices[rank::ranks], job.micro_batch_tokens, policies, context, settled)
+        own = indices[rank::ranks]
+        batches = micro_batches(
+            samples, own, job.micro_batch_tokens, policies, context, settled, positions=job.micro_batch_positions
+        )
         rate = learning_rate(job, number, len(steps))
         totals = total(model.accumulate(objective_step(job, scale), batches, shape_of(batches)))
         sums = totals.sums
@@ -177,7 +183,7 @@ def compare_with_server(model: TrainedModel, samples: Sequence[Sample], job: Job
     """
     current = [i for i, s in enumerate(samples) if s.token_ids and s.policy_version == job.current_version]
     compared = current[:: math.ceil(len(current) / AGREEMENT_SAMPLES) or 1]
-    logprobs = current_logprobs(model, samples, compared, job.micro_batch_tokens)
+    logprobs = current_logprobs(model, samples, compared, job.micro_batch_tokens, job.micro_batch_positions)
     # At a temperature T, the same difference of logits is 1 / T times as large.
     gaps = [
         samples[i].temperature * abs(a - b)
@@ -189,13 +195,34 @@ def compare_with_server(model: TrainedModel, samples: Sequence[Sample], job: Job
     return agreement
 
 
+def in_bfloat16(job: Job) -> bool:
+    """Return whether the job's matrix products are computed in bfloat16."""
+    return matmul.faster_in_bf16(matmul.processor()) if job.precision == "fastest" else job.precision == "bfloat16"
+
+
+def check_memory(job: Job, config: dict[str, Any], samples: Sequence[Sample], memory: int) -> None:
+    """Refuse an update whose largest micro-batch cannot fit, before the weights are loaded.
+
+    Args:
+        memory: bytes of this process.
+
+    Raises:
+        DoesNotFit: names the need, the memory and the settings that fit.
+    """
+    rows = list(_sizes(samples, job.context_tokens if job.context_weight else 0, job.settled_weight > 0))
+    tokens = max(max(length for length, _ in rows), min(job.micro_batch_tokens, sum(length for length, _ in rows)))
+    densest = max(selected / length for length, selected in rows)
+    size = MicroBatchSize(tokens, min(job.micro_batch_positions or tokens, math.ceil(tokens * densest)))
+    layout = Layout(job.tensor_parallel, job.pipeline_parallel, parallel_state.get_data_parallel_world_size())
+    check_fits(parse(config, str(job.checkpoint)), job, layout, size, memory, in_bfloat16(job))
+
+
 def load_model(job: Job, config: dict[str, Any]) -> TrainedModel:
     """Return the job's model, on its checkpoint and optimizer state."""
-    bf16 = matmul.faster_in_bf16(matmul.processor()) if job.precision == "fastest" else job.precision == "bfloat16"
     model = TrainedModel(
         config,
         Parallel(job.tensor_parallel, job.pipeline_parallel),
-        Optimization(job.learning_rate, max_grad_norm=job.max_grad_norm, bf16=bf16, frozen_layers=job.frozen_layers),
+        Optimization(job.learning_rate, max_grad_norm=job.max_grad_norm, bf16=in_bfloat16(job), frozen_layers=job.frozen_layers),
         job.megatron_arguments,
     )
     model.make_optimizer()
@@ -210,6 +237,7 @@ def run(job: Job) -> Metrics:
 
     Raises:
         HarmfulUpdate: the update is refused; nothing is written.
+        DoesNotFit: a process has not the memory; nothing is loaded.
     """
     clock = [("load", time.monotonic())]
     config = json.loads((job.checkpoint / "config.json").read_text())
@@ -217,6 +245,7 @@ def run(job: Job) -> Metrics:
     safety.check_classes(every)
     samples = taught_by(every, job)
     trained_rows = samples if uses_sampled_tokens(job) else [without_sampled_tokens(sample) for sample in samples]
+    check_memory(job, config, trained_rows, process_memory())
     model = load_model(job, config)
 
     clock.append(("starting log-probabilities", time.monotonic()))

@@ -17,7 +17,7 @@ from transformers import Qwen2ForCausalLM
 
 from tasks.trainer.model.process_group import Parallel, parallel_state, start, stop
 from tasks.trainer.update import ppo
-from tests.tasks.trainer import learning, parity, refusals, state
+from tests.tasks.trainer import learning, memory, parity, refusals, state
 from tests.tasks.trainer.models import OTHERS, tiny
 from tests.tasks.trainer.trained_models import JOB, LAYOUTS, write_job
 
@@ -40,7 +40,7 @@ def all_checks(model: Qwen2ForCausalLM, work: Path, states: Path) -> dict[str, A
     for name, parallel in LAYOUTS[dist.get_world_size()].items():
         parallel_state.destroy_model_parallel()
         start(parallel, 0)
-        if dist.get_world_size() == 4:
+        if dist.get_world_size() >= 4:
             answers[name] = parity.check_parity(directory, model, parallel)
             continue
         answers[name] = in_layout(directory, model, parallel, states / name)
@@ -90,6 +90,8 @@ def in_one_process(directory: Path, model: Qwen2ForCausalLM) -> dict[str, Any]:
         "bandit": learning.check_bandit(directory, Parallel()),
         "grouped_bandit": learning.check_bandit(directory, Parallel(), group=8),
         "rejections": learning.check_rejections(directory, model),
+        "peaks": memory.check_peaks(),
+        "memory": memory.check_refused(directory),
     }
     job = write_job(directory.parent, model)
     ppo.run(job)

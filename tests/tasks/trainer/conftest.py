@@ -24,7 +24,8 @@ def work(tmp_path_factory, states) -> Path:
 
 @pytest.fixture(scope="session")
 def answers(work, states, tmp_path_factory) -> dict:
-    """Return the numbers of all layouts: one process, two, one resuming from two, and four with tensor and data parallelism."""
+    """Return the numbers of all layouts: one process, two, one resuming from two, four, and eight."""
     one, two = json.loads((work / "answers.json").read_text()), check(2, tmp_path_factory.mktemp("two"), states)
     moved = check(1, tmp_path_factory.mktemp("back"), states, "--moves")
-    return one | two | check(4, tmp_path_factory.mktemp("four"), states) | {"moved": two["moved"] | moved["moved"]}
+    four, eight = (check(count, tmp_path_factory.mktemp(f"of-{count}"), states) for count in (4, 8))
+    return one | two | four | eight | {"moved": two["moved"] | moved["moved"]}

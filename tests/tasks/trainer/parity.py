@@ -103,7 +103,9 @@ def check_step(directory: Path, model: PreTrainedModel, parallel: Parallel) -> f
     batches = micro_batches(rows, own, 128, policies, JOB.context_tokens, settled=True)
     trained.step(ppo.objective_step(JOB, LogitScale(0.0)), batches, (1, 128), JOB.learning_rate)
     expected = dict(other.named_parameters())
-    moved = {name: (tensor - before[name], expected[name].detach() - before[name]) for name, tensor in weights_of(trained).items()}
+    moved = {
+        name: (tensor - before[name], expected[name].detach() - before[name]) for name, tensor in weights_of(trained).items()
+    }
     apart = sum((ours - theirs).square().sum().item() for ours, theirs in moved.values())
     return (apart / sum(theirs.square().sum().item() for _, theirs in moved.values())) ** 0.5
 

@@ -114,10 +114,12 @@ def test_other_configurations_agree_with_transformers(answers, layout, other, te
     assert values["step"] < 1e-2, "the first step of Adam is nearly a sign, which rounding turns where a gradient is near zero"
 
 
-def test_tensor_and_data_parallel_processes_agree_with_transformers(answers):
-    values = answers["tensor and data"]
+@pytest.mark.parametrize("layout", ["data and tensor", "data and pipeline", "tensor and pipeline", "data, tensor and pipeline"])
+def test_combined_layouts_agree_with_transformers(answers, layout):
+    values = answers[layout]
     assert values["logprobs"] < 1e-5
     assert_equals_reference(values["gradients"])
+    assert values["step"] < 1e-2
 
 
 @LAYOUTS

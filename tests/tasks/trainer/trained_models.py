@@ -35,7 +35,12 @@ JOB = Job(
 LAYOUTS = {
     1: {"one": Parallel()},
     2: {"data": Parallel(), "tensor": Parallel(tensor=2), "pipeline": Parallel(pipeline=2)},
-    4: {"tensor and data": Parallel(tensor=2)},
+    4: {
+        "data and tensor": Parallel(tensor=2),
+        "data and pipeline": Parallel(pipeline=2),
+        "tensor and pipeline": Parallel(tensor=2, pipeline=2),
+    },
+    8: {"data, tensor and pipeline": Parallel(tensor=2, pipeline=2)},
 }
 
 

@@ -157,6 +157,27 @@ def test_a_settled_text_is_a_row_of_its_own_with_its_sample_s_weight(lengths):
     assert not any(batch.settled_targets.numel() for batch in without)
 
 
+@given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=20), st.integers(1, 30))
+def test_a_micro_batch_has_at_most_the_selected_positions_that_are_asked(lengths, positions):
+    samples = [
+        GOOD.model_copy(
+            update={
+                "prompt_token_ids": (1,) * prompt,
+                "token_ids": (2,) * tokens,
+                "logprobs": (-0.01,) * tokens,
+                "settled_token_ids": (3,) * settled,
+            }
+        )
+        for prompt, tokens, settled in lengths
+    ]
+    bounded = micro_batches(samples, range(len(samples)), 128, context=4, settled=True, positions=positions)
+    for batch in bounded:
+        selected = len(batch.targets) + len(batch.settled_targets) + len(batch.context_targets)
+        assert selected <= positions or len(batch.samples) == 1
+    free = micro_batches(samples, range(len(samples)), 128, context=4, settled=True)
+    assert sorted(i for batch in bounded for i in batch.samples) == sorted(i for batch in free for i in batch.samples)
+
+
 def settled_tokens(batch, samples):
     """Yield the sample and (token, weight) of each settled token, read off the packed rows."""
     start = taken = 0

@@ -1,0 +1,237 @@
+"""Memory of a trainer process, by arithmetic: what a parallel layout needs on each card, and which layouts fit.
+
+"Selected" positions of a micro-batch are those at which the last layer's queries and the logits are computed. The terms are those
+of Korthikanti et al. 2022, "Reducing activation recomputation in large transformer models", section 4, for the layers of this
+trainer: no dropout, a gated MLP, attention that keeps no scores. Imports no torch.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+from infra.architectures import Architecture
+
+GRADIENT, ADAM, MASTER, STEP = 4, 8, 4, 4
+"""Bytes of a trained parameter: its float32 gradient, Adam's two float32 moments, its float32 master beside bfloat16 weights, and
+the root of the second moment while a step is taken."""
+LOGIT_BYTES = 20
+"""Bytes of a logit at the peak of the loss, as measured: the model's own logits and float32 intermediates."""
+RESERVED = 0.08
+"""Share of a card that is left to the driver, the communication buffers, and the allocator's rounding."""
+LEAST_TOKENS, GOOD_TOKENS = 2048, 8192
+"""Tokens of a micro-batch below which a layout is not proposed, and above which more of them hardly make a step faster."""
+GRAIN, MOST_GRAINS = 512, 256
+"""Proposals are multiples of this many tokens, up to so many of them."""
+SELECTED_SHARE = 8
+"""A proposal expects at most one selected position for this many tokens."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a model is split over processes."""
+
+    tensor: int = 1
+    pipeline: int = 1
+    data: int = 1
+
+    @property
+    def processes(self) -> int:
+        """Number of processes."""
+        return self.tensor * self.pipeline * self.data
+
+    def __str__(self) -> str:
+        return f"TP {self.tensor}, PP {self.pipeline}, DP {self.data}"
+
+
+@dataclass(frozen=True)
+class MicroBatchSize:
+    """Bounds of a micro-batch."""
+
+    tokens: int
+    positions: int
+    """Selected positions."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of the process that needs most, by part."""
+
+    weights: int
+    masters: int
+    gradients: int
+    adam: int
+    activations: int
+    """What the layers keep for the backward pass."""
+    logits: int
+    """The logits and what the loss computes of them, at the end of a forward pass."""
+    backward: int
+    """Gradients inside one layer, at the start of a backward pass, when the logits are freed."""
+    step: int
+    """Intermediates of the optimizer's step, which torch computes for all parameters at once on GPUs, after the backward pass."""
+
+    @property
+    def total(self) -> int:
+        """The peak: what stays, and the most that is needed beside it at once."""
+        stays = self.weights + self.masters + self.gradients + self.adam
+        return stays + max(self.activations + max(self.logits, self.backward), self.step)
+
+
+def estimate(
+    model: Architecture,
+    layout: Layout,
+    size: MicroBatchSize,
+    *,
+    bf16: bool = True,
+    frozen_layers: int = 0,
+    recompute_mlp: bool = False,
+) -> Memory:
+    """Return the memory of the process that needs most.
+
+    Args:
+        bf16: whether matrix products are computed in bfloat16, over float32 masters.
+        frozen_layers: lowest layers without gradient and moments, with the embeddings.
+        recompute_mlp: whether the MLPs' activations are computed again in the backward pass (selective recomputation).
+
+    Raises:
+        ValueError: the model cannot be split so.
+    """
+    check(model, layout)
+    stages = (_stage(model, layout, size, stage, bf16, frozen_layers, recompute_mlp) for stage in range(layout.pipeline))
+    return max(stages, key=lambda memory: memory.total)
+
+
+def check(model: Architecture, layout: Layout) -> None:
+    """Refuse a layout that the model's shapes do not allow.
+
+    Raises:
+        ValueError: names the size, its value and what was expected.
+    """
+    for name, size, whole, of in (
+        ("tensor_parallel", layout.tensor, model.groups, "key-value heads"),
+        ("tensor_parallel", layout.tensor, model.mlp, "columns of the MLP"),
+        ("tensor_parallel", layout.tensor, model.vocabulary, "tokens of the vocabulary"),
+        ("pipeline_parallel", layout.pipeline, model.layers, "layers"),
+    ):
+        if whole % size:
+            raise ValueError(f"train.{name} = {size}, expected a divisor of the model's {whole} {of}")
+
+
+def _stage(
+    model: Architecture, layout: Layout, size: MicroBatchSize, stage: int, bf16: bool, frozen: int, recompute_mlp: bool
+) -> Memory:
+    split, width = layout.tensor, 2 if bf16 else 4
+    layers = model.layers // layout.pipeline
+    first, last = stage == 0, stage == layout.pipeline - 1
+    layer = sum(prod(shape) // (split if _is_split(name) else 1) for name, shape in model.layer().items())
+    embedding = model.vocabulary * model.hidden // split
+    ends = embedding * (int(first) + int(last and not (first and model.tied))) + (model.hidden if last else 0)
+    parameters = layers * layer + ends
+    still = max(0, min(layers, frozen - stage * layers)) * layer + (embedding * int(first or model.tied) if frozen else 0)
+    trained = parameters - min(still, parameters)
+    return Memory(
+        weights=width * parameters,
+        masters=MASTER * parameters if bf16 else 0,
+        gradients=GRADIENT * trained,
+        adam=ADAM * trained,
+        activations=_activations(model, layout, size, stage, width, frozen, recompute_mlp),
+        logits=size.positions * model.vocabulary // split * LOGIT_BYTES if last else 0,
+        step=STEP * trained,
+        backward=size.tokens * (3 * model.mlp // split + 2 * model.hidden) * width,
+    )
+
+
+def _activations(
+    model: Architecture, layout: Layout, size: MicroBatchSize, stage: int, width: int, frozen: int, recompute_mlp: bool
+) -> int:
+    """Return the bytes that a stage saves for the backward passes of the micro-batches that it has under way (1F1B)."""
+    layers = model.layers // layout.pipeline
+    queries, keys = model.heads * model.head, model.groups * model.head
+    states = 4 * model.hidden * width  # input and output of both norms
+    attention = (3 * queries + 2 * keys) * width // layout.tensor  # rotated queries and keys, values, output twice
+    norms = (queries + keys) * width // layout.tensor if model.qk_norm else 0
+    mlp = (0 if recompute_mlp else 4) * model.mlp * width // layout.tensor  # gate and value, the activated gate, their product
+    total = 0
+    for number in range(stage * layers, (stage + 1) * layers):
+        if number < frozen:
+            continue
+        tokens = size.positions if number == model.layers - 1 else size.tokens
+        total += tokens * (states + mlp) + tokens * attention + size.tokens * norms
+        if number == model.layers - 1:  # its keys, values and the first norm cover all tokens
+            total += (size.tokens - size.positions) * (2 * model.hidden + 2 * keys // layout.tensor) * width
+    if stage == layout.pipeline - 1:
+        total += 2 * size.positions * model.hidden * width
+    return total * (layout.pipeline - stage)
+
+
+def _is_split(name: str) -> bool:
+    """Return whether tensor-parallel processes each hold a part of a layer's tensor."""
+    return "norm" not in name and name != "self_attn.o_proj.bias"
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A layout that fits, with the largest micro-batch that does."""
+
+    layout: Layout
+    size: MicroBatchSize
+    recompute_mlp: bool
+    memory: Memory
+
+
+def propose(model: Architecture, card: int, cards: int, *, bf16: bool = True, frozen_layers: int = 0) -> list[Proposal]:
+    """Return the layouts of all cards that fit, the best first.
+
+    First come those with micro-batches of GOOD_TOKENS; of these, the fewest parts of the model, then no recomputation. Parts cost
+    communication in every layer (tensor) or idle time at both ends of a step (pipeline), data parallelism only a sum of gradients
+    a step.
+
+    Args:
+        card: bytes of a card.
+    """
+    found = []
+    for layout in _layouts(model, cards):
+        for recompute in (False, True):
+            size = largest(model, layout, card, bf16=bf16, frozen_layers=frozen_layers, recompute_mlp=recompute)
+            if size and size.tokens >= LEAST_TOKENS:
+                memory = estimate(model, layout, size, bf16=bf16, frozen_layers=frozen_layers, recompute_mlp=recompute)
+                found.append(Proposal(layout, size, recompute, memory))
+    return sorted(
+        found,
+        key=lambda p: (p.size.tokens < GOOD_TOKENS, p.layout.tensor * p.layout.pipeline, p.recompute_mlp, p.layout.pipeline),
+    )
+
+
+def largest(
+    model: Architecture, layout: Layout, card: int, *, bf16: bool, frozen_layers: int = 0, recompute_mlp: bool = False
+) -> MicroBatchSize | None:
+    """Return the largest micro-batch of a proposal that fits a card; None where the weights alone do not."""
+
+    def size(grains: int) -> MicroBatchSize:
+        return MicroBatchSize(grains * GRAIN, grains * GRAIN // SELECTED_SHARE)
+
+    def needs_too_much(grains: int) -> bool:
+        needed = estimate(model, layout, size(grains), bf16=bf16, frozen_layers=frozen_layers, recompute_mlp=recompute_mlp)
+        return needed.total > usable(card)
+
+    grains = bisect_left(range(1, MOST_GRAINS), True, key=needs_too_much)
+    return size(grains) if grains else None
+
+
+def usable(card: int) -> int:
+    """Return the bytes of a card that a process may plan with."""
+    return int(card * (1 - RESERVED))
+
+
+def _layouts(model: Architecture, cards: int) -> Iterator[Layout]:
+    """Yield the layouts that use all cards and divide the model evenly."""
+    for tensor in range(1, cards + 1):
+        for pipeline in range(1, cards // tensor + 1):
+            layout = Layout(tensor, pipeline, cards // (tensor * pipeline))
+            if layout.processes != cards:
+                continue
+            try:
+                check(model, layout)
+            except ValueError:
+                continue
+            yield layout

@@ -1,0 +1,163 @@
+"""Plan the memory of training before a card is asked for it: python -m tasks.trainer.plan --model DIR --gpu 80GB --gpus 8
+
+Prints what each part of a layout takes, and proposes layouts with the largest micro-batch that fits. Reads config.json alone.
+"""
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from infra.architectures import Architecture, UnsupportedCheckpoint, read
+from infra.settings.training import UpdateSettings
+from tasks.trainer.memory import Layout, Memory, MicroBatchSize, Proposal, estimate, propose, usable
+
+GB = 1e9
+UNITS = {"GB": 1e9, "GIB": 2**30}
+PARTS = {
+    "weights": "weights",
+    "masters": "masters",
+    "gradients": "grads",
+    "adam": "Adam",
+    "activations": "activ.",
+    "logits": "logits",
+    "backward": "backw.",
+    "step": "step",
+}
+"""Titles of the parts of an estimate."""
+MOST_SHOWN = 6
+"""Layouts to show."""
+
+
+class DoesNotFit(ValueError):
+    """A layout needs more memory than a process has."""
+
+
+def check_fits(
+    model: Architecture, settings: UpdateSettings, layout: Layout, size: MicroBatchSize, card: int, bf16: bool
+) -> None:
+    """Refuse a layout that cannot fit, before anything is loaded.
+
+    Args:
+        size: tokens and selected positions of the largest micro-batch.
+        card: bytes of memory of a process.
+
+    Raises:
+        DoesNotFit: names the need, the memory and the settings that fit.
+        ValueError: the model cannot be split so.
+    """
+    recompute = settings.megatron_arguments.get("recompute_granularity") == "selective"
+    needed = estimate(model, layout, size, bf16=bf16, frozen_layers=settings.frozen_layers, recompute_mlp=recompute)
+    if needed.total <= card:
+        return
+    fitting = propose(model, card, layout.processes, bf16=bf16, frozen_layers=settings.frozen_layers)
+    advice = f"these settings fit: {in_settings(fitting[0])}" if fitting else "no layout of these processes fits: use more"
+    raise DoesNotFit(
+        f"{layout} with micro-batches of {size.tokens} tokens and {size.positions} selected positions needs "
+        f"{needed.total / GB:.1f} GB ({in_parts(needed)}), a process has {card / GB:.1f} GB; {advice}"
+    )
+
+
+def in_parts(memory: Memory) -> str:
+    """Return the parts of an estimate in words."""
+    return ", ".join(f"{part} {getattr(memory, part) / GB:.1f}" for part in PARTS)
+
+
+def in_settings(proposal: Proposal) -> str:
+    """Return a proposal as settings."""
+    layout, size = proposal.layout, proposal.size
+    recompute = ', train.megatron_arguments = {recompute_granularity = "selective", recompute_modules = ["mlp"]}'
+    return (
+        f"train.tensor_parallel = {layout.tensor}, train.pipeline_parallel = {layout.pipeline}, "
+        f"train.micro_batch_tokens = {size.tokens}, train.micro_batch_positions = {size.positions}"
+        f"{recompute if proposal.recompute_mlp else ''}"
+    )
+
+
+def bytes_of(text: str) -> int:
+    """Return the bytes of a size such as 80GB or 80GiB.
+
+    Raises:
+        ValueError: it is no such size.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(GB|GiB)", text, re.IGNORECASE)
+    if not found:
+        raise ValueError(f"--gpu {text!r}: expected a size such as 80GB or 80GiB")
+    return int(float(found[1]) * UNITS[found[2].upper()])
+
+
+def show(model: Architecture, card: int, cards: int, wanted: tuple[Layout, MicroBatchSize] | None, bf16: bool) -> bool:
+    """Print the plan; return whether something fits."""
+    console = Console(width=120 if not sys.stdout.isatty() else None)
+    console.print(
+        f"{model.family}, {model.parameters / 1e9:.2f} billion parameters; {cards} x {card / GB:.0f} GB, of which "
+        f"{usable(card) / GB:.1f} GB are planned with; {'bfloat16 over float32 masters' if bf16 else 'float32'}"
+    )
+    if wanted:
+        layout, size = wanted
+        needed = estimate(model, layout, size, bf16=bf16)
+        verdict = "fits" if needed.total <= usable(card) else "does not fit"
+        console.print(table([Proposal(layout, size, False, needed)], f"asked for: {verdict}"))
+        return needed.total <= usable(card)
+    fitting = propose(model, card, cards, bf16=bf16)
+    if not fitting:
+        console.print("no layout fits: take more cards, or larger ones")
+        return False
+    console.print(table(fitting[:MOST_SHOWN], f"the best of {len(fitting)} layouts that fit; GB of the process that needs most"))
+    console.print(f"proposed: {in_settings(fitting[0])}", soft_wrap=True)
+    return True
+
+
+def table(proposals: Sequence[Proposal], title: str) -> Table:
+    """Return a table of layouts with their parts in GB; "again" names what is recomputed."""
+    shown = Table(title=title, title_justify="left", box=box.SIMPLE, padding=(0, 1, 0, 0))
+    for name in ("TP", "PP", "DP", "tokens", "selected", "again", *PARTS.values(), "peak"):
+        shown.add_column(name, justify="right", no_wrap=True)
+    for proposal in proposals:
+        layout, size = proposal.layout, proposal.size
+        values = (
+            layout.tensor,
+            layout.pipeline,
+            layout.data,
+            size.tokens,
+            size.positions,
+            "mlp" if proposal.recompute_mlp else "",
+        )
+        shown.add_row(*map(str, values), *(f"{getattr(proposal.memory, part) / GB:.1f}" for part in (*PARTS, "total")))
+    return shown
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command; return 1 where nothing fits."""
+    parser = argparse.ArgumentParser(prog="python -m tasks.trainer.plan", description=(__doc__ or "").split("\n")[0])
+    add = parser.add_argument
+    add("--model", type=Path, required=True, help="directory of a checkpoint in Hugging Face's layout; config.json is enough")
+    add("--gpu", required=True, help="memory of a card: 80GB, 141GB, 80GiB")
+    add("--gpus", type=int, default=1, help="number of cards (default %(default)s)")
+    add("--tensor", type=int, help="show this tensor-parallel size instead of proposals")
+    add("--pipeline", type=int, default=1, help="with --tensor: pipeline-parallel size (default %(default)s)")
+    add("--tokens", type=int, default=8192, help="with --tensor: tokens of a micro-batch (default %(default)s)")
+    add("--positions", type=int, help="with --tensor: selected positions of a micro-batch (default: an eighth of the tokens)")
+    add("--float32", action="store_true", help="plan for train.precision = float32")
+    options = parser.parse_args(arguments)
+    try:
+        wanted = None
+        if options.tensor:
+            data, rest = divmod(options.gpus, options.tensor * options.pipeline)
+            if rest or not data:
+                parser.error(f"--gpus {options.gpus}: expected a multiple of --tensor x --pipeline")
+            size = MicroBatchSize(options.tokens, options.positions or max(1, options.tokens // 8))
+            wanted = Layout(options.tensor, options.pipeline, data), size
+        fits = show(read(options.model), bytes_of(options.gpu), options.gpus, wanted, not options.float32)
+    except (UnsupportedCheckpoint, ValueError) as error:
+        sys.exit(f"plan: {error}")
+    return 0 if fits else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

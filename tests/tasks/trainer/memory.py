@@ -1,0 +1,123 @@
+"""Compares the planned memory with the bytes of tensors that a pass really holds. For trainer processes only."""
+
+import json
+import weakref
+from pathlib import Path
+from typing import Any
+
+from tasks.trainer.model.process_group import Parallel
+from tasks.trainer.model.trained_model import Optimization, TrainedModel
+
+# isort: split
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from infra.architectures import parse
+from tasks.trainer.memory import Layout, MicroBatchSize, estimate
+from tasks.trainer.plan import DoesNotFit
+from tasks.trainer.update import ppo
+from tasks.trainer.update.batches import micro_batches
+from tasks.trainer.update.logit_scale import LogitScale
+from tests.tasks.trainer.models import samples, tiny
+from tests.tasks.trainer.trained_models import JOB
+
+SHAPES = {
+    "wide MLP": {"hidden_size": 64, "intermediate_size": 512, "num_hidden_layers": 4},
+    "wide states": {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3},
+    "large vocabulary": {"hidden_size": 64, "intermediate_size": 128, "vocab_size": 16384},
+    "untied": {
+        "hidden_size": 96,
+        "intermediate_size": 384,
+        "num_hidden_layers": 6,
+        "vocab_size": 4096,
+        "tie_word_embeddings": False,
+    },
+}
+"""Changes of the tiny model's configuration."""
+PROMPT, COMPLETION, ROWS = 560, 40, 3
+"""Tokens of a prompt and a completion, and rows of the micro-batch: longer than those for which attention keeps its scores."""
+
+
+class PeakBytes(TorchDispatchMode):
+    """Counts the storages that operations create, until they are freed; `peak` is the most at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+        """Run an operation and count the storages of its results that are new."""
+        inputs = {id(x.untyped_storage()) for x in tree_leaves((arguments, options)) if isinstance(x, torch.Tensor)}
+        result = function(*arguments, **(options or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor) and id(storage := tensor.untyped_storage()) not in self._known | inputs:
+                self._add(storage)
+        return result
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        key, size = id(storage), storage.nbytes()
+        self._known.add(key)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(storage, self._remove, key, size)
+
+    def _remove(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self.now -= size
+
+
+def held(model: Any) -> int:
+    """Return the bytes that a TrainedModel holds between steps: weights, masters, gradients and Adam's moments."""
+    tensors: list[torch.Tensor] = []
+    for parameter in model.megatron.parameters():
+        tensors += [parameter, *(t for name in ("main_param", "main_grad") if (t := getattr(parameter, name, None)) is not None)]
+    for optimizer in getattr(model.optimizer, "chained_optimizers", [model.optimizer]):
+        for state in optimizer.optimizer.state.values():
+            tensors += [value for value in state.values() if isinstance(value, torch.Tensor) and value.numel() > 1]
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    return sum(storages.values())
+
+
+def check_peaks() -> dict[str, dict[str, float]]:
+    """Return planned over measured bytes, of what stays between steps and of the peak, for each shape and precision."""
+    return {
+        f"{name}, {'bfloat16' if bf16 else 'float32'}": peak_of(shape, bf16)
+        for name, shape in SHAPES.items()
+        for bf16 in (False, True)
+    }
+
+
+def peak_of(shape: dict[str, Any], bf16: bool) -> dict[str, float]:
+    """Return planned over measured bytes of one shape."""
+    config = tiny().config.to_dict() | {"max_position_embeddings": 1024} | shape
+    trained = TrainedModel(config, Parallel(), Optimization(1e-4, bf16=bf16))
+    trained.make_optimizer()
+    row = samples(tiny(), drift=0.0, count=1)[0]
+    tokens = {"prompt_token_ids": (1,) * PROMPT, "token_ids": (2,) * COMPLETION, "logprobs": (-1.0,) * COMPLETION}
+    rows = [row.model_copy(update=tokens)] * ROWS
+    (batch,) = micro_batches(rows, range(ROWS), 1 << 20)
+    step = ppo.objective_step(JOB, LogitScale(0.0))
+    trained.step(step, [batch], (1, batch.tokens.numel()), 1e-4)  # so that Adam's moments are there
+    stays = held(trained)
+    with PeakBytes() as counted:
+        trained.accumulate(step, [batch], (1, batch.tokens.numel()))
+    size = MicroBatchSize(batch.tokens.numel(), batch.at.numel())
+    planned = estimate(parse(config, "the model"), Layout(), size, bf16=bf16)
+    stays_planned = planned.weights + planned.masters + planned.gradients + planned.adam
+    activations = planned.activations + max(planned.logits, planned.backward)
+    return {"stays": stays_planned / stays, "peak": (stays_planned + activations) / (stays + counted.peak)}
+
+
+def check_refused(directory: Path) -> list[str]:
+    """Return the errors of an update with enough memory and with too little."""
+    config = json.loads((directory / "config.json").read_text())
+    errors = []
+    for memory in (1 << 30, 1 << 19):
+        try:
+            ppo.check_memory(JOB, config, samples(tiny(), drift=0.0), memory)
+            errors.append("")
+        except DoesNotFit as error:
+            errors.append(str(error))
+    return errors

@@ -1,0 +1,119 @@
+"""The planned memory is that which a step takes, layouts that cannot fit are refused, and proposals fit."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from infra.architectures import Architecture, parse
+from infra.settings import PRODUCTION, ROOT, load
+from infra.settings.training import Train
+from tasks.trainer import plan
+from tasks.trainer.memory import Layout, MicroBatchSize, estimate, propose, usable
+
+COMMON = {"model_type": "qwen2", "max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "rope_theta": 1e6}
+QWEN = {
+    "1.5B": {
+        **{"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12},
+        **{"num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True},
+    },
+    "7B": {
+        **{"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28},
+        **{"num_key_value_heads": 4, "vocab_size": 152064, "tie_word_embeddings": False},
+    },
+    "32B": {
+        **{"hidden_size": 5120, "intermediate_size": 27648, "num_hidden_layers": 64, "num_attention_heads": 40},
+        **{"num_key_value_heads": 8, "vocab_size": 152064, "tie_word_embeddings": False},
+    },
+}
+"""config.json of Qwen2.5-Coder, as published."""
+CARD = int(80e9)
+
+
+def qwen(name: str) -> Architecture:
+    return parse(COMMON | QWEN[name], name)
+
+
+@pytest.mark.stack
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", ["wide MLP", "wide states", "large vocabulary", "untied"])
+def test_the_plan_is_within_a_tenth_of_the_measured_peak(answers, shape, precision):
+    ratios = answers["peaks"][f"{shape}, {precision}"]
+    assert ratios["stays"] == pytest.approx(1, abs=0.01)
+    assert ratios["peak"] == pytest.approx(1, abs=0.1)
+
+
+@pytest.mark.stack
+def test_an_update_that_cannot_fit_is_refused_before_it_loads(answers):
+    enough, too_little = answers["memory"]
+    assert enough == ""
+    assert "TP 1, PP 1, DP 1 with micro-batches of" in too_little and "a process has 0.0 GB" in too_little
+
+
+@pytest.mark.parametrize(("name", "billions"), [("1.5B", 1.54), ("7B", 7.62), ("32B", 32.76)])
+def test_the_parameters_are_those_of_the_published_models(name, billions):
+    assert qwen(name).parameters / 1e9 == pytest.approx(billions, abs=0.01)
+
+
+def test_the_micro_batch_of_the_desk_check_does_not_fit():
+    size = MicroBatchSize(32768, 4096)
+    needed = estimate(qwen("1.5B"), Layout(data=8), size)
+    assert needed.weights + needed.masters + needed.gradients + needed.adam == pytest.approx(27.8e9, rel=0.01)
+    assert needed.activations == pytest.approx(86.5e9, rel=0.05)
+    settings = Train(micro_batch_tokens=size.tokens)
+    with pytest.raises(plan.DoesNotFit, match=r"needs 124.* GB .*; these settings fit: .*micro_batch_tokens = 15360"):
+        plan.check_fits(qwen("1.5B"), settings, Layout(data=8), size, CARD, bf16=True)
+
+
+@pytest.mark.parametrize(("name", "cards"), [("1.5B", 1), ("7B", 4), ("7B", 8), ("32B", 16), ("32B", 32)])
+def test_every_proposal_fits_and_uses_all_cards(name, cards):
+    proposals = propose(qwen(name), CARD, cards)
+    assert proposals and proposals[0].size.tokens >= 8192
+    for proposal in proposals:
+        assert proposal.layout.processes == cards
+        assert proposal.memory.total <= usable(CARD)
+        larger = MicroBatchSize(proposal.size.tokens + 2048, proposal.size.positions + 256)
+        wide = estimate(qwen(name), proposal.layout, larger, recompute_mlp=proposal.recompute_mlp)
+        assert wide.total > usable(CARD) or proposal.size.tokens > 1 << 16
+
+
+def test_nothing_is_proposed_for_a_model_that_no_card_holds():
+    assert propose(qwen("32B"), CARD, 2) == []
+
+
+def test_the_production_settings_fit_the_card_that_they_name():
+    train = load(PRODUCTION, {}).train
+    layout = Layout(train.tensor_parallel, train.pipeline_parallel, train.processes)
+    size = MicroBatchSize(train.micro_batch_tokens, train.micro_batch_positions)
+    plan.check_fits(qwen("1.5B"), train, layout, size, usable(CARD), bf16=True)
+
+
+@pytest.mark.parametrize(
+    ("layout", "message"),
+    [
+        (Layout(tensor=4), "train.tensor_parallel = 4, expected a divisor of the model's 2 key-value heads"),
+        (Layout(pipeline=3), "train.pipeline_parallel = 3, expected a divisor of the model's 28 layers"),
+    ],
+)
+def test_a_layout_that_does_not_divide_the_model_is_refused(layout, message):
+    with pytest.raises(ValueError, match=message):
+        estimate(qwen("1.5B"), layout, MicroBatchSize(1024, 128))
+
+
+def test_more_parallel_parts_need_less_memory_each():
+    size = MicroBatchSize(8192, 1024)
+    alone, split, staged = (estimate(qwen("7B"), layout, size) for layout in (Layout(), Layout(tensor=4), Layout(pipeline=4)))
+    assert split.total < alone.total / 2 and staged.weights < alone.weights / 2
+
+
+def test_the_command_prints_a_proposal_and_names_bad_input(tmp_path: Path, capsys):
+    (tmp_path / "config.json").write_text(json.dumps(COMMON | QWEN["1.5B"]))
+    assert plan.main(["--model", str(tmp_path), "--gpu", "80GB"]) == 0
+    assert "proposed: train.tensor_parallel = 1" in capsys.readouterr().out
+    asked = ["--model", str(tmp_path), "--gpu", "80GB", "--tensor", "1", "--tokens", "32768"]
+    assert plan.main(asked) == 1
+    assert "asked for: does not fit" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="--gpu 'eighty': expected a size such as 80GB"):
+        plan.main(["--model", str(tmp_path), "--gpu", "eighty"])
+    with pytest.raises(SystemExit, match="cannot be read"):
+        plan.main(["--model", str(ROOT / "infra"), "--gpu", "80GB"])
