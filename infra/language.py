@@ -22,6 +22,6 @@ def language(path: str = "", name: str = "") -> str:
     file = PurePosixPath(path)
     dot, _, rest = file.name.lower().partition(".")
     word = rest.partition(".")[0]
-    own = word if not dot and word in DOT_FILES else dot if dot in BARE_FILES and not rest else ""
-    names = (own, file.suffix.removeprefix("."), name)
+    own, whole = word if not dot and word in DOT_FILES else "", dot if dot in BARE_FILES and not rest else ""
+    names = (own, file.suffix.removeprefix("."), name, whole)
     return next((word for word in map(str.lower, names) if VALID_NAME.fullmatch(word)), "")

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import httpx
 
+from evals.bench import project_files
 from evals.bench.figures import Figure, figure
 from evals.bench.made_up_secrets import cases, draw, private_key
 from infra.redaction.redactor import REDACTED, Redactor
@@ -28,6 +29,7 @@ PREFIX, SUFFIX = 3_000, 1_000
 ENDINGS = ("py", "pyi", "js", "ts", "h", "c", "cpp", "sh", "md", "toml", "yaml", "yml", "cfg", "ini")
 WITH_SECRETS = re.compile(r"/(tests?|testing|examples?|idlelib)/|/test_|_test\.|conftest|detect_secrets|/ssl/")
 """Files that hold made-up secrets on purpose."""
+PROJECT_FILES = (("kind_told", True, 2.0), ("kind_not_told", False, 3.5))
 MEGABYTE = 900_000
 SEEDS = 3
 SECONDS, AT_ONCE, LEAST_ANSWERS = 5.0, 4, 40
@@ -108,7 +110,15 @@ def _ordinary(folders: Sequence[Path]) -> list[Figure]:
 
 def _kinds() -> list[Figure]:
     tried, not_found = missed(Redactor())
-    return [figure("kinds.found", len(tried - not_found), "", least=80), figure("kinds.missed", len(not_found), "", most=0)]
+    figures = [figure("kinds.found", len(tried - not_found), "", least=80), figure("kinds.missed", len(not_found), "", most=0)]
+    return [*figures, *(_in_project_files(name, told=told, most=most) for name, told, most in PROJECT_FILES)]
+
+
+def _in_project_files(name: str, *, told: bool, most: float) -> Figure:
+    redactor = Redactor()
+    counts = [project_files.missed(redactor, random.Random(seed), told=told) for seed in range(SEEDS)]
+    staying = sum(len(secrets) for _, files in counts for secrets in files.values())
+    return figure(f"project_files.{name}", 100 * staying / sum(tried for tried, _ in counts), "% of the secrets stay", most=most)
 
 
 def _growth() -> list[Figure]:

@@ -4,7 +4,7 @@ from infra.redaction.randomness import looks_random
 from infra.redaction.shapes import compile_bytes
 
 PLACEHOLDER = compile_bytes(
-    r"^(?:\$[\w({].*|\{\{.*|<.*|%.*%|\{[\w.]*\}|\.\.\.|.?[xX*.•#_\-?]{2,}.?|&[\w]+;?.*|\*\w+|![\w/]+.*|[|>][+\-]?|~|\[.*|null|none|nil|true|"
+    r"^(?:\$[\w({].*|\?.*|\{\{.*|<.*|%.*%|\{[\w.]*\}|\.\.\.|.?[xX*.•#_\-?]{2,}.?|&[\w]+;?.*|\*\w+|![\w/]+.*|[|>][+\-]?|~|\[.*|null|none|nil|true|"
     r"false|undefined|yes|no|on|off|str|string|bool|int|integer|bytes|text|any|optional|required|object|function|void|"
     r"todo|tbd|n/?a|empty|unset|unknown|default|hidden|masked|basic|bearer|digest|plain|pass(?:word|wd)?|user(?:name)?|secret|token|"
     r"key|pwd?|name|value|self|options?|flags?|arguments?|parameters?|[,)\]};: ].*|"
@@ -21,6 +21,8 @@ FORMATTED = compile_bytes(r"%s|%\(|%d|\{[\w.!:]*\}|\\n|\\u|://")
 SENTENCE = compile_bytes(r" (?:is|the|for|not) ", ignore_case=True)
 PHRASE = compile_bytes(r"^[a-z]{1,12}(?: [a-z]{1,12}){3,11}$")
 """Words alone, as in a passphrase: a message has a capital letter or a mark."""
+NOT_HASHED = b"{noop}"
+"""Spring's mark of a password that is no hash."""
 MARKS = frozenset(b"!@#$^&*+~?=")
 LEAST_DIGITS = 2
 """Digits that make a value with a word such as `secret` in it a password: `password2` names a field."""
@@ -43,6 +45,7 @@ def is_placeholder(value: bytes) -> bool:
 
 def is_password(value: bytes) -> bool:
     """Return whether a password's value is one, and no placeholder, message, name or path."""
+    value = value.removeprefix(NOT_HASHED)
     if len(value) < 4 or is_placeholder(value):
         return False
     if looks_random(text_of(value), 6):
@@ -58,7 +61,7 @@ def is_secret(value: bytes, changes: float = 0.15) -> bool:
 
 
 def is_chosen(value: bytes) -> bool:
-    """Return whether a value that nothing but its place gives away is a password: letters with digits or marks."""
+    """Return whether a value that only its place gives away is a password: at least eight letters and digits."""
     if b" " in value or not is_password(value) or len(value) < 8:
         return False
     return _digits(value) > 0 and any(chr(byte).isalpha() for byte in value)

@@ -15,7 +15,7 @@ from infra.redaction.shapes import TOKEN_END, Span, compile_bytes
 
 MAX_VALUE = 4_096
 """Bytes of a literal; what follows them is searched for secrets again."""
-JUDGED = 200
+JUDGED = 128
 """Bytes of a value that decide whether it is a secret: names may follow each other closely, so none may cost much."""
 PASSWORD = r"pass(?:word|wd|phrase|code)?|pwd|pw|psk|contrase(?:\xc3\xb1|n)a|passwort|kennwort|motdepasse"
 KEY_OF = (
@@ -31,20 +31,20 @@ SECRET = (
 """Names of random values; passwords may be words, these may not."""
 TAIL = (
     r"(s)?(?:[_\-.]?(?:value|val|text|txt|str|string|b64|base64|hex|raw|plain|data|default|prod|production|dev|test|stage|staging|"
-    r"old|new|live|main|[0-9]{1,2}))?"
+    r"old|new|live|main|confirmation|confirm|again|repeat|[0-9]{1,2}))?"
 )
 WRAPPER = (
-    r"(?:(?:Secret(?:Str|Bytes)?|bytes|bytearray|str|String::from|\[\]byte|Some|Buffer\.from|new String|"
-    r"(?:base64\.)?b64decode|Secret\.new)\()?"
+    r"((?:Secret(?:Str|Bytes)?|bytes|bytearray|str|String::from|\[\]byte|Some|Buffer\.from|new String|"
+    r"(?:base64\.)?b64decode|Secret\.new|Field|useState(?:<string>)?|mutableStateOf)\((?:default[ \t]*=[ \t]*)?)?"
 )
 LEAD = r"((?:\[\]string)?[(\[{]?[ \t]*\\?\r?\n[ \t]*|(?:\[\]string)?[(\[{][ \t]*)?"
 """A list, or a value on the next line."""
 OPENING = r"""(?:[rbfuRBFUL@$]{0,2}(\\?(?:\"\"\"|'''|["'`])))?"""
-OTHERWISE = r"(?:\?\?=?|\|\|=?|\?:|[ \t]or[ \t]|\.unwrap_or(?:_else)?\((?:\|\|)?|\{)"
+OTHERWISE = r"(?:\?\?=?|\|\|=?|\?:|[ \t]or[ \t]|\.unwrap_or(?:_else)?\((?:\|_?\|[ \t]*)?|\{)"
 """Stands between what may be missing and its default: `env.PASSWORD ?? "..."`."""
 ASSIGNED = (
     r"(?::[ \t]*[|>][+\-]?[0-9]?[ \t]*\r?\n[ \t]+|"  # a block scalar
-    r"(?::[ \t]*[\w.\[\]|? ]{1,40})?[ \t]*(?:={1,3}|:=|\+=|!=)>?|:|=>"  # a type may stand between a name and its value
+    r"(?::[ \t]*[\w.\[\]|?&<> ]{1,40})?[ \t]*(?:={1,3}|:=|\+=|!=)>?|:|=>"  # a type may stand between a name and its value
     r"""|[ \t]*\n[ \t]*value:|,[ \t]*\n?[ \t]*\\?["']?value\\?["']?[ \t]*[:=]|[ \t]+value=|,(?:[ \t]*default[ \t]*=)?|\(|"""
     rf"[ \t]*{OTHERWISE})"
 )
@@ -56,7 +56,7 @@ BLOCK = compile_bytes(r"^:[ \t]*[|>]")
 DEFAULT = compile_bytes(rf"^[ \t]*{OTHERWISE}", ignore_case=True)
 BY_NAME = compile_bytes(
     r"(?:set_?env|putenv|set_?var|(?:set|get)_?property|getenv|environ\.get|\benv|fetch|get_?or_?(?:else|default)|define|config|"
-    r"setdefault|\.put|\.set|\.add|header|from-literal)\([ \t]*\\?[\"'][\w.\-]*$",
+    r"setdefault|\.put|\.set|\.add|header|flag\.\w{1,12}|from-literal)\([ \t]*\\?[\"'][\w.\-]*$",
     ignore_case=True,
 )
 """Before a name: a call that takes it and its value, or its default."""
@@ -93,12 +93,14 @@ def spans(data: bytes, values: Values) -> Iterator[Span]:
 
 def _named(data: bytes, match: "re2._Match", values: Values) -> Iterator[Span]:
     """Yield the span of the value that follows a name, or of each value of a list, if it is a secret."""
-    password, _, closed, between, lead, quote = match.groups()
+    password, _, closed, between, lead, call, quote = match.groups()
     if password and not _begins_name(data, match.start(), password):
         return
-    if between[:1] == b"," and not (closed and quote):
+    if _is_comma(between) and not (quote and (closed or data[match.start() - 1 : match.start()] == b":")):
         return
     if between == b"(" and not (quote and SETTER.search(data[max(0, match.start() - BEFORE) : match.start()])):
+        return
+    if (lead or b"").lstrip().startswith(b"{") or (call and not quote):
         return
     if quote:
         yield from _literals(data, match)
@@ -108,21 +110,27 @@ def _named(data: bytes, match: "re2._Match", values: Values) -> Iterator[Span]:
         yield from _bare(data, match, values)
 
 
+def _is_comma(between: bytes) -> bool:
+    """Return whether a value is the next argument or element after its name, which it needs not be."""
+    return between.lstrip()[:1] == b"," and b"value" not in between.lower()
+
+
 def _literals(data: bytes, match: "re2._Match") -> Iterator[Span]:
     """Yield the spans of a value in quotes, and of those after it in a list."""
-    password, plural, _, between, lead, quote = match.groups()
+    password, plural, _, between, lead, _, quote = match.groups()
     start, listed = match.end(), (lead or b"").strip()
-    by_name = between[:1] == b"," and BY_NAME.search(data[max(0, match.start() - BEFORE) : match.start()]) is not None
-    chosen = CHOSEN.match(match.group()) is not None and between[:1] != b","
+    comma, before = _is_comma(between), data[max(0, match.start() - BEFORE) : match.start()]
+    by_name = comma and (BY_NAME.search(before) is not None or before.endswith(b"set :"))
+    chosen = CHOSEN.match(match.group()) is not None and not comma
     for _ in range(MOST_LISTED):
         end = _closing(data, start, quote)
         value = data[start : min(end, start + JUDGED)]
         if password and listed.endswith(b"[") and not plural:  # rules of a form may be listed by the field's name
             secret = is_chosen(value)
         elif password or by_name or DEFAULT.match(between):
-            secret = is_password(value) and (between[:1] != b"," or (by_name and b" " not in value))
+            secret = is_password(value) and (not comma or (by_name and b" " not in value))
         else:
-            secret = is_secret(value, 0.15 if between[:1] != b"," and not listed else 0.25) or (chosen and is_chosen(value))
+            secret = is_secret(value, 0.25 if comma or listed else 0.15) or (chosen and is_chosen(value))
         if secret:
             yield start, end
         following = NEXT.match(data, end + len(quote), end + len(quote) + MOST_AHEAD) if listed in (b"[", b"(") else None
@@ -139,16 +147,21 @@ def _block(data: bytes, match: "re2._Match") -> Iterator[Span]:
     if not (is_password(value) if match.group(1) else is_secret(value)):
         return
     end, limit = start + len(value), min(len(data), start + MAX_VALUE)
-    while 0 <= (newline := data.find(b"\n", end, limit)) and data[newline + 1 : newline + 1 + indentation].isspace():
+    while (newline := data.find(b"\n", end, limit)) >= 0 and data[newline + 1 : newline + 1 + indentation].isspace():
         end = newline + 1 + len(LINE.match(data, newline + 1, limit).group())
     yield start, end
 
 
 def _bare(data: bytes, match: "re2._Match", values: Values) -> Iterator[Span]:
     """Yield the span of a value without quotes."""
-    password, _, _, between, lead, _ = match.groups()
+    password, _, _, between, lead, _, _ = match.groups()
     start = match.start(5) if lead else match.end()
-    if between[:1] == b":" and between[-1:] == b"=" and b" =" not in between and data[match.end(4) : match.end(4) + 1] in END_OF_LINE:
+    if (
+        between[:1] == b":"
+        and between[-1:] == b"="
+        and b" =" not in between
+        and data[match.end(4) : match.end(4) + 1] in END_OF_LINE
+    ):
         start = match.start(4) + 1 + len(between[1:]) - len(between[1:].lstrip())  # the end of base64, and no type before a value
         between = b":"
     elif b"\n" in (lead or b""):
@@ -210,8 +223,8 @@ def _is_setting_line(data: bytes, name: int, end: int) -> bool:
 
 
 def _without_comment(value: bytes) -> bytes:
-    cut = value.find(b" #")
-    return (value if cut < 0 else value[:cut]).rstrip(b" \t\r,;\"'")
+    cut = min((at for mark in (b" #", b" --") if (at := value.find(mark)) >= 0), default=len(value))
+    return value[:cut].rstrip(b" \t\r,;\"'")
 
 
 def _looks_made(value: bytes, between: bytes) -> bool:

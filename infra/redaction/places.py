@@ -4,13 +4,16 @@ import base64
 import binascii
 from collections.abc import Iterator
 
+import re2
+
 from infra.redaction.judging import is_chosen, is_code, is_password, is_placeholder, is_secret, text_of
 from infra.redaction.names import JUDGED, PASSWORD, SECRET, WORD
 from infra.redaction.randomness import looks_random
 from infra.redaction.shapes import TOKEN_END, Span, compile_bytes
 
 FLAG = compile_bytes(
-    r"""[\s"'`\[(]--(?:[a-z0-9]+-)*(?:(pass(?:word|wd|phrase)?|pwd)|token|secret|api-?key|access-?key|secret-?key)[ \t]+["']?""",
+    r"""[\s"'`\[(]--(?:[a-z0-9]+-)*(?:(pass(?:word|wd|phrase)?|pwd)|token|secret|api-?key|access-?key|secret-?key)"""
+    r"""(?:[ \t]+["']?|["'][ \t]*,[ \t]*(?:default[ \t]*=[ \t]*)?["'])""",
     ignore_case=True,
 )
 COMMAND = compile_bytes(
@@ -18,33 +21,41 @@ COMMAND = compile_bytes(
     r"""(?:mysql|mysqldump|mysqladmin|mariadb)\b[^\n]{0,200}[ \t]-p|sshpass[ \t]+-p[ \t]*["']?|"""
     r"""redis-cli\b[^\n]{0,100}[ \t]-a[ \t]+["']?|docker[ \t]+login\b[^\n]{0,100}[ \t]-p[ \t]+["']?|"""
     r"""openssl[ \t]+enc\b[^\n]{0,200}[ \t]-k[ \t]+["']?|htpasswd[ \t]+-[a-z]*b[a-z]*[ \t]+\S{1,100}[ \t]+\S{1,64}[ \t]+["']?|"""
-    r"""-pass(?:in|out)?[ \t]+pass:|(?:login|user|account)[ \t]+\S{1,100}\s{1,20}password[ \t]+["']?|(?:requirepass|masterauth)[ \t]+|"""
+    r"""-pass(?:in|out)?[ \t]+pass:|(?:login|user|account)[ \t]+\S{1,100}\s{1,20}pass(?:word|wd)?[ \t]+["']?|"""
+    r"""(?:requirepass|masterauth)[ \t]+|"""
+    r"""smbclient\b[^\n]{0,200}[ \t]-U[ \t]+["']?[^%\s]{1,64}%|net[ \t]+use\b[^\n]{0,60}\\\S{1,100}[ \t]+|"""
+    r"""connect[ \t]+\w{1,64}/|"""
     r"""(?:^|\n)[\w.\-*]+:(?:[0-9]{2,5}|\*):[\w.\-*]+:[\w.\-*]+:|identified[ \t]+by[ \t]+["']|"""
     r"""(?:with|login|encrypted|set|user[ \t]+\S{1,64}|role[ \t]+\S{1,64})[ \t]+password[ \t]*=?[ \t]*N?["']|"""
+    r"""=[ \t]*password\([ \t]*["']|"""
     r"""ConvertTo-SecureString[ \t]+(?:-String[ \t]+)?["']""",
     ignore_case=True,
 )
 DIRECTIVE = compile_bytes(
     rf"""(?:#[ \t]*define|(?:^|\n)[ \t]*(?:ENV|ARG|setx?))[ \t]+\w*?(?:({PASSWORD})|{SECRET})\w{{0,12}}[ \t]+["']?|"""
-    rf"""\b(?:store|key|signing|keystore)(Password)[ \t]+["']|aws[ \t]+configure[ \t]+set[ \t]+\w*(?:key|token)[ \t]+""",
+    rf"""\b(?:store|key|signing|keystore)(Password)[ \t]+["']|[{{ \t]:(password|passwd|pwd)[ \t]+"|"""
+    rf"""aws[ \t]+configure[ \t]+set[ \t]+\w*(?:key|token)[ \t]+""",
     ignore_case=True,
 )
 QUOTED = r"""["'`]([^"'`\n]{4,200})"""
 ARGUMENT = r"""["'`][^"'`\n]{0,200}["'`][ \t]*,\s{0,40}"""
 CALLS = compile_bytes(
-    rf"""(?:\blogin|authenticate|basic_?auth|httpbasicauth|httpdigestauth|networkcredential|password_?auth(?:entication)?|"""
-    rf"""usernamepassword\w*|\bauth[ \t]*=[ \t]*)[(\[][ \t]*{ARGUMENT}{QUOTED}|"""
+    rf"""(?:\blogin|authenticate|basic_?auth|credentials\.basic|\.auth|httpbasicauth|httpdigestauth|networkcredential|password_?auth(?:entication)?|"""
+    rf"""usernamepassword\w*|auth[ \t]*=[ \t]*)[(\[][ \t]*{ARGUMENT}{QUOTED}|"""
     rf"""(?:getconnection|\bpdo|mysqli_connect|\bmysqli|dbi->connect|mysql_real_connect|mysqldb\.connect|pymysql\.connect)\("""
     rf"""[^"'`\n]{{0,40}}{ARGUMENT}{ARGUMENT}{QUOTED}|"""
     rf"""jwt\.(?:encode|sign|decode|verify)\([^"',\n]{{1,60}},[ \t]*{QUOTED}|"""
-    rf"""wifi\.begin\([ \t]*{ARGUMENT}{QUOTED}|"""
+    rf"""wifi\.begin\([ \t]*{ARGUMENT}{QUOTED}|unsafe_?plain_?text\([ \t]*{QUOTED}|"""
+    rf"""passw[^\n]{{0,60}}\b(?:fill|type|send_?keys|set_?value)\([ \t]*{QUOTED}|"""
+    rf"""\.fill\([^\n]{{0,60}}passw[^\n,]{{0,20}},[ \t]*{QUOTED}|"""
     rf"""(?:\.load|getkey|passwordprotection|pbekeyspec|\.init)\([^"\n]{{0,60}}"([^"\n]{{4,80}})"\.toCharArray""",
     ignore_case=True,
 )
 """Calls with a password among their arguments."""
 PAIRS = compile_bytes(
-    rf"""(?:client|connection|session|credentials?|creds|login|auth)\w{{0,12}}(?:::new|\.new)?[ \t]*[:=]?[ \t]*[(\[][ \t]*{ARGUMENT}"""
-    rf"""{QUOTED}["'`][ \t]*[)\]]|omniauth[ \t]+:\w+,[ \t]*{ARGUMENT}{QUOTED}|\bAC[0-9a-f]{{32}}["'][ \t]*,[ \t]*{QUOTED}""",
+    rf"""(?:client|connection|session|credentials?|creds|login|auth)\w{{0,12}}(?:::new|\.new)?[ \t]*[:=]?[ \t]*[(\[]"""
+    rf"""[ \t]*{ARGUMENT}{QUOTED}["'`][ \t]*[)\]]|\.connect\([ \t]*{ARGUMENT}{ARGUMENT}{QUOTED}|[:.>]auth\([ \t]*{QUOTED}["'`]\)|"""
+    rf"""omniauth[ \t]+:\w+,[ \t]*{ARGUMENT}{QUOTED}|\bAC[0-9a-f]{{32}}["'][ \t]*,[ \t]*{QUOTED}""",
     ignore_case=True,
 )
 """Two literals, of which the second may be a secret."""
@@ -56,10 +67,23 @@ SPEC = compile_bytes(
 )
 """Defaults of settings, and what a shell hands to a program that asks for a password."""
 TOLD = compile_bytes(
-    r"(?:(?:password|passphrase|pwd|pin|api key|token|secret)[ \t]+(?:is|was)|identified[ \t]+by)[: \t]+[\"'`]?([^\s\"'`(){}<>]{8,64})", ignore_case=True
+    r"(?:(?:password|passphrase|pwd|pin|api key|token|secret)[ \t]+(?:is|was)|identified[ \t]+by)[: \t]+"
+    r"[\"'`]?([^\s\"'`(){}<>]{8,64})",
+    ignore_case=True,
 )
 """A sentence that tells a password."""
 ALGORITHM = compile_bytes(r"base64|sha-?[0-9]|md5|utf|crypt|aes|x509|oauth|pbkdf|argon|rfc|[0-9]{4}-[0-9]{2}", ignore_case=True)
+LINE_OF_TWO = compile_bytes(
+    r"""(?:^|\n)[ \t]*[\w.\-]{0,40}(?:password|passwd|secret|token)[ \t]+["']?([^\s"';]{8,200})["']?;?[ \t]*(?:\r?\n|$)""",
+    ignore_case=True,
+)
+"""A line of a name and a value, as some files of settings have them."""
+WITH_DIGIT = compile_bytes(r"""["'`]([^"'`\s]{0,60}[0-9][^"'`\s]{0,60})["'`]""")
+NEAR_NAME = compile_bytes(r"pass(?:word|wd|phrase|code)|\bpwd|_pwd|\bpass\b|_pass\b", ignore_case=True)
+NUMBERED = compile_bytes(r"^[a-z][a-z_\-]*[0-9]{1,2}$|^[A-Za-z_]\w*(?:[.:/]\w+)+$|[<>(){}%\\]|^--?[a-z]|^[\W\d]+$")
+"""A name, a path or a pattern."""
+NEAR = 90
+"""Bytes before a literal on its line in which a password's name counts."""
 URL = compile_bytes(
     r"""://[^\s:/@"'<>`]{0,128}:([^\s/@"'<>`]{1,256})@|jdbc:oracle:\w{1,10}:[\w.\-]{1,64}/([^\s@"'<>`]{1,128})@|"""
     r"""\b[\w.\-]{1,64}:([^\s/@"'<>`:]{4,128})@(?:tcp|unix)\("""
@@ -85,7 +109,14 @@ CELL = compile_bytes(r"""\s{0,40}(?:N?'([^'\n]{0,400})'|[^',()]{0,100})\s{0,40},
 def spans(data: bytes) -> Iterator[Span]:
     """Yield the spans of values that their place gives away, in bytes."""
     yield from _following(data)
-    for pattern, is_one in ((CALLS, is_password), (PAIRS, is_chosen), (SPEC, is_password), (FIELD, is_secret), (TOLD, _is_told)):
+    for pattern, is_one in (
+        (CALLS, is_password),
+        (PAIRS, is_chosen),
+        (SPEC, is_password),
+        (FIELD, is_secret),
+        (TOLD, _is_told),
+        (LINE_OF_TWO, _is_told),
+    ):
         for match in pattern.finditer(data):
             if is_one(match.group(match.lastindex)[:JUDGED]):
                 yield match.span(match.lastindex)
@@ -101,6 +132,17 @@ def spans(data: bytes) -> Iterator[Span]:
             yield match.span(1)
     for match in INSERT.finditer(data):
         yield from _cell(data, match)
+    yield from _near_names(data)
+
+
+def _near_names(data: bytes) -> Iterator[Span]:
+    """Yield the spans of literals of letters and digits that stand on one line after a password's name."""
+    for match in WITH_DIGIT.finditer(data):
+        value = match.group(1)
+        if is_chosen(value) and not NUMBERED.search(value) and not ALGORITHM.search(value):
+            line = max(data.rfind(b"\n", max(0, match.start() - NEAR), match.start()) + 1, match.start() - NEAR, 0)
+            if NEAR_NAME.search(data[line : match.start()]):
+                yield match.span(1)
 
 
 def _following(data: bytes) -> Iterator[Span]:
