@@ -9,6 +9,8 @@ import json
 import random
 import re
 import statistics
+import subprocess
+import sys
 import sysconfig
 import time
 from collections.abc import Iterator, Sequence
@@ -21,7 +23,7 @@ from evals.bench.figures import Figure, figure
 from evals.bench.made_up_secrets import cases, draw, private_key
 from infra.redaction.redactor import REDACTED, Redactor
 from infra.redaction.texts import Kept, Texts
-from infra.settings import Settings
+from infra.settings import ROOT, Settings
 
 REQUESTS = 4_000
 PREFIX, SUFFIX = 3_000, 1_000
@@ -89,7 +91,7 @@ def missed(redactor: Redactor) -> tuple[set[str], set[str]]:
 async def run(settings: Settings) -> list[Figure]:
     """Measure the search for secrets, then the app's answers beside hostile requests."""
     folders = [Path(sysconfig.get_paths()[name]) for name in ("stdlib", "purelib")]
-    return [*_ordinary(folders), *_kinds(), *_growth(), *await _delays(settings)]
+    return [*_ordinary(folders), *_kinds(), *_growth(), *await asyncio.to_thread(_queue), *await _delays(settings)]
 
 
 def _ordinary(folders: Sequence[Path]) -> list[Figure]:
@@ -136,6 +138,16 @@ def _cpu_seconds(redactor: Redactor, text: str) -> float:
     began = time.process_time()
     redactor.text(text)
     return time.process_time() - began
+
+
+def _queue() -> list[Figure]:
+    """Return for how long a usual text waits for others' beside eight hostile clients, by CPU time."""
+    command = (sys.executable, "-m", "serving.recording.bench_queue")
+    waited = json.loads(subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout)
+    return [
+        figure("queue.delay.median_cpu", statistics.median(waited), "ms", most=20.0),
+        figure("queue.delay.p95_cpu", statistics.quantiles(waited, n=20)[18], "ms"),
+    ]
 
 
 async def _delays(settings: Settings) -> list[Figure]:

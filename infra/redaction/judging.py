@@ -62,9 +62,9 @@ def is_secret(value: bytes, changes: float = 0.15) -> bool:
 
 def is_chosen(value: bytes) -> bool:
     """Return whether a value that only its place gives away is a password: at least eight letters and digits."""
-    if b" " in value or not is_password(value) or len(value) < 8:
+    if len(value) < 8 or b" " in value or not _digits(value):
         return False
-    return _digits(value) > 0 and any(chr(byte).isalpha() for byte in value)
+    return any(chr(byte).isalpha() for byte in value) and is_password(value)
 
 
 def text_of(value: bytes) -> str:
@@ -81,4 +81,4 @@ def _is_message(value: bytes) -> bool:
 
 
 def _digits(value: bytes) -> int:
-    return sum(0x30 <= byte <= 0x39 for byte in value)
+    return len(value) - len(value.translate(None, b"0123456789"))

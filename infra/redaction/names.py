@@ -53,7 +53,6 @@ NAMED = compile_bytes(
     ignore_case=True,
 )
 BLOCK = compile_bytes(r"^:[ \t]*[|>]")
-DEFAULT = compile_bytes(rf"^[ \t]*{OTHERWISE}", ignore_case=True)
 BY_NAME = compile_bytes(
     r"(?:set_?env|putenv|set_?var|(?:set|get)_?property|getenv|environ\.get|\benv|fetch|get_?or_?(?:else|default)|define|config|"
     r"setdefault|\.put|\.set|\.add|header|flag\.\w{1,12}|from-literal)\([ \t]*\\?[\"'][\w.\-]*$",
@@ -100,19 +99,24 @@ def _named(data: bytes, match: "re2._Match", values: Values) -> Iterator[Span]:
         return
     if between == b"(" and not (quote and SETTER.search(data[max(0, match.start() - BEFORE) : match.start()])):
         return
-    if (lead or b"").lstrip().startswith(b"{") or (call and not quote):
+    if (lead and lead.lstrip().startswith(b"{")) or (call and not quote):
         return
     if quote:
         yield from _literals(data, match)
     elif BLOCK.match(between):
         yield from _block(data, match)
-    elif not DEFAULT.match(between):
+    elif not _is_default(between):
         yield from _bare(data, match, values)
 
 
 def _is_comma(between: bytes) -> bool:
     """Return whether a value is the next argument or element after its name, which it needs not be."""
     return between.lstrip()[:1] == b"," and b"value" not in between.lower()
+
+
+def _is_default(between: bytes) -> bool:
+    """Return whether a value stands for one that may be missing (OTHERWISE)."""
+    return between.strip()[:1].lower() in (b"?", b"|", b"o", b".", b"{")
 
 
 def _literals(data: bytes, match: "re2._Match") -> Iterator[Span]:
@@ -122,12 +126,13 @@ def _literals(data: bytes, match: "re2._Match") -> Iterator[Span]:
     comma, before = _is_comma(between), data[max(0, match.start() - BEFORE) : match.start()]
     by_name = comma and (BY_NAME.search(before) is not None or before.endswith(b"set :"))
     chosen = CHOSEN.match(match.group()) is not None and not comma
+    default = _is_default(between)
     for _ in range(MOST_LISTED):
         end = _closing(data, start, quote)
         value = data[start : min(end, start + JUDGED)]
         if password and listed.endswith(b"[") and not plural:  # rules of a form may be listed by the field's name
             secret = is_chosen(value)
-        elif password or by_name or DEFAULT.match(between):
+        elif password or by_name or default:
             secret = is_password(value) and (not comma or (by_name and b" " not in value))
         else:
             secret = is_secret(value, 0.25 if comma or listed else 0.15) or (chosen and is_chosen(value))
