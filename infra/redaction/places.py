@@ -55,7 +55,8 @@ CALLS = compile_bytes(
 PAIRS = compile_bytes(
     rf"""(?:client|connection|session|credentials?|creds|login|auth)\w{{0,12}}(?:::new|\.new)?[ \t]*[:=]?[ \t]*[(\[]"""
     rf"""[ \t]*{ARGUMENT}{QUOTED}["'`][ \t]*[)\]]|\.connect\([ \t]*{ARGUMENT}{ARGUMENT}{QUOTED}|"""
-    rf"""[:.>]auth\([ \t]*{QUOTED}["'`]\)|omniauth[ \t]+:\w+,[ \t]*{ARGUMENT}{QUOTED}|\bAC[0-9a-f]{{32}}["'][ \t]*,[ \t]*{QUOTED}""",
+    rf"""[:.>]auth\([ \t]*{QUOTED}["'`]\)|"""
+    rf"""omniauth[ \t]+:\w+,[ \t]*{ARGUMENT}{QUOTED}|\bAC[0-9a-f]{{32}}["'][ \t]*,[ \t]*{QUOTED}""",
     ignore_case=True,
 )
 """Two literals, of which the second may be a secret."""
