@@ -10,15 +10,18 @@ DOT_FILES = frozenset(
     ("env", "envrc", "netrc", "npmrc", "pypirc", "pgpass", "gitconfig", "htpasswd", "bashrc", "zshrc", "profile", "bash_profile")
 )
 """Files whose name is their kind, without the dot before it."""
+BARE_FILES = frozenset(("dockerfile", "makefile", "credentials"))
+"""Files whose whole name is their kind."""
 
 
 def language(path: str = "", name: str = "") -> str:
     """Return the file's extension ("py"), else the client's name of the language ("python"), else the empty text.
 
-    Of a file such as .env or .env.local, return the name's first word.
+    Of a file such as .env, .env.local or Dockerfile, return the name's first word.
     """
     file = PurePosixPath(path)
     dot, _, rest = file.name.lower().partition(".")
     word = rest.partition(".")[0]
-    names = (word if not dot and word in DOT_FILES else "", file.suffix.removeprefix("."), name)
+    own, whole = word if not dot and word in DOT_FILES else "", dot if dot in BARE_FILES and not rest else ""
+    names = (own, file.suffix.removeprefix("."), name, whole)
     return next((word for word in map(str.lower, names) if VALID_NAME.fullmatch(word)), "")

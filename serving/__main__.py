@@ -84,13 +84,15 @@ def engine(http: aiohttp.ClientSession, slot: int, settings: Settings, policy: P
     return ExternalEngine(http, setting, policy)
 
 
-def event_redactor(settings: Settings) -> EventRedactor:
+def event_redactor(settings: Settings, metrics: Metrics) -> EventRedactor:
     """Return the redactor of events; it keeps all code that the model sees."""
     model, personal = settings.model, settings.serving.personal_data
     before, after = (tokens * CHARACTERS_PER_TOKEN for tokens in (model.max_prefix_tokens, model.max_suffix_tokens))
     arguments = personal.model_dump() if personal.kinds else None
     kept = Kept(max(KEPT_CHARACTERS, before), max(KEPT_CHARACTERS, after))
-    return EventRedactor(Redactor(personal_data(arguments)), LongTexts(arguments), kept)
+    return EventRedactor(
+        Redactor(personal_data(arguments)), LongTexts(arguments, lambda _, seconds: metrics.redaction_wait.observe(seconds)), kept
+    )
 
 
 async def serve(settings: Settings) -> None:
@@ -105,7 +107,7 @@ async def serve(settings: Settings) -> None:
     access = Access(serving, metrics.ignored_users.inc)
     hosts = accepted_hosts(serving)
     sampling = policy(settings)
-    redactor = event_redactor(settings)
+    redactor = event_redactor(settings, metrics)
     opt_outs = OptOuts(access.user_secret, settings_.path(serving.state) / "opted_out.jsonl")
     recorder = Recorder(spool, metrics, redactor, opt_outs)
     async with client.session() as http:

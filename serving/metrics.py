@@ -91,6 +91,17 @@ class Metrics:
         )
         self.redacted = Counter("tabloop_redacted", "Completions recorded with a secret removed", registry=registry)
         self.unrecorded = Counter("tabloop_unrecorded", "Completions served and not recorded", registry=registry)
+        self.texts_dropped = Counter(
+            "tabloop_texts_dropped",
+            "Completions recorded without their text, since too many long texts of one credential waited",
+            registry=registry,
+        )
+        self.redaction_wait = Histogram(
+            "tabloop_redaction_wait_seconds",
+            "CPU time of the texts that a long text waited for before its search for secrets",
+            buckets=SECONDS,
+            registry=registry,
+        )
         self.connections = Gauge("tabloop_connections", "Open connections of both ports", registry=registry)
         self.closed_connections = Counter(
             "tabloop_closed_connections",

@@ -9,6 +9,8 @@ import json
 import random
 import re
 import statistics
+import subprocess
+import sys
 import sysconfig
 import time
 from collections.abc import Iterator, Sequence
@@ -16,11 +18,12 @@ from pathlib import Path
 
 import httpx
 
+from evals.bench import project_files
 from evals.bench.figures import Figure, figure
 from evals.bench.made_up_secrets import cases, draw, private_key
 from infra.redaction.redactor import REDACTED, Redactor
 from infra.redaction.texts import Kept, Texts
-from infra.settings import Settings
+from infra.settings import ROOT, Settings
 
 REQUESTS = 4_000
 PREFIX, SUFFIX = 3_000, 1_000
@@ -28,6 +31,7 @@ PREFIX, SUFFIX = 3_000, 1_000
 ENDINGS = ("py", "pyi", "js", "ts", "h", "c", "cpp", "sh", "md", "toml", "yaml", "yml", "cfg", "ini")
 WITH_SECRETS = re.compile(r"/(tests?|testing|examples?|idlelib)/|/test_|_test\.|conftest|detect_secrets|/ssl/")
 """Files that hold made-up secrets on purpose."""
+PROJECT_FILES = (("kind_told", True, 2.0), ("kind_not_told", False, 3.5))
 MEGABYTE = 900_000
 SEEDS = 3
 SECONDS, AT_ONCE, LEAST_ANSWERS = 5.0, 4, 40
@@ -87,7 +91,7 @@ def missed(redactor: Redactor) -> tuple[set[str], set[str]]:
 async def run(settings: Settings) -> list[Figure]:
     """Measure the search for secrets, then the app's answers beside hostile requests."""
     folders = [Path(sysconfig.get_paths()[name]) for name in ("stdlib", "purelib")]
-    return [*_ordinary(folders), *_kinds(), *_growth(), *await _delays(settings)]
+    return [*_ordinary(folders), *_kinds(), *_growth(), *await asyncio.to_thread(_queue), *await _delays(settings)]
 
 
 def _ordinary(folders: Sequence[Path]) -> list[Figure]:
@@ -108,7 +112,15 @@ def _ordinary(folders: Sequence[Path]) -> list[Figure]:
 
 def _kinds() -> list[Figure]:
     tried, not_found = missed(Redactor())
-    return [figure("kinds.found", len(tried - not_found), "", least=80), figure("kinds.missed", len(not_found), "", most=0)]
+    figures = [figure("kinds.found", len(tried - not_found), "", least=80), figure("kinds.missed", len(not_found), "", most=0)]
+    return [*figures, *(_in_project_files(name, told=told, most=most) for name, told, most in PROJECT_FILES)]
+
+
+def _in_project_files(name: str, *, told: bool, most: float) -> Figure:
+    redactor = Redactor()
+    counts = [project_files.missed(redactor, random.Random(seed), told=told) for seed in range(SEEDS)]
+    staying = sum(len(secrets) for _, files in counts for secrets in files.values())
+    return figure(f"project_files.{name}", 100 * staying / sum(tried for tried, _ in counts), "% of the secrets stay", most=most)
 
 
 def _growth() -> list[Figure]:
@@ -126,6 +138,16 @@ def _cpu_seconds(redactor: Redactor, text: str) -> float:
     began = time.process_time()
     redactor.text(text)
     return time.process_time() - began
+
+
+def _queue() -> list[Figure]:
+    """Return for how long a usual text waits for others' beside eight hostile clients, by CPU time."""
+    command = (sys.executable, "-m", "serving.recording.bench_queue")
+    waited = json.loads(subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout)
+    return [
+        figure("queue.delay.median_cpu", statistics.median(waited), "ms", most=20.0),
+        figure("queue.delay.p95_cpu", statistics.quantiles(waited, n=20)[18], "ms"),
+    ]
 
 
 async def _delays(settings: Settings) -> list[Figure]:

@@ -1,10 +1,11 @@
 """Removes secrets, and where settings say so personal data, from code before it is written, and cuts what is kept.
 
-shapes, names, randomness, private_keys, personal    detectors over the bytes of a text, each linear in its length
-file_kind                                            whether values stand in quotes in the file
-scanner                                              all detectors: text -> spans
-texts                                                the texts of an event, and the part of them that is kept
-redactor                                             texts -> texts without secrets, also those across the cursor
-events                                               the texts of each kind of event
-worker                                               a process that redacts long texts
+shapes, names, places, randomness, private_keys, personal    detectors over the bytes of a text, each linear in its length
+judging                                                      whether a value is a secret, and no placeholder, message or code
+file_kind                                                    whether values stand in quotes in the file
+scanner                                                      all detectors: text -> spans
+texts                                                        the texts of an event, and the part of them that is kept
+redactor                                                     texts -> texts without secrets, also those across the cursor
+events                                                       the texts of each kind of event
+worker                                                       a process that redacts long texts
 """

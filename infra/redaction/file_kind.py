@@ -14,7 +14,7 @@ Values = Literal["quoted", "words", "lines"]
 LINES = frozenset(
     (
         *("yaml", "yml", "ini", "cfg", "conf", "config", "cnf", "properties", "toml", "desktop", "service"),
-        *("netrc", "pgpass", "npmrc", "pypirc", "gitconfig", "htpasswd", "csv", "tsv"),
+        *("netrc", "pgpass", "npmrc", "pypirc", "gitconfig", "htpasswd", "credentials", "csv", "tsv"),
     )
 )
 WORDS = frozenset(

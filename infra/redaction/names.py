@@ -4,21 +4,20 @@ In code only a literal is a secret; in a file of settings a value may stand with
 unquoted value that looks random is a secret anywhere.
 """
 
-import base64
-import binascii
 from collections.abc import Iterator
 
 import re2
 
 from infra.redaction.file_kind import Values
+from infra.redaction.judging import is_chosen, is_code, is_password, is_placeholder, is_secret, text_of
 from infra.redaction.randomness import looks_random
 from infra.redaction.shapes import TOKEN_END, Span, compile_bytes
 
 MAX_VALUE = 4_096
 """Bytes of a literal; what follows them is searched for secrets again."""
-JUDGED = 200
+JUDGED = 128
 """Bytes of a value that decide whether it is a secret: names may follow each other closely, so none may cost much."""
-PASSWORD = r"pass(?:word|wd|phrase|code)?|pwd|pw|contrase(?:\xc3\xb1|n)a|passwort|kennwort|motdepasse"
+PASSWORD = r"pass(?:word|wd|phrase|code)?|pwd|pw|psk|contrase(?:\xc3\xb1|n)a|passwort|kennwort|motdepasse"
 KEY_OF = (
     r"(?:api|app|application|access|account|admin|auth|client|consumer|crypto|cipher|encryption|decryption|encrypt|hmac|host|"
     r"integration|jwt|licen[sc]e|master|private|primary|secondary|rsa|sas|secret|security|server|service|session|shared|"
@@ -26,64 +25,58 @@ KEY_OF = (
 )
 SECRET = (
     rf"{KEY_OF}[_\-. ]?key(?:[_\-. ]?(?:secret|value))?|secret|token|credentials?|creds?|bearer|auth|authorization|signature|"
-    r"salt|seed|nonce|cookie|session[_\-]?id|psk|dsn|apikeys?|web[_\-]?hook(?:[_\-]?url)?|conn(?:ection)?[_\-]?str(?:ing)?|_key|\bpin"
+    r"salt|pepper|seed|nonce|cookie|session[_\-]?id|dsn|apikeys?|web[_\-]?hook(?:[_\-]?url)?|conn(?:ection)?[_\-]?str(?:ing)?|"
+    r"_key|\bpin"
 )
 """Names of random values; passwords may be words, these may not."""
 TAIL = (
-    r"(?:[_\-.]?(?:value|val|text|txt|str|string|b64|base64|hex|raw|plain|default|prod|production|dev|test|stage|staging|old|new|"
-    r"live|main|[0-9]{1,2}))?"
+    r"(s)?(?:[_\-.]?(?:value|val|text|txt|str|string|b64|base64|hex|raw|plain|data|default|prod|production|dev|test|stage|staging|"
+    r"old|new|live|main|confirmation|confirm|again|repeat|[0-9]{1,2}))?"
 )
 WRAPPER = (
-    r"(?:(?:Secret(?:Str|Bytes)?|bytes|bytearray|str|String::from|\[\]byte|Some|Buffer\.from|new String|"
-    r"(?:base64\.)?b64decode|Secret\.new)\()?"
+    r"((?:Secret(?:Str|Bytes)?|bytes|bytearray|str|String::from|\[\]byte|Some|Buffer\.from|new String|"
+    r"(?:base64\.)?b64decode|Secret\.new|Field|useState(?:<string>)?|mutableStateOf)\((?:default[ \t]*=[ \t]*)?)?"
 )
+LEAD = r"((?:\[\]string)?[(\[{]?[ \t]*\\?\r?\n[ \t]*|(?:\[\]string)?[(\[{][ \t]*)?"
+"""A list, or a value on the next line."""
 OPENING = r"""(?:[rbfuRBFUL@$]{0,2}(\\?(?:\"\"\"|'''|["'`])))?"""
+OTHERWISE = r"(?:\?\?=?|\|\|=?|\?:|[ \t]or[ \t]|\.unwrap_or(?:_else)?\((?:\|_?\|[ \t]*)?|\{)"
+"""Stands between what may be missing and its default: `env.PASSWORD ?? "..."`."""
 ASSIGNED = (
-    r"(?:(?::[ \t]*[\w.\[\]|? ]{1,40})?[ \t]*(?:={1,3}|:=|\+=|!=)>?|:|=>"  # a type may stand between a name and its value
-    r"""|[ \t]*\n[ \t]*value:|,[ \t]*\n?[ \t]*\\?["']?value\\?["']?[ \t]*[:=]|[ \t]+value=|,)"""
+    r"(?::[ \t]*[|>][+\-]?[0-9]?[ \t]*\r?\n[ \t]+|"  # a block scalar
+    r"(?::[ \t]*[\w.\[\]|?&<> ]{1,40})?[ \t]*(?:={1,3}|:=|\+=|!=)>?|:|=>"  # a type may stand between a name and its value
+    r"""|[ \t]*\n[ \t]*value:|,[ \t]*\n?[ \t]*\\?["']?value\\?["']?[ \t]*[:=]|[ \t]+value=|,(?:[ \t]*default[ \t]*=)?|\(|"""
+    rf"[ \t]*{OTHERWISE})"
 )
 NAMED = compile_bytes(
-    rf"""(?:({PASSWORD})|(?:{SECRET})){TAIL}(\\?["'])?[\])]?(>|[ \t]*(?:{ASSIGNED}))[ \t]*{WRAPPER}{OPENING}""", ignore_case=True
-)
-FLAG = compile_bytes(
-    r"""[\s"'`\[(]--(?:[a-z0-9]+-)*(?:(pass(?:word|wd|phrase)?|pwd)|token|secret|api-?key|access-?key|secret-?key)[ \t]+["']?""",
+    rf"""(?:({PASSWORD})|(?:{SECRET})){TAIL}(\\?["'])?[\])]{{0,2}}(>|[ \t]*(?:{ASSIGNED}))[ \t]*{LEAD}{WRAPPER}{OPENING}""",
     ignore_case=True,
 )
-COMMAND = compile_bytes(
-    r"""(?:curl|wget|https?)\b[^\n]{0,300}[ \t](?:-u|--user|--proxy-user)[ =]?["']?[^\s:"'$]{1,64}:|"""
-    r"""(?:mysql|mysqldump|mysqladmin|mariadb)\b[^\n]{0,200}[ \t]-p|sshpass[ \t]+-p[ \t]*["']?|"""
-    r"""redis-cli\b[^\n]{0,100}[ \t]-a[ \t]+["']?|docker[ \t]+login\b[^\n]{0,100}[ \t]-p[ \t]+["']?|"""
-    r"""-pass(?:in|out)?[ \t]+pass:|(?:login|user|account)[ \t]+\S{1,100}\s{1,20}password[ \t]+|requirepass[ \t]+|"""
-    r"""(?:^|\n)[\w.\-*]+:(?:[0-9]{2,5}|\*):[\w.\-*]+:[\w.\-*]+:|identified[ \t]+by[ \t]+["']|"""
-    r"""(?:with[ \t]+(?:encrypted[ \t]+)?|set[ \t]+)password[ \t]*=?[ \t]*["']""",
+BLOCK = compile_bytes(r"^:[ \t]*[|>]")
+BY_NAME = compile_bytes(
+    r"(?:set_?env|putenv|set_?var|(?:set|get)_?property|getenv|environ\.get|\benv|fetch|get_?or_?(?:else|default)|define|config|"
+    r"setdefault|\.put|\.set|\.add|header|flag\.\w{1,12}|from-literal)\([ \t]*\\?[\"'][\w.\-]*$",
     ignore_case=True,
 )
-URL = compile_bytes(r"""://[^\s:/@"'<>`]{0,128}:([^\s/@"'<>`]{1,256})@""")
-HEADER = compile_bytes(r"(?:bearer|token|bot|apikey|api-key|splunk)[ \t]+([A-Za-z0-9._~+/\-]{8,}=*)", ignore_case=True)
-BASIC = compile_bytes(r"basic[ \t]+([A-Za-z0-9+/]{6,}={0,2})", ignore_case=True)
-PLACEHOLDER = compile_bytes(
-    r"^(?:\$[\w({].*|\{\{.*|<.*|%.*%|\{[\w.]*\}|\.\.\.|.?[xX*.•#_\-?]{2,}.?|&[\w]+;?.*|\*\w+|![\w/]+.*|[|>][+\-]?|~|\[.*|null|none|nil|true|"
-    r"false|undefined|yes|no|on|off|str|string|bool|int|integer|bytes|text|any|optional|required|object|function|void|"
-    r"todo|tbd|n/?a|empty|unset|unknown|default|hidden|masked|basic|bearer|digest|plain|pass(?:word|wd)?|user(?:name)?|secret|token|"
-    r"key|pwd?|name|value|self|[,)\]};: ].*|"
-    r"self\.\w+|change.?(?:me|it|this)|.*(?:example|placeholder|dummy|redacted|your[_\- ]|my[_\- ]?pass|<\w+>|\$\{|\{\{).*)$",
-    ignore_case=True,
-)
-PROSE = compile_bytes(
-    r"pass|pwd|secret|token|credential|enter |your|must |invalid|require|please|cannot|should|field|missing|forgot|confirm|reset|"
-    r"wrong| is | the | for | not |%s|%\(|%d|\{[\w.!:]*\}|\\n|\\u|://",
-    ignore_case=True,
-)
-"""Parts of a message or of a name, not of a password."""
-CODE = compile_bytes(
-    r"^[A-Za-z_$][\w$]*(?:(?:\.|->|::)[A-Za-z_$][\w$]*)*[(\[{;]|^[A-Za-z_$][\w$]*(?:(?:\.|->|::)[A-Za-z_$][\w$]*)+$|"
-    r"^[(\[{]|^new |^await "
-)
-"""A name or a call in place of a value."""
+"""Before a name: a call that takes it and its value, or its default."""
+SETTER = compile_bytes(r"(?:\.|->|::|\b[sS]et_?|\b[wW]ith_?)\w{0,30}$")
+"""Before a name: the name is a method that takes the value."""
+CHOSEN = compile_bytes(r"^(?:secret|signing|session|jwt)", ignore_case=True)
+"""Names of secrets that people think up as well."""
+BEFORE = 90
+"""Bytes before a name that tell what calls it."""
+NEXT = compile_bytes(r"""\s{0,40},\s{0,80}[rbfuRBFUL@$]{0,2}(\\?["'`])""")
+"""From the end of a literal in a list to the next one."""
+MOST_LISTED, MOST_AHEAD = 200, 130
+"""Literals of a list that are looked at, and bytes between two of them."""
+END_OF_LINE = (b"", b"\n", b"\r")
+AROUND_PART = (b" ", b";", b"&", b"?", b"'", b'"', b"=", b"\n", b"\r")
+"""What stands around a part of a connection string: `host=db password=...`."""
 BARE = compile_bytes(r"""[^\s"'`,;(){}\[\]<>]+""")
 WORD = compile_bytes(r"""[^\s"'`;<>]+""")
 LINE = compile_bytes(r"[^\n]*")
 LETTER = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
+IN_NAMES = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-"
 SMALL = frozenset(b"abcdefghijklmnopqrstuvwxyz")
 
 
@@ -91,61 +84,116 @@ def spans(data: bytes, values: Values) -> Iterator[Span]:
     """Yield the spans of values with a secret's name, in bytes; `values` tells how values stand in the file."""
     covered = 0
     for match in NAMED.finditer(data):
-        if match.start() >= covered and (span := _named(data, match, values)):
-            covered = span[1]
-            yield span
-    for pattern in (FLAG, COMMAND):
-        for match in pattern.finditer(data):
-            value = WORD.match(data, match.end(), match.end() + JUDGED)
-            is_one = _is_password if pattern is COMMAND or match.group(1) else _is_secret
-            if value and not _is_code(value.group()) and is_one(value.group()):
-                yield value.start(), TOKEN_END.match(data, value.end()).end()
-    for match in URL.finditer(data):
-        if not _is_placeholder(match.group(1)) and match.group(1) != b"port":
-            yield match.span(1)
-    for match in HEADER.finditer(data):
-        if looks_random(_text(match.group(1)), 12, 0.2):
-            yield match.span(1)
-    for match in BASIC.finditer(data):
-        if _is_user_and_password(match.group(1)):
-            yield match.span(1)
+        if match.start() >= covered:
+            for span in _named(data, match, values):
+                covered = span[1]
+                yield span
 
 
-def _named(data: bytes, match: "re2._Match", values: Values) -> Span | None:
-    """Return the span of the value that follows a name, if it is a secret."""
-    password, closed, between, quote = match.groups()
-    start = match.end()
+def _named(data: bytes, match: "re2._Match", values: Values) -> Iterator[Span]:
+    """Yield the span of the value that follows a name, or of each value of a list, if it is a secret."""
+    password, _, closed, between, lead, call, quote = match.groups()
     if password and not _begins_name(data, match.start(), password):
-        return None
-    if between == b"," and not (closed and quote):
-        return None
+        return
+    if _is_comma(between) and not (quote and (closed or data[match.start() - 1 : match.start()] == b":")):
+        return
+    if between == b"(" and not (quote and SETTER.search(data[max(0, match.start() - BEFORE) : match.start()])):
+        return
+    if (lead and lead.lstrip().startswith(b"{")) or (call and not quote):
+        return
     if quote:
+        yield from _literals(data, match)
+    elif BLOCK.match(between):
+        yield from _block(data, match)
+    elif not _is_default(between):
+        yield from _bare(data, match, values)
+
+
+def _is_comma(between: bytes) -> bool:
+    """Return whether a value is the next argument or element after its name, which it needs not be."""
+    return between.lstrip()[:1] == b"," and b"value" not in between.lower()
+
+
+def _is_default(between: bytes) -> bool:
+    """Return whether a value stands for one that may be missing (OTHERWISE)."""
+    return between.strip()[:1].lower() in (b"?", b"|", b"o", b".", b"{")
+
+
+def _literals(data: bytes, match: "re2._Match") -> Iterator[Span]:
+    """Yield the spans of a value in quotes, and of those after it in a list."""
+    password, plural, _, between, lead, _, quote = match.groups()
+    start, listed = match.end(), (lead or b"").strip()
+    comma, before = _is_comma(between), data[max(0, match.start() - BEFORE) : match.start()]
+    by_name = comma and (BY_NAME.search(before) is not None or before.endswith(b"set :"))
+    chosen = CHOSEN.match(match.group()) is not None and not comma
+    default = _is_default(between)
+    for _ in range(MOST_LISTED):
         end = _closing(data, start, quote)
         value = data[start : min(end, start + JUDGED)]
-        secret = _is_password(value) and between != b"," if password else _is_secret(value, between)
-        return (start, end) if secret and value else None
+        if password and listed.endswith(b"[") and not plural:  # rules of a form may be listed by the field's name
+            secret = is_chosen(value)
+        elif password or by_name or default:
+            secret = is_password(value) and (not comma or (by_name and b" " not in value))
+        else:
+            secret = is_secret(value, 0.25 if comma or listed else 0.15) or (chosen and is_chosen(value))
+        if secret:
+            yield start, end
+        following = NEXT.match(data, end + len(quote), end + len(quote) + MOST_AHEAD) if listed in (b"[", b"(") else None
+        if not following or len(quote) > 2:
+            return
+        start, quote = following.end(), following.group(1)
+
+
+def _block(data: bytes, match: "re2._Match") -> Iterator[Span]:
+    """Yield the span of a YAML block: its lines, as far as they are indented like the first."""
+    start = match.end()
+    indentation = start - data.rfind(b"\n", 0, start) - 1
+    value = LINE.match(data, start, start + JUDGED).group().rstrip()
+    if not (is_password(value) if match.group(1) else is_secret(value)):
+        return
+    end, limit = start + len(value), min(len(data), start + MAX_VALUE)
+    while (newline := data.find(b"\n", end, limit)) >= 0 and data[newline + 1 : newline + 1 + indentation].isspace():
+        end = newline + 1 + len(LINE.match(data, newline + 1, limit).group())
+    yield start, end
+
+
+def _bare(data: bytes, match: "re2._Match", values: Values) -> Iterator[Span]:
+    """Yield the span of a value without quotes."""
+    password, _, _, between, lead, _, _ = match.groups()
+    start = match.start(5) if lead else match.end()
+    if (
+        between[:1] == b":"
+        and between[-1:] == b"="
+        and b" =" not in between
+        and data[match.end(4) : match.end(4) + 1] in END_OF_LINE
+    ):
+        start = match.start(4) + 1 + len(between[1:]) - len(between[1:].lstrip())  # the end of base64, and no type before a value
+        between = b":"
+    elif b"\n" in (lead or b""):
+        return
     pattern = BARE if values == "quoted" else WORD if values == "words" else LINE
     bare = pattern.match(data, start, start + JUDGED)
     if not bare:
-        return None
+        return
     value = _without_comment(bare.group())
     if between == b"=" and b";" in value and b"=" in value:  # a part of a connection string
         value = value[: value.index(b";")]
+    if between == b"=" and data[match.start() - 1 : match.start()] in (b"?", b"&"):  # a part of an address
+        value = value.partition(b"&")[0]
     end = start + len(value)
-    if _is_code(value) or data[end : end + 1] == b"(":
-        return None
+    if is_code(value) or data[end : end + 1] == b"(":
+        return
     after = data[end : end + 1]
     if values == "quoted" or between == b">":
-        environment = (
-            data[match.start() - 1 : match.start()] != b"." and between == b"=" and _is_setting_line(data, match.start(), end)
-        )
+        before = data[max(0, match.start() - BEFORE) : match.start()].rstrip(IN_NAMES)[-1:]
+        environment = before != b"." and between.strip() in (b"=", b":=") and _is_setting_line(data, match.start(), end)
         plain = environment or (between == b">" and after == b"<") or (between == b"=" and after == b";")
-        found = _looks_made(value, between) or (plain and bool(password) and _is_password(value))
+        within = between == b"=" and before in AROUND_PART and after in AROUND_PART and is_chosen(value)
+        found = _looks_made(value, between) or (bool(password) and (within or (plain and is_password(value))))
     else:
-        found = _is_password(value) if password else _is_secret(value, between)
-    if not found or _is_placeholder(value):
-        return None
-    return start, TOKEN_END.match(data, end).end() if len(value) == JUDGED else end
+        found = is_password(value) if password else is_secret(value)
+    if found and not is_placeholder(value):
+        yield start, TOKEN_END.match(data, end).end() if len(value) == JUDGED else end
 
 
 def _begins_name(data: bytes, at: int, word: bytes) -> bool:
@@ -160,60 +208,31 @@ def _closing(data: bytes, start: int, quote: bytes) -> int:
         newline = data.find(b"\n", start, limit)
         limit = limit if newline < 0 else newline
     at = data.find(quote, start, limit)
-    while len(quote) == 1 and at > start and data[at - 1] == 0x5C:  # a backslash
+    while len(quote) == 1 and at > start and _is_escaped(data, at, start):
         at = data.find(quote, at + 1, limit)
     return limit if at < 0 else at
+
+
+def _is_escaped(data: bytes, at: int, start: int) -> bool:
+    """Return whether an odd number of backslashes stands before a quote; of a long run the last ones tell."""
+    before = data[max(start, at - 16) : at]
+    return (len(before) - len(before.rstrip(b"\\"))) % 2 == 1
 
 
 def _is_setting_line(data: bytes, name: int, end: int) -> bool:
     """Return whether NAME=value stands alone on its line, with a name in capitals, as in a file of environment variables."""
     line = data.rfind(b"\n", max(0, name - 60), name) + 1
-    head = data[line:name].removeprefix(b"export ")
+    head = data[line:name].removeprefix(b"export ").removeprefix(b"ENV ").removeprefix(b"ARG ")
     after = data[end : end + 1]
     return after in (b"", b"\n", b"\r") and head == head.upper() and b" " not in head and data[name : name + 1].isupper()
 
 
 def _without_comment(value: bytes) -> bytes:
-    cut = value.find(b" #")
-    return (value if cut < 0 else value[:cut]).rstrip(b" \t\r,;\"'")
-
-
-def _is_code(value: bytes) -> bool:
-    return CODE.search(value) is not None
-
-
-def _is_placeholder(value: bytes) -> bool:
-    return PLACEHOLDER.match(value) is not None
-
-
-def _is_password(value: bytes) -> bool:
-    """Return whether a password's value is one, and no placeholder, message, name or path."""
-    if len(value) < 4 or _is_placeholder(value):
-        return False
-    if looks_random(_text(value), 6):
-        return True
-    return not PROSE.search(value) and value[:1] not in b"/.-[({"
-
-
-def _is_secret(value: bytes, between: bytes = b"=") -> bool:
-    if _is_placeholder(value) or b" " in value.strip():
-        return False
-    return looks_random(_text(value), 8, 0.15 if between != b"," else 0.25)
+    cut = min((at for mark in (b" #", b" --") if (at := value.find(mark)) >= 0), default=len(value))
+    return value[:cut].rstrip(b" \t\r,;\"'")
 
 
 def _looks_made(value: bytes, between: bytes) -> bool:
     """Return whether a bare value in code is no name."""
     digits = sum(0x30 <= byte <= 0x39 for byte in value)
-    return between[-1:] in b"=:" and not between.endswith(b"==") and digits > 2 and looks_random(_text(value), 10, 0.25)
-
-
-def _is_user_and_password(value: bytes) -> bool:
-    try:
-        decoded = base64.b64decode(value + b"=" * (-len(value) % 4), validate=True)
-    except binascii.Error:
-        return False
-    return b":" in decoded and decoded.isascii()
-
-
-def _text(value: bytes) -> str:
-    return value.decode("latin-1")
+    return between[-1:] in b"=:" and not between.endswith(b"==") and digits > 2 and looks_random(text_of(value), 10, 0.25)

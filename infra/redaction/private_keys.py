@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from infra.redaction.randomness import looks_random
 from infra.redaction.shapes import Span, compile_bytes
 
-MARKS = ("PRIVATE KEY", "PuTTY-User-Key-File", "Private-Lines", "Private-MAC")
+MARKS = ("PRIVATE KEY", "OpenVPN Static key", "PuTTY-User-Key-File", "Private-Lines", "Private-MAC")
 """One of these stands in every marker."""
-BEGIN = compile_bytes(r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY|PuTTY-User-Key-File|Private-Lines:")
-END = compile_bytes(r"-----END [A-Z0-9 ]*PRIVATE KEY|Private-MAC:")
+BEGIN = compile_bytes(r"-----BEGIN (?:[A-Z0-9 ]*PRIVATE KEY|OpenVPN Static key)|PuTTY-User-Key-File|Private-Lines:")
+END = compile_bytes(r"-----END (?:[A-Z0-9 ]*PRIVATE KEY|OpenVPN Static key)|Private-MAC:")
 BODY = compile_bytes(r"[A-Za-z0-9+/]{60,}={0,2}")
 """A line of base64: the middle of a key whose first line may be outside the text."""
 AROUND_BODY = b" \t\r\"'+,\\"

@@ -179,6 +179,11 @@ SHAPES = (
     Shape("Typeform token", "tfp_", r"tfp_[\w.=\-]{40,}"),
     Shape("Ubidots token", "BBFF-", r"BBFF-[0-9a-zA-Z]{30}"),
     # Forms that any service uses
+    Shape(
+        "private key in base64",
+        "LS0tLS1CRUdJTiB",
+        r"LS0tLS1CRUdJTiB(?:SU0Eg|QUklW|FQyBQ|PUEVO|FTkNS)[A-Za-z0-9+/]{8,}={0,2}",
+    ),
     Shape("JSON web token", "eyJ", r"eyJ[\w\-]{8,512}\.(?:eyJ)?[\w\-]{8,}"),
     Shape(
         "password hash",

@@ -1,13 +1,15 @@
 """A process that redacts texts: `python -m infra.redaction.worker`, started by serving/recording/long_texts.py.
 
 It reads and writes frames on its standard input and output: four bytes of length (big-endian), then JSON. The first frame holds
-the arguments of PersonalData, or null; each later one holds the fields of Texts, and the answer does too.
+the arguments of PersonalData, or null; each later one holds the fields of Texts. The answer holds the redacted texts and the
+seconds of CPU time that they took.
 """
 
 import json
 import os
 import struct
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, BinaryIO
@@ -34,8 +36,17 @@ def texts_frame(texts: Texts) -> bytes:
 
 def read_texts(body: bytes) -> Texts:
     """Return the texts in a frame's body."""
-    fields = json.loads(body)
-    return Texts(**fields | {"middles": tuple(fields["middles"]), "margins": tuple(fields["margins"])})
+    return _texts(json.loads(body))
+
+
+def read_answer(body: bytes) -> tuple[Texts, float]:
+    """Return the texts in an answer, and their CPU seconds."""
+    answer = json.loads(body)
+    return _texts(answer["texts"]), answer["seconds"]
+
+
+def _texts(fields: Mapping[str, Any]) -> Texts:
+    return Texts(**{**fields, "middles": tuple(fields["middles"]), "margins": tuple(fields["margins"])})
 
 
 def _read(stream: BinaryIO) -> bytes:
@@ -59,7 +70,9 @@ def main() -> int:
     arguments = json.loads(_read(sys.stdin.buffer))
     redactor = Redactor(personal_data(arguments))
     while body := _read(sys.stdin.buffer):
-        sys.stdout.buffer.write(texts_frame(redactor.redact(read_texts(body))))
+        began = time.process_time()
+        redacted = redactor.redact(read_texts(body))
+        sys.stdout.buffer.write(frame({"texts": asdict(redacted), "seconds": time.process_time() - began}))
         sys.stdout.buffer.flush()
     return 0
 

@@ -66,7 +66,8 @@ class Experiment(Section):
     many, at the same rates. So nobody decides a test, or ends it early, by the number of their requests."""
     max_credential_weight: float = Field(1.0, gt=0, le=1)
     """Maximum share of an arm's counted requests from one credential, scaled down to it; with fewer than 1/share credentials
-    on an arm, none counts. 1: no limit, for a team that shares a token or comes through one proxy."""
+    on an arm, none counts. Below 1, users of one credential count as one user, so that nobody decides a test by invented users;
+    0.2 fits a team of 20 with a token each. 1: no limit, for a team that shares a token or comes through one proxy."""
     min_history_requests: int = Field(20, ge=0)
     """Minimum requests of a user before the test, as known from the cycle that made the candidate (collect.max_new_users). Users
     with fewer are served and not counted, so that nobody is invented for a test. 0: everyone counts."""

@@ -1,4 +1,4 @@
-"""Cuts and redacts events: short texts at once, long ones in a process of their own."""
+"""Cuts and redacts events: short texts at once, long ones in processes of their own."""
 
 from typing import TypeVar
 
@@ -33,9 +33,9 @@ class EventRedactor:
         return with_texts(row, texts.within_margins(), self.redactor.redact(texts))
 
     async def redact_long(self, row: Event) -> Event:
-        """Return a long event without secrets. Raises RedactionFailed."""
+        """Return a long event without secrets. Raises RedactionFailed or TooManyTexts."""
         texts = self._kept.cut(texts_of(row))
-        return with_texts(row, texts.within_margins(), await self.long_texts.redact(texts))
+        return with_texts(row, texts.within_margins(), await self.long_texts.redact(texts, row.credential))
 
     def short_texts(self, prefix: str, suffix: str, language: str) -> Texts | None:
         """Return the kept code around a cursor; none if it is long."""

@@ -11,6 +11,7 @@ from infra.redaction.events import without_text
 from infra.redaction.texts import Texts
 from serving.metrics import Metrics
 from serving.recording.event_redactor import EventRedactor
+from serving.recording.long_texts import TooManyTexts
 from serving.recording.opt_outs import OptOuts
 from serving.recording.spool import Spool, SpoolFull
 
@@ -61,7 +62,11 @@ class Recorder:
     async def record_feedback(self, row: Feedback, *, opted_out: bool = False) -> None:
         """Write feedback to the disk, and with it every completion recorded before.
 
-        It has no text if its user opted out, by this event or by an earlier one of the same request. Raises SpoolFull or OSError.
+        It has no text if its user opted out, by this event or by an earlier one of the same request.
+
+        Raises:
+            SpoolFull: the spool has reached its limit.
+            OSError: the event cannot be written, or too many long texts of its credential wait (TooManyTexts).
         """
         held = self.opt_outs.hold(row, opted_out=opted_out)
         if held:
@@ -98,6 +103,10 @@ class Recorder:
     async def _write_long(self, row: Completion) -> None:
         try:
             redacted = await self._redactor.redact_long(row)
+        except TooManyTexts as error:
+            self._metrics.texts_dropped.inc()
+            log.warning("completion %s is recorded without its text, in the bucket `secret`: %s", row.id, error)
+            self._write(without_text(row).model_copy(update={"redacted": True}))
         except OSError as error:
             self._lost(row, error)
         else:

@@ -3,7 +3,8 @@
     flood      one user sends many newer requests than everybody together, and accepts all of them
     invented   one credential sends requests of ten thousand users
     poisoner   a known user accepts a planted pattern, cycle after cycle
-    test       five users of an arm of 60 know their arm, and accept all of it or none
+    test       five users of an arm of 60 know their arm, and accept all of it or none; so does a known user with many requests
+    crowd      ten thousand invented users build a history before a test, and accept all of the challenger's arm
 
 No server is needed: events are the frames that the join returns. The figures are written to var/bench/caps.json.
 """
@@ -18,6 +19,7 @@ import polars as pl
 from rich.console import Console
 
 from evals.bench.figures import Figure, figure, write
+from infra.assignment import assigned_arm
 from infra.records import ExperimentRecord, VerdictName
 from infra.settings.schema import Collect, Experiment, Reward
 from tasks.experiments.decide import decide
@@ -47,6 +49,12 @@ OPEN = Experiment.model_validate(
 )
 """The gate without its caps, and blind to how many requests a user makes."""
 ARM = 60
+CROWDS = 20
+"""Tests with a crowd, each of some 200,000 requests before it."""
+RATE = 0.3
+"""Acceptance of the team."""
+TOKENS_EACH = GATE.model_copy(update={"max_credential_weight": 0.05})
+"""The gate of a team with a token for each developer."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +94,7 @@ def honest(draw: np.random.Generator, each: int, day: int, tokens: bool) -> pl.D
     """Return a day's requests of the team."""
     names = [f"u{i % HONEST}" for i in range(HONEST * each)]
     credentials = [f"token {name}" if tokens else "token" for name in names]
-    return requests(names, credentials, BEGIN + day * DAY + draw.random(len(names)) * DAY, draw.random(len(names)) < 0.3)
+    return requests(names, credentials, BEGIN + day * DAY + draw.random(len(names)) * DAY, draw.random(len(names)) < RATE)
 
 
 def attack(names: Sequence[str], credential: str, day: float) -> pl.DataFrame:
@@ -160,7 +168,7 @@ class SimulatedTest:
 def run_test(test: SimulatedTest, settings: Experiment, seed: int) -> VerdictName:
     """Return the gate's verdict on a simulated test at its planned end."""
     draw = np.random.default_rng(seed)
-    taste = np.clip(draw.normal(0.3, 0.08, 2 * ARM), 0.02, 0.9)
+    taste = np.clip(draw.normal(RATE, 0.08, 2 * ARM), 0.02, 0.9)
     treated = draw.permutation(2 * ARM) % 2 == 1
     activity = draw.gamma(2, 0.5, 2 * ARM)
     counts, early = (np.maximum(draw.poisson(each * activity), 1) for each in (test.each, 40))
@@ -178,6 +186,36 @@ def run_test(test: SimulatedTest, settings: Experiment, seed: int) -> VerdictNam
     totals = total(pl.concat(frames), TEST, plan, TEST.started + 60)
     ended = plan.model_copy(update={"planned_requests": max(min(totals.requests.values()), 1)})
     return decide(TEST, ended, totals, TEST.started + 60).verdict
+
+
+def run_crowd(tokens: bool, settings: Experiment, seed: int, count: int = 10_000) -> VerdictName:
+    """Return the gate's verdict on equal models where invented users of one credential built a history the day before.
+
+    As the gate does, it counts users with a history alone; of the invented ones these are as many as become known on a day.
+    """
+    draw, each = np.random.default_rng(seed), settings.min_history_requests
+    crowd = [f"made up {number % count}" for number in range(count * each)]
+    made = attack(crowd, "token m" if tokens else "token", 0.2).select("user", "credential", "time")
+    register = users.admit(made, register_of(tokens), Collect().max_new_users)
+    known = sorted(users.with_history(register, TEST.started, each))
+    names = [name for name in known for _ in range(40)]
+    made_up = np.array([name.startswith("made up") for name in names])
+    arms = [assigned_arm(TEST, name, TEST.started) for name in names]
+    accepted = np.where(made_up, np.array(arms) == "challenger", draw.random(len(names)) < RATE)
+    credentials = [
+        ("token m" if false else f"token {name}") if tokens else "token" for name, false in zip(names, made_up, strict=True)
+    ]
+    during = requests(names, credentials, TEST.started + 1 + np.arange(len(names)) * 1e-3, accepted)
+    labelled = during.with_columns(arm=pl.Series(arms, dtype=pl.String), experiment=pl.lit(TEST.id))
+    totals = total(labelled, TEST, make_plan(settings, Collect()), TEST.started + 600)
+    ended = make_plan(settings, Collect()).model_copy(update={"planned_requests": max(min(totals.requests.values()), 1)})
+    return decide(TEST, ended, totals, TEST.started + 600).verdict
+
+
+def crowd_promoted(tokens: bool, tests: int) -> float:
+    """Return the share of tests that a crowd of invented users has promoted."""
+    settings = TOKENS_EACH if tokens else GATE
+    return sum(run_crowd(tokens, settings, seed) == "promote" for seed in range(tests)) / tests
 
 
 def requests_of(
@@ -202,6 +240,16 @@ def bound_of(tests: int) -> float:
     return level + 3 * (level * (1 - level) / tests) ** 0.5
 
 
+def shared_bounds(each: int) -> tuple[float, float]:
+    """Return the most of the samples and of the weight that invented users of a shared token can have of a full batch.
+
+    Known become `max_new_users`, with `each` requests. Of an acceptance rate p the mean absolute advantage is 2 p (1 - p), and
+    that of an accepted sample 1 - p.
+    """
+    share = SHARED.max_new_users * each / SHARED.max_samples
+    return share, share / (2 * RATE)
+
+
 def run(tests: int = 200) -> list[Figure]:
     """Run every attack."""
     share, weight = LIMITS.max_user_share + 1e-6, LIMITS.max_user_weight + 1e-6
@@ -209,7 +257,7 @@ def run(tests: int = 200) -> list[Figure]:
     cases: list[tuple[str, Callable[[], Batch], float, float]] = [
         ("flood", flood, share, weight),
         ("invented_with_a_token_each", lambda: invented(True), LIMITS.max_credential_share + 1e-6, weight),
-        ("invented_with_a_shared_token", lambda: invented(False), 1 / 3, 1 / 2),
+        ("invented_with_a_shared_token", lambda: invented(False), *shared_bounds(4)),
     ]
     figures: list[Figure] = []
     for name, made, most, most_weight in cases:
@@ -227,6 +275,7 @@ def run(tests: int = 200) -> list[Figure]:
         ("equal", SimulatedTest(), GATE, bound),
         ("equal_with_a_whale", SimulatedTest(whale=0.4), GATE, bound),
         ("five_liars", SimulatedTest(liars=5), GATE, bound),
+        ("a_known_poisoner", SimulatedTest(liars=1, lies=3000), GATE, bound),
         ("five_liars_uncapped", SimulatedTest(liars=5), OPEN, None),
         ("five_flooding_liars", SimulatedTest(liars=5, lies=3000), GATE, bound),
         ("five_flooding_liars_uncapped", SimulatedTest(liars=5, lies=3000), OPEN, None),
@@ -237,6 +286,9 @@ def run(tests: int = 200) -> list[Figure]:
     for name, test, settings, most_promoted in rows:
         share_promoted = promoted(test, settings, tests)
         figures.append(figure(f"caps.gate.{name}", share_promoted, f"of {tests} tests promoted", most=most_promoted))
+    for name, tokens, most_promoted in (("a_token_each", True, bound_of(CROWDS)), ("a_shared_token", False, None)):
+        share_promoted = crowd_promoted(tokens, CROWDS)
+        figures.append(figure(f"caps.gate.crowd_with_{name}", share_promoted, f"of {CROWDS} tests promoted", most=most_promoted))
     return figures
 
 

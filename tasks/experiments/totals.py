@@ -3,7 +3,8 @@
 Every request that the experiment assigned counts on the arm that it was assigned to, also where another version answered, and
 where nothing was shown: a model cannot win by showing less or by failing. Neither arm counts requests younger than the settling
 time, requests of users who opted out, pinned and exploring requests, and users without a history. A user with many requests
-counts with a part of them, at the same rates. The metrics are in metrics.py.
+counts with a part of them, at the same rates; with a token for each developer, the users of one credential count as one user. The
+metrics are in metrics.py.
 """
 
 from collections.abc import Mapping
@@ -104,6 +105,7 @@ def total(
     counted = counted.with_columns(of_test=assigned == experiment.id, served=pl.col("experiment") == experiment.id)
     during = _on_assigned_arm(counted.filter("of_test"), experiment)
     before = counted.filter(~pl.col("of_test"), pl.col("time") < experiment.started).with_columns(served=pl.lit(True))
+    during, before = (_one_user_each(rows, _crowded(counted, plan)) for rows in (during, before))
     sums = _sums(during, plan, _is_later(experiment, plan, until), "arm", "user", "credential")
     sums = cap_requests(sums.with_columns(pl.col("requests").alias(MADE)), plan)
     earlier = _sums(before, plan, pl.lit(False), "user").with_columns(pl.col("requests").alias(MADE))
@@ -116,6 +118,19 @@ def total(
         absent=_absent(set(earlier["user"]) - set(names), experiment, plan),
         inputs=inputs,
     )
+
+
+def _crowded(counted: pl.DataFrame, plan: Plan) -> pl.Series:
+    """Return the credentials with several users, where each developer has one (experiment.max_credential_weight below 1)."""
+    if plan.max_credential_weight >= 1:
+        return pl.Series([], dtype=pl.String)
+    return counted.group_by("credential").agg(users=pl.col("user").n_unique()).filter(pl.col("users") > 1)["credential"]
+
+
+def _one_user_each(rows: pl.DataFrame, credentials: pl.Series) -> pl.DataFrame:
+    """Let the users of each of these credentials count as one: whoever invents users has no more of a test than a developer."""
+    of_crowd = pl.col("credential").is_in(credentials.implode())
+    return rows.with_columns(user=pl.when(of_crowd).then(pl.concat_str(pl.lit("credential "), "credential")).otherwise("user"))
 
 
 def _on_assigned_arm(rows: pl.DataFrame, experiment: ExperimentRecord) -> pl.DataFrame:

@@ -1,9 +1,11 @@
 """Cap the share of a cycle's weight of each user, credential and project. Pure.
 
-A group's weight is the sum of the absolute advantages of its samples, which bounds its part of the policy gradient; and, apart
-from it, the tokens of its settled text and standing lines that are trained on, which bound its part of the cross-entropy. The
-share of samples is capped already (tasks/labels/shares.py), but a few rare samples may weigh as much as many. One factor scales
-all samples of a group, so that their order and sign stay.
+A group's weight is the sum of the absolute advantages of its samples, which bounds its part of the policy gradient; and,
+apart from it, the tokens of its settled text and standing lines that are trained on, which bound its part of the cross-
+entropy where the exponent `settled_exponent` is 0. With an exponent, the loss also multiplies each row by a power of its
+probability, which this cap does not see: a group whose text is more likely than others' has more of the gradient than its
+share. The share of samples is capped already (tasks/labels/shares.py), but a few rare samples may weigh as much as many. One
+factor scales all samples of a group, so that their order and sign stay.
 """
 
 from collections.abc import Mapping, Sequence

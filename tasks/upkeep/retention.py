@@ -4,8 +4,8 @@ Manifests, outcomes, settings and metrics stay, so that every version's lineage 
 stay: the next cycle's window, the samples of an unfinished cycle, and weights in use (tasks/upkeep/checkpoint_gc.py).
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from infra import cycles
 from infra.events import tombstones
@@ -13,7 +13,7 @@ from infra.records import Forgotten
 from infra.registry import Registry
 from infra.settings import Settings
 from infra.store import ObjectStore
-from tasks.upkeep import checkpoint_gc
+from tasks.upkeep import checkpoint_gc, opted_out
 from tasks.upkeep.checkpoint_gc import CHECKPOINTS, DAY, OPTIMIZERS, ExpiredUpload
 from tasks.upkeep.compaction import HOUR, hour_of
 from tasks.upkeep.forget import ROWS, Forgetting, sweep
@@ -40,6 +40,8 @@ class Retained:
     """Checkpoints and optimizer states that are no longer used."""
     forgotten: Forgetting
     """Rows of erased subjects that arrived later or waited for a cycle's end."""
+    opted_out: Mapping[str, int] = field(default_factory=dict)
+    """By object, events with text whose completion is opted out."""
 
     def summary(self) -> str:
         """Return the result in one line."""
@@ -49,6 +51,7 @@ class Retained:
             f"{len(self.events)} event objects, {len(self.cycles)} objects of finished cycles, {checkpoints} checkpoints and "
         )
         message += f"{optimizers} optimizer states {done} removed"
+        message += f"; so {done} {sum(self.opted_out.values())} events with text of requests that are opted out"
         return f"{message}; of erased subjects: {self.forgotten.summary()}"
 
     def page(self) -> str:
@@ -59,7 +62,7 @@ class Retained:
 
 
 def retain(store: ObjectStore, registry: Registry, settings: Settings, now: float, *, dry_run: bool = True) -> Retained:
-    """Remove old data, and new rows of erased subjects.
+    """Remove old data, new rows of erased subjects, and texts of requests that are opted out.
 
     Raises:
         TooShort: cycles or tests would still read the removed data.
@@ -74,7 +77,8 @@ def retain(store: ObjectStore, registry: Registry, settings: Settings, now: floa
     if not dry_run:
         uploads = checkpoint_gc.remove(store, registry, uploads, now)
     records: Sequence[Forgotten] = tombstones.read_all(store)
-    return Retained(dry_run, tuple(events), tuple(rows), uploads, sweep(store, registry, records, now, dry_run=dry_run))
+    forgotten = sweep(store, registry, records, now, dry_run=dry_run)
+    return Retained(dry_run, tuple(events), tuple(rows), uploads, forgotten, opted_out.clean(store, dry_run=dry_run))
 
 
 def check(settings: Settings) -> None:

@@ -12,6 +12,8 @@ from infra.language import language
         ("C:\\\\work\\\\a.test.tsx", "typescriptreact", "tsx"),
         ("", "C++", "c++"),
         ("Makefile", "make", "make"),
+        ("build/Dockerfile", "", "dockerfile"),
+        ("credentials.py", "", "py"),
         (".env", "", "env"),
         ("/home/ada/.env.production", "", "env"),
         ("/home/ada/.our-secret-project", "", ""),

@@ -146,9 +146,10 @@ def test_no_part_of_a_secret_stays_at_the_edge_of_what_is_kept(cut: int) -> None
 async def test_the_process_for_long_texts_is_started_again_after_its_end(recording: Recording) -> None:
     text = "x = 1\n" * 1_000 + f'entry = "{TOKEN}"\n'
     await recording.recorder.record_feedback(feedback("one", prefix=text))
-    assert recording.long._process is not None
-    recording.long._process.kill()
-    await recording.long._process.wait()
+    process = recording.long.lanes[False].process
+    assert process is not None
+    process.kill()
+    await process.wait()
     await recording.recorder.record_feedback(feedback("two", prefix=text))
     assert recording.written().count(REDACTED) == 2 and TOKEN not in recording.written()
 

@@ -2,7 +2,21 @@
 
 import pytest
 
-from tasks.experiments.bench_caps import GATE, LIMITS, OPEN, SHARED, SimulatedTest, bound_of, flood, invented, poisoner, promoted
+from tasks.experiments.bench_caps import (
+    GATE,
+    LIMITS,
+    OPEN,
+    SHARED,
+    TOKENS_EACH,
+    SimulatedTest,
+    bound_of,
+    flood,
+    invented,
+    poisoner,
+    promoted,
+    run_crowd,
+    shared_bounds,
+)
 
 TESTS = 40
 
@@ -15,7 +29,7 @@ def test_a_flood_of_one_user_is_a_turn_as_everybody() -> None:
     assert 0 < found.weight_share <= 0.05 + 1e-9
 
 
-@pytest.mark.parametrize(("tokens", "share", "weight"), [(True, 0.05, 0.05), (False, 1 / 3, 1 / 2)])
+@pytest.mark.parametrize(("tokens", "share", "weight"), [(True, 0.05, 0.05), (False, *shared_bounds(4))])
 def test_invented_users_have_the_share_of_their_credential(tokens: bool, share: float, weight: float) -> None:
     """With one token for all, as many as become known on a day count, each with a user's share."""
     found = invented(tokens, count=2000)
@@ -37,8 +51,9 @@ def test_a_slow_poisoner_never_has_more_than_the_share() -> None:
         SimulatedTest(liars=5),
         SimulatedTest(liars=5, lies=3000),
         SimulatedTest(effect=-0.1, liars=5),
+        SimulatedTest(liars=1, lies=3000),
     ],
-    ids=["equal", "whale", "five liars", "five flooding liars", "worse model"],
+    ids=["equal", "whale", "five liars", "five flooding liars", "worse model", "a known poisoner"],
 )
 def test_five_invented_users_of_an_arm_of_60_decide_nothing(test: SimulatedTest) -> None:
     assert promoted(test, GATE, TESTS) <= bound_of(TESTS)
@@ -47,3 +62,13 @@ def test_five_invented_users_of_an_arm_of_60_decide_nothing(test: SimulatedTest)
 def test_the_attack_is_one_and_a_better_model_still_wins() -> None:
     assert promoted(SimulatedTest(liars=5, lies=3000), OPEN, 10) > 0.9
     assert promoted(SimulatedTest(effect=0.4, each=100), GATE, 10) > 0.9
+
+
+def test_a_crowd_of_one_credential_decides_nothing_where_each_developer_has_one() -> None:
+    """As many of ten thousand invented users as become known on a day had a history, and promoted an equal model."""
+    assert [run_crowd(True, TOKENS_EACH, seed, count=1000) for seed in range(8)].count("promote") <= 1
+
+
+def test_a_crowd_with_a_shared_token_is_bounded_by_the_new_users_of_a_day_alone() -> None:
+    """Said in infra/docs/loop.md, "Caps": the attack works where nobody can tell users apart."""
+    assert [run_crowd(False, GATE, seed, count=1000) for seed in range(4)].count("promote") >= 2

@@ -1,0 +1,76 @@
+"""Turns of long texts: whose credential has used the least time lately comes first, and of its texts the shortest. Pure."""
+
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+Job = TypeVar("Job")
+HALF_LIFE = 10.0
+"""Seconds after which half of a credential's time is forgotten."""
+COSTLY = 0.04
+"""CPU seconds of one text above which its credential is costly; code of the same length takes some 10 ms."""
+COSTLY_FOR = 60.0
+"""Seconds for which it stays so."""
+NEGLIGIBLE = 1e-3
+"""CPU seconds below which a credential's time is forgotten altogether."""
+
+
+@dataclass(frozen=True)
+class Waiting(Generic[Job]):
+    """A text that waits."""
+
+    who: str
+    characters: int
+    number: int
+    """Rises with each text."""
+    job: Job
+
+
+@dataclass
+class _Account:
+    seconds: float = 0.0
+    at: float = 0.0
+    costly_until: float = 0.0
+
+
+@dataclass
+class Turns(Generic[Job]):
+    """The texts that wait, and the CPU time of each credential."""
+
+    most: int
+    """Texts of a credential that may wait."""
+    _waiting: list[Waiting[Job]] = field(default_factory=list)
+    _accounts: dict[str, _Account] = field(default_factory=dict)
+    _number: int = 0
+
+    def add(self, who: str, characters: int, job: Job) -> bool:
+        """Let a text wait; return False, and leave it, where as many of its credential wait as may."""
+        if sum(waiting.who == who for waiting in self._waiting) >= self.most:
+            return False
+        self._number += 1
+        self._waiting.append(Waiting(who, characters, self._number, job))
+        return True
+
+    def take(self, now: float, *, costly: bool) -> Waiting[Job] | None:
+        """Return the text whose turn it is, among those of costly credentials or among the others; none where none waits."""
+        of_kind = [waiting for waiting in self._waiting if self.is_costly(waiting.who, now) == costly]
+        if not of_kind:
+            return None
+        chosen = min(of_kind, key=lambda waiting: (self._seconds(waiting.who, now), waiting.characters, waiting.number))
+        self._waiting.remove(chosen)
+        return chosen
+
+    def used(self, who: str, seconds: float, now: float) -> None:
+        """Note the CPU time of a text."""
+        until = now + COSTLY_FOR if seconds > COSTLY else self._accounts.get(who, _Account()).costly_until
+        self._accounts[who] = _Account(self._seconds(who, now) + seconds, now, until)
+        for other in [name for name in self._accounts if self._seconds(name, now) < NEGLIGIBLE and not self.is_costly(name, now)]:
+            del self._accounts[other]
+
+    def is_costly(self, who: str, now: float) -> bool:
+        """Return whether one of a credential's texts took long lately."""
+        account = self._accounts.get(who)
+        return account is not None and account.costly_until > now
+
+    def _seconds(self, who: str, now: float) -> float:
+        account = self._accounts.get(who)
+        return 0.0 if account is None else account.seconds * 0.5 ** ((now - account.at) / HALF_LIFE)

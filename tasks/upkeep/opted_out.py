@@ -1,0 +1,48 @@
+"""Remove feedback with text whose completion is opted out.
+
+The app that served a completion remembers the opt-out (serving/recording/opt_outs.py). Another replica, or one without its file,
+keeps the text of an event that does not repeat the header. Such an event that names its completion is found here; one that names
+a place alone cannot be, since the completion's own record has no place.
+"""
+
+from infra.events import segments
+from infra.events.read import column, fetch
+from infra.redaction.events import FEEDBACK_TEXTS
+from infra.store import ObjectStore
+
+COMPLETIONS, FEEDBACK = "events/completions/", "events/feedback/"
+
+
+def clean(store: ObjectStore, *, dry_run: bool) -> dict[str, int]:
+    """Remove these events, or count them where `dry_run`; return their number by object."""
+    opted_out = _opted_out(store)
+    found: dict[str, int] = {}
+    for key in list(store.keys(FEEDBACK)) if opted_out else ():
+        parts = segments.read(key, store.get(key))
+        named = frozenset(name for part in parts for name in _with_text(part) if name in opted_out)
+        if not named:
+            continue
+        kept = [segments.without(part, "completion_id", named) for part in parts]
+        found[key] = sum(part.table.num_rows for part in parts) - sum(part.table.num_rows for part in kept)
+        if dry_run:
+            continue
+        if any(part.table.num_rows for part in kept):
+            store.put(key, segments.pack(kept) if segments.is_container(key) else segments.alone(kept[0].table))
+        else:
+            store.delete(key)
+    return found
+
+
+def _opted_out(store: ObjectStore) -> frozenset[str]:
+    """Return the ids of the completions that are opted out."""
+    names: set[str] = set()
+    for _, part in fetch(store, list(store.keys(COMPLETIONS)), ("id", "opted_out")):
+        rows = zip(column(part.table, "id"), column(part.table, "opted_out"), strict=True)
+        names.update(str(name) for name, opted_out in rows if opted_out is True)
+    return frozenset(names)
+
+
+def _with_text(part: segments.Segment) -> list[str]:
+    """Return the completions that events with text name."""
+    texts = zip(*(column(part.table, name) for name in FEEDBACK_TEXTS), strict=True)
+    return [str(name) for name, row in zip(column(part.table, "completion_id"), texts, strict=True) if name and any(row)]

@@ -1,0 +1,44 @@
+"""Text that another replica kept of a request that is opted out is not trained on, and retention removes it."""
+
+from infra.records import Feedback
+from infra.redaction.events import without_text
+from infra.store import from_parquet
+from tasks.upkeep import opted_out
+from tests.tasks import rows
+from tests.tasks.labels.test_accounting import account
+from tests.tasks.made import MemoryStore, completion, feedback
+
+HIDDEN = without_text(completion("hidden")).model_copy(update={"opted_out": True})
+KEPT = feedback("f1", completion_id="hidden", prefix="secret_of_ada = ", shown="compute()", settled="compute()")
+OTHER = feedback("f2", completion_id="c", prefix="x = ", shown="y")
+
+
+def stored() -> MemoryStore:
+    store = MemoryStore()
+    rows.put(store, [HIDDEN, completion("c")], [KEPT, OTHER])
+    return store
+
+
+def feedback_ids(store: MemoryStore) -> list[str]:
+    return [row.id for key in store.keys("events/feedback/") for row in from_parquet(store.get(key), Feedback)]
+
+
+def test_it_is_removed_and_all_else_stays() -> None:
+    store = stored()
+    assert list(opted_out.clean(store, dry_run=True).values()) == [1] and len(feedback_ids(store)) == 2
+    assert list(opted_out.clean(store, dry_run=False).values()) == [1]
+    assert feedback_ids(store) == ["f2"]
+    assert opted_out.clean(store, dry_run=False) == {}
+
+
+def test_an_object_of_such_events_alone_is_deleted_and_one_without_text_stays() -> None:
+    store = MemoryStore()
+    rows.put(store, [HIDDEN], [KEPT])
+    rows.put(store, [], [without_text(KEPT).model_copy(update={"id": "f3"})], name="b")
+    opted_out.clean(store, dry_run=False)
+    assert feedback_ids(store) == ["f3"]
+
+
+def test_it_labels_nothing() -> None:
+    accounting = account([HIDDEN], [KEPT])
+    assert accounting.buckets["opted_out"] == 1 and accounting.samples.is_empty()
