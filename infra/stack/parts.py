@@ -125,6 +125,8 @@ def clients(settings: Settings) -> dict[str, str]:
     variables = {"PREFECT_API_URL": settings.orchestration.api, "MLFLOW_TRACKING_URI": registry.uri}
     if auth:
         variables["PREFECT_API_AUTH_STRING"] = auth
+        # Prefect's client sends the string in the first message of a WebSocket; the door asks for it before.
+        variables["PREFECT_CLIENT_CUSTOM_HEADERS"] = json.dumps({"Authorization": basic(auth)})
     return variables | mlflow_variables(registry)
 
 

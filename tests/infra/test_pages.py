@@ -11,8 +11,9 @@ import pytest
 from infra import settings as settings_
 from infra.registry import Registry
 from infra.stack import orchestration
+from infra.stack.__main__ import login_links
 from infra.store import ObjectStore
-from tests.infra import attacks
+from tests.infra import attacks, browser
 from tests.infra.attacks import PLANTED, Attack
 from tests.stack import Stack
 
@@ -84,13 +85,13 @@ def test_without_a_credential_no_port_tells_anything(targets: list[Attack]) -> N
             assert status in (400, 401, 403), (target, status, body)
 
 
-def test_a_page_in_a_browser_gets_nothing(targets: list[Attack], tmp_path: Path) -> None:
-    program = attacks.browser()
-    if program is None:
-        pytest.skip(f"no browser is installed: none of {', '.join(attacks.BROWSERS)} is on the PATH")
+def test_a_page_in_a_browser_that_is_logged_in_everywhere_gets_nothing(
+    stack: Stack, targets: list[Attack], tmp_path: Path
+) -> None:
+    program = browser.required()
     with attacks.serving(attacks.open_door()) as port:
         control = Attack("open door", port, "POST", "/", "{}")
-        results = attacks.play(program, [control, *targets], tmp_path / "profile")
+        results = attacks.play(program, [control, *targets], login_links(stack.settings), tmp_path / "profile")
     seen = {(result["part"], result["way"]): result["text"] for result in results if 200 <= result["status"] < 400}
     assert {way for part, way in seen if part == "open door"} == {"read", "json", "rebound"}, "the attacks work"
     assert {key: text for key, text in seen.items() if key[0] != "open door"} == {}
