@@ -23,11 +23,10 @@ from serving.engine.version_cache import VersionCache
 from serving.gateway import garbage
 from serving.gateway.browsers import accepted_hosts
 from serving.gateway.completions import Gateway
-from serving.gateway.connections import Connections
 from serving.gateway.detokenizer import load_tokenizer, stop_token_ids
 from serving.gateway.dialects import CLIENT_NAMES
 from serving.gateway.feedback import FeedbackService
-from serving.gateway.server import Server, make_server
+from serving.gateway.server import Server, make_connections, make_server
 from serving.metrics import Metrics
 from serving.recording.event_redactor import EventRedactor
 from serving.recording.long_texts import LongTexts
@@ -97,7 +96,7 @@ async def serve(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT, then ship what the object store takes within LAST_SHIPPING_SECONDS."""
     serving = settings.serving
     metrics = Metrics(CLIENT_NAMES)
-    connections = Connections(serving.limits, metrics)
+    connections = make_connections(serving.limits, metrics)
     connections.fit_to_descriptors()
     spool = Spool(settings_.path(serving.spool), serving.spool_bytes)
     store = ObjectStore.connect(settings.store)

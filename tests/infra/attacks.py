@@ -217,9 +217,8 @@ def play(program: str, targets: Sequence[Attack], links: Mapping[str, str], fold
     with serving(attacker) as port, browser.running(program, folder, [f"--proxy-server=http://127.0.0.1:{port}"]) as victim:
         for link in links.values():
             tab = victim.open(link)
-            victim.until(tab, "location.hash != '#' && !location.search.includes('login') && document.readyState == 'complete'")
-            shown = "fetch('/').then(answer => answer.status)"
-            assert victim.evaluate(tab, shown) == 200, f"{link} does not log in"
+            entered = f"location.href.startsWith('{link.partition('?')[0]}') && !location.search.includes('login')"
+            victim.until(tab, f"{entered} && performance.getEntriesByType('navigation')[0].responseStatus == 200")
         victim.open(f"http://{EVIL}/")
         reported = f"pages reported of {len(attacker.ports) + 1}"
         browser.wait(attacker.complete.is_set, lambda: f"{len(attacker.reports)} {reported}", PAGE_SECONDS)

@@ -1,4 +1,4 @@
-"""The connections of both ports: a deadline for everything that the server waits for, and limits, in all and by peer.
+"""The connections of a process's ports: a deadline for all that the server waits for, and limits, in all and by peer.
 
 A connection waits for one of these at a time:
 
@@ -7,7 +7,7 @@ A connection waits for one of these at a time:
     idle      from a response until the next request
 
 Beside them `unread` waits for a client to read what was sent. A response that is being made has no deadline here, so a stream
-that is read is never cut; the engine's client bounds each completion (slots/client.py).
+that is read is never cut.
 
 If there is no room for a new connection, the one that has waited longest is closed: one of the same peer, if the peer has reached
 its own limit. So idle connections keep nobody out. If none waits, the new connection is closed.
@@ -23,7 +23,6 @@ from ipaddress import IPv6Address, ip_network
 from typing import Literal, Protocol
 
 from infra.settings.schema import Limits
-from serving.metrics import Metrics
 
 log = logging.getLogger(__name__)
 OTHER_FILES = 512
@@ -91,9 +90,23 @@ class Peer:
 class Connections:
     """All connections of the process, their deadlines and their limits."""
 
-    def __init__(self, limits: Limits, metrics: Metrics, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        on_closed: Callable[[Reason], None] = lambda reason: None,
+        on_refused: Callable[[int], None] = lambda status: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Start without a connection.
+
+        Args:
+            limits: deadlines and numbers.
+            on_closed: called for each connection that the server closes.
+            on_refused: called with the status of each answer to what is no request.
+        """
         self.limits = limits
-        self.metrics = metrics
+        self.on_closed = on_closed
+        self.on_refused = on_refused
         self.open = 0
         self.headers = Waiting("headers", limits.header_seconds, clock)
         self.body = Waiting("body", limits.body_seconds, clock)
@@ -101,7 +114,6 @@ class Connections:
         self.unread = Waiting("unread", limits.unread_seconds, clock)
         self._peers: dict[str, Peer] = {}
         self._most = limits.connections
-        metrics.connections.set_function(lambda: self.open)
 
     def fit_to_descriptors(self) -> None:
         """Raise this process's limit of open files as far as needed and allowed; where it stays lower, take fewer connections."""
@@ -133,7 +145,7 @@ class Connections:
         if waiting is not None:
             waiting.expire("limit")
         elif full:
-            self.metrics.closed_connections.labels("limit").inc()
+            self.on_closed("limit")
             return None
         self._peers[name] = peer
         peer.open += 1
