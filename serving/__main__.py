@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import sys
 
@@ -16,6 +17,7 @@ from infra.redaction.texts import KEPT_CHARACTERS, Kept
 from infra.redaction.worker import personal_data
 from infra.registry import Registry
 from infra.settings import Settings
+from infra.stack import files
 from infra.store import ObjectStore
 from serving.access import Access
 from serving.app import create_completions_app, create_feedback_app
@@ -160,6 +162,7 @@ async def _serve_both(*servers: Server) -> None:
 
 
 def main() -> int:
+    os.umask(files.PRIVATE)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     uvloop.run(serve(settings_.load()))

@@ -5,9 +5,11 @@ name this server in its Host header, come from no other origin (infra/web.py), a
 A person logs in with a link that `make status` prints (infra/login.py).
 """
 
+import asyncio
 import hmac
 import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from contextlib import suppress
 from typing import Any
 
 from infra.authorization import basic
@@ -30,6 +32,8 @@ HEADERS = (
     (b"x-frame-options", b"DENY"),
 )
 """Of every answer, in place of the server's own."""
+REFUSED_SECONDS, REFUSED_BYTES = 10.0, 1 << 20
+"""How long, and how much, of the body of a refused request is read."""
 CHALLENGE = {"WWW-Authenticate": 'Basic realm="tabloop", charset="UTF-8"'}
 LOG_IN = "log in with a link that `make status` prints, or send the credential as Basic authentication"
 
@@ -67,12 +71,12 @@ class Door:
                 return await send({"type": "websocket.close", "code": 1008, "reason": reason[:100]})
             return await self._app(scope, receive, send)
         if refusal:
-            return await _answer(send, _text(refusal.status, refusal.reason))
+            return await _end(receive, send, _text(refusal.status, refusal.reason))
         if scope["path"] == "/" and scope["query_string"] == QUERY.encode():
             code = given.get(CODE_HEADER.lower().encode(), b"")
-            return await _answer(send, self._logins.answer(method, code.decode("latin-1")))
+            return await _end(receive, send, self._logins.answer(method, code.decode("latin-1")))
         if not self._admitted(given):
-            return await _answer(send, _text(401, LOG_IN, CHALLENGE))
+            return await _end(receive, send, _text(401, LOG_IN, CHALLENGE))
         scope = {**scope, "headers": [*(h for h in headers if h[0] != b"authorization"), (b"authorization", self._basic)]}
         await self._app(scope, receive, _with_headers(send))
 
@@ -94,10 +98,20 @@ def _text(status: int, reason: str, headers: Mapping[str, str] | None = None) ->
     return Answer(status, {"Content-Type": "text/plain; charset=utf-8", **(headers or {})}, f"{reason}\n")
 
 
+async def _end(receive: Receive, send: Send, answer: Answer) -> None:
+    """Answer a stranger and close: after its body, which many clients send to the end first, but not after an endless one."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(REFUSED_SECONDS):
+            read = 0
+            while read < REFUSED_BYTES and (message := await receive()).get("more_body"):
+                read += len(message["body"])
+    await _answer(send, answer)
+
+
 async def _answer(send: Send, answer: Answer) -> None:
     body = answer.body.encode()
     given = {name.lower().encode(): value.encode() for name, value in answer.headers.items()}
-    headers = dict(HEADERS) | given | {b"content-length": str(len(body)).encode()}
+    headers = dict(HEADERS) | given | {b"content-length": str(len(body)).encode(), b"connection": b"close"}
     await send({"type": "http.response.start", "status": answer.status, "headers": [*headers.items()]})
     await send({"type": "http.response.body", "body": body})
 

@@ -2,20 +2,17 @@
 
 import contextlib
 import socket
-import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 
 from infra import login
-from infra.stack.door import Door
 from tests.infra import browser
 from tests.infra.attacks import serving
+from tests.infra.served import running
 
 CREDENTIAL = "tabloop:secret"
 
@@ -54,14 +51,8 @@ def door() -> Iterator[tuple[str, list[dict[bytes, bytes]]]]:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        server = uvicorn.Server(uvicorn.Config(Door(app, address, CREDENTIAL), lifespan="off", log_level="warning"))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-        thread.start()
-        while not server.started:
-            time.sleep(0.01)
-        yield address, admitted
-        server.should_exit = True
-        thread.join()
+        with running(app, address, CREDENTIAL, sockets=[listener]):
+            yield address, admitted
 
 
 @contextlib.contextmanager
