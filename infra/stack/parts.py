@@ -21,6 +21,9 @@ from infra.stack.processes import MARK
 
 BIN = Path(sys.executable).parent
 WORKER = "local"
+S3_REQUEST_TIME = "5m"
+"""The longest request to the S3 server; a checkpoint is many, of a part each. rclone itself closes a connection whose headers
+take 10 s, and one that is idle for 60 s."""
 UNUSED_SERVICES = ("TRIGGERS", "EVENT_PERSISTER", "FOREMAN", "LATE_RUNS", "PAUSE_EXPIRATIONS")
 """Services of Prefect's server that the local stack does not need, without automations."""
 
@@ -144,6 +147,7 @@ def _s3(settings: Settings, state: Path) -> Part:
     address = settings.store.endpoint or "https://s3.amazonaws.com"
     command = (
         *(str(BIN / "rclone"), "serve", "s3", "--addr", urlsplit(address).netloc, "--vfs-cache-mode", "off", "--no-cleanup"),
+        *("--server-read-timeout", S3_REQUEST_TIME, "--server-write-timeout", S3_REQUEST_TIME),
         *("--config", "", str(state / "s3")),
     )
     # An unsigned request gets 403, which shows that the server runs.
