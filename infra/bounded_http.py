@@ -85,6 +85,13 @@ class BoundedProtocol(HttpToolsProtocol):
             self._connections.leave(self._peer)
         super().connection_lost(exc)
 
+    def eof_received(self) -> bool:  # type: ignore[override]  # asyncio lets it keep the connection
+        """Keep the connection for a moment if the client closes it and awaits nothing: thousands may do so at once."""
+        if self._waits is None:
+            return False
+        self._connections.finish(self)
+        return True
+
     def data_received(self, data: bytes) -> None:
         expected = self._expected
         super().data_received(data)
@@ -188,6 +195,10 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(408, f"{reason}: did not arrive within {self._limit_seconds(reason):g} s")
         else:
             self._close()
+
+    def finish(self) -> None:
+        """Close after the client has."""
+        self.transport.close()
 
     def _stop(self, status: int, message: str) -> NoReturn:
         """End the parsing; `send_400_response` follows."""

@@ -17,7 +17,7 @@ import asyncio
 import logging
 import resource
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from ipaddress import IPv6Address, ip_network
 from typing import Literal, Protocol
@@ -40,6 +40,10 @@ class Connection(Protocol):
 
     def expire(self, reason: Reason) -> None:
         """Close, and forget every deadline."""
+        ...
+
+    def finish(self) -> None:
+        """Close after the client has."""
         ...
 
 
@@ -113,6 +117,7 @@ class Connections:
         self.idle = Waiting("idle", limits.keep_alive_seconds, clock)
         self.unread = Waiting("unread", limits.unread_seconds, clock)
         self._peers: dict[str, Peer] = {}
+        self._finished: deque[Connection] = deque()
         self._most = limits.connections
 
     def fit_to_descriptors(self) -> None:
@@ -158,6 +163,18 @@ class Connections:
         self.open -= 1
         if not peer.open:
             self._peers.pop(peer.name, None)
+
+    def finish(self, connection: Connection) -> None:
+        """Close a connection whose client has closed it: soon, and after those that were closed before."""
+        if not self._finished:
+            asyncio.get_running_loop().call_soon(self._finish_some)
+        self._finished.append(connection)
+
+    def _finish_some(self) -> None:
+        for _ in range(min(CLOSED_AT_ONCE, len(self._finished))):
+            self._finished.popleft().finish()
+        if self._finished:
+            asyncio.get_running_loop().call_soon(self._finish_some)
 
     async def close_expired(self) -> None:
         """Close every connection whose deadline passes, until cancelled."""

@@ -21,6 +21,7 @@ from tokenizers import Tokenizer
 
 from evals.bench.hostile_bodies import FIELDS, MEGABYTE, STRUCTURES, TEXTS, hostile_bodies, with_field
 from infra.bounded_http import MAX_HEADERS, MAX_PIPELINED
+from infra.connections import CLOSED_AT_ONCE
 from infra.settings import ROOT
 from infra.settings.schema import Limits
 from serving.gateway import garbage
@@ -171,6 +172,40 @@ async def test_silent_and_slow_clients_are_closed(hasty: House, port: int) -> No
     assert "0.4 s" in error_in(answers[2])["message"] and error_in(answers[4])["message"].startswith("body: ")
     assert closed(hasty, "headers") == 3 and closed(hasty, "body") == 3 and closed(hasty, "idle") == 1
     await until(lambda: hasty.connections.open == 0)
+
+
+class Left:
+    """A connection whose client has closed it."""
+
+    closed = 0
+
+    def finish(self) -> None:
+        Left.closed += 1
+
+
+async def test_connections_that_their_clients_close_together_are_closed_some_at_a_time(hasty: House) -> None:
+    connections, seen = hasty.connections, []
+    Left.closed = 0
+    for _ in range(3 * CLOSED_AT_ONCE + 1):
+        connections.finish(Left())
+    while Left.closed < 3 * CLOSED_AT_ONCE + 1:
+        await asyncio.sleep(0)
+        seen.append(Left.closed)
+    assert seen == [CLOSED_AT_ONCE * turn for turn in (1, 2, 3)] + [3 * CLOSED_AT_ONCE + 1], "other work gets its turn between"
+
+
+async def test_a_client_that_closes_without_a_request_is_forgotten_and_one_that_sent_it_is_answered(hasty: House) -> None:
+    silent = [await asyncio.to_thread(connect, hasty.urls[1]) for _ in range(9)]
+    await until(lambda: hasty.connections.open >= 9)
+    for connection in silent:
+        connection.close()
+    half = await asyncio.to_thread(connect, hasty.urls[1])
+    half.sendall(get("/health"))
+    answer = await asyncio.to_thread(received, half)
+    assert status(answer) == 200
+    await hasty.client.aclose()
+    await until(lambda: hasty.connections.open == 0)
+    assert closed(hasty, "headers") == 0
 
 
 async def test_a_stream_that_is_read_is_not_cut(hasty: House) -> None:
