@@ -45,7 +45,6 @@ STATUS = object_schema(
     shipped={"type": "object"},
     store_error=TEXT,
 )
-LOGIN_ANSWERS: Answers = {403: {"description": "no login link", "content": {"text/plain": {"schema": TEXT}}}}
 PAGE_ANSWERS: Answers = {401: {"description": "the browser asks for a password", "content": {"text/plain": {"schema": TEXT}}}}
 
 
@@ -84,7 +83,7 @@ def add_status(app: FastAPI, sources: StatusSources) -> None:
         await sources.data.refresh()
         return HTMLResponse(page.render(_page_values(sources)), headers=headers)
 
-    @app.post("/", response_class=PlainTextResponse, responses=LOGIN_ANSWERS)
+    @app.post("/", include_in_schema=False)  # of the login page alone
     async def log_in(request: Request) -> Response:
         logins = sources.access.logins if request.url.query == QUERY else None
         if logins is None:

@@ -86,6 +86,15 @@ def test_every_cache_profile_and_database_is_below_the_state_directory(tmp_path:
     assert variables["PREFECT_HOME"].startswith(str(tmp_path)) and variables["HOME"].startswith(str(tmp_path))
 
 
+def test_a_socket_of_another_user_is_not_supervisord(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    supervisor = Supervisor(tmp_path)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(supervisor.socket))
+        listener.listen()
+        monkeypatch.setattr("infra.stack.supervision.os.getuid", lambda: os.stat(tmp_path).st_uid + 1)
+        assert supervisor.states() == {} and not supervisor.running(), "nothing is asked of it"
+
+
 def test_no_secret_is_on_a_command_line(tmp_path: Path) -> None:
     secrets.ensure(tmp_path)
     settings = load(LOCAL, {"TABLOOP_STACK__STATE": str(tmp_path)})
