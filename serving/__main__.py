@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import sys
 
@@ -16,6 +17,7 @@ from infra.redaction.texts import KEPT_CHARACTERS, Kept
 from infra.redaction.worker import personal_data
 from infra.registry import Registry
 from infra.settings import Settings
+from infra.stack import files
 from infra.store import ObjectStore
 from serving.access import Access
 from serving.app import create_completions_app, create_feedback_app
@@ -23,11 +25,10 @@ from serving.engine.version_cache import VersionCache
 from serving.gateway import garbage
 from serving.gateway.browsers import accepted_hosts
 from serving.gateway.completions import Gateway
-from serving.gateway.connections import Connections
 from serving.gateway.detokenizer import load_tokenizer, stop_token_ids
 from serving.gateway.dialects import CLIENT_NAMES
 from serving.gateway.feedback import FeedbackService
-from serving.gateway.server import Server, make_server
+from serving.gateway.server import Server, make_connections, make_server
 from serving.metrics import Metrics
 from serving.recording.event_redactor import EventRedactor
 from serving.recording.long_texts import LongTexts
@@ -99,7 +100,7 @@ async def serve(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT, then ship what the object store takes within LAST_SHIPPING_SECONDS."""
     serving = settings.serving
     metrics = Metrics(CLIENT_NAMES)
-    connections = Connections(serving.limits, metrics)
+    connections = make_connections(serving.limits, metrics)
     connections.fit_to_descriptors()
     spool = Spool(settings_.path(serving.spool), serving.spool_bytes)
     store = ObjectStore.connect(settings.store)
@@ -163,6 +164,7 @@ async def _serve_both(*servers: Server) -> None:
 
 
 def main() -> int:
+    os.umask(files.PRIVATE)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     uvloop.run(serve(settings_.load()))

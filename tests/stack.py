@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -76,6 +77,13 @@ def _overrides(directory: Path) -> dict[str, str]:
         "TABLOOP_SERVING__STATE": str(directory / "serving"),
         "TABLOOP_SERVING__ENGINES": json.dumps([f"http://127.0.0.1:{port}" for port in engines]),
     }
+
+
+def open_to_others(root: Path) -> list[Path]:
+    """Return the files and directories below a directory that users other than the owner may read, write or search."""
+    found = [Path(folder, name) for folder, names, files in os.walk(root) for name in (*names, *files)]
+    assert found, f"{root} is empty"
+    return [path for path in found if not path.is_symlink() and stat.S_IMODE(path.lstat().st_mode) & 0o077]
 
 
 def free_ports(count: int) -> list[int]:

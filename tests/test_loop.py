@@ -11,11 +11,12 @@ from pydantic import SecretStr
 from evals import developers
 from evals.demo import history
 from evals.demo.orchestration import FlowRun, Orchestration
+from infra import settings as settings_
 from infra.records import Completion, Feedback, Manifest, Sample
 from infra.registry import Registry
 from infra.settings import Settings
 from infra.store import ObjectStore
-from tests.stack import Stack
+from tests.stack import Stack, open_to_others
 
 pytestmark = pytest.mark.stack
 LABELS = 80
@@ -50,6 +51,8 @@ async def test_a_candidate_is_trained_served_promoted_and_rolled_back(stack: Sta
         _verify_samples_against_completions(store, requests)
         training = store.get_json(f"cycles/{manifest.cycle}/training.json")
         assert training["logprob_difference_max"] < 1e-3
+
+        assert open_to_others(settings_.path(settings.train.folder)) == [], "the cycle's samples, checkpoints and logs"
 
         row = history.cycle_rows(store, state)[-1]
         assert row.verdict == "running"

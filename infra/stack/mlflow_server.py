@@ -9,14 +9,13 @@ the pages of every port of this machine.
 import os
 import sys
 import uuid
-from urllib.parse import urlsplit
 
-from infra.stack.door import Door, credential_of
+from infra.stack.door import credential_of
 
 
 def main(url: str, database: str, artifacts: str) -> None:
     """Serve MLflow until the process ends."""
-    address, credential = urlsplit(url), credential_of(os.environ)
+    credential = credential_of(os.environ)
     # Named as in mlflow/server/constants.py; importing it reads them, so they are set first.
     os.environ |= {
         "_MLFLOW_SERVER_FILE_STORE": database,
@@ -29,18 +28,14 @@ def main(url: str, database: str, artifacts: str) -> None:
         "_MLFLOW_IN_JOB_EXECUTOR": "false",
         "MLFLOW_ENABLE_WORKSPACES": "false",
     }
-    import uvicorn
+    import uvloop
     from mlflow.server.fastapi_app import app
     from mlflow.server.handlers import initialize_backend_stores
 
+    from infra.stack.serve import serve
+
     initialize_backend_stores(database, database, "mlflow-artifacts:/")
-    uvicorn.run(
-        Door(app, url, credential),
-        host=str(address.hostname),
-        port=address.port or 80,
-        proxy_headers=False,
-        log_level="warning",
-    )
+    uvloop.run(serve(app, url, credential))
 
 
 if __name__ == "__main__":

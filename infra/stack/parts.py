@@ -21,6 +21,9 @@ from infra.stack.processes import MARK
 
 BIN = Path(sys.executable).parent
 WORKER = "local"
+S3_REQUEST_TIME = "5m"
+"""The longest request to the S3 server; a checkpoint is many, of a part each. rclone itself closes a connection whose headers
+take 10 s, and one that is idle for 60 s."""
 UNUSED_SERVICES = ("TRIGGERS", "EVENT_PERSISTER", "FOREMAN", "LATE_RUNS", "PAUSE_EXPIRATIONS")
 """Services of Prefect's server that the local stack does not need, without automations."""
 
@@ -125,6 +128,8 @@ def clients(settings: Settings) -> dict[str, str]:
     variables = {"PREFECT_API_URL": settings.orchestration.api, "MLFLOW_TRACKING_URI": registry.uri}
     if auth:
         variables["PREFECT_API_AUTH_STRING"] = auth
+        # Prefect's client sends the string in the first message of a WebSocket; the door asks for it before.
+        variables["PREFECT_CLIENT_CUSTOM_HEADERS"] = json.dumps({"Authorization": basic(auth)})
     return variables | mlflow_variables(registry)
 
 
@@ -142,6 +147,7 @@ def _s3(settings: Settings, state: Path) -> Part:
     address = settings.store.endpoint or "https://s3.amazonaws.com"
     command = (
         *(str(BIN / "rclone"), "serve", "s3", "--addr", urlsplit(address).netloc, "--vfs-cache-mode", "off", "--no-cleanup"),
+        *("--server-read-timeout", S3_REQUEST_TIME, "--server-write-timeout", S3_REQUEST_TIME),
         *("--config", "", str(state / "s3")),
     )
     # An unsigned request gets 403, which shows that the server runs.

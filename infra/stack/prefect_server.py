@@ -5,27 +5,19 @@
 
 import os
 import sys
-from urllib.parse import urlsplit
 
-from infra.stack.door import Door, credential_of
+from infra.stack.door import credential_of
 
 
 def main(url: str) -> None:
     """Serve Prefect's API and pages until the process ends."""
-    address, credential = urlsplit(url), credential_of(os.environ)
-    import uvicorn
+    credential = credential_of(os.environ)
+    import uvloop
     from prefect.server.api.server import create_app
-    from prefect.settings import get_current_settings
 
-    keep_alive = get_current_settings().server.api.keepalive_timeout
-    uvicorn.run(
-        Door(create_app(final=True), url, credential),
-        host=str(address.hostname),
-        port=address.port or 80,
-        timeout_keep_alive=keep_alive,
-        proxy_headers=False,
-        log_level="warning",
-    )
+    from infra.stack.serve import serve
+
+    uvloop.run(serve(create_app(final=True), url, credential))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -144,6 +145,8 @@ class Supervisor:
 
     @contextlib.contextmanager
     def _connection(self) -> Iterator[Any]:
+        if self.socket.stat().st_uid != os.getuid():  # in a temporary directory, anybody could have made it
+            raise PermissionError(f"{self.socket} belongs to another user; remove it, or choose a shorter stack.state")
         transport = SupervisorTransport(None, None, f"unix://{self.socket}")
         try:
             yield xmlrpc.client.ServerProxy("http://127.0.0.1", transport=transport).supervisor

@@ -1,13 +1,12 @@
 """Checks the token of a request and names its sender."""
 
-import base64
 import re
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 
 from infra.identity import user_hash
+from infra.login import Logins, password_of
 from infra.records import ShowLevel
 from infra.settings.schema import Role, Serving, Terms, UserTerms
 from serving.access.credentials import Clock, Credential, Denied, digest
@@ -70,6 +69,10 @@ class Access:
             raise SystemExit(f"serving: {error}") from None
         if not self.tokens and not self._issuer:
             raise SystemExit(_unset("token"))
+        admin_token = settings.admin_token.get_secret_value() if settings.admin_token else ""
+        self._admin_token = admin_token.encode()
+        self.logins = Logins(admin_token) if admin_token else None
+        """Login links of the status page; none without an administrator's token."""
 
     async def check(self, headers: Mapping[str, str], role: Role, *, password: bool = False) -> Credential:
         """Return the credential of a request, if it has this role.
@@ -77,14 +80,17 @@ class Access:
         Args:
             headers: the request's headers.
             role: the role that the route needs.
-            password: whether a browser may send the token as the password of basic authentication. Only for routes that change
-                nothing: a browser also adds that password to requests that another site's page makes.
+            password: whether a browser may send the token, or the password of a session (infra/login.py), as the password of
+                basic authentication. Only for routes that change nothing: a browser also adds that password to requests that
+                another site's page makes.
 
         Raises:
             Denied: 401 for a missing or wrong token, 403 for a token without the role, 429 for too many requests, 503 if the
                 issuer's keys cannot be read.
         """
-        token = _token(headers, password=password)
+        token = _token(headers)
+        if not token and password:
+            token = self._password(headers)
         if not token:
             raise Denied(401, "missing token: send `Authorization: Bearer TOKEN` (in Continue: apiKey)")
         # A look-up by digest tells nothing by its duration: nobody can choose the digest of a guess.
@@ -96,6 +102,11 @@ class Access:
         credential.require(role)
         credential.admit()
         return credential
+
+    def _password(self, headers: Mapping[str, str]) -> bytes:
+        """Return the token that a browser sends as its password; of an administrator's session, the administrator's."""
+        given = password_of(headers.get("authorization", "").encode())
+        return self._admin_token if self.logins and self.logins.admits(given) else given.encode()
 
     def caller(self, headers: Mapping[str, str], credential: Credential, user: str | None, client: str) -> Caller:
         """Return the sender of a request; `user` is the body's, used if there is no X-User-ID.
@@ -152,16 +163,10 @@ class Access:
         )
 
 
-def _token(headers: Mapping[str, str], *, password: bool) -> bytes:
-    """Return the bearer token, the token in Continue's header `api-key`, or a browser's password where it is allowed."""
+def _token(headers: Mapping[str, str]) -> bytes:
+    """Return the bearer token, or the token in Continue's header `api-key`."""
     scheme, _, value = headers.get("authorization", "").partition(" ")
-    match scheme.lower():
-        case "bearer":
-            return value.strip().encode()
-        case "basic" if password:
-            with suppress(ValueError):  # not base64, or not even ASCII
-                return base64.b64decode(value, validate=True).partition(b":")[2]
-    return headers.get("api-key", "").encode()
+    return (value.strip() if scheme.lower() == "bearer" else headers.get("api-key", "")).encode()
 
 
 def _unset(name: str) -> str:

@@ -19,6 +19,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from jinja2 import Environment, StrictUndefined
 
+from infra.login import CODE_HEADER, QUERY, Answer
 from infra.records import Rate
 from serving.access import Access, Denied
 from serving.gateway.openapi import HEALTH, SECURITY, TEXT, Answers, answers, object_schema, optional
@@ -68,17 +69,26 @@ def add_status(app: FastAPI, sources: StatusSources) -> None:
 
     @app.get("/", response_class=HTMLResponse, responses=PAGE_ANSWERS, openapi_extra=SECURITY)
     async def status_page(request: Request) -> Response:
+        if request.url.query == QUERY and (logins := sources.access.logins):
+            return _login_answer(logins.answer("GET", ""))
         try:
             await sources.access.check(request.headers, "admin", password=True)
         except Denied as denied:
             if denied.status != 401:
                 raise
             # A browser then asks for a user name, which is ignored, and a password: the token.
-            text, login = "the password is an administrator's token", {"WWW-Authenticate": 'Basic realm="tabloop"'}
-            return PlainTextResponse(text, 401, headers | login)
+            text = "log in with a link that `make status` prints; as a password, an administrator's token is taken"
+            return PlainTextResponse(text, 401, headers | {"WWW-Authenticate": 'Basic realm="tabloop"'})
         await _measure(sources)
         await sources.data.refresh()
         return HTMLResponse(page.render(_page_values(sources)), headers=headers)
+
+    @app.post("/", include_in_schema=False)  # of the login page alone
+    async def log_in(request: Request) -> Response:
+        logins = sources.access.logins if request.url.query == QUERY else None
+        if logins is None:
+            return PlainTextResponse("expected a login link of `make status`\n", 403, headers)
+        return _login_answer(logins.answer("POST", request.headers.get(CODE_HEADER, "")))
 
     @app.get("/health", responses=answers(HEALTH))
     async def health() -> Any:
@@ -102,6 +112,10 @@ def add_status(app: FastAPI, sources: StatusSources) -> None:
         return JSONResponse(_status(sources), headers=headers)
 
     add_verdict(app, VerdictSources(sources.access, sources.arms, sources.data))
+
+
+def _login_answer(answer: Answer) -> Response:
+    return Response(answer.body, answer.status, answer.headers)
 
 
 def security_headers(page: str) -> dict[str, str]:

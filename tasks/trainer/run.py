@@ -99,7 +99,7 @@ def train(
         TrainingFailed: the trainer failed; the message has the end of its log.
     """
     folder = output.folder
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     samples = folder / "samples.parquet"
     body = store.get(manifest.samples.key)
     if (digest := sha256([body])) != manifest.samples.sha256:

@@ -1,8 +1,6 @@
 """What a web page that a developer opens could try on the servers of a running stack, and a browser that opens such a page."""
 
 import json
-import shutil
-import subprocess
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,11 +12,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from infra.settings import Settings
+from tests.infra import browser
 
 PLANTED = "planted"
 """In the name of everything that the requests below would make."""
 EVIL, REBOUND = "evil.example", "rebound.example"
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 PAGE_SECONDS = 120.0
 SOCKETS = ("/api/events/in", "/generate")
 """Paths of WebSockets. They are tried there alone, since a browser slows down a page whose sockets are refused."""
@@ -100,11 +98,6 @@ def send(attack: Attack, headers: Mapping[str, str], method: str = "") -> tuple[
         return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read().decode(errors="replace")
     finally:
         connection.close()
-
-
-def browser() -> str | None:
-    """Return the path of a browser that runs without a screen; None if none is installed."""
-    return next((found for name in BROWSERS if (found := shutil.which(name))), None)
 
 
 class Attacker(ThreadingHTTPServer):
@@ -211,35 +204,24 @@ def open_door() -> ThreadingHTTPServer:
     return ThreadingHTTPServer(("127.0.0.1", 0), _Open)
 
 
-def play(program: str, targets: Sequence[Attack], folder: Path) -> list[dict[str, Any]]:
-    """Open the attacker's pages in a browser; return every result: part, way, status (0: not readable) and text.
+def play(program: str, targets: Sequence[Attack], links: Mapping[str, str], folder: Path) -> list[dict[str, Any]]:
+    """Log a browser in by links, then open the attacker's pages; return every result: part, way, status (0: not readable), text.
+
+    Args:
+        links: login links of parts, by part.
 
     Raises:
-        AssertionError: the pages did not report in time.
+        AssertionError: a link logs nobody in, or the pages did not report in time.
     """
     attacker = Attacker(targets)
-    with serving(attacker) as port:
-        flags = [
-            *(
-                "--headless=new",
-                "--no-sandbox",
-                "--disable-gpu",
-                "--disable-extensions",
-                "--no-first-run",
-                f"--user-data-dir={folder}",
-            ),
-            f"--proxy-server=http://127.0.0.1:{port}",
-            # The browser's own protection of this machine is off: the servers' is tested.
-            "--disable-features=LocalNetworkAccessChecks,BlockInsecurePrivateNetworkRequests",
-        ]
-        log = folder.with_suffix(".log")
-        with log.open("wb") as out:
-            process = subprocess.Popen([program, *flags, f"http://{EVIL}/"], stdout=out, stderr=out, start_new_session=True)
-        try:
-            assert attacker.complete.wait(PAGE_SECONDS), f"{len(attacker.reports)} pages reported\n{log.read_text()[-2000:]}"
-        finally:
-            process.kill()
-            process.wait()
+    with serving(attacker) as port, browser.running(program, folder, [f"--proxy-server=http://127.0.0.1:{port}"]) as victim:
+        for link in links.values():
+            tab = victim.open(link)
+            entered = f"location.href.startsWith('{link.partition('?')[0]}') && !location.search.includes('login')"
+            victim.until(tab, f"{entered} && performance.getEntriesByType('navigation')[0].responseStatus == 200")
+        victim.open(f"http://{EVIL}/")
+        reported = f"pages reported of {len(attacker.ports) + 1}"
+        browser.wait(attacker.complete.is_set, lambda: f"{len(attacker.reports)} {reported}", PAGE_SECONDS)
     return [result for report in attacker.reports for result in report]
 
 

@@ -1,7 +1,5 @@
 """A web page that a developer opens gets nothing from any port of the running stack: by hand-made requests, and in a browser."""
 
-import os
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,10 +9,11 @@ import pytest
 from infra import settings as settings_
 from infra.registry import Registry
 from infra.stack import orchestration
+from infra.stack.__main__ import login_links
 from infra.store import ObjectStore
-from tests.infra import attacks
+from tests.infra import attacks, browser
 from tests.infra.attacks import PLANTED, Attack
-from tests.stack import Stack
+from tests.stack import Stack, open_to_others
 
 pytestmark = pytest.mark.stack
 FOREIGN = ("http://evil.example", "http://127.0.0.1:3000", "https://localhost", "null")
@@ -84,13 +83,13 @@ def test_without_a_credential_no_port_tells_anything(targets: list[Attack]) -> N
             assert status in (400, 401, 403), (target, status, body)
 
 
-def test_a_page_in_a_browser_gets_nothing(targets: list[Attack], tmp_path: Path) -> None:
-    program = attacks.browser()
-    if program is None:
-        pytest.skip(f"no browser is installed: none of {', '.join(attacks.BROWSERS)} is on the PATH")
+def test_a_page_in_a_browser_that_is_logged_in_everywhere_gets_nothing(
+    stack: Stack, targets: list[Attack], tmp_path: Path
+) -> None:
+    program = browser.required()
     with attacks.serving(attacks.open_door()) as port:
         control = Attack("open door", port, "POST", "/", "{}")
-        results = attacks.play(program, [control, *targets], tmp_path / "profile")
+        results = attacks.play(program, [control, *targets], login_links(stack.settings), tmp_path / "profile")
     seen = {(result["part"], result["way"]): result["text"] for result in results if 200 <= result["status"] < 400}
     assert {way for part, way in seen if part == "open door"} == {"read", "json", "rebound"}, "the attacks work"
     assert {key: text for key, text in seen.items() if key[0] != "open door"} == {}
@@ -111,8 +110,5 @@ def test_a_run_takes_no_command_even_from_a_client_of_prefect(
 
 
 def test_what_the_stack_writes_is_for_its_owner_alone(stack: Stack) -> None:
-    serving = stack.settings.serving
-    roots = [stack.state, *map(settings_.path, (serving.spool, serving.state))]
-    paths = [Path(folder, name) for root in roots for folder, names, files in os.walk(root) for name in (*names, *files)]
-    open_to_others = [path for path in paths if not path.is_symlink() and stat.S_IMODE(path.lstat().st_mode) & 0o077]
-    assert len(paths) > 50 and open_to_others == []
+    for root in (stack.state, *map(settings_.path, (stack.settings.serving.spool, stack.settings.serving.state))):
+        assert open_to_others(root) == []

@@ -52,9 +52,21 @@ def test_a_file_with_another_hash_is_refused(tmp_path: Path) -> None:
     assert ended.returncode != 0 and "DO NOT MATCH THE HASHES" in ended.stderr
 
 
-def test_set_up_verifies_the_hashes() -> None:
+@pytest.mark.parametrize("name", ["uv.txt", "audit.txt"])
+def test_the_tools_of_set_up_and_audit_are_pinned_with_all_their_packages(name: str) -> None:
+    lines = (FOLDER / name).read_text().splitlines()
+    pins = [line for line in lines if not line.startswith(" ")]
+    assert pins and all(re.fullmatch(r"[\w.-]+==\S+( ; .+)? \\", pin) for pin in pins)
+    assert len(lines) > 2 * len(pins) or name == "uv.txt"
+    assert "--hash=sha256:" in lines[-1]
+
+
+def test_set_up_takes_no_file_without_its_hash() -> None:
     text = (FOLDER / "install.sh").read_text()
-    assert "UV_VERIFY_HASHES=true" in text and "--require-hashes" in text
+    installs = [line for line in text.splitlines() if " pip install" in line and not line.lstrip().startswith("#")]
+    unhashed = [line for line in installs if "--require-hashes" not in line]
+    assert len(installs) == 4 and all('-r "$list"' in line or '-r "$unhashed"' in line for line in unhashed)
+    assert "UV_VERIFY_HASHES=true" in text
 
 
 def test_the_licence_of_every_installed_package_is_written_down() -> None:
@@ -86,10 +98,11 @@ def test_a_new_or_changed_licence_is_named() -> None:
 def test_an_audit_that_reached_nothing_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    monkeypatch.setattr(audit, "ask", lambda service, file: audit.parse(""))
+    monkeypatch.setattr(audit, "install", lambda folder: Path("pip-audit"))
+    monkeypatch.setattr(audit, "ask", lambda program, service, file: audit.parse(""))
     assert audit.main(tmp_path) == audit.UNREACHED and "NOT CHECKED" in capsys.readouterr().out
     skipped = {"dependencies": [{"name": "attrs", "skip_reason": "not found"}]}
-    monkeypatch.setattr(audit, "ask", lambda service, file: audit.parse(json.dumps(skipped)))
+    monkeypatch.setattr(audit, "ask", lambda program, service, file: audit.parse(json.dumps(skipped)))
     assert audit.main(tmp_path) == audit.UNREACHED
 
 
@@ -98,7 +111,8 @@ def test_an_advisory_is_named_with_the_release_that_fixes_it(
 ) -> None:
     found = [{"id": "GHSA-1", "fix_versions": ["2.0"], "aliases": [], "description": ""}]
     answer = {"dependencies": [{"name": "a", "version": "1.0", "vulns": found}, {"name": "b", "version": "1", "vulns": []}]}
-    monkeypatch.setattr(audit, "ask", lambda service, file: audit.parse(json.dumps(answer)))
+    monkeypatch.setattr(audit, "install", lambda folder: Path("pip-audit"))
+    monkeypatch.setattr(audit, "ask", lambda program, service, file: audit.parse(json.dumps(answer)))
     assert audit.main(Path("list.txt")) == 1
     assert capsys.readouterr().out == "a 1.0: GHSA-1, fixed in 2.0\nlist.txt: 2 packages checked with osv\n"
 

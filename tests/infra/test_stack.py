@@ -69,13 +69,13 @@ def test_a_shell_gets_the_credentials_of_prefect_and_mlflow(tmp_path: Path, caps
         patch.setenv("TABLOOP_STACK__STATE", str(tmp_path))
         assert stack_command.main(["env"]) == 0
         names = [line.split("=")[0] for line in capsys.readouterr().out.splitlines()]
-        assert names == [f"export {name}" for name in clients(load())] and len(names) == 5
+        assert names == [f"export {name}" for name in clients(load())] and len(names) == 6
         stack_command.print_addresses(load())
         made = [
             value for entries in tomllib.loads((tmp_path / "secrets.toml").read_text()).values() for value in entries.values()
         ]
         printed = capsys.readouterr().out
-        assert printed.count("?login=") == 2 and not [value for value in made if value in printed]
+        assert printed.count("/?login#") == 3 and not [value for value in made if value in printed]
 
 
 def test_every_cache_profile_and_database_is_below_the_state_directory(tmp_path: Path) -> None:
@@ -84,6 +84,15 @@ def test_every_cache_profile_and_database_is_below_the_state_directory(tmp_path:
     variables = environment(settings, {"HOME": "/home/someone", "PATH": "/bin", "PREFECT_HOME": "/home/someone/.prefect"})
     assert not [name for name, value in variables.items() if "/home/someone" in value]
     assert variables["PREFECT_HOME"].startswith(str(tmp_path)) and variables["HOME"].startswith(str(tmp_path))
+
+
+def test_a_socket_of_another_user_is_not_supervisord(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    supervisor = Supervisor(tmp_path)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(supervisor.socket))
+        listener.listen()
+        monkeypatch.setattr("infra.stack.supervision.os.getuid", lambda: os.stat(tmp_path).st_uid + 1)
+        assert supervisor.states() == {} and not supervisor.running(), "nothing is asked of it"
 
 
 def test_no_secret_is_on_a_command_line(tmp_path: Path) -> None:

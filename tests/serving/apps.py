@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from aiohttp import web
 from fastapi import FastAPI
 
-from serving.gateway.connections import Connections
+from infra.connections import Connections
 from serving.gateway.server import make_server
 
 

@@ -31,10 +31,10 @@ from serving.engine.strangers import Strangers
 from serving.engine.version_cache import VersionCache
 from serving.gateway.browsers import accepted_hosts
 from serving.gateway.completions import Gateway
-from serving.gateway.connections import Connections
 from serving.gateway.detokenizer import stop_token_ids
 from serving.gateway.dialects import CLIENT_NAMES
 from serving.gateway.feedback import FeedbackService
+from serving.gateway.server import make_connections
 from serving.metrics import Metrics
 from serving.recording.event_redactor import EventRedactor
 from serving.recording.long_texts import LongTexts
@@ -316,7 +316,7 @@ class House:
         status = StatusSources(access, self.arms, self.spool, self.shipper, self.metrics, data, links)
         completions_app = create_completions_app(gateway, feedback, status, hosts)
         self.apps = (completions_app, create_feedback_app(feedback, self.metrics, hosts))
-        self.connections = Connections(self.settings.limits, self.metrics)
+        self.connections = make_connections(self.settings.limits, self.metrics)
         closing = asyncio.create_task(self.connections.close_expired())
         self.exit_stack.callback(closing.cancel)
         urls = [await self.exit_stack.enter_async_context(fastapi_app(app, self.connections)) for app in self.apps]

@@ -200,6 +200,6 @@ class TrainedModel:
                 ".index.json"
             )  # an index names files of the base's weights
             if file.is_file() and copied and not (partial / file.name).exists():
-                shutil.copy(file, partial / file.name)
+                shutil.copyfile(file, partial / file.name)  # not its permissions
         shutil.rmtree(directory, ignore_errors=True)
         partial.rename(directory)

@@ -20,11 +20,12 @@ from fastapi.responses import Response
 from tokenizers import Tokenizer
 
 from evals.bench.hostile_bodies import FIELDS, MEGABYTE, STRUCTURES, TEXTS, hostile_bodies, with_field
+from infra.bounded_http import MAX_HEADERS, MAX_PIPELINED
+from infra.connections import CLOSED_AT_ONCE
 from infra.settings import ROOT
 from infra.settings.schema import Limits
 from serving.gateway import garbage
-from serving.gateway.connections import Connections
-from serving.gateway.server import MAX_CHUNKS, MAX_HEADERS, MAX_PIPELINED
+from serving.gateway.server import MAX_CHUNKS, make_connections
 from serving.metrics import Metrics
 from tests.serving.apps import fastapi_app
 from tests.serving.fakes import HEADERS, House
@@ -173,6 +174,40 @@ async def test_silent_and_slow_clients_are_closed(hasty: House, port: int) -> No
     await until(lambda: hasty.connections.open == 0)
 
 
+class Left:
+    """A connection whose client has closed it."""
+
+    closed = 0
+
+    def finish(self) -> None:
+        Left.closed += 1
+
+
+async def test_connections_that_their_clients_close_together_are_closed_some_at_a_time(hasty: House) -> None:
+    connections, seen = hasty.connections, []
+    Left.closed = 0
+    for _ in range(3 * CLOSED_AT_ONCE + 1):
+        connections.finish(Left())
+    while Left.closed < 3 * CLOSED_AT_ONCE + 1:
+        await asyncio.sleep(0)
+        seen.append(Left.closed)
+    assert seen == [CLOSED_AT_ONCE * turn for turn in (1, 2, 3)] + [3 * CLOSED_AT_ONCE + 1], "other work gets its turn between"
+
+
+async def test_a_client_that_closes_without_a_request_is_forgotten_and_one_that_sent_it_is_answered(hasty: House) -> None:
+    silent = [await asyncio.to_thread(connect, hasty.urls[1]) for _ in range(9)]
+    await until(lambda: hasty.connections.open >= 9)
+    for connection in silent:
+        connection.close()
+    half = await asyncio.to_thread(connect, hasty.urls[1])
+    half.sendall(get("/health"))
+    answer = await asyncio.to_thread(received, half)
+    assert status(answer) == 200
+    await hasty.client.aclose()
+    await until(lambda: hasty.connections.open == 0)
+    assert closed(hasty, "headers") == 0
+
+
 async def test_a_stream_that_is_read_is_not_cut(hasty: House) -> None:
     hasty.engines[0].delay = 0.15
     began = time.monotonic()
@@ -184,7 +219,7 @@ async def test_a_stream_that_is_read_is_not_cut(hasty: House) -> None:
 @pytest.mark.parametrize("ending", ["close", "keep-alive"])
 async def test_a_client_that_does_not_read_is_closed(ending: str) -> None:
     app, metrics = FastAPI(), Metrics()
-    connections = Connections(Limits(**SHORT), metrics)
+    connections = make_connections(Limits(**SHORT), metrics)
 
     @app.get("/")
     async def large() -> Response:
@@ -243,8 +278,8 @@ def test_a_low_limit_of_open_files_lowers_the_connections() -> None:
     program = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, 600))\n"
         "from infra.settings.schema import Limits; from serving.metrics import Metrics\n"
-        "from serving.gateway.connections import Connections\n"
-        "connections = Connections(Limits(connections=1000), Metrics()); connections.fit_to_descriptors()\n"
+        "from serving.gateway.server import make_connections\n"
+        "connections = make_connections(Limits(connections=1000), Metrics()); connections.fit_to_descriptors()\n"
         "print(sum(connections.admit('10.0.0.1') is not None for _ in range(2000)), resource.getrlimit(resource.RLIMIT_NOFILE))"
     )
     command = [sys.executable, "-c", program.format(soft=100)]
@@ -262,7 +297,7 @@ def test_a_low_limit_of_open_files_lowers_the_connections() -> None:
     ],
 )
 def test_a_peer_is_an_address_or_a_network_of_ipv6(addresses: list[str], peers: int) -> None:
-    connections = Connections(Limits(connections_per_peer=9), Metrics())
+    connections = make_connections(Limits(connections_per_peer=9), Metrics())
     admitted = [connections.admit(address) for address in addresses]
     assert len({peer.name for peer in admitted if peer}) == peers and connections.open == len(addresses)
     for peer in admitted:
@@ -399,7 +434,7 @@ async def test_garbage_is_collected_when_few_connections_are_open(frozen: None) 
     class Cycle:
         pass
 
-    connections = Connections(Limits(), Metrics())
+    connections = make_connections(Limits(), Metrics())
     peers = [connections.admit("10.0.0.1") for _ in range(garbage.FEW + 1)]
     collecting = asyncio.create_task(garbage.collect_when_quiet(connections, 0.01))
     cycle = Cycle()

@@ -2,11 +2,12 @@
 
 import base64
 import re
+import time
 
 from fastapi import FastAPI
 from starlette.routing import Route
 
-from infra import moves
+from infra import login, moves
 from infra.records import Change, CycleOutcome, Decision, Manifest, Move, ObjectReference, Rate, Record, Verdict
 from infra.settings import ROOT, load
 from serving.__main__ import links
@@ -42,6 +43,31 @@ async def test_the_page_requires_an_administrators_token(house: House) -> None:
     ):
         response = await house.client.get(house.urls[0] + "/", headers=headers)
         assert (response.status_code, "www-authenticate" in response.headers) == (status, status == 401)
+
+
+async def test_a_login_link_opens_the_page_once_without_the_token(house: House) -> None:
+    async def exchange(code: str) -> tuple[int, str]:
+        answer = await house.client.post(f"{house.urls[0]}/?login", headers={login.CODE_HEADER: code})
+        return answer.status_code, answer.text
+
+    page = await house.client.get(f"{house.urls[0]}/?login")
+    assert page.status_code == 200 and "X-Login-Code" in page.text and ADMIN not in page.text
+    code = login.code(ADMIN, time.time() + 1)
+    status, session = await exchange(code)
+    assert status == 200 and ADMIN not in session
+    assert (await exchange(code))[0] == (await exchange("made up"))[0] == 403
+    for path, bearer in (
+        ("/", False),
+        ("/admin/status", False),
+        ("/metrics", False),
+        ("/admin/status", True),
+        ("/v1/models", True),
+    ):
+        headers = {"Authorization": f"Bearer {session}"} if bearer else basic_auth(session)
+        answer = await house.client.get(house.urls[0] + path, headers=headers)
+        assert answer.status_code == (401 if bearer else 200), path
+    for path in ("/v1/completions", "/v1/feedback"):
+        assert (await house.client.post(house.urls[0] + path, json={}, headers=basic_auth(session))).status_code == 401
 
 
 async def test_the_page_shows_versions_experiment_feedback_and_decisions(house: House) -> None:

@@ -1,4 +1,4 @@
-"""The connections of both ports: a deadline for everything that the server waits for, and limits, in all and by peer.
+"""The connections of a process's ports: a deadline for all that the server waits for, and limits, in all and by peer.
 
 A connection waits for one of these at a time:
 
@@ -7,7 +7,7 @@ A connection waits for one of these at a time:
     idle      from a response until the next request
 
 Beside them `unread` waits for a client to read what was sent. A response that is being made has no deadline here, so a stream
-that is read is never cut; the engine's client bounds each completion (slots/client.py).
+that is read is never cut.
 
 If there is no room for a new connection, the one that has waited longest is closed: one of the same peer, if the peer has reached
 its own limit. So idle connections keep nobody out. If none waits, the new connection is closed.
@@ -17,13 +17,12 @@ import asyncio
 import logging
 import resource
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from ipaddress import IPv6Address, ip_network
 from typing import Literal, Protocol
 
 from infra.settings.schema import Limits
-from serving.metrics import Metrics
 
 log = logging.getLogger(__name__)
 OTHER_FILES = 512
@@ -41,6 +40,10 @@ class Connection(Protocol):
 
     def expire(self, reason: Reason) -> None:
         """Close, and forget every deadline."""
+        ...
+
+    def finish(self) -> None:
+        """Close after the client has."""
         ...
 
 
@@ -91,17 +94,31 @@ class Peer:
 class Connections:
     """All connections of the process, their deadlines and their limits."""
 
-    def __init__(self, limits: Limits, metrics: Metrics, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        on_closed: Callable[[Reason], None] = lambda reason: None,
+        on_refused: Callable[[int], None] = lambda status: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Start without a connection.
+
+        Args:
+            limits: deadlines and numbers.
+            on_closed: called for each connection that the server closes.
+            on_refused: called with the status of each answer to what is no request.
+        """
         self.limits = limits
-        self.metrics = metrics
+        self.on_closed = on_closed
+        self.on_refused = on_refused
         self.open = 0
         self.headers = Waiting("headers", limits.header_seconds, clock)
         self.body = Waiting("body", limits.body_seconds, clock)
         self.idle = Waiting("idle", limits.keep_alive_seconds, clock)
         self.unread = Waiting("unread", limits.unread_seconds, clock)
         self._peers: dict[str, Peer] = {}
+        self._finished: deque[Connection] = deque()
         self._most = limits.connections
-        metrics.connections.set_function(lambda: self.open)
 
     def fit_to_descriptors(self) -> None:
         """Raise this process's limit of open files as far as needed and allowed; where it stays lower, take fewer connections."""
@@ -133,7 +150,7 @@ class Connections:
         if waiting is not None:
             waiting.expire("limit")
         elif full:
-            self.metrics.closed_connections.labels("limit").inc()
+            self.on_closed("limit")
             return None
         self._peers[name] = peer
         peer.open += 1
@@ -146,6 +163,18 @@ class Connections:
         self.open -= 1
         if not peer.open:
             self._peers.pop(peer.name, None)
+
+    def finish(self, connection: Connection) -> None:
+        """Close a connection whose client has closed it: soon, and after those that were closed before."""
+        if not self._finished:
+            asyncio.get_running_loop().call_soon(self._finish_some)
+        self._finished.append(connection)
+
+    def _finish_some(self) -> None:
+        for _ in range(min(CLOSED_AT_ONCE, len(self._finished))):
+            self._finished.popleft().finish()
+        if self._finished:
+            asyncio.get_running_loop().call_soon(self._finish_some)
 
     async def close_expired(self) -> None:
         """Close every connection whose deadline passes, until cancelled."""
