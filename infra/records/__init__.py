@@ -21,6 +21,7 @@ from infra.records.experiments import (
     VerdictName,
 )
 from infra.records.heldout import Case, HeldOutPlace, HeldOutSet, Program
+from infra.records.looks import Look
 from infra.records.measures import QUICK_MS, RATIOS, MeasuredGroup, Measures
 from infra.records.moves import Change, Move, MoveKind, State
 
@@ -44,6 +45,7 @@ __all__ = [
     "HeldOutPlace",
     "HeldOutSet",
     "LabelOutcome",
+    "Look",
     "Manifest",
     "MeasuredGroup",
     "Measures",
