@@ -74,6 +74,14 @@ def of_evidence(evidence: ArmEvidence) -> ArmTotals:
 
 def gather(store: ObjectStore, experiment: ExperimentRecord, plan: Plan, now: float) -> ArmTotals:
     """Read the events from `baseline_seconds` before the experiment on, and total them."""
+    labelled, until, inputs = read_labelled(store, experiment, plan, now)
+    return total(labelled, experiment, plan, until, inputs)
+
+
+def read_labelled(
+    store: ObjectStore, experiment: ExperimentRecord, plan: Plan, now: float
+) -> tuple[pl.DataFrame, float, tuple[ObjectReference, ...]]:
+    """Return the labelled requests from `baseline_seconds` before the experiment on, until when they count, and the inputs."""
     begin = experiment.started - plan.baseline_seconds
     window = Window(since=begin, until=now - plan.settle_seconds, oldest=begin, known={})
     listed = plan_window(store, window, now, plan.join_seconds)
@@ -82,8 +90,7 @@ def gather(store: ObjectStore, experiment: ExperimentRecord, plan: Plan, now: fl
         register = users.read(store, begin - plan.known_user_days * users.DAY)
         known = users.with_history(register, experiment.started, plan.min_history_requests)
         labelled = labelled.filter(pl.col("user").is_in(pl.Series(list(known), dtype=pl.String).implode()))
-    inputs = (*references(listed.completions), *references(listed.feedback))
-    return total(labelled, experiment, plan, window.until, inputs)
+    return labelled, window.until, (*references(listed.completions), *references(listed.feedback))
 
 
 def total(
@@ -99,11 +106,7 @@ def total(
         labelled: completions with their labels (tasks/labels/attribution.py).
         until: requests after this time, in Unix seconds, do not count yet.
     """
-    counted = labelled.filter(~pl.col("opted_out"), ~pl.col("pinned"), ~pl.col("exploring"), pl.col("time") <= until)
-    assigned = pl.when(pl.col("assigned") != "").then("assigned").otherwise("experiment")
-    counted = counted.with_columns(of_test=assigned == experiment.id, served=pl.col("experiment") == experiment.id)
-    during = _on_assigned_arm(counted.filter("of_test"), experiment)
-    before = counted.filter(~pl.col("of_test"), pl.col("time") < experiment.started).with_columns(served=pl.lit(True))
+    during, before = by_test(labelled, experiment, until)
     sums = _sums(during, plan, _is_later(experiment, plan, until), "arm", "user", "credential")
     sums = cap_requests(sums.with_columns(pl.col("requests").alias(MADE)), plan)
     earlier = _sums(before, plan, pl.lit(False), "user").with_columns(pl.col("requests").alias(MADE))
@@ -116,6 +119,22 @@ def total(
         absent=_absent(set(earlier["user"]) - set(names), experiment, plan),
         inputs=inputs,
     )
+
+
+def by_test(labelled: pl.DataFrame, experiment: ExperimentRecord, until: float) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return the requests that count: those of the test, each on the arm that it was assigned to, and those before it."""
+    counted = labelled.filter(~pl.col("opted_out"), ~pl.col("pinned"), ~pl.col("exploring"), pl.col("time") <= until)
+    assigned = pl.when(pl.col("assigned") != "").then("assigned").otherwise("experiment")
+    counted = counted.with_columns(of_test=assigned == experiment.id, served=pl.col("experiment") == experiment.id)
+    before = counted.filter(~pl.col("of_test"), pl.col("time") < experiment.started).with_columns(served=pl.lit(True))
+    return _on_assigned_arm(counted.filter("of_test"), experiment), before
+
+
+def weights(during: pl.DataFrame, plan: Plan) -> pl.DataFrame:
+    """Return by arm, user and credential the weight of each of their requests, 0 to 1, after the caps."""
+    keys = ("arm", "user", "credential")
+    sums = _sums(during, plan, pl.lit(False), *keys).with_columns(pl.col("requests").alias(MADE))
+    return cap_requests(sums, plan).select(*keys, weight=pl.col("requests") / pl.col(MADE))
 
 
 def _on_assigned_arm(rows: pl.DataFrame, experiment: ExperimentRecord) -> pl.DataFrame:
