@@ -64,13 +64,15 @@ def sequences(looks: Sequence[Look], plan: Plan) -> list[str]:
 
 
 def progress(experiment: ExperimentRecord, look: Look) -> Progress | None:
-    """Return how far an experiment is at a look; None without a plan."""
-    plan = experiment.plan
-    if plan is None:
+    """Return how far a test is at a look; None without a plan, and in the watch, which has an end and no size."""
+    plan, stage = experiment.plan, experiment.stage_at(look.time)
+    if plan is None or stage.name == "watch":
         return None
-    requests, elapsed = _requests(look), max(look.time - experiment.started, 1.0)
-    by_requests = experiment.started + elapsed * plan.planned_requests / max(requests, 1)
     by_clock = experiment.started + plan.max_seconds
+    if stage.name != "test":  # requests of earlier stages are not the test's
+        return Progress(0, plan.planned_requests, by_clock, True)
+    requests, elapsed = _requests(look), max(look.time - stage.started, 1.0)
+    by_requests = stage.started + elapsed * plan.planned_requests / max(requests, 1)
     return Progress(requests, plan.planned_requests, min(by_requests, by_clock), by_clock < by_requests)
 
 

@@ -1,7 +1,7 @@
 """Looks: what the gate saw of a running experiment, again and again."""
 
 from infra.records.base import Record
-from infra.records.experiments import Verdict
+from infra.records.experiments import StageName, Verdict
 
 
 class Look(Record):
@@ -13,8 +13,8 @@ class Look(Record):
     """Place among the experiment's looks, from 1."""
     time: float
     """When the gate looked."""
-    stage: str = ""
-    """Stage of the experiment then; empty: it has no stages."""
+    stage: StageName
+    """Stage of the experiment then."""
     share: float
     """Share of users, or of a user's blocks of time, on the challenger's arm then, 0 to 1."""
     verdict: Verdict

@@ -40,8 +40,7 @@ def line(move: Move) -> str:
 def look_line(look: Look) -> str:
     """Return a look as a line, with the number of requests on both arms."""
     requests, users = (sum(counts.values()) for counts in (look.verdict.requests, look.verdict.users))
-    stage = f", {look.stage} at {look.share:.0%}" if look.stage else ""
-    seen = f"look {look.number}{stage}, {requests} requests of {users} users"
+    seen = f"look {look.number}, {look.stage} at {look.share:.0%}, {requests} requests of {users} users"
     return f"       {when(look.time)}  {look.experiment}, {seen}: {look.verdict.verdict}: {look.verdict.reason}"
 
 

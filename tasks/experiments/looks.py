@@ -10,19 +10,18 @@ MOST_LOOKS = 1000.0
 """About as many such looks are recorded at most until `max_seconds` of the plan: a long test is recorded less often."""
 
 
-def record(store: ObjectStore, experiment: ExperimentRecord, verdict: Verdict, now: float, stage: str = "") -> Look | None:
+def record(store: ObjectStore, experiment: ExperimentRecord, verdict: Verdict, now: float) -> Look | None:
     """Append a look to the experiment's log where it is due; return it, or None.
 
     Args:
         store: the object store.
-        experiment: the experiment, with its plan and its present share.
+        experiment: the experiment, with its plan and its stages.
         verdict: what the gate says now.
         now: Unix time.
-        stage: stage of the experiment; empty: it has none.
     """
     last = log.newest(store, experiment.id)
-    number = last.number + 1 if last else 1
-    look = Look(experiment=experiment.id, number=number, time=now, stage=stage, share=experiment.share, verdict=verdict)
+    number, stage = last.number + 1 if last else 1, experiment.stage_at(now)
+    look = Look(experiment=experiment.id, number=number, time=now, stage=stage.name, share=stage.share, verdict=verdict)
     if last and not is_due(last, look, interval(experiment)):
         return None
     return look if log.append(store, look) else None

@@ -19,8 +19,9 @@ def experiment_page(store: ObjectStore, experiment: ExperimentRecord, look: Look
     lines = [
         f"# {experiment.id}: {verdict.verdict}",
         verdict.reason,
-        f"\nVersion {experiment.challenger} against {experiment.champion}, {look.share:.0%} on the challenger"
-        f"{f', stage {words(look.stage)}' if look.stage else ''}; look {look.number}, {when(look.time)}",
+        f"\nVersion {experiment.challenger} against {experiment.champion}: {look.stage}, {look.share:.0%} on the challenger; "
+        f"look {look.number}, {when(look.time)}",
+        *_stages(experiment),
         *([f"\n{counts}"] if counts else []),
         *_progress(experiment, look),
         *(f"\n![{_title(svg)}]({charts.data_uri(svg)})" for svg in (sequences(looks, plan) if plan else [])),
@@ -43,6 +44,15 @@ def _progress(experiment: ExperimentRecord, look: Look) -> list[str]:
         return []
     ends = f"{when(found.ends)}, in {duration(found.ends - look.time)}, by {'the clock' if found.by_clock else 'requests'}"
     return [f"\n{found.requests} of {found.planned} requests an arm ({found.share:.0%}); planned end {ends}"]
+
+
+def _stages(experiment: ExperimentRecord) -> list[str]:
+    """Return the stages so far, the present one last."""
+    stages = [
+        f"{stage.name} at {stage.share:.0%} from {when(stage.started)}{f' ({stage.reason})' if stage.reason else ''}"
+        for stage in experiment.stages
+    ]
+    return [f"\nStages: {'; '.join(stages)}"] if stages else []
 
 
 def _title(svg: str) -> str:

@@ -116,12 +116,12 @@ def test_the_commands_print_them(store: MemoryStore, monkeypatch: pytest.MonkeyP
 def test_the_history_lists_looks_between_the_moves(store: MemoryStore) -> None:
     opened = Decision.model_validate(store.get_json("decisions/cycle-000001-version-2.json")).experiment
     undecided = WON.model_copy(update={"verdict": "undecided", "reason": "not sure yet"})
-    looks.record(store, opened, undecided, NOW + 30, "ramp")
-    looks.record(store, opened, WON, NOW + 60, "test")
+    looks.record(store, opened, undecided, NOW + 30)
+    looks.record(store, opened, WON, NOW + 60)
     said = list(history(store, 99))
     assert [line[:5].strip() for line in said] == ["1", "2", "", "3", "", "4"]
     assert said[2] == (
-        "       2027-01-15 08:00:30 UTC  cycle-000001-version-2, look 1, ramp at 50%, 1810 requests of 41 users: undecided: "
+        "       2027-01-15 08:00:30 UTC  cycle-000001-version-2, look 1, test at 50%, 1810 requests of 41 users: undecided: "
         "not sure yet"
     )
     assert list(history(store, 99, looks=False)) == [line for line in said if line[:5].strip()]

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra import looks as log
-from infra.records import CheckResult, ExperimentRecord, Look, MetricResult, Verdict
+from infra.records import CheckResult, ExperimentRecord, Look, MetricResult, Stage, Verdict
 from infra.settings.schema import Collect, Experiment
 from tasks.experiments import looks
 from tasks.experiments.page import experiment_page
@@ -43,12 +43,14 @@ def test_looks_that_only_count_more_are_recorded_once_a_minute_and_changes_at_on
     assert looks.record(store, TEST, verdict(20), NOW + 60)
     assert not looks.record(store, TEST, verdict(20), NOW + 600), "nothing new"
     assert looks.record(store, TEST, verdict(20, checks=(broken("hold"),)), NOW + 601)
-    assert looks.record(store, TEST.model_copy(update={"share": 0.5}), verdict(20, checks=(broken("hold"),)), NOW + 602)
-    assert looks.record(store, TEST, verdict(20, checks=(broken("hold"),)), NOW + 603, "ramp")
-    assert looks.record(store, TEST, verdict(21, "promote"), NOW + 604, "ramp")
+    ramp = [Stage(name="ramp", share=share, started=NOW + at) for share, at in ((0.1, 602), (0.2, 700))]
+    ramped = TEST.model_copy(update={"stages": tuple(ramp)})
+    assert looks.record(store, ramped, verdict(20, checks=(broken("hold"),)), NOW + 699)
+    assert looks.record(store, ramped, verdict(20, checks=(broken("hold"),)), NOW + 701)
+    assert looks.record(store, ramped, verdict(21, "promote"), NOW + 702)
     assert numbers(store) == [1, 2, 3, 4, 5, 6]
     last = log.newest(store, "e")
-    assert last and (last.stage, last.verdict.verdict, last.verdict.metrics) == ("ramp", "promote", (metric(),))
+    assert last and (last.stage, last.share, last.verdict.metrics) == ("ramp", 0.2, (metric(),))
 
 
 def test_a_long_test_is_recorded_less_often() -> None:
@@ -60,7 +62,7 @@ def test_a_long_test_is_recorded_less_often() -> None:
 def test_a_look_is_never_overwritten() -> None:
     store = MemoryStore()
     assert looks.record(store, TEST, verdict(10), NOW)
-    other = Look(experiment="e", number=1, time=NOW, share=0.5, verdict=verdict(99))
+    other = Look(experiment="e", number=1, time=NOW, stage="test", share=0.5, verdict=verdict(99))
     assert not log.append(store, other)
     assert log.read(store, "e", 1).verdict.requests == {"champion": 10, "challenger": 10}
 
@@ -82,7 +84,7 @@ def test_the_page_shows_sequence_margins_levels_checks_and_the_planned_end() -> 
     page = experiment_page(store, TEST, last)
     for words in (
         "# e: undecided\nno gain is sure yet",
-        "Version 2 against 1, 25% on the challenger; look 2, 2027-01-15 08:33:20 UTC",
+        "Version 2 against 1: test, 25% on the challenger; look 2, 2027-01-15 08:33:20 UTC",
         "200 requests of 9 users on the champion, 200 requests of 8 users on the challenger",
         "200 of 1000 requests an arm (20%); planned end 2027-01-15 10:46:40 UTC, in 2 h, by requests",
         "| accepted | success | 0.2 | 0.21 | +0.01 [-0.03, +0.05] | 99 % | above -0.02 | unsure |",
