@@ -13,6 +13,7 @@ def experiment() -> State:
     """Promote, reject, end a broken test, or wait."""
     settings = settings_.load()
     steps.follow(settings)
+    steps.requested(settings)
     running = steps.running_experiment(settings)
     if running is None:
         return Completed(name="NoExperiment", message="no experiment runs")

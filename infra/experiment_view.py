@@ -33,6 +33,14 @@ class MetricRow:
 
 
 @dataclass(frozen=True)
+class Chart:
+    """A drawn chart."""
+
+    title: str
+    svg: str
+
+
+@dataclass(frozen=True)
 class Progress:
     """How far an experiment is."""
 
@@ -57,8 +65,8 @@ def metric_rows(verdict: Verdict, plan: Plan | None) -> list[MetricRow]:
     return [_row(result, planned.get(result.name)) for result in verdict.metrics]
 
 
-def sequences(looks: Sequence[Look], plan: Plan) -> list[str]:
-    """Return the confidence sequence of each success metric over the requests of the smaller arm, as SVG."""
+def sequences(looks: Sequence[Look], plan: Plan) -> list[Chart]:
+    """Return the confidence sequence of each success metric over the requests of the smaller arm."""
     drawn = [_sequence(metric, looks, plan) for metric in plan.metrics if metric.role == "success"]
     return [chart for chart in drawn if chart]
 
@@ -111,13 +119,13 @@ def _row(result: MetricResult, planned: PlannedMetric | None) -> MetricRow:
     )
 
 
-def _sequence(metric: PlannedMetric, looks: Sequence[Look], plan: Plan) -> str:
+def _sequence(metric: PlannedMetric, looks: Sequence[Look], plan: Plan) -> Chart | None:
     found = [(look, result) for look in looks for result in look.verdict.metrics if result.name == metric.name]
     points = [
         Point(_requests(look), result.estimate, result.low, result.high) for look, result in found if result.estimate is not None
     ]
     if not points:
-        return ""
+        return None
     last, level = points[-1], _level(found[-1][1].level)
     description = (
         f"Difference, challenger minus champion, after {last.x:.0f} of {plan.planned_requests} requests an arm: "
@@ -132,7 +140,7 @@ def _sequence(metric: PlannedMetric, looks: Sequence[Look], plan: Plan) -> str:
         end=plan.planned_requests,
         margins=_margins(found[-1][1], metric),
     )
-    return charts.sequence(chart)
+    return Chart(chart.title, charts.sequence(chart))
 
 
 def _margins(result: MetricResult, planned: PlannedMetric | None) -> tuple[float, ...]:
