@@ -7,6 +7,7 @@ from infra import charts
 from infra.charts import ConfidenceSequence, Point
 from infra.records import ExperimentRecord, Look, MetricResult, Plan, PlannedMetric, Verdict
 
+PER = {"requests": "request", "labelled": "labelled request", "judged": "judged completion", "user": "user"}
 WORDS = {"better": "better", "not_worse": "not worse", "unsure": "unsure", "worse": "worse than its margin"}
 
 
@@ -133,7 +134,7 @@ def _sequence(metric: PlannedMetric, looks: Sequence[Look], plan: Plan) -> Chart
         f"valid at every look. Zero is no difference."
     )
     chart = ConfidenceSequence(
-        title=f"{words(metric.name)} per {metric.per.removesuffix('s')} ({metric.better} is better), {level} confidence sequence",
+        title=f"{words(metric.name)} per {PER[metric.per]} ({metric.better} is better), {level} confidence sequence",
         description=description,
         points=points,
         x_label="requests on the smaller arm",
