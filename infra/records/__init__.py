@@ -7,7 +7,7 @@ the name says otherwise. `policy_version` is the MLflow version number of the we
 from infra.records.base import Arm, LabelOutcome, ObjectReference, Record, ShowLevel
 from infra.records.cycles import Bucket, CycleOutcome, Manifest, Profile, Quarantined, RewardTotals, Sample
 from infra.records.erasure import Amendment, Forgotten
-from infra.records.events import Completion, Feedback, FinishReason, NotTaken, OfflineExample, Outcome
+from infra.records.events import Completion, Feedback, FinishReason, NotTaken, OfflineExample, Outcome, ShadowCopy
 from infra.records.experiments import (
     ArmEvidence,
     CheckResult,
@@ -17,6 +17,8 @@ from infra.records.experiments import (
     Plan,
     PlannedMetric,
     Rate,
+    Stage,
+    StageName,
     Verdict,
     VerdictName,
 )
@@ -63,7 +65,10 @@ __all__ = [
     "Record",
     "RewardTotals",
     "Sample",
+    "ShadowCopy",
     "ShowLevel",
+    "Stage",
+    "StageName",
     "State",
     "Verdict",
     "VerdictName",

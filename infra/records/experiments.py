@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from infra.records.base import Arm, ObjectReference, Record
 
@@ -15,6 +15,13 @@ Design = Literal["by_user", "crossover"]
 Denominator = Literal["requests", "labelled", "judged", "user"]
 """requests: all. labelled: judged, or without anything to judge. judged: the developer's answer is known. user: a number of each
 user's own."""
+
+StageName = Literal["shadow", "ramp", "test", "paused", "watch"]
+"""shadow: the challenger answers copies of requests that nobody sees. ramp: it serves a part of the planned share. test: it
+serves the planned share, and the verdict is computed from this stage alone. paused: the test ended without proof either way,
+and a person decides. watch: it was promoted, and the champion before it still serves the rest, the holdout."""
+Inconclusive = Literal["reject", "pause"]
+"""What the end of a test without proof either way does."""
 
 
 class PlannedMetric(Record):
@@ -38,7 +45,7 @@ class PlannedMetric(Record):
 
 class Plan(Record):
     """How a test is judged, written when it opens: later settings change nothing. A field is the setting of its name in
-    `experiment`, the last three in `collect`."""
+    `experiment`, the last three in `collect`. The defaults hold for tests that were opened before stages were recorded."""
 
     mode: Mode
     """Rule to ship by (tasks/experiments/rules.py)."""
@@ -80,6 +87,26 @@ class Plan(Record):
     """Maximum difference of judged per shown completion between the arms, as a share."""
     max_request_gap: float
     """Maximum difference of requests per user between the arms, in logarithms."""
+    shadow_requests: int = 0
+    """Number of copies that the challenger answers unseen before its first user; 0: it has no shadow stage."""
+    shadow_share: float = 0.0
+    """Share of the champion's requests of which a copy is made meanwhile."""
+    shadow_failures: float = 1.0
+    """Maximum share of copies that the challenger does not answer to their end."""
+    shadow_slowdown: float = 0.0
+    """Maximum ratio of the challenger's median times to the champion's; 0: no limit."""
+    shadow_similarity: float = 0.0
+    """Minimum mean similarity of both versions' texts."""
+    ramp: tuple[float, ...] = ()
+    """Shares of the ramp, each smaller than the share of the test."""
+    ramp_requests: int = 0
+    """Minimum requests on the challenger's arm in each stage of the ramp."""
+    inconclusive: Inconclusive = "reject"
+    """What the end of the test without proof does."""
+    watch_seconds: float = 0.0
+    """Seconds for which a promoted version is watched beside its holdout; 0: it is not."""
+    holdout_share: float = 0.0
+    """Share of users, or of a user's blocks of time, whom the champion before serves meanwhile."""
     settle_seconds: float
     """Seconds to wait for feedback before a request counts."""
     join_seconds: float
@@ -88,8 +115,23 @@ class Plan(Record):
     """Days without a request after which a user is new again."""
 
 
+class Stage(Record):
+    """A stage of a test. It is decided a moment before it starts, so that every replica of serving knows it by then."""
+
+    name: StageName
+    """Name of the stage."""
+    share: float
+    """Share of users, or of a user's blocks of time, on the challenger's arm, 0 to 1."""
+    started: float
+    """When it starts, in Unix seconds: requests from then on belong to it. In a crossover, the start of a block."""
+    ends: float = 0.0
+    """When it ends by itself, in Unix seconds; 0: the next stage, or the end of the test, ends it."""
+    reason: str = ""
+    """Why it was entered, as a sentence; empty for the first."""
+
+
 class ExperimentRecord(Record):
-    """A running A/B test."""
+    """An A/B test, from its first stage to the end of the watch over the version that it promoted."""
 
     id: str
     """Experiment id; salts the assignment of users to arms."""
@@ -98,11 +140,31 @@ class ExperimentRecord(Record):
     challenger: str
     """Version on the challenger's arm."""
     share: float
-    """Share of users, or of a user's blocks of time, on the challenger's arm, 0 to 1."""
+    """Planned share of users, or of a user's blocks of time, on the challenger's arm, 0 to 1."""
     started: float
-    """When assignment began."""
+    """When it opened."""
     plan: Plan | None = None
     """How it is judged; none in moves by hand and in tests opened before plans were recorded."""
+    stages: tuple[Stage, ...] = ()
+    """Stages so far, the last one maybe about to start. Empty in moves by hand and in tests opened before stages were recorded:
+    the whole of these is a test at the planned share."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> "ExperimentRecord":
+        starts = [stage.started for stage in self.stages]
+        if starts != sorted(starts):
+            raise ValueError(f"experiment {self.id}: stages must be in the order of their start, got {starts}")
+        return self
+
+    @property
+    def stage(self) -> Stage:
+        """The last stage, which may start in a moment."""
+        return self.stages[-1] if self.stages else Stage(name="test", share=self.share, started=self.started)
+
+    def stage_at(self, now: float) -> Stage:
+        """Return the stage to which a request at a time belongs; the first one also before its start."""
+        begun = [stage for stage in self.stages if stage.started <= now]
+        return begun[-1] if begun else self.stages[0] if self.stages else self.stage
 
 
 class Rate(Record):
@@ -177,6 +239,10 @@ class Verdict(Record):
     promising: bool = False
     """Whether a rejected challenger only lacked proof of a gain and was surely not accepted less than the margin allows; training
     continues from it."""
+    inconclusive: bool = False
+    """Whether a planned end was reached without proof of a gain or a loss."""
+    breached: str = ""
+    """Guardrail whose sure breach ended the test or took the version back; empty: none."""
     metrics: tuple[MetricResult, ...] = ()
     """Every metric of the plan; empty while the arms cannot be compared."""
     checks: tuple[CheckResult, ...] = ()

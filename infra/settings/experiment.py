@@ -1,8 +1,8 @@
 """Settings of the A/B test. A test is judged by the settings as they were when it opened (tasks/experiments/plan.py)."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from infra.settings.section import Section
 
@@ -84,6 +84,32 @@ class Experiment(Section):
     max_seconds: float = Field(86_400.0, gt=0)
     """Maximum duration of an experiment in seconds. It is a planned end like `planned_requests`: without a verdict by then, the
     challenger is rejected."""
+    shadow_requests: int = Field(200, ge=0)
+    """Number of copies of requests that a challenger answers before its first user, unseen, after the champion's answer was sent.
+    Its times, failures and texts are compared with the champion's. 0: no shadow stage."""
+    shadow_share: float = Field(0.2, gt=0, le=1)
+    """Share of the champion's requests of which a copy is made meanwhile; fewer are made under load."""
+    shadow_failures: float = Field(0.02, ge=0, le=1)
+    """Maximum share of copies that the challenger does not answer to their end."""
+    shadow_slowdown: float = Field(2.0, ge=0)
+    """Maximum ratio of the challenger's median time to the first token, and in all, to the champion's. 0: no limit."""
+    shadow_similarity: float = Field(0.1, ge=0, le=1)
+    """Minimum mean similarity of both versions' texts, from 0, nothing in common, to 1, equal. Two equal models that sample
+    differ, too: this finds broken weights, not changed ones. 0: no limit."""
+    ramp: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = (0.1, 0.25)
+    """Shares of users, or of their blocks of time, on the challenger's arm before `share`, growing; those of `share` or more are
+    left out. All stages before the test take a quarter of `max_seconds` if each holds; users pass from the champion to the
+    challenger as the share grows, never back. Empty: no ramp."""
+    ramp_requests: int = Field(50, ge=0)
+    """Minimum requests on the challenger's arm in each stage of the ramp. 0: its time is enough."""
+    inconclusive: Literal["reject", "pause"] = "reject"
+    """What a planned end without proof of a gain or a loss does. reject: the challenger is rejected. pause: the split stays
+    until a person promotes (`make promote`) or ends the test (`make rollback`); a sure breach of a guardrail still ends it."""
+    watch_seconds: float = Field(3_600.0, ge=0)
+    """Seconds for which a version that the test promoted is watched beside the champion before; a sure breach or loss takes it
+    back. No test opens meanwhile. 0: no watch, and everybody gets the new champion at once."""
+    holdout_share: float = Field(0.1, gt=0, lt=1)
+    """Share of users, or of their blocks of time, whom the champion before serves during the watch."""
     srm_alpha: float = Field(0.001, gt=0, lt=1)
     """Error level of each quality check, for all looks together: the split of users (sample-ratio mismatch), users who drop out,
     requests per user, and judged per shown completion. A test that fails one ends as broken."""
@@ -100,3 +126,10 @@ class Experiment(Section):
     max_request_gap: float = Field(0.05, ge=0)
     """Maximum difference of requests per user between the arms, in logarithms, that does not break a test: rates per request
     cannot be compared where the requests differ."""
+
+    @field_validator("ramp")
+    @classmethod
+    def _growing(cls, value: tuple[float, ...]) -> tuple[float, ...]:
+        if list(value) != sorted(set(value)):
+            raise ValueError(f"expected shares that grow, such as 0.1, 0.25, got {', '.join(map(str, value))}")
+        return value
