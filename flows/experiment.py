@@ -20,7 +20,7 @@ def experiment() -> State:
     if isinstance(verdict, Verdict):
         return Completed(name="Undecided", message=verdict.reason)
     decision = steps.conclude(settings, verdict)
-    names = {"promote": "Promoted", "reject": "Rejected", "broken": "Broken"}
+    names = {"promote": "Promoted", "reject": "Rejected", "breach": "Breach", "broken": "Broken"}
     return Completed(name=names[decision.verdict.verdict], message=decision.verdict.reason)
 
 

@@ -6,8 +6,9 @@ from pydantic import Field, model_validator
 
 from infra.records.base import Arm, ObjectReference, Record
 
-VerdictName = Literal["promote", "reject", "broken", "undecided"]
-"""broken: the test went wrong, which says nothing about the challenger."""
+VerdictName = Literal["promote", "reject", "breach", "broken", "undecided"]
+"""breach: a guardrail of operation surely broke, at once. broken: the test went wrong, or could not tell anything, which says
+nothing about the challenger."""
 Mode = Literal["superiority", "non_inferiority", "acceptance"]
 """acceptance: the rule of tests that were opened before plans were recorded."""
 Design = Literal["by_user", "crossover"]
@@ -38,6 +39,8 @@ class PlannedMetric(Record):
     """Loss that the team would give up for a gain in another metric."""
     relative: bool
     """Whether the margin is a share of the champion's mean; else it is in the metric's unit."""
+    immediate: bool = False
+    """Whether a sure breach of the margin ends the test at once (tasks/experiments/breach.py)."""
 
 
 class Plan(Record):
@@ -76,6 +79,8 @@ class Plan(Record):
     """Number of users who may be made up without deciding the test."""
     srm_alpha: float
     """Error level of each quality check."""
+    breach_alpha: float = 0.0
+    """Error level of the search for a breach, for all looks and metrics; 0: a test from before it was looked for."""
     max_both_arms: float
     """Maximum share of users who were served by both arms."""
     max_label_gap: float
@@ -216,7 +221,7 @@ class Verdict(Record):
     """The verdict of the A/B gate, with its reason and statistics."""
 
     verdict: VerdictName
-    """promote, reject, broken or undecided."""
+    """promote, reject, breach, broken or undecided."""
     reason: str
     """The reason as a sentence, with the numbers behind it."""
     estimate: float | None = None
@@ -253,6 +258,8 @@ class ArmEvidence(Record):
     """The part of `during` from the test's second half; for a crossover, of each block's."""
     before: dict[str, tuple[float, ...]]
     """Each user's sums before the test."""
+    immediate: dict[Arm, dict[str, tuple[float, ...]]] = Field(default={})
+    """As `during`, with the requests that are younger than the settling time: for a breach."""
     absent: dict[Arm, int]
     """Users with a history who are assigned to the arm and made no request that counts."""
 

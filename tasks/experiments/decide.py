@@ -11,6 +11,7 @@ import numpy as np
 from evals.statistics import Difference, NoDifference, Regression, deciders, difference, interval, rate
 from infra.records import Arm, CheckResult, Decision, ExperimentRecord, MetricResult, Plan, PlannedMetric, Rate, Verdict
 from infra.settings.schema import Collect, Experiment
+from tasks.experiments.breach import breach
 from tasks.experiments.checks import run_checks
 from tasks.experiments.designs import compare, compare_change, units
 from tasks.experiments.metrics import BY_NAME
@@ -81,6 +82,8 @@ def decide(experiment: ExperimentRecord, plan: Plan, totals: ArmTotals, now: flo
     verdict = Verdict(
         verdict="undecided", reason="", requests=requests, users=totals.counts, acceptance=acceptance(totals), checks=checks
     )
+    if found := breach(plan, totals):
+        return verdict.model_copy(update={"verdict": "breach", "reason": found.reason})
     if broken := [check.reason for check in checks if check.state == "broken"]:
         return verdict.model_copy(update={"verdict": "broken", "reason": f"the test is broken: {'; '.join(broken)}"})
     obstacle, held = too_small(totals, plan), held_by(checks)

@@ -121,7 +121,7 @@ def _ended(store: ObjectStore, registry: Registry, last: Move, now: float) -> Mo
     """Return the move by which the challenger is one no more, without being champion."""
     test = _test_of(registry, last.challenger)
     decision = decision_of(store, test) if test else None
-    rejected = decision is not None and decision.verdict.verdict == "reject"
+    rejected = decision is not None and decision.verdict.verdict in ("reject", "breach")
     after: State = "failed" if rejected else "candidate"
     return Move(
         number=last.number + 1,

@@ -7,7 +7,7 @@ counts with a part of them, at the same rates. The metrics are in metrics.py.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import polars as pl
@@ -15,7 +15,7 @@ import polars as pl
 from infra.assignment import assigned_arm
 from infra.records import Arm, ArmEvidence, ExperimentRecord, ObjectReference, Plan
 from infra.store import ObjectStore
-from tasks.experiments.metrics import SUMS, values
+from tasks.experiments.metrics import METRICS, SUMS, values
 from tasks.labels import users
 from tasks.labels.partitions import join_partition, merge_partitions, plan_window, references
 from tasks.labels.shares import codes
@@ -44,6 +44,8 @@ class ArmTotals:
     """Users with a history who are assigned to the arm and have no request that counts; empty for a crossover."""
     inputs: tuple[ObjectReference, ...] = ()
     """The event objects that were read."""
+    immediate: Mapping[Arm, Sums] = field(default_factory=dict)
+    """As `during`, with the requests that are younger than the settling time; empty: there are none."""
 
     @property
     def both(self) -> np.ndarray:
@@ -62,20 +64,25 @@ class ArmTotals:
 
     def evidence(self) -> ArmEvidence:
         """Return the totals as a decision holds them."""
-        during, later = ({arm: _lists(sums[arm]) for arm in ARMS} for sums in (self.during, self.later))
-        return ArmEvidence(during=during, later=later, before=_lists(self.before), absent=dict(self.absent))
+        during, later, immediate = (
+            {arm: _lists(sums[arm]) for arm in sums} for sums in (self.during, self.later, self.immediate)
+        )
+        before = _lists(self.before)
+        return ArmEvidence(during=during, later=later, immediate=immediate, before=before, absent=dict(self.absent))
 
 
 def of_evidence(evidence: ArmEvidence) -> ArmTotals:
     """Return the totals that a decision holds."""
-    during, later = ({arm: _arrays(sums[arm]) for arm in ARMS} for sums in (evidence.during, evidence.later))
-    return ArmTotals(during, later, _arrays(evidence.before), evidence.absent)
+    during, later, immediate = (
+        {arm: _arrays(sums[arm]) for arm in sums} for sums in (evidence.during, evidence.later, evidence.immediate)
+    )
+    return ArmTotals(during, later, _arrays(evidence.before), evidence.absent, immediate=immediate)
 
 
 def gather(store: ObjectStore, experiment: ExperimentRecord, plan: Plan, now: float) -> ArmTotals:
     """Read the events from `baseline_seconds` before the experiment on, and total them."""
     begin = experiment.started - plan.baseline_seconds
-    window = Window(since=begin, until=now - plan.settle_seconds, oldest=begin, known={})
+    window = Window(since=begin, until=now, oldest=begin, known={})
     listed = plan_window(store, window, now, plan.join_seconds)
     labelled, _ = merge_partitions([join_partition(store, partition, tokens=False) for partition in listed.partitions])
     if plan.min_history_requests:
@@ -83,7 +90,7 @@ def gather(store: ObjectStore, experiment: ExperimentRecord, plan: Plan, now: fl
         known = users.with_history(register, experiment.started, plan.min_history_requests)
         labelled = labelled.filter(pl.col("user").is_in(pl.Series(list(known), dtype=pl.String).implode()))
     inputs = (*references(listed.completions), *references(listed.feedback))
-    return total(labelled, experiment, plan, window.until, inputs)
+    return total(labelled, experiment, plan, now - plan.settle_seconds, inputs)
 
 
 def total(
@@ -97,19 +104,23 @@ def total(
 
     Args:
         labelled: completions with their labels (tasks/labels/attribution.py).
-        until: requests after this time, in Unix seconds, do not count yet.
+        until: requests after this time, in Unix seconds, count only for what needs no label.
     """
-    counted = labelled.filter(~pl.col("opted_out"), ~pl.col("pinned"), ~pl.col("exploring"), pl.col("time") <= until)
+    counted = labelled.filter(~pl.col("opted_out"), ~pl.col("pinned"), ~pl.col("exploring"))
     assigned = pl.when(pl.col("assigned") != "").then("assigned").otherwise("experiment")
-    counted = counted.with_columns(of_test=assigned == experiment.id, served=pl.col("experiment") == experiment.id)
-    during = _on_assigned_arm(counted.filter("of_test"), experiment)
+    counted = counted.with_columns(of_test=assigned == experiment.id)
+    made = _on_assigned_arm(counted.filter("of_test"), experiment)
+    during = made.filter(pl.col("time") <= until)
     before = counted.filter(~pl.col("of_test"), pl.col("time") < experiment.started).with_columns(served=pl.lit(True))
-    sums = _sums(during, plan, _is_later(experiment, plan, until), "arm", "user", "credential")
-    sums = cap_requests(sums.with_columns(pl.col("requests").alias(MADE)), plan)
+    is_later = _is_later(experiment, plan, until)
+    sums, at_once = (_capped(rows, plan, is_later) for rows in (during, made))
     earlier = _sums(before, plan, pl.lit(False), "user").with_columns(pl.col("requests").alias(MADE))
-    names = sums["user"].unique().sort()
+    names = pl.concat([sums["user"], at_once["user"]]).unique().sort()
     arms = {arm: _by_user(sums.filter(pl.col("arm") == arm), names) for arm in ARMS}
+    immediate = {arm: _named(_by_user(at_once.filter(pl.col("arm") == arm), names)) for arm in ARMS}
+    watched = ("requests", *(metric.name for metric in METRICS if metric.immediate))
     return ArmTotals(
+        immediate={arm: {name: immediate[arm][name] for name in watched} for arm in ARMS},
         during={arm: _named(by_user) for arm, by_user in arms.items()},
         later={arm: _named(by_user, LATER) for arm, by_user in arms.items()},
         before=_named(_by_user(earlier, names)),
@@ -119,11 +130,24 @@ def total(
 
 
 def _on_assigned_arm(rows: pl.DataFrame, experiment: ExperimentRecord) -> pl.DataFrame:
-    """Set `arm` to the assigned one where another version answered."""
-    replaced = rows.filter(~pl.col("served"))
-    arms = [assigned_arm(experiment, user, time) for user, time in replaced.select("user", "time").iter_rows()]
-    moved = replaced.with_columns(arm=pl.Series(arms, dtype=rows.schema["arm"]))
-    return pl.concat([rows.filter("served"), moved])
+    """Set `arm` to the assigned one, and `served` to whether its version answered, alone.
+
+    Serving leaves the experiment off where it could not serve both versions, or where another one answered.
+    """
+    counted = rows.filter(pl.col("experiment") == experiment.id).with_columns(served=pl.lit(True))
+    others = rows.filter(pl.col("experiment") != experiment.id)
+    arms = [assigned_arm(experiment, user, time) for user, time in others.select("user", "time").iter_rows()]
+    versions = {"champion": experiment.champion, "challenger": experiment.challenger}
+    asked = pl.Series([versions[arm] for arm in arms], dtype=pl.String)
+    served = ~pl.col("mixed") & (pl.col("policy_version") == asked)
+    moved = others.with_columns(arm=pl.Series(arms, dtype=rows.schema["arm"]), served=served)
+    return pl.concat([counted, moved])
+
+
+def _capped(rows: pl.DataFrame, plan: Plan, later: pl.Expr) -> pl.DataFrame:
+    """Return the sums by arm, user and credential, those of the busy ones scaled down."""
+    sums = _sums(rows, plan, later, "arm", "user", "credential")
+    return cap_requests(sums.with_columns(pl.col("requests").alias(MADE)), plan)
 
 
 def _is_later(experiment: ExperimentRecord, plan: Plan, until: float) -> pl.Expr:
