@@ -23,6 +23,7 @@ from infra.records.experiments import (
     VerdictName,
 )
 from infra.records.heldout import Case, HeldOutPlace, HeldOutSet, Program
+from infra.records.looks import Look
 from infra.records.measures import QUICK_MS, RATIOS, MeasuredGroup, Measures
 from infra.records.moves import Change, Move, MoveKind, State
 
@@ -46,6 +47,7 @@ __all__ = [
     "HeldOutPlace",
     "HeldOutSet",
     "LabelOutcome",
+    "Look",
     "Manifest",
     "MeasuredGroup",
     "Measures",

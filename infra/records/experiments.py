@@ -161,6 +161,12 @@ class ExperimentRecord(Record):
         """The last stage, which may start in a moment."""
         return self.stages[-1] if self.stages else Stage(name="test", share=self.share, started=self.started)
 
+    @property
+    def counts_from(self) -> float:
+        """Since when requests count: the start of the last stage, of a paused test that of the test."""
+        counting = [stage for stage in self.stages if stage.name != "paused"]
+        return counting[-1].started if counting else self.started
+
     def stage_at(self, now: float) -> Stage:
         """Return the stage to which a request at a time belongs; the first one also before its start."""
         begun = [stage for stage in self.stages if stage.started <= now]
@@ -241,8 +247,6 @@ class Verdict(Record):
     continues from it."""
     inconclusive: bool = False
     """Whether a planned end was reached without proof of a gain or a loss."""
-    breached: str = ""
-    """Guardrail whose sure breach ended the test or took the version back; empty: none."""
     metrics: tuple[MetricResult, ...] = ()
     """Every metric of the plan; empty while the arms cannot be compared."""
     checks: tuple[CheckResult, ...] = ()

@@ -6,6 +6,7 @@ time, requests of users who opted out, pinned and exploring requests, and users 
 counts with a part of them, at the same rates. The metrics are in metrics.py.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -35,7 +36,7 @@ class ArmTotals:
     """The totals from which a verdict is computed. Equal positions of the arrays are one user's."""
 
     during: Mapping[Arm, Sums]
-    """By arm, the sums since the experiment began."""
+    """By arm, the sums of the experiment's last stage."""
     later: Mapping[Arm, Sums]
     """The part of `during` from the second half of the time; for a crossover, of each block."""
     before: Sums
@@ -81,6 +82,14 @@ def of_evidence(evidence: ArmEvidence) -> ArmTotals:
 
 def gather(store: ObjectStore, experiment: ExperimentRecord, plan: Plan, now: float) -> ArmTotals:
     """Read the events from `baseline_seconds` before the experiment on, and total them."""
+    labelled, until, inputs = read_labelled(store, experiment, plan, now)
+    return total(labelled, experiment, plan, until, inputs)
+
+
+def read_labelled(
+    store: ObjectStore, experiment: ExperimentRecord, plan: Plan, now: float
+) -> tuple[pl.DataFrame, float, tuple[ObjectReference, ...]]:
+    """Return the labelled requests from `baseline_seconds` before the experiment on, until when they count, and the inputs."""
     begin = experiment.started - plan.baseline_seconds
     window = Window(since=begin, until=now, oldest=begin, known={})
     listed = plan_window(store, window, now, plan.join_seconds)
@@ -89,8 +98,7 @@ def gather(store: ObjectStore, experiment: ExperimentRecord, plan: Plan, now: fl
         register = users.read(store, begin - plan.known_user_days * users.DAY)
         known = users.with_history(register, experiment.started, plan.min_history_requests)
         labelled = labelled.filter(pl.col("user").is_in(pl.Series(list(known), dtype=pl.String).implode()))
-    inputs = (*references(listed.completions), *references(listed.feedback))
-    return total(labelled, experiment, plan, now - plan.settle_seconds, inputs)
+    return labelled, now - plan.settle_seconds, (*references(listed.completions), *references(listed.feedback))
 
 
 def total(
@@ -106,12 +114,8 @@ def total(
         labelled: completions with their labels (tasks/labels/attribution.py).
         until: requests after this time, in Unix seconds, count only for what needs no label.
     """
-    counted = labelled.filter(~pl.col("opted_out"), ~pl.col("pinned"), ~pl.col("exploring"))
-    assigned = pl.when(pl.col("assigned") != "").then("assigned").otherwise("experiment")
-    counted = counted.with_columns(of_test=assigned == experiment.id)
-    made = _on_assigned_arm(counted.filter("of_test"), experiment)
+    made, before = by_test(labelled, experiment)
     during = made.filter(pl.col("time") <= until)
-    before = counted.filter(~pl.col("of_test"), pl.col("time") < experiment.started).with_columns(served=pl.lit(True))
     is_later = _is_later(experiment, plan, until)
     sums, at_once = (_capped(rows, plan, is_later) for rows in (during, made))
     earlier = _sums(before, plan, pl.lit(False), "user").with_columns(pl.col("requests").alias(MADE))
@@ -129,6 +133,27 @@ def total(
     )
 
 
+def by_test(labelled: pl.DataFrame, experiment: ExperimentRecord, until: float = math.inf) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return the requests that count: those of the test, each on the arm that it was assigned to, and those before it.
+
+    Only the last stage counts. A stage before it has another share, so that its users differ from this one's in when they were
+    asked, and some of its champion's users are the challenger's now: they would be compared with themselves.
+    """
+    counted = labelled.filter(~pl.col("opted_out"), ~pl.col("pinned"), ~pl.col("exploring"), pl.col("time") <= until)
+    assigned = pl.when(pl.col("assigned") != "").then("assigned").otherwise("experiment")
+    counted = counted.with_columns(of_test=assigned == experiment.id)
+    made = counted.filter("of_test", pl.col("time") >= experiment.counts_from)
+    before = counted.filter(~pl.col("of_test"), pl.col("time") < experiment.started).with_columns(served=pl.lit(True))
+    return _on_assigned_arm(made, experiment), before
+
+
+def weights(during: pl.DataFrame, plan: Plan) -> pl.DataFrame:
+    """Return by arm, user and credential the weight of each of their requests, 0 to 1, after the caps."""
+    keys = ("arm", "user", "credential")
+    sums = _sums(during, plan, pl.lit(False), *keys).with_columns(pl.col("requests").alias(MADE))
+    return cap_requests(sums, plan).select(*keys, weight=pl.col("requests") / pl.col(MADE))
+
+
 def _on_assigned_arm(rows: pl.DataFrame, experiment: ExperimentRecord) -> pl.DataFrame:
     """Set `arm` to the assigned one, and `served` to whether its version answered, alone.
 
@@ -136,7 +161,8 @@ def _on_assigned_arm(rows: pl.DataFrame, experiment: ExperimentRecord) -> pl.Dat
     """
     counted = rows.filter(pl.col("experiment") == experiment.id).with_columns(served=pl.lit(True))
     others = rows.filter(pl.col("experiment") != experiment.id)
-    arms = [assigned_arm(experiment, user, time) for user, time in others.select("user", "time").iter_rows()]
+    recorded = others.select("user", "time", "assigned_arm").iter_rows()
+    arms = [arm or assigned_arm(experiment, user, time) for user, time, arm in recorded]  # empty in events of earlier releases
     versions = {"champion": experiment.champion, "challenger": experiment.challenger}
     asked = pl.Series([versions[arm] for arm in arms], dtype=pl.String)
     served = ~pl.col("mixed") & (pl.col("policy_version") == asked)
@@ -154,7 +180,7 @@ def _is_later(experiment: ExperimentRecord, plan: Plan, until: float) -> pl.Expr
     """Whether a request is in the second half of the test so far, or of its block."""
     if plan.design == "crossover":
         return pl.col("time") % plan.block_seconds >= plan.block_seconds / 2
-    return pl.col("time") >= (experiment.started + until) / 2
+    return pl.col("time") >= (experiment.counts_from + until) / 2
 
 
 def cap_requests(sums: pl.DataFrame, plan: Plan) -> pl.DataFrame:
@@ -204,7 +230,7 @@ def _named(by_user: pl.DataFrame, prefix: str = "") -> dict[str, np.ndarray]:
 def _absent(users: set[str], experiment: ExperimentRecord, plan: Plan) -> dict[Arm, int]:
     if plan.design == "crossover":
         return {}
-    arms = [assigned_arm(experiment, user, experiment.started) for user in users]
+    arms = [assigned_arm(experiment, user, experiment.counts_from) for user in users]
     return {arm: arms.count(arm) for arm in ARMS}
 
 

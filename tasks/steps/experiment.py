@@ -6,14 +6,16 @@ from prefect.logging import get_run_logger
 
 from infra.cycles import decision_of
 from infra.records import Decision, ExperimentRecord, Move, Verdict
-from infra.registry import RegistryError
+from infra.registry import Registry, RegistryError
 from infra.settings import Settings
+from infra.store import ObjectStore
 from tasks.experiments import decide as deciding
-from tasks.experiments import manual, moves, release
+from tasks.experiments import looks, manual, moves, release
+from tasks.experiments.page import experiment_page
 from tasks.experiments.plan import plan_of
 from tasks.experiments.totals import gather
 from tasks.steps import clients
-from tasks.steps.step import IO_RETRIES, step
+from tasks.steps.step import IO_RETRIES, show_page, step
 
 
 @step("follow", retries=IO_RETRIES)
@@ -46,14 +48,22 @@ def verdict(settings: Settings, experiment: ExperimentRecord) -> Decision | Verd
     totals = gather(store, experiment, plan, now)
     verdict = deciding.decide(experiment, plan, totals, now)
     get_run_logger().info("%s: %s: %s", experiment.id, verdict.verdict, verdict.reason)
-    try:
-        release.show_look(registry, experiment.model_copy(update={"plan": None}), deciding.brief(verdict), now)
-    except RegistryError as error:  # a look that cannot be shown stops no verdict
-        get_run_logger().warning("the look is not shown: %s", error)
+    _show(store, registry, experiment, verdict, now)
     if verdict.verdict == "undecided":
         return verdict
     evidence = totals.evidence()
     return Decision(experiment=experiment, verdict=verdict, decided=now, by=release.GATE, inputs=totals.inputs, evidence=evidence)
+
+
+def _show(store: ObjectStore, registry: Registry, experiment: ExperimentRecord, verdict: Verdict, now: float) -> None:
+    """Record a look where it is due, and show it on the status page and in Prefect."""
+    look = looks.record(store, experiment, verdict, now)
+    if look:
+        show_page("experiment", experiment_page(store, experiment, look))
+    try:
+        release.show_look(registry, experiment.model_copy(update={"plan": None}), deciding.brief(verdict), now)
+    except RegistryError as error:  # a look that cannot be shown stops no verdict
+        get_run_logger().warning("the look is not shown: %s", error)
 
 
 @step("conclude", retries=IO_RETRIES)

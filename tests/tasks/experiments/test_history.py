@@ -1,16 +1,21 @@
 """What the commands tell of the versions, from the object store alone."""
 
+import math
 import tarfile
 from pathlib import Path
 
 import pytest
 
-from infra.records import CycleOutcome, Manifest, ObjectReference, RewardTotals, Verdict
+from infra.records import CycleOutcome, Decision, Manifest, ObjectReference, RewardTotals, Verdict
+from infra.settings import Settings
 from infra.store import ObjectStore
 from tasks.experiments import __main__ as command
-from tasks.experiments import manual, release
+from tasks.experiments import looks, manual, recompute, release
+from tasks.experiments.decide import decide
 from tasks.experiments.explain import UnknownVersion, explain
 from tasks.experiments.history import history
+from tasks.experiments.totals import gather
+from tests.tasks.experiments.test_export import world as bucket
 from tests.tasks.experiments.test_manual import start_test, world
 from tests.tasks.made import NOW, MemoryStore, decision
 
@@ -106,3 +111,43 @@ def test_the_commands_print_them(store: MemoryStore, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(ObjectStore, "connect", lambda _: MemoryStore())
     assert command.main(["history"]) == 0
     assert "no moves in s3://tabloop/moves/ yet" in capsys.readouterr().out
+
+
+def test_the_history_lists_looks_between_the_moves(store: MemoryStore) -> None:
+    opened = Decision.model_validate(store.get_json("decisions/cycle-000001-version-2.json")).experiment
+    undecided = WON.model_copy(update={"verdict": "undecided", "reason": "not sure yet"})
+    looks.record(store, opened, undecided, NOW + 30)
+    looks.record(store, opened, WON, NOW + 60)
+    said = list(history(store, 99))
+    assert [line[:5].strip() for line in said] == ["1", "2", "", "3", "", "4"]
+    assert said[2] == (
+        "       2027-01-15 08:00:30 UTC  cycle-000001-version-2, look 1, test at 50%, 1810 requests of 41 users: undecided: "
+        "not sure yet"
+    )
+    assert list(history(store, 99, looks=False)) == [line for line in said if line[:5].strip()]
+    assert list(history(store, 3)) == said[-3:]
+    assert list(history(store, 99, opened.id)) == said[1:5]
+    assert list(history(store, 99, "another")) == []
+
+
+def test_a_decision_is_computed_again_bit_by_bit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    store, test = bucket()
+    assert test.plan
+    totals = gather(store, test, test.plan, NOW + 60)
+    verdict = decide(test, test.plan, totals, NOW + 60)
+    made = Decision(experiment=test, verdict=verdict, decided=NOW + 60, by="gate", evidence=totals.evidence())
+    store.put_json("decisions/e.json", made)
+    assert list(recompute.differences(recompute.read(store, "e"), Settings())) == []
+    assert verdict.metrics[0].low is not None
+    changed = verdict.metrics[0].model_copy(update={"low": math.nextafter(verdict.metrics[0].low, 1)})
+    wrong = verdict.model_copy(update={"metrics": (changed, *verdict.metrics[1:])})
+    store.put_json("decisions/wrong.json", made.model_copy(update={"verdict": wrong}))
+    store.put_json("decisions/hand.json", made.model_copy(update={"by": "ada", "evidence": None}))
+    monkeypatch.setattr(ObjectStore, "connect", lambda _: store)
+    assert command.main(["recompute", "e"]) == 0
+    assert "the same, bit by bit" in capsys.readouterr().out
+    assert command.main(["recompute", "wrong"]) == 1, "one bit differs"
+    assert "metrics: recorded" in capsys.readouterr().out
+    for unknown, words in (("hand", "by ada: expected one of the gate"), ("missing", "the latest are e, hand, wrong")):
+        assert command.main(["recompute", unknown]) == 1
+        assert words in capsys.readouterr().err
