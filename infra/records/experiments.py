@@ -278,7 +278,9 @@ class Decision(Record):
     decided: float
     """When the decision was made."""
     by: str
-    """"gate", or the person who decided by hand."""
+    """"gate", "watch" (over a promoted version), or the person who decided by hand."""
+    watch: Stage | None = None
+    """The watch that follows a promotion by the gate; none: everybody gets the new champion at once."""
     inputs: tuple[ObjectReference, ...] = ()
     """Event objects the verdict was computed from."""
     evidence: ArmEvidence | None = None

@@ -74,7 +74,9 @@ class Arms:
     challenger: int | None = None
     """Index of the challenger's slot; None if there is no challenger or its slot is not ready."""
     experiment: ExperimentRecord | None = None
-    """The running test, or that whose promoted version is watched."""
+    """The running test."""
+    watch: ExperimentRecord | None = None
+    """The test whose promoted version is watched."""
     problems: dict[str, str] = field(default_factory=dict)
     """The follower's current failures by role or part, for the status page."""
     _met: str = ""
@@ -102,7 +104,7 @@ class Arms:
         """
         up = [slot for slot in self.slots if slot.up]
         routes = [self._route(slot, self._role(slot), "", pinned=True) for slot in up if slot.version == version]
-        if (running := self.experiment) and experiments and not version and divides(running, now):
+        if (running := self.experiment or self.watch) and experiments and not version and divides(running, now):
             return self._divided(running, up, assigned_arm(running, user, now))
         return _one_of_each_slot(routes + self._others(up))
 

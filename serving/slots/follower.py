@@ -159,7 +159,8 @@ class Follower:
         arms = self._arms
         if plan.champion != arms.champion:
             log.info("champion: slot %s", plan.champion)
-        arms.champion, arms.challenger, arms.experiment = plan.champion, plan.challenger, self._aliases.routed
+        arms.champion, arms.challenger = plan.champion, plan.challenger
+        arms.experiment, arms.watch = self._aliases.experiment, self._aliases.watch
 
     def _report_unloadable(self, versions: Sequence[str | None], plan: SlotPlan) -> None:
         """Set a problem for a role whose version no slot holds and none can load."""
