@@ -31,12 +31,12 @@ with the interval of a fixed sample (Haybittle 1971; Peto et al. 1976): the two 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 import numpy as np
-from scipy.special import betaln, ndtr, stdtrit
+from scipy.special import betaln, ndtr, stdtrit, xlog1py, xlogy
 from scipy.stats import t as student
 
 from infra.records import Rate
@@ -124,6 +124,33 @@ def sample_ratio_p(challenger: float, champion: float, share: float) -> float:
     prior = PRIOR_USERS * share, PRIOR_USERS * (1 - share)
     mixture = betaln(prior[0] + challenger, prior[1] + champion) - betaln(*prior)
     return float(min(1.0, np.exp(challenger * math.log(share) + champion * math.log(1 - share) - mixture)))
+
+
+def bernoulli_bounds(count: float, trials: float, alpha: float) -> tuple[float, float]:
+    """Return bounds of the chance of an event after `count` of `trials`, valid however often one looks.
+
+    They hold every chance at which the mixture of all chances by a Beta(1/2, 1/2) is not 1 / alpha times as likely (Robbins 1970,
+    "Statistical methods related to the law of the iterated logarithm"; Howard, Ramdas, McAuliffe & Sekhon 2021, "Time-uniform,
+    nonparametric, nonasymptotic confidence sequences", proposition 7). Where requests hang together, they are too narrow.
+    """
+    if trials <= 0:
+        return 0.0, 1.0
+    mixture = betaln(count + 0.5, trials - count + 0.5) - betaln(0.5, 0.5)
+
+    def outside(chance: float) -> bool:
+        return mixture - xlogy(count, chance) - xlog1py(trials - count, -chance) > -math.log(alpha)
+
+    return _edge(outside, 0.0, count / trials), _edge(outside, 1.0, count / trials)
+
+
+def _edge(outside: Callable[[float], bool], far: float, near: float) -> float:
+    """Return the last point outside on the way from `far` to `near`, to 1e-9; `far` where all are inside."""
+    if not outside(far):
+        return far
+    for _ in range(30):
+        middle = (far + near) / 2
+        far, near = (middle, near) if outside(middle) else (far, middle)
+    return far
 
 
 def difference(rows: Regression, alpha: float, expected_requests: float, *, last_look: bool = False) -> Difference | NoDifference:

@@ -91,6 +91,9 @@ class Metrics:
         )
         self.redacted = Counter("tabloop_redacted", "Completions recorded with a secret removed", registry=registry)
         self.unrecorded = Counter("tabloop_unrecorded", "Completions served and not recorded", registry=registry)
+        self.shadow_copies = Counter(
+            "tabloop_shadow_copies", "Copies of requests for a challenger that nobody sees", ("result",), registry=registry
+        )
         self.connections = Gauge("tabloop_connections", "Open connections of both ports", registry=registry)
         self.closed_connections = Counter(
             "tabloop_closed_connections",

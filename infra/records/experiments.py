@@ -6,8 +6,9 @@ from pydantic import Field, model_validator
 
 from infra.records.base import Arm, ObjectReference, Record
 
-VerdictName = Literal["promote", "reject", "broken", "undecided"]
-"""broken: the test went wrong, which says nothing about the challenger."""
+VerdictName = Literal["promote", "reject", "breach", "broken", "undecided"]
+"""breach: a guardrail of operation surely broke, at once. broken: the test went wrong, or could not tell anything, which says
+nothing about the challenger."""
 Mode = Literal["superiority", "non_inferiority", "acceptance"]
 """acceptance: the rule of tests that were opened before plans were recorded."""
 Design = Literal["by_user", "crossover"]
@@ -38,6 +39,8 @@ class PlannedMetric(Record):
     """Loss that the team would give up for a gain in another metric."""
     relative: bool
     """Whether the margin is a share of the champion's mean; else it is in the metric's unit."""
+    immediate: bool = False
+    """Whether a sure breach of the margin ends the test at once (tasks/experiments/breach.py)."""
 
 
 class Plan(Record):
@@ -76,6 +79,8 @@ class Plan(Record):
     """Number of users who may be made up without deciding the test."""
     srm_alpha: float
     """Error level of each quality check."""
+    breach_alpha: float = 0.0
+    """Error level of the search for a breach, for all looks and metrics; 0: a test from before it was looked for."""
     max_both_arms: float
     """Maximum share of users who were served by both arms."""
     max_label_gap: float
@@ -156,6 +161,12 @@ class ExperimentRecord(Record):
         """The last stage, which may start in a moment."""
         return self.stages[-1] if self.stages else Stage(name="test", share=self.share, started=self.started)
 
+    @property
+    def counts_from(self) -> float:
+        """Since when requests count: the start of the last stage, of a paused test that of the test."""
+        counting = [stage for stage in self.stages if stage.name != "paused"]
+        return counting[-1].started if counting else self.started
+
     def stage_at(self, now: float) -> Stage:
         """Return the stage to which a request at a time belongs; the first one also before its start."""
         begun = [stage for stage in self.stages if stage.started <= now]
@@ -216,7 +227,7 @@ class Verdict(Record):
     """The verdict of the A/B gate, with its reason and statistics."""
 
     verdict: VerdictName
-    """promote, reject, broken or undecided."""
+    """promote, reject, breach, broken or undecided."""
     reason: str
     """The reason as a sentence, with the numbers behind it."""
     estimate: float | None = None
@@ -236,8 +247,6 @@ class Verdict(Record):
     continues from it."""
     inconclusive: bool = False
     """Whether a planned end was reached without proof of a gain or a loss."""
-    breached: str = ""
-    """Guardrail whose sure breach ended the test or took the version back; empty: none."""
     metrics: tuple[MetricResult, ...] = ()
     """Every metric of the plan; empty while the arms cannot be compared."""
     checks: tuple[CheckResult, ...] = ()
@@ -253,6 +262,8 @@ class ArmEvidence(Record):
     """The part of `during` from the test's second half; for a crossover, of each block's."""
     before: dict[str, tuple[float, ...]]
     """Each user's sums before the test."""
+    immediate: dict[Arm, dict[str, tuple[float, ...]]] = Field(default={})
+    """As `during`, with the requests that are younger than the settling time: for a breach."""
     absent: dict[Arm, int]
     """Users with a history who are assigned to the arm and made no request that counts."""
 
@@ -267,7 +278,9 @@ class Decision(Record):
     decided: float
     """When the decision was made."""
     by: str
-    """"gate", or the person who decided by hand."""
+    """"gate", "watch" (over a promoted version), or the person who decided by hand."""
+    watch: Stage | None = None
+    """The watch that follows a promotion by the gate; none: everybody gets the new champion at once."""
     inputs: tuple[ObjectReference, ...] = ()
     """Event objects the verdict was computed from."""
     evidence: ArmEvidence | None = None

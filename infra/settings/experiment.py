@@ -113,6 +113,9 @@ class Experiment(Section):
     srm_alpha: float = Field(0.001, gt=0, lt=1)
     """Error level of each quality check, for all looks together: the split of users (sample-ratio mismatch), users who drop out,
     requests per user, and judged per shown completion. A test that fails one ends as broken."""
+    breach_alpha: float = Field(0.01, gt=0, lt=1)
+    """Error level of the search for a breach, for all looks and metrics together: failures, times or empty answers that are
+    surely beyond their margin roll a challenger back at once, before `min_requests` and without labels."""
     max_both_arms: float = Field(0.02, ge=0, lt=1)
     """Maximum share of users, and at least one, who were served by both arms of a test by user; they are set aside. With more,
     the test ends as broken."""

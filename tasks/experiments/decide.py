@@ -11,6 +11,7 @@ import numpy as np
 from evals.statistics import Difference, NoDifference, Regression, deciders, difference, interval, rate
 from infra.records import Arm, CheckResult, Decision, ExperimentRecord, MetricResult, Plan, PlannedMetric, Rate, Verdict
 from infra.settings.schema import Collect, Experiment
+from tasks.experiments.breach import breach
 from tasks.experiments.checks import run_checks
 from tasks.experiments.designs import compare, compare_change, units
 from tasks.experiments.metrics import BY_NAME
@@ -81,6 +82,8 @@ def decide(experiment: ExperimentRecord, plan: Plan, totals: ArmTotals, now: flo
     verdict = Verdict(
         verdict="undecided", reason="", requests=requests, users=totals.counts, acceptance=acceptance(totals), checks=checks
     )
+    if broke := breach(plan, totals):
+        return verdict.model_copy(update={"verdict": "breach", "reason": broke.reason})
     if broken := [check.reason for check in checks if check.state == "broken"]:
         return verdict.model_copy(update={"verdict": "broken", "reason": f"the test is broken: {'; '.join(broken)}"})
     obstacle, held = too_small(totals, plan), held_by(checks)
@@ -99,6 +102,7 @@ def decide(experiment: ExperimentRecord, plan: Plan, totals: ArmTotals, now: flo
         update={
             "verdict": name,
             "reason": reason,
+            "inconclusive": name == "reject" and judgement.verdict == "undecided",
             "metrics": tuple(result_of(c, look) for c in compared),
             "promising": judgement.verdict == "undecided" and name == "reject" and promising(look, totals, accepted),
             **({"estimate": found.estimate, "low": found.low, "high": found.high} if found else {}),

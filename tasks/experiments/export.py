@@ -101,13 +101,15 @@ def _unit(plan: Plan) -> pl.Expr:
 
 def _experiment(store: ObjectStore, identifier: str) -> tuple[ExperimentRecord, Decision | None]:
     try:
-        return ExperimentRecord.model_validate(store.get_json(f"experiments/{identifier}.json")), decision_of(store, identifier)
+        record = ExperimentRecord.model_validate(store.get_json(f"experiments/{identifier}.json"))
     except KeyError:
         known = [key.removeprefix("experiments/").removesuffix(".json") for key in store.keys("experiments/")]
         raise NotExported(
             f"{store.uri(f'experiments/{identifier}.json')} does not exist; expected the id of an experiment"
             + (f", the latest are {', '.join(known[-5:])}" if known else ", and none has opened yet")
         ) from None
+    decision = decision_of(store, identifier)
+    return decision.experiment if decision else record, decision  # a decision's record has all stages
 
 
 def _write(path: Path, frame: pl.DataFrame) -> None:

@@ -6,6 +6,8 @@ from infra.store import ObjectStore
 
 INTERVAL_SECONDS = 60.0
 """Shortest time between two looks of which the second only has more requests."""
+STUCK_SECONDS = 3_600.0
+"""Seconds without anything new after which a test is stuck."""
 MOST_LOOKS = 1000.0
 """About as many such looks are recorded at most until `max_seconds` of the plan: a long test is recorded less often."""
 
@@ -37,6 +39,15 @@ def is_due(last: Look, look: Look, seconds: float) -> bool:
     if _what_counts(last) != _what_counts(look):
         return True
     return last.verdict.requests != look.verdict.requests and look.time - last.time >= seconds
+
+
+def standstill(store: ObjectStore, experiment: ExperimentRecord, now: float) -> str:
+    """Return for how long no look has seen anything new of an experiment, in words; empty for less than STUCK_SECONDS."""
+    last = log.newest(store, experiment.id)
+    seconds = now - max(last.time if last else experiment.started, experiment.stage.started)
+    if seconds < max(STUCK_SECONDS, 3 * interval(experiment)):
+        return ""
+    return f"nothing new for {seconds / 60:.0f} minutes"
 
 
 def _what_counts(look: Look) -> tuple[object, ...]:

@@ -42,6 +42,8 @@ class Metric:
     """Its value for a labelled request (tasks/labels/attribution.py); None for a metric per user."""
     relative: bool = False
     """Whether its margin is a share of the champion's mean."""
+    immediate: bool = False
+    """See infra.records.PlannedMetric."""
     digits: int = 4
     """Digits after the point in a verdict's reason."""
 
@@ -72,8 +74,8 @@ def _failed(_: Plan) -> pl.Expr:
 
 
 def _later_than(time: str, quantile: float) -> Callable[[Plan], pl.Expr]:
-    """1 where a time is above this quantile of all requests of the test."""
-    return lambda _: (pl.col(time) > pl.col(time).quantile(quantile)).fill_null(False)
+    """1 where a time is above this quantile of all requests of the test, or where it never came."""
+    return lambda _: (pl.col(time) > pl.col(time).quantile(quantile)).fill_null(True)
 
 
 METRICS: tuple[Metric, ...] = (
@@ -81,13 +83,33 @@ METRICS: tuple[Metric, ...] = (
     Metric("characters", "accepted characters per request", "success", "more", "labelled", _characters, relative=True, digits=3),
     Metric("annoyed", "annoyances per request", "success", "fewer", "labelled", _annoyed, relative=True),
     Metric("shown", "shown per request", "guardrail", "more", "requests", lambda _: SHOWN, relative=True),
-    Metric("empty", "empty answers per request", "guardrail", "fewer", "requests", lambda _: pl.col("blank")),
-    Metric("failed", "failures per request", "guardrail", "fewer", "requests", _failed),
+    Metric("empty", "empty answers per request", "guardrail", "fewer", "requests", lambda _: pl.col("blank"), immediate=True),
+    Metric("failed", "failures per request", "guardrail", "fewer", "requests", _failed, immediate=True),
     Metric("requests_per_user", "requests per user (logarithm)", "guardrail", "more", "user", None, digits=3),
-    Metric("ttft_p50", "first token later than the median", "guardrail", "fewer", "requests", _later_than("ttft_ms", 0.5)),
-    Metric("ttft_p95", "first token in the slowest 5 %", "guardrail", "fewer", "requests", _later_than("ttft_ms", 0.95)),
-    Metric("total_p50", "end later than the median", "guardrail", "fewer", "requests", _later_than("total_ms", 0.5)),
-    Metric("total_p95", "end in the slowest 5 %", "guardrail", "fewer", "requests", _later_than("total_ms", 0.95)),
+    Metric(
+        "ttft_p50",
+        "first token later than the median",
+        "guardrail",
+        "fewer",
+        "requests",
+        _later_than("ttft_ms", 0.5),
+        immediate=True,
+    ),
+    Metric(
+        "ttft_p95",
+        "first token in the slowest 5 %",
+        "guardrail",
+        "fewer",
+        "requests",
+        _later_than("ttft_ms", 0.95),
+        immediate=True,
+    ),
+    Metric(
+        "total_p50", "end later than the median", "guardrail", "fewer", "requests", _later_than("total_ms", 0.5), immediate=True
+    ),
+    Metric(
+        "total_p95", "end in the slowest 5 %", "guardrail", "fewer", "requests", _later_than("total_ms", 0.95), immediate=True
+    ),
     Metric(
         "length",
         "characters of a judged completion",
@@ -124,4 +146,5 @@ def planned(metric: Metric, settings: Experiment) -> PlannedMetric:
         per=metric.per,
         margin=getattr(settings.margins, metric.name),
         relative=metric.relative,
+        immediate=metric.immediate,
     )

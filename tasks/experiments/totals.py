@@ -6,8 +6,9 @@ time, requests of users who opted out, pinned and exploring requests, and users 
 counts with a part of them, at the same rates. The metrics are in metrics.py.
 """
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import polars as pl
@@ -15,7 +16,7 @@ import polars as pl
 from infra.assignment import assigned_arm
 from infra.records import Arm, ArmEvidence, ExperimentRecord, ObjectReference, Plan
 from infra.store import ObjectStore
-from tasks.experiments.metrics import SUMS, values
+from tasks.experiments.metrics import METRICS, SUMS, values
 from tasks.labels import users
 from tasks.labels.partitions import join_partition, merge_partitions, plan_window, references
 from tasks.labels.shares import codes
@@ -35,7 +36,7 @@ class ArmTotals:
     """The totals from which a verdict is computed. Equal positions of the arrays are one user's."""
 
     during: Mapping[Arm, Sums]
-    """By arm, the sums since the experiment began."""
+    """By arm, the sums of the experiment's last stage."""
     later: Mapping[Arm, Sums]
     """The part of `during` from the second half of the time; for a crossover, of each block."""
     before: Sums
@@ -44,6 +45,8 @@ class ArmTotals:
     """Users with a history who are assigned to the arm and have no request that counts; empty for a crossover."""
     inputs: tuple[ObjectReference, ...] = ()
     """The event objects that were read."""
+    immediate: Mapping[Arm, Sums] = field(default_factory=dict)
+    """As `during`, with the requests that are younger than the settling time; empty: there are none."""
 
     @property
     def both(self) -> np.ndarray:
@@ -62,14 +65,19 @@ class ArmTotals:
 
     def evidence(self) -> ArmEvidence:
         """Return the totals as a decision holds them."""
-        during, later = ({arm: _lists(sums[arm]) for arm in ARMS} for sums in (self.during, self.later))
-        return ArmEvidence(during=during, later=later, before=_lists(self.before), absent=dict(self.absent))
+        during, later, immediate = (
+            {arm: _lists(sums[arm]) for arm in sums} for sums in (self.during, self.later, self.immediate)
+        )
+        before = _lists(self.before)
+        return ArmEvidence(during=during, later=later, immediate=immediate, before=before, absent=dict(self.absent))
 
 
 def of_evidence(evidence: ArmEvidence) -> ArmTotals:
     """Return the totals that a decision holds."""
-    during, later = ({arm: _arrays(sums[arm]) for arm in ARMS} for sums in (evidence.during, evidence.later))
-    return ArmTotals(during, later, _arrays(evidence.before), evidence.absent)
+    during, later, immediate = (
+        {arm: _arrays(sums[arm]) for arm in sums} for sums in (evidence.during, evidence.later, evidence.immediate)
+    )
+    return ArmTotals(during, later, _arrays(evidence.before), evidence.absent, immediate=immediate)
 
 
 def gather(store: ObjectStore, experiment: ExperimentRecord, plan: Plan, now: float) -> ArmTotals:
@@ -83,14 +91,14 @@ def read_labelled(
 ) -> tuple[pl.DataFrame, float, tuple[ObjectReference, ...]]:
     """Return the labelled requests from `baseline_seconds` before the experiment on, until when they count, and the inputs."""
     begin = experiment.started - plan.baseline_seconds
-    window = Window(since=begin, until=now - plan.settle_seconds, oldest=begin, known={})
+    window = Window(since=begin, until=now, oldest=begin, known={})
     listed = plan_window(store, window, now, plan.join_seconds)
     labelled, _ = merge_partitions([join_partition(store, partition, tokens=False) for partition in listed.partitions])
     if plan.min_history_requests:
         register = users.read(store, begin - plan.known_user_days * users.DAY)
         known = users.with_history(register, experiment.started, plan.min_history_requests)
         labelled = labelled.filter(pl.col("user").is_in(pl.Series(list(known), dtype=pl.String).implode()))
-    return labelled, window.until, (*references(listed.completions), *references(listed.feedback))
+    return labelled, now - plan.settle_seconds, (*references(listed.completions), *references(listed.feedback))
 
 
 def total(
@@ -104,15 +112,19 @@ def total(
 
     Args:
         labelled: completions with their labels (tasks/labels/attribution.py).
-        until: requests after this time, in Unix seconds, do not count yet.
+        until: requests after this time, in Unix seconds, count only for what needs no label.
     """
-    during, before = by_test(labelled, experiment, until)
-    sums = _sums(during, plan, _is_later(experiment, plan, until), "arm", "user", "credential")
-    sums = cap_requests(sums.with_columns(pl.col("requests").alias(MADE)), plan)
+    made, before = by_test(labelled, experiment)
+    during = made.filter(pl.col("time") <= until)
+    is_later = _is_later(experiment, plan, until)
+    sums, at_once = (_capped(rows, plan, is_later) for rows in (during, made))
     earlier = _sums(before, plan, pl.lit(False), "user").with_columns(pl.col("requests").alias(MADE))
-    names = sums["user"].unique().sort()
+    names = pl.concat([sums["user"], at_once["user"]]).unique().sort()
     arms = {arm: _by_user(sums.filter(pl.col("arm") == arm), names) for arm in ARMS}
+    immediate = {arm: _named(_by_user(at_once.filter(pl.col("arm") == arm), names)) for arm in ARMS}
+    watched = ("requests", *(metric.name for metric in METRICS if metric.immediate))
     return ArmTotals(
+        immediate={arm: {name: immediate[arm][name] for name in watched} for arm in ARMS},
         during={arm: _named(by_user) for arm, by_user in arms.items()},
         later={arm: _named(by_user, LATER) for arm, by_user in arms.items()},
         before=_named(_by_user(earlier, names)),
@@ -121,13 +133,18 @@ def total(
     )
 
 
-def by_test(labelled: pl.DataFrame, experiment: ExperimentRecord, until: float) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Return the requests that count: those of the test, each on the arm that it was assigned to, and those before it."""
+def by_test(labelled: pl.DataFrame, experiment: ExperimentRecord, until: float = math.inf) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return the requests that count: those of the test, each on the arm that it was assigned to, and those before it.
+
+    Only the last stage counts. A stage before it has another share, so that its users differ from this one's in when they were
+    asked, and some of its champion's users are the challenger's now: they would be compared with themselves.
+    """
     counted = labelled.filter(~pl.col("opted_out"), ~pl.col("pinned"), ~pl.col("exploring"), pl.col("time") <= until)
     assigned = pl.when(pl.col("assigned") != "").then("assigned").otherwise("experiment")
-    counted = counted.with_columns(of_test=assigned == experiment.id, served=pl.col("experiment") == experiment.id)
+    counted = counted.with_columns(of_test=assigned == experiment.id)
+    made = counted.filter("of_test", pl.col("time") >= experiment.counts_from)
     before = counted.filter(~pl.col("of_test"), pl.col("time") < experiment.started).with_columns(served=pl.lit(True))
-    return _on_assigned_arm(counted.filter("of_test"), experiment), before
+    return _on_assigned_arm(made, experiment), before
 
 
 def weights(during: pl.DataFrame, plan: Plan) -> pl.DataFrame:
@@ -138,18 +155,32 @@ def weights(during: pl.DataFrame, plan: Plan) -> pl.DataFrame:
 
 
 def _on_assigned_arm(rows: pl.DataFrame, experiment: ExperimentRecord) -> pl.DataFrame:
-    """Set `arm` to the assigned one where another version answered."""
-    replaced = rows.filter(~pl.col("served"))
-    arms = [assigned_arm(experiment, user, time) for user, time in replaced.select("user", "time").iter_rows()]
-    moved = replaced.with_columns(arm=pl.Series(arms, dtype=rows.schema["arm"]))
-    return pl.concat([rows.filter("served"), moved])
+    """Set `arm` to the assigned one, and `served` to whether its version answered, alone.
+
+    Serving leaves the experiment off where it could not serve both versions, or where another one answered.
+    """
+    counted = rows.filter(pl.col("experiment") == experiment.id).with_columns(served=pl.lit(True))
+    others = rows.filter(pl.col("experiment") != experiment.id)
+    recorded = others.select("user", "time", "assigned_arm").iter_rows()
+    arms = [arm or assigned_arm(experiment, user, time) for user, time, arm in recorded]  # empty in events of earlier releases
+    versions = {"champion": experiment.champion, "challenger": experiment.challenger}
+    asked = pl.Series([versions[arm] for arm in arms], dtype=pl.String)
+    served = ~pl.col("mixed") & (pl.col("policy_version") == asked)
+    moved = others.with_columns(arm=pl.Series(arms, dtype=rows.schema["arm"]), served=served)
+    return pl.concat([counted, moved])
+
+
+def _capped(rows: pl.DataFrame, plan: Plan, later: pl.Expr) -> pl.DataFrame:
+    """Return the sums by arm, user and credential, those of the busy ones scaled down."""
+    sums = _sums(rows, plan, later, "arm", "user", "credential")
+    return cap_requests(sums.with_columns(pl.col("requests").alias(MADE)), plan)
 
 
 def _is_later(experiment: ExperimentRecord, plan: Plan, until: float) -> pl.Expr:
     """Whether a request is in the second half of the test so far, or of its block."""
     if plan.design == "crossover":
         return pl.col("time") % plan.block_seconds >= plan.block_seconds / 2
-    return pl.col("time") >= (experiment.started + until) / 2
+    return pl.col("time") >= (experiment.counts_from + until) / 2
 
 
 def cap_requests(sums: pl.DataFrame, plan: Plan) -> pl.DataFrame:
@@ -199,7 +230,7 @@ def _named(by_user: pl.DataFrame, prefix: str = "") -> dict[str, np.ndarray]:
 def _absent(users: set[str], experiment: ExperimentRecord, plan: Plan) -> dict[Arm, int]:
     if plan.design == "crossover":
         return {}
-    arms = [assigned_arm(experiment, user, experiment.started) for user in users]
+    arms = [assigned_arm(experiment, user, experiment.counts_from) for user in users]
     return {arm: arms.count(arm) for arm in ARMS}
 
 

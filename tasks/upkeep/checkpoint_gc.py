@@ -77,7 +77,7 @@ def uploaded(store: ObjectStore) -> dict[str, list[str]]:
 
 def trainable(store: ObjectStore, tree: Lineage, aliases: Aliases, unfinished: Iterable[Manifest]) -> frozenset[str]:
     """Return the versions without an alias that may be trained further or compared with, now and after a rollback."""
-    champion, previous, running = aliases.champion, aliases.previous_champion, aliases.experiment
+    champion, previous, running = aliases.champion, aliases.previous_champion, aliases.routed
     if champion is None:
         raise NoChampion(
             "registry: the model has no alias champion, so the checkpoints in use are unknown; nothing was removed. "
