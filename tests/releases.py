@@ -1,8 +1,7 @@
 """The life of versions on real servers, with engines whose answers a test decides by version: serving, store and registry.
 
-
-The engines are external servers (serving.engines), whose weights are swapped through vLLM's endpoints: serving loads versions into
-them, verifies them and fails over as with any engine. Only the text and the time of their answers is made up.
+The engines are external servers (serving.engines), whose weights are swapped through vLLM's endpoints: serving loads versions
+into them, verifies them and fails over as with any engine. Only the text and the time of their answers is made up.
 """
 
 import asyncio
