@@ -12,9 +12,11 @@ nothing about the challenger."""
 Mode = Literal["superiority", "non_inferiority", "acceptance"]
 """acceptance: the rule of tests that were opened before plans were recorded."""
 Design = Literal["by_user", "crossover"]
-Denominator = Literal["requests", "labelled", "judged", "user"]
-"""requests: all. labelled: judged, or without anything to judge. judged: the developer's answer is known. user: a number of each
-user's own."""
+Denominator = Literal["requests", "shown", "labelled", "judged", "user"]
+"""requests: all. shown: all, what was shown and not judged as what was judged. judged: the developer's answer is known. user: a
+number of each user's own. labelled: judged, or without anything to judge; only in earlier plans."""
+RULES = 2
+"""Number of the gate's rules as this code has them; it grows when the same plan and totals give another verdict."""
 
 StageName = Literal["shadow", "ramp", "test", "paused", "watch"]
 """shadow: the challenger answers copies of requests that nobody sees. ramp: it serves a part of the planned share. test: it
@@ -47,6 +49,10 @@ class Plan(Record):
     """How a test is judged, written when it opens: later settings change nothing. A field is the setting of its name in
     `experiment`, the last three in `collect`. The defaults hold for tests that were opened before stages were recorded."""
 
+    rules: int = 1
+    """RULES when it was written: a decision is recomputed by these rules only."""
+    planned: str = ""
+    """What the planner chose and why (tasks/experiments/planner.py); empty: all is by setting."""
     mode: Mode
     """Rule to ship by (tasks/experiments/rules.py)."""
     design: Design = "by_user"
@@ -76,7 +82,7 @@ class Plan(Record):
     min_history_requests: int
     """Minimum requests of a user before the test; users with fewer do not count."""
     tolerated_users: int
-    """Number of users who may be made up without deciding the test."""
+    """Number of users who may be made up without deciding the test. From rules 2 on, of those who share a credential."""
     srm_alpha: float
     """Error level of each quality check."""
     breach_alpha: float = 0.0
@@ -255,7 +261,9 @@ class ArmEvidence(Record):
     during: dict[Arm, dict[str, tuple[float, ...]]]
     """By arm and name of a sum (tasks/experiments/totals.py), each user's sum during the test."""
     later: dict[Arm, dict[str, tuple[float, ...]]]
-    """The part of `during` from the test's second half; for a crossover, of each block's."""
+    """The part of `during` from the test's second half; under rules 1, for a crossover, from each block's."""
+    in_block: dict[Arm, dict[str, tuple[float, ...]]] = Field(default={})
+    """The part of `during` from the second half of each block of time."""
     before: dict[str, tuple[float, ...]]
     """Each user's sums before the test."""
     immediate: dict[Arm, dict[str, tuple[float, ...]]] = Field(default={})

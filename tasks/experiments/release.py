@@ -15,17 +15,17 @@ from infra.registry import CHALLENGER, CHAMPION, LOOK_TAG, PREVIOUS_TAG, VERDICT
 from infra.settings import Settings
 from infra.store import ObjectStore
 from tasks.experiments import moves, states
-from tasks.experiments.plan import make_plan
+from tasks.experiments.planner import plan_test
 
 GATE = "gate"
 MOST_TAG = 1000
 """Characters of a reason that a version's tag holds."""
 
 
-def propose(settings: Settings, cycle: str, version: str, champion: str, now: float) -> ExperimentRecord:
+def propose(store: ObjectStore, settings: Settings, cycle: str, version: str, champion: str, now: float) -> ExperimentRecord:
     """Return the record of the experiment that tests a cycle's candidate against the champion, with its plan."""
     identifier, share = experiment_id(cycle, version), settings.experiment.share
-    plan = make_plan(settings.experiment, settings.collect)
+    plan = plan_test(store, settings, now)
     return ExperimentRecord(id=identifier, champion=champion, challenger=version, share=share, started=now, plan=plan)
 
 

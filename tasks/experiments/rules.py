@@ -6,27 +6,31 @@ acceptance        the rule before plans were recorded: more accepts, and so far 
 
 Superiority is the rule of Schultzberg, Ankargren and Frånberg 2024, "Risk-aware product decisions in A/B tests with multiple
 metrics": alpha is divided by the number of success metrics, of which one suffices, and not by that of the guardrails, which
-must all hold.
+must all hold. The metrics' parts of alpha are those of their joint distribution (evals/multiple.py).
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from evals.statistics import Difference
+from evals.statistics import Difference, Regression
 from infra.records import PlannedMetric, VerdictName
 from infra.records.experiments import Mode
 from tasks.experiments.metrics import BY_NAME
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Compared:
     """A metric of a look."""
 
     metric: PlannedMetric
+    rows: Regression
+    """The comparison of the arms."""
     difference: Difference | None
     """The difference with its interval at the level for margins; None where the arms cannot be compared."""
     gain: Difference | None
     """The same with its interval at the level for gains; None for a guardrail."""
+    gain_alpha: float
+    """The level for gains, two-sided."""
     margin: float
     """Margin in the unit of the difference."""
     means: tuple[float, float]
@@ -76,8 +80,9 @@ class Judgement:
 
     verdict: VerdictName
     reason: str
-    by: Compared | None = None
-    """The metric that decides; its greatest supporters are left out to see whether a few made-up users could have."""
+    by: tuple[Compared, ...] = ()
+    """The metrics that decide, the one of the reason first; each must decide the same without its greatest supporters, to see
+    whether a few made-up users could have."""
 
 
 def judge(mode: Mode, compared: Sequence[Compared]) -> Judgement:
@@ -89,19 +94,19 @@ def judge(mode: Mode, compared: Sequence[Compared]) -> Judgement:
 def superiority(compared: Sequence[Compared]) -> Judgement:
     """A gain in one success metric, and no loss beyond a margin in any metric."""
     if loss := next((c for c in compared if c.worse), None):
-        return Judgement("reject", f"{loss.title} is worse than its margin", loss)
+        return Judgement("reject", f"{loss.title} is worse than its margin", (loss,))
     gain = next((c for c in compared if c.better), None)
     if gain is None:
         harm = next((c for c in compared if c.metric.role == "success" and c.harmed), None)
-        return Judgement("reject", f"{harm.title} is worse", harm) if harm else Judgement("undecided", "no gain is sure yet")
-    return _within_margins(compared, gain, f"{gain.title} is better")
+        return Judgement("reject", f"{harm.title} is worse", (harm,)) if harm else Judgement("undecided", "no gain is sure yet")
+    return _within_margins(compared, (gain,), f"{gain.title} is better")
 
 
 def non_inferiority(compared: Sequence[Compared]) -> Judgement:
     """No loss beyond a margin in any metric."""
     if loss := next((c for c in compared if c.worse), None):
-        return Judgement("reject", f"{loss.title} is worse than its margin", loss)
-    return _within_margins(compared, compared[0], "no metric is worse than its margin")
+        return Judgement("reject", f"{loss.title} is worse than its margin", (loss,))
+    return _within_margins(compared, (), "no metric is worse than its margin")
 
 
 def acceptance(compared: Sequence[Compared]) -> Judgement:
@@ -109,16 +114,17 @@ def acceptance(compared: Sequence[Compared]) -> Judgement:
     by_name: Mapping[str, Compared] = {c.metric.name: c for c in compared}
     accepted, characters = by_name["accepted"], by_name["characters"]
     if loss := next((c for c in compared if c.harmed), None):
-        return Judgement("reject", f"{loss.title} is worse", loss)
+        return Judgement("reject", f"{loss.title} is worse", (loss,))
     if not accepted.better:
         return Judgement("undecided", "no gain is sure yet")
     if characters.difference is None or characters.difference.estimate < 0:
         return Judgement("undecided", "accepted more often, but fewer characters so far")
-    return Judgement("promote", "accepted more", accepted)
+    return Judgement("promote", "accepted more", (accepted,))
 
 
-def _within_margins(compared: Sequence[Compared], by: Compared, reason: str) -> Judgement:
+def _within_margins(compared: Sequence[Compared], gains: tuple[Compared, ...], reason: str) -> Judgement:
     unsure = [c.title for c in compared if not c.not_worse]
     if unsure:
-        return Judgement("undecided", f"{reason}, but these may be worse than their margins: {'; '.join(unsure)}".lstrip())
-    return Judgement("promote", reason, by)
+        return Judgement("undecided", f"{reason}, but these may be worse than their margins: {'; '.join(unsure)}")
+    others = tuple(c for c in compared if c.metric.role == "success" and c not in gains)
+    return Judgement("promote", reason, (*gains, *others))

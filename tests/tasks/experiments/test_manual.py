@@ -44,7 +44,9 @@ def world(versions: int = 4) -> tuple[MemoryStore, MemoryRegistry]:
 
 def start_test(store: MemoryStore, registry: MemoryRegistry, version: str, now: float = NOW) -> ExperimentRecord:
     champion = registry.aliases["champion"]
-    record = release.open_experiment(store, registry.client, release.propose(Settings(), cycle(version), version, champion, now))
+    record = release.open_experiment(
+        store, registry.client, release.propose(store, Settings(), cycle(version), version, champion, now)
+    )
     assert record
     return record
 

@@ -1,0 +1,93 @@
+"""Error levels of several comparisons: of the correlated metrics of one test, and of one test after another. Pure."""
+
+import math
+from collections.abc import Sequence
+from statistics import NormalDist
+
+import numpy as np
+from scipy.special import ndtr, ndtri
+
+POINTS = 1021
+"""Points at which the integral over the other metrics is taken."""
+STEPS = 24
+"""Halvings in the search of a critical value: 1e-7."""
+WAITING = 2000
+"""Tests over which an error budget is spread out."""
+
+
+def joint_level(influences: np.ndarray, alpha: float) -> float:
+    """Return the two-sided level for each of several estimates of which one suffices, so that all together have level alpha.
+
+    It is the level of the critical value c with P(max of z_i > c) = alpha / 2, for z of the estimates' correlation (max-t:
+    Hothorn, Bretz and Westfall 2008, "Simultaneous inference in general parametric models", section 3; with correlations from
+    influences: Pipper, Ritz and Bisgaard 2012, "A versatile method for confirmatory evaluation of the effects of a covariate in
+    multiple models", section 3). It lies between alpha / M (Bonferroni) and alpha.
+
+    Args:
+        influences: by how much each user moves each estimate in its good direction, [M, U].
+    """
+    norms = np.sqrt(np.square(influences).sum(axis=1))
+    varying = influences[norms > 0] / norms[norms > 0][:, None]
+    if len(varying) < 2:
+        return alpha / max(len(influences), 1)
+    correlation = np.clip(varying @ varying.T, -1, 1) + 1e-9 * np.eye(len(varying))
+    factor, normal = np.linalg.cholesky(correlation), NormalDist()
+    low, high = normal.inv_cdf(1 - alpha / 2), normal.inv_cdf(1 - alpha / 2 / len(varying))
+    points = lattice(len(varying) - 1)
+    for _ in range(STEPS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if all_below(factor, middle, points) > 1 - alpha / 2 else (middle, high)
+    return 2 * (1 - normal.cdf(high)) * len(varying) / len(influences)
+
+
+def all_below(factor: np.ndarray, bound: float, points: np.ndarray) -> float:
+    """Return the chance that all components of a normal vector lie below a bound (Genz 1992, "Numerical computation of
+    multivariate normal probabilities", section 3).
+
+    Args:
+        factor: Cholesky factor of its correlation, [M, M].
+        points: points of the unit cube, [N, M - 1].
+    """
+    chance = np.full(len(points), float(ndtr(bound / factor[0, 0])))
+    whole, drawn = chance.copy(), np.zeros((len(points), len(factor)))
+    for row in range(1, len(factor)):
+        drawn[:, row - 1] = ndtri(np.clip(points[:, row - 1] * chance, 1e-300, 1 - 1e-16))
+        chance = ndtr((bound - drawn[:, :row] @ factor[row, :row]) / factor[row, row])
+        whole *= chance
+    return float(whole.mean())
+
+
+def lattice(dimensions: int) -> np.ndarray:
+    """Return points that fill the unit cube evenly, the same every time, [POINTS, dimensions]: a Kronecker sequence with the
+    roots of primes (Richtmyer 1951), folded to be periodic."""
+    primes = np.array([2.0, 3, 5, 7, 11, 13, 17, 19])[:dimensions]
+    return np.abs(2 * np.modf(np.outer(np.arange(1, POINTS + 1), np.sqrt(primes)))[0] - 1)
+
+
+def budgeted_level(found: Sequence[bool], alpha: float) -> float:
+    """Return the level of the next test of a series in which at most a share alpha of the promotions is false (LORD).
+
+    Each test spends a part of a budget, and each promotion earns a new one: Javanmard and Montanari 2018, "Online rules for
+    control of false discovery rate and false discovery exceedance", with the weights and the levels of LORD++ (Ramdas, Yang,
+    Wainwright and Jordan 2017, "Online control of the false discovery rate with decaying memory", section 2.2). Without a
+    promotion it is alpha-spending, whose levels add up to alpha / 2 (Foster and Stine 2008, "Alpha-investing").
+
+    Args:
+        found: whether each earlier test of the series promoted, the oldest first.
+    """
+    number, first = len(found) + 1, alpha / 2
+    promotions = [place for place, promoted in enumerate(found, 1) if promoted]
+    level = first * spent(number)
+    for count, place in enumerate(promotions):
+        level += (alpha - first if count == 0 else alpha) * spent(number - place)
+    return level
+
+
+def spent(number: int) -> float:
+    """Return the share of a budget that the nth test after it was earned spends; the shares of WAITING tests add up to 1."""
+    return _weight(number) / sum(map(_weight, range(1, WAITING + 1))) if number <= WAITING else 0.0
+
+
+def _weight(number: int) -> float:
+    """The weights of LORD (Javanmard and Montanari 2018, eq. 31, up to their sum)."""
+    return math.log(max(number, 2)) / (number * math.exp(math.sqrt(math.log(number))))
