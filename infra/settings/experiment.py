@@ -29,8 +29,8 @@ class Margins(Section):
     failed: float = Field(0.02, ge=0)
     """Requests that the assigned version did not answer to their end, in 1: errors, fallbacks to the other version, and weights
     that changed meanwhile."""
-    requests_per_user: float = Field(0.25, ge=0)
-    """Requests of a user, in logarithms: 0.25 is a fifth fewer."""
+    requests_per_user: float = Field(0.2, ge=0)
+    """Requests of a user, in logarithms: 0.2 is 18 % fewer. Of a crossover, in a block of time."""
     ttft_p50: float = Field(0.15, ge=0)
     """Requests whose first token comes later than the median of both arms, in 1."""
     ttft_p95: float = Field(0.05, ge=0)
@@ -128,6 +128,17 @@ class Experiment(Section):
     back. No test opens meanwhile. 0: no watch, and everybody gets the new champion at once."""
     holdout_share: float = Field(0.1, gt=0, lt=1)
     """Share of users, or of their blocks of time, whom the champion before serves during the watch."""
+    budget: Literal["none", "lord"] = "none"
+    """How successive tests share `alpha`. none: each has all of it. lord: at most a share `alpha` of all promotions is by error;
+    a test's level falls with the tests since the last promotion and rises with each (evals/multiple.py). It costs power."""
+    anchor_share: float = Field(0.0, ge=0, lt=0.5)
+    """Share of users, or of their blocks of time, who stay on a frozen version, the anchor, while champions follow one another;
+    it comes back when these are surely worse. For the mode non_inferiority. 0: no anchor."""
+    anchor_alpha: float = Field(0.05, gt=0, lt=0.5)
+    """Two-sided error level of the comparison with the anchor, for all looks together."""
+    max_lost_children: int = Field(3, ge=0)
+    """Number of candidates in a row, trained from one promising version, that are rejected and not promising, after which
+    training goes on from the champion again. 0: no limit."""
     srm_alpha: float = Field(0.001, gt=0, lt=1)
     """Error level of each quality check, for all looks together: the split of users (sample-ratio mismatch), users who drop out,
     requests per user, and judged per shown completion. A test that fails one ends as broken."""

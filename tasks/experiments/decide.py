@@ -42,11 +42,13 @@ class Look:
     plan: Plan
     last: bool
     """Whether it is the look at the planned end."""
+    early_share: float = EARLY_ALPHA_SHARE
+    """Share of the error level for the looks before it."""
 
     @property
     def alpha(self) -> float:
         """Two-sided error level of the look."""
-        return self.plan.alpha * (1 - EARLY_ALPHA_SHARE if self.last else EARLY_ALPHA_SHARE)
+        return self.plan.alpha * (1 - self.early_share if self.last else self.early_share)
 
     def compare(self, totals: ArmTotals) -> list[Compared]:
         """Return every metric of the plan."""
@@ -191,23 +193,33 @@ def without_look(verdict: Verdict, reason: str, plan: Plan, time_is_over: bool) 
 
 
 def robust(look: Look, totals: ArmTotals, compared: list[Compared], judgement: Judgement) -> Judgement:
-    """Return the verdict if each metric that decides it still does without the users who favour it most, else none."""
+    """Return the verdict if it stands where each metric that decides is without the users who favour it most, else none.
+
+    These are the success metrics, and the one of the reason. Each is without its own users, since others favour others most.
+    """
     count, among = tolerated_users(totals, look.plan), tolerated_among(totals, look.plan)
-    for by in judgement.by if count else ():
-        sign = by.sign * (1 if judgement.verdict == "promote" else -1)
-        rows = by.rows.without(deciders(by.rows, count, sign, among))
-        others = look.compared(rows, by.metric, by.means, by.gain_alpha)
-        if judge(look.plan.mode, [others if c is by else c for c in compared]).verdict != judgement.verdict:
-            doubt = f"but not in {by.title} without the {count} users who favour it most (experiment.tolerated_users)"
-            return Judgement("undecided", f"{judgement.reason}, {doubt}")
-    return judgement
+    if judgement.verdict == "undecided" or not count:
+        return judgement
+    others = []
+    for each in compared:
+        if each.metric.role == "success" or each is judgement.by:
+            sign = each.sign * (1 if judgement.verdict == "promote" else -1)
+            rows = each.rows.without(deciders(each.rows, count, sign, among))
+            others.append(look.compared(rows, each.metric, each.means, each.gain_alpha))
+        else:
+            others.append(each)
+    if judge(look.plan.mode, others).verdict == judgement.verdict:
+        return judgement
+    doubt = f"but not without the {count} users who favour each metric most (experiment.tolerated_users)"
+    return Judgement("undecided", f"{judgement.reason}, {doubt}")
 
 
 def lasting(look: Look, totals: ArmTotals, judgement: Judgement) -> Judgement:
     """Return the verdict, but no promotion for a gain that surely fades from the first half of a test to the second."""
     if judgement.verdict != "promote" or look.plan.mode != "superiority":
         return judgement
-    by = judgement.by[0]
+    by = judgement.by
+    assert by is not None, "superiority promotes by a gain"
     rows = compare_change(totals.later, totals, by.metric.name, by.metric.per, look.plan)
     change = difference(rows, NOVELTY_ALPHA if look.last else EARLY_NOVELTY_ALPHA, look.expected, last_look=True)
     if isinstance(change, NoDifference) or by.benefit(change)[1] >= 0:

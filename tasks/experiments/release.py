@@ -8,11 +8,13 @@ concurrent decisions the first one counts.
 from collections.abc import Iterable
 from operator import itemgetter
 
+from evals.multiple import budgeted_level
 from infra.cycles import decision_of, experiment_id
 from infra.lineage import CYCLE_TAG, DATASET_TAG
 from infra.records import Decision, ExperimentRecord, Manifest, Verdict
 from infra.registry import CHALLENGER, CHAMPION, LOOK_TAG, PREVIOUS_TAG, VERDICT_TAG, Aliases, ModelVersion, Registry
 from infra.settings import Settings
+from infra.settings.schema import Experiment
 from infra.store import ObjectStore
 from tasks.experiments import moves, states
 from tasks.experiments.planner import plan_test
@@ -25,8 +27,23 @@ MOST_TAG = 1000
 def propose(store: ObjectStore, settings: Settings, cycle: str, version: str, champion: str, now: float) -> ExperimentRecord:
     """Return the record of the experiment that tests a cycle's candidate against the champion, with its plan."""
     identifier, share = experiment_id(cycle, version), settings.experiment.share
-    plan = plan_test(store, settings, now)
+    plan = plan_test(store, settings.model_copy(update={"experiment": budgeted(store, settings.experiment)}), now)
     return ExperimentRecord(id=identifier, champion=champion, challenger=version, share=share, started=now, plan=plan)
+
+
+def budgeted(store: ObjectStore, settings: Experiment) -> Experiment:
+    """Return the settings with the level of the next test, where successive tests share an error budget."""
+    if settings.budget == "none":
+        return settings
+    return settings.model_copy(update={"alpha": budgeted_level(earlier_tests(store), settings.alpha)})
+
+
+def earlier_tests(store: ObjectStore) -> list[bool]:
+    """Return whether each test that ended with a verdict on its candidate promoted it, the oldest first."""
+    names = [key.removeprefix("decisions/").removesuffix(".json") for key in store.keys("decisions/")]
+    found = [decision for name in names if (decision := decision_of(store, name)) and decision.by == GATE]
+    ended = [d for d in found if d.verdict.verdict in ("promote", "reject", "breach")]
+    return [d.verdict.verdict == "promote" for d in sorted(ended, key=lambda decision: decision.decided)]
 
 
 def open_experiment(store: ObjectStore, registry: Registry, proposed: ExperimentRecord) -> ExperimentRecord | None:

@@ -80,9 +80,8 @@ class Judgement:
 
     verdict: VerdictName
     reason: str
-    by: tuple[Compared, ...] = ()
-    """The metrics that decide, the one of the reason first; each must decide the same without its greatest supporters, to see
-    whether a few made-up users could have."""
+    by: Compared | None = None
+    """The metric of the reason; None where no single one decides."""
 
 
 def judge(mode: Mode, compared: Sequence[Compared]) -> Judgement:
@@ -94,19 +93,19 @@ def judge(mode: Mode, compared: Sequence[Compared]) -> Judgement:
 def superiority(compared: Sequence[Compared]) -> Judgement:
     """A gain in one success metric, and no loss beyond a margin in any metric."""
     if loss := next((c for c in compared if c.worse), None):
-        return Judgement("reject", f"{loss.title} is worse than its margin", (loss,))
+        return Judgement("reject", f"{loss.title} is worse than its margin", loss)
     gain = next((c for c in compared if c.better), None)
     if gain is None:
         harm = next((c for c in compared if c.metric.role == "success" and c.harmed), None)
-        return Judgement("reject", f"{harm.title} is worse", (harm,)) if harm else Judgement("undecided", "no gain is sure yet")
-    return _within_margins(compared, (gain,), f"{gain.title} is better")
+        return Judgement("reject", f"{harm.title} is worse", harm) if harm else Judgement("undecided", "no gain is sure yet")
+    return _within_margins(compared, gain, f"{gain.title} is better")
 
 
 def non_inferiority(compared: Sequence[Compared]) -> Judgement:
     """No loss beyond a margin in any metric."""
     if loss := next((c for c in compared if c.worse), None):
-        return Judgement("reject", f"{loss.title} is worse than its margin", (loss,))
-    return _within_margins(compared, (), "no metric is worse than its margin")
+        return Judgement("reject", f"{loss.title} is worse than its margin", loss)
+    return _within_margins(compared, None, "no metric is worse than its margin")
 
 
 def acceptance(compared: Sequence[Compared]) -> Judgement:
@@ -114,17 +113,16 @@ def acceptance(compared: Sequence[Compared]) -> Judgement:
     by_name: Mapping[str, Compared] = {c.metric.name: c for c in compared}
     accepted, characters = by_name["accepted"], by_name["characters"]
     if loss := next((c for c in compared if c.harmed), None):
-        return Judgement("reject", f"{loss.title} is worse", (loss,))
+        return Judgement("reject", f"{loss.title} is worse", loss)
     if not accepted.better:
         return Judgement("undecided", "no gain is sure yet")
     if characters.difference is None or characters.difference.estimate < 0:
         return Judgement("undecided", "accepted more often, but fewer characters so far")
-    return Judgement("promote", "accepted more", (accepted,))
+    return Judgement("promote", "accepted more", accepted)
 
 
-def _within_margins(compared: Sequence[Compared], gains: tuple[Compared, ...], reason: str) -> Judgement:
+def _within_margins(compared: Sequence[Compared], gain: Compared | None, reason: str) -> Judgement:
     unsure = [c.title for c in compared if not c.not_worse]
     if unsure:
         return Judgement("undecided", f"{reason}, but these may be worse than their margins: {'; '.join(unsure)}")
-    others = tuple(c for c in compared if c.metric.role == "success" and c not in gains)
-    return Judgement("promote", reason, (*gains, *others))
+    return Judgement("promote", reason, gain)

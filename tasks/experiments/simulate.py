@@ -230,16 +230,8 @@ def _draw(
 assert {*SUMS, *UNCAPPED} == {*Simulation(World(users=4, blocks=2), "by_user", np.random.default_rng(0)).sums}
 
 
-def simulate(
-    world: World, settings: Experiment, seed: int, *, looks: int = 10, legacy: bool = False, plan: Plan | None = None
-) -> Outcome:
-    """Return how the gate ends a simulated test that it looks at so many times.
-
-    Args:
-        legacy: judge by the rule before plans were recorded.
-        plan: the test's plan; None: of the settings, with the world's size.
-    """
-    plan = plan or plan_for(world, settings, legacy)
+def simulate(world: World, plan: Plan, seed: int, *, looks: int = 10) -> Outcome:
+    """Return how the gate ends a simulated test that it looks at so many times."""
     simulation = Simulation(world, plan.design, np.random.default_rng(seed))
     test = ExperimentRecord(id="e", champion="1", challenger="2", share=0.5, started=0.0, plan=plan)
     for look in range(1, looks + 1):
