@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from statistics import NormalDist
 
 import numpy as np
 from scipy.special import ndtr, ndtri
@@ -10,49 +9,52 @@ from scipy.special import ndtr, ndtri
 POINTS = 1021
 """Points at which the integral over the other metrics is taken."""
 STEPS = 24
-"""Halvings in the search of a critical value: 1e-7."""
+"""Halvings in the search of the levels."""
 WAITING = 2000
 """Tests over which an error budget is spread out."""
 
 
-def joint_level(influences: np.ndarray, alpha: float) -> float:
-    """Return the two-sided level for each of several estimates of which one suffices, so that all together have level alpha.
+def joint_levels(influences: np.ndarray, alpha: float, weights: np.ndarray) -> np.ndarray:
+    """Return the two-sided levels of several estimates of which one suffices, so that all together have level alpha, [M].
 
-    It is the level of the critical value c with P(max of z_i > c) = alpha / 2, for z of the estimates' correlation (max-t:
-    Hothorn, Bretz and Westfall 2008, "Simultaneous inference in general parametric models", section 3; with correlations from
-    influences: Pipper, Ritz and Bisgaard 2012, "A versatile method for confirmatory evaluation of the effects of a covariate in
-    multiple models", section 3). It lies between alpha / M (Bonferroni) and alpha.
+    They are in the ratio of the weights, and as high as P(any z_m > c_m) = alpha / 2 allows, for z of the estimates' correlation
+    and c_m the critical value of level m (max-t: Hothorn, Bretz and Westfall 2008, "Simultaneous inference in general parametric
+    models", section 3; with correlations from influences: Pipper, Ritz and Bisgaard 2012, "A versatile method for confirmatory
+    evaluation of the effects of a covariate in multiple models", section 3; weights: Genovese, Roeder and Wasserman 2006, "False
+    discovery control with p-value weighting"). They lie between the weights' part of alpha (Bonferroni) and alpha.
 
     Args:
         influences: by how much each user moves each estimate in its good direction, [M, U].
+        weights: share of each in alpha, [M], 1 in all.
     """
     norms = np.sqrt(np.square(influences).sum(axis=1))
-    varying = influences[norms > 0] / norms[norms > 0][:, None]
-    if len(varying) < 2:
-        return alpha / max(len(influences), 1)
-    correlation = np.clip(varying @ varying.T, -1, 1) + 1e-9 * np.eye(len(varying))
-    factor, normal = np.linalg.cholesky(correlation), NormalDist()
-    low, high = normal.inv_cdf(1 - alpha / 2), normal.inv_cdf(1 - alpha / 2 / len(varying))
-    points = lattice(len(varying) - 1)
+    varying = (norms > 0) & (weights > 0)
+    if varying.sum() < 2:
+        return alpha * weights
+    scaled = influences[varying] / norms[varying][:, None]
+    factor = np.linalg.cholesky(np.clip(scaled @ scaled.T, -1, 1) + 1e-9 * np.eye(len(scaled)))
+    points, low, high = lattice(len(scaled) - 1), 1.0, 1.0 / float(weights[varying].max())
     for _ in range(STEPS):
         middle = (low + high) / 2
-        low, high = (low, middle) if all_below(factor, middle, points) > 1 - alpha / 2 else (middle, high)
-    return 2 * (1 - normal.cdf(high)) * len(varying) / len(influences)
+        below = all_below(factor, -ndtri(middle * weights[varying] * alpha / 2), points)
+        low, high = (middle, high) if below > 1 - alpha / 2 else (low, middle)
+    return alpha * weights * low
 
 
-def all_below(factor: np.ndarray, bound: float, points: np.ndarray) -> float:
-    """Return the chance that all components of a normal vector lie below a bound (Genz 1992, "Numerical computation of
+def all_below(factor: np.ndarray, bounds: np.ndarray, points: np.ndarray) -> float:
+    """Return the chance that all components of a normal vector lie below their bounds (Genz 1992, "Numerical computation of
     multivariate normal probabilities", section 3).
 
     Args:
         factor: Cholesky factor of its correlation, [M, M].
+        bounds: [M].
         points: points of the unit cube, [N, M - 1].
     """
-    chance = np.full(len(points), float(ndtr(bound / factor[0, 0])))
+    chance = np.full(len(points), float(ndtr(bounds[0] / factor[0, 0])))
     whole, drawn = chance.copy(), np.zeros((len(points), len(factor)))
     for row in range(1, len(factor)):
         drawn[:, row - 1] = ndtri(np.clip(points[:, row - 1] * chance, 1e-300, 1 - 1e-16))
-        chance = ndtr((bound - drawn[:, :row] @ factor[row, :row]) / factor[row, row])
+        chance = ndtr((bounds[row] - drawn[:, :row] @ factor[row, :row]) / factor[row, row])
         whole *= chance
     return float(whole.mean())
 

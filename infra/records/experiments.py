@@ -41,6 +41,8 @@ class PlannedMetric(Record):
     """Loss that the team would give up for a gain in another metric."""
     relative: bool
     """Whether the margin is a share of the champion's mean; else it is in the metric's unit."""
+    weight: float = 0.0
+    """Of a success metric, its share in alpha; 0 for all of them: equal shares."""
     immediate: bool = False
     """Whether a sure breach of the margin ends the test at once (tasks/experiments/breach.py)."""
 

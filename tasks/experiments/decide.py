@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evals.multiple import joint_level
+from evals.multiple import joint_levels
 from evals.statistics import Difference, NoDifference, Regression, deciders, difference, interval, leave_one_out, rate
 from infra.records import Arm, CheckResult, Decision, ExperimentRecord, MetricResult, Plan, PlannedMetric, Rate, Verdict
 from infra.records.experiments import RULES
@@ -53,9 +53,9 @@ class Look:
     def compare(self, totals: ArmTotals) -> list[Compared]:
         """Return every metric of the plan."""
         rows = [compare(totals, metric, self.plan) for metric in self.plan.metrics]
-        gain_alpha = self.gain_alpha(rows)
+        levels = self.gain_levels(rows)
         return [
-            self.compared(each, metric, means_of(totals, metric), gain_alpha)
+            self.compared(each, metric, means_of(totals, metric), levels.get(metric.name, 0.0))
             for each, metric in zip(rows, self.plan.metrics, strict=True)
         ]
 
@@ -68,19 +68,18 @@ class Look:
         gain = self._for_gain(rows, found, gain_alpha) if metric.role == "success" else None
         return Compared(metric, rows, found, gain, gain_alpha, margin, means)
 
-    def gain_alpha(self, rows: Sequence[Regression]) -> float:
-        """Return the level for a gain of one success metric, so that all of them together have the look's.
+    def gain_levels(self, rows: Sequence[Regression]) -> dict[str, float]:
+        """Return the level for a gain of each success metric, so that all of them together have the look's.
 
-        At the planned end it is the level of their joint distribution. Before it, alpha is divided by their number: a boundary
-        that is crossed at any time has no joint distribution that would be known.
+        At the planned end they are those of their joint distribution. Before it, alpha is divided by their weights: boundaries
+        that are crossed at any time have no joint distribution that would be known.
         """
         chosen = [(each, metric) for each, metric in zip(rows, self.plan.metrics, strict=True) if metric.role == "success"]
-        fits = [(fit[1], metric) for each, metric in chosen if self.last and (fit := leave_one_out(each))]
-        if len(fits) < len(chosen) or self.plan.mode == "acceptance":
-            return self.alpha / len(chosen)
-        return joint_level(
-            np.stack([influences * (1 if metric.better == "more" else -1) for influences, metric in fits]), self.alpha
-        )
+        weights, names = weights_of([metric for _, metric in chosen]), [metric.name for _, metric in chosen]
+        moved = [fit[1] * (1 if metric.better == "more" else -1) for each, metric in chosen if (fit := leave_one_out(each))]
+        whole = self.last and len(moved) == len(chosen) and self.plan.mode != "acceptance"
+        levels = joint_levels(np.stack(moved), self.alpha, weights) if whole else self.alpha * weights
+        return dict(zip(names, levels.tolist(), strict=True))
 
     def _for_gain(self, rows: Regression, found: Difference, alpha: float) -> Difference:
         if not found.error:
@@ -92,6 +91,12 @@ class Look:
     def expected(self) -> float:
         """Requests of both arms that the test is planned for."""
         return 2.0 * self.plan.planned_requests
+
+
+def weights_of(metrics: Sequence[PlannedMetric]) -> np.ndarray:
+    """Return the shares of success metrics in alpha, [M], 1 in all."""
+    weights = np.array([metric.weight for metric in metrics])
+    return weights / weights.sum() if weights.any() else np.full(len(metrics), 1 / len(metrics))
 
 
 def decide(experiment: ExperimentRecord, plan: Plan, totals: ArmTotals, now: float) -> Verdict:

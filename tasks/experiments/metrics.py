@@ -45,6 +45,8 @@ class Metric:
     `judged`; None for a metric per user."""
     relative: bool = False
     """Whether its margin is a share of the champion's mean."""
+    weight: float = 0.0
+    """See infra.records.PlannedMetric. Acceptance has most of alpha, so that little of its power is lost by the others."""
     immediate: bool = False
     """See infra.records.PlannedMetric."""
     digits: int = 4
@@ -97,9 +99,19 @@ def _length(_: Plan) -> pl.Expr:
 
 
 METRICS: tuple[Metric, ...] = (
-    Metric("accepted", "acceptance per request", "success", "more", "shown", _accepted, relative=True),
-    Metric("characters", "accepted characters per request", "success", "more", "shown", _characters, relative=True, digits=3),
-    Metric("annoyed", "annoyances per request", "success", "fewer", "shown", _annoyed, relative=True),
+    Metric("accepted", "acceptance per request", "success", "more", "shown", _accepted, relative=True, weight=0.8),
+    Metric(
+        "characters",
+        "accepted characters per request",
+        "success",
+        "more",
+        "shown",
+        _characters,
+        relative=True,
+        weight=0.1,
+        digits=3,
+    ),
+    Metric("annoyed", "annoyances per request", "success", "fewer", "shown", _annoyed, relative=True, weight=0.1),
     Metric("shown", "shown per request", "guardrail", "more", "requests", lambda _: SHOWN, relative=True),
     Metric("cancelled", "explicit cancels per request", "guardrail", "fewer", "shown", _cancelled),
     Metric("quick", "rejections under 750 ms per request", "guardrail", "fewer", "shown", _quick),
@@ -142,5 +154,6 @@ def planned(metric: Metric, settings: Experiment) -> PlannedMetric:
         per=metric.per,
         margin=getattr(settings.margins, metric.name),
         relative=metric.relative,
+        weight=metric.weight,
         immediate=metric.immediate,
     )

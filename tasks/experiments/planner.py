@@ -23,14 +23,14 @@ from statistics import NormalDist
 import numpy as np
 from scipy.stats import binom
 
-from evals.multiple import joint_level
+from evals.multiple import joint_levels
 from evals.statistics import deciders, leave_one_out, widen
 from infra import settings as configuration
 from infra.records import Plan, PlannedMetric
 from infra.records.experiments import Design
 from infra.settings.schema import Collect, Experiment, Margins
 from infra.store import ObjectStore
-from tasks.experiments.decide import Look, tolerated_users
+from tasks.experiments.decide import Look, tolerated_users, weights_of
 from tasks.experiments.designs import compare
 from tasks.experiments.plan import make_plan, unplanned
 from tasks.experiments.traffic import DAY, Traffic, divide, recent
@@ -155,8 +155,10 @@ def chance(traffic: Traffic, plan: Plan, errors: Errors, days: float, gain: floa
     worst = np.where(same, -np.abs(drawn), drawn) - widen(normal.inv_cdf(1 - look.alpha / 2), freedom) * scale
     passed = (worst > -margins).all(axis=1)
     if plan.mode == "superiority":
-        level = joint_level(factor[success], look.alpha)
-        passed &= (drawn[:, success] > widen(normal.inv_cdf(1 - level / 2), freedom) * scale[success]).any(axis=1)
+        weights = weights_of([metric for metric in plan.metrics if metric.role == "success"])
+        levels = joint_levels(factor[success], look.alpha, weights)
+        critical = np.array([widen(normal.inv_cdf(1 - level / 2), freedom) for level in levels])
+        passed &= (drawn[:, success] > critical * scale[success]).any(axis=1)
     return float(passed.mean())
 
 
@@ -232,7 +234,7 @@ def propose(traffic: Traffic, settings: Experiment, collect: Collect) -> Proposa
         widened = settings.widen_margins and (not fast or days == durations[-1])
         gains = {design: smallest(traffic, plan, each, days, traffic.users, widened=widened) for design, each in errors.items()}
         best = min(gains, key=lambda design: gains[design])
-        if gains.get("by_user", math.inf) <= SIMPLER * gains[best]:
+        if "by_user" in gains and gains["by_user"] <= SIMPLER * gains[best]:
             best = "by_user"  # the simpler design, where it finds nearly as much
         if gains[best] <= (HARMLESS if fast else settings.gain):
             break

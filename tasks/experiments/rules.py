@@ -5,8 +5,8 @@ non_inferiority   ship where every metric is surely not worse than its margin
 acceptance        the rule before plans were recorded: more accepts, and so far no fewer characters
 
 Superiority is the rule of Schultzberg, Ankargren and Frånberg 2024, "Risk-aware product decisions in A/B tests with multiple
-metrics": alpha is divided by the number of success metrics, of which one suffices, and not by that of the guardrails, which
-must all hold. The metrics' parts of alpha are those of their joint distribution (evals/multiple.py).
+metrics": alpha is divided among the success metrics, of which one suffices, and not by the number of guardrails, which must all
+hold. Acceptance has most of it, and the parts are those of the metrics' joint distribution (evals/multiple.py).
 """
 
 from collections.abc import Mapping, Sequence
