@@ -87,9 +87,12 @@ def budgeted_level(found: Sequence[bool], alpha: float) -> float:
 
 def spent(number: int) -> float:
     """Return the share of a budget that the nth test after it was earned spends; the shares of WAITING tests add up to 1."""
-    return _weight(number) / sum(map(_weight, range(1, WAITING + 1))) if number <= WAITING else 0.0
+    return _weight(number) / ALL_WEIGHTS if number <= WAITING else 0.0
 
 
 def _weight(number: int) -> float:
     """The weights of LORD (Javanmard and Montanari 2018, eq. 31, up to their sum)."""
     return math.log(max(number, 2)) / (number * math.exp(math.sqrt(math.log(number))))
+
+
+ALL_WEIGHTS = sum(map(_weight, range(1, WAITING + 1)))

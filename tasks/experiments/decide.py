@@ -16,7 +16,7 @@ from infra.records.experiments import RULES
 from infra.settings.schema import Collect, Experiment
 from tasks.experiments.breach import breach
 from tasks.experiments.checks import run_checks
-from tasks.experiments.designs import compare, compare_change, extend, units
+from tasks.experiments.designs import compare, compare_change, compare_rates, extend, units
 from tasks.experiments.metrics import BY_NAME
 from tasks.experiments.plan import plan_of
 from tasks.experiments.rules import Compared, Judgement, judge
@@ -24,7 +24,7 @@ from tasks.experiments.totals import ARMS, ArmTotals, of_evidence
 
 EARLY_ALPHA_SHARE = 0.1
 """Share of the error level that is spent on looks before the planned end."""
-NOVELTY_ALPHA = 0.1
+NOVELTY_ALPHA = 0.2
 """Two-sided error level of the comparison of a gain in the two halves of a test, at its planned end."""
 EARLY_NOVELTY_ALPHA = 0.6
 """The same before it: a promotion that waits for the end costs time and no power."""
@@ -220,14 +220,19 @@ def robust(look: Look, totals: ArmTotals, compared: list[Compared], judgement: J
 
 
 def lasting(look: Look, totals: ArmTotals, judgement: Judgement) -> Judgement:
-    """Return the verdict, but no promotion for a gain that surely fades from the first half of a test to the second."""
+    """Return the verdict, but no promotion for a gain that fades from the first half of a test to the second, and that the second
+    half alone does not show."""
     if judgement.verdict != "promote" or look.plan.mode != "superiority":
         return judgement
     by = judgement.by
     assert by is not None, "superiority promotes by a gain"
-    rows = compare_change(totals.later, totals, by.metric.name, by.metric.per, look.plan)
-    change = difference(rows, NOVELTY_ALPHA if look.last else EARLY_NOVELTY_ALPHA, look.expected, last_look=True)
+    name, per, plan = by.metric.name, by.metric.per, look.plan
+    alpha = NOVELTY_ALPHA if look.last else EARLY_NOVELTY_ALPHA
+    change = difference(compare_change(totals.later, totals, name, per, plan), alpha, look.expected, last_look=True)
     if isinstance(change, NoDifference) or by.benefit(change)[1] >= 0:
+        return judgement
+    later = difference(compare_rates(totals.later, totals, name, per, plan), by.gain_alpha, look.expected, last_look=look.last)
+    if isinstance(later, Difference) and by.benefit(later)[0] > 0:
         return judgement
     return Judgement("undecided", f"{judgement.reason}, but less so in the second half than in the first")
 

@@ -56,7 +56,7 @@ def test_a_clearly_better_challenger_is_promoted_with_every_interval_in_its_verd
     assert (result.requests, result.users) == ({"champion": 4000, "challenger": 4000}, {"champion": 80, "challenger": 80})
     by_name = {metric.name: metric for metric in result.metrics}
     accepted, shown = by_name["accepted"], by_name["shown"]
-    assert accepted.level == pytest.approx(1 - 0.005 / 3) and shown.level == pytest.approx(0.995)
+    assert accepted.level == pytest.approx(1 - 0.005 * 0.8) and shown.level == pytest.approx(0.995)
     assert accepted.margin == pytest.approx(0.1 * accepted.champion) and shown.state == "not_worse"
     assert {check.state for check in result.checks} == {"passed"}
 
