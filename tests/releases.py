@@ -186,7 +186,7 @@ class World:
     def open(self, version: str, champion: str) -> ExperimentRecord:
         """Open a test of a version."""
         cycle = self.registry.version(version).tags["cycle"]
-        proposed = release.propose(self.settings, cycle, version, champion, time.time())
+        proposed = release.propose(self.store, self.settings, cycle, version, champion, time.time())
         opened = release.open_experiment(self.store, self.registry, proposed)
         assert opened
         return opened

@@ -125,7 +125,7 @@ BETTER = {"1": 0.2, "2": 0.7}
 @pytest.fixture
 def life() -> Life:
     store, registry = world()
-    record = release.open_experiment(store, registry.client, release.propose(SETTINGS, cycle("2"), "2", "1", NOW))
+    record = release.open_experiment(store, registry.client, release.propose(store, SETTINGS, cycle("2"), "2", "1", NOW))
     assert record
     return Life(store, registry, record)
 
@@ -293,7 +293,7 @@ def test_a_watched_champion_that_a_person_moves_is_watched_no_more(life: Life) -
 
 def test_no_test_opens_beside_a_watch(life: Life) -> None:
     start = at_watch(life)
-    proposed = release.propose(SETTINGS, cycle("3"), "3", "2", start + 1)
+    proposed = release.propose(life.store, SETTINGS, cycle("3"), "3", "2", start + 1)
     assert release.open_experiment(life.store, life.registry.client, proposed) is None
 
 
@@ -301,7 +301,7 @@ def test_no_test_opens_beside_a_watch(life: Life) -> None:
 def test_a_watch_killed_at_any_write_changes_no_outcome(then: str) -> None:
     def play(writes: int) -> tuple[dict[str, str], list[tuple[str, str]], ExperimentRecord | None]:
         store, registry = world()
-        record = release.open_experiment(store, registry.client, release.propose(SETTINGS, cycle("2"), "2", "1", NOW))
+        record = release.open_experiment(store, registry.client, release.propose(store, SETTINGS, cycle("2"), "2", "1", NOW))
         assert record
         life = Life(store, registry, record)
         if then == "advance":
@@ -332,7 +332,7 @@ def test_a_watch_killed_at_any_write_changes_no_outcome(then: str) -> None:
 @given(st.integers(0, 10**6), st.floats(0, 10**5), st.sampled_from(["by_user", "crossover"]))
 def test_a_user_passes_only_from_champion_to_challenger_and_within_a_block_never(user: int, now: float, design: str) -> None:
     settings = SETTINGS.experiment.model_copy(update={"design": design})
-    test = release.propose(SETTINGS.model_copy(update={"experiment": settings}), cycle("2"), "2", "1", 0.0)
+    test = release.propose(MemoryStore(), SETTINGS.model_copy(update={"experiment": settings}), cycle("2"), "2", "1", 0.0)
     assert test.plan
     decided = 0.0
     for name, share in (("ramp", 0.1), ("ramp", 0.25), ("test", 0.5), ("watch", 0.8)):
