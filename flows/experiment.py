@@ -26,6 +26,7 @@ def experiment() -> State:
     """Look once: wait, enter the next stage, promote, reject, roll back, or end a broken test."""
     settings = settings_.load()
     steps.follow(settings)
+    steps.requested(settings)
     running = steps.running_experiment(settings)
     if running is None:
         return Completed(name="NoExperiment", message="no experiment runs")

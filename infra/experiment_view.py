@@ -7,6 +7,7 @@ from infra import charts
 from infra.charts import ConfidenceSequence, Point
 from infra.records import ExperimentRecord, Look, MetricResult, Plan, PlannedMetric, Verdict
 
+PER = {"requests": "request", "labelled": "labelled request", "judged": "judged completion", "user": "user"}
 WORDS = {"better": "better", "not_worse": "not worse", "unsure": "unsure", "worse": "worse than its margin"}
 
 
@@ -30,6 +31,14 @@ class MetricRow:
     """ "yes", "no" or empty: how the state is shown."""
     picture: str
     """The interval beside zero and its margin, as SVG; empty where there is none."""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A drawn chart."""
+
+    title: str
+    svg: str
 
 
 @dataclass(frozen=True)
@@ -57,8 +66,8 @@ def metric_rows(verdict: Verdict, plan: Plan | None) -> list[MetricRow]:
     return [_row(result, planned.get(result.name)) for result in verdict.metrics]
 
 
-def sequences(looks: Sequence[Look], plan: Plan) -> list[str]:
-    """Return the confidence sequence of each success metric over the requests of the smaller arm, as SVG."""
+def sequences(looks: Sequence[Look], plan: Plan) -> list[Chart]:
+    """Return the confidence sequence of each success metric over the requests of the smaller arm."""
     drawn = [_sequence(metric, looks, plan) for metric in plan.metrics if metric.role == "success"]
     return [chart for chart in drawn if chart]
 
@@ -111,13 +120,13 @@ def _row(result: MetricResult, planned: PlannedMetric | None) -> MetricRow:
     )
 
 
-def _sequence(metric: PlannedMetric, looks: Sequence[Look], plan: Plan) -> str:
+def _sequence(metric: PlannedMetric, looks: Sequence[Look], plan: Plan) -> Chart | None:
     found = [(look, result) for look in looks for result in look.verdict.metrics if result.name == metric.name]
     points = [
         Point(_requests(look), result.estimate, result.low, result.high) for look, result in found if result.estimate is not None
     ]
     if not points:
-        return ""
+        return None
     last, level = points[-1], _level(found[-1][1].level)
     description = (
         f"Difference, challenger minus champion, after {last.x:.0f} of {plan.planned_requests} requests an arm: "
@@ -125,14 +134,14 @@ def _sequence(metric: PlannedMetric, looks: Sequence[Look], plan: Plan) -> str:
         f"valid at every look. Zero is no difference."
     )
     chart = ConfidenceSequence(
-        title=f"{words(metric.name)} per {metric.per.removesuffix('s')} ({metric.better} is better), {level} confidence sequence",
+        title=f"{words(metric.name)} per {PER[metric.per]} ({metric.better} is better), {level} confidence sequence",
         description=description,
         points=points,
         x_label="requests on the smaller arm",
         end=plan.planned_requests,
         margins=_margins(found[-1][1], metric),
     )
-    return charts.sequence(chart)
+    return Chart(chart.title, charts.sequence(chart))
 
 
 def _margins(result: MetricResult, planned: PlannedMetric | None) -> tuple[float, ...]:

@@ -27,6 +27,7 @@ from infra.records.heldout import Case, HeldOutPlace, HeldOutSet, Program
 from infra.records.looks import Look
 from infra.records.measures import QUICK_MS, RATIOS, MeasuredGroup, Measures
 from infra.records.moves import Change, Move, MoveKind, State
+from infra.records.requests import MoveAnswer, MoveRequest
 
 __all__ = [
     "QUICK_MS",
@@ -55,7 +56,9 @@ __all__ = [
     "Measures",
     "MetricResult",
     "Move",
+    "MoveAnswer",
     "MoveKind",
+    "MoveRequest",
     "NotTaken",
     "ObjectReference",
     "OfflineExample",

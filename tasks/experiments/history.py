@@ -32,9 +32,10 @@ def history(store: ObjectStore, count: int, experiment: str = "", *, looks: bool
 
 def line(move: Move) -> str:
     """Return a move as a line."""
-    changes = ", ".join(map(_change, move.changes))
+    changes = [_change(change) for change in move.changes]
+    stage = [f"{move.stage} at {move.share:.0%}"] if move.stage else []
     asked = f"{KINDS.get(move.kind, move.kind)}, by {move.by}"
-    return f"{move.number:>5}  {when(move.time)}  {asked}: {changes}: {move.reason}"
+    return f"{move.number:>5}  {when(move.time)}  {asked}: {', '.join([*changes, *stage])}: {move.reason}"
 
 
 def look_line(look: Look) -> str:
@@ -65,4 +66,5 @@ def _last(store: ObjectStore, experiment: str, count: int, since: float) -> Iter
 
 
 def _change(change: Change) -> str:
-    return f"version {change.version} {change.before.replace('_', ' ')} -> {change.after.replace('_', ' ')}"
+    before, after = (state.replace("_", " ") for state in (change.before, change.after))
+    return f"version {change.version} {before if before == after else f'{before} -> {after}'}"

@@ -24,7 +24,7 @@ def experiment_page(store: ObjectStore, experiment: ExperimentRecord, look: Look
         *_stages(experiment),
         *([f"\n{counts}"] if counts else []),
         *_progress(experiment, look),
-        *(f"\n![{_title(svg)}]({charts.data_uri(svg)})" for svg in (sequences(looks, plan) if plan else [])),
+        *(f"\n![{chart.title}]({charts.data_uri(chart.svg)})" for chart in (sequences(looks, plan) if plan else [])),
         "\n| metric | role | champion | challenger | difference | level | margin | state |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
         *(
@@ -53,7 +53,3 @@ def _stages(experiment: ExperimentRecord) -> list[str]:
         for stage in experiment.stages
     ]
     return [f"\nStages: {'; '.join(stages)}"] if stages else []
-
-
-def _title(svg: str) -> str:
-    return svg.split("<title>", 1)[1].split("</title>", 1)[0]

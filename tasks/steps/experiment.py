@@ -4,12 +4,13 @@ import time
 
 from prefect.logging import get_run_logger
 
-from infra.records import Decision, ExperimentRecord, Move, Stage, Verdict
+from infra.records import Decision, ExperimentRecord, Move, MoveAnswer, Stage, Verdict
 from infra.registry import Registry, RegistryError
 from infra.settings import Settings
 from infra.store import ObjectStore
 from tasks.experiments import aftercare, looking, looks, manual, moves, release
 from tasks.experiments import decide as deciding
+from tasks.experiments import requested as asked
 from tasks.experiments.looking import Found, Sight
 from tasks.experiments.page import experiment_page
 from tasks.experiments.plan import plan_of
@@ -30,6 +31,16 @@ def follow(settings: Settings) -> list[Move]:
     if completed := manual.complete(store, registry, now):
         get_run_logger().warning("completed a manual move whose run was killed: %s", completed.experiment.id)
     return found
+
+
+@step("requested moves", retries=IO_RETRIES)
+def requested(settings: Settings) -> list[MoveAnswer]:
+    """Carry out what administrators asked for on the status page."""
+    ended = asked.carry_out(clients.store_of(settings), clients.registry_of(settings), time.time())
+    for request, answer in ended:
+        move = f"{request.kind.replace('_', ' ')} to version {request.version}, by {request.by}"
+        get_run_logger().info("%s: %s: %s", move, answer.state, answer.message)
+    return [answer for _, answer in ended]
 
 
 @step("running experiment", retries=IO_RETRIES)
