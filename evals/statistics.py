@@ -183,20 +183,35 @@ def interval(
     return estimate - half, estimate + half
 
 
-def deciders(rows: Regression, count: int, sign: int) -> np.ndarray:
+def constant_difference(rows: Regression) -> float | None:
+    """Return the difference of two arms within which every user has the same rate, which has no error; None for others."""
+    met = rows.weights > 0
+    if rows.design.shape[1] == 1:
+        arms = [rows.outcome[met]]
+    else:
+        treated = rows.design[:, -1] > 0
+        arms = [rows.outcome[met & ~treated], rows.outcome[met & treated]]
+    if any(not rates.size or np.ptp(rates) > 1e-12 for rates in arms):
+        return None
+    return float(arms[-1][0] - (arms[0][0] if len(arms) > 1 else 0.0))
+
+
+def deciders(rows: Regression, count: int, sign: int, among: np.ndarray | None = None) -> np.ndarray:
     """Return a mask [U] of so many users who move the difference the most, one after another.
 
     A difference that is sure without them is sure whatever they did: if so many users are made up, the others decide.
 
     Args:
         sign: 1: who move it upwards; -1: downwards.
+        among: who is chosen from, [U]; None: all.
     """
     chosen = np.zeros(len(rows.outcome), dtype=bool)
+    others = np.zeros_like(chosen) if among is None else ~among
     for _ in range(count):
         fitted = leave_one_out(rows.without(chosen))
         if fitted is None:
             break
-        chosen[int(np.argmax(sign * fitted[1]))] = True
+        chosen[int(np.argmax(np.where(chosen | others, -np.inf, sign * fitted[1])))] = True
     return chosen
 
 
@@ -248,12 +263,12 @@ def leave_one_out(rows: Regression) -> tuple[float, np.ndarray] | None:
     design, outcome = rows.design, rows.outcome
     weighted = design * rows.weights[:, None]
     normal = design.T @ weighted
-    if np.linalg.matrix_rank(normal) < normal.shape[0]:
+    if not np.linalg.det(normal) > 1e-12 * np.prod(np.diag(normal)):
         return None
     inverse = np.linalg.inv(normal)
     coefficients = inverse @ weighted.T @ outcome
-    leverage = np.einsum("uk,kl,ul->u", weighted, inverse, design)
-    if np.any(leverage > 1 - 1e-9):  # a user who alone decides a coefficient
+    leverage = ((weighted @ inverse) * design).sum(axis=1)
+    if leverage.max() > 1 - 1e-9:  # a user who alone decides a coefficient
         return None
     scores = weighted * ((outcome - design @ coefficients) / (1 - leverage))[:, None]
     return float(coefficients[-1]), scores @ inverse[-1]

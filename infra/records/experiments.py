@@ -12,9 +12,11 @@ nothing about the challenger."""
 Mode = Literal["superiority", "non_inferiority", "acceptance"]
 """acceptance: the rule of tests that were opened before plans were recorded."""
 Design = Literal["by_user", "crossover"]
-Denominator = Literal["requests", "labelled", "judged", "user"]
-"""requests: all. labelled: judged, or without anything to judge. judged: the developer's answer is known. user: a number of each
-user's own."""
+Denominator = Literal["requests", "shown", "labelled", "judged", "user"]
+"""requests: all. shown: all, what was shown and not judged as what was judged. judged: the developer's answer is known. user: a
+number of each user's own. labelled: judged, or without anything to judge; only in earlier plans."""
+RULES = 2
+"""Number of the gate's rules as this code has them; it grows when the same plan and totals give another verdict."""
 
 StageName = Literal["shadow", "ramp", "test", "paused", "watch"]
 """shadow: the challenger answers copies of requests that nobody sees. ramp: it serves a part of the planned share. test: it
@@ -39,6 +41,8 @@ class PlannedMetric(Record):
     """Loss that the team would give up for a gain in another metric."""
     relative: bool
     """Whether the margin is a share of the champion's mean; else it is in the metric's unit."""
+    weight: float = 0.0
+    """Of a success metric, its share in alpha; 0 for all of them: equal shares."""
     immediate: bool = False
     """Whether a sure breach of the margin ends the test at once (tasks/experiments/breach.py)."""
 
@@ -47,6 +51,10 @@ class Plan(Record):
     """How a test is judged, written when it opens: later settings change nothing. A field is the setting of its name in
     `experiment`, the last three in `collect`. The defaults hold for tests that were opened before stages were recorded."""
 
+    rules: int = 1
+    """RULES when it was written: a decision is recomputed by these rules only."""
+    planned: str = ""
+    """What the planner chose and why (tasks/experiments/planner.py); empty: all is by setting."""
     mode: Mode
     """Rule to ship by (tasks/experiments/rules.py)."""
     design: Design = "by_user"
@@ -76,7 +84,7 @@ class Plan(Record):
     min_history_requests: int
     """Minimum requests of a user before the test; users with fewer do not count."""
     tolerated_users: int
-    """Number of users who may be made up without deciding the test."""
+    """Number of users who may be made up without deciding the test. From rules 2 on, of those who share a credential."""
     srm_alpha: float
     """Error level of each quality check."""
     breach_alpha: float = 0.0
@@ -173,6 +181,21 @@ class ExperimentRecord(Record):
         return begun[-1] if begun else self.stages[0] if self.stages else self.stage
 
 
+class AnchorRecord(Record):
+    """A frozen version with which the champions that follow it are compared on a small share (tasks/experiments/anchor.py)."""
+
+    id: str
+    """Id of the comparison; salts the assignment of users to the anchor."""
+    version: str
+    """The frozen version."""
+    share: float
+    """Share of users, or of their blocks of time, whom it serves, 0 to 1."""
+    started: float
+    """When it was frozen, in Unix seconds."""
+    plan: Plan
+    """How it is compared; its alpha is the anchor's own, its planned requests when the comparison is sharpest."""
+
+
 class Rate(Record):
     """A mean per request with its 95 % interval, clustered by user."""
 
@@ -247,6 +270,8 @@ class Verdict(Record):
     continues from it."""
     inconclusive: bool = False
     """Whether a planned end was reached without proof of a gain or a loss."""
+    breached: str = ""
+    """Guardrail whose sure breach ended the test or took the version back; empty: none."""
     metrics: tuple[MetricResult, ...] = ()
     """Every metric of the plan; empty while the arms cannot be compared."""
     checks: tuple[CheckResult, ...] = ()
@@ -259,7 +284,9 @@ class ArmEvidence(Record):
     during: dict[Arm, dict[str, tuple[float, ...]]]
     """By arm and name of a sum (tasks/experiments/totals.py), each user's sum during the test."""
     later: dict[Arm, dict[str, tuple[float, ...]]]
-    """The part of `during` from the test's second half; for a crossover, of each block's."""
+    """The part of `during` from the test's second half; under rules 1, for a crossover, from each block's."""
+    in_block: dict[Arm, dict[str, tuple[float, ...]]] = Field(default={})
+    """The part of `during` from the second half of each block of time."""
     before: dict[str, tuple[float, ...]]
     """Each user's sums before the test."""
     immediate: dict[Arm, dict[str, tuple[float, ...]]] = Field(default={})

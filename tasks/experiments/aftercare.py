@@ -31,7 +31,7 @@ def judge(plan: Plan, totals: ArmTotals) -> Verdict:
     """Return the verdict on a watched version: "breach" or "reject" takes it back, "undecided" goes on."""
     verdict = Verdict(verdict="undecided", reason="", requests=totals.requests, users=totals.counts)
     if found := breach(plan, totals):
-        return verdict.model_copy(update={"verdict": "breach", "reason": found.reason})
+        return verdict.model_copy(update={"verdict": "breach", "reason": found.reason, "breached": found.metric})
     if obstacle := too_small(totals, plan):
         return verdict.model_copy(update={"reason": f"no breach; {obstacle}"})
     look = Look(plan, last=False)

@@ -78,6 +78,8 @@ def requests(names: Sequence[str], credentials: Sequence[str], times: np.ndarray
         settled=pl.lit(None, pl.String),
         settled_whole=pl.lit(None, pl.Boolean),
         kept_characters=pl.lit(None, pl.Int64),
+        not_taken=pl.lit(None, pl.String),
+        seen_ms=pl.lit(None, pl.Float64),
         **{name: pl.lit(value) for name, value in constant.items()},
     )
 

@@ -8,9 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
-from evals.statistics import Regression, bernoulli_bounds, boundary, weighted_fit, widen
+from evals.statistics import Regression, bernoulli_bounds, boundary, constant_difference, weighted_fit, widen
 from infra.records import Arm, Plan, PlannedMetric
 from tasks.experiments.designs import compare_rates
 from tasks.experiments.metrics import BY_NAME
@@ -68,11 +66,11 @@ def _by_users(sums: Mapping[Arm, Sums], totals: ArmTotals, metric: PlannedMetric
     """Return the bound on the loss from the users' rates."""
     rows = compare_rates(sums, totals, metric.name, metric.per, plan)
     freedom = _least_users(rows) - 1
-    fitted = weighted_fit(rows) or _alike(rows)
-    if fitted is None or freedom < 1:
+    estimate, error = weighted_fit(rows) or (constant_difference(rows), 0.0)
+    if estimate is None or freedom < 1:
         return -math.inf
-    error = math.hypot(fitted[1], _least_error(sums, metric))
-    return fitted[0] - error * widen(boundary(rows.requests, alpha, 2.0 * plan.min_requests), freedom)
+    error = math.hypot(error, _least_error(sums, metric))
+    return estimate - error * widen(boundary(rows.requests, alpha, 2.0 * plan.min_requests), freedom)
 
 
 def _least_users(rows: Regression) -> int:
@@ -82,19 +80,6 @@ def _least_users(rows: Regression) -> int:
         return int(met.sum())
     treated = rows.design[met, -1] > 0
     return int(min(treated.sum(), (~treated).sum()))
-
-
-def _alike(rows: Regression) -> tuple[float, float] | None:
-    """Return the difference of arms within which every user has the same rate: it has no error between users."""
-    met = rows.weights > 0
-    if rows.design.shape[1] == 1:
-        arms = [rows.outcome[met]]
-    else:
-        treated = rows.design[:, -1] > 0
-        arms = [rows.outcome[met & ~treated], rows.outcome[met & treated]]
-    if any(not rates.size or np.ptp(rates) > 1e-12 for rates in arms):
-        return None
-    return float(arms[-1][0] - (arms[0][0] if len(arms) > 1 else 0.0)), 0.0
 
 
 def _least_error(sums: Mapping[Arm, Sums], metric: PlannedMetric) -> float:

@@ -77,7 +77,9 @@ def _ramp(sight: Sight) -> Found:
     seen = f"ramp at {experiment.stage.share:.0%}: {totals.requests['challenger']} requests on the challenger"
     if found := breach(plan, totals):
         reason = f"ramp at {experiment.stage.share:.0%}: {found.reason}"
-        return _ended(sight, verdict.model_copy(update={"verdict": "breach", "reason": reason}), totals.inputs)
+        return _ended(
+            sight, verdict.model_copy(update={"verdict": "breach", "reason": reason, "breached": found.metric}), totals.inputs
+        )
     held = "; ".join(check.reason for check in checks if check.state != "passed")
     if sight.now - experiment.started >= plan.max_seconds:
         reason = f"{seen}; no test until experiment.max_seconds{f': held, {held}' if held else ''}"

@@ -69,9 +69,9 @@ def next_move(store: ObjectStore, registry: Registry, last: Move | None, seen: A
 
 
 def logged(store: ObjectStore, decision: Decision) -> bool:
-    """Return whether a decision explains a move of the log. The move that opened its experiment has the same id."""
+    """Return whether a decision explains a move of the log. Those that opened and advanced its experiment have the same id."""
     for move in log.backwards(store):
-        if move.experiment == decision.experiment.id and move.kind != "open":
+        if move.experiment == decision.experiment.id and move.kind not in ("open", "advance"):
             return True
         if move.time < decision.decided - SKEW_SECONDS:
             break

@@ -8,6 +8,7 @@ concurrent decisions the first one counts.
 from collections.abc import Iterable
 from operator import itemgetter
 
+from evals.multiple import budgeted_level
 from infra.cycles import decision_of, experiment_id
 from infra.lineage import CYCLE_TAG, DATASET_TAG
 from infra.records import Decision, ExperimentRecord, Manifest, Stage, Verdict
@@ -23,23 +24,39 @@ from infra.registry import (
     Registry,
 )
 from infra.settings import Settings
+from infra.settings.schema import Experiment
 from infra.store import ObjectStore
 from tasks.experiments import moves, stages, states
-from tasks.experiments.plan import make_plan
+from tasks.experiments.planner import plan_test
 
 GATE = "gate"
 MOST_TAG = 1000
 """Characters of a reason that a version's tag holds."""
 
 
-def propose(settings: Settings, cycle: str, version: str, champion: str, now: float) -> ExperimentRecord:
+def propose(store: ObjectStore, settings: Settings, cycle: str, version: str, champion: str, now: float) -> ExperimentRecord:
     """Return the record of the experiment that tests a cycle's candidate against the champion, with its plan."""
     identifier, share = experiment_id(cycle, version), settings.experiment.share
-    plan = make_plan(settings.experiment, settings.collect)
+    plan = plan_test(store, settings.model_copy(update={"experiment": budgeted(store, settings.experiment)}), now)
     opening = (stages.first(plan, share, now),)
     return ExperimentRecord(
         id=identifier, champion=champion, challenger=version, share=share, started=now, plan=plan, stages=opening
     )
+
+
+def budgeted(store: ObjectStore, settings: Experiment) -> Experiment:
+    """Return the settings with the level of the next test, where successive tests share an error budget."""
+    if settings.budget == "none":
+        return settings
+    return settings.model_copy(update={"alpha": budgeted_level(earlier_tests(store), settings.alpha)})
+
+
+def earlier_tests(store: ObjectStore) -> list[bool]:
+    """Return whether each test that ended with a verdict on its candidate promoted it, the oldest first."""
+    names = [key.removeprefix("decisions/").removesuffix(".json") for key in store.keys("decisions/")]
+    found = [decision for name in names if (decision := decision_of(store, name)) and decision.by == GATE]
+    ended = [d for d in found if d.verdict.verdict in ("promote", "reject", "breach")]
+    return [d.verdict.verdict == "promote" for d in sorted(ended, key=lambda decision: decision.decided)]
 
 
 def open_experiment(store: ObjectStore, registry: Registry, proposed: ExperimentRecord) -> ExperimentRecord | None:

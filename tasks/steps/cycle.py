@@ -291,7 +291,7 @@ def open_experiment(settings: Settings, manifest: Manifest, registered: Register
     """Give the candidate its share of developers, and end the cycle."""
     store, version = clients.store_of(settings), registered.version
     await_watch(settings)
-    proposed = release.propose(settings, manifest.cycle, version, manifest.champion, time.time())
+    proposed = release.propose(store, settings, manifest.cycle, version, manifest.champion, time.time())
     opened = release.open_experiment(store, clients.registry_of(settings), proposed)
     reason = f"version {version} is the challenger" if opened else f"version {version} could not be tested"
     experiment = opened.id if opened else ""

@@ -47,7 +47,8 @@ def world(versions: int = 4) -> tuple[MemoryStore, MemoryRegistry]:
 
 def start_test(store: MemoryStore, registry: MemoryRegistry, version: str, now: float = NOW) -> ExperimentRecord:
     champion = registry.aliases["champion"]
-    record = release.open_experiment(store, registry.client, release.propose(AT_ONCE, cycle(version), version, champion, now))
+    proposed = release.propose(store, AT_ONCE, cycle(version), version, champion, now)
+    record = release.open_experiment(store, registry.client, proposed)
     assert record
     return record
 
