@@ -215,6 +215,7 @@ def _experiment(sources: StatusSources, analysis: Decision | None) -> dict[str, 
     return {
         "share": experiment.stage_at(sources.clock()).share if experiment else 0.0,
         "stages": stages,
+        "planned": experiment.plan.planned if experiment and experiment.plan else "",
         "progress": progress(watched.experiment, watched.last) if watched else None,
         "charts": drawn,
         "metrics": metric_rows(analysis.verdict, experiment.plan) if analysis and experiment else [],

@@ -24,6 +24,7 @@ def experiment_page(store: ObjectStore, experiment: ExperimentRecord, look: Look
         *_stages(experiment),
         *([f"\n{counts}"] if counts else []),
         *_progress(experiment, look),
+        *([f"\nPlanned: {plan.planned}"] if plan and plan.planned else []),
         *(f"\n![{chart.title}]({charts.data_uri(chart.svg)})" for chart in (sequences(looks, plan) if plan else [])),
         "\n| metric | role | champion | challenger | difference | level | margin | state |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",

@@ -8,9 +8,9 @@ from tests.serving.fakes import House, experiment
 from tests.serving.helpers import run_experiment
 
 METRICS = (
-    ("accepted", "success", "more", "labelled", 0.24, 0.020),
-    ("characters", "success", "more", "labelled", 5.1, 0.31),
-    ("annoyed", "success", "fewer", "labelled", 0.41, -0.012),
+    ("accepted", "success", "more", "shown", 0.24, 0.020),
+    ("characters", "success", "more", "shown", 5.1, 0.31),
+    ("annoyed", "success", "fewer", "shown", 0.41, -0.012),
     ("shown", "guardrail", "more", "requests", 0.66, 0.008),
     ("failed", "guardrail", "fewer", "requests", 0.002, 0.0),
     ("ttft_p95", "guardrail", "fewer", "requests", 0.05, 0.09),
@@ -18,6 +18,7 @@ METRICS = (
 )
 MARGIN = 0.1
 PLANNED = 2000
+PLANS = "a crossover finds +12 % in a week"
 
 
 def plan() -> Plan:
@@ -33,7 +34,17 @@ def plan() -> Plan:
     checks = {"tolerated_users": 5, "srm_alpha": 0.001, "max_both_arms": 0.02, "max_label_gap": 0.05, "max_request_gap": 0.05}
     times = {"block_seconds": 3600, "settle_seconds": 60, "join_seconds": 900, "known_user_days": 90}
     return Plan.model_validate(
-        {"mode": "superiority", "metrics": metrics, "alpha": 0.05, **sizes, **caps, **checks, **times, "watch_seconds": 3600}
+        {
+            "mode": "superiority",
+            "metrics": metrics,
+            "alpha": 0.05,
+            **sizes,
+            **caps,
+            **checks,
+            **times,
+            "watch_seconds": 3600,
+            "planned": PLANS,
+        }
     )
 
 

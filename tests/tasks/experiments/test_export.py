@@ -43,7 +43,8 @@ def world(**fields: object) -> tuple[MemoryStore, ExperimentRecord]:
             of_test = {"arm": arm, "experiment": "e", "assigned": "e"} if time >= NOW else {}
             completions.append(completion(name, user=user, prefix=name, time=time, credential=f"c{number % 5}", **of_test))
             outcome = "accepted" if draw.random() < (0.6 if arm == "challenger" else 0.2) else "rejected"
-            events.append(feedback(name, user=user, prefix=name, time=time + 1, outcome=outcome))
+            if i % 7:  # the others are not answered
+                events.append(feedback(name, user=user, prefix=name, time=time + 1, outcome=outcome))
     store.put_rows("events/completions/date=2027-01-15/hour=08/a.parquet", completions)
     store.put_rows("events/feedback/date=2027-01-15/hour=08/a.parquet", events)
     return store, test
@@ -61,7 +62,8 @@ def test_sql_over_the_tables_gives_the_estimate_of_the_verdict(tmp_path: Path) -
     export(store, LIMITS, "e", tmp_path, NOW + 60)
     rates = query(
         tmp_path,
-        """SELECT variation_id, SUM(weight * accepted) / SUM(weight * labelled) AS rate, SUM(weight * requests) AS requests
+        """SELECT variation_id, SUM(weight * requests) AS requests,
+           SUM(weight * accepted) / SUM(weight * judged) * SUM(weight * visible) / SUM(weight * requests) AS rate
            FROM facts WHERE variation_id <> '' GROUP BY variation_id""",
     )
     of_arm = {row["variation_id"]: row for row in rates}

@@ -89,7 +89,7 @@ def test_the_page_shows_sequence_margins_levels_checks_and_the_planned_end() -> 
         "200 of 1000 requests an arm (20%); planned end 2027-01-15 10:46:40 UTC, in 2 h, by requests",
         "| accepted | success | 0.2 | 0.21 | +0.01 [-0.03, +0.05] | 99 % | above -0.02 | unsure |",
         "| labels | passed | judged per shown |",
-        "![accepted per labelled request (more is better), 99 % confidence sequence](data:image/svg+xml;base64,",
+        "![accepted per request (more is better), 99 % confidence sequence](data:image/svg+xml;base64,",
     ):
         assert words in page, words
     slow = TEST.model_copy(update={"plan": PLAN.model_copy(update={"max_seconds": 3600.0})})
