@@ -21,9 +21,11 @@ def carry_out(store: ObjectStore, registry: Registry, now: float) -> list[tuple[
 
 
 def _answer(store: ObjectStore, registry: Registry, request: MoveRequest, now: float) -> MoveAnswer:
-    champion = registry.aliases().champion or ""
+    aliases = registry.aliases()
+    champion, running = aliases.champion or "", aliases.experiment
+    ends_pause = request.kind == "roll_back" and running is not None and running.stage.name == "paused"
     again = "look at the status page and ask again"
-    if champion == request.version:
+    if champion == request.version and not ends_pause:
         return _ended(request, now, "")
     if champion != request.champion:
         return _ended(request, now, f"the champion is {champion} now, not {request.champion} as when it was asked: {again}")

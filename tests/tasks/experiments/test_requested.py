@@ -4,9 +4,9 @@ import pytest
 
 from infra import move_requests
 from infra import moves as log
-from infra.records import MoveRequest
+from infra.records import MoveRequest, Stage
 from infra.registry import REMOVED_TAG
-from tasks.experiments import moves
+from tasks.experiments import moves, release
 from tasks.experiments.requested import carry_out
 from tests.tasks.experiments.test_manual import start_test, states, world
 from tests.tasks.made import NOW, Killed, MemoryRegistry, MemoryStore
@@ -44,6 +44,18 @@ def test_a_request_that_was_sent_twice_moves_once() -> None:
     ask(store, "2", at=NOW + 1)
     assert run(store, registry) == [("done", "version 2 is champion")] * 2
     assert [move.kind for move in log.backwards(store)] == ["promote", "begin"]
+
+
+def test_a_rollback_to_the_champion_ends_a_paused_test() -> None:
+    store, registry = world()
+    opened = start_test(store, registry, "2")
+    paused = Stage(name="paused", share=0.5, started=NOW + 5, reason="no proof")
+    entered = release.advance(store, registry.client, opened, paused, NOW + 5)
+    assert entered and entered.stage.name == "paused"
+    ask(store, "1", "1", "roll_back", NOW + 10)
+    assert run(store, registry) == [("done", "version 1 is champion")]
+    assert registry.aliases == {"champion": "1"} and registry.client.aliases().experiment is None
+    assert states(registry)["2"] == "failed"
 
 
 @pytest.mark.parametrize(
