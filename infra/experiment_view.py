@@ -7,7 +7,13 @@ from infra import charts
 from infra.charts import ConfidenceSequence, Point
 from infra.records import ExperimentRecord, Look, MetricResult, Plan, PlannedMetric, Verdict
 
-PER = {"requests": "request", "labelled": "labelled request", "judged": "judged completion", "user": "user"}
+PER = {
+    "requests": "request",
+    "labelled": "labelled request",
+    "shown": "completion shown",
+    "judged": "judged completion",
+    "user": "user",
+}
 WORDS = {"better": "better", "not_worse": "not worse", "unsure": "unsure", "worse": "worse than its margin"}
 
 
