@@ -15,7 +15,7 @@ from tasks.experiments.looking import Found, Sight
 from tasks.experiments.page import experiment_page
 from tasks.experiments.plan import plan_of
 from tasks.steps import clients
-from tasks.steps.step import IO_RETRIES, show_page, step
+from tasks.steps.step import IO_RETRIES, attempt_to_show, show_page, step
 
 LEADS = 3
 """Reads of the registry by a replica of serving between the decision on a stage and its start."""
@@ -65,7 +65,7 @@ def _show(store: ObjectStore, registry: Registry, experiment: ExperimentRecord, 
     """Record a look where it is due, and show it on the status page and in Prefect."""
     look = looks.record(store, experiment, verdict, now)
     if look:
-        show_page("experiment", experiment_page(store, experiment, look))
+        attempt_to_show("page", lambda: show_page("experiment", experiment_page(store, experiment, look)))
     try:
         release.show_look(registry, experiment.model_copy(update={"plan": None}), deciding.brief(verdict), now)
     except RegistryError as error:  # a look that cannot be shown stops no verdict

@@ -11,6 +11,7 @@ import os
 import pickle
 import signal
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,10 @@ def main() -> None:
             try:
                 os.write(write, json.dumps(run(pickle.loads(bytes.fromhex(line)))).encode())
                 code = 0
+            except Exception:
+                traceback.print_exc()
             finally:
+                sys.stderr.flush()
                 os._exit(code)
         os.close(write)
         print(child, flush=True)
