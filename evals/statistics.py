@@ -31,12 +31,12 @@ with the interval of a fixed sample (Haybittle 1971; Peto et al. 1976): the two 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 import numpy as np
-from scipy.special import betaln, ndtr, stdtrit
+from scipy.special import betaln, ndtr, stdtrit, xlog1py, xlogy
 from scipy.stats import t as student
 
 from infra.records import Rate
@@ -126,6 +126,33 @@ def sample_ratio_p(challenger: float, champion: float, share: float) -> float:
     return float(min(1.0, np.exp(challenger * math.log(share) + champion * math.log(1 - share) - mixture)))
 
 
+def bernoulli_bounds(count: float, trials: float, alpha: float) -> tuple[float, float]:
+    """Return bounds of the chance of an event after `count` of `trials`, valid however often one looks.
+
+    They hold every chance at which the mixture of all chances by a Beta(1/2, 1/2) is not 1 / alpha times as likely (Robbins 1970,
+    "Statistical methods related to the law of the iterated logarithm"; Howard, Ramdas, McAuliffe & Sekhon 2021, "Time-uniform,
+    nonparametric, nonasymptotic confidence sequences", proposition 7). Where requests hang together, they are too narrow.
+    """
+    if trials <= 0:
+        return 0.0, 1.0
+    mixture = betaln(count + 0.5, trials - count + 0.5) - betaln(0.5, 0.5)
+
+    def outside(chance: float) -> bool:
+        return mixture - xlogy(count, chance) - xlog1py(trials - count, -chance) > -math.log(alpha)
+
+    return _edge(outside, 0.0, count / trials), _edge(outside, 1.0, count / trials)
+
+
+def _edge(outside: Callable[[float], bool], far: float, near: float) -> float:
+    """Return the last point outside on the way from `far` to `near`, to 1e-9; `far` where all are inside."""
+    if not outside(far):
+        return far
+    for _ in range(30):
+        middle = (far + near) / 2
+        far, near = (middle, near) if outside(middle) else (far, middle)
+    return far
+
+
 def difference(rows: Regression, alpha: float, expected_requests: float, *, last_look: bool = False) -> Difference | NoDifference:
     """Return the difference between the arms with its interval.
 
@@ -156,20 +183,35 @@ def interval(
     return estimate - half, estimate + half
 
 
-def deciders(rows: Regression, count: int, sign: int) -> np.ndarray:
+def constant_difference(rows: Regression) -> float | None:
+    """Return the difference of two arms within which every user has the same rate, which has no error; None for others."""
+    met = rows.weights > 0
+    if rows.design.shape[1] == 1:
+        arms = [rows.outcome[met]]
+    else:
+        treated = rows.design[:, -1] > 0
+        arms = [rows.outcome[met & ~treated], rows.outcome[met & treated]]
+    if any(not rates.size or np.ptp(rates) > 1e-12 for rates in arms):
+        return None
+    return float(arms[-1][0] - (arms[0][0] if len(arms) > 1 else 0.0))
+
+
+def deciders(rows: Regression, count: int, sign: int, among: np.ndarray | None = None) -> np.ndarray:
     """Return a mask [U] of so many users who move the difference the most, one after another.
 
     A difference that is sure without them is sure whatever they did: if so many users are made up, the others decide.
 
     Args:
         sign: 1: who move it upwards; -1: downwards.
+        among: who is chosen from, [U]; None: all.
     """
     chosen = np.zeros(len(rows.outcome), dtype=bool)
+    others = np.zeros_like(chosen) if among is None else ~among
     for _ in range(count):
         fitted = leave_one_out(rows.without(chosen))
         if fitted is None:
             break
-        chosen[int(np.argmax(sign * fitted[1]))] = True
+        chosen[int(np.argmax(np.where(chosen | others, -np.inf, sign * fitted[1])))] = True
     return chosen
 
 
@@ -221,12 +263,12 @@ def leave_one_out(rows: Regression) -> tuple[float, np.ndarray] | None:
     design, outcome = rows.design, rows.outcome
     weighted = design * rows.weights[:, None]
     normal = design.T @ weighted
-    if np.linalg.matrix_rank(normal) < normal.shape[0]:
+    if not np.linalg.det(normal) > 1e-12 * np.prod(np.diag(normal)):
         return None
     inverse = np.linalg.inv(normal)
     coefficients = inverse @ weighted.T @ outcome
-    leverage = np.einsum("uk,kl,ul->u", weighted, inverse, design)
-    if np.any(leverage > 1 - 1e-9):  # a user who alone decides a coefficient
+    leverage = ((weighted @ inverse) * design).sum(axis=1)
+    if leverage.max() > 1 - 1e-9:  # a user who alone decides a coefficient
         return None
     scores = weighted * ((outcome - design @ coefficients) / (1 - leverage))[:, None]
     return float(coefficients[-1]), scores @ inverse[-1]

@@ -1,27 +1,52 @@
-"""The experiment watch: it records what was moved by hand, reaches a verdict on the running A/B test, and moves the versions."""
+"""The experiment watch: it records what was moved by hand, leads the running A/B test through its stages to a verdict, moves the
+versions, and takes a promoted version back that turns out worse."""
 
 from prefect import flow
 from prefect.states import Completed, State
 
 from infra import settings as settings_
-from infra.records import Verdict
+from infra.records import ExperimentRecord, StageName
+from infra.settings import Settings
+from tasks.experiments.looking import Found
 from tasks.steps import experiment as steps
+
+GOES_ON: dict[StageName, str] = {
+    "shadow": "Shadow",
+    "ramp": "Ramp",
+    "test": "Undecided",
+    "paused": "Paused",
+    "watch": "Watching",
+}
+"""Name of the run's state while a stage goes on."""
+ENDED = {"reject": "Rejected", "breach": "RolledBack", "broken": "Broken"}
 
 
 @flow(name="experiment", persist_result=False)
 def experiment() -> State:
-    """Promote, reject, end a broken test, or wait."""
+    """Look once: wait, enter the next stage, promote, reject, roll back, or end a broken test."""
     settings = settings_.load()
     steps.follow(settings)
+    steps.requested(settings)
     running = steps.running_experiment(settings)
     if running is None:
         return Completed(name="NoExperiment", message="no experiment runs")
-    verdict = steps.verdict(settings, running)
-    if isinstance(verdict, Verdict):
-        return Completed(name="Undecided", message=verdict.reason)
-    decision = steps.conclude(settings, verdict)
-    names = {"promote": "Promoted", "reject": "Rejected", "broken": "Broken"}
-    return Completed(name=names[decision.verdict.verdict], message=decision.verdict.reason)
+    found = steps.look(settings, running)
+    if found.decision:
+        decision = steps.conclude(settings, found.decision)
+        promoted = "Promoted" if running.stage.name != "watch" else "RolledBack"
+        return Completed(name=ENDED.get(decision.verdict.verdict, promoted), message=decision.verdict.reason)
+    if found.stage and steps.advance(settings, running, found.stage):
+        return Completed(name="Advanced", message=f"{found.stage.name} at {found.stage.share:.0%}: {found.verdict.reason}")
+    return waiting(settings, running, found)
+
+
+def waiting(settings: Settings, running: ExperimentRecord, found: Found) -> State:
+    """Return the state of a run whose test, or watch, goes on."""
+    if running.stage.name == "watch" and steps.settle(settings, running):
+        return Completed(name="WatchOver", message=f"version {running.challenger} stays champion: {found.verdict.reason}")
+    if still := steps.stuck(settings, running):
+        return Completed(name="Stuck", message=f"{still}: {found.verdict.reason}")
+    return Completed(name=GOES_ON[running.stage.name], message=found.verdict.reason)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from tasks.steps.approval import consent
 def rollback(
     version: int | str = "", by: str = "operator", reason: str = "", dry_run: bool = False, approve: bool = False
 ) -> State:
-    """Make an earlier champion the champion again; the running experiment ends.
+    """Make an earlier champion the champion again; the running experiment ends. A paused one alone ends, with a rejection.
 
     Args:
         version: the version; empty: the champion that was retired last.
@@ -29,6 +29,8 @@ def rollback(
     if not agreed.given:
         return Completed(name="Declined", message=f"{agreed.by}: {planned.summary()}")
     decision = steps.rollback(settings, agreed.version, agreed.by, reason)
+    if decision.verdict.verdict == "reject":
+        return Completed(name="Rejected", message=f"version {decision.experiment.challenger}: {decision.verdict.reason}")
     return Completed(name="RolledBack", message=f"version {decision.experiment.challenger}, was {decision.experiment.champion}")
 
 

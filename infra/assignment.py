@@ -1,6 +1,7 @@
 """Which arm of an experiment a request belongs to: serving routes by it, and the gate counts fallbacks by it."""
 
 import hashlib
+import math
 
 from infra.records import Arm, ExperimentRecord
 
@@ -9,7 +10,8 @@ def assigned_arm(experiment: ExperimentRecord, user: str, now: float) -> Arm:
     """Return the arm of a user's request, the same on every replica.
 
     By user it is a hash of experiment and user. In a crossover it is a hash of experiment, user and block of time: who knows
-    one block knows nothing of the next.
+    one block knows nothing of the next. The hash is compared with the share of the stage, so as the share grows, users or blocks
+    pass from the champion's arm to the challenger's and never back.
 
     Args:
         user: the keyed hash of the user's name, as in events.
@@ -19,4 +21,18 @@ def assigned_arm(experiment: ExperimentRecord, user: str, now: float) -> Arm:
     if experiment.plan and experiment.plan.design == "crossover":
         salt += f":{int(now // experiment.plan.block_seconds)}"
     digest = hashlib.sha256(f"{salt}:{user}".encode()).digest()
-    return "challenger" if int.from_bytes(digest[:8], "big") < experiment.share * 2**64 else "champion"
+    return "challenger" if int.from_bytes(digest[:8], "big") < experiment.stage_at(now).share * 2**64 else "champion"
+
+
+def divides(experiment: ExperimentRecord, now: float) -> bool:
+    """Return whether requests at a time are assigned to arms: not in a shadow stage, and not after the end of a watch."""
+    stage = experiment.stage_at(now)
+    return stage.name != "shadow" and not (stage.ends and now >= stage.ends)
+
+
+def next_start(experiment: ExperimentRecord, now: float, lead_seconds: float) -> float:
+    """Return when a stage that is decided now starts: once every replica knows it, in a crossover with the next block then."""
+    plan, start = experiment.plan, now + lead_seconds
+    if plan and plan.design == "crossover":
+        return math.ceil(start / plan.block_seconds) * plan.block_seconds
+    return start

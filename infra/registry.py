@@ -1,7 +1,8 @@
 """A client of the model registry, over MLflow's REST API.
 
-A model version is an immutable checkpoint in the object store; `champion` and `challenger` are aliases, and the running
-experiment is a tag of the registered model. MLflow's own client is not used since importing it takes 4 s.
+A model version is an immutable checkpoint in the object store; `champion` and `challenger` are aliases; the running
+experiment and the watch over a promoted version are tags of the registered model. MLflow's own client is not used since
+importing it takes 4 s.
 """
 
 from dataclasses import dataclass
@@ -16,9 +17,12 @@ from infra.settings.schema import Registry as RegistrySettings
 
 CHAMPION, CHALLENGER = "champion", "challenger"
 EXPERIMENT_TAG = "tabloop.experiment"
+WATCH_TAG = "tabloop.watch"
 PREVIOUS_TAG = "tabloop.previous_champion"
 LOOK_TAG = "tabloop.look"
 VERDICT_TAG = "verdict"
+ROLLED_BACK_TAG = "rolled_back"
+"""Tag of a model version: who took it back as champion, and why."""
 STATE_TAG = "state"
 """Tag of a model version: its state after its latest move (tasks/experiments/states.py); an alias wins over it."""
 REMOVED_TAG = "checkpoint_removed"
@@ -47,6 +51,13 @@ class Aliases:
     challenger: str | None
     experiment: ExperimentRecord | None
     previous_champion: str | None
+    watch: ExperimentRecord | None = None
+    """The test whose promoted version is watched; its last stage is the watch."""
+
+    @property
+    def routed(self) -> ExperimentRecord | None:
+        """The experiment that divides requests: the running one, else the watch."""
+        return self.experiment or self.watch
 
 
 class RegistryError(RuntimeError):
@@ -80,12 +91,13 @@ class Registry:
         model = self._model() or {}
         versions = {a["alias"]: str(a["version"]) for a in model.get("aliases", [])}
         tags = {t["key"]: t.get("value", "") for t in model.get("tags", [])}
-        experiment = tags.get(EXPERIMENT_TAG)
+        experiment, watch = tags.get(EXPERIMENT_TAG), tags.get(WATCH_TAG)
         return Aliases(
             champion=versions.get(CHAMPION),
             challenger=versions.get(CHALLENGER),
             experiment=ExperimentRecord.model_validate_json(experiment) if experiment else None,
             previous_champion=tags.get(PREVIOUS_TAG) or None,
+            watch=ExperimentRecord.model_validate_json(watch) if watch else None,
         )
 
     def aliased(self) -> frozenset[str]:
@@ -140,6 +152,10 @@ class Registry:
     def set_experiment(self, experiment: ExperimentRecord | None) -> None:
         """Set the running experiment; none ends it."""
         self.set_tag(EXPERIMENT_TAG, experiment.model_dump_json() if experiment else "")
+
+    def set_watch(self, watched: ExperimentRecord | None) -> None:
+        """Set the test whose promoted version is watched; none ends the watch."""
+        self.set_tag(WATCH_TAG, watched.model_dump_json() if watched else "")
 
     def set_tag(self, key: str, value: str) -> None:
         """Set a tag of the registered model."""

@@ -45,7 +45,9 @@ from serving.slots.policy import CHARACTERS_PER_TOKEN, Policy
 from serving.slots.version_source import VersionSource
 from serving.status.cycle_history import CycleHistory
 from serving.status.data import Links, StatusData
+from serving.status.look_history import LookHistory
 from serving.status.move_history import MoveHistory
+from serving.status.request_history import RequestHistory
 from serving.status.routes import StatusSources
 
 log = logging.getLogger("serving")
@@ -118,7 +120,7 @@ async def serve(settings: Settings) -> None:
         follower = Follower(arms, VersionSource(registry, store, versions), metrics, serving.follow_seconds)
         gateway = Gateway(settings.model.name, access, arms, sampling, recorder, serving.showing)
         feedback = FeedbackService(access, recorder)
-        data = StatusData(registry, CycleHistory(store), MoveHistory(store))
+        data = StatusData(registry, CycleHistory(store), MoveHistory(store), LookHistory(store), RequestHistory(store))
         status = StatusSources(access, arms, spool, shipper, metrics, data, links(settings))
         completions_app = create_completions_app(gateway, feedback, status, hosts)
         feedback_app = create_feedback_app(feedback, metrics, hosts)

@@ -102,6 +102,9 @@ class Metrics:
             buckets=SECONDS,
             registry=registry,
         )
+        self.shadow_copies = Counter(
+            "tabloop_shadow_copies", "Copies of requests for a challenger that nobody sees", ("result",), registry=registry
+        )
         self.connections = Gauge("tabloop_connections", "Open connections of both ports", registry=registry)
         self.closed_connections = Counter(
             "tabloop_closed_connections",

@@ -16,7 +16,13 @@ settings.load_profile("tabloop")
 
 
 SHARED = {
-    "stack": ("tests/infra/", "tests/test_loop.py", "tests/test_documented_commands.py", "tests/flows/test_stopped.py"),
+    "stack": (
+        "tests/infra/",
+        "tests/test_loop.py",
+        "tests/test_releases.py",
+        "tests/test_documented_commands.py",
+        "tests/flows/test_stopped.py",
+    ),
     "trainer": ("tests/tasks/trainer/",),
     "flows": ("tests/flows/",),
 }

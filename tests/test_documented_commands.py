@@ -35,7 +35,7 @@ WITH_STACK = (
     r"python -m tasks\.offline .+",
     r"python -m tasks\.labels\.explain .*",
     r"python -m tasks\.experiments\.planner",
-    r"python -m tasks\.experiments (history|explain VERSION)",
+    r"python -m tasks\.experiments (history|explain VERSION|recompute ID|export ID)",
     r"prefect --no-prompt deploy --all",
     r"prefect deployment run .*",
 )
@@ -65,8 +65,10 @@ PLACEHOLDERS = {"NAME": "ada", "HASH": "0" * 32, r"\bID\b": "cmpl-0", r"\bVERSIO
 EXIT_CODES: Mapping[str, tuple[int, ...]] = {
     "python -m tasks.labels.explain ID": (1,),
     "python -m tasks.experiments.planner": (0, 1),
+    "python -m tasks.experiments recompute ID": (1,),
+    "python -m tasks.experiments export ID": (1,),
 }
-"""Expected exit codes other than 0: no cycle has collected this request; nobody has sent requests to plan from."""
+"""Expected exit codes other than 0: no cycle has collected this request; nobody has sent requests to plan from; no such test."""
 
 COMMANDS = commands()
 

@@ -149,6 +149,9 @@ class Loop:
         before = self._traffic.of_version(experiment.champion).answered
         needed, message = SETTLING * self._plan.verdict_requests, Interval()
         while state.aliases.experiment:
+            if await self._before_test(state.aliases.experiment):
+                state, before = await self._state(), self._traffic.of_version(experiment.champion).answered
+                continue
             champion = self._traffic.of_version(experiment.champion).answered - before
             count = min(self._traffic.of_version(experiment.challenger).answered, champion)
             if count < needed and time.time() < experiment.started + self._plan.verdict_seconds:
@@ -163,6 +166,15 @@ class Loop:
             if state.aliases.experiment:
                 await asyncio.sleep(POLL_SECONDS)
         return await self._state()
+
+    async def _before_test(self, experiment: ExperimentRecord) -> bool:
+        """Run the gate's deployment once in a stage before the test; return whether it is in one."""
+        if experiment.stage.name not in ("shadow", "ramp"):
+            return False
+        await asyncio.sleep(2 * POLL_SECONDS)
+        run = await self._run_deployment(WATCH)
+        self.say(f"A/B test, {experiment.stage.name}: {run.state}: {run.message[:220]}")
+        return True
 
     async def _run_deployment(self, name: str) -> FlowRun:
         """Run a deployment to its end, with progress messages, while developers type slowly."""

@@ -110,7 +110,7 @@ class CycleRow(Part):
     """Largest difference between the trainer's and the server's log-probability of a served token."""
     judge: float | None
     """Mean score of the held-out judge, 0 to 10."""
-    verdict: Literal["promote", "reject", "broken", "undecided", "refused", "running"]
+    verdict: Literal["promote", "reject", "breach", "broken", "undecided", "refused", "running"]
     """Of the A/B test; refused: the candidate met no user."""
     reason: str
     estimate: float | None

@@ -7,18 +7,22 @@ from rich.console import Console
 from rich.table import Table
 
 from evals.demo.record import Baselines, Comparison, CycleRow, Example, Rate, Report, VersionRow
+from infra import charts
+from infra.charts import Point
 from infra.records import RATIOS
 
 GROUND_NAMES = {"later": "the team's later code", "new": "new files", "seen": "text shared with training"}
-WIDTH, HEIGHT, MARGIN = 640, 220, 44
-STYLE = """
-body{font:15px/1.5 system-ui,sans-serif;max-width:980px;margin:2rem auto;padding:0 1rem;color:#1b2330;background:#fff}
-h1{font-size:1.5rem}h2{font-size:1.1rem;margin-top:2.2rem}
-table{border-collapse:collapse;width:100%}td,th{padding:.35rem .6rem;border-bottom:1px solid #dde3ea;text-align:left}
+STYLE = (
+    charts.STYLE
+    + """
+body{font:15px/1.5 system-ui,sans-serif;max-width:980px;margin:2rem auto;padding:0 1rem;color:var(--ink);background:var(--paper)}
+h1{font-size:1.5rem}h2{font-size:1.1rem;margin-top:2.2rem}a{color:var(--mark)}
+table{border-collapse:collapse;width:100%}td,th{padding:.35rem .6rem;border-bottom:1px solid var(--rule);text-align:left}
 td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}
-pre{background:#f4f6f9;padding:.7rem;border-radius:6px;overflow-x:auto;margin:.3rem 0;font-size:13px}
-.yes{background:#d8f3dc}.no{background:#fbe3e1}.note{color:#5b6675}svg text{font:12px system-ui,sans-serif;fill:#1b2330}
+pre{padding:.7rem;border:1px solid var(--rule);border-radius:6px;overflow-x:auto;margin:.3rem 0;font-size:13px}
+pre.yes{border-left:4px solid var(--yes)}pre.no{border-left:4px solid var(--no)}.note{color:var(--faint)}
 """
+)
 
 
 def write(report: Report, directory: Path) -> None:
@@ -199,46 +203,18 @@ def _ratio(value: float | None) -> str:
 def _bars(rows: list[VersionRow]) -> str:
     if not rows:
         return '<p class="note">No live traffic in this run.</p>'
-    top = max(row.acceptance.high for row in rows) * 1.1 or 1.0
-    step = (WIDTH - 2 * MARGIN) / len(rows)
-
-    def y(value: float) -> float:
-        return HEIGHT - MARGIN - value / top * (HEIGHT - 2 * MARGIN)
-
-    marks = []
-    for index, row in enumerate(rows):
-        x, a = MARGIN + (index + 0.5) * step, row.acceptance
-        marks.append(
-            f'<line x1="{x}" x2="{x}" y1="{y(a.low)}" y2="{y(a.high)}" stroke="#3a6ea5" stroke-width="3"/>'
-            f'<circle cx="{x}" cy="{y(a.rate)}" r="5" fill="#3a6ea5"/>'
-            f'<text x="{x + 10}" y="{y(a.rate) + 4}">{a.rate:.1%}</text>'
-            f'<text x="{x}" y="{HEIGHT - 22}" text-anchor="middle">v{escape(row.version)}</text>'
-            f'<text x="{x}" y="{HEIGHT - 6}" text-anchor="middle">n={a.n}</text>'
-        )
-    return _svg("".join(marks), "Acceptance per request by policy version")
+    rates = [(row, row.acceptance) for row in rows]
+    points = [Point(0, a.rate, a.low, a.high, f"v{row.version} (n={a.n})", f"{a.rate:.1%}") for row, a in rates]
+    told = "; ".join(f"version {row.version}: {a.rate:.1%}, from {a.low:.1%} to {a.high:.1%}" for row, a in rates)
+    return charts.series("Acceptance per request by policy version", told, points)
 
 
 def _curve(rows: list[CycleRow]) -> str:
     if not rows:
         return '<p class="note">No cycle yet.</p>'
-    low, high = min(0.0, *(r.mean_reward for r in rows)), max(0.01, *(r.mean_reward for r in rows))
-    step = (WIDTH - 2 * MARGIN) / len(rows)
-    points = [
-        (MARGIN + (i + 0.5) * step, HEIGHT - MARGIN - (r.mean_reward - low) / (high - low) * (HEIGHT - 2 * MARGIN))
-        for i, r in enumerate(rows)
-    ]
-    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    marks = "".join(
-        f'<circle cx="{x}" cy="{y}" r="4" fill="#b3541e"/><text x="{x + 8}" y="{y - 6}">{row.mean_reward:+.3f}</text>'
-        f'<text x="{x}" y="{HEIGHT - 12}" text-anchor="middle">{escape(row.cycle[-8:])}</text>'
-        for (x, y), row in zip(points, rows, strict=True)
-    )
-    return _svg(f'<polyline points="{line}" fill="none" stroke="#b3541e" stroke-width="2"/>{marks}', "Mean reward by cycle")
-
-
-def _svg(marks: str, label: str) -> str:
-    axis = f'<line x1="{MARGIN}" x2="{WIDTH - MARGIN}" y1="{HEIGHT - MARGIN}" y2="{HEIGHT - MARGIN}" stroke="#9aa5b1"/>'
-    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" role="img" aria-label="{label}">{axis}{marks}</svg>'
+    points = [Point(0, row.mean_reward, label=row.cycle[-8:], note=f"{row.mean_reward:+.3f}") for row in rows]
+    told = "; ".join(f"{row.cycle}: {row.mean_reward:+.3f}" for row in rows)
+    return charts.series("Mean reward by cycle", told, points, connected=True)
 
 
 def _example(example: Example) -> str:

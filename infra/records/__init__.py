@@ -7,8 +7,9 @@ the name says otherwise. `policy_version` is the MLflow version number of the we
 from infra.records.base import Arm, LabelOutcome, ObjectReference, Record, ShowLevel
 from infra.records.cycles import Bucket, CycleOutcome, Manifest, Profile, Quarantined, RewardTotals, Sample
 from infra.records.erasure import Amendment, Forgotten
-from infra.records.events import Completion, Feedback, FinishReason, NotTaken, OfflineExample, Outcome
+from infra.records.events import Completion, Feedback, FinishReason, NotTaken, OfflineExample, Outcome, ShadowCopy
 from infra.records.experiments import (
+    AnchorRecord,
     ArmEvidence,
     CheckResult,
     Decision,
@@ -17,17 +18,22 @@ from infra.records.experiments import (
     Plan,
     PlannedMetric,
     Rate,
+    Stage,
+    StageName,
     Verdict,
     VerdictName,
 )
 from infra.records.heldout import Case, HeldOutPlace, HeldOutSet, Program
+from infra.records.looks import Look
 from infra.records.measures import QUICK_MS, RATIOS, MeasuredGroup, Measures
 from infra.records.moves import Change, Move, MoveKind, State
+from infra.records.requests import MoveAnswer, MoveRequest
 
 __all__ = [
     "QUICK_MS",
     "RATIOS",
     "Amendment",
+    "AnchorRecord",
     "Arm",
     "ArmEvidence",
     "Bucket",
@@ -44,12 +50,15 @@ __all__ = [
     "HeldOutPlace",
     "HeldOutSet",
     "LabelOutcome",
+    "Look",
     "Manifest",
     "MeasuredGroup",
     "Measures",
     "MetricResult",
     "Move",
+    "MoveAnswer",
     "MoveKind",
+    "MoveRequest",
     "NotTaken",
     "ObjectReference",
     "OfflineExample",
@@ -63,7 +72,10 @@ __all__ = [
     "Record",
     "RewardTotals",
     "Sample",
+    "ShadowCopy",
     "ShowLevel",
+    "Stage",
+    "StageName",
     "State",
     "Verdict",
     "VerdictName",

@@ -83,6 +83,9 @@ class Completion(Record):
     assigned: str = ""
     """Experiment that assigned the request to an arm, also where another version answered; empty if none, and in events written
     before this field existed."""
+    assigned_arm: Arm | Literal[""] = ""
+    """Arm that the experiment assigned; empty if none did, and in events written before this field existed. In the watch over a
+    promoted version, its arm is still the challenger's."""
     temperature: float
     """Sampling temperature the server used."""
     top_p: float
@@ -155,6 +158,40 @@ class Feedback(Record):
     """Whether the client showed it from its own cache, without a request."""
     language: str = ""
     """Language of the code, as named by the event (infra/language.py); empty if the event does not name it."""
+
+
+class ShadowCopy(Record):
+    """A request that the challenger answered too, after the champion's answer was sent. Nobody sees its text, and no text, user
+    or project is recorded: it is no label, and nobody's data."""
+
+    id: str
+    """Id of this event ("shd-...")."""
+    time: float
+    """When the request arrived."""
+    experiment: str
+    """Experiment in its shadow stage."""
+    champion: str
+    """Version that answered the developer."""
+    challenger: str
+    """Version that answered the copy."""
+    failed: bool
+    """Whether the copy was not answered to its end."""
+    champion_empty: bool
+    """Whether the champion's text is blank."""
+    challenger_empty: bool
+    """Whether the challenger's text is blank."""
+    champion_first_ms: float
+    """Milliseconds to the champion's first token."""
+    challenger_first_ms: float | None
+    """Milliseconds to the challenger's first token; none if it gave no token."""
+    champion_ms: float
+    """Milliseconds to the end of the champion's generation."""
+    challenger_ms: float
+    """Milliseconds to the end of the challenger's generation, or to its failure."""
+    same_line: bool
+    """Whether both texts have the same first line."""
+    similarity: float
+    """Similarity of both texts, from 0, nothing in common, to 1, equal (Ratcliff and Obershelp); 0 for a failed copy."""
 
 
 class OfflineExample(Record):

@@ -2,18 +2,28 @@
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from infra.records.base import Arm, ObjectReference, Record
 
-VerdictName = Literal["promote", "reject", "broken", "undecided"]
-"""broken: the test went wrong, which says nothing about the challenger."""
+VerdictName = Literal["promote", "reject", "breach", "broken", "undecided"]
+"""breach: a guardrail of operation surely broke, at once. broken: the test went wrong, or could not tell anything, which says
+nothing about the challenger."""
 Mode = Literal["superiority", "non_inferiority", "acceptance"]
 """acceptance: the rule of tests that were opened before plans were recorded."""
 Design = Literal["by_user", "crossover"]
-Denominator = Literal["requests", "labelled", "judged", "user"]
-"""requests: all. labelled: judged, or without anything to judge. judged: the developer's answer is known. user: a number of each
-user's own."""
+Denominator = Literal["requests", "shown", "labelled", "judged", "user"]
+"""requests: all. shown: all, what was shown and not judged as what was judged. judged: the developer's answer is known. user: a
+number of each user's own. labelled: judged, or without anything to judge; only in earlier plans."""
+RULES = 2
+"""Number of the gate's rules as this code has them; it grows when the same plan and totals give another verdict."""
+
+StageName = Literal["shadow", "ramp", "test", "paused", "watch"]
+"""shadow: the challenger answers copies of requests that nobody sees. ramp: it serves a part of the planned share. test: it
+serves the planned share, and the verdict is computed from this stage alone. paused: the test ended without proof either way,
+and a person decides. watch: it was promoted, and the champion before it still serves the rest, the holdout."""
+Inconclusive = Literal["reject", "pause"]
+"""What the end of a test without proof either way does."""
 
 
 class PlannedMetric(Record):
@@ -31,12 +41,20 @@ class PlannedMetric(Record):
     """Loss that the team would give up for a gain in another metric."""
     relative: bool
     """Whether the margin is a share of the champion's mean; else it is in the metric's unit."""
+    weight: float = 0.0
+    """Of a success metric, its share in alpha; 0 for all of them: equal shares."""
+    immediate: bool = False
+    """Whether a sure breach of the margin ends the test at once (tasks/experiments/breach.py)."""
 
 
 class Plan(Record):
     """How a test is judged, written when it opens: later settings change nothing. A field is the setting of its name in
-    `experiment`, the last three in `collect`."""
+    `experiment`, the last three in `collect`. The defaults hold for tests that were opened before stages were recorded."""
 
+    rules: int = 1
+    """RULES when it was written: a decision is recomputed by these rules only."""
+    planned: str = ""
+    """What the planner chose and why (tasks/experiments/planner.py); empty: all is by setting."""
     mode: Mode
     """Rule to ship by (tasks/experiments/rules.py)."""
     design: Design = "by_user"
@@ -66,15 +84,37 @@ class Plan(Record):
     min_history_requests: int
     """Minimum requests of a user before the test; users with fewer do not count."""
     tolerated_users: int
-    """Number of users who may be made up without deciding the test."""
+    """Number of users who may be made up without deciding the test. From rules 2 on, of those who share a credential."""
     srm_alpha: float
     """Error level of each quality check."""
+    breach_alpha: float = 0.0
+    """Error level of the search for a breach, for all looks and metrics; 0: a test from before it was looked for."""
     max_both_arms: float
     """Maximum share of users who were served by both arms."""
     max_label_gap: float
     """Maximum difference of judged per shown completion between the arms, as a share."""
     max_request_gap: float
     """Maximum difference of requests per user between the arms, in logarithms."""
+    shadow_requests: int = 0
+    """Number of copies that the challenger answers unseen before its first user; 0: it has no shadow stage."""
+    shadow_share: float = 0.0
+    """Share of the champion's requests of which a copy is made meanwhile."""
+    shadow_failures: float = 1.0
+    """Maximum share of copies that the challenger does not answer to their end."""
+    shadow_slowdown: float = 0.0
+    """Maximum ratio of the challenger's median times to the champion's; 0: no limit."""
+    shadow_similarity: float = 0.0
+    """Minimum mean similarity of both versions' texts."""
+    ramp: tuple[float, ...] = ()
+    """Shares of the ramp, each smaller than the share of the test."""
+    ramp_requests: int = 0
+    """Minimum requests on the challenger's arm in each stage of the ramp."""
+    inconclusive: Inconclusive = "reject"
+    """What the end of the test without proof does."""
+    watch_seconds: float = 0.0
+    """Seconds for which a promoted version is watched beside its holdout; 0: it is not."""
+    holdout_share: float = 0.0
+    """Share of users, or of a user's blocks of time, whom the champion before serves meanwhile."""
     settle_seconds: float
     """Seconds to wait for feedback before a request counts."""
     join_seconds: float
@@ -83,8 +123,23 @@ class Plan(Record):
     """Days without a request after which a user is new again."""
 
 
+class Stage(Record):
+    """A stage of a test. It is decided a moment before it starts, so that every replica of serving knows it by then."""
+
+    name: StageName
+    """Name of the stage."""
+    share: float
+    """Share of users, or of a user's blocks of time, on the challenger's arm, 0 to 1."""
+    started: float
+    """When it starts, in Unix seconds: requests from then on belong to it. In a crossover, the start of a block."""
+    ends: float = 0.0
+    """When it ends by itself, in Unix seconds; 0: the next stage, or the end of the test, ends it."""
+    reason: str = ""
+    """Why it was entered, as a sentence; empty for the first."""
+
+
 class ExperimentRecord(Record):
-    """A running A/B test."""
+    """An A/B test, from its first stage to the end of the watch over the version that it promoted."""
 
     id: str
     """Experiment id; salts the assignment of users to arms."""
@@ -93,11 +148,52 @@ class ExperimentRecord(Record):
     challenger: str
     """Version on the challenger's arm."""
     share: float
-    """Share of users, or of a user's blocks of time, on the challenger's arm, 0 to 1."""
+    """Planned share of users, or of a user's blocks of time, on the challenger's arm, 0 to 1."""
     started: float
-    """When assignment began."""
+    """When it opened."""
     plan: Plan | None = None
     """How it is judged; none in moves by hand and in tests opened before plans were recorded."""
+    stages: tuple[Stage, ...] = ()
+    """Stages so far, the last one maybe about to start. Empty in moves by hand and in tests opened before stages were recorded:
+    the whole of these is a test at the planned share."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> "ExperimentRecord":
+        starts = [stage.started for stage in self.stages]
+        if starts != sorted(starts):
+            raise ValueError(f"experiment {self.id}: stages must be in the order of their start, got {starts}")
+        return self
+
+    @property
+    def stage(self) -> Stage:
+        """The last stage, which may start in a moment."""
+        return self.stages[-1] if self.stages else Stage(name="test", share=self.share, started=self.started)
+
+    @property
+    def counts_from(self) -> float:
+        """Since when requests count: the start of the last stage, of a paused test that of the test."""
+        counting = [stage for stage in self.stages if stage.name != "paused"]
+        return counting[-1].started if counting else self.started
+
+    def stage_at(self, now: float) -> Stage:
+        """Return the stage to which a request at a time belongs; the first one also before its start."""
+        begun = [stage for stage in self.stages if stage.started <= now]
+        return begun[-1] if begun else self.stages[0] if self.stages else self.stage
+
+
+class AnchorRecord(Record):
+    """A frozen version with which the champions that follow it are compared on a small share (tasks/experiments/anchor.py)."""
+
+    id: str
+    """Id of the comparison; salts the assignment of users to the anchor."""
+    version: str
+    """The frozen version."""
+    share: float
+    """Share of users, or of their blocks of time, whom it serves, 0 to 1."""
+    started: float
+    """When it was frozen, in Unix seconds."""
+    plan: Plan
+    """How it is compared; its alpha is the anchor's own, its planned requests when the comparison is sharpest."""
 
 
 class Rate(Record):
@@ -154,7 +250,7 @@ class Verdict(Record):
     """The verdict of the A/B gate, with its reason and statistics."""
 
     verdict: VerdictName
-    """promote, reject, broken or undecided."""
+    """promote, reject, breach, broken or undecided."""
     reason: str
     """The reason as a sentence, with the numbers behind it."""
     estimate: float | None = None
@@ -172,6 +268,10 @@ class Verdict(Record):
     promising: bool = False
     """Whether a rejected challenger only lacked proof of a gain and was surely not accepted less than the margin allows; training
     continues from it."""
+    inconclusive: bool = False
+    """Whether a planned end was reached without proof of a gain or a loss."""
+    breached: str = ""
+    """Guardrail whose sure breach ended the test or took the version back; empty: none."""
     metrics: tuple[MetricResult, ...] = ()
     """Every metric of the plan; empty while the arms cannot be compared."""
     checks: tuple[CheckResult, ...] = ()
@@ -184,9 +284,13 @@ class ArmEvidence(Record):
     during: dict[Arm, dict[str, tuple[float, ...]]]
     """By arm and name of a sum (tasks/experiments/totals.py), each user's sum during the test."""
     later: dict[Arm, dict[str, tuple[float, ...]]]
-    """The part of `during` from the test's second half; for a crossover, of each block's."""
+    """The part of `during` from the test's second half; under rules 1, for a crossover, from each block's."""
+    in_block: dict[Arm, dict[str, tuple[float, ...]]] = Field(default={})
+    """The part of `during` from the second half of each block of time."""
     before: dict[str, tuple[float, ...]]
     """Each user's sums before the test."""
+    immediate: dict[Arm, dict[str, tuple[float, ...]]] = Field(default={})
+    """As `during`, with the requests that are younger than the settling time: for a breach."""
     absent: dict[Arm, int]
     """Users with a history who are assigned to the arm and made no request that counts."""
 
@@ -201,7 +305,9 @@ class Decision(Record):
     decided: float
     """When the decision was made."""
     by: str
-    """"gate", or the person who decided by hand."""
+    """"gate", "watch" (over a promoted version), or the person who decided by hand."""
+    watch: Stage | None = None
+    """The watch that follows a promotion by the gate; none: everybody gets the new champion at once."""
     inputs: tuple[ObjectReference, ...] = ()
     """Event objects the verdict was computed from."""
     evidence: ArmEvidence | None = None

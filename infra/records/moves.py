@@ -3,14 +3,16 @@
 from typing import Literal
 
 from infra.records.base import Record
+from infra.records.experiments import StageName
 
 State = Literal["candidate", "challenger", "champion", "failed", "retired", "rolled_back"]
 """candidate: registered, not tested. challenger: in a running A/B test. champion: served to everyone outside the test. failed:
 its test rejected it. retired: was champion, and another version was promoted. rolled_back: was champion, and an earlier version
 was put back in its place."""
-MoveKind = Literal["begin", "open", "promote", "reject", "stop", "roll_back", "by_hand"]
-"""begin: the log begins with the champion that was found. open: a test opens. promote, roll_back: another version is champion.
-reject: a test rejects its challenger. stop: a test ends without a verdict on it. by_hand: an alias was moved in MLflow."""
+MoveKind = Literal["begin", "open", "advance", "promote", "reject", "stop", "roll_back", "settle", "by_hand"]
+"""begin: the log begins with the champion that was found. open: a test opens. advance: it enters its next stage. promote,
+roll_back: another version is champion. reject: a test rejects its challenger. stop: a test ends without a verdict on it. settle:
+the watch over a promoted version ends, and it stays. by_hand: an alias was moved in MLflow."""
 
 
 class Change(Record):
@@ -34,7 +36,8 @@ class Move(Record):
     changes: tuple[Change, ...]
     """The versions that changed their state."""
     by: str
-    """"gate", the cycle that opened the test, the person who asked, or "MLflow" for an alias that was moved there."""
+    """"gate", "watch" (over a promoted version), the cycle that opened the test, the person who asked, or "MLflow" for an alias
+    that was moved there."""
     reason: str
     """Why, as a sentence."""
     time: float
@@ -45,3 +48,8 @@ class Move(Record):
     """The champion after the move; empty: none."""
     challenger: str = ""
     """The challenger after the move; empty: none."""
+    stage: StageName | Literal[""] = ""
+    """Stage after the move of the running test, or "watch" of the version that it promoted; empty: neither, and in moves recorded
+    before stages existed."""
+    share: float = 0.0
+    """Share of users, or of their blocks of time, on the challenger's arm in that stage; in a watch, on the new champion's."""

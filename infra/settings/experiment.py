@@ -1,8 +1,8 @@
 """Settings of the A/B test. A test is judged by the settings as they were when it opened (tasks/experiments/plan.py)."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from infra.settings.section import Section
 
@@ -20,13 +20,17 @@ class Margins(Section):
     shown: float = Field(0.5, ge=0)
     """Completions shown per request, as a share of the champion's. Showing less is no loss by itself: accepts and characters
     count."""
+    cancelled: float = Field(0.05, ge=0)
+    """Completions per request that the developer dismissed, in 1."""
+    quick: float = Field(0.05, ge=0)
+    """Completions per request that were rejected within 750 ms, in 1."""
     empty: float = Field(0.25, ge=0)
     """Requests that the model answers with nothing, in 1 (0.25: a quarter of all requests more)."""
     failed: float = Field(0.02, ge=0)
     """Requests that the assigned version did not answer to their end, in 1: errors, fallbacks to the other version, and weights
     that changed meanwhile."""
-    requests_per_user: float = Field(0.25, ge=0)
-    """Requests of a user, in logarithms: 0.25 is a fifth fewer."""
+    requests_per_user: float = Field(0.2, ge=0)
+    """Requests of a user, in logarithms: 0.2 is 18 % fewer. Of a crossover, in a block of time."""
     ttft_p50: float = Field(0.15, ge=0)
     """Requests whose first token comes later than the median of both arms, in 1."""
     ttft_p95: float = Field(0.05, ge=0)
@@ -43,10 +47,23 @@ class Experiment(Section):
     mode: Literal["superiority", "non_inferiority"] = "superiority"
     """When a challenger is promoted. superiority: accepts, accepted characters or fewer annoyances per request are surely better,
     and no metric is worse than its margin. non_inferiority: no metric is worse than its margin, for a fast cadence of small
-    steps. Each step may lose a part of a margin, and nothing bounds what many steps lose."""
-    design: Literal["by_user", "crossover"] = "by_user"
+    steps. Each step may lose a part of a margin; `anchor_share` bounds what many steps lose."""
+    design: Literal["auto", "by_user", "crossover"] = "auto"
     """Who meets which version. by_user: a user meets one. crossover: a user meets both, in turns of `block_seconds`, and is
-    compared with themselves: for small teams (python -m tasks.experiments.planner)."""
+    compared with themselves: for teams below a few hundred. auto: what finds the smaller gain in the traffic of the last week, by
+    user where both find nearly as much (python -m tasks.experiments.planner)."""
+    gain: float = Field(0.1, gt=0)
+    """Gain of acceptance, as a share, that a test is long enough to find in four of five cases, if `max_days` allow it. Only
+    where `max_seconds` is 0."""
+    whole: Literal["days", "weeks"] = "days"
+    """A test whose length is chosen lasts whole days, or whole weeks."""
+    max_days: int = Field(28, ge=1)
+    """Longest test that is chosen in the mode superiority."""
+    fast_days: int = Field(2, ge=1)
+    """Longest test that is chosen in the mode non_inferiority."""
+    widen_margins: bool = True
+    """Whether a margin that a test of the chosen size cannot show is widened to what it can, which its plan says. Otherwise such
+    a margin prevents every promotion. Only where the planner chooses something: `design`, `planned_requests` or `max_seconds`."""
     margins: Margins = Margins()
     """Losses that are tolerated."""
     share: float = Field(0.5, gt=0, lt=1)
@@ -56,9 +73,10 @@ class Experiment(Section):
     each of the three success metrics has a third of it; for the margins, each metric has all of it, since all must hold."""
     min_requests: int = Field(500, ge=1)
     """Minimum requests per arm before a verdict."""
-    planned_requests: int = Field(20_000, ge=1)
+    planned_requests: int = Field(0, ge=0)
     """Requests per arm at which the test ends with promotion or rejection; before that, only a large difference ends it. To
-    detect a true difference d of acceptance per request near p with a power of 75 %, plan 19 p (1 - p) / d^2."""
+    detect a true difference d of acceptance per request near p with a power of 75 %, plan 19 p (1 - p) / d^2. 0: chosen from the
+    traffic, so that `max_seconds` ends the test."""
     max_characters: int = Field(80, ge=1)
     """Maximum accepted characters of one completion that the test counts, so that a few very long accepts do not decide it."""
     max_user_weight: float = Field(5.0, gt=0)
@@ -82,12 +100,52 @@ class Experiment(Section):
     adjustment."""
     block_seconds: float = Field(3_600.0, gt=0)
     """Seconds for which a crossover serves a user the same version; long beside the time in which a completion is judged."""
-    max_seconds: float = Field(86_400.0, gt=0)
+    max_seconds: float = Field(0.0, ge=0)
     """Maximum duration of an experiment in seconds. It is a planned end like `planned_requests`: without a verdict by then, the
     challenger is rejected."""
+    shadow_requests: int = Field(200, ge=0)
+    """Number of copies of requests that a challenger answers before its first user, unseen, after the champion's answer was sent.
+    Its times, failures and texts are compared with the champion's. 0: no shadow stage."""
+    shadow_share: float = Field(0.2, gt=0, le=1)
+    """Share of the champion's requests of which a copy is made meanwhile; fewer are made under load."""
+    shadow_failures: float = Field(0.02, ge=0, le=1)
+    """Maximum share of copies that the challenger does not answer to their end."""
+    shadow_slowdown: float = Field(2.0, ge=0)
+    """Maximum ratio of the challenger's median time to the first token, and in all, to the champion's. 0: no limit."""
+    shadow_similarity: float = Field(0.1, ge=0, le=1)
+    """Minimum mean similarity of both versions' texts, from 0, nothing in common, to 1, equal. Two equal models that sample
+    differ, too: this finds broken weights, not changed ones. 0: no limit."""
+    ramp: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = (0.1, 0.25)
+    """Shares of users, or of their blocks of time, on the challenger's arm before `share`, growing; those of `share` or more are
+    left out. All stages before the test take a quarter of `max_seconds` if each holds; users pass from the champion to the
+    challenger as the share grows, never back. Empty: no ramp."""
+    ramp_requests: int = Field(50, ge=0)
+    """Minimum requests on the challenger's arm in each stage of the ramp. 0: its time is enough."""
+    inconclusive: Literal["reject", "pause"] = "reject"
+    """What a planned end without proof of a gain or a loss does. reject: the challenger is rejected. pause: the split stays
+    until a person promotes (`make promote`) or ends the test (`make rollback`); a sure breach of a guardrail still ends it."""
+    watch_seconds: float = Field(3_600.0, ge=0)
+    """Seconds for which a version that the test promoted is watched beside the champion before; a sure breach or loss takes it
+    back. No test opens meanwhile. 0: no watch, and everybody gets the new champion at once."""
+    holdout_share: float = Field(0.1, gt=0, lt=1)
+    """Share of users, or of their blocks of time, whom the champion before serves during the watch."""
+    budget: Literal["none", "lord"] = "none"
+    """How successive tests share `alpha`. none: each has all of it. lord: at most a share `alpha` of all promotions is by error;
+    a test's level falls with the tests since the last promotion and rises with each (evals/multiple.py). It costs power."""
+    anchor_share: float = Field(0.0, ge=0, lt=0.5)
+    """Share of users, or of their blocks of time, who stay on a frozen version, the anchor, while champions follow one another;
+    it comes back when these are surely worse. For the mode non_inferiority. 0: no anchor."""
+    anchor_alpha: float = Field(0.05, gt=0, lt=0.5)
+    """Two-sided error level of the comparison with the anchor, for all looks together."""
+    max_lost_children: int = Field(3, ge=0)
+    """Number of candidates in a row, trained from one promising version, that are rejected and not promising, after which
+    training goes on from the champion again. 0: no limit."""
     srm_alpha: float = Field(0.001, gt=0, lt=1)
     """Error level of each quality check, for all looks together: the split of users (sample-ratio mismatch), users who drop out,
     requests per user, and judged per shown completion. A test that fails one ends as broken."""
+    breach_alpha: float = Field(0.01, gt=0, lt=1)
+    """Error level of the search for a breach, for all looks and metrics together: failures, times or empty answers surely beyond
+    their margin roll a challenger back at once, before `min_requests` and without labels."""
     max_both_arms: float = Field(0.02, ge=0, lt=1)
     """Maximum share of users, and at least one, who were served by both arms of a test by user; they are set aside. With more,
     the test ends as broken."""
@@ -98,3 +156,10 @@ class Experiment(Section):
     max_request_gap: float = Field(0.05, ge=0)
     """Maximum difference of requests per user between the arms, in logarithms, that does not break a test: rates per request
     cannot be compared where the requests differ."""
+
+    @field_validator("ramp")
+    @classmethod
+    def _growing(cls, value: tuple[float, ...]) -> tuple[float, ...]:
+        if list(value) != sorted(set(value)):
+            raise ValueError(f"expected shares that grow, such as 0.1, 0.25, got {', '.join(map(str, value))}")
+        return value

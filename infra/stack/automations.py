@@ -23,19 +23,27 @@ BLOCK = "tabloop"
 PREFIX = "tabloop: "
 SILENT = timedelta(minutes=15)
 """Longest time without a finished run of the watch."""
+REMIND = timedelta(hours=6)
+"""Time between two messages that a test waits."""
 FLOW: dict[str, Any] = {"match": {"prefect.resource.id": "prefect.flow-run.*"}}
 RUN = '": " ~ event.resource["prefect.state-name"] ~ ": " ~ (event.resource["prefect.state-message"] or "")'
 """Jinja's expression of a run's state; an event of Prefect 3 has both labels."""
-NAMES = ("cycle failed", "rollback", "experiment stuck")
+NAMES = ("cycle failed", "rollback", "rollback by the watch", "experiment stuck", "experiment waits")
+LOOKED = ("Shadow", "Ramp", "Advanced", "Undecided", "Paused", "Stuck", "Watching", "WatchOver")
+ENDED = ("Promoted", "Rejected", "RolledBack", "Broken", "NoExperiment")
+"""Names of the states of a run of the watch (flows/experiment.py)."""
 
 
 def automations(block: UUID) -> Iterator[Automation]:
     """Yield the automations that call a webhook's block."""
-    failed, rollback, stuck = NAMES
+    failed, rollback, by_watch, stuck, waits = NAMES
     ended = {"prefect.flow-run.Failed", "prefect.flow-run.Crashed"}
     yield _automation(failed, block, RUN, trigger=_of("cycle", ended))
     yield _automation(rollback, block, RUN, trigger=_of("rollback", {"prefect.flow-run.RolledBack"}))
-    finished = {f"prefect.flow-run.{name}" for name in ("Undecided", "Promoted", "Rejected", "Broken", "NoExperiment")}
+    yield _automation(by_watch, block, RUN, trigger=_of("experiment", {"prefect.flow-run.RolledBack"}))
+    still = {"prefect.flow-run.Stuck", "prefect.flow-run.Paused"}  # of every run meanwhile: posted once in REMIND
+    yield _automation(waits, block, RUN, trigger=_of("experiment", still, threshold=1, within=REMIND))
+    finished = {f"prefect.flow-run.{name}" for name in (*LOOKED, *ENDED)}
     minutes = f'": no run of the watch has finished for {SILENT.total_seconds() / 60:.0f} minutes"'
     yield _automation(
         stuck, block, minutes, trigger=_of("experiment", finished, posture=Posture.Proactive, threshold=1, within=SILENT)

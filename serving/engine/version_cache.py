@@ -97,8 +97,8 @@ class VersionCache:
 
     def remember_aliases(self, aliases: Aliases) -> None:
         """Write the registry's aliases."""
-        experiment = aliases.experiment.model_dump() if aliases.experiment else None
-        self._write(ALIASES, {**asdict(aliases), "experiment": experiment})
+        tests = {"experiment": aliases.experiment, "watch": aliases.watch}
+        self._write(ALIASES, {**asdict(aliases), **{name: test and test.model_dump() for name, test in tests.items()}})
 
     def _slots(self) -> dict[str, str]:
         return self._read(SLOTS, _versions_by_slot) or {}
@@ -129,8 +129,12 @@ class VersionCache:
 
 
 def _aliases(fields: dict[str, Any]) -> Aliases:
-    experiment = fields.pop("experiment")
-    return Aliases(**fields, experiment=ExperimentRecord.model_validate(experiment) if experiment else None)
+    experiment, watch = fields.pop("experiment"), fields.pop("watch", None)  # no watch in files of earlier releases
+    return Aliases(**fields, experiment=_test(experiment), watch=_test(watch))
+
+
+def _test(fields: dict[str, Any] | None) -> ExperimentRecord | None:
+    return ExperimentRecord.model_validate(fields) if fields else None
 
 
 def _versions_by_slot(fields: dict[str, str]) -> dict[str, str]:

@@ -20,6 +20,7 @@ from serving.gateway.generation import Generation
 from serving.gateway.openapi import DocumentedApp, Post, answers, any_of, header
 from serving.gateway.requests import read_json
 from serving.gateway.responses import StreamedResponse, WholeResponse
+from serving.gateway.shadow import Shadow
 from serving.gateway.showing import ShowTerms
 from serving.recording.recorder import Recorder
 from serving.slots.arms import Arms, Route
@@ -47,6 +48,7 @@ class Gateway:
 def add_completions(app: DocumentedApp, gateway: Gateway) -> None:
     """Add the completion routes of all dialects, and their other routes."""
     model = ServedModel(gateway.model, gateway.policy.max_context)
+    shadow = Shadow(gateway.arms, gateway.policy, gateway.recorder)
     formats: dict[str, list[tuple[Dialect, CompletionFormat]]] = {}
     for dialect in DIALECTS:
         dialect.add_routes(app, gateway.access, model)
@@ -54,14 +56,14 @@ def add_completions(app: DocumentedApp, gateway: Gateway) -> None:
             formats.setdefault(completions.path, []).append((dialect, completions))
     for path, choices in formats.items():
         # Starlette's route: FastAPI's would look for dependencies in each request, and there are none.
-        app.add_route(path, _endpoint(gateway, model, choices), methods=["POST"])
+        app.add_route(path, _endpoint(gateway, shadow, model, choices), methods=["POST"])
         answer = any_of([completions.answer for _, completions in choices])
         body = any_of([completions.schema for _, completions in choices])
         app.posts[path] = Post(body, answers(answer, events=True), (LEVEL_HEADER,))
 
 
 def _endpoint(
-    gateway: Gateway, model: ServedModel, choices: Sequence[tuple[Dialect, CompletionFormat]]
+    gateway: Gateway, shadow: Shadow, model: ServedModel, choices: Sequence[tuple[Dialect, CompletionFormat]]
 ) -> Callable[[Request], Awaitable[Response]]:
     """Return the endpoint of a path: the first dialect that recognizes the body reads it, else the first of the list."""
 
@@ -74,17 +76,18 @@ def _endpoint(
         if isinstance(parsed, Response):
             return parsed
         caller = gateway.access.caller(request.headers, credential, _user(body), client_name(request.headers, body))
-        routes = _routes(request, gateway, caller, credential)
+        arrived = gateway.clock()  # one time decides the arm and is the event's: a block of a crossover may end meanwhile
+        routes = _routes(request, gateway, caller, credential, arrived)
         completion_id = f"cmpl-{uuid.uuid4()}"
         showing = _show_terms(request, gateway, caller, completion_id)
         if caller.opted_out:  # before the response: feedback may arrive before its end
             who, asked = (caller.project, caller.user), parsed.request
             gateway.recorder.opt_outs.add(who, completion_id, asked.prefix, asked.suffix)
-        generation = Generation(completion_id, parsed.request, caller, routes, gateway.policy, showing, gateway.clock())
+        generation = Generation(completion_id, parsed.request, caller, routes, gateway.policy, showing, arrived)
         generation.file = gateway.access.file_hash(caller.project, parsed.request.path)
         if parsed.events:
-            return StreamedResponse(generation, gateway.recorder, parsed.events(generation))
-        return WholeResponse(generation, gateway.recorder, parsed.render)
+            return StreamedResponse(generation, gateway.recorder, shadow.offer, parsed.events(generation))
+        return WholeResponse(generation, gateway.recorder, shadow.offer, parsed.render)
 
     return complete
 
@@ -105,11 +108,11 @@ def _show_terms(request: Request, gateway: Gateway, caller: Caller, completion_i
     return ShowTerms(level, settings.price(level), *gateway.recorder.acceptance.shares(caller.project, caller.user), audit)
 
 
-def _routes(request: Request, gateway: Gateway, caller: Caller, credential: Credential) -> list[Route]:
+def _routes(request: Request, gateway: Gateway, caller: Caller, credential: Credential, now: float) -> list[Route]:
     """Return the slots to try: those of the caller's arm, or the one that a caller with the role `versions` pins by header."""
     arm, version = request.headers.get("x-tabloop-arm", ""), request.headers.get("x-tabloop-version", "")
     if not arm and not version:
-        return gateway.arms.route(caller.user, time.time(), experiments=caller.experiments, version=caller.version)
+        return gateway.arms.route(caller.user, now, experiments=caller.experiments, version=caller.version)
     credential.require("versions")
     try:
         return [gateway.arms.pinned(arm, version)]

@@ -87,6 +87,16 @@ class Generation:
         return self._detokenizer.text[: self._display.limit]
 
     @property
+    def generated(self) -> str:
+        """All text so far, with what is not shown."""
+        return self._detokenizer.generated
+
+    @property
+    def route(self) -> Route | None:
+        """The route that is, or was, sampled from; none before."""
+        return self._route
+
+    @property
     def finished(self) -> bool:
         """Whether sampling has ended."""
         return self.finish != "disconnected"
@@ -184,7 +194,8 @@ class Generation:
             pinned=self._route.pinned,
             arm=self._route.arm,
             experiment=self._route.experiment if in_experiment else "",
-            assigned=self.routes[0].experiment,
+            assigned=self._route.assigned.experiment,
+            assigned_arm=self._route.assigned.arm,
             temperature=self.engine_request.temperature,
             top_p=self.engine_request.top_p,
             max_tokens=self.engine_request.max_tokens,
@@ -229,14 +240,14 @@ class Generation:
         if estimate and holds and showing.price is not None:
             place = Place(asked.prefix, asked.suffix, asked.language, showing.user_acceptance, showing.project_acceptance)
             return ShowBest(estimate.at(place), showing, showing.price, request.max_tokens)
-        floor = self.policy.sampling[route.arm].withhold_below
+        floor = self.policy.sampling[route.sampled_as].withhold_below
         return WithholdBelow(floor) if floor > 0 and self._has_tokens else ShowAll()
 
     def _request_of(self, route: Route) -> EngineRequest:
         """Return the engine's request, its prompt cut to the engine's context."""
-        self.exploring = not route.pinned and self.policy.explores(route.arm, self.id)
+        self.exploring = not route.pinned and self.policy.explores(route.sampled_as, self.id)
         request = self.policy.request(
-            self._full_prompt, route.arm, route.version, self.request.max_tokens, exploring=self.exploring
+            self._full_prompt, route.sampled_as, route.version, self.request.max_tokens, exploring=self.exploring
         )
         max_context = route.slot.engine.max_context
         if max_context is None or len(self._full_prompt) + request.max_tokens <= max_context:

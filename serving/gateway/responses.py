@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -15,14 +16,18 @@ from serving.gateway.errors import BROKEN_OFF
 from serving.gateway.generation import Generation, Unavailable
 from serving.recording.recorder import Recorder
 
+Answered = Callable[[Generation], None]
+"""Told of a generation once its answer was sent whole."""
+
 
 class CompletionResponse(Response, ABC):
     """Runs a generation while it watches the connection; when the client leaves, the generation ends."""
 
-    def __init__(self, generation: Generation, recorder: Recorder) -> None:
+    def __init__(self, generation: Generation, recorder: Recorder, answered: Answered) -> None:
         super().__init__()
         self.generation = generation
         self._recorder = recorder
+        self._answered = answered
         self._looked_ahead = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -45,6 +50,7 @@ class CompletionResponse(Response, ABC):
             await self.record()
             raise
         await self.end(send)
+        self._answered(self.generation)
 
     def look_ahead(self) -> None:
         """Search the code around the cursor for secrets, once; called after the first text, so that no other first text waits."""
@@ -70,8 +76,8 @@ class CompletionResponse(Response, ABC):
 class WholeResponse(CompletionResponse):
     """One JSON body at the end."""
 
-    def __init__(self, generation: Generation, recorder: Recorder, render: Render) -> None:
-        super().__init__(generation, recorder)
+    def __init__(self, generation: Generation, recorder: Recorder, answered: Answered, render: Render) -> None:
+        super().__init__(generation, recorder, answered)
         self._render = render
 
     async def generate(self, send: Send) -> None:
@@ -89,8 +95,8 @@ class WholeResponse(CompletionResponse):
 class StreamedResponse(CompletionResponse):
     """Server-sent events, token by token. The connection is closed at the end, since Continue does not stop at [DONE]."""
 
-    def __init__(self, generation: Generation, recorder: Recorder, events: Events) -> None:
-        super().__init__(generation, recorder)
+    def __init__(self, generation: Generation, recorder: Recorder, answered: Answered, events: Events) -> None:
+        super().__init__(generation, recorder, answered)
         self._started = False
         self._events = events
         self._rest = ""

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Mapping
 
 from infra.acceptance import PastAcceptance
-from infra.records import Completion, Feedback, Outcome
+from infra.records import Completion, Feedback, Outcome, ShadowCopy
 from infra.redaction.events import without_text
 from infra.redaction.texts import Texts
 from serving.metrics import Metrics
@@ -27,7 +27,7 @@ class Recorder:
         self.spool = spool
         self.opt_outs = opt_outs
         self.acceptance = PastAcceptance()
-        self._metrics = metrics
+        self.metrics = metrics
         self._redactor = redactor
         self._writing: set[asyncio.Task[None]] = set()
         self._ahead: deque[Texts] = deque()
@@ -37,7 +37,7 @@ class Recorder:
 
         It is on the disk before any later feedback is acknowledged. If the spool refuses it, the loss is counted and logged.
         """
-        self._metrics.completed(row)
+        self.metrics.completed(row)
         if row.opted_out:
             self._write(without_text(row))
         elif not self._redactor.is_long(row):
@@ -47,6 +47,13 @@ class Recorder:
             self._writing.add(task)
             task.add_done_callback(self._writing.discard)
             await asyncio.shield(task)
+
+    def record_copy(self, row: ShadowCopy) -> None:
+        """Write a copy's event to the spool's file. One that the spool refuses is lost, and logged."""
+        try:
+            self.spool.write(row).add_done_callback(lambda on_disk: on_disk.exception())  # read, so that asyncio does not log it
+        except (SpoolFull, OSError) as error:
+            log.warning("copy %s is not recorded: %s", row.id, error)
 
     def scan_ahead(self, prefix: str, suffix: str, language: str = "") -> None:
         """Scan the code around a cursor for secrets while the engine works, so that `record_completion` finds them cached.
@@ -78,7 +85,7 @@ class Recorder:
         await self.spool.append(written)
         if not held:
             self._count(row)
-        self._metrics.feedback_received(row)
+        self.metrics.feedback_received(row)
 
     def _count(self, row: Feedback) -> None:
         accepted = ACCEPTED.get(row.outcome)
@@ -113,7 +120,7 @@ class Recorder:
             self._write(redacted)
 
     def _write(self, row: Completion) -> None:
-        self._metrics.redacted.inc(row.redacted)
+        self.metrics.redacted.inc(row.redacted)
 
         def synced(on_disk: asyncio.Future[None]) -> None:
             if error := on_disk.exception():
@@ -125,5 +132,5 @@ class Recorder:
             self._lost(row, error)
 
     def _lost(self, row: Completion, error: BaseException) -> None:
-        self._metrics.unrecorded.inc()
+        self.metrics.unrecorded.inc()
         log.error("completion %s is not recorded: %s", row.id, error)

@@ -1,6 +1,6 @@
 """The spool: events on this machine's disk until they are shipped, so that serving does not depend on the object store.
 
-One journal per kind: SPOOL/completions/SEGMENT.jsonl, SPOOL/feedback/SEGMENT.jsonl. SPOOL/bad holds unshippable ones.
+One journal per kind: SPOOL/completions/SEGMENT.jsonl, SPOOL/feedback/..., SPOOL/shadow/.... SPOOL/bad holds unshippable ones.
 """
 
 import asyncio
@@ -9,11 +9,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from infra.records import Completion, Feedback
+from infra.records import Completion, Feedback, ShadowCopy
 from serving.recording.journal import SUFFIX, Journal
 
-Event = Completion | Feedback
-KINDS: dict[str, type[Event]] = {"completions": Completion, "feedback": Feedback}
+Event = Completion | Feedback | ShadowCopy
+KINDS: dict[str, type[Event]] = {"completions": Completion, "feedback": Feedback, "shadow": ShadowCopy}
+KIND_OF: dict[type[Event], str] = {record: kind for kind, record in KINDS.items()}
 
 
 class SpoolFull(RuntimeError):
@@ -21,7 +22,7 @@ class SpoolFull(RuntimeError):
 
 
 class Spool:
-    """Both journals and the size of the events that wait in them."""
+    """The journals and the size of the events that wait in them."""
 
     def __init__(self, directory: Path, max_bytes: int, clock: Callable[[], float] = time.time) -> None:
         self.directory = directory
@@ -42,7 +43,7 @@ class Spool:
         if self.bytes >= self._max_bytes:
             raise SpoolFull(f"{self.bytes} bytes of events wait for the object store, the limit is {self._max_bytes}")
         line = event.model_dump_json().encode() + b"\n"
-        on_disk = self.journals["completions" if isinstance(event, Completion) else "feedback"].write(line)
+        on_disk = self.journals[KIND_OF[type(event)]].write(line)
         self.bytes += len(line)
         return on_disk
 

@@ -1,8 +1,10 @@
 """The routing of requests: two slots, the versions they hold, and the sticky split of an experiment's users."""
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
-from infra.assignment import assigned_arm
+from infra.assignment import assigned_arm, divides
 from infra.records import Arm, ExperimentRecord
 from infra.showing import Estimate
 from serving.slots.client import SlotEngine
@@ -37,6 +39,15 @@ class Slot:
 
 
 @dataclass(frozen=True)
+class Assignment:
+    """The experiment and the arm of a request, whichever version answers it."""
+
+    experiment: str = ""
+    """Empty: no experiment assigns it."""
+    arm: Arm | Literal[""] = ""
+
+
+@dataclass(frozen=True)
 class Route:
     """The slot and version of one completion, and the arm and experiment that it counts for."""
 
@@ -44,9 +55,13 @@ class Route:
     version: str
     arm: Arm
     experiment: str
+    """Empty where another version answers than the assigned arm's."""
     pinned: bool = False
     estimate: Estimate | None = None
     """The estimate that decides what is shown; none: all is shown."""
+    assigned: Assignment = Assignment()
+    sampled_as: Arm = "champion"
+    """The arm by whose settings it is sampled. Once a version is promoted, also its holdout is sampled as the champion is."""
 
 
 @dataclass
@@ -59,8 +74,13 @@ class Arms:
     challenger: int | None = None
     """Index of the challenger's slot; None if there is no challenger or its slot is not ready."""
     experiment: ExperimentRecord | None = None
+    """The running test."""
+    watch: ExperimentRecord | None = None
+    """The test whose promoted version is watched."""
     problems: dict[str, str] = field(default_factory=dict)
     """The follower's current failures by role or part, for the status page."""
+    _met: str = ""
+    """Id of the experiment both of whose versions were up at once since this app started."""
 
     @property
     def ready(self) -> bool:
@@ -70,29 +90,55 @@ class Arms:
     def route(self, user: str, now: float, *, experiments: bool = True, version: str = "") -> list[Route]:
         """Return the routes for a user's completion at a time, best first; the others replace an engine that fails.
 
-        A user pinned to a version gets it if a slot holds it; a user without experiments gets the champion. An experiment counts
-        only while both arms serve the versions it compares: otherwise users of the missing arm would drop out of the comparison
-        and users of the other arm would not. In an experiment the estimates decide what is shown only if both versions have one:
-        otherwise it would compare showing with showing everything, and not the versions.
+        A user pinned to a version gets it if a slot holds it; a user without experiments gets the champion. An experiment begins
+        once both arms serve the versions it compares: otherwise users of the missing arm would drop out of the comparison and
+        users of the other arm would not. From then on it assigns every request, also while an engine is down and the other
+        version answers: a version that crashes loses these requests. In an experiment the estimates decide what is shown only if
+        both versions have one: otherwise it would compare showing with showing everything, and not the versions.
+
+        Args:
+            user: the keyed hash of the user's name.
+            now: when the request arrived, in Unix seconds; the event has the same time.
+            experiments: whether the user takes part in experiments.
+            version: the version that the user is pinned to; empty: none.
         """
-        champion, challenger = self._slot("champion"), self._slot("challenger")
         up = [slot for slot in self.slots if slot.up]
         routes = [self._route(slot, self._role(slot), "", pinned=True) for slot in up if slot.version == version]
-        running = self.experiment if experiments and not version else None
-        if (
-            running
-            and champion
-            and challenger
-            and (champion.version, challenger.version) == (running.champion, running.challenger)
-        ):
-            arm = assigned_arm(running, user, now)
-            alike = champion.estimate is not None and challenger.estimate is not None
-            routes.append(self._route(challenger if arm == "challenger" else champion, arm, running.id, estimated=alike))
-        routes += [self._route(slot, self._role(slot), "") for slot in ([champion] if champion else []) + up]
-        first_of_slot: dict[int, Route] = {}
-        for route in routes:
-            first_of_slot.setdefault(route.slot.index, route)
-        return list(first_of_slot.values())
+        if (running := self.experiment or self.watch) and experiments and not version and divides(running, now):
+            return self._divided(running, up, assigned_arm(running, user, now))
+        return _one_of_each_slot(routes + self._others(up))
+
+    def _divided(self, running: ExperimentRecord, up: Sequence[Slot], arm: Arm) -> list[Route]:
+        """Return the routes of a request of an experiment."""
+        slots = {version: slot for slot in up if (version := slot.version) in (running.champion, running.challenger)}
+        if len(slots) == 2:
+            self._met = running.id
+        if self._met != running.id:
+            return _one_of_each_slot(self._others(up))
+        assigned, routes = Assignment(running.id, arm), []
+        if slot := slots.get(running.challenger if arm == "challenger" else running.champion):
+            alike = all(slot.estimate is not None for slot in self.slots)
+            route = self._route(slot, arm, running.id, estimated=alike)
+            routes.append(replace(route, sampled_as="champion") if running.stage.name == "watch" else route)
+        return [replace(route, assigned=assigned) for route in _one_of_each_slot(routes + self._others(up))]
+
+    def _others(self, up: Sequence[Slot]) -> list[Route]:
+        """Return the routes of a request that no experiment assigns: the champion's slot, then any that is up."""
+        champion = self._slot("champion")
+        return [self._route(slot, self._role(slot), "") for slot in [*([champion] if champion else []), *up]]
+
+    def shadow(self, now: float) -> tuple[ExperimentRecord, Slot] | None:
+        """Return the test whose challenger answers copies now, and its slot; None if there is none, or no slot held it yet.
+
+        A slot that fails later is still returned: copies fail with it.
+        """
+        running, champion = self.experiment, self._slot("champion")
+        if running is None or running.stage_at(now).name != "shadow" or not champion or champion.version != running.champion:
+            return None
+        slot = self.slots[1 - champion.index]
+        if slot.up and slot.version == running.challenger:
+            self._met = running.id
+        return (running, slot) if self._met == running.id else None
 
     def pinned(self, arm: str = "", version: str = "") -> Route:
         """Return the route of a completion pinned to an arm or a version.
@@ -120,4 +166,13 @@ class Arms:
     @staticmethod
     def _route(slot: Slot, arm: Arm, experiment: str, *, pinned: bool = False, estimated: bool = True) -> Route:
         assert slot.version is not None
-        return Route(slot, slot.version, arm, experiment, pinned, slot.estimate if estimated else None)
+        estimate = slot.estimate if estimated else None
+        return Route(slot, slot.version, arm, experiment, pinned, estimate, sampled_as=arm)
+
+
+def _one_of_each_slot(routes: Sequence[Route]) -> list[Route]:
+    """Return the first route of each slot."""
+    first: dict[int, Route] = {}
+    for route in routes:
+        first.setdefault(route.slot.index, route)
+    return list(first.values())

@@ -159,7 +159,8 @@ class Follower:
         arms = self._arms
         if plan.champion != arms.champion:
             log.info("champion: slot %s", plan.champion)
-        arms.champion, arms.challenger, arms.experiment = plan.champion, plan.challenger, self._aliases.experiment
+        arms.champion, arms.challenger = plan.champion, plan.challenger
+        arms.experiment, arms.watch = self._aliases.experiment, self._aliases.watch
 
     def _report_unloadable(self, versions: Sequence[str | None], plan: SlotPlan) -> None:
         """Set a problem for a role whose version no slot holds and none can load."""
@@ -244,5 +245,6 @@ class Follower:
         in_use = {slot.version or "" for slot in self._arms.slots} | {
             self._aliases.champion or "",
             self._aliases.challenger or "",
+            *([routed.champion, routed.challenger] if (routed := self._aliases.routed) else []),
         }
         self._source.remember_slot(load.slot, load.version, in_use)

@@ -14,7 +14,7 @@ class Load:
 
     slot: int
     version: str
-    role: Literal["champion", "challenger"]
+    role: Literal["champion", "challenger", "holdout"]
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,8 @@ class SlotPlan:
 
 def plan_slots(aliases: Aliases, versions: Sequence[str | None], loadable: Sequence[bool], champion: int | None) -> SlotPlan:
     """Plan the slots from the registry's aliases. Only slots that are up get a role.
+
+    During the watch over a promoted version the other slot holds the champion before it, as holdout.
 
     If the registry names no champion, any slot that is up serves.
 
@@ -51,7 +53,15 @@ def plan_slots(aliases: Aliases, versions: Sequence[str | None], loadable: Seque
     current = current if current in holders else holders[0]
     other = 1 - current
     if aliases.challenger is None or aliases.challenger == aliases.champion:
-        return SlotPlan(current, None, None)
+        return SlotPlan(current, None, _holdout(aliases, versions, loadable, other))
     if versions[other] == aliases.challenger:
         return SlotPlan(current, other, None)
     return SlotPlan(current, None, Load(other, aliases.challenger, "challenger") if loadable[other] else None)
+
+
+def _holdout(aliases: Aliases, versions: Sequence[str | None], loadable: Sequence[bool], other: int) -> Load | None:
+    """Return the load of the champion before a watched one, which most often stays in the slot that it had."""
+    watch = aliases.watch
+    if watch is None or watch.challenger != aliases.champion or versions[other] == watch.champion or not loadable[other]:
+        return None
+    return Load(other, watch.champion, "holdout")

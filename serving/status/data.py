@@ -1,4 +1,4 @@
-"""The status page's data from registry and store: the last analysis of an A/B test, the newest versions, cycles and moves."""
+"""The status page's data from registry and store: the A/B test with its looks, the newest versions, cycles and moves."""
 
 import asyncio
 import math
@@ -6,16 +6,19 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from infra.records import Decision, Move
+from infra.records import Decision, ExperimentRecord, Move
 from infra.registry import ModelVersion, Registry
 from serving.status.cycle_history import Cycle, CycleHistory
+from serving.status.look_history import LookHistory, Watched
 from serving.status.move_history import MoveHistory
+from serving.status.request_history import Asked, RequestHistory
 
 REFRESH_SECONDS = 5.0
 """Shortest interval between two reads."""
 MAX_VERSIONS = 12
 MAX_CYCLES = 8
 MAX_MOVES = 8
+MAX_REQUESTS = 3
 WAIT_SECONDS = 3.0
 """Longest wait of the page for a registry or store that does not answer."""
 
@@ -37,22 +40,32 @@ class StatusData:
     registry: Registry
     history: CycleHistory
     log: MoveHistory
+    looks: LookHistory
+    requests: RequestHistory
     analysis: Decision | None = None
     versions: list[ModelVersion] = field(default_factory=list)
     cycles: list[Cycle] = field(default_factory=list)
     moves: list[Move] = field(default_factory=list)
+    asked: list[Asked] = field(default_factory=list)
+    watched: Watched | None = None
+    """The running experiment, else the last one, with its looks."""
     problems: dict[str, str] = field(default_factory=dict)
     clock: Callable[[], float] = time.monotonic
     _refreshed: float = -math.inf
     _reading: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
-    async def refresh(self) -> None:
-        """Read everything again if the last read is older than REFRESH_SECONDS; a failure goes into `problems`."""
+    async def refresh(self, running: ExperimentRecord | None) -> None:
+        """Read everything again if the last read is older than REFRESH_SECONDS; a failure goes into `problems`.
+
+        Args:
+            running: the running experiment.
+        """
         now = self.clock()
         if now - self._refreshed < REFRESH_SECONDS:
             return
         self._refreshed = now
         await asyncio.gather(self._read("versions", self._read_registry), self._read("cycles", self._read_cycles))
+        await self._read("looks", lambda: self._read_looks(running))
 
     async def _read(self, part: str, read: Callable[[], None]) -> None:
         task = self._reading.get(part)
@@ -73,3 +86,8 @@ class StatusData:
     def _read_cycles(self) -> None:
         self.cycles = self.history.last(MAX_CYCLES)
         self.moves = self.log.last(MAX_MOVES)
+        self.asked = self.requests.last(MAX_REQUESTS)
+
+    def _read_looks(self, running: ExperimentRecord | None) -> None:
+        last = running or (self.analysis.experiment if self.analysis else None)
+        self.watched = self.looks.of(last.id, running) if last else None

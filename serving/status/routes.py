@@ -1,7 +1,7 @@
 """The status routes: for supervisors, for Prometheus, and the page at / for people.
 
 The page shows what this replica served, the registry's tests and versions, and the last cycles in the object store. The gate
-stores each analysis of a running test in the registry, and each verdict on its version.
+stores each analysis of a running test in the registry, its looks in the object store, and each verdict on its version.
 """
 
 import asyncio
@@ -15,23 +15,27 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import Request
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from jinja2 import Environment, StrictUndefined
 
+from infra import charts
+from infra.experiment_view import duration, metric_rows, progress, sequences
 from infra.login import CODE_HEADER, QUERY, Answer
-from infra.records import Rate
+from infra.records import Decision, Rate
 from serving.access import Access, Denied
-from serving.gateway.openapi import HEALTH, SECURITY, TEXT, Answers, answers, object_schema, optional
+from serving.gateway.openapi import HEALTH, SECURITY, TEXT, Answers, DocumentedApp, answers, object_schema, optional
 from serving.metrics import Metrics, SlotState, SpoolState
 from serving.recording.shipping import Shipper
 from serving.recording.spool import Spool
 from serving.slots.arms import Arms
+from serving.status.by_hand import HandSources, add_moves_by_hand
 from serving.status.data import Links, StatusData
 from serving.status.verdicts import VerdictSources, add_verdict
 
 PAGE = Path(__file__).with_name("status.html")
 STYLE = re.compile(r"<style>(.*?)</style>", re.DOTALL)
+SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
 READY = object_schema(("ready",), ready={"type": "boolean"})
 STATUS = object_schema(
     ("ready", "champion", "challenger", "experiment", "slots", "problems", "spool", "shipped", "store_error"),
@@ -62,9 +66,9 @@ class StatusSources:
     clock: Callable[[], float] = time.time
 
 
-def add_status(app: FastAPI, sources: StatusSources) -> None:
-    """Add health, readiness, metrics, status, the verdict and the page."""
-    source = PAGE.read_text()
+def add_status(app: DocumentedApp, sources: StatusSources) -> None:
+    """Add health, readiness, metrics, status, the verdict, moves by hand and the page."""
+    source = PAGE.read_text().replace("/* charts */", charts.STYLE)
     page, headers = _template(source), security_headers(source)
 
     @app.get("/", response_class=HTMLResponse, responses=PAGE_ANSWERS, openapi_extra=SECURITY)
@@ -80,7 +84,7 @@ def add_status(app: FastAPI, sources: StatusSources) -> None:
             text = "log in with a link that `make status` prints; as a password, an administrator's token is taken"
             return PlainTextResponse(text, 401, headers | {"WWW-Authenticate": 'Basic realm="tabloop"'})
         await _measure(sources)
-        await sources.data.refresh()
+        await sources.data.refresh(sources.arms.experiment)
         return HTMLResponse(page.render(_page_values(sources)), headers=headers)
 
     @app.post("/", include_in_schema=False)  # of the login page alone
@@ -112,6 +116,7 @@ def add_status(app: FastAPI, sources: StatusSources) -> None:
         return JSONResponse(_status(sources), headers=headers)
 
     add_verdict(app, VerdictSources(sources.access, sources.arms, sources.data))
+    add_moves_by_hand(app, HandSources(sources.access, sources.data.registry, sources.data.requests, sources.clock))
 
 
 def _login_answer(answer: Answer) -> Response:
@@ -119,11 +124,12 @@ def _login_answer(answer: Answer) -> Response:
 
 
 def security_headers(page: str) -> dict[str, str]:
-    """Return the headers of what a browser shows: it may load and run nothing but the page's own style, nor be framed."""
-    styles = [base64.b64encode(hashlib.sha256(style.encode()).digest()).decode() for style in STYLE.findall(page)]
+    """Return the headers of what a browser shows: the page's own style and script, which may ask this app alone; no frame."""
     policy = {
         "default-src": "'none'",
-        "style-src": " ".join(f"'sha256-{style}'" for style in styles),
+        "style-src": _hashes(STYLE.findall(page)),
+        "script-src": _hashes(SCRIPT.findall(page)),
+        "connect-src": "'self'",
         "base-uri": "'none'",
         "form-action": "'none'",
         "frame-ancestors": "'none'",
@@ -136,6 +142,11 @@ def security_headers(page: str) -> dict[str, str]:
         "Referrer-Policy": "no-referrer",
         "Cross-Origin-Resource-Policy": "same-origin",
     }
+
+
+def _hashes(parts: list[str]) -> str:
+    """Return the source expressions that allow these inline parts of a page."""
+    return " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(part.encode()).digest()).decode()}'" for part in parts)
 
 
 def metrics_text(metrics: Metrics, spool: Spool, arms: Arms) -> bytes:
@@ -194,6 +205,9 @@ def _page_values(sources: StatusSources) -> dict[str, Any]:
         "problems": [*status["problems"].items(), *((part, problem) for part, problem in errors.items() if problem)],
         "running": running is not None,
         "analysis": analysis,
+        "asked": data.asked,
+        "now": sources.clock(),
+        **_experiment(sources, analysis),
         "recent": sources.metrics.recent(sources.clock()),
         "feedback_counts": sorted(sources.metrics.feedback_counts.items()),
         "versions": data.versions,
@@ -201,6 +215,24 @@ def _page_values(sources: StatusSources) -> dict[str, Any]:
         "moves": data.moves,
         "runs": {version.tags.get("cycle"): version.tags.get("run") for version in data.versions},
         "links": sources.links,
+    }
+
+
+def _experiment(sources: StatusSources, analysis: Decision | None) -> dict[str, Any]:
+    """Return what the looks at the shown experiment tell."""
+    watched = sources.data.watched
+    if watched and analysis and watched.experiment.id != analysis.experiment.id:
+        watched = None
+    experiment = watched.experiment if watched else analysis.experiment if analysis else None
+    stages = experiment.stages if experiment else ()
+    drawn = sequences(watched.looks, experiment.plan) if watched and experiment and experiment.plan else []
+    return {
+        "share": experiment.stage_at(sources.clock()).share if experiment else 0.0,
+        "stages": stages,
+        "planned": experiment.plan.planned if experiment and experiment.plan else "",
+        "progress": progress(watched.experiment, watched.last) if watched else None,
+        "charts": drawn,
+        "metrics": metric_rows(analysis.verdict, experiment.plan) if analysis and experiment else [],
     }
 
 
@@ -215,6 +247,7 @@ def _template(source: str) -> Any:
     environment.filters["median_and_95"] = lambda ms: f"{ms[0]:.0f} / {ms[1]:.0f} ms" if ms else ""
     environment.filters["when"] = lambda seconds: datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     environment.filters["ago"] = _ago
+    environment.filters["until"] = lambda seconds: duration(seconds - time.time())
     return environment.from_string(source)
 
 

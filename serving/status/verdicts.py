@@ -50,7 +50,7 @@ def add_verdict(app: FastAPI, sources: VerdictSources) -> None:
 
     async def measured(request: Request) -> dict[str, Any]:
         await sources.access.check(request.headers, "metrics", password=True)
-        await sources.data.refresh()
+        await sources.data.refresh(sources.arms.experiment)
         if problem := sources.data.problems.get("versions"):
             raise Unavailable(f"the registry does not answer, so the verdict is unknown: {problem}")
         return measurement(sources)

@@ -77,7 +77,7 @@ def requests(names: Sequence[str], credentials: Sequence[str], times: np.ndarray
         ),
         **{"project": "p", "policy_version": "1", "arm": "champion", "experiment": "", "behaviour_logprobs": "known"},
         **{"language": "py", "top_p": 1.0, "finish_reason": "stop", "tokens": 5, "shown_characters": 20, "prompt": 0},
-        **{"file": "", "assigned": "", "ttft_ms": 20.0, "total_ms": 60.0},
+        **{"file": "", "assigned": "", "assigned_arm": "", "ttft_ms": 20.0, "total_ms": 60.0},
         **{"logprobs": 5, "logprob_lowest": -2.0, "logprob_highest": -0.1, "prompt_tokens": 20},
     }
     return pl.DataFrame({"id": ids, "user": names, "credential": credentials, "time": times}).with_columns(
@@ -86,6 +86,8 @@ def requests(names: Sequence[str], credentials: Sequence[str], times: np.ndarray
         settled=pl.lit(None, pl.String),
         settled_whole=pl.lit(None, pl.Boolean),
         kept_characters=pl.lit(None, pl.Int64),
+        not_taken=pl.lit(None, pl.String),
+        seen_ms=pl.lit(None, pl.Float64),
         **{name: pl.lit(value) for name, value in constant.items()},
     )
 

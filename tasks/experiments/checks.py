@@ -7,18 +7,27 @@ nothing about the challenger.
 import math
 from collections.abc import Mapping
 
-from evals.statistics import NoDifference, Regression, boundary, difference, sample_ratio_p
+import numpy as np
+
+from evals.statistics import LEAST_ROWS, NoDifference, Regression, boundary, constant_difference, difference, sample_ratio_p
 from infra.records import Arm, CheckResult, Plan
-from tasks.experiments.designs import compare_change, compare_rates, compare_requests, older, units
-from tasks.experiments.totals import ARMS, ArmTotals, Sums
+from tasks.experiments.designs import compare_change, compare_rates, compare_requests, rest, units
+from tasks.experiments.totals import ARMS, QUARTERS, TORN, ArmTotals, Sums
 
 
 def run_checks(totals: ArmTotals, share: float, plan: Plan) -> tuple[CheckResult, ...]:
     """Return the result of every check of the plan's design."""
-    if plan.design == "crossover":
-        return turns(totals, share, plan), labels(totals, plan), carry_over(totals, plan)
     if plan.mode == "acceptance":  # what was checked before plans were recorded
         return both_arms(totals, plan), split(totals, share, plan)
+    if plan.design == "crossover":
+        return (
+            torn_turns(totals, plan),
+            split_of_turns(totals, share, plan),
+            time_of_day(totals, share, plan),
+            requests_per_user(totals, plan),
+            labels(totals, plan),
+            carry_over(totals, plan),
+        )
     return (
         both_arms(totals, plan),
         split(totals, share, plan),
@@ -62,32 +71,58 @@ def dropping_out(totals: ArmTotals, plan: Plan) -> CheckResult:
 
 
 def requests_per_user(totals: ArmTotals, plan: Plan) -> CheckResult:
-    """Requests of a user: as many on each arm."""
+    """Requests of a user: as many on each arm; in a crossover, in a turn."""
     gap, far = _beyond(compare_requests(totals, plan), plan, plan.max_request_gap)
-    return _result("requests_per_user", far, f"a user's requests differ by {gap:+.1%} between the arms")
+    of = "requests in a turn" if plan.design == "crossover" else "requests"
+    return _result("requests_per_user", far, f"a user's {of} differ by {gap:+.1%} between the arms")
 
 
-def turns(totals: ArmTotals, share: float, plan: Plan) -> CheckResult:
-    """Requests on each arm of a crossover: the planned share, over users."""
-    compared = compare_requests(totals, plan)
-    gap, far = _beyond(compared, plan, plan.max_request_gap, math.log(share / (1 - share)))
-    return _result("turns", far, f"a user's requests differ by {gap:+.1%} between the arms, beside their share")
+def torn_turns(totals: ArmTotals, plan: Plan) -> CheckResult:
+    """Blocks of time in which a user was served by both arms: an editor meets one version in a block."""
+    torn, turns = float(totals.during["champion"][TORN].sum()), sum(_turns(totals).values())
+    broken = torn > max(1.0, plan.max_both_arms * turns)
+    return _result("both_arms", broken, f"in {torn:.0f} of {turns:.0f} blocks of time, a user was served by both arms")
+
+
+def split_of_turns(totals: ArmTotals, share: float, plan: Plan) -> CheckResult:
+    """The split of the users' blocks of time: sample-ratio mismatch. Each is drawn by itself."""
+    turns = _turns(totals)
+    p = sample_ratio_p(turns["challenger"], turns["champion"], share)
+    numbers = f"{turns['challenger']:.0f} to {turns['champion']:.0f} blocks of time at a share of {share:.0%}"
+    return _result("split", p < plan.srm_alpha, f"{numbers} (sample-ratio mismatch, p = {p:.2g})")
+
+
+def time_of_day(totals: ArmTotals, share: float, plan: Plan) -> CheckResult:
+    """The split of the blocks of each quarter of the day: users differ from themselves by the hour."""
+    p = {name: sample_ratio_p(*(float(totals.during[arm][name].sum()) for arm in reversed(ARMS)), share) for name in QUARTERS}
+    least = min(p, key=lambda name: p[name])
+    broken = p[least] < plan.srm_alpha / len(QUARTERS)
+    hour = least.removeprefix("turns_")
+    return _result("time_of_day", broken, f"the split is farthest from its share from {hour}:00 UTC on (p = {p[least]:.2g})")
+
+
+def _turns(totals: ArmTotals) -> dict[Arm, float]:
+    return {arm: sum(float(totals.during[arm][name].sum()) for name in QUARTERS) for arm in ARMS}
 
 
 def labels(totals: ArmTotals, plan: Plan) -> CheckResult:
-    """Judged per shown completion: as many on each arm. Where only newer requests differ, their answers are late."""
-    parts: dict[str, Mapping[Arm, Sums]] = {"older": older(totals), "newer": totals.later, "all": totals.during}
+    """Judged per shown completion: as many on each arm. Where newer requests differ more than older ones, answers are late."""
+    parts: dict[str, Mapping[Arm, Sums]] = {"older": rest(totals.later, totals), "newer": totals.later, "all": totals.during}
     gaps = {name: _label_gap(sums, totals, plan) for name, sums in parts.items()}
-    late = plan.design == "by_user" and gaps["newer"][1] and not gaps["older"][1]
-    broken = (gaps["older"][1] or gaps["all"][1]) and not late
     numbers = ", ".join(f"{gap:+.1%} of {name} requests" for name, (gap, _) in gaps.items())
     reason = f"judged per shown completion differs between the arms: {numbers}"
-    return CheckResult(name="labels", state="hold" if late else "broken" if broken else "passed", reason=reason)
+    if not any(far for _, far in gaps.values()):
+        return CheckResult(name="labels", state="passed", reason=reason)
+    _, changes = _beyond(compare_change(totals.later, totals, "judged", "visible", plan), plan, 0.0)
+    shrinks = abs(gaps["older"][0]) < abs(gaps["newer"][0]) and (changes or not gaps["older"][1])
+    silent = not all(totals.during[arm]["judged"].any() for arm in ARMS)
+    return CheckResult(name="labels", state="hold" if shrinks or silent else "broken", reason=reason)
 
 
 def carry_over(totals: ArmTotals, plan: Plan) -> CheckResult:
     """The first half of a crossover's blocks against the second: the version before must not show in the one after."""
-    gap, far = _beyond(compare_change(totals, "accepted", "labelled", plan), plan, 0.0)
+    change = compare_change(totals.in_block, totals, "accepted", "shown", plan)
+    gap, far = _beyond(change, plan, 0.0)
     return _result("carry_over", far, f"the difference of acceptance changes by {gap:+.4f} within a block")
 
 
@@ -99,14 +134,14 @@ def _label_gap(sums: Mapping[Arm, Sums], totals: ArmTotals, plan: Plan) -> tuple
     return gap / max(base, 1e-9), far
 
 
-def _beyond(rows: Regression, plan: Plan, tolerated: float, expected: float = 0.0) -> tuple[float, bool]:
+def _beyond(rows: Regression, plan: Plan, tolerated: float) -> tuple[float, bool]:
     """Return a difference, and whether it is surely farther from the expected one than tolerated."""
     found = difference(rows, plan.srm_alpha, 2.0 * plan.planned_requests)
     if isinstance(found, NoDifference):
-        return 0.0, False
-    gap = found.estimate - expected
+        gap = constant_difference(rows) if np.count_nonzero(rows.weights) >= LEAST_ROWS else None
+        return (0.0, False) if gap is None else (gap, abs(gap) > tolerated)
     half = (found.high - found.low) / 2
-    return gap, abs(gap) - half > tolerated
+    return found.estimate, abs(found.estimate) - half > tolerated
 
 
 def _result(name: str, broken: bool, reason: str) -> CheckResult:

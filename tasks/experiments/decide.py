@@ -4,15 +4,19 @@ A verdict is a function of the experiment's record with its plan, the totals and
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from evals.statistics import Difference, NoDifference, Regression, deciders, difference, interval, rate
+from evals.multiple import joint_levels
+from evals.statistics import Difference, NoDifference, Regression, deciders, difference, interval, leave_one_out, rate
 from infra.records import Arm, CheckResult, Decision, ExperimentRecord, MetricResult, Plan, PlannedMetric, Rate, Verdict
+from infra.records.experiments import RULES
 from infra.settings.schema import Collect, Experiment
+from tasks.experiments.breach import breach
 from tasks.experiments.checks import run_checks
-from tasks.experiments.designs import compare, compare_change, units
+from tasks.experiments.designs import compare, compare_change, compare_rates, extend, units
 from tasks.experiments.metrics import BY_NAME
 from tasks.experiments.plan import plan_of
 from tasks.experiments.rules import Compared, Judgement, judge
@@ -20,8 +24,10 @@ from tasks.experiments.totals import ARMS, ArmTotals, of_evidence
 
 EARLY_ALPHA_SHARE = 0.1
 """Share of the error level that is spent on looks before the planned end."""
-NOVELTY_ALPHA = 0.1
-"""Two-sided error level of the comparison of a gain in the two halves of a test."""
+NOVELTY_ALPHA = 0.2
+"""Two-sided error level of the comparison of a gain in the two halves of a test, at its planned end."""
+EARLY_NOVELTY_ALPHA = 0.6
+"""The same before it: a promotion that waits for the end costs time and no power."""
 SHORTENED = ("champion", "challenger", "estimate", "low", "high", "level", "margin")
 MOST_REASON = 1000
 """Characters of the reason of a verdict to look at."""
@@ -36,36 +42,49 @@ class Look:
     plan: Plan
     last: bool
     """Whether it is the look at the planned end."""
+    early_share: float = EARLY_ALPHA_SHARE
+    """Share of the error level for the looks before it."""
 
     @property
     def alpha(self) -> float:
         """Two-sided error level of the look."""
-        return self.plan.alpha * (1 - EARLY_ALPHA_SHARE if self.last else EARLY_ALPHA_SHARE)
+        return self.plan.alpha * (1 - self.early_share if self.last else self.early_share)
 
-    @property
-    def gain_alpha(self) -> float:
-        """The level for a gain of one metric: alpha divided by the number of success metrics."""
-        return self.alpha / sum(metric.role == "success" for metric in self.plan.metrics)
+    def compare(self, totals: ArmTotals) -> list[Compared]:
+        """Return every metric of the plan."""
+        rows = [compare(totals, metric, self.plan) for metric in self.plan.metrics]
+        levels = self.gain_levels(rows)
+        return [
+            self.compared(each, metric, means_of(totals, metric), levels.get(metric.name, 0.0))
+            for each, metric in zip(rows, self.plan.metrics, strict=True)
+        ]
 
-    def compare(self, totals: ArmTotals, left_out: np.ndarray | None = None) -> list[Compared]:
-        """Return every metric of the plan, without the users of a mask [U]."""
-        return [self._compare(totals, metric, left_out) for metric in self.plan.metrics]
-
-    def _compare(self, totals: ArmTotals, metric: PlannedMetric, left_out: np.ndarray | None) -> Compared:
-        rows = compare(totals, metric, self.plan)
-        rows = rows if left_out is None else rows.without(left_out)
-        means = means_of(totals, metric)
+    def compared(self, rows: Regression, metric: PlannedMetric, means: tuple[float, float], gain_alpha: float) -> Compared:
+        """Return one metric with its intervals."""
         margin = metric.margin * (means[0] if metric.relative else 1.0)
         found = never_or_always(rows, self.alpha) or difference(rows, self.alpha, self.expected, last_look=self.last)
         if isinstance(found, NoDifference):
-            return Compared(metric, None, None, margin, means)
-        gain = self._for_gain(rows, found) if metric.role == "success" else None
-        return Compared(metric, found, gain, margin, means)
+            return Compared(metric, rows, None, None, gain_alpha, margin, means)
+        gain = self._for_gain(rows, found, gain_alpha) if metric.role == "success" else None
+        return Compared(metric, rows, found, gain, gain_alpha, margin, means)
 
-    def _for_gain(self, rows: Regression, found: Difference) -> Difference:
+    def gain_levels(self, rows: Sequence[Regression]) -> dict[str, float]:
+        """Return the level for a gain of each success metric, so that all of them together have the look's.
+
+        At the planned end they are those of their joint distribution. Before it, alpha is divided by their weights: boundaries
+        that are crossed at any time have no joint distribution that would be known.
+        """
+        chosen = [(each, metric) for each, metric in zip(rows, self.plan.metrics, strict=True) if metric.role == "success"]
+        weights, names = weights_of([metric for _, metric in chosen]), [metric.name for _, metric in chosen]
+        moved = [fit[1] * (1 if metric.better == "more" else -1) for each, metric in chosen if (fit := leave_one_out(each))]
+        whole = self.last and len(moved) == len(chosen) and self.plan.mode != "acceptance"
+        levels = joint_levels(np.stack(moved), self.alpha, weights) if whole else self.alpha * weights
+        return dict(zip(names, levels.tolist(), strict=True))
+
+    def _for_gain(self, rows: Regression, found: Difference, alpha: float) -> Difference:
         if not found.error:
             return found
-        low, high = interval(rows, found.estimate, found.error, self.gain_alpha, self.expected, self.last)
+        low, high = interval(rows, found.estimate, found.error, alpha, self.expected, self.last)
         return Difference(found.estimate, low, high, found.error)
 
     @property
@@ -74,24 +93,39 @@ class Look:
         return 2.0 * self.plan.planned_requests
 
 
+def weights_of(metrics: Sequence[PlannedMetric]) -> np.ndarray:
+    """Return the shares of success metrics in alpha, [M], 1 in all."""
+    weights = np.array([metric.weight for metric in metrics])
+    return weights / weights.sum() if weights.any() else np.full(len(metrics), 1 / len(metrics))
+
+
 def decide(experiment: ExperimentRecord, plan: Plan, totals: ArmTotals, now: float) -> Verdict:
     """Return the verdict on the totals so far. Anything missing or broken never promotes."""
-    end, requests = planned_end(experiment, plan, totals, now), totals.requests
-    checks = run_checks(totals, experiment.share, plan)
+    end, checks = planned_end(experiment, plan, totals, now), run_checks(totals, experiment.share, plan)
     verdict = Verdict(
-        verdict="undecided", reason="", requests=requests, users=totals.counts, acceptance=acceptance(totals), checks=checks
+        verdict="undecided",
+        reason="",
+        requests=totals.requests,
+        users=totals.counts,
+        acceptance=acceptance(totals),
+        checks=checks,
     )
+    if sure := breach(plan, totals):
+        return verdict.model_copy(update={"verdict": "breach", "reason": sure.reason, "breached": sure.metric})
     if broken := [check.reason for check in checks if check.state == "broken"]:
         return verdict.model_copy(update={"verdict": "broken", "reason": f"the test is broken: {'; '.join(broken)}"})
-    obstacle, held = too_small(totals, plan), held_by(checks)
-    if obstacle or held:
-        return without_look(verdict, obstacle or held, now - experiment.started >= plan.max_seconds, bool(held) and not obstacle)
-    look = Look(plan, bool(end))
+    if obstacle := too_small(totals, plan) or held_by(checks):
+        return without_look(verdict, obstacle, plan, now - experiment.started >= plan.max_seconds)
+    return _looked(verdict, Look(plan, bool(end)), totals, end)
+
+
+def _looked(verdict: Verdict, look: Look, totals: ArmTotals, end: str) -> Verdict:
+    """Return the verdict of a look at the metrics."""
     compared = look.compare(totals)
-    judgement = lasting(look, totals, robust(look, totals, compared, judge(plan.mode, compared)))
-    reason = f"{judgement.reason}: {numbers(compared, look)}"
-    name = judgement.verdict
-    if name == "undecided" and end:
+    judgement = lasting(look, totals, robust(look, totals, compared, judge(look.plan.mode, compared)))
+    reason, name = f"{judgement.reason}: {numbers(compared, look)}", judgement.verdict
+    open_end = name == "undecided" and bool(end)
+    if open_end:
         name, reason = "reject", f"no proof {end}: {reason}"
     accepted = next(c for c in compared if c.metric.name == "accepted")
     found = accepted.gain
@@ -100,7 +134,8 @@ def decide(experiment: ExperimentRecord, plan: Plan, totals: ArmTotals, now: flo
             "verdict": name,
             "reason": reason,
             "metrics": tuple(result_of(c, look) for c in compared),
-            "promising": judgement.verdict == "undecided" and name == "reject" and promising(look, totals, accepted),
+            "inconclusive": open_end,
+            "promising": open_end and promising(look, totals, accepted),
             **({"estimate": found.estimate, "low": found.low, "high": found.high} if found else {}),
         }
     )
@@ -110,7 +145,7 @@ def recompute(decision: Decision, settings: Experiment, collect: Collect) -> Ver
     """Return the verdict of a decision of the gate again, from its record alone; the settings serve for records without a plan.
 
     Raises:
-        ValueError: the decision was made by hand, or before evidence was recorded.
+        ValueError: the decision was made by hand, before evidence was recorded, or by rules of another number.
     """
     if decision.evidence is None:
         raise ValueError(
@@ -118,6 +153,11 @@ def recompute(decision: Decision, settings: Experiment, collect: Collect) -> Ver
             "a move by hand, and a decision before evidence was recorded, cannot be computed again"
         )
     plan = plan_of(decision.experiment, settings, collect)
+    if plan.rules != RULES:
+        raise ValueError(
+            f"the decision on {decision.experiment.id}: expected rules {RULES}, which this code has, found rules {plan.rules}; "
+            "check out a commit whose RULES (infra/records/experiments.py) are these to compute it again"
+        )
     return decide(decision.experiment, plan, of_evidence(decision.evidence), decision.decided)
 
 
@@ -148,35 +188,51 @@ def held_by(checks: tuple[CheckResult, ...]) -> str:
     return "; ".join(check.reason for check in checks if check.state == "hold")
 
 
-def without_look(verdict: Verdict, reason: str, time_is_over: bool, held: bool) -> Verdict:
-    """Return the verdict while the arms cannot be compared: at the end of the time, a test that was held is broken."""
+def without_look(verdict: Verdict, reason: str, plan: Plan, time_is_over: bool) -> Verdict:
+    """Return the verdict while the arms cannot be compared. At the end of the time it is `broken`: nothing was learned about the
+    challenger, and nothing is held against it."""
     if not time_is_over:
         return verdict.model_copy(update={"reason": reason})
-    name = "broken" if held else "reject"
-    return verdict.model_copy(update={"verdict": name, "reason": f"no verdict until experiment.max_seconds: {reason}"})
+    ended = f"the test ended after {plan.max_seconds:.0f} s (experiment.max_seconds) without having been able to tell: {reason}"
+    return verdict.model_copy(update={"verdict": "broken", "inconclusive": True, "reason": ended})
 
 
 def robust(look: Look, totals: ArmTotals, compared: list[Compared], judgement: Judgement) -> Judgement:
-    """Return the verdict if it stands without the users who favour it most, else none."""
-    count = tolerated_users(totals, look.plan)
-    if judgement.by is None or not count:
+    """Return the verdict if it stands where each metric that decides is without the users who favour it most, else none.
+
+    These are the success metrics, and the one of the reason. Each is without its own users, since others favour others most.
+    """
+    count, among = tolerated_users(totals, look.plan), tolerated_among(totals, look.plan)
+    if judgement.verdict == "undecided" or not count:
         return judgement
-    sign = judgement.by.sign * (1 if judgement.verdict == "promote" else -1)
-    others = look.compare(totals, deciders(compare(totals, judgement.by.metric, look.plan), count, sign))
+    others = []
+    for each in compared:
+        if each.metric.role == "success" or each is judgement.by:
+            sign = each.sign * (1 if judgement.verdict == "promote" else -1)
+            rows = each.rows.without(deciders(each.rows, count, sign, among))
+            others.append(look.compared(rows, each.metric, each.means, each.gain_alpha))
+        else:
+            others.append(each)
     if judge(look.plan.mode, others).verdict == judgement.verdict:
         return judgement
-    doubt = f"{judgement.reason}, but not without the {count} users who favour it most (experiment.tolerated_users)"
-    return Judgement("undecided", doubt)
+    doubt = f"but not without the {count} users who favour each metric most (experiment.tolerated_users)"
+    return Judgement("undecided", f"{judgement.reason}, {doubt}")
 
 
 def lasting(look: Look, totals: ArmTotals, judgement: Judgement) -> Judgement:
-    """Return the verdict, but no promotion for a gain that surely fades from the first half of a test by user to the second."""
-    by = judgement.by
-    if judgement.verdict != "promote" or look.plan.mode != "superiority" or look.plan.design == "crossover" or by is None:
+    """Return the verdict, but no promotion for a gain that fades from the first half of a test to the second, and that the second
+    half alone does not show."""
+    if judgement.verdict != "promote" or look.plan.mode != "superiority":
         return judgement
-    rows = compare_change(totals, by.metric.name, by.metric.per, look.plan)
-    change = difference(rows, NOVELTY_ALPHA, look.expected, last_look=True)
+    by = judgement.by
+    assert by is not None, "superiority promotes by a gain"
+    name, per, plan = by.metric.name, by.metric.per, look.plan
+    alpha = NOVELTY_ALPHA if look.last else EARLY_NOVELTY_ALPHA
+    change = difference(compare_change(totals.later, totals, name, per, plan), alpha, look.expected, last_look=True)
     if isinstance(change, NoDifference) or by.benefit(change)[1] >= 0:
+        return judgement
+    later = difference(compare_rates(totals.later, totals, name, per, plan), by.gain_alpha, look.expected, last_look=look.last)
+    if isinstance(later, Difference) and by.benefit(later)[0] > 0:
         return judgement
     return Judgement("undecided", f"{judgement.reason}, but less so in the second half than in the first")
 
@@ -185,14 +241,23 @@ def tolerated_users(totals: ArmTotals, plan: Plan) -> int:
     """Return the number of a test's users who may be made up without deciding it."""
     users = units(totals, plan)
     number = sum(users.values()) if plan.design == "by_user" else max(users.values())
-    return min(plan.tolerated_users, math.ceil(number * TOLERATED_SHARE))
+    return min(plan.tolerated_users, math.ceil(number * TOLERATED_SHARE), int(np.count_nonzero(tolerated_among(totals, plan))))
+
+
+def tolerated_among(totals: ArmTotals, plan: Plan) -> np.ndarray:
+    """Return which users may be made up, [U]: those of a credential that speaks for several; all, in plans of earlier rules.
+
+    Whoever has a credential of their own was given it. A credential that names its users can name as many as it likes.
+    """
+    return totals.named if plan.rules > 1 else np.ones(len(totals.both), dtype=bool)
 
 
 def promising(look: Look, totals: ArmTotals, accepted: Compared) -> bool:
     """Return whether the challenger is surely accepted no less than the margin allows, also without the users who decide it."""
     rows = compare(totals, accepted.metric, look.plan)
     count = tolerated_users(totals, look.plan)
-    left_out = deciders(rows, count, accepted.sign) | deciders(rows, count, -accepted.sign)
+    among = tolerated_among(totals, look.plan)
+    left_out = deciders(rows, count, accepted.sign, among) | deciders(rows, count, -accepted.sign, among)
     others = difference(rows.without(left_out), look.alpha, 2.0 * look.plan.planned_requests, last_look=True)
     return accepted.not_worse and isinstance(others, Difference) and accepted.benefit(others)[0] > -accepted.margin
 
@@ -218,6 +283,9 @@ def means_of(totals: ArmTotals, metric: PlannedMetric) -> tuple[float, float]:
 
 def _mean(totals: ArmTotals, metric: PlannedMetric, arm: Arm) -> float:
     sums = totals.during[arm]
+    if metric.per == "shown":
+        judged = sums[metric.name].sum() / max(sums["judged"].sum(), 1e-9)
+        return float(judged * sums["visible"].sum() / max(sums["requests"].sum(), 1e-9))
     if metric.per == "user":
         return float(sums["requests"].sum() / max(np.count_nonzero(sums["requests"]), 1))
     return float(sums[metric.name].sum() / max(sums[metric.per].sum(), 1e-9))
@@ -227,15 +295,17 @@ def acceptance(totals: ArmTotals) -> dict[Arm, Rate]:
     """Return each arm's accepts per request, with the interval; an arm with fewer than two users has no entry."""
     arms: dict[Arm, Rate] = {}
     for arm in ARMS:
-        met = totals.during[arm]["labelled"] > 0
+        sums = totals.during[arm]
+        met = sums["requests"] > 0
         if np.count_nonzero(met) > 1:
-            arms[arm] = rate(*(totals.during[arm][name][met].tolist() for name in ("accepted", "labelled")))
+            accepted = extend(sums["accepted"], sums["judged"], sums["visible"], met.astype(float))
+            arms[arm] = rate(accepted[met].tolist(), sums["requests"][met].tolist())
     return arms
 
 
 def result_of(compared: Compared, look: Look) -> MetricResult:
     """Return a compared metric as a verdict holds it."""
-    found, alpha = (compared.gain, look.gain_alpha) if compared.gain else (compared.difference, look.alpha)
+    found, alpha = (compared.gain, compared.gain_alpha) if compared.gain else (compared.difference, look.alpha)
     state = "better" if compared.better else "not_worse" if compared.not_worse else "worse" if compared.worse else "unsure"
     return MetricResult(
         name=compared.metric.name,

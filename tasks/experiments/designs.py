@@ -6,7 +6,8 @@ import numpy as np
 
 from evals.statistics import Regression, by_user, within_user
 from infra.records import Arm, Plan, PlannedMetric
-from tasks.experiments.totals import ARMS, MADE, ArmTotals, Sums
+from infra.records.experiments import Denominator
+from tasks.experiments.totals import ARMS, MADE, QUARTERS, ArmTotals, Sums
 
 TURN = 0.5
 """Requests added to each arm before logarithms are compared within a user."""
@@ -19,50 +20,76 @@ def compare(totals: ArmTotals, metric: PlannedMetric, plan: Plan) -> Regression:
     return compare_rates(totals.during, totals, metric.name, metric.per, plan)
 
 
-def compare_rates(sums: Mapping[Arm, Sums], totals: ArmTotals, name: str, per: str, plan: Plan) -> Regression:
+def compare_rates(sums: Mapping[Arm, Sums], totals: ArmTotals, name: str, per: Denominator, plan: Plan) -> Regression:
     """Return the comparison of a sum over a denominator, of all requests or of a part of them.
 
     Args:
         sums: the sums by arm of these requests.
         totals: where they are from.
     """
+    denominator = "requests" if per == "shown" else per
+    requests = _pair(sums, denominator)
+    if per == "shown" and not all(answers.any() for answers in _pair(sums, "judged")):
+        requests = np.zeros_like(requests[0]), np.zeros_like(requests[1])  # of an arm without an answer nothing is known
+    counted = _extended(sums, name, _counting(requests, plan)) if per == "shown" else _pair(sums, name)
     if plan.design == "crossover":
-        return within_user(_pair(sums, name), _pair(sums, per))
-    counted, requests = (np.sum(_pair(sums, column), axis=0) for column in (name, per))
-    alone = np.where(totals.both, 0.0, requests)
-    return by_user(_treated(totals), counted, alone, totals.before[name], totals.before[per])
+        return within_user(counted, requests)
+    treated = (sums["challenger"]["requests"] > 0) | (totals.during["challenger"]["requests"] > 0)
+    alone = np.where(totals.both, 0.0, requests[0] + requests[1])
+    before = totals.before
+    earlier = extend(before[name], before["judged"], before["visible"], np.ones_like(alone)) if per == "shown" else before[name]
+    return by_user(treated.astype(float), counted[0] + counted[1], alone, earlier, before[denominator])
+
+
+def extend(counted: np.ndarray, judged: np.ndarray, visible: np.ndarray, counting: np.ndarray) -> np.ndarray:
+    """Return each user's sum as if all that was shown had been judged.
+
+    Of all requests together that is visible * counted / judged, so divided by the requests it is shown per request times the mean
+    of the judged ones. A user's part of it is, up to a constant, their influence on this product (the delta method for ratios of
+    clustered sums: Deng, Knoblich and Lu 2018, "Applying the Delta Method in Metric Analytics", section 3), so that errors over
+    users are right. Where everything is judged, it is the sum itself. Nothing judged: zeros.
+
+    Args:
+        counting: weight of each user's requests in the comparison.
+    """
+    answers = float((counting * judged).sum())
+    if not answers:
+        return np.zeros_like(counted)
+    mean = float((counting * counted).sum()) / answers
+    return mean * visible + float((counting * visible).sum()) / answers * (counted - mean * judged)
 
 
 def compare_requests(totals: ArmTotals, plan: Plan) -> Regression:
-    """Return the comparison of the logarithm of each user's requests."""
+    """Return the comparison of the logarithm of each user's requests; in a crossover, of those in a turn."""
     made = _pair(totals.during, MADE)
     if plan.design == "crossover":
-        met = (made[0] + made[1] > 0).astype(float)
-        outcome = np.log(made[1] + TURN) - np.log(made[0] + TURN)
-        return Regression(np.ones((len(met), 1)), np.where(met > 0, outcome, 0.0), met, float(np.sum(made)))
+        turns = [sum(totals.during[arm][name] for name in QUARTERS) for arm in ARMS]
+        weights = turns[0] * turns[1] / np.maximum(turns[0] + turns[1], 1.0)
+        outcome = np.log((made[1] + TURN) / np.maximum(turns[1], 1.0)) - np.log((made[0] + TURN) / np.maximum(turns[0], 1.0))
+        return Regression(np.ones((len(weights), 1)), np.where(weights > 0, outcome, 0.0), weights, float(np.sum(made)))
     requests = np.where(totals.both, 0.0, np.sum(made, axis=0))
     met = (requests > 0).astype(float)
     columns, earlier = [np.ones_like(met)], np.log1p(totals.before[MADE])
     if met.any() and np.ptp(earlier[met > 0]) > 1e-12:
         columns.append(earlier)
-    outcome = np.log(np.maximum(requests, 1.0))
-    return Regression(np.column_stack([*columns, _treated(totals)]), outcome, met, float(requests.sum()))
+    outcome, treated = np.log(np.maximum(requests, 1.0)), (totals.during["challenger"]["requests"] > 0).astype(float)
+    return Regression(np.column_stack([*columns, treated]), outcome, met, float(requests.sum()))
 
 
-def compare_change(totals: ArmTotals, name: str, per: str, plan: Plan) -> Regression:
-    """Return the comparison of how each user's rate changes from the first part of the time to the later one.
+def compare_change(part: Mapping[Arm, Sums], totals: ArmTotals, name: str, per: Denominator, plan: Plan) -> Regression:
+    """Return the comparison of how each user's rate changes from the rest of the requests to a part of them, such as the later.
 
-    What a user's rates have in common is not in it. The parts are those of ArmTotals.later.
+    What a user's rates have in common is not in it.
     """
-    first = compare_rates(older(totals), totals, name, per, plan)
-    later = compare_rates(totals.later, totals, name, per, plan)
+    first = compare_rates(rest(part, totals), totals, name, per, plan)
+    later = compare_rates(part, totals, name, per, plan)
     weights = first.weights * later.weights / np.maximum(first.weights + later.weights, 1e-300)
     return Regression(later.design, later.outcome - first.outcome, weights, first.requests + later.requests)
 
 
-def older(totals: ArmTotals) -> dict[Arm, Sums]:
-    """Return the sums of the first part of the time, by arm."""
-    return {arm: {name: totals.during[arm][name] - values for name, values in totals.later[arm].items()} for arm in ARMS}
+def rest(part: Mapping[Arm, Sums], totals: ArmTotals) -> dict[Arm, Sums]:
+    """Return the sums without those of a part, by arm."""
+    return {arm: {name: totals.during[arm][name] - values for name, values in part[arm].items()} for arm in ARMS}
 
 
 def units(totals: ArmTotals, plan: Plan) -> dict[str, int]:
@@ -76,5 +103,17 @@ def _pair(sums: Mapping[Arm, Sums], name: str) -> tuple[np.ndarray, np.ndarray]:
     return sums["champion"][name], sums["challenger"][name]
 
 
-def _treated(totals: ArmTotals) -> np.ndarray:
-    return (totals.during["challenger"]["requests"] > 0).astype(float)
+def _counting(requests: tuple[np.ndarray, np.ndarray], plan: Plan) -> tuple[np.ndarray, np.ndarray]:
+    """Return the weight of a request of each user and arm in the comparison, [U] each."""
+    if plan.design != "crossover":
+        return np.ones_like(requests[0]), np.ones_like(requests[1])
+    both = np.maximum(requests[0] + requests[1], 1e-300)
+    return requests[1] / both, requests[0] / both
+
+
+def _extended(sums: Mapping[Arm, Sums], name: str, counting: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    champion, challenger = (
+        extend(sums[arm][name], sums[arm]["judged"], sums[arm]["visible"], weight)
+        for arm, weight in zip(ARMS, counting, strict=True)
+    )
+    return champion, challenger

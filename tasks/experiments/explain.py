@@ -1,13 +1,16 @@
 """How a version came to be where it is, from the object store alone: what the cycle, the experiment and the moves left there."""
 
+from bisect import bisect_left
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from infra import cycles
+from infra import looks as looks_log
 from infra import moves as log
-from infra.records import CycleOutcome, Decision, ExperimentRecord, Manifest
+from infra.records import CycleOutcome, Decision, ExperimentRecord, Look, Manifest, StageName
 from infra.store import ObjectStore
-from tasks.experiments.history import line, when
+from tasks.experiments.history import line, look_line, when
 
 Section = tuple[str, list[str]]
 """A title and its lines."""
@@ -35,13 +38,13 @@ def explain(store: ObjectStore, version: str) -> Iterator[Section]:
         )
     if outcome:
         yield from _cycle(store, outcome)
-        yield "experiment", _experiment(store, outcome)
+        yield from _experiment(store, outcome)
     else:
         yield "cycle", ["none: it is a base, or a person registered it"]
     yield "moves", [line(move) for move in moves] or ["none in the log"]
-    if moves:
-        state = next(change.after for change in moves[-1].changes if change.version == version)
-        yield "state", [f"{state.replace('_', ' ')}, since {when(moves[-1].time)}"]
+    if changed := [(change, move) for move in moves for change in move.changes if change.version == version]:
+        change, move = changed[-1]
+        yield "state", [f"{change.after.replace('_', ' ')}, since {when(move.time)}"]
 
 
 def _outcome(store: ObjectStore, version: str) -> CycleOutcome | None:
@@ -98,13 +101,37 @@ def _evaluation(result: dict[str, Any]) -> list[str]:
     return [f"{'passed' if result['passed'] else 'refused'}: {result['reason']}"] if result else ["no record"]
 
 
-def _experiment(store: ObjectStore, outcome: CycleOutcome) -> list[str]:
+def _experiment(store: ObjectStore, outcome: CycleOutcome) -> Iterator[Section]:
+    """Yield the test, each of its stages that the gate has looked at, and the verdict."""
     if not outcome.experiment:
-        return ["none: " + outcome.reason]
+        yield "experiment", ["none: " + outcome.reason]
+        return
     record = ExperimentRecord.model_validate(store.get_json(f"experiments/{outcome.experiment}.json"))
     opened = f"{record.id}: against version {record.champion}, {record.share:.0%} of users, since {when(record.started)}"
+    yield "experiment", [opened]
+    last = _last_looks(store, record.id)
+    yield from ((name, [look_line(look).strip()]) for name, look in last.items() if name != "watch")
     decision = cycles.decision_of(store, outcome.experiment)
-    return [opened, *(_decision(decision) if decision else ["no verdict yet"])]
+    yield "verdict", _decision(decision) if decision else ["no verdict yet"]
+    if watched := last.get("watch"):
+        yield "watch", [look_line(watched).strip()]
+
+
+def _last_looks(store: ObjectStore, experiment: str) -> dict[StageName, Look]:
+    """Return the last look of each stage of an experiment, in the order of the stages. A stage's end is found by halves."""
+    found: dict[StageName, Look] = {}
+    newest = looks_log.newest_number(store, experiment)
+    last = 0
+    while last < newest:
+        stage = looks_log.read(store, experiment, last + 1).stage
+        ended = partial(_is_of_another, store, experiment, stage)
+        last += bisect_left(range(last + 1, newest + 1), True, key=ended)
+        found[stage] = looks_log.read(store, experiment, last)
+    return found
+
+
+def _is_of_another(store: ObjectStore, experiment: str, stage: StageName, number: int) -> bool:
+    return looks_log.read(store, experiment, number).stage != stage
 
 
 def _decision(decision: Decision) -> list[str]:

@@ -1,31 +1,48 @@
-"""The moves of versions in words, from the object store alone."""
+"""The moves of versions and the gate's looks in words, from the object store alone."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from itertools import islice
 
+from infra import looks as looks_log
 from infra import moves as log
-from infra.records import Change, Move
+from infra.records import Change, Look, Move
 from infra.store import ObjectStore
 
 KINDS = {"by_hand": "by hand", "roll_back": "roll back"}
 
 
-def history(store: ObjectStore, count: int) -> Iterator[str]:
-    """Yield a line for each of the last moves, oldest first.
+def history(store: ObjectStore, count: int, experiment: str = "", *, looks: bool = True) -> Iterator[str]:
+    """Yield a line for each of the last moves and looks, oldest first.
 
     Args:
         store: the object store.
-        count: most moves to show.
+        count: most lines.
+        experiment: id of the only experiment to list; empty: all.
+        looks: whether to list looks too.
     """
-    yield from map(line, reversed(list(islice(log.backwards(store), count))))
+    moves = (move for move in log.backwards(store) if experiment in ("", move.experiment))
+    dated = [(move.time, 0, move.number, line(move)) for move in islice(moves, count)]
+    since = dated[-1][0] if len(dated) == count else 0.0
+    names = [experiment] if experiment else _experiments(store)
+    for name in names if looks else ():
+        dated += [(look.time, 1, look.number, look_line(look)) for look in _last(store, name, count, since)]
+    yield from (text for *_, text in sorted(dated)[-count:])
 
 
 def line(move: Move) -> str:
     """Return a move as a line."""
-    changes = ", ".join(map(_change, move.changes))
+    changes = [_change(change) for change in move.changes]
+    stage = [f"{move.stage} at {move.share:.0%}"] if move.stage else []
     asked = f"{KINDS.get(move.kind, move.kind)}, by {move.by}"
-    return f"{move.number:>5}  {when(move.time)}  {asked}: {changes}: {move.reason}"
+    return f"{move.number:>5}  {when(move.time)}  {asked}: {', '.join([*changes, *stage])}: {move.reason}"
+
+
+def look_line(look: Look) -> str:
+    """Return a look as a line, with the number of requests on both arms."""
+    requests, users = (sum(counts.values()) for counts in (look.verdict.requests, look.verdict.users))
+    seen = f"look {look.number}, {look.stage} at {look.share:.0%}, {requests} requests of {users} users"
+    return f"       {when(look.time)}  {look.experiment}, {seen}: {look.verdict.verdict}: {look.verdict.reason}"
 
 
 def when(seconds: float) -> str:
@@ -33,5 +50,21 @@ def when(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
+def _experiments(store: ObjectStore) -> list[str]:
+    """Return the ids of all experiments that opened."""
+    return [key.removeprefix("experiments/").removesuffix(".json") for key in store.keys("experiments/")]
+
+
+def _last(store: ObjectStore, experiment: str, count: int, since: float) -> Iterator[Look]:
+    """Yield at most `count` of an experiment's last looks that are not older than a time, newest first."""
+    newest = looks_log.newest_number(store, experiment)
+    for number in range(newest, max(0, newest - count), -1):
+        look = looks_log.read(store, experiment, number)
+        if look.time < since:
+            return
+        yield look
+
+
 def _change(change: Change) -> str:
-    return f"version {change.version} {change.before.replace('_', ' ')} -> {change.after.replace('_', ' ')}"
+    before, after = (state.replace("_", " ") for state in (change.before, change.after))
+    return f"version {change.version} {before if before == after else f'{before} -> {after}'}"

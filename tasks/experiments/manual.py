@@ -42,9 +42,13 @@ class Plan:
     """The champion that it replaces; empty: there is none."""
     running: ExperimentRecord | None
     """The experiment that the move ends."""
+    ends_pause: bool = False
+    """A rollback of a paused test: its challenger is rejected, and the champion stays."""
 
     def summary(self) -> str:
         """Return the plan as a sentence."""
+        if self.ends_pause and self.running:
+            return f"version {self.version} stays champion; the paused test {self.running.id} ends, its challenger is rejected"
         left = states.LEAVES[self.kind].replace("_", " ")
         ends = f"; the test {self.running.id} ends" if self.running else ""
         replaced = f", version {self.champion} is {left}" if self.champion else ""
@@ -70,6 +74,9 @@ def plan(store: ObjectStore, registry: Registry, kind: ManualKind, version: str,
     """
     moves.record(store, registry, now)
     aliases = registry.aliases()
+    paused = aliases.experiment and aliases.experiment.stage.name == "paused"
+    if kind == "roll_back" and paused and version in ("", aliases.champion):
+        return Plan(kind, aliases.champion or "", "champion", aliases.champion or "", aliases.experiment, ends_pause=True)
     version = version or _default(store, registry, kind, aliases)
     check_servable(registry, version)
     state = states.state_of(registry.version(version), aliases)
@@ -88,8 +95,14 @@ def promote(store: ObjectStore, registry: Registry, version: str, by: str, reaso
 
 
 def rollback(store: ObjectStore, registry: Registry, version: str, by: str, reason: str, now: float) -> Decision:
-    """Make an earlier champion the champion again, by default the newest retired one. Raises what `promote` raises."""
+    """Make an earlier champion the champion again, by default the newest retired one; a paused test is ended instead.
+
+    Raises what `promote` raises.
+    """
     planned = plan(store, registry, "roll_back", version, reason, now)
+    if planned.ends_pause and planned.running:
+        verdict = Verdict(verdict="reject", reason=reason or "ended by hand, after no proof either way")
+        return release.conclude(store, registry, Decision(experiment=planned.running, verdict=verdict, decided=now, by=by))
     verdict = Verdict(verdict="promote", reason=reason or "rolled back")
     return _move(store, registry, planned, Decision(experiment=by_hand(planned, now), verdict=verdict, decided=now, by=by))
 

@@ -3,9 +3,11 @@
 Each metric is a number for every request. The test compares its sum over a denominator between the arms (evals/statistics.py):
 
     requests   all requests of the test
-    labelled   those that were judged or had nothing to show; a shown completion that nobody answered is missing, not rejected
+    shown      per request, from those that were judged: shown per request times the sum per judged one. A shown completion that
+               nobody answered is missing, neither rejected nor left out of the requests (designs.py)
     judged     those whose answer is known
     user       one number a user (designs.py)
+    labelled   those that were judged or had nothing to show; only in plans of earlier versions
 
 A share of requests above a percentile of both arms' times stands for that percentile: it is a mean per request, so its error is
 clustered as the others', and equal models have equal shares. Accepted, kept and judged are those of
@@ -21,7 +23,7 @@ import polars as pl
 from infra.records import Plan, PlannedMetric
 from infra.records.experiments import Denominator
 from infra.settings.schema import Experiment
-from tasks.labels.measures import ACCEPTED, JUDGED, KEPT
+from tasks.labels.measures import ACCEPTED, CANCELLED, JUDGED, KEPT, QUICK
 
 
 @dataclass(frozen=True)
@@ -39,9 +41,14 @@ class Metric:
     per: Denominator
     """What its sum is divided by."""
     value: Callable[[Plan], pl.Expr] | None
-    """Its value for a labelled request (tasks/labels/attribution.py); None for a metric per user."""
+    """Its value for a labelled request (tasks/labels/attribution.py), 0 for one that nobody judged if it is per `shown` or
+    `judged`; None for a metric per user."""
     relative: bool = False
     """Whether its margin is a share of the champion's mean."""
+    weight: float = 0.0
+    """See infra.records.PlannedMetric. Acceptance has most of alpha, so that little of its power is lost by the others."""
+    immediate: bool = False
+    """See infra.records.PlannedMetric."""
     digits: int = 4
     """Digits after the point in a verdict's reason."""
 
@@ -72,32 +79,55 @@ def _failed(_: Plan) -> pl.Expr:
 
 
 def _later_than(time: str, quantile: float) -> Callable[[Plan], pl.Expr]:
-    """1 where a time is above this quantile of all requests of the test."""
-    return lambda _: (pl.col(time) > pl.col(time).quantile(quantile)).fill_null(False)
+    """1 where a time is above this quantile of all requests of the test, or where it never came."""
+    return lambda _: (pl.col(time) > pl.col(time).quantile(quantile)).fill_null(True)
+
+
+def _cancelled(_: Plan) -> pl.Expr:
+    """1 where the developer dismissed what was shown."""
+    return CANCELLED.fill_null(False)
+
+
+def _quick(_: Plan) -> pl.Expr:
+    """1 where it was rejected before it can have been read."""
+    return QUICK.fill_null(False)
+
+
+def _length(_: Plan) -> pl.Expr:
+    """Characters shown, where the developer judged them."""
+    return pl.when(JUDGED).then("shown_characters").otherwise(0)
 
 
 METRICS: tuple[Metric, ...] = (
-    Metric("accepted", "acceptance per request", "success", "more", "labelled", _accepted, relative=True),
-    Metric("characters", "accepted characters per request", "success", "more", "labelled", _characters, relative=True, digits=3),
-    Metric("annoyed", "annoyances per request", "success", "fewer", "labelled", _annoyed, relative=True),
-    Metric("shown", "shown per request", "guardrail", "more", "requests", lambda _: SHOWN, relative=True),
-    Metric("empty", "empty answers per request", "guardrail", "fewer", "requests", lambda _: pl.col("blank")),
-    Metric("failed", "failures per request", "guardrail", "fewer", "requests", _failed),
-    Metric("requests_per_user", "requests per user (logarithm)", "guardrail", "more", "user", None, digits=3),
-    Metric("ttft_p50", "first token later than the median", "guardrail", "fewer", "requests", _later_than("ttft_ms", 0.5)),
-    Metric("ttft_p95", "first token in the slowest 5 %", "guardrail", "fewer", "requests", _later_than("ttft_ms", 0.95)),
-    Metric("total_p50", "end later than the median", "guardrail", "fewer", "requests", _later_than("total_ms", 0.5)),
-    Metric("total_p95", "end in the slowest 5 %", "guardrail", "fewer", "requests", _later_than("total_ms", 0.95)),
+    Metric("accepted", "acceptance per request", "success", "more", "shown", _accepted, relative=True, weight=0.8),
     Metric(
-        "length",
-        "characters of a judged completion",
-        "guardrail",
-        "same",
-        "judged",
-        lambda _: pl.when(JUDGED).then("shown_characters").otherwise(0),
+        "characters",
+        "accepted characters per request",
+        "success",
+        "more",
+        "shown",
+        _characters,
         relative=True,
-        digits=2,
+        weight=0.1,
+        digits=3,
     ),
+    Metric("annoyed", "annoyances per request", "success", "fewer", "shown", _annoyed, relative=True, weight=0.1),
+    Metric("shown", "shown per request", "guardrail", "more", "requests", lambda _: SHOWN, relative=True),
+    Metric("cancelled", "explicit cancels per request", "guardrail", "fewer", "shown", _cancelled),
+    Metric("quick", "rejections under 750 ms per request", "guardrail", "fewer", "shown", _quick),
+    Metric("empty", "empty answers per request", "guardrail", "fewer", "requests", lambda _: pl.col("blank"), immediate=True),
+    Metric("failed", "failures per request", "guardrail", "fewer", "requests", _failed, immediate=True),
+    Metric("requests_per_user", "requests per user (logarithm)", "guardrail", "more", "user", None, digits=3),
+    *(
+        Metric(f"{time}_p{percent}", title, "guardrail", "fewer", "requests", _later_than(f"{time}_ms", share), immediate=True)
+        for time, percent, share, title in (
+            ("ttft", 50, 0.5, "first token later than the median"),
+            ("ttft", 95, 0.95, "first token in the slowest 5 %"),
+            ("total", 50, 0.5, "end later than the median"),
+            ("total", 95, 0.95, "end in the slowest 5 %"),
+        )
+    ),
+    Metric("length", "characters of a judged completion", "guardrail", "same", "judged", _length, relative=True, digits=2),
 )
 BY_NAME = {metric.name: metric for metric in METRICS}
 DENOMINATORS: dict[str, pl.Expr] = {
@@ -124,4 +154,6 @@ def planned(metric: Metric, settings: Experiment) -> PlannedMetric:
         per=metric.per,
         margin=getattr(settings.margins, metric.name),
         relative=metric.relative,
+        weight=metric.weight,
+        immediate=metric.immediate,
     )

@@ -8,6 +8,7 @@ again.
 
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import Any
 
 from infra import moves as log
 from infra.cycles import decision_of, experiment_id
@@ -59,18 +60,18 @@ def next_move(store: ObjectStore, registry: Registry, last: Move | None, seen: A
     if last is None:
         return _begin(registry, seen, now) if champion else None
     if champion != last.champion:
-        return _replaced(store, registry, last, champion, now)
+        return _replaced(store, registry, last, seen, now)
     if last.challenger and challenger != last.challenger:
         return _ended(store, registry, last, now)
     if challenger and challenger != last.challenger:
-        return _opened(store, registry, last, challenger, now)
-    return None
+        return _opened(store, registry, last, seen, challenger, now)
+    return _advanced(last, seen, now)
 
 
 def logged(store: ObjectStore, decision: Decision) -> bool:
-    """Return whether a decision explains a move of the log. The move that opened its experiment has the same id."""
+    """Return whether a decision explains a move of the log. Those that opened and advanced its experiment have the same id."""
     for move in log.backwards(store):
-        if move.experiment == decision.experiment.id and move.kind != "open":
+        if move.experiment == decision.experiment.id and move.kind not in ("open", "advance"):
             return True
         if move.time < decision.decided - SKEW_SECONDS:
             break
@@ -96,8 +97,44 @@ def _begin(registry: Registry, seen: Aliases, now: float) -> Move:
     return Move(number=1, kind="begin", changes=changes, by="registry", reason=reason, time=now, champion=champion)
 
 
-def _replaced(store: ObjectStore, registry: Registry, last: Move, champion: str, now: float) -> Move:
+def stage_of(seen: Aliases) -> dict[str, Any]:
+    """Return the fields `stage` and `share` of a move after which the aliases are as seen."""
+    running, watch = seen.experiment, seen.watch
+    if watch and watch.challenger == seen.champion:
+        return {"stage": watch.stage.name, "share": watch.stage.share}
+    if running and running.stages and running.challenger == seen.challenger != seen.champion:
+        return {"stage": running.stage.name, "share": running.stage.share}
+    return {}
+
+
+def _advanced(last: Move, seen: Aliases, now: float) -> Move | None:
+    """Return the move by which a test, or the watch over the version it promoted, is in another stage; None where it is not."""
+    stage = stage_of(seen)
+    if stage == ({"stage": last.stage, "share": last.share} if last.stage else {}):
+        return None
+    settled = not stage
+    if settled and last.stage != "watch":  # the stages of a test end with it
+        return None
+    test = seen.routed
+    version = last.champion if settled or stage["stage"] == "watch" else last.challenger
+    state: State = "champion" if version == last.champion else "challenger"
+    return Move(
+        number=last.number + 1,
+        kind="settle" if settled else "advance",
+        changes=(Change(version=version, before=state, after=state),),
+        by="watch" if state == "champion" else "gate",
+        reason="the watch is over" if settled else test.stage.reason if test else "",
+        time=now,
+        experiment="" if settled or test is None else test.id,
+        champion=last.champion,
+        challenger=last.challenger,
+        **stage,
+    )
+
+
+def _replaced(store: ObjectStore, registry: Registry, last: Move, seen: Aliases, now: float) -> Move:
     """Return the move by which another version, or none, is champion."""
+    champion = seen.champion or ""
     decision = _promotion_of(store, registry, champion) if champion else None
     rolled_back = decision is not None and ROLLBACK in decision.experiment.id
     changes = [Change(version=champion, before=_state(registry, last, champion), after="champion")] if champion else []
@@ -114,6 +151,7 @@ def _replaced(store: ObjectStore, registry: Registry, last: Move, champion: str,
         experiment=decision.experiment.id if decision else "",
         champion=champion,
         challenger="" if champion == last.challenger else last.challenger,
+        **stage_of(seen),
     )
 
 
@@ -121,7 +159,7 @@ def _ended(store: ObjectStore, registry: Registry, last: Move, now: float) -> Mo
     """Return the move by which the challenger is one no more, without being champion."""
     test = _test_of(registry, last.challenger)
     decision = decision_of(store, test) if test else None
-    rejected = decision is not None and decision.verdict.verdict == "reject"
+    rejected = decision is not None and decision.verdict.verdict in ("reject", "breach")
     after: State = "failed" if rejected else "candidate"
     return Move(
         number=last.number + 1,
@@ -135,10 +173,11 @@ def _ended(store: ObjectStore, registry: Registry, last: Move, now: float) -> Mo
     )
 
 
-def _opened(store: ObjectStore, registry: Registry, last: Move, challenger: str, now: float) -> Move:
+def _opened(store: ObjectStore, registry: Registry, last: Move, seen: Aliases, challenger: str, now: float) -> Move:
     """Return the move by which a version is challenger."""
     test = _test_of(registry, challenger)
     record = _open_test(store, test) if test else None
+    opening = record.stages[0] if record and record.stages else None
     return Move(
         number=last.number + 1,
         kind="open" if record else "by_hand",
@@ -149,6 +188,8 @@ def _opened(store: ObjectStore, registry: Registry, last: Move, challenger: str,
         experiment=record.id if record else "",
         champion=last.champion,
         challenger=challenger,
+        stage=opening.name if opening else "",
+        share=opening.share if opening else 0.0,
     )
 
 

@@ -1,20 +1,27 @@
 """The plan of a test: the settings as they are when it opens."""
 
 from infra.records import ExperimentRecord, Plan, PlannedMetric
+from infra.records.experiments import RULES
 from infra.settings.schema import Collect, Experiment
 from tasks.experiments.metrics import METRICS, planned
 
 OF_COLLECT = ("settle_seconds", "join_seconds", "known_user_days")
 """Settings of `collect` that decide what a test counts."""
+OWN = ("rules", "planned", "metrics")
+"""Fields of a plan that are no settings."""
 
 
-def make_plan(settings: Experiment, collect: Collect) -> Plan:
+UNPLANNED = {"design": "by_user", "planned_requests": 20_000, "max_seconds": 7 * 86_400.0}
+"""What is taken where a setting leaves the choice to the planner (planner.py) and it has no traffic to plan from."""
+
+
+def make_plan(settings: Experiment, collect: Collect, reason: str = "") -> Plan:
     """Return the plan of a test that opens now.
 
-    A crossover has no metric per user: how a user's requests divide over the arms is up to the blocks, which a check compares.
+    Args:
+        reason: what the planner chose and why.
     """
-    metrics = [planned(metric, settings) for metric in METRICS if settings.design == "by_user" or metric.per != "user"]
-    return Plan(metrics=tuple(metrics), **_fields(settings, collect))
+    return Plan(metrics=tuple(planned(metric, settings) for metric in METRICS), planned=reason, **_fields(settings, collect))
 
 
 def plan_of(experiment: ExperimentRecord, settings: Experiment, collect: Collect) -> Plan:
@@ -32,5 +39,14 @@ def plan_of(experiment: ExperimentRecord, settings: Experiment, collect: Collect
 
 
 def _fields(settings: Experiment, collect: Collect) -> dict[str, object]:
-    names = [name for name in Plan.model_fields if name not in ("metrics", *OF_COLLECT)]
-    return {name: getattr(settings, name) for name in names} | {name: getattr(collect, name) for name in OF_COLLECT}
+    settings = unplanned(settings)
+    names = [name for name in Plan.model_fields if name not in (*OWN, *OF_COLLECT)]
+    of_collect = {name: getattr(collect, name) for name in OF_COLLECT}
+    return {"rules": RULES} | {name: getattr(settings, name) for name in names} | of_collect
+
+
+def unplanned(settings: Experiment) -> Experiment:
+    """Return the settings with UNPLANNED where they leave something open."""
+    return settings.model_copy(
+        update={name: value for name, value in UNPLANNED.items() if getattr(settings, name) in (0, "auto")}
+    )

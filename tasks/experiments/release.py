@@ -8,34 +8,67 @@ concurrent decisions the first one counts.
 from collections.abc import Iterable
 from operator import itemgetter
 
+from evals.multiple import budgeted_level
 from infra.cycles import decision_of, experiment_id
 from infra.lineage import CYCLE_TAG, DATASET_TAG
-from infra.records import Decision, ExperimentRecord, Manifest, Verdict
-from infra.registry import CHALLENGER, CHAMPION, LOOK_TAG, PREVIOUS_TAG, VERDICT_TAG, Aliases, ModelVersion, Registry
+from infra.records import Decision, ExperimentRecord, Manifest, Stage, Verdict
+from infra.registry import (
+    CHALLENGER,
+    CHAMPION,
+    LOOK_TAG,
+    PREVIOUS_TAG,
+    ROLLED_BACK_TAG,
+    VERDICT_TAG,
+    Aliases,
+    ModelVersion,
+    Registry,
+)
 from infra.settings import Settings
+from infra.settings.schema import Experiment
 from infra.store import ObjectStore
-from tasks.experiments import moves, states
-from tasks.experiments.plan import make_plan
+from tasks.experiments import moves, stages, states
+from tasks.experiments.planner import plan_test
 
 GATE = "gate"
 MOST_TAG = 1000
 """Characters of a reason that a version's tag holds."""
 
 
-def propose(settings: Settings, cycle: str, version: str, champion: str, now: float) -> ExperimentRecord:
+def propose(store: ObjectStore, settings: Settings, cycle: str, version: str, champion: str, now: float) -> ExperimentRecord:
     """Return the record of the experiment that tests a cycle's candidate against the champion, with its plan."""
     identifier, share = experiment_id(cycle, version), settings.experiment.share
-    plan = make_plan(settings.experiment, settings.collect)
-    return ExperimentRecord(id=identifier, champion=champion, challenger=version, share=share, started=now, plan=plan)
+    plan = plan_test(store, settings.model_copy(update={"experiment": budgeted(store, settings.experiment)}), now)
+    opening = (stages.first(plan, share, now),)
+    return ExperimentRecord(
+        id=identifier, champion=champion, challenger=version, share=share, started=now, plan=plan, stages=opening
+    )
+
+
+def budgeted(store: ObjectStore, settings: Experiment) -> Experiment:
+    """Return the settings with the level of the next test, where successive tests share an error budget."""
+    if settings.budget == "none":
+        return settings
+    return settings.model_copy(update={"alpha": budgeted_level(earlier_tests(store), settings.alpha)})
+
+
+def earlier_tests(store: ObjectStore) -> list[bool]:
+    """Return whether each test that ended with a verdict on its candidate promoted it, the oldest first."""
+    names = [key.removeprefix("decisions/").removesuffix(".json") for key in store.keys("decisions/")]
+    found = [decision for name in names if (decision := decision_of(store, name)) and decision.by == GATE]
+    ended = [d for d in found if d.verdict.verdict in ("promote", "reject", "breach")]
+    return [d.verdict.verdict == "promote" for d in sorted(ended, key=lambda decision: decision.decided)]
 
 
 def open_experiment(store: ObjectStore, registry: Registry, proposed: ExperimentRecord) -> ExperimentRecord | None:
-    """Open an experiment; return None if it was decided, the champion changed, another one runs, or the version has moved on."""
+    """Open an experiment; return it as it runs, or None.
+
+    None: it was decided, the champion changed or is watched, another one runs, or the version has moved on.
+    """
     aliases = registry.aliases()
-    if aliases.experiment and aliases.experiment.id != proposed.id:
+    if aliases.watch or aliases.champion != proposed.champion or decision_of(store, proposed.id):
         return None
-    if aliases.champion != proposed.champion or decision_of(store, proposed.id):
-        return None
+    if aliases.experiment:
+        return aliases.experiment if aliases.experiment.id == proposed.id else None  # opened by a run that was killed
     state = states.state_of(registry.version(proposed.challenger), aliases)
     if state != "challenger" and state not in states.LEGAL["open"]:  # killed in between, then promoted and rolled back by hand
         return None
@@ -45,6 +78,22 @@ def open_experiment(store: ObjectStore, registry: Registry, proposed: Experiment
     registry.set_experiment(record)
     moves.record(store, registry, proposed.started)
     return record
+
+
+def advance(
+    store: ObjectStore, registry: Registry, experiment: ExperimentRecord, stage: Stage, now: float
+) -> ExperimentRecord | None:
+    """Enter the next stage of an experiment; return its record, or None where it has ended or another run entered a stage.
+
+    One tag of the registry holds all stages, so a run that is killed leaves the stage entered or not; the move is recorded then
+    or by the next run.
+    """
+    if registry.aliases().experiment != experiment or decision_of(store, experiment.id):
+        return None
+    entered = states.enter(experiment, stage)
+    registry.set_experiment(entered)
+    moves.record(store, registry, now)
+    return entered
 
 
 def champions(store: ObjectStore, known: Iterable[ModelVersion], manifests: Iterable[Manifest]) -> list[str]:
@@ -87,8 +136,15 @@ def carry_out(registry: Registry, decision: Decision) -> None:
     if not running and not experiment.id.startswith(moves.MANUAL):
         return
     if decision.verdict.verdict == "promote" and aliases.champion in (experiment.champion or None, experiment.challenger):
+        if decision.watch:  # before the alias, so that the holdout never leaves its slot
+            registry.set_watch(states.enter(experiment, decision.watch))
         registry.set_alias(CHAMPION, experiment.challenger)
         registry.set_tag(PREVIOUS_TAG, experiment.champion)
+        if aliases.watch and not decision.watch:
+            registry.set_watch(None)
+        if moves.ROLLBACK in experiment.id:
+            why = f"by {decision.by}: {decision.verdict.reason}"
+            registry.set_version_tag(experiment.champion, ROLLED_BACK_TAG, why[:MOST_TAG])
     registry.set_version_tag(experiment.challenger, VERDICT_TAG, f"{decision.verdict.verdict}, by {decision.by}")
     registry.set_version_tag(experiment.challenger, f"{VERDICT_TAG}.reason", decision.verdict.reason[:MOST_TAG])
     if running:

@@ -5,28 +5,32 @@ non_inferiority   ship where every metric is surely not worse than its margin
 acceptance        the rule before plans were recorded: more accepts, and so far no fewer characters
 
 Superiority is the rule of Schultzberg, Ankargren and Frånberg 2024, "Risk-aware product decisions in A/B tests with multiple
-metrics": alpha is divided by the number of success metrics, of which one suffices, and not by that of the guardrails, which
-must all hold.
+metrics": alpha is divided among the success metrics, of which one suffices, and not by the number of guardrails, which must all
+hold. Acceptance has most of it, and the parts are those of the metrics' joint distribution (evals/multiple.py).
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from evals.statistics import Difference
+from evals.statistics import Difference, Regression
 from infra.records import PlannedMetric, VerdictName
 from infra.records.experiments import Mode
 from tasks.experiments.metrics import BY_NAME
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Compared:
     """A metric of a look."""
 
     metric: PlannedMetric
+    rows: Regression
+    """The comparison of the arms."""
     difference: Difference | None
     """The difference with its interval at the level for margins; None where the arms cannot be compared."""
     gain: Difference | None
     """The same with its interval at the level for gains; None for a guardrail."""
+    gain_alpha: float
+    """The level for gains, two-sided."""
     margin: float
     """Margin in the unit of the difference."""
     means: tuple[float, float]
@@ -77,7 +81,7 @@ class Judgement:
     verdict: VerdictName
     reason: str
     by: Compared | None = None
-    """The metric that decides; its greatest supporters are left out to see whether a few made-up users could have."""
+    """The metric of the reason; None where no single one decides."""
 
 
 def judge(mode: Mode, compared: Sequence[Compared]) -> Judgement:
@@ -101,7 +105,7 @@ def non_inferiority(compared: Sequence[Compared]) -> Judgement:
     """No loss beyond a margin in any metric."""
     if loss := next((c for c in compared if c.worse), None):
         return Judgement("reject", f"{loss.title} is worse than its margin", loss)
-    return _within_margins(compared, compared[0], "no metric is worse than its margin")
+    return _within_margins(compared, None, "no metric is worse than its margin")
 
 
 def acceptance(compared: Sequence[Compared]) -> Judgement:
@@ -117,8 +121,8 @@ def acceptance(compared: Sequence[Compared]) -> Judgement:
     return Judgement("promote", "accepted more", accepted)
 
 
-def _within_margins(compared: Sequence[Compared], by: Compared, reason: str) -> Judgement:
+def _within_margins(compared: Sequence[Compared], gain: Compared | None, reason: str) -> Judgement:
     unsure = [c.title for c in compared if not c.not_worse]
     if unsure:
-        return Judgement("undecided", f"{reason}, but these may be worse than their margins: {'; '.join(unsure)}".lstrip())
-    return Judgement("promote", reason, by)
+        return Judgement("undecided", f"{reason}, but these may be worse than their margins: {'; '.join(unsure)}")
+    return Judgement("promote", reason, gain)

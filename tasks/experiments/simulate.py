@@ -17,10 +17,14 @@ from tasks.experiments.decide import decide
 from tasks.experiments.designs import compare_rates
 from tasks.experiments.metrics import SUMS
 from tasks.experiments.plan import make_plan, plan_of
-from tasks.experiments.totals import ARMS, MADE, ArmTotals
+from tasks.experiments.totals import ARMS, MADE, NAMED, QUARTERS, TORN, UNCAPPED, ArmTotals
 
 CHARACTERS = 12.0
 """Mean accepted characters of an accept."""
+UNPLEASANT = 0.05
+"""Chance that what is not accepted is dismissed, and that it is rejected before it can have been read."""
+LABELS = ("judged", "accepted", "characters", "annoyed", "cancelled", "quick", "length")
+"""Sums that are known with the labels."""
 SHAPE = 2.5
 """Of the gamma distribution of accepted characters: their standard deviation is 0.63 of their mean, as with
 `experiment.max_characters` on the demo's accepts (infra/docs/measurements.md)."""
@@ -53,16 +57,24 @@ class World:
     """Factor of requests; accepts a user stay the same."""
     fading: bool = False
     """Whether the gain fades to nothing during the test."""
+    answered: float = 0.9
+    """Share of shown completions that are judged."""
     judged: float = 1.0
-    """Share of the champion's shown completions that are judged; the challenger's are all."""
+    """Factor of it on the champion's arm."""
     late: float = 0.0
     """Part of the test by which the champion's labels come later."""
     liars: int = 0
-    """Made-up users on the challenger's arm, who accept everything."""
+    """Made-up users who know their arm and accept everything of the challenger; in a crossover, nothing of the champion."""
+    named: bool = False
+    """Whether users share a credential that names them; liars do."""
     lost: float = 0.0
-    """Share of the challenger's users who drop out: those with the lowest taste."""
+    """Share of users, those with the lowest taste, who drop out when they meet the challenger."""
     both: int = 0
-    """Users of the champion's arm who were served by both arms."""
+    """Users of the champion's arm who were served by both arms; in a crossover, within blocks of time."""
+    cancels: float = 1.0
+    """Factor of explicit cancels and of rejections under 750 ms."""
+    silent: float = 0.0
+    """Share of the challenger's requests that it answers with nothing."""
     failures: float = 0.0
     """Share of the challenger's requests that fail, and are not accepted."""
     slow: float = 0.0
@@ -95,14 +107,16 @@ class Simulation:
         self.taste = draw.beta(world.taste * concentration, (1 - world.taste) * concentration, users)
         activity = draw.gamma(2.0, 0.5, users)
         self.arm = self._assign(draw)
-        self.lost = self._lost()
         then = activity * np.exp(draw.normal(0, world.restless, users))
         rate = then[:, None] * np.exp(draw.normal(0, world.restless, (users, blocks))) / blocks
-        factor = np.where(self.arm, world.requests, 1.0)
-        self.requests = draw.poisson(world.each * rate * factor) * ~self.lost[:, None]
-        self.before = self._draw(draw, draw.poisson(world.history * activity)[:, None], self.taste[:, None], world.shown, 1.0)
+        factor = np.where(self.arm, world.requests, 1.0) * ~self._lost()
+        self.requests = draw.poisson(world.each * rate * factor)
+        nobody = np.zeros((users, 1), dtype=bool)
+        earlier = draw.poisson(world.history * activity)[:, None]
+        self.before = _draw(draw, world, earlier, self.taste[:, None], world.shown, world.answered, nobody)
         first, later = self._halves(draw)
         self.halves = {name: np.stack([first[name], later[name]]) for name in first}
+        self.sums = self._summed()
 
     def _assign(self, draw: np.random.Generator) -> np.ndarray:
         """Return whether the challenger serves, [U, B]."""
@@ -115,9 +129,10 @@ class Simulation:
         return arm
 
     def _lost(self) -> np.ndarray:
-        challengers = self.arm[:, 0]
-        lowest = np.quantile(self.taste[challengers], self.world.lost) if self.world.lost and challengers.any() else -1.0
-        return challengers & (self.taste < lowest)
+        """Return where a user makes no request, [U, B]."""
+        among = self.taste[self.arm.any(axis=1)]
+        lowest = np.quantile(among, self.world.lost) if self.world.lost and among.size else -1.0
+        return self.arm & (self.taste < lowest)[:, None]
 
     def _halves(self, draw: np.random.Generator) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """Return the sums of the first and of the second half of every block, [U, B] each."""
@@ -128,45 +143,28 @@ class Simulation:
         for requests, carried in ((early, world.carry_over), (self.requests - early, 0.0)):
             treated = (1 - carried) * arm + carried * previous
             age = np.linspace(0, 1, world.blocks)[None, :] if world.fading else 0.0
-            chance = self.taste[:, None] * (1 + (world.accepted - 1) * (1 - age) * treated) / np.where(arm, world.requests, 1.0)
-            (challengers,) = np.nonzero(arm[:, 0] & ~self.lost)
-            chance[challengers[: world.liars]] = 1.0
-            shown = world.shown * (1 + (world.visible - 1) * treated)
-            halves.append(
-                self._draw(draw, requests, chance * (1 - world.failures * arm), shown, np.where(arm, 1.0, world.judged))
-            )
+            gain = 1 + (world.accepted - 1) * (1 - age) * treated
+            chance = self.taste[:, None] * gain * (1 - world.failures * arm) / np.where(arm, world.requests, 1.0)
+            (liars,) = np.nonzero(arm.any(axis=1) if self.design == "crossover" else arm[:, 0])
+            chance[liars[: world.liars]] = arm[liars[: world.liars]]
+            shown = world.shown * (1 + (world.visible - 1) * treated) * (1 - world.silent * arm)
+            judged = world.answered * np.where(arm, 1.0, world.judged)
+            halves.append(_draw(draw, world, requests, chance, shown, judged, arm))
         return halves[0], halves[1]
 
-    def _draw(
-        self,
-        draw: np.random.Generator,
-        requests: np.ndarray,
-        chance: np.ndarray,
-        shown: np.ndarray | float,
-        judged: np.ndarray | float,
-    ) -> dict[str, np.ndarray]:
-        """Return every sum of these requests."""
-        arm = self.arm if requests.shape == self.arm.shape else np.zeros(requests.shape, dtype=bool)
-        visible = draw.binomial(requests, np.minimum(shown, 1.0))
-        answers = draw.binomial(visible, judged)
-        accepted = draw.binomial(answers, np.clip(chance, 0, 1))
-        characters = np.where(accepted > 0, draw.gamma(SHAPE * np.maximum(accepted, 1), CHARACTERS / SHAPE), 0.0)
-        slow = self.world.slow * arm
-        sums = {
-            **{
-                "requests": requests,
-                MADE: requests,
-                "labelled": answers + requests - visible,
-                "judged": answers,
-                "visible": visible,
-            },
-            **{"accepted": accepted, "characters": characters, "annoyed": answers - accepted, "shown": visible},
-            **{"empty": requests - visible, "failed": draw.binomial(requests, self.world.failures * arm)},
-            **{"ttft_p50": draw.binomial(requests, 0.5 + slow), "ttft_p95": draw.binomial(requests, 0.05 + 0.2 * slow)},
-            **{"total_p50": draw.binomial(requests, 0.5 + slow), "total_p95": draw.binomial(requests, 0.05 + 0.2 * slow)},
-            "length": draw.gamma(np.maximum(answers, 1), 20.0) * (answers > 0),
-        }
-        return {name: np.asarray(values, dtype=float) for name, values in sums.items()}
+    def _summed(self) -> dict[str, np.ndarray]:
+        """Return every sum after each number of blocks, [arm, half of a block, B + 1, U]."""
+        turns = self.requests > 0
+        torn = turns * (np.arange(self.world.users) < self.world.both)[:, None]
+        whole = {name: turns * (np.arange(self.world.blocks) % len(QUARTERS) == n) for n, name in enumerate(QUARTERS)}
+        whole |= {TORN: torn * (self.design == "crossover"), NAMED: self.requests * self.world.named}
+        parts = self.halves | {name: np.stack([values, np.zeros_like(values)]) for name, values in whole.items()}
+        arms = np.stack([~self.arm, self.arm])[:, None]
+        sums = {}
+        for name, values in parts.items():
+            sums[name] = np.zeros((2, 2, self.world.blocks + 1, self.world.users))
+            np.cumsum(np.swapaxes(values[None] * arms, -1, -2), axis=2, out=sums[name][:, :, 1:])
+        return sums
 
     @cached_property
     def late(self) -> int:
@@ -175,52 +173,66 @@ class Simulation:
 
     def totals(self, until: int) -> ArmTotals:
         """Return the totals after so many blocks."""
-        known = np.arange(self.world.blocks) < until - self.late
-        labelled = self.arm | known[None, :]
-        parts = {name: self._labelled(name, halves, labelled)[..., :until] for name, halves in self.halves.items()}
-        later = np.arange(until) >= until / 2
+        middle, met = (until + 1) // 2, self.requests[:, :until].any(axis=1)
         during: dict[Arm, dict[str, np.ndarray]] = {arm: {} for arm in ARMS}
-        newer: dict[Arm, dict[str, np.ndarray]] = {arm: {} for arm in ARMS}
-        for arm in ARMS:
-            mine = self.arm[:, :until] == (arm == "challenger")
-            for name, (first, second) in parts.items():
-                whole = (first + second) * mine
-                during[arm][name] = whole.sum(axis=1)
-                newer[arm][name] = (second * mine).sum(axis=1) if self.design == "crossover" else (whole * later).sum(axis=1)
-        absent = self._absent(during)
-        met = sum(sums["requests"] for sums in during.values()) > 0
-        cut = {name: values[met, 0] for name, values in self.before.items()}
-        during, newer = (
-            {arm: {name: v[met] for name, v in sums.items()} for arm, sums in each.items()} for each in (during, newer)
-        )
-        return ArmTotals(during, newer, cut, absent)
+        later: dict[Arm, dict[str, np.ndarray]] = {arm: {} for arm in ARMS}
+        in_block: dict[Arm, dict[str, np.ndarray]] = {arm: {} for arm in ARMS}
+        for number, arm in enumerate(ARMS):
+            for name, sums in self.sums.items():
+                known = max(until - self.late, 0) if arm == "champion" and name in LABELS else until
+                first, second = sums[number, :, known][:, met]
+                during[arm][name] = first + second
+                if name not in UNCAPPED:
+                    later[arm][name] = first + second - sums[number, :, min(middle, known)][:, met].sum(axis=0)
+                    in_block[arm][name] = second
+            for part in (during, later, in_block):
+                part[arm]["labelled"] = part[arm]["requests"] - part[arm]["visible"] + part[arm]["judged"]
+        before = {name: values[met, 0] for name, values in self.before.items()}
+        return ArmTotals(during, later, before, self._absent(met), in_block=in_block)
 
-    def _labelled(self, name: str, halves: np.ndarray, labelled: np.ndarray) -> np.ndarray:
-        """Return a sum without what is not judged yet."""
-        if name == "labelled":
-            return halves - self.halves["judged"] * ~labelled
-        return halves * labelled if name in ("judged", "accepted", "characters", "annoyed", "length") else halves
-
-    def _absent(self, during: dict[Arm, dict[str, np.ndarray]]) -> dict[Arm, int]:
+    def _absent(self, met: np.ndarray) -> dict[Arm, int]:
         if self.design == "crossover":
             return {}
-        met = sum(sums["requests"] for sums in during.values()) > 0
-        known = ~met & (self.before["requests"][:, 0] > 0)
-        treated = self.arm[:, 0]
+        known, treated = ~met & (self.before["requests"][:, 0] > 0), self.arm[:, 0]
         return {"champion": int((known & ~treated).sum()), "challenger": int((known & treated).sum())}
 
 
-assert {*SUMS, MADE} == {*Simulation(World(users=4, blocks=2), "by_user", np.random.default_rng(0)).before}
+def _draw(
+    draw: np.random.Generator,
+    world: World,
+    requests: np.ndarray,
+    chance: np.ndarray,
+    shown: np.ndarray | float,
+    judged: np.ndarray | float,
+    arm: np.ndarray,
+) -> dict[str, np.ndarray]:
+    """Return every sum of requests, [U, B]."""
+    visible = draw.binomial(requests, np.minimum(shown, 1.0))
+    answers = draw.binomial(visible, judged)
+    accepted = draw.binomial(answers, np.clip(chance, 0, 1))
+    annoyed = answers - accepted
+    unpleasant = np.minimum(UNPLEASANT * np.where(arm, world.cancels, 1.0), 1.0)
+    slow = world.slow * arm
+    early, late = draw.binomial(requests, 0.5 + slow), draw.binomial(requests, 0.05 + 0.2 * slow)
+    zeros = np.zeros(requests.shape)
+    sums = {
+        **{"requests": requests, MADE: requests, "labelled": answers + requests - visible},
+        **{"judged": answers, "visible": visible, "accepted": accepted, "annoyed": annoyed, "shown": visible},
+        "characters": np.where(accepted > 0, draw.standard_gamma(SHAPE * np.maximum(accepted, 1)) * (CHARACTERS / SHAPE), 0.0),
+        **{"cancelled": draw.binomial(annoyed, unpleasant), "quick": draw.binomial(annoyed, unpleasant)},
+        **{"empty": requests - visible, "failed": draw.binomial(requests, world.failures * arm) if world.failures else zeros},
+        **{"ttft_p50": early, "ttft_p95": late, "total_p50": early, "total_p95": late},
+        "length": answers * 20.0 + np.sqrt(answers) * 20.0 * draw.standard_normal(requests.shape),
+    }
+    return {name: np.asarray(values, dtype=float) for name, values in sums.items()}
 
 
-def simulate(world: World, settings: Experiment, seed: int, *, looks: int = 10, legacy: bool = False) -> Outcome:
-    """Return how the gate ends a simulated test that it looks at so many times.
+assert {*SUMS, *UNCAPPED} == {*Simulation(World(users=4, blocks=2), "by_user", np.random.default_rng(0)).sums}
 
-    Args:
-        legacy: judge by the rule before plans were recorded.
-    """
-    simulation = Simulation(world, settings.design, np.random.default_rng(seed))
-    plan = plan_for(world, settings, legacy)
+
+def simulate(world: World, plan: Plan, seed: int, *, looks: int = 10) -> Outcome:
+    """Return how the gate ends a simulated test that it looks at so many times."""
+    simulation = Simulation(world, plan.design, np.random.default_rng(seed))
     test = ExperimentRecord(id="e", champion="1", challenger="2", share=0.5, started=0.0, plan=plan)
     for look in range(1, looks + 1):
         until = round(look * world.blocks / looks)
@@ -235,7 +247,7 @@ def simulate(world: World, settings: Experiment, seed: int, *, looks: int = 10, 
 def found_at_once(simulation: Simulation, plan: Plan) -> bool:
     """Return whether one look at the end, at acceptance alone, finds a gain."""
     totals = simulation.totals(simulation.world.blocks)
-    found = difference(compare_rates(totals.during, totals, "accepted", "labelled", plan), plan.alpha, 1.0, last_look=True)
+    found = difference(compare_rates(totals.during, totals, "accepted", "shown", plan), plan.alpha, 1.0, last_look=True)
     return isinstance(found, Difference) and found.low > 0
 
 

@@ -7,7 +7,7 @@ of moves (infra/moves.py) says how a version came there.
 from collections.abc import Mapping
 from typing import Literal, get_args
 
-from infra.records import MoveKind, State
+from infra.records import ExperimentRecord, MoveKind, Stage, StageName, State
 from infra.registry import STATE_TAG, Aliases, ModelVersion
 
 ManualKind = Literal["promote", "roll_back"]
@@ -15,6 +15,7 @@ ManualKind = Literal["promote", "roll_back"]
 
 LEGAL: Mapping[MoveKind, Mapping[State, State]] = {
     "open": {"candidate": "challenger"},
+    "advance": {"challenger": "challenger"},
     "reject": {"challenger": "failed"},
     "stop": {"challenger": "candidate"},
     "promote": {
@@ -25,8 +26,18 @@ LEGAL: Mapping[MoveKind, Mapping[State, State]] = {
         "rolled_back": "champion",
     },
     "roll_back": {"retired": "champion"},
+    "settle": {"champion": "champion"},
 }
 """The state after each move, by the state before it. A move by hand in MLflow is recorded whatever it does."""
+AFTER: Mapping[StageName | None, frozenset[StageName]] = {
+    None: frozenset({"shadow", "ramp", "test"}),
+    "shadow": frozenset({"ramp", "test"}),
+    "ramp": frozenset({"ramp", "test"}),
+    "test": frozenset({"paused", "watch"}),
+    "paused": frozenset({"watch"}),
+    "watch": frozenset(),
+}
+"""The stages that may follow each stage of a challenger's test; None: it opens."""
 LEAVES: Mapping[ManualKind, State] = {"promote": "retired", "roll_back": "rolled_back"}
 """The state of the champion that a move replaces."""
 NEEDS_REASON: frozenset[State] = frozenset({"failed", "rolled_back"})
@@ -50,6 +61,26 @@ NEXT: Mapping[ManualKind, Mapping[State, str]] = {
 
 class IllegalMove(ValueError):
     """A version cannot make this move from its state."""
+
+
+class IllegalStage(ValueError):
+    """A test cannot enter this stage after its last one."""
+
+
+def enter(experiment: ExperimentRecord, stage: Stage) -> ExperimentRecord:
+    """Return the record of a test with its next stage.
+
+    Raises:
+        IllegalStage: the stage does not follow the last one, or takes users back from the challenger in a growing ramp.
+    """
+    last = experiment.stages[-1] if experiment.stages else None
+    before = last.name if last else "test"  # a test from before stages were recorded
+    if stage.name not in AFTER[before]:
+        expected = ", ".join(sorted(AFTER[before])) or "none: it has ended"
+        raise IllegalStage(f"experiment {experiment.id}: stage {stage.name} after {before}, expected {expected}")
+    if last and stage.share < last.share:
+        raise IllegalStage(f"experiment {experiment.id}: share {stage.share:g} after {last.share:g}, expected no smaller one")
+    return experiment.model_copy(update={"stages": (*experiment.stages, stage)})
 
 
 def state_of(version: ModelVersion, aliases: Aliases) -> State:

@@ -7,8 +7,9 @@ counts with a part of them, at the same rates; with a token for each developer, 
 metrics are in metrics.py.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import polars as pl
@@ -16,19 +17,27 @@ import polars as pl
 from infra.assignment import assigned_arm
 from infra.records import Arm, ArmEvidence, ExperimentRecord, ObjectReference, Plan
 from infra.store import ObjectStore
-from tasks.experiments.metrics import SUMS, values
+from tasks.experiments.metrics import METRICS, SUMS, values
 from tasks.labels import users
 from tasks.labels.partitions import join_partition, merge_partitions, plan_window, references
 from tasks.labels.shares import codes
 from tasks.labels.window import Window
 from tasks.rewards.weights import scale
 
+DAY = users.DAY
 ARMS: tuple[Arm, Arm] = ("champion", "challenger")
 MADE = "made"
 """Sum of a user's requests before the caps; the metrics per user are computed from it."""
-LATER = "later_"
+NAMED = "named"
+"""Sum of a user's requests by a credential that sent requests for several users of the test: it can make users up."""
+QUARTERS = ("turns_0", "turns_6", "turns_12", "turns_18")
+"""Sums of the blocks of time in which a user made requests, by quarter of the day (UTC, from this hour on)."""
+TORN = "torn"
+"""Sum of the blocks of time in which a user was served by both arms."""
+UNCAPPED = (MADE, NAMED, *QUARTERS, TORN)
+LATER, IN_BLOCK = "later_", "in_block_"
 Sums = Mapping[str, np.ndarray]
-"""By name (metrics.SUMS and MADE), a sum for each user [U]."""
+"""By name (metrics.SUMS and UNCAPPED), a sum for each user [U]."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,20 +45,29 @@ class ArmTotals:
     """The totals from which a verdict is computed. Equal positions of the arrays are one user's."""
 
     during: Mapping[Arm, Sums]
-    """By arm, the sums since the experiment began."""
+    """By arm, the sums of the experiment's last stage."""
     later: Mapping[Arm, Sums]
-    """The part of `during` from the second half of the time; for a crossover, of each block."""
+    """The part of `during` from the second half of the time."""
     before: Sums
     """Sums before the experiment."""
     absent: Mapping[Arm, int]
     """Users with a history who are assigned to the arm and have no request that counts; empty for a crossover."""
     inputs: tuple[ObjectReference, ...] = ()
     """The event objects that were read."""
+    in_block: Mapping[Arm, Sums] = field(default_factory=dict)
+    """The part of `during` from the second half of each block of time; empty: nothing is known of it."""
+    immediate: Mapping[Arm, Sums] = field(default_factory=dict)
+    """As `during`, with the requests that are younger than the settling time; empty: there are none."""
 
     @property
     def both(self) -> np.ndarray:
         """Which users were served by both arms, [U]."""
         return (self.during["champion"]["requests"] > 0) & (self.during["challenger"]["requests"] > 0)
+
+    @property
+    def named(self) -> np.ndarray:
+        """Which users came by a credential that can make users up, [U]."""
+        return sum(self.during[arm][NAMED] for arm in ARMS) > 0
 
     @property
     def requests(self) -> dict[Arm, int]:
@@ -63,28 +81,46 @@ class ArmTotals:
 
     def evidence(self) -> ArmEvidence:
         """Return the totals as a decision holds them."""
-        during, later = ({arm: _lists(sums[arm]) for arm in ARMS} for sums in (self.during, self.later))
-        return ArmEvidence(during=during, later=later, before=_lists(self.before), absent=dict(self.absent))
+        during, later, in_block, immediate = (
+            {arm: _lists(sums[arm]) for arm in sums} for sums in (self.during, self.later, self.in_block, self.immediate)
+        )
+        return ArmEvidence(
+            during=during,
+            later=later,
+            in_block=in_block,
+            immediate=immediate,
+            before=_lists(self.before),
+            absent=dict(self.absent),
+        )
 
 
 def of_evidence(evidence: ArmEvidence) -> ArmTotals:
     """Return the totals that a decision holds."""
-    during, later = ({arm: _arrays(sums[arm]) for arm in ARMS} for sums in (evidence.during, evidence.later))
-    return ArmTotals(during, later, _arrays(evidence.before), evidence.absent)
+    parts = (evidence.during, evidence.later, evidence.in_block, evidence.immediate)
+    during, later, in_block, immediate = ({arm: _arrays(sums[arm]) for arm in sums} for sums in parts)
+    before = _arrays(evidence.before)
+    return ArmTotals(during, later, before, evidence.absent, in_block=in_block, immediate=immediate)
 
 
 def gather(store: ObjectStore, experiment: ExperimentRecord, plan: Plan, now: float) -> ArmTotals:
     """Read the events from `baseline_seconds` before the experiment on, and total them."""
+    labelled, until, inputs = read_labelled(store, experiment, plan, now)
+    return total(labelled, experiment, plan, until, inputs)
+
+
+def read_labelled(
+    store: ObjectStore, experiment: ExperimentRecord, plan: Plan, now: float
+) -> tuple[pl.DataFrame, float, tuple[ObjectReference, ...]]:
+    """Return the labelled requests from `baseline_seconds` before the experiment on, until when they count, and the inputs."""
     begin = experiment.started - plan.baseline_seconds
-    window = Window(since=begin, until=now - plan.settle_seconds, oldest=begin, known={})
+    window = Window(since=begin, until=now, oldest=begin, known={})
     listed = plan_window(store, window, now, plan.join_seconds)
     labelled, _ = merge_partitions([join_partition(store, partition, tokens=False) for partition in listed.partitions])
     if plan.min_history_requests:
         register = users.read(store, begin - plan.known_user_days * users.DAY)
         known = users.with_history(register, experiment.started, plan.min_history_requests)
         labelled = labelled.filter(pl.col("user").is_in(pl.Series(list(known), dtype=pl.String).implode()))
-    inputs = (*references(listed.completions), *references(listed.feedback))
-    return total(labelled, experiment, plan, window.until, inputs)
+    return labelled, now - plan.settle_seconds, (*references(listed.completions), *references(listed.feedback))
 
 
 def total(
@@ -98,23 +134,26 @@ def total(
 
     Args:
         labelled: completions with their labels (tasks/labels/attribution.py).
-        until: requests after this time, in Unix seconds, do not count yet.
+        until: requests after this time, in Unix seconds, count only for what needs no label.
     """
-    counted = labelled.filter(~pl.col("opted_out"), ~pl.col("pinned"), ~pl.col("exploring"), pl.col("time") <= until)
-    assigned = pl.when(pl.col("assigned") != "").then("assigned").otherwise("experiment")
-    counted = counted.with_columns(of_test=assigned == experiment.id, served=pl.col("experiment") == experiment.id)
-    during = _on_assigned_arm(counted.filter("of_test"), experiment)
-    before = counted.filter(~pl.col("of_test"), pl.col("time") < experiment.started).with_columns(served=pl.lit(True))
-    during, before = (_one_user_each(rows, _crowded(counted, plan)) for rows in (during, before))
-    sums = _sums(during, plan, _is_later(experiment, plan, until), "arm", "user", "credential")
-    sums = cap_requests(sums.with_columns(pl.col("requests").alias(MADE)), plan)
-    earlier = _sums(before, plan, pl.lit(False), "user").with_columns(pl.col("requests").alias(MADE))
-    names = sums["user"].unique().sort()
+    made, before = by_test(labelled, experiment)
+    crowded = _crowded(pl.concat([rows.select("credential", "user") for rows in (made, before)]), plan)
+    made, before = (_one_user_each(rows, crowded) for rows in (made, before))
+    made = _with_turns(made, plan)
+    during = made.filter(pl.col("time") <= until)
+    half = pl.col("time") >= (experiment.counts_from + until) / 2
+    sums, at_once = (_capped(rows, plan, half) for rows in (during, made))
+    earlier = _sums(before, plan, {}, "user").with_columns(pl.col("requests").alias(MADE))
+    names = pl.concat([sums["user"], at_once["user"]]).unique().sort()
     arms = {arm: _by_user(sums.filter(pl.col("arm") == arm), names) for arm in ARMS}
+    watched = ("requests", *(metric.name for metric in METRICS if metric.immediate))
+    young = {arm: _by_user(at_once.filter(pl.col("arm") == arm), names) for arm in ARMS}
     return ArmTotals(
-        during={arm: _named(by_user) for arm, by_user in arms.items()},
-        later={arm: _named(by_user, LATER) for arm, by_user in arms.items()},
-        before=_named(_by_user(earlier, names)),
+        immediate={arm: _arrays_of(by_user, watched) for arm, by_user in young.items()},
+        during={arm: _arrays_of(by_user, (*SUMS, *UNCAPPED)) for arm, by_user in arms.items()},
+        later={arm: _arrays_of(by_user, SUMS, LATER) for arm, by_user in arms.items()},
+        in_block={arm: _arrays_of(by_user, SUMS, IN_BLOCK) for arm, by_user in arms.items()},
+        before=_arrays_of(_by_user(earlier, names), (*SUMS, MADE)),
         absent=_absent(set(earlier["user"]) - set(names), experiment, plan),
         inputs=inputs,
     )
@@ -133,23 +172,69 @@ def _one_user_each(rows: pl.DataFrame, credentials: pl.Series) -> pl.DataFrame:
     return rows.with_columns(user=pl.when(of_crowd).then(pl.concat_str(pl.lit("credential "), "credential")).otherwise("user"))
 
 
+def by_test(labelled: pl.DataFrame, experiment: ExperimentRecord, until: float = math.inf) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return the requests that count: those of the test, each on the arm that it was assigned to, and those before it.
+
+    Only the last stage counts. A stage before it has another share, so that its users differ from this one's in when they were
+    asked, and some of its champion's users are the challenger's now: they would be compared with themselves.
+    """
+    counted = labelled.filter(~pl.col("opted_out"), ~pl.col("pinned"), ~pl.col("exploring"), pl.col("time") <= until)
+    assigned = pl.when(pl.col("assigned") != "").then("assigned").otherwise("experiment")
+    counted = counted.with_columns(of_test=assigned == experiment.id)
+    made = counted.filter("of_test", pl.col("time") >= experiment.counts_from)
+    before = counted.filter(~pl.col("of_test"), pl.col("time") < experiment.started).with_columns(served=pl.lit(True))
+    return _on_assigned_arm(made, experiment), before
+
+
+def weights(during: pl.DataFrame, plan: Plan) -> pl.DataFrame:
+    """Return by arm, user and credential the weight of each of their requests, 0 to 1, after the caps."""
+    keys = ("arm", "user", "credential")
+    sums = _sums(during, plan, {}, *keys)
+    capped = cap_requests(sums, plan).join(sums.select(*keys, made="requests"), on=keys, how="left")
+    return capped.select(*keys, weight=pl.col("requests") / pl.col("made"))
+
+
 def _on_assigned_arm(rows: pl.DataFrame, experiment: ExperimentRecord) -> pl.DataFrame:
-    """Set `arm` to the assigned one where another version answered."""
-    replaced = rows.filter(~pl.col("served"))
-    arms = [assigned_arm(experiment, user, time) for user, time in replaced.select("user", "time").iter_rows()]
-    moved = replaced.with_columns(arm=pl.Series(arms, dtype=rows.schema["arm"]))
-    return pl.concat([rows.filter("served"), moved])
+    """Set `arm` to the assigned one, and `served` to whether its version answered, alone.
+
+    Serving leaves the experiment off where it could not serve both versions, or where another one answered.
+    """
+    counted = rows.filter(pl.col("experiment") == experiment.id).with_columns(served=pl.lit(True))
+    others = rows.filter(pl.col("experiment") != experiment.id)
+    recorded = others.select("user", "time", "assigned_arm").iter_rows()
+    arms = [arm or assigned_arm(experiment, user, time) for user, time, arm in recorded]  # empty in events of earlier releases
+    versions = {"champion": experiment.champion, "challenger": experiment.challenger}
+    asked = pl.Series([versions[arm] for arm in arms], dtype=pl.String)
+    served = ~pl.col("mixed") & (pl.col("policy_version") == asked)
+    moved = others.with_columns(arm=pl.Series(arms, dtype=rows.schema["arm"]), served=served)
+    return pl.concat([counted, moved])
 
 
-def _is_later(experiment: ExperimentRecord, plan: Plan, until: float) -> pl.Expr:
-    """Whether a request is in the second half of the test so far, or of its block."""
-    if plan.design == "crossover":
-        return pl.col("time") % plan.block_seconds >= plan.block_seconds / 2
-    return pl.col("time") >= (experiment.started + until) / 2
+def _with_turns(rows: pl.DataFrame, plan: Plan) -> pl.DataFrame:
+    """Mark the first request of each turn, a user's block of time on an arm, and those by a credential of several users."""
+    block = (pl.col("time") // plan.block_seconds).cast(pl.Int64)
+    turn = pl.int_range(pl.len()).over("user", "arm", block) == 0
+    quarter = (pl.col("time") % DAY // (DAY / len(QUARTERS))).cast(pl.Int64)
+    torn = pl.col("arm").n_unique().over("user", block) > 1
+    return rows.with_columns(
+        pl.lit(1.0).alias(MADE),
+        (pl.col("user").n_unique().over("credential") > 1).cast(pl.Float64).alias(NAMED),
+        (turn & torn).cast(pl.Float64).alias(TORN),
+        *((turn & (quarter == number)).cast(pl.Float64).alias(name) for number, name in enumerate(QUARTERS)),
+        in_block=pl.col("time") % plan.block_seconds >= plan.block_seconds / 2,
+    )
+
+
+def _capped(rows: pl.DataFrame, plan: Plan, half: pl.Expr) -> pl.DataFrame:
+    """Return the sums by arm, user and credential, those of the busy ones scaled down."""
+    keys = ("arm", "user", "credential")
+    sums = _sums(rows, plan, {LATER: half, IN_BLOCK: pl.col("in_block")}, *keys)
+    uncapped = rows.group_by(keys).agg(pl.col(*UNCAPPED).sum())
+    return cap_requests(sums, plan).join(uncapped, on=keys, how="left", maintain_order="left")
 
 
 def cap_requests(sums: pl.DataFrame, plan: Plan) -> pl.DataFrame:
-    """Return the sums with those of busy users, and of busy credentials of an arm, scaled down; MADE stays.
+    """Return the sums with those of busy users, and of busy credentials of an arm, scaled down.
 
     Args:
         sums: a row for each arm, user and credential, with a column for each sum.
@@ -169,16 +254,16 @@ def _median_requests(sums: pl.DataFrame) -> float:
     return float(np.median(by_user.to_numpy())) if len(by_user) else 0.0
 
 
-def _sums(rows: pl.DataFrame, plan: Plan, later: pl.Expr, *keys: str) -> pl.DataFrame:
-    """Return every sum by these keys, of all rows and of the later ones, in a fixed order."""
-    valued = rows.select(*keys, is_later=later, **values(plan))
+def _sums(rows: pl.DataFrame, plan: Plan, parts: Mapping[str, pl.Expr], *keys: str) -> pl.DataFrame:
+    """Return every sum by these keys, of all rows and of each part of them, by its prefix, in a fixed order."""
+    valued = rows.select(*keys, **{f"is_{name}": part for name, part in parts.items()}, **values(plan))
     sums = [pl.col(name).sum() for name in SUMS]
-    of_later = [pl.col(name).filter("is_later").sum().alias(LATER + name) for name in SUMS]
-    return valued.group_by(keys).agg(*sums, *of_later).sort(keys)
+    of_parts = [pl.col(name).filter(f"is_{part}").sum().alias(part + name) for part in parts for name in SUMS]
+    return valued.group_by(keys).agg(*sums, *of_parts).sort(keys)
 
 
 def _scaled(sums: pl.DataFrame, factor: pl.Series) -> pl.DataFrame:
-    return sums.with_columns(pl.col(*SUMS, *(LATER + name for name in SUMS)) * factor)
+    return sums.with_columns(pl.exclude("arm", "user", "credential") * factor)
 
 
 def _by_user(sums: pl.DataFrame, names: pl.Series) -> pl.DataFrame:
@@ -187,15 +272,14 @@ def _by_user(sums: pl.DataFrame, names: pl.Series) -> pl.DataFrame:
     return names.to_frame("user").join(by_user, on="user", how="left", maintain_order="left").drop("user").fill_null(0.0)
 
 
-def _named(by_user: pl.DataFrame, prefix: str = "") -> dict[str, np.ndarray]:
-    made = () if prefix else (MADE,)
-    return {name: by_user[prefix + name].to_numpy() for name in (*SUMS, *made)}
+def _arrays_of(by_user: pl.DataFrame, names: Iterable[str], prefix: str = "") -> dict[str, np.ndarray]:
+    return {name: by_user[prefix + name].to_numpy() for name in names}
 
 
 def _absent(users: set[str], experiment: ExperimentRecord, plan: Plan) -> dict[Arm, int]:
     if plan.design == "crossover":
         return {}
-    arms = [assigned_arm(experiment, user, experiment.started) for user in users]
+    arms = [assigned_arm(experiment, user, experiment.counts_from) for user in users]
     return {arm: arms.count(arm) for arm in ARMS}
 
 

@@ -32,6 +32,10 @@ KEPT = pl.when(JUDGED).then(pl.min_horizontal("accepted_characters", _KNOWN)).ot
 COMPLETED = pl.when(pl.col("written").is_not_null()).then(KEPT)
 TYPED = pl.max_horizontal(pl.col("written") - KEPT, pl.lit(0))
 REJECTED = JUDGED & (pl.col("outcome").cast(pl.String) == "rejected")
+CANCELLED = REJECTED & (pl.col("not_taken").cast(pl.String) == "rejected")
+"""The developer dismissed it."""
+QUICK = REJECTED & (pl.col("seen_ms") < QUICK_MS)
+"""Rejected before it can have been read."""
 SUMS: dict[str, pl.Expr] = {
     "requests": pl.lit(1),
     "shown": SHOWN,
@@ -39,8 +43,8 @@ SUMS: dict[str, pl.Expr] = {
     "kept_characters": KEPT,
     "completed_characters": COMPLETED,
     "typed_characters": pl.when(pl.col("written").is_not_null()).then(TYPED),
-    "explicit_cancels": REJECTED & (pl.col("not_taken").cast(pl.String) == "rejected"),
-    "quick_rejections": REJECTED & (pl.col("seen_ms") < QUICK_MS),
+    "explicit_cancels": CANCELLED,
+    "quick_rejections": QUICK,
 }
 """The fields of infra.records.Measures, for one request; null counts as 0."""
 assert SUMS.keys() == Measures.model_fields.keys()

@@ -2,21 +2,48 @@
 
 from infra.cycles import decision_of, experiment_id
 from infra.lineage import Lineage
+from infra.records import Decision
 from infra.store import ObjectStore
 
 
-def choose_parent(store: ObjectStore, versions: Lineage, champion: str, previous: str | None) -> str:
+def choose_parent(store: ObjectStore, versions: Lineage, champion: str, previous: str | None, most_lost: int = 3) -> str:
     """Return the newest promising candidate that was trained from the champion, else the champion.
 
-    One cycle's labels improve a model by less than one test can prove, so training goes on from a candidate that did no worse
-    while the champion serves. Candidates whose ancestry holds the previous champion are left out, since that version was rolled
-    back; so are candidates whose checkpoint was removed.
+    One cycle's labels improve a model by less than one test can prove, so training goes on from a candidate that surely lost no
+    more than the margin while the champion serves. Candidates whose ancestry holds the previous champion are left out, since that
+    version was rolled back; so are candidates whose checkpoint was removed, and those whose children keep losing.
+
+    Args:
+        most_lost: experiment.max_lost_children.
     """
     for version in sorted(versions.cycles.keys() - versions.removed, key=int, reverse=True):
         line = versions.ancestry(version)
         if champion not in line[1:] or previous in line[: line.index(champion)]:
             continue
-        decision = decision_of(store, experiment_id(versions.cycles[version], version))
+        decision = _decision_on(store, versions, version)
         if decision and decision.verdict.promising and decision.experiment.champion == champion:
+            if most_lost and lost_children(store, versions, version) >= most_lost:
+                continue
             return version
     return champion
+
+
+def lost_children(store: ObjectStore, versions: Lineage, parent: str) -> int:
+    """Return how many of the newest candidates trained from a version were rejected in a row, and not promising.
+
+    A test that ended without a verdict on its candidate, as broken or stopped, counts neither way.
+    """
+    lost = 0
+    children = [child for child, of in versions.parents.items() if of == parent and child in versions.cycles]
+    for child in sorted(children, key=int, reverse=True):
+        decision = _decision_on(store, versions, child)
+        if decision is None or decision.verdict.verdict in ("broken", "undecided"):
+            continue
+        if decision.verdict.verdict == "promote" or decision.verdict.promising:
+            break
+        lost += 1
+    return lost
+
+
+def _decision_on(store: ObjectStore, versions: Lineage, version: str) -> Decision | None:
+    return decision_of(store, experiment_id(versions.cycles[version], version))

@@ -36,7 +36,7 @@ AT_ONCE = 2
 TOKEN_FIELDS = ("prompt_token_ids", "token_ids", "logprobs", "token_ends")
 FACTS = (
     "late",
-    *("id", "time", "project", "user", "credential", "file", "policy_version", "arm", "experiment", "assigned"),
+    *("id", "time", "project", "user", "credential", "file", "policy_version", "arm", "experiment", "assigned", "assigned_arm"),
     *("temperature", "top_p", "ttft_ms", "total_ms"),
     *("finish_reason", "language", "opted_out", "redacted", "mixed", "behaviour_logprobs", "withheld", "pinned", "exploring"),
     "blank",

@@ -37,6 +37,7 @@ from tasks.showing import report
 from tasks.showing.fit import FittedEstimate, Unfitted
 from tasks.showing.labels import labelled_completions
 from tasks.steps import clients, pages, sealing
+from tasks.steps import experiment as watching
 from tasks.steps.runner import runner
 from tasks.steps.step import IO_RETRIES, attempt_to_show, show_page, step
 from tasks.trainer import run as training
@@ -49,6 +50,8 @@ from tasks.versions import register as registering
 from tasks.versions.evaluate import Evaluation
 from tasks.versions.register import Registered
 from tasks.versions.trained import TrainedText
+
+WATCH_POLL_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -287,12 +290,28 @@ def register(settings: Settings, manifest: Manifest, candidate: Candidate, evalu
 def open_experiment(settings: Settings, manifest: Manifest, registered: Registered) -> CycleOutcome:
     """Give the candidate its share of developers, and end the cycle."""
     store, version = clients.store_of(settings), registered.version
-    proposed = release.propose(settings, manifest.cycle, version, manifest.champion, time.time())
+    await_watch(settings)
+    proposed = release.propose(store, settings, manifest.cycle, version, manifest.champion, time.time())
     opened = release.open_experiment(store, clients.registry_of(settings), proposed)
     reason = f"version {version} is the challenger" if opened else f"version {version} could not be tested"
     experiment = opened.id if opened else ""
     outcome = CycleOutcome(cycle=manifest.cycle, result="registered", reason=reason, version=version, experiment=experiment)
     return end(settings, manifest, outcome)
+
+
+def await_watch(settings: Settings) -> None:
+    """Wait for the end of the watch over the champion, and end it if its time is over: no test opens beside it."""
+    registry = clients.registry_of(settings)
+    while watched := registry.aliases().watch:
+        left = watched.stage.ends - time.time()
+        if left <= 0:
+            found = watching.look(settings, watched)
+            if found.decision:
+                watching.conclude(settings, found.decision)
+            watching.settle(settings, watched)
+            return
+        get_run_logger().info("version %s is watched for another %.0f s before a test opens", watched.challenger, left)
+        time.sleep(min(left, WATCH_POLL_SECONDS))
 
 
 def end(settings: Settings, manifest: Manifest, outcome: CycleOutcome) -> CycleOutcome:

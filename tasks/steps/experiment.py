@@ -4,16 +4,21 @@ import time
 
 from prefect.logging import get_run_logger
 
-from infra.cycles import decision_of
-from infra.records import Decision, ExperimentRecord, Move, Verdict
-from infra.registry import RegistryError
+from infra.records import Decision, ExperimentRecord, Move, MoveAnswer, Stage, Verdict
+from infra.registry import Registry, RegistryError
 from infra.settings import Settings
+from infra.store import ObjectStore
+from tasks.experiments import aftercare, looking, looks, manual, moves, release
 from tasks.experiments import decide as deciding
-from tasks.experiments import manual, moves, release
+from tasks.experiments import requested as asked
+from tasks.experiments.looking import Found, Sight
+from tasks.experiments.page import experiment_page
 from tasks.experiments.plan import plan_of
-from tasks.experiments.totals import gather
 from tasks.steps import clients
-from tasks.steps.step import IO_RETRIES, step
+from tasks.steps.step import IO_RETRIES, attempt_to_show, show_page, step
+
+LEADS = 3
+"""Reads of the registry by a replica of serving between the decision on a stage and its start."""
 
 
 @step("follow", retries=IO_RETRIES)
@@ -28,35 +33,65 @@ def follow(settings: Settings) -> list[Move]:
     return found
 
 
+@step("requested moves", retries=IO_RETRIES)
+def requested(settings: Settings) -> list[MoveAnswer]:
+    """Carry out what administrators asked for on the status page."""
+    ended = asked.carry_out(clients.store_of(settings), clients.registry_of(settings), time.time())
+    for request, answer in ended:
+        move = f"{request.kind.replace('_', ' ')} to version {request.version}, by {request.by}"
+        get_run_logger().info("%s: %s: %s", move, answer.state, answer.message)
+    return [answer for _, answer in ended]
+
+
 @step("running experiment", retries=IO_RETRIES)
 def running_experiment(settings: Settings) -> ExperimentRecord | None:
-    """Return the experiment that the registry names."""
-    return clients.registry_of(settings).aliases().experiment
+    """Return the test that runs, or whose promoted version is watched."""
+    return clients.registry_of(settings).aliases().routed
 
 
-@step("verdict", retries=IO_RETRIES)
-def verdict(settings: Settings, experiment: ExperimentRecord) -> Decision | Verdict:
-    """Return the decision that ends an experiment, or the gate's verdict while the experiment goes on."""
+@step("look", retries=IO_RETRIES)
+def look(settings: Settings, experiment: ExperimentRecord) -> Found:
+    """Return what the experiment's stage says now, and show it."""
     store, registry, now = clients.store_of(settings), clients.registry_of(settings), time.time()
-    if decision := decision_of(store, experiment.id):
-        return decision
-    if void := release.void(experiment, registry.aliases()):
-        return Decision(experiment=experiment, verdict=void, decided=now, by=release.GATE)
     plan = plan_of(experiment, settings.experiment, settings.collect)
-    totals = gather(store, experiment, plan, now)
-    verdict = deciding.decide(experiment, plan, totals, now)
-    get_run_logger().info("%s: %s: %s", experiment.id, verdict.verdict, verdict.reason)
+    lead = LEADS * settings.serving.follow_seconds
+    found = looking.look(Sight(store, experiment, plan, now, lead), registry.aliases())
+    get_run_logger().info("%s, %s: %s: %s", experiment.id, experiment.stage.name, found.verdict.verdict, found.verdict.reason)
+    _show(store, registry, experiment, found.verdict, now)
+    return found
+
+
+def _show(store: ObjectStore, registry: Registry, experiment: ExperimentRecord, verdict: Verdict, now: float) -> None:
+    """Record a look where it is due, and show it on the status page and in Prefect."""
+    look = looks.record(store, experiment, verdict, now)
+    if look:
+        attempt_to_show("page", lambda: show_page("experiment", experiment_page(store, experiment, look)))
     try:
         release.show_look(registry, experiment.model_copy(update={"plan": None}), deciding.brief(verdict), now)
     except RegistryError as error:  # a look that cannot be shown stops no verdict
         get_run_logger().warning("the look is not shown: %s", error)
-    if verdict.verdict == "undecided":
-        return verdict
-    evidence = totals.evidence()
-    return Decision(experiment=experiment, verdict=verdict, decided=now, by=release.GATE, inputs=totals.inputs, evidence=evidence)
+
+
+@step("advance", retries=IO_RETRIES)
+def advance(settings: Settings, experiment: ExperimentRecord, stage: Stage) -> ExperimentRecord | None:
+    """Enter a test's next stage; None where it has ended meanwhile."""
+    return release.advance(clients.store_of(settings), clients.registry_of(settings), experiment, stage, time.time())
 
 
 @step("conclude", retries=IO_RETRIES)
 def conclude(settings: Settings, decision: Decision) -> Decision:
     """Write the decision once, then move the aliases."""
     return release.conclude(clients.store_of(settings), clients.registry_of(settings), decision)
+
+
+@step("settle", retries=IO_RETRIES)
+def settle(settings: Settings, watched: ExperimentRecord) -> bool:
+    """End a watch whose time is over, or whose version is champion no more; return whether it has ended."""
+    store, registry, now = clients.store_of(settings), clients.registry_of(settings), time.time()
+    return aftercare.settle(store, registry, watched, now)
+
+
+@step("stuck", retries=IO_RETRIES)
+def stuck(settings: Settings, experiment: ExperimentRecord) -> str:
+    """Return for how long no look has seen anything new, in words; empty where something is new."""
+    return looks.standstill(clients.store_of(settings), experiment, time.time())

@@ -83,7 +83,7 @@ def world(prefect: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Wor
         collect=Collect(settle_seconds=10, min_samples=4, max_user_share=1, max_user_weight=1),
         train=Settings().train.model_copy(update={"folder": tmp_path}),
         evaluate=Evaluate(samples=PLACES),
-        experiment=Experiment(min_requests=50, min_users=5, min_history_requests=0),
+        experiment=Experiment(min_requests=50, min_users=5, min_history_requests=0, shadow_requests=0, ramp=(), watch_seconds=0),
     )
     monkeypatch.setattr("infra.settings.load", lambda: settings)
 

@@ -20,7 +20,7 @@ def start_experiment(world: World, champion: float, challenger: float) -> None:
     """Start an experiment and ship 30 requests of each of 40 users, accepted at these rates."""
     world.registry.versions["2"] = {"parent": "1", "cycle": "cycle-000001"}
     record = release.open_experiment(
-        world.store, world.registry.client, release.propose(settings.load(), "cycle-000001", "2", "1", NOW - 1)
+        world.store, world.registry.client, release.propose(world.store, settings.load(), "cycle-000001", "2", "1", NOW - 1)
     )
     assert record
     draw = random.Random(0)

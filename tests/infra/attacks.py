@@ -43,6 +43,7 @@ def attacks(settings: Settings, deployment: str, marker: Path) -> list[Attack]:
     run = {"name": PLANTED, "job_variables": {"command": f"touch {marker}"}}
     alias = {"name": settings.registry.model, "alias": PLANTED, "version": "1"}
     prompt = {"model": settings.model.name, "prompt": PLANTED}
+    move = {"version": "1", "champion": "1", "reason": PLANTED}
     requests: dict[str, tuple[str | None, list[tuple[str, str, Any]]]] = {
         "s3": (settings.store.endpoint, [("GET", "/", None), ("PUT", f"/{settings.store.bucket}/events/{PLANTED}", "x")]),
         "mlflow": (
@@ -68,7 +69,13 @@ def attacks(settings: Settings, deployment: str, marker: Path) -> list[Attack]:
         ),
         "completions": (
             f"http://127.0.0.1:{settings.serving.port}",
-            [("GET", "/", None), ("GET", "/ready", None), ("GET", "/metrics", None), ("POST", "/v1/completions", prompt)],
+            [
+                ("GET", "/", None),
+                ("GET", "/ready", None),
+                ("GET", "/metrics", None),
+                ("POST", "/v1/completions", prompt),
+                ("POST", "/admin/promote", move),
+            ],
         ),
         "feedback": (
             f"http://127.0.0.1:{settings.serving.feedback_port}",

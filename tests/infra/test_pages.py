@@ -40,7 +40,8 @@ def targets(stack: Stack, marker: Path) -> Iterator[list[Attack]]:
         planted = {"flow_runs": {"name": {"any_": [PLANTED]}}}
         assert prefect.post("flow_runs/filter", json=planted).raise_for_status().json() == []
     assert not marker.exists()
-    assert not ObjectStore.connect(stack.settings.store).exists(f"events/{PLANTED}")
+    store = ObjectStore.connect(stack.settings.store)
+    assert not store.exists(f"events/{PLANTED}") and not list(store.keys("requests/"))
     model = Registry.connect(stack.settings.registry)._model() or {}
     assert PLANTED not in {alias["alias"] for alias in model["aliases"]}
     token = stack.settings.serving.engine_token

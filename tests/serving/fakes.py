@@ -19,10 +19,10 @@ from infra.fim import SPECIAL_TOKENS, Renderer
 from infra.records import Completion, Decision, ExperimentRecord, Feedback
 from infra.redaction.redactor import Redactor
 from infra.redaction.texts import Kept
-from infra.registry import EXPERIMENT_TAG, LOOK_TAG, Registry
+from infra.registry import EXPERIMENT_TAG, LOOK_TAG, WATCH_TAG, Registry
 from infra.settings.schema import Sampling
 from infra.settings.schema import Serving as ServingSettings
-from infra.store import ObjectStore, from_parquet
+from infra.store import AlreadyExists, ObjectStore, from_parquet
 from serving.access import Access
 from serving.app import create_completions_app, create_feedback_app
 from serving.engine.endpoints import Endpoints, EngineDead, SwapRefused
@@ -49,7 +49,9 @@ from serving.slots.policy import Policy
 from serving.slots.version_source import VersionSource
 from serving.status.cycle_history import CycleHistory
 from serving.status.data import Links, StatusData
+from serving.status.look_history import LookHistory
 from serving.status.move_history import MoveHistory
+from serving.status.request_history import RequestHistory
 from serving.status.routes import StatusSources, metrics_text
 from tests.serving.apps import aiohttp_app, fastapi_app
 
@@ -172,6 +174,11 @@ class MemoryStore(ObjectStore):
         assert self.objects.setdefault(key, body) == body, f"{key} was written with other bytes before"
         return ""
 
+    def put_new(self, key: str, body: bytes) -> str:
+        if self.exists(key):
+            raise AlreadyExists(key)
+        return self.put(key, body)
+
     def get(self, key: str) -> bytes:
         if self.unavailable:
             raise ConnectionError("the store is away")
@@ -208,6 +215,7 @@ class FakeRegistry:
         self.sources: dict[str, str] = {}
         self.aliases: dict[str, str] = {}
         self.experiment: ExperimentRecord | None = None
+        self.watch: ExperimentRecord | None = None
         self.decision: Decision | None = None
         self.tags: dict[str, dict[str, str]] = {}
         self.unavailable = False
@@ -219,13 +227,18 @@ class FakeRegistry:
         if self.unavailable:
             raise httpx.ConnectError("away")
         if request.url.path.endswith("registered-models/get"):
-            records = {EXPERIMENT_TAG: self.experiment, LOOK_TAG: self.decision}
+            records = {EXPERIMENT_TAG: self.experiment, LOOK_TAG: self.decision, WATCH_TAG: self.watch}
             tags = [{"key": key, "value": record.model_dump_json()} for key, record in records.items() if record]
             aliases = [{"alias": k, "version": v} for k, v in self.aliases.items()]
             return httpx.Response(200, json={"registered_model": {"aliases": aliases, "tags": tags}})
         if request.url.path.endswith("model-versions/search"):
             return httpx.Response(200, json={"model_versions": [self._version(v) for v in self.sources]})
-        return httpx.Response(200, json={"model_version": self._version(request.url.params["version"])})
+        version = request.url.params["version"]
+        return (
+            httpx.Response(200, json={"model_version": self._version(version)})
+            if version in self.sources
+            else httpx.Response(404)
+        )
 
     def _version(self, version: str) -> dict[str, object]:
         tags = [{"key": key, "value": value} for key, value in self.tags.get(version, {}).items()]
@@ -311,7 +324,8 @@ class House:
         self.policy = Policy(self.tokenizer, renderer, self.sampling, stop_token_ids(self.tokenizer))
         gateway = Gateway("qwen-coder-x", access, self.arms, self.policy, self.recorder, self.settings.showing)
         feedback = FeedbackService(access, self.recorder)
-        data = StatusData(self.registry.client(), CycleHistory(self.store), MoveHistory(self.store), clock=lambda: self.clock)
+        histories = [kind(self.store) for kind in (CycleHistory, MoveHistory, LookHistory, RequestHistory)]
+        data = StatusData(self.registry.client(), *histories, clock=lambda: self.clock)
         links = Links("http://mlflow.test", "http://prefect.test", "m")
         status = StatusSources(access, self.arms, self.spool, self.shipper, self.metrics, data, links)
         completions_app = create_completions_app(gateway, feedback, status, hosts)

@@ -32,7 +32,7 @@ POSTS = ("/v1/completions", "/infill", "/v1/feedback", "/v1/continue/events", "/
 
 
 async def test_a_browsers_password_opens_no_route_that_changes_something(house: House) -> None:
-    for url, paths in zip(house.urls, (POSTS, POSTS[2:]), strict=True):
+    for url, paths in zip(house.urls, ((*POSTS, "/admin/promote", "/admin/rollback"), POSTS[2:]), strict=True):
         for path in paths:
             answer = await house.client.post(url + path, json=EVENT, headers=PASSWORD)
             assert answer.status_code == 401 and "www-authenticate" not in answer.headers
@@ -130,7 +130,7 @@ async def test_a_request_names_one_host(house: House, hosts: tuple[str, ...]) ->
     writer.close()
 
 
-async def test_the_page_may_run_nothing_and_be_framed_by_nobody(house: House) -> None:
+async def test_the_page_may_run_its_own_script_alone_and_be_framed_by_nobody(house: House) -> None:
     for headers, status in ((PASSWORD, 200), ({"Authorization": ""}, 401)):
         answer = await house.client.get(house.urls[0] + "/", headers=headers)
         assert answer.status_code == status
@@ -139,10 +139,14 @@ async def test_the_page_may_run_nothing_and_be_framed_by_nobody(house: House) ->
         assert answer.headers["x-content-type-options"] == "nosniff" and answer.headers["x-frame-options"] == "DENY"
         assert answer.headers["referrer-policy"] == "no-referrer" and answer.headers["cache-control"] == "no-store"
         if status == 200:
-            (style,) = re.findall(r"<style>(.*?)</style>", answer.text, re.DOTALL)
-            digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-            assert policy["style-src"] == f"'sha256-{digest}'", "the page's own style is allowed"
-            assert " style=" not in answer.text and "<script" not in answer.text
+            for kind, directive in (("style", "style-src"), ("script", "script-src")):
+                (part,) = re.findall(rf"<{kind}>(.*?)</{kind}>", answer.text, re.DOTALL)
+                digest = base64.b64encode(hashlib.sha256(part.encode()).digest()).decode()
+                assert policy[directive] == f"'sha256-{digest}'", "the page's own alone"
+            assert policy["connect-src"] == "'self'" and " style=" not in answer.text
+            assert not re.search(
+                r"<script\s|<form|\son[a-z]+=|innerHTML|localStorage|sessionStorage|document\.cookie", answer.text
+            )
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/admin/status"])

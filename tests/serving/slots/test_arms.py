@@ -1,12 +1,14 @@
 """The arm and version that serve a user, and which completions count in an experiment."""
 
+import time
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
 from infra.identity import user_hash
+from infra.records import Stage
 from infra.settings.schema import Sampling
-from tests.serving.fakes import House
+from tests.serving.fakes import House, experiment
 from tests.serving.helpers import ADMINISTRATOR, run_experiment
 
 TERMS = {
@@ -123,3 +125,43 @@ async def test_a_request_that_another_version_answers_names_the_experiment_that_
     assert fallbacks and {(row.arm, row.policy_version) for row in fallbacks} == {("champion", "1")}
     assert rows[0].assigned == "e1" and {row.assigned for row in fallbacks} <= {"e1", ""}
     assert any(row.assigned == "e1" for row in fallbacks)
+
+
+async def test_a_version_that_is_down_loses_the_requests_that_were_assigned_to_it(house: House) -> None:
+    await run_experiment(house)
+    assert (await house.complete(headers={"X-User-ID": "first"})).status_code == 200, "both arms have served"
+    house.engines[house.arms.challenger].up = False
+    await house.follow()
+    for user in range(20):
+        assert (await house.complete(headers={"X-User-ID": f"user{user}"})).status_code == 200
+    rows = house.rows("completions")[1:]
+    assert {row.policy_version for row in rows} == {"1"} and {row.assigned for row in rows} == {"e1"}
+    assert {(row.assigned_arm, row.experiment) for row in rows} == {("champion", "e1"), ("challenger", "")}
+
+
+async def test_a_stage_divides_users_by_its_share_from_its_start_on(house: House) -> None:
+    await run_experiment(house)
+    now, running = time.time(), experiment()
+    stages = [Stage(name="ramp", share=0.0, started=1.0), Stage(name="test", share=1.0, started=now + 100)]
+    house.registry.experiment = running.model_copy(update={"stages": tuple(stages)})
+    await house.follow()
+    assert {house.arms.route(f"user{i}", now)[0].arm for i in range(20)} == {"champion"}
+    assert {house.arms.route(f"user{i}", now + 100)[0].arm for i in range(20)} == {"challenger"}
+
+
+async def test_a_promoted_version_has_a_holdout_until_its_watch_ends(house: House) -> None:
+    await run_experiment(house)
+    now = time.time()
+    watch = Stage(name="watch", share=0.5, started=now, ends=now + 100)
+    house.registry.aliases, house.registry.experiment = {"champion": "2"}, None
+    house.registry.watch = experiment().model_copy(update={"stages": (watch,)})
+    for _ in range(2):  # an engine that lost the holdout gets it again
+        await house.follow()
+        routes = [house.arms.route(f"user{i}", now + 1)[0] for i in range(40)]
+        assert {(r.version, r.arm, r.experiment) for r in routes} == {("2", "challenger", "e1"), ("1", "champion", "e1")}
+        assert {r.sampled_as for r in routes} == {"champion"}, "as the champion is sampled, whatever the challenger was"
+        after = [house.arms.route(f"user{i}", now + 100)[0] for i in range(40)]
+        assert {(r.version, r.experiment) for r in after} == {("2", "")}
+        house.engines[1 - house.arms.champion].version = "0"
+        house.engines[1 - house.arms.champion].pid = 2
+    assert house.engines[1 - house.arms.champion].swaps[-1] == "1"

@@ -7,13 +7,14 @@ import time
 from fastapi import FastAPI
 from starlette.routing import Route
 
-from infra import login, moves
-from infra.records import Change, CycleOutcome, Decision, Manifest, Move, ObjectReference, Rate, Record, Verdict
+from infra import login, looks, moves
+from infra.records import Change, CycleOutcome, Decision, Look, Manifest, Move, ObjectReference, Rate, Record, Verdict
 from infra.settings import ROOT, load
 from serving.__main__ import links
 from serving.status.data import Links
 from tests.serving.fakes import ADMIN, TOKEN, House, experiment
 from tests.serving.helpers import run_experiment
+from tests.serving.status.shown import METRICS, run_watched_test, verdict
 
 NOON = 1_800_000_000.0
 VERDICT = Verdict(
@@ -90,6 +91,40 @@ async def test_the_page_shows_versions_experiment_feedback_and_decisions(house: 
     ):
         assert expected in text, expected
     assert 'href="http://mlflow.test/#/models/m/versions/2"' in page
+
+
+async def test_the_page_shows_sequences_margins_checks_stages_and_the_planned_end(house: House) -> None:
+    now = time.time()
+    await run_watched_test(house, now)
+    page = await _page(house)
+    text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page))
+    for expected in (
+        "Stages: shadow at 0 %, 3 h ago → ramp at 25 %, 3 h ago → test at 50 % , 2 h ago",
+        "1400 of 2000 requests an arm; planned end",
+        "by requests, in 51 min",
+        "Planned: a crossover finds +12 % in a week",
+        "accepted per request (more is better), 99.83 % confidence sequence",
+        "annoyed per request (fewer is better)",
+        "accepted unsure +0.02 [-0.0185, +0.0585] 99.83 %",
+        "above -0.024 0.24 0.26 success",
+        "ttft p95 worse than its margin",
+        "labels hold judged per shown completion differs",
+    ):
+        assert expected in text, expected
+    assert page.count("<figure>") == 3 and page.count('class="chart"') == 3 + len(METRICS)
+    # More looks: the page reads what is new, and the chart follows.
+    looks.append(house.store, Look(experiment="e1", number=71, time=now, stage="test", share=0.5, verdict=verdict(1900)))
+    house.clock += 10
+    assert "1900 of 2000 requests" in await _page(house)
+
+
+async def test_a_test_that_has_ended_is_shown_with_its_looks(house: House) -> None:
+    record = await run_watched_test(house, time.time(), 200)
+    _put(house, "experiments/e1.json", record)
+    house.registry.experiment, house.registry.aliases = None, {"champion": "1"}
+    await house.follow()
+    page = await _page(house)
+    assert "Last test: version 2 against 1" in page and page.count("<figure>") == 3 and "<progress" not in page
 
 
 async def test_the_page_is_served_while_the_registry_is_unavailable(house: House) -> None:

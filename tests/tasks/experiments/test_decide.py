@@ -56,7 +56,7 @@ def test_a_clearly_better_challenger_is_promoted_with_every_interval_in_its_verd
     assert (result.requests, result.users) == ({"champion": 4000, "challenger": 4000}, {"champion": 80, "challenger": 80})
     by_name = {metric.name: metric for metric in result.metrics}
     accepted, shown = by_name["accepted"], by_name["shown"]
-    assert accepted.level == pytest.approx(1 - 0.005 / 3) and shown.level == pytest.approx(0.995)
+    assert accepted.level == pytest.approx(1 - 0.005 * 0.8) and shown.level == pytest.approx(0.995)
     assert accepted.margin == pytest.approx(0.1 * accepted.champion) and shown.state == "not_worse"
     assert {check.state for check in result.checks} == {"passed"}
 
@@ -99,7 +99,9 @@ def test_a_guardrail_beyond_its_margin_rejects_a_better_model(name: str, count: 
         for i, (user, sums) in enumerate(arm(80, 0.35, 2, shown=0.5 if name == "empty" else 0.9).items())
     }
     result = verdict(arm(80, 0.15, 1), challenger)
-    assert result.verdict == "reject" and states(result)[name] == "worse", result.reason
+    ended = ("reject", states(result).get(name)) if name == "length" else ("breach", "worse")
+    assert (result.verdict, "worse") == (ended[0], ended[1]), result.reason
+    assert result.breached == ("" if name == "length" else name)
 
 
 def test_without_a_single_failure_the_share_of_failures_has_a_bound_from_the_number_of_requests() -> None:
@@ -177,17 +179,23 @@ def test_repeated_evaluation_promotes_equal_arms_no_more_often_than_alpha() -> N
         (arm(12, 0.2, 1), {}, "0 and 12 users"),
         (arm(5, 0.2, 1), arm(3, 0.2, 2), "3 and 5 users"),
         ({f"u{i}": user(1, 1) for i in range(20)}, {f"v{i}": user(1) for i in range(20)}, "requests"),
-        (arm(20, 0.0, 1), arm(20, 0.0, 2), "no gain is sure"),
-        (arm(40, 0.2, 1), arm(40, 0.2, 2), "no gain is sure"),
     ],
 )
-def test_missing_evidence_never_promotes(champion, challenger, reason: str) -> None:
+def test_a_test_that_could_not_tell_is_not_held_against_the_challenger(champion, challenger, reason: str) -> None:
     early = verdict(champion, challenger)
     assert early.verdict == "undecided"
     assert reason in early.reason
     late = verdict(champion, challenger, after=1000)
-    assert late.verdict == "reject"
+    assert (late.verdict, late.inconclusive, late.promising) == ("broken", True, False)
     assert "experiment.max_seconds" in late.reason
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.2])
+def test_missing_proof_never_promotes(rate: float) -> None:
+    champion, challenger = arm(40, rate, 1), arm(40, rate, 2)
+    assert verdict(champion, challenger).verdict == "undecided"
+    late = verdict(champion, challenger, after=1000)
+    assert (late.verdict, late.inconclusive) == ("reject", True) and "no gain is sure" in late.reason
 
 
 def test_settings_changed_during_a_test_change_nothing() -> None:
@@ -207,6 +215,11 @@ def test_a_decision_is_computed_again_from_its_record_bit_by_bit() -> None:
     read = Decision.model_validate_json(made.model_dump_json())
     assert recompute(read, Experiment(alpha=0.4), Collect()) == reached
     assert "80-0" not in read.model_dump_json(), "the evidence names no user"
+    of_old_rules = experiment.plan.model_copy(update={"rules": 1})
+    with pytest.raises(ValueError, match="expected rules 2, which this code has, found rules 1"):
+        recompute(
+            read.model_copy(update={"experiment": experiment.model_copy(update={"plan": of_old_rules})}), SETTINGS, Collect()
+        )
     with pytest.raises(ValueError, match="by ada: expected one of the gate"):
         recompute(read.model_copy(update={"evidence": None, "by": "ada"}), SETTINGS, Collect())
 

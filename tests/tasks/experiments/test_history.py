@@ -1,16 +1,23 @@
 """What the commands tell of the versions, from the object store alone."""
 
+import math
 import tarfile
 from pathlib import Path
 
 import pytest
 
-from infra.records import CycleOutcome, Manifest, ObjectReference, RewardTotals, Verdict
+from infra import looks
+from infra.records import Change, CycleOutcome, Decision, Look, Manifest, Move, ObjectReference, RewardTotals, Stage, Verdict
+from infra.settings import Settings
 from infra.store import ObjectStore
 from tasks.experiments import __main__ as command
-from tasks.experiments import manual, release
+from tasks.experiments import looks as recording
+from tasks.experiments import manual, recompute, release
+from tasks.experiments.decide import decide
 from tasks.experiments.explain import UnknownVersion, explain
-from tasks.experiments.history import history
+from tasks.experiments.history import history, line
+from tasks.experiments.totals import gather
+from tests.tasks.experiments.test_export import world as bucket
 from tests.tasks.experiments.test_manual import start_test, world
 from tests.tasks.made import NOW, MemoryStore, decision
 
@@ -48,7 +55,8 @@ def store() -> MemoryStore:
 def test_the_history_lists_the_last_moves_oldest_first(store: MemoryStore) -> None:
     lines = list(history(store, 3))
     assert lines == [
-        "    2  2027-01-15 08:00:00 UTC  open, by cycle-000001: version 2 candidate -> challenger: tested against version 1",
+        "    2  2027-01-15 08:00:00 UTC  open, by cycle-000001: version 2 candidate -> challenger, test at 50%: tested against "
+        "version 1",
         "    3  2027-01-15 08:01:00 UTC  promote, by gate: version 2 challenger -> champion, version 1 champion -> retired: "
         "accepted more",
         "    4  2027-01-15 08:02:00 UTC  roll back, by ada: version 1 retired -> champion, version 2 champion -> rolled back: "
@@ -59,7 +67,7 @@ def test_the_history_lists_the_last_moves_oldest_first(store: MemoryStore) -> No
 
 def test_a_version_is_explained_from_its_data_to_its_state(store: MemoryStore) -> None:
     sections = dict(explain(store, "2"))
-    assert list(sections) == ["cycle", "data", "reward", "training", "evaluation", "experiment", "moves", "state"]
+    assert list(sections) == ["cycle", "data", "reward", "training", "evaluation", "experiment", "verdict", "moves", "state"]
     text = "\n".join(line for section in sections.values() for line in section)
     for words in (
         "cycle-000001, sealed 2027-01-15 07:59:51 UTC\ntrained from version 1 to beat version 1",
@@ -92,7 +100,7 @@ def test_a_version_of_an_earlier_release_is_explained_without_moves() -> None:
             if body := archive.extractfile(member):
                 store.objects[member.name] = body.read()
     sections = dict(explain(store, "2"))
-    assert "promote, by operator" in sections["experiment"][1] and sections["moves"] == ["none in the log"]
+    assert "promote, by operator" in sections["verdict"][0] and sections["moves"] == ["none in the log"]
 
 
 def test_the_commands_print_them(store: MemoryStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,3 +114,74 @@ def test_the_commands_print_them(store: MemoryStore, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(ObjectStore, "connect", lambda _: MemoryStore())
     assert command.main(["history"]) == 0
     assert "no moves in s3://tabloop/moves/ yet" in capsys.readouterr().out
+
+
+def test_the_history_lists_looks_between_the_moves(store: MemoryStore) -> None:
+    opened = Decision.model_validate(store.get_json("decisions/cycle-000001-version-2.json")).experiment
+    undecided = WON.model_copy(update={"verdict": "undecided", "reason": "not sure yet"})
+    recording.record(store, opened, undecided, NOW + 30)
+    recording.record(store, opened, WON, NOW + 60)
+    said = list(history(store, 99))
+    assert [line[:5].strip() for line in said] == ["1", "2", "", "3", "", "4"]
+    assert said[2] == (
+        "       2027-01-15 08:00:30 UTC  cycle-000001-version-2, look 1, test at 50%, 1810 requests of 41 users: undecided: "
+        "not sure yet"
+    )
+    assert list(history(store, 99, looks=False)) == [line for line in said if line[:5].strip()]
+    assert list(history(store, 3)) == said[-3:]
+    assert list(history(store, 99, opened.id)) == said[1:5]
+    assert list(history(store, 99, "another")) == []
+
+
+def test_a_decision_is_computed_again_bit_by_bit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    store, test = bucket()
+    assert test.plan
+    totals = gather(store, test, test.plan, NOW + 60)
+    verdict = decide(test, test.plan, totals, NOW + 60)
+    made = Decision(experiment=test, verdict=verdict, decided=NOW + 60, by="gate", evidence=totals.evidence())
+    store.put_json("decisions/e.json", made)
+    assert list(recompute.differences(recompute.read(store, "e"), Settings())) == []
+    assert verdict.metrics[0].low is not None
+    changed = verdict.metrics[0].model_copy(update={"low": math.nextafter(verdict.metrics[0].low, 1)})
+    wrong = verdict.model_copy(update={"metrics": (changed, *verdict.metrics[1:])})
+    store.put_json("decisions/wrong.json", made.model_copy(update={"verdict": wrong}))
+    store.put_json("decisions/hand.json", made.model_copy(update={"by": "ada", "evidence": None}))
+    monkeypatch.setattr(ObjectStore, "connect", lambda _: store)
+    assert command.main(["recompute", "e"]) == 0
+    assert "the same, bit by bit" in capsys.readouterr().out
+    assert command.main(["recompute", "wrong"]) == 1, "one bit differs"
+    assert "metrics: recorded" in capsys.readouterr().out
+    for unknown, words in (("hand", "by ada: expected one of the gate"), ("missing", "the latest are e, hand, wrong")):
+        assert command.main(["recompute", unknown]) == 1
+        assert words in capsys.readouterr().err
+
+
+def test_the_stages_of_a_version_are_explained_by_their_last_looks(store: MemoryStore) -> None:
+    opened = Decision.model_validate(store.get_json("decisions/cycle-000001-version-2.json")).experiment
+    stages = (("shadow", 0.0, 0), ("ramp", 0.1, 10), ("ramp", 0.25, 20), ("test", 0.5, 30), ("watch", 0.9, 60))
+    begun = [Stage.model_validate({"name": name, "share": share, "started": NOW + at}) for name, share, at in stages]
+    staged = opened.model_copy(update={"stages": tuple(begun)})
+    for at in (1, 2, 11, 12, 21, 31, 32, 33, 61):
+        seen = WON.model_copy(update={"verdict": "undecided", "reason": f"seen after {at} s", "requests": {"challenger": at}})
+        looks.append(
+            store,
+            Look(
+                experiment=opened.id,
+                number=looks.newest_number(store, opened.id) + 1,
+                time=NOW + at,
+                stage=staged.stage_at(NOW + at).name,
+                share=0.5,
+                verdict=seen,
+            ),
+        )
+    sections = dict(explain(store, "2"))
+    assert list(sections)[5:] == ["experiment", "shadow", "ramp", "test", "verdict", "watch", "moves", "state"]
+    last = {name: sections[name][0].rpartition(": ")[2] for name in ("shadow", "ramp", "test", "watch")}
+    assert last == {name: f"seen after {at} s" for name, at in (("shadow", 2), ("ramp", 21), ("test", 33), ("watch", 61))}
+
+
+def test_a_move_to_another_stage_tells_the_stage_and_its_share() -> None:
+    staying = Change(version="2", before="challenger", after="challenger")
+    values = {"number": 7, "kind": "advance", "changes": (staying,), "by": "gate", "time": NOW, "stage": "ramp", "share": 0.1}
+    said = line(Move.model_validate({**values, "reason": "200 copies"}))
+    assert said == "    7  2027-01-15 08:00:00 UTC  advance, by gate: version 2 challenger, ramp at 10%: 200 copies"

@@ -9,10 +9,13 @@ from infra.cycles import decision_of
 from infra.records import ExperimentRecord, Verdict
 from infra.registry import PREVIOUS_TAG, REMOVED_TAG, NotRegistered
 from infra.settings import Settings
+from infra.settings.schema import Experiment
 from tasks.experiments import manual, moves, release
 from tasks.experiments.states import IllegalMove
 from tests.tasks.made import NOW, Killed, MemoryRegistry, MemoryStore, decision
 
+AT_ONCE = Settings(experiment=Experiment(shadow_requests=0, ramp=(), watch_seconds=0))
+"""Settings of a test without stages before and after it."""
 REJECTED = Verdict(verdict="reject", reason="accepted less")
 
 
@@ -44,7 +47,8 @@ def world(versions: int = 4) -> tuple[MemoryStore, MemoryRegistry]:
 
 def start_test(store: MemoryStore, registry: MemoryRegistry, version: str, now: float = NOW) -> ExperimentRecord:
     champion = registry.aliases["champion"]
-    record = release.open_experiment(store, registry.client, release.propose(Settings(), cycle(version), version, champion, now))
+    proposed = release.propose(store, AT_ONCE, cycle(version), version, champion, now)
+    record = release.open_experiment(store, registry.client, proposed)
     assert record
     return record
 

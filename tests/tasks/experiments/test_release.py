@@ -20,24 +20,33 @@ NO = Verdict(verdict="reject", reason="worse")
 def world() -> tuple[MemoryStore, MemoryRegistry, ExperimentRecord]:
     store, registry = MemoryStore(), MemoryRegistry(v1={}, v2={"parent": "1", "cycle": "cycle-000001"}, v3={"parent": "2"})
     registry.aliases["champion"] = "1"
-    experiment = release.open_experiment(store, registry.client, release.propose(Settings(), "cycle-000001", "2", "1", NOW))
+    experiment = release.open_experiment(
+        store, registry.client, release.propose(store, Settings(), "cycle-000001", "2", "1", NOW)
+    )
     assert experiment
     return store, registry, experiment
 
 
 def test_an_experiment_is_opened_once() -> None:
     store, registry, experiment = world()
-    reopened = release.open_experiment(store, registry.client, release.propose(Settings(), "cycle-000001", "2", "1", NOW + 99))
+    reopened = release.open_experiment(
+        store, registry.client, release.propose(store, Settings(), "cycle-000001", "2", "1", NOW + 99)
+    )
     assert reopened == experiment, "the start time stays"
     aliases = registry.client.aliases()
     assert (aliases.challenger, aliases.experiment) == ("2", experiment)
-    assert release.open_experiment(store, registry.client, release.propose(Settings(), "cycle-000002", "3", "1", NOW)) is None
+    assert (
+        release.open_experiment(store, registry.client, release.propose(store, Settings(), "cycle-000002", "3", "1", NOW)) is None
+    )
 
 
 def test_a_decided_experiment_is_not_opened_again() -> None:
     store, registry, experiment = world()
     release.conclude(store, registry.client, decision(experiment, NO, NOW + 1))
-    assert release.open_experiment(store, registry.client, release.propose(Settings(), "cycle-000001", "2", "1", NOW + 2)) is None
+    assert (
+        release.open_experiment(store, registry.client, release.propose(store, Settings(), "cycle-000001", "2", "1", NOW + 2))
+        is None
+    )
     assert registry.aliases == {"champion": "1"}
 
 

@@ -11,7 +11,7 @@ from infra.settings import Settings
 from infra.settings.schema import Collect, Experiment
 from tasks.experiments.metrics import SUMS
 from tasks.experiments.plan import make_plan
-from tasks.experiments.totals import LATER, cap_requests, gather, total
+from tasks.experiments.totals import IN_BLOCK, LATER, QUARTERS, cap_requests, gather, total
 from tasks.labels.attribution import join
 from tests.tasks.labels.test_explain import seal
 from tests.tasks.made import NOW, MemoryStore, completion, feedback
@@ -41,7 +41,7 @@ cells = st.lists(
 def sums(rows) -> pl.DataFrame:
     made = [(arm, f"u{user}", f"c{credential}", float(n)) for arm, user, credential, n in rows]
     frame = pl.DataFrame(made, ["arm", "user", "credential", "requests"], orient="row").sort("arm", "user", "credential")
-    others = [*(name for name in SUMS if name != "requests"), *(LATER + name for name in SUMS)]
+    others = [*(name for name in SUMS if name != "requests"), *(part + name for part in (LATER, IN_BLOCK) for name in SUMS)]
     return frame.with_columns(**{name: pl.col("requests") / 4 for name in others})
 
 
@@ -125,16 +125,16 @@ def test_a_request_that_another_version_answered_counts_on_the_arm_that_was_assi
     assert found.requests["champion"] == 0
 
 
-def test_the_later_part_is_the_second_half_of_the_test_or_of_each_block() -> None:
+def test_the_later_part_is_the_second_half_of_the_test_and_the_other_that_of_each_block() -> None:
     block = 100.0
     begin = NOW - NOW % block
     test = TEST.model_copy(update={"started": begin})
     times = [begin + at for at in (10, 60, 110, 160, 170)]
     completions = [completion(str(at), time=at, experiment="e", prefix=str(at)) for at in times]
     rows = labelled(completions, [])
-    half = total(rows, test, plan(), begin + 200)
-    blocks = total(rows, test, plan(design="crossover", block_seconds=block), begin + 200)
-    assert [t.later["champion"]["requests"].tolist() for t in (half, blocks)] == [[3], [3]]
+    found = total(rows, test, plan(design="crossover", block_seconds=block), begin + 200)
+    assert [part["champion"]["requests"].tolist() for part in (found.later, found.in_block)] == [[3], [3]]
+    assert [found.during["champion"][name].sum() for name in QUARTERS] == [0, 2, 0, 0], "two turns, in the morning"
     at_end = total(rows, test, plan(), begin + 330)
     assert at_end.later["champion"]["requests"].tolist() == [1]
 

@@ -1,0 +1,115 @@
+"""Promote and roll back by hand: POST /admin/promote and /admin/rollback ask for it, the watch carries it out.
+
+Nothing that a browser adds to a request by itself opens these routes: a password of basic authentication is refused. The status
+page's script sends an administrator's token in the Authorization header, which no page of another origin can do, since this app
+answers no preflight and the browser guard refuses foreign origins (gateway/browsers.py).
+"""
+
+import asyncio
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response
+
+from infra import move_requests
+from infra.registry import NotRegistered, Registry, RegistryError
+from infra.store import Unreachable
+from serving.access import Access
+from serving.gateway.browsers import require_json
+from serving.gateway.errors import BadRequest
+from serving.gateway.generation import Unavailable
+from serving.gateway.openapi import SECURITY, TEXT, DocumentedApp, Post, answer_schema, answers, object_schema
+from serving.gateway.requests import read_json
+from serving.status.request_history import Asked, RequestHistory
+
+MAX_BYTES = 16_384
+MOST_REASON = 500
+"""Characters of a reason."""
+VERSION = re.compile(r"[1-9][0-9]{0,8}")
+IDENTIFIER = re.compile(r"[0-9]{10}\.[0-9]{6}-[0-9a-f]{8}")
+ASKED = answer_schema(("id", "state", "message"), id=TEXT, state=TEXT, message=TEXT)
+NUMBER = {"type": "string", "pattern": f"^{VERSION.pattern}$"}
+BODY = object_schema(
+    ("version", "champion", "reason"),
+    version={**NUMBER, "description": "the version to make champion"},
+    champion={**NUMBER, "description": "the champion as the page shows it; with another one the request is refused"},
+    reason={"type": "string", "minLength": 1, "maxLength": MOST_REASON, "description": "why"},
+)
+
+
+@dataclass(frozen=True)
+class HandSources:
+    """What the routes read and write."""
+
+    access: Access
+    registry: Registry
+    requests: RequestHistory
+    clock: Callable[[], float] = time.time
+    """Unix seconds."""
+
+
+def add_moves_by_hand(app: DocumentedApp, sources: HandSources) -> None:
+    """Add the routes."""
+    kinds: dict[str, Literal["promote", "roll_back"]] = {"/admin/promote": "promote", "/admin/rollback": "roll_back"}
+    for path, kind in kinds.items():
+        app.add_route(path, _endpoint(sources, kind), methods=["POST"])
+        app.posts[path] = Post(BODY, answers(ASKED, 202))
+
+    @app.get("/admin/requests/{identifier}", responses=answers(ASKED), openapi_extra=SECURITY)
+    async def asked(request: Request, identifier: str) -> Response:
+        await sources.access.check(request.headers, "admin", password=True)
+        if not IDENTIFIER.fullmatch(identifier):
+            raise BadRequest("id: expected the id that the answer to POST /admin/promote or /admin/rollback has", "id", 404)
+        try:
+            found = await asyncio.to_thread(sources.requests.of, identifier)
+        except KeyError:
+            raise BadRequest(f"there is no request {identifier}", "id", 404) from None
+        except Unreachable as error:
+            raise Unavailable(str(error)) from None
+        return JSONResponse(_told(found, sources.clock()))
+
+
+def _endpoint(sources: HandSources, kind: Literal["promote", "roll_back"]) -> Any:
+    async def ask(request: Request) -> Response:
+        credential = await sources.access.check(request.headers, "admin")
+        require_json(request)
+        version, champion, reason = parse(await read_json(request, MAX_BYTES))
+        made = move_requests.make(kind, version, champion, reason, by=credential.name, now=sources.clock())
+        try:
+            await asyncio.to_thread(_check, sources.registry, version, champion)
+            await asyncio.to_thread(sources.requests.ask, made)
+        except (RegistryError, Unreachable) as error:
+            raise Unavailable(str(error)) from None
+        return JSONResponse(_told(Asked(made, None), made.time), 202)
+
+    return ask
+
+
+def parse(body: dict[str, Any]) -> tuple[str, str, str]:
+    """Return version, champion and reason of a body. Raises BadRequest."""
+    for name in ("version", "champion"):
+        value = body.get(name)
+        if not isinstance(value, str) or not VERSION.fullmatch(value):
+            raise BadRequest(f'{name}: expected a version as text, such as "3", got {str(value)[:100]!r}', name)
+    reason = body.get("reason")
+    if not isinstance(reason, str) or not 1 <= len(reason.strip()) <= MOST_REASON:
+        raise BadRequest(f"reason: expected 1 to {MOST_REASON} characters that say why", "reason")
+    return body["version"], body["champion"], reason.strip()
+
+
+def _check(registry: Registry, version: str, champion: str) -> None:
+    """Refuse at once what the watch would refuse anyway: an unknown version, and a champion that is another one now."""
+    try:
+        registry.version(version)
+    except NotRegistered:
+        raise BadRequest(f"version: the registry has no version {version}", "version") from None
+    if (now := registry.aliases().champion) != champion:
+        raise BadRequest(f"champion: it is {now} now, not {champion}: reload the page", "champion", 409)
+
+
+def _told(asked: Asked, now: float) -> dict[str, str]:
+    return {"id": asked.request.id, "state": asked.state(now), "message": asked.message(now)}

@@ -1,0 +1,63 @@
+"""The watch over a version that the gate promoted, beside its holdout: the champion before, which still serves a share.
+
+The new champion is the challenger's arm of the same test, so the gate's own code compares it with the old one: a sure breach of a
+guardrail, or a metric that is surely worse than its margin, takes it back. Whoever is killed in between leaves the rollback's
+decision, which is written first and once, to the next run.
+"""
+
+from infra.cycles import decision_of
+from infra.records import Decision, ExperimentRecord, Plan, Verdict
+from infra.registry import Registry
+from infra.store import ObjectStore
+from tasks.experiments import moves
+from tasks.experiments.breach import breach
+from tasks.experiments.decide import Look, numbers, result_of, too_small
+from tasks.experiments.totals import ArmTotals
+
+WATCH = "watch"
+
+
+def rollback_id(watched: ExperimentRecord) -> str:
+    """Return the id of the decision that takes a watched version back: one for each watch."""
+    return f"{moves.MANUAL}{watched.stage.started:.3f}{moves.ROLLBACK}version-{watched.champion}"
+
+
+def standing(store: ObjectStore, watched: ExperimentRecord) -> Decision | None:
+    """Return the decision to take a watched version back, left by a run that was killed; None where there is none."""
+    return decision_of(store, rollback_id(watched))
+
+
+def judge(plan: Plan, totals: ArmTotals) -> Verdict:
+    """Return the verdict on a watched version: "breach" or "reject" takes it back, "undecided" goes on."""
+    verdict = Verdict(verdict="undecided", reason="", requests=totals.requests, users=totals.counts)
+    if found := breach(plan, totals):
+        return verdict.model_copy(update={"verdict": "breach", "reason": found.reason, "breached": found.metric})
+    if obstacle := too_small(totals, plan):
+        return verdict.model_copy(update={"reason": f"no breach; {obstacle}"})
+    look = Look(plan, last=False)
+    compared = look.compare(totals)
+    update = {"metrics": tuple(result_of(each, look) for each in compared)}
+    if losses := [each.title for each in compared if each.worse]:
+        reason = f"worse than its margin after the promotion: {'; '.join(losses)}: {numbers(compared, look)}"
+        return verdict.model_copy(update={**update, "verdict": "reject", "reason": reason})
+    return verdict.model_copy(update={**update, "reason": f"no breach and no sure loss: {numbers(compared, look)}"})
+
+
+def rollback(watched: ExperimentRecord, verdict: Verdict, totals: ArmTotals, now: float) -> Decision:
+    """Return the decision to put the holdout back in the place of a watched version."""
+    experiment = ExperimentRecord(
+        id=rollback_id(watched), champion=watched.challenger, challenger=watched.champion, share=1, started=now
+    )
+    again = verdict.model_copy(update={"verdict": "promote"})
+    return Decision(experiment=experiment, verdict=again, decided=now, by=WATCH, inputs=totals.inputs)
+
+
+def settle(store: ObjectStore, registry: Registry, watched: ExperimentRecord, now: float) -> bool:
+    """End a watch whose time is over, or whose version is champion no more; return whether it has ended."""
+    aliases = registry.aliases()
+    if aliases.champion == watched.challenger and now < watched.stage.ends:
+        return False
+    if aliases.watch == watched:
+        registry.set_watch(None)
+        moves.record(store, registry, now)
+    return True

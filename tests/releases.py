@@ -1,0 +1,297 @@
+"""The life of versions on real servers, with engines whose answers a test decides by version: serving, store and registry.
+
+The engines are external servers (serving.engines), whose weights are swapped through vLLM's endpoints: serving loads versions
+into them, verifies them and fails over as with any engine. Only the text and the time of their answers is made up.
+"""
+
+import asyncio
+import json
+import os
+import pickle
+import random
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+import httpx
+import pytest
+from aiohttp import web
+
+from infra import settings as settings_
+from infra.records import Completion, ExperimentRecord
+from infra.registry import CHAMPION, Registry
+from infra.settings import Settings
+from infra.store import ObjectStore
+from tasks.experiments import release
+from tests.serving import processes
+from tests.serving.apps import aiohttp_app
+from tests.stack import free_ports
+
+USERS = 48
+WIDE = {
+    **{"accepted": 0.3, "characters": 0.3, "annoyed": 0.5, "shown": 2.0, "empty": 0.5, "failed": 0.1, "requests_per_user": 1.0},
+    **{"ttft_p50": 0.4, "ttft_p95": 0.4, "total_p50": 0.4, "total_p95": 0.4, "length": 2.0},
+}
+"""Margins that a test of some hundred requests can tell."""
+EXPERIMENT = {
+    **{"mode": "superiority", "alpha": 0.1, "min_requests": 60, "planned_requests": 400, "min_users": 8, "max_seconds": 60},
+    **{"min_history_requests": 0, "tolerated_users": 0, "baseline_seconds": 0, "margins": WIDE, "breach_alpha": 0.01},
+    **{"shadow_requests": 12, "shadow_share": 1.0, "ramp": [0.25], "ramp_requests": 20},
+    **{"watch_seconds": 20, "holdout_share": 0.3},
+}
+PROBE_FIELDS = {"logprobs", "return_token_ids"}
+
+
+@dataclass
+class Answers:
+    """How a version answers, and what developers think of it."""
+
+    accepted: float
+    """Share of its completions that developers accept."""
+    text: str = "value + 1"
+    seconds: float = 0.0
+    """Delay of each answer."""
+    fails: bool = False
+
+
+@dataclass
+class Engine:
+    """A server of OpenAI's completions with vLLM's endpoints to swap weights."""
+
+    versions: dict[str, Answers]
+    label: str
+
+    def app(self) -> web.Application:
+        """Return its app."""
+        app = web.Application()
+        app.add_routes(
+            [
+                web.get("/v1/models", lambda _: self._json({"data": [{"id": "model"}]})),
+                web.post("/v1/completions", self._complete),
+                web.get("/weight_info", lambda _: self._json({"weight_version": self.label})),
+                web.post("/update_weight_version", self._update),
+                web.post("/collective_rpc", self._rpc),
+                web.post("/pause", lambda _: self._json({})),
+                web.post("/resume", lambda _: self._json({})),
+            ]
+        )
+        return app
+
+    async def _json(self, body: object) -> web.Response:
+        return web.json_response(body)
+
+    async def _update(self, http: web.Request) -> web.Response:
+        self.label = (await http.json())["new_version"]
+        return web.json_response({})
+
+    async def _rpc(self, http: web.Request) -> web.Response:
+        results = {"tabloop_stage_status": {"busy": False, "error": ""}, "tabloop_commit": 1.0}
+        return web.json_response({"results": [results.get((await http.json())["method"])]})
+
+    async def _complete(self, http: web.Request) -> web.StreamResponse:
+        if PROBE_FIELDS & (await http.json()).keys():
+            return web.json_response({"error": {"message": "unrecognized argument"}}, status=400)
+        answers = self.versions[self.label.removeprefix("tabloop-")]
+        if answers.fails:
+            return web.json_response({"error": {"message": "out of memory"}}, status=500)
+        await asyncio.sleep(answers.seconds)
+        response = web.StreamResponse()
+        await response.prepare(http)
+        for text, finish in ((answers.text, None), ("", "stop")):
+            choice = {"text": text, "finish_reason": finish}
+            await response.write(b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n")
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+
+class Watch:
+    """The watch, each run in a process of its own (tests/flows/watches.py)."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._lock = asyncio.Lock()
+        self.seconds = 1.0
+        """Duration of the last undisturbed run."""
+
+    async def __aenter__(self) -> "Watch":
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "tests.flows.watches",
+            cwd=settings_.ROOT,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=self._log.open("ab"),
+        )
+        return self
+
+    async def __aexit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        assert self._process.stdin
+        self._process.stdin.close()
+        await self._process.wait()
+
+    async def run(self, settings: Settings, killed_after: float | None = None) -> tuple[str, str]:
+        """Run the watch once, or kill it by SIGKILL after these seconds; return the name and the message of its state."""
+        assert self._process.stdin and self._process.stdout
+        async with self._lock:
+            self._process.stdin.write(pickle.dumps(settings).hex().encode() + b"\n")
+            child, began = int(await self._process.stdout.readline()), time.monotonic()
+            ended = asyncio.create_task(self._process.stdout.readline())
+            if killed_after is not None:
+                await asyncio.wait([ended], timeout=killed_after)
+                if not ended.done():
+                    os.kill(child, signal.SIGKILL)
+            name, message = json.loads(await ended)
+            assert name != "failed", self._log.read_text()[-3000:]
+            if killed_after is None:
+                self.seconds = time.monotonic() - began
+            return name, message
+
+
+@dataclass
+class World:
+    """The servers, and what the test decides."""
+
+    settings: Settings
+    versions: dict[str, Answers]
+    watch: Watch
+    http: httpx.AsyncClient
+    store: ObjectStore
+    registry: Registry
+    folder: Path
+    draw: random.Random = field(default_factory=lambda: random.Random(7))
+    said: list[tuple[str, str]] = field(default_factory=list)
+    """Names and messages of the watch's runs that were not killed."""
+    kills: int = 0
+    asked: int = 0
+
+    def add(self, answers: Answers) -> str:
+        """Register a version; return it."""
+        number = str(len(self.versions))  # "0" is what an engine holds before any
+        source = self.folder / f"version-{number}"
+        source.mkdir()
+        (source / "model.safetensors").write_text(number)
+        self.store.put_directory(f"checkpoints/v{number}", source)
+        cycle = f"cycle-{int(number) - 1:06d}" if number != "1" else ""
+        registered = self.registry.create_version(self.store.uri(f"checkpoints/v{number}"), {"parent": "1", "cycle": cycle})
+        assert registered.version == number
+        self.versions[number] = answers
+        return number
+
+    def open(self, version: str, champion: str) -> ExperimentRecord:
+        """Open a test of a version."""
+        cycle = self.registry.version(version).tags["cycle"]
+        proposed = release.propose(self.store, self.settings, cycle, version, champion, time.time())
+        opened = release.open_experiment(self.store, self.registry, proposed)
+        assert opened
+        return opened
+
+    async def type(self, requests: int) -> None:
+        """Let every developer ask in turns, and judge what they are shown."""
+        room = asyncio.Semaphore(8)
+
+        async def one(user: int) -> None:
+            async with room:
+                await self._ask(f"user-{user}")
+
+        await asyncio.gather(*(one((self.asked + i) % USERS) for i in range(requests)))
+        self.asked += requests
+
+    async def _ask(self, user: str) -> None:
+        serving = self.settings.serving
+        assert serving.simulation_token
+        headers = {"Authorization": f"Bearer {serving.simulation_token.get_secret_value()}", "X-User-ID": user}
+        body = {"model": self.settings.model.name, "prompt": f"# {self.draw.random()}\nx = ", "max_tokens": 16}
+        answer = await self.http.post(f"http://127.0.0.1:{serving.port}/v1/completions", json=body, headers=headers)
+        assert answer.status_code == 200, answer.text
+        taken = self.draw.random() < self.versions[answer.headers["x-tabloop-version"]].accepted
+        event = {"completion_id": answer.json()["id"], "outcome": "accepted" if taken else "rejected"}
+        url = f"http://127.0.0.1:{serving.feedback_port}/v1/feedback"
+        assert (await self.http.post(url, json=event, headers=headers)).is_success
+
+    async def look(self, *, kill: bool = True) -> tuple[str, str]:
+        """Wait until what was typed is in the store, run the watch, most often killed once before; return its state."""
+        await asyncio.sleep(self.settings.serving.ship_seconds * 2 + self.settings.collect.settle_seconds)
+        if kill:
+            name, _ = await self.watch.run(self.settings, self.draw.uniform(0.0, self.watch.seconds))
+            self.kills += name == "killed"
+        self.said.append(await self.watch.run(self.settings))
+        return self.said[-1]
+
+    async def until(self, *names: str, requests: int = 2 * USERS, looks: int = 25, kill: bool = True) -> tuple[str, str]:
+        """Type and look in turns until the watch ends in a state of one of these names; return it."""
+        for _ in range(looks):
+            await self.type(requests)
+            if (state := await self.look(kill=kill))[0] in names:
+                return state
+        raise AssertionError(f"none of {names} after {looks} looks: {self.said[-looks:]}")
+
+    async def serves(self, version: str) -> None:
+        """Wait until a slot of serving is ready with a version."""
+        admin = self.settings.serving.admin_token
+        assert admin
+        headers = {"Authorization": f"Bearer {admin.get_secret_value()}"}
+        async with asyncio.timeout(30):
+            while True:
+                answer = await self.http.get(f"http://127.0.0.1:{self.settings.serving.port}/admin/status", headers=headers)
+                if any(slot["version"] == version and slot["up"] for slot in answer.json()["slots"]):
+                    return
+                await asyncio.sleep(0.1)
+
+    def completions(self) -> list[Completion]:
+        """Return all recorded completions in the order of their arrival."""
+        keys = self.store.keys("events/completions/")
+        return sorted((row for key in keys for row in self.store.get_rows(key, Completion)), key=lambda row: row.time)
+
+
+@contextmanager
+def environment(folder: Path, engines: list[str]) -> Iterator[Settings]:
+    """Point the settings of this process and its children at a model, a bucket and a serving app of their own."""
+    completions, feedback = free_ports(2)
+    external = {"kind": "external", "model": "model", "swap": "vllm"}
+    described = [{**external, "url": f"{url}/v1", "version": version} for url, version in zip(engines, "10", strict=True)]
+    variables = {
+        **{"TABLOOP_REGISTRY__MODEL": folder.name, "TABLOOP_STORE__BUCKET": folder.name},
+        **{"TABLOOP_SERVING__PORT": str(completions), "TABLOOP_SERVING__FEEDBACK_PORT": str(feedback)},
+        **{"TABLOOP_SERVING__SPOOL": str(folder / "spool"), "TABLOOP_SERVING__STATE": str(folder / "serving")},
+        **{"TABLOOP_SERVING__SHIP_SECONDS": "0.3", "TABLOOP_SERVING__FOLLOW_SECONDS": "0.3"},
+        **{"TABLOOP_COLLECT__SETTLE_SECONDS": "0.5", "TABLOOP_COLLECT__JOIN_SECONDS": "30"},
+        "TABLOOP_COLLECT__HINDSIGHT": json.dumps({"on": False}),
+        "TABLOOP_SERVING__ENGINES": json.dumps(described),
+        "TABLOOP_EXPERIMENT": json.dumps(EXPERIMENT),
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        yield settings_.load()
+
+
+@asynccontextmanager
+async def world(folder: Path) -> AsyncIterator[World]:
+    """Run serving and the watch beside the session's object store and registry, with version 1 as champion.
+
+    Args:
+        folder: a new folder; the bucket and the model get its name.
+    """
+    versions: dict[str, Answers] = {"0": Answers(0.0)}
+    folder.mkdir()
+    async with aiohttp_app(Engine(versions, "1").app()) as first, aiohttp_app(Engine(versions, "0").app()) as second:
+        with ExitStack() as exits:
+            settings = exits.enter_context(environment(folder, [first, second]))
+            store, registry = ObjectStore.connect(settings.store), Registry.connect(settings.registry)
+            store.ensure_bucket()
+            registry.ensure_model()
+            async with Watch(folder / "watch.log") as watch, httpx.AsyncClient(timeout=30) as http:
+                made = World(settings, versions, watch, http, store, registry, folder)
+                registry.set_alias(CHAMPION, made.add(Answers(0.3)))
+                url = f"http://127.0.0.1:{settings.serving.port}"
+                command, log = [sys.executable, "-m", "serving"], folder / "serving.log"
+                await asyncio.to_thread(exits.enter_context, processes.server(command, {}, url, log, 60))
+                await made.serves("1")
+                await watch.run(settings)
+                yield made

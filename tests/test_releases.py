@@ -1,0 +1,93 @@
+"""The life of a version on real servers: shadow, ramp, test, promotion, watch; rejection; rollback by a guardrail.
+
+Before each look of the watch that counts, another one is killed by SIGKILL at a random moment.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from infra import moves as log
+from infra.cycles import decision_of
+from infra.records import ExperimentRecord
+from infra.registry import ROLLED_BACK_TAG
+from tests.releases import Answers, World, world
+from tests.stack import Stack
+
+pytestmark = pytest.mark.stack
+SLOW_SECONDS = 0.3
+
+
+def kinds(made: World) -> list[tuple[str, str]]:
+    """Return kind and stage of every move, oldest first."""
+    return [(move.kind, move.stage) for move in log.backwards(made.store)][::-1]
+
+
+def check_arms(made: World, experiment: ExperimentRecord) -> None:
+    """Check that a user met one version in each stage before the watch, and after the challenger never the champion again."""
+    decision = decision_of(made.store, experiment.id)
+    assert decision
+    begins = decision.watch.started if decision.watch else float("inf")
+    met: dict[str, dict[float, set[str]]] = {}
+    for row in made.completions():
+        if row.experiment == experiment.id and row.time < begins:
+            stage = decision.experiment.stage_at(row.time)
+            met.setdefault(row.user, {}).setdefault(stage.started, set()).add(row.policy_version)
+    assert met and all(len(versions) == 1 for stages in met.values() for versions in stages.values())
+    for stages in met.values():
+        order = [experiment.challenger in versions for _, versions in sorted(stages.items())]
+        assert order == sorted(order)
+
+
+@pytest.mark.timeout(400)
+async def test_a_better_version_is_promoted_through_its_stages_and_taken_back_when_it_turns_bad(
+    storage: Stack, tmp_path: Path
+) -> None:
+    async with world(tmp_path / "better") as made:
+        version = made.add(Answers(0.8, text="value + 2"))
+        experiment = made.open(version, "1")
+        await made.serves(version)
+        await made.until("Promoted")
+        check_arms(made, experiment)
+        before = [("begin", ""), ("open", "shadow"), ("advance", "ramp"), ("advance", "test"), ("promote", "watch")]
+        assert kinds(made) == before
+        await made.type(96)
+        made.versions[version].fails = True
+        _, reason = await made.until("RolledBack", looks=6)
+        aliases = made.registry.aliases()
+        assert (aliases.champion, aliases.previous_champion, aliases.routed) == ("1", version, None)
+        last = log.newest(made.store)
+        assert kinds(made) == [*before, ("roll_back", "")] and last and (last.by, last.reason) == ("watch", reason)
+        assert reason in made.registry.version(version).tags[ROLLED_BACK_TAG]
+        assert made.kills
+
+
+@pytest.mark.timeout(400)
+async def test_worse_slow_and_failing_versions_end_where_they_should(storage: Stack, tmp_path: Path) -> None:
+    async with world(tmp_path / "worse") as made:
+        late = made.add(Answers(0.9, seconds=SLOW_SECONDS))
+        experiment = made.open(late, "1")
+        await made.serves(late)
+        _, reason = await made.until("Rejected")
+        assert "shadow, before any user saw it: median times" in reason
+        assert not [row for row in made.completions() if row.policy_version == late], "nobody saw it"
+
+        for change in ({"seconds": SLOW_SECONDS}, {"fails": True}):
+            broken = made.add(Answers(0.9))
+            experiment = made.open(broken, "1")
+            await made.serves(broken)
+            await made.until("Advanced")
+            for name, value in change.items():
+                setattr(made.versions[broken], name, value)
+            _, reason = await made.until("RolledBack", looks=6)
+            assert reason.startswith("ramp at 25%: ")
+            check_arms(made, experiment)
+
+        worse = made.add(Answers(0.02))
+        experiment = made.open(worse, "1")
+        await made.serves(worse)
+        await made.until("Rejected")
+        check_arms(made, experiment)
+        states = {version: made.registry.version(version).tags["state"] for version in (late, worse)}
+        assert set(states.values()) == {"failed"} and made.registry.aliases().champion == "1"
+        assert made.kills
