@@ -111,7 +111,7 @@ class Recorder:
         try:
             redacted = await self._redactor.redact_long(row)
         except TooManyTexts as error:
-            self._metrics.texts_dropped.inc()
+            self.metrics.texts_dropped.inc()
             log.warning("completion %s is recorded without its text, in the bucket `secret`: %s", row.id, error)
             self._write(without_text(row).model_copy(update={"redacted": True}))
         except OSError as error:
