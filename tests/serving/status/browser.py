@@ -1,10 +1,9 @@
-"""A browser without a screen, driven over the Chrome DevTools protocol."""
+"""A page of a browser without a screen, with what the browser logs about it."""
 
 import asyncio
 import base64
 import itertools
 import json
-import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 import aiohttp
 
-START_SECONDS = 60.0
+from tests.infra import browser
 
 
 class Tab:
@@ -58,28 +57,8 @@ class Tab:
 
 
 @asynccontextmanager
-async def tab(program: str) -> AsyncIterator[Tab]:
-    """Start a browser and yield its page."""
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
-        process = await asyncio.create_subprocess_exec(
-            *(program, "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--remote-debugging-port=0"),
-            *(f"--user-data-dir={profile}", "about:blank"),
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.DEVNULL,
-        )
-        try:
-            port = await asyncio.wait_for(_port(Path(profile) / "DevToolsActivePort"), START_SECONDS)
-            async with aiohttp.ClientSession() as http:
-                pages = await (await http.get(f"http://127.0.0.1:{port}/json")).json()
-                address = next(page["webSocketDebuggerUrl"] for page in pages if page["type"] == "page")
-                async with http.ws_connect(address, max_msg_size=1 << 26) as socket:
-                    yield Tab(socket)
-        finally:
-            process.kill()
-            await process.wait()
-
-
-async def _port(file: Path) -> str:
-    while not file.exists() or not file.read_text().strip():
-        await asyncio.sleep(0.05)
-    return file.read_text().split("\n")[0]
+async def tab(folder: Path) -> AsyncIterator[Tab]:
+    """Start a browser with a profile in a folder, and yield a page of it; skip the test where none is installed."""
+    with browser.running(browser.required(), folder) as running:
+        async with aiohttp.ClientSession() as http, http.ws_connect(running.open("about:blank"), max_msg_size=1 << 26) as socket:
+            yield Tab(socket)

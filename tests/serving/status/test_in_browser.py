@@ -4,12 +4,12 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
 from infra import move_requests
 from infra.records import MoveAnswer
-from tests.infra.attacks import BROWSERS, browser
 from tests.serving.fakes import ADMIN, EDITOR, House
 from tests.serving.helpers import until
 from tests.serving.status.browser import Tab, tab
@@ -28,12 +28,9 @@ OUTCOME = 'document.getElementById("outcome").textContent'
 
 
 @pytest.fixture
-async def page(house: House) -> AsyncIterator[Tab]:
-    program = browser()
-    if program is None:
-        pytest.skip(f"no browser is installed: none of {', '.join(BROWSERS)} is on the PATH")
+async def page(house: House, tmp_path: Path) -> AsyncIterator[Tab]:
     await run_watched_test(house, time.time())
-    async with tab(program) as opened:
+    async with tab(tmp_path / "profile") as opened:
         await opened.open(house.urls[0] + "/", ADMIN)
         yield opened
 
