@@ -94,7 +94,8 @@ def split_of_turns(totals: ArmTotals, share: float, plan: Plan) -> CheckResult:
 
 def time_of_day(totals: ArmTotals, share: float, plan: Plan) -> CheckResult:
     """The split of the blocks of each quarter of the day: users differ from themselves by the hour."""
-    p = {name: sample_ratio_p(*(float(totals.during[arm][name].sum()) for arm in reversed(ARMS)), share) for name in QUARTERS}
+    turns = {name: {arm: float(totals.during[arm][name].sum()) for arm in ARMS} for name in QUARTERS}
+    p = {name: sample_ratio_p(each["challenger"], each["champion"], share) for name, each in turns.items()}
     least = min(p, key=lambda name: p[name])
     broken = p[least] < plan.srm_alpha / len(QUARTERS)
     hour = least.removeprefix("turns_")

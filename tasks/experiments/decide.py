@@ -26,6 +26,8 @@ EARLY_ALPHA_SHARE = 0.1
 """Share of the error level that is spent on looks before the planned end."""
 NOVELTY_ALPHA = 0.2
 """Two-sided error level of the comparison of a gain in the two halves of a test, at its planned end."""
+SURE_NOVELTY_ALPHA = 0.02
+"""The level at which a gain surely fades."""
 EARLY_NOVELTY_ALPHA = 0.6
 """The same before it: a promotion that waits for the end costs time and no power."""
 SHORTENED = ("champion", "challenger", "estimate", "low", "high", "level", "margin")
@@ -220,19 +222,24 @@ def robust(look: Look, totals: ArmTotals, compared: list[Compared], judgement: J
 
 
 def lasting(look: Look, totals: ArmTotals, judgement: Judgement) -> Judgement:
-    """Return the verdict, but no promotion for a gain that fades from the first half of a test to the second, and that the second
-    half alone does not show."""
+    """Return the verdict, but no promotion for a gain that fades from the first half of a test to the second.
+
+    Where that is likely and not sure, the second half alone must show the gain.
+    """
     if judgement.verdict != "promote" or look.plan.mode != "superiority":
         return judgement
     by = judgement.by
     assert by is not None, "superiority promotes by a gain"
     name, per, plan = by.metric.name, by.metric.per, look.plan
-    alpha = NOVELTY_ALPHA if look.last else EARLY_NOVELTY_ALPHA
-    change = difference(compare_change(totals.later, totals, name, per, plan), alpha, look.expected, last_look=True)
-    if isinstance(change, NoDifference) or by.benefit(change)[1] >= 0:
+    change = compare_change(totals.later, totals, name, per, plan)
+    likely, sure = (
+        isinstance(found := difference(change, alpha, look.expected, last_look=True), Difference) and by.benefit(found)[1] < 0
+        for alpha in (NOVELTY_ALPHA if look.last else EARLY_NOVELTY_ALPHA, SURE_NOVELTY_ALPHA)
+    )
+    if not likely:
         return judgement
     later = difference(compare_rates(totals.later, totals, name, per, plan), by.gain_alpha, look.expected, last_look=look.last)
-    if isinstance(later, Difference) and by.benefit(later)[0] > 0:
+    if not sure and isinstance(later, Difference) and by.benefit(later)[0] > 0:
         return judgement
     return Judgement("undecided", f"{judgement.reason}, but less so in the second half than in the first")
 

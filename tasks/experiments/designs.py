@@ -1,6 +1,7 @@
 """How each design compares a metric: by_user, where a user meets one version, and crossover, where a user meets both in turns."""
 
 from collections.abc import Mapping
+from typing import Literal
 
 import numpy as np
 
@@ -9,6 +10,8 @@ from infra.records import Arm, Plan, PlannedMetric
 from infra.records.experiments import Denominator
 from tasks.experiments.totals import ARMS, MADE, QUARTERS, ArmTotals, Sums
 
+Per = Denominator | Literal["visible"]
+"""What a sum is divided by; visible: completions shown, for the share of them that is judged."""
 TURN = 0.5
 """Requests added to each arm before logarithms are compared within a user."""
 
@@ -20,7 +23,7 @@ def compare(totals: ArmTotals, metric: PlannedMetric, plan: Plan) -> Regression:
     return compare_rates(totals.during, totals, metric.name, metric.per, plan)
 
 
-def compare_rates(sums: Mapping[Arm, Sums], totals: ArmTotals, name: str, per: Denominator, plan: Plan) -> Regression:
+def compare_rates(sums: Mapping[Arm, Sums], totals: ArmTotals, name: str, per: Per, plan: Plan) -> Regression:
     """Return the comparison of a sum over a denominator, of all requests or of a part of them.
 
     Args:
@@ -76,7 +79,7 @@ def compare_requests(totals: ArmTotals, plan: Plan) -> Regression:
     return Regression(np.column_stack([*columns, treated]), outcome, met, float(requests.sum()))
 
 
-def compare_change(part: Mapping[Arm, Sums], totals: ArmTotals, name: str, per: Denominator, plan: Plan) -> Regression:
+def compare_change(part: Mapping[Arm, Sums], totals: ArmTotals, name: str, per: Per, plan: Plan) -> Regression:
     """Return the comparison of how each user's rate changes from the rest of the requests to a part of them, such as the later.
 
     What a user's rates have in common is not in it.

@@ -67,7 +67,7 @@ class ArmTotals:
     @property
     def named(self) -> np.ndarray:
         """Which users came by a credential that can make users up, [U]."""
-        return sum(self.during[arm][NAMED] for arm in ARMS) > 0
+        return np.sum([self.during[arm][NAMED] for arm in ARMS], axis=0) > 0
 
     @property
     def requests(self) -> dict[Arm, int]:

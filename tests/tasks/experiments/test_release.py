@@ -9,8 +9,9 @@ from infra.lineage import Lineage, lineage
 from infra.records import ExperimentRecord, Verdict
 from infra.registry import REMOVED_TAG, Aliases
 from infra.settings import Settings
+from infra.settings.schema import Experiment
 from tasks.experiments import manual, release
-from tasks.labels.parent import choose_parent
+from tasks.labels.parent import choose_parent, lost_children
 from tests.tasks.made import NOW, Killed, MemoryRegistry, MemoryStore, decision
 
 YES = Verdict(verdict="promote", reason="better")
@@ -109,6 +110,42 @@ def test_the_parent_is_the_newest_promising_descendant_of_the_champion(
         record = ExperimentRecord(id=experiment, champion="1", challenger=version, share=0.5, started=NOW)
         release.conclude(store, registry.client, decision(record, verdict, NOW))
     assert choose_parent(store, versions, champion, previous) == parent
+
+
+@pytest.mark.parametrize(
+    ("children", "lost", "parent"),
+    [
+        ((NO, NO, NO), 3, "1"),
+        ((NO, NO), 2, "2"),
+        ((NO, NO, None, NO), 3, "1"),  # one that was never tested counts neither way
+        ((NO, NO, Verdict(verdict="broken", reason="labels"), NO), 3, "1"),
+        ((NO, NO, PROMISING, NO), 1, "5"),
+    ],
+)
+def test_a_parent_whose_children_keep_losing_is_dropped(children: tuple[Verdict | None, ...], lost: int, parent: str) -> None:
+    store, numbers = MemoryStore(), [str(3 + i) for i in range(len(children))]
+    versions = Lineage({"1": "", "2": "1", **dict.fromkeys(numbers, "2")}, {n: f"cycle-{int(n):06d}" for n in ("2", *numbers)})
+    registry = MemoryRegistry(**{f"v{n}": {} for n in ("1", "2", *numbers)})
+    for version, verdict in zip(("2", *numbers), (PROMISING, *children), strict=True):
+        if verdict:
+            record = ExperimentRecord(
+                id=experiment_id(versions.cycles[version], version), champion="1", challenger=version, share=0.5, started=NOW
+            )
+            release.conclude(store, registry.client, decision(record, verdict, NOW))
+    assert lost_children(store, versions, "2") == lost
+    assert choose_parent(store, versions, "1", None, 3) == parent
+    assert choose_parent(store, versions, "1", None, 0) != "1", "0 drops nobody"
+
+
+def test_successive_tests_share_an_error_budget_by_setting() -> None:
+    store, registry, experiment = world()
+    shared = Experiment(budget="lord")
+    first = release.budgeted(store, shared).alpha
+    assert release.budgeted(store, Experiment()).alpha == 0.05 and 0 < first < 0.025
+    release.conclude(store, registry.client, decision(experiment, YES, NOW + 1))
+    assert release.earlier_tests(store) == [True]
+    assert release.budgeted(store, shared).alpha > first, "a promotion earns a new budget"
+    assert release.propose(store, Settings(experiment=shared), "cycle-000009", "9", "2", NOW + 9).plan.alpha > first
 
 
 def test_a_version_without_a_checkpoint_is_not_a_parent() -> None:
