@@ -39,7 +39,7 @@ WIDE = {
 }
 """Margins that a test of some hundred requests can tell."""
 EXPERIMENT = {
-    **{"mode": "superiority", "alpha": 0.1, "min_requests": 60, "planned_requests": 400, "min_users": 8, "max_seconds": 60},
+    **{"mode": "superiority", "alpha": 0.1, "min_requests": 60, "planned_requests": 400, "min_users": 8, "max_seconds": 200},
     **{"min_history_requests": 0, "tolerated_users": 0, "baseline_seconds": 0, "margins": WIDE, "breach_alpha": 0.01},
     **{"shadow_requests": 12, "shadow_share": 1.0, "ramp": [0.25], "ramp_requests": 20},
     **{"watch_seconds": 20, "holdout_share": 0.3},
@@ -71,19 +71,25 @@ class Engine:
         app = web.Application()
         app.add_routes(
             [
-                web.get("/v1/models", lambda _: self._json({"data": [{"id": "model"}]})),
+                web.get("/v1/models", self._models),
                 web.post("/v1/completions", self._complete),
-                web.get("/weight_info", lambda _: self._json({"weight_version": self.label})),
+                web.get("/weight_info", self._version),
                 web.post("/update_weight_version", self._update),
                 web.post("/collective_rpc", self._rpc),
-                web.post("/pause", lambda _: self._json({})),
-                web.post("/resume", lambda _: self._json({})),
+                web.post("/pause", self._done),
+                web.post("/resume", self._done),
             ]
         )
         return app
 
-    async def _json(self, body: object) -> web.Response:
-        return web.json_response(body)
+    async def _models(self, _: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "model"}]})
+
+    async def _version(self, _: web.Request) -> web.Response:
+        return web.json_response({"weight_version": self.label})
+
+    async def _done(self, _: web.Request) -> web.Response:
+        return web.json_response({})
 
     async def _update(self, http: web.Request) -> web.Response:
         self.label = (await http.json())["new_version"]
@@ -229,6 +235,7 @@ class World:
             await self.type(requests)
             if (state := await self.look(kill=kill))[0] in names:
                 return state
+            assert state[0] != "NoExperiment", self.said
         raise AssertionError(f"none of {names} after {looks} looks: {self.said[-looks:]}")
 
     async def serves(self, version: str) -> None:
