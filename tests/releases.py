@@ -34,12 +34,30 @@ from tests.stack import free_ports
 
 USERS = 48
 WIDE = {
-    **{"accepted": 0.3, "characters": 0.3, "annoyed": 0.5, "shown": 2.0, "empty": 0.5, "failed": 0.1, "requests_per_user": 1.0},
+    **{
+        "accepted": 0.3,
+        "characters": 0.3,
+        "annoyed": 0.5,
+        "shown": 2.0,
+        "empty": 0.5,
+        "failed": 0.1,
+        "cancelled": 0.5,
+        "quick": 0.5,
+        "requests_per_user": 1.0,
+    },
     **{"ttft_p50": 0.4, "ttft_p95": 0.4, "total_p50": 0.4, "total_p95": 0.4, "length": 2.0},
 }
 """Margins that a test of some hundred requests can tell."""
 EXPERIMENT = {
-    **{"mode": "superiority", "alpha": 0.1, "min_requests": 60, "planned_requests": 400, "min_users": 8, "max_seconds": 200},
+    **{
+        "mode": "superiority",
+        "design": "by_user",
+        "alpha": 0.1,
+        "min_requests": 60,
+        "planned_requests": 400,
+        "min_users": 8,
+        "max_seconds": 200,
+    },
     **{"min_history_requests": 0, "tolerated_users": 0, "baseline_seconds": 0, "margins": WIDE, "breach_alpha": 0.01},
     **{"shadow_requests": 12, "shadow_share": 1.0, "ramp": [0.25], "ramp_requests": 20},
     **{"watch_seconds": 20, "holdout_share": 0.3},
