@@ -34,12 +34,30 @@ from tests.stack import free_ports
 
 USERS = 48
 WIDE = {
-    **{"accepted": 0.3, "characters": 0.3, "annoyed": 0.5, "shown": 2.0, "empty": 0.5, "failed": 0.1, "requests_per_user": 1.0},
+    **{
+        "accepted": 0.3,
+        "characters": 0.3,
+        "annoyed": 0.5,
+        "shown": 2.0,
+        "empty": 0.5,
+        "failed": 0.1,
+        "cancelled": 0.5,
+        "quick": 0.5,
+        "requests_per_user": 1.0,
+    },
     **{"ttft_p50": 0.4, "ttft_p95": 0.4, "total_p50": 0.4, "total_p95": 0.4, "length": 2.0},
 }
 """Margins that a test of some hundred requests can tell."""
 EXPERIMENT = {
-    **{"mode": "superiority", "alpha": 0.1, "min_requests": 60, "planned_requests": 400, "min_users": 8, "max_seconds": 60},
+    **{
+        "mode": "superiority",
+        "design": "by_user",
+        "alpha": 0.1,
+        "min_requests": 60,
+        "planned_requests": 400,
+        "min_users": 8,
+        "max_seconds": 200,
+    },
     **{"min_history_requests": 0, "tolerated_users": 0, "baseline_seconds": 0, "margins": WIDE, "breach_alpha": 0.01},
     **{"shadow_requests": 12, "shadow_share": 1.0, "ramp": [0.25], "ramp_requests": 20},
     **{"watch_seconds": 20, "holdout_share": 0.3},
@@ -71,19 +89,25 @@ class Engine:
         app = web.Application()
         app.add_routes(
             [
-                web.get("/v1/models", lambda _: self._json({"data": [{"id": "model"}]})),
+                web.get("/v1/models", self._models),
                 web.post("/v1/completions", self._complete),
-                web.get("/weight_info", lambda _: self._json({"weight_version": self.label})),
+                web.get("/weight_info", self._version),
                 web.post("/update_weight_version", self._update),
                 web.post("/collective_rpc", self._rpc),
-                web.post("/pause", lambda _: self._json({})),
-                web.post("/resume", lambda _: self._json({})),
+                web.post("/pause", self._done),
+                web.post("/resume", self._done),
             ]
         )
         return app
 
-    async def _json(self, body: object) -> web.Response:
-        return web.json_response(body)
+    async def _models(self, _: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "model"}]})
+
+    async def _version(self, _: web.Request) -> web.Response:
+        return web.json_response({"weight_version": self.label})
+
+    async def _done(self, _: web.Request) -> web.Response:
+        return web.json_response({})
 
     async def _update(self, http: web.Request) -> web.Response:
         self.label = (await http.json())["new_version"]
@@ -214,20 +238,22 @@ class World:
         url = f"http://127.0.0.1:{serving.feedback_port}/v1/feedback"
         assert (await self.http.post(url, json=event, headers=headers)).is_success
 
-    async def look(self, *, kill: bool = True) -> tuple[str, str]:
-        """Wait until what was typed is in the store, run the watch, most often killed once before; return its state."""
+    async def look(self) -> tuple[str, str]:
+        """Wait until what was typed is in the store, run the watch, killed once before; return its state."""
         await asyncio.sleep(self.settings.serving.ship_seconds * 2 + self.settings.collect.settle_seconds)
-        if kill:
-            name, _ = await self.watch.run(self.settings, self.draw.uniform(0.0, self.watch.seconds))
-            self.kills += name == "killed"
+        name, _ = await self.watch.run(self.settings, self.draw.uniform(0.0, self.watch.seconds))
+        self.kills += name == "killed"
         self.said.append(await self.watch.run(self.settings))
         return self.said[-1]
 
-    async def until(self, *names: str, requests: int = 2 * USERS, looks: int = 25, kill: bool = True) -> tuple[str, str]:
-        """Type and look in turns until the watch ends in a state of one of these names; return it."""
+    async def until(self, *names: str, requests: int = 2 * USERS, looks: int = 25) -> tuple[str, str]:
+        """Type and look in turns until the watch ends in a state of one of these names; return it.
+
+        "NoExperiment": the run that was killed had done it already.
+        """
         for _ in range(looks):
             await self.type(requests)
-            if (state := await self.look(kill=kill))[0] in names:
+            if (state := await self.look())[0] in (*names, "NoExperiment"):
                 return state
         raise AssertionError(f"none of {names} after {looks} looks: {self.said[-looks:]}")
 

@@ -23,6 +23,13 @@ def kinds(made: World) -> list[tuple[str, str]]:
     return [(move.kind, move.stage) for move in log.backwards(made.store)][::-1]
 
 
+def ended(made: World, experiment: ExperimentRecord, verdict: str) -> str:
+    """Check how a test ended; return why."""
+    decision = decision_of(made.store, experiment.id)
+    assert decision and decision.verdict.verdict == verdict
+    return decision.verdict.reason
+
+
 def check_arms(made: World, experiment: ExperimentRecord) -> None:
     """Check that a user met one version in each stage before the watch, and after the challenger never the champion again."""
     decision = decision_of(made.store, experiment.id)
@@ -53,12 +60,14 @@ async def test_a_better_version_is_promoted_through_its_stages_and_taken_back_wh
         assert kinds(made) == before
         await made.type(96)
         made.versions[version].fails = True
-        _, reason = await made.until("RolledBack", looks=6)
+        await made.until("RolledBack", looks=6)
         aliases = made.registry.aliases()
         assert (aliases.champion, aliases.previous_champion, aliases.routed) == ("1", version, None)
         last = log.newest(made.store)
-        assert kinds(made) == [*before, ("roll_back", "")] and last and (last.by, last.reason) == ("watch", reason)
-        assert reason in made.registry.version(version).tags[ROLLED_BACK_TAG]
+        assert kinds(made) == [*before, ("roll_back", "")] and last and last.by == "watch"
+        assert (
+            last.reason.startswith("failures per request") and last.reason in made.registry.version(version).tags[ROLLED_BACK_TAG]
+        )
         assert made.kills
 
 
@@ -68,25 +77,26 @@ async def test_worse_slow_and_failing_versions_end_where_they_should(storage: St
         late = made.add(Answers(0.9, seconds=SLOW_SECONDS))
         experiment = made.open(late, "1")
         await made.serves(late)
-        _, reason = await made.until("Rejected")
-        assert "shadow, before any user saw it: median times" in reason
+        await made.until("Rejected")
+        assert "shadow, before any user saw it: median times" in ended(made, experiment, "reject")
         assert not [row for row in made.completions() if row.policy_version == late], "nobody saw it"
 
-        for change in ({"seconds": SLOW_SECONDS}, {"fails": True}):
+        for change, why in (({"seconds": SLOW_SECONDS}, "later"), ({"fails": True}, "failures per request")):
             broken = made.add(Answers(0.9))
             experiment = made.open(broken, "1")
             await made.serves(broken)
-            await made.until("Advanced")
+            await made.until("Advanced", "Ramp")
             for name, value in change.items():
                 setattr(made.versions[broken], name, value)
-            _, reason = await made.until("RolledBack", looks=6)
-            assert reason.startswith("ramp at 25%: ")
+            await made.until("RolledBack", looks=12)
+            assert why in ended(made, experiment, "breach")
             check_arms(made, experiment)
 
         worse = made.add(Answers(0.02))
         experiment = made.open(worse, "1")
         await made.serves(worse)
         await made.until("Rejected")
+        assert "worse" in ended(made, experiment, "reject")
         check_arms(made, experiment)
         states = {version: made.registry.version(version).tags["state"] for version in (late, worse)}
         assert set(states.values()) == {"failed"} and made.registry.aliases().champion == "1"
