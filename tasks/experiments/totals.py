@@ -137,8 +137,8 @@ def total(
         until: requests after this time, in Unix seconds, count only for what needs no label.
     """
     made, before = by_test(labelled, experiment)
-    crowded = _crowded(pl.concat([rows.select("credential", "user") for rows in (made, before)]), plan)
-    made, before = (_one_user_each(rows, crowded) for rows in (made, before))
+    crowded = crowded_credentials(pl.concat([rows.select("credential", "user") for rows in (made, before)]), plan)
+    made, before = (one_user_each(rows, crowded) for rows in (made, before))
     made = _with_turns(made, plan)
     during = made.filter(pl.col("time") <= until)
     half = pl.col("time") >= (experiment.counts_from + until) / 2
@@ -159,14 +159,14 @@ def total(
     )
 
 
-def _crowded(counted: pl.DataFrame, plan: Plan) -> pl.Series:
+def crowded_credentials(counted: pl.DataFrame, plan: Plan) -> pl.Series:
     """Return the credentials with several users, where each developer has one (experiment.max_credential_weight below 1)."""
     if plan.max_credential_weight >= 1:
         return pl.Series([], dtype=pl.String)
     return counted.group_by("credential").agg(users=pl.col("user").n_unique()).filter(pl.col("users") > 1)["credential"]
 
 
-def _one_user_each(rows: pl.DataFrame, credentials: pl.Series) -> pl.DataFrame:
+def one_user_each(rows: pl.DataFrame, credentials: pl.Series) -> pl.DataFrame:
     """Let the users of each of these credentials count as one: whoever invents users has no more of a test than a developer."""
     of_crowd = pl.col("credential").is_in(credentials.implode())
     return rows.with_columns(user=pl.when(of_crowd).then(pl.concat_str(pl.lit("credential "), "credential")).otherwise("user"))
