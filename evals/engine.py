@@ -1,7 +1,7 @@
 """The evaluation's engine: a process with vLLM that completes the held-out places with any checkpoint (infra/engine.py).
 
-It is an engine of the evaluation's own, or a slot of the app that does not hold the champion. A slot keeps taking no traffic while
-it holds other weights than the registry names, and gets its own back in the end.
+It is an engine of the evaluation's own, or a slot of the app that does not hold the champion. A slot takes no traffic while it
+holds weights that the registry does not name, and gets its own back in the end.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """Batches of an engine process, for evaluation: many prompts at once, sampled with fixed draws or scored.
 
-    POST /batch     Batch -> JSON lines: a BatchResult for each prompt as it ends; {"status": ., "error": ...} ends a batch that fails
-    POST /swap      {"path": ..., "version": ., "idle": .} -> as in serving/engine/protocol.py; with "idle", 409 while it completes
+    POST /batch     Batch -> JSON lines: a BatchResult for each prompt as it ends; {"status": ., "error": .} ends a failed batch
+    POST /swap      {"path": ., "version": ., "idle": .} -> as in serving/engine/protocol.py; with "idle", 503 while it completes
     GET  /health    -> {"version": ., "path": ., "running": ., ...}
 
 Every request carries the engine's token as a bearer token. Token ids go both ways; no text is sent.
@@ -53,7 +53,7 @@ class Batch:
         for number, (prompt, scored) in enumerate(zip(batch.prompts, batch.scored or (), strict=False)):
             if not 0 < scored < len(prompt):
                 raise ValueError(
-                    f"batch: prompt {number} has {len(prompt)} tokens, {scored} to score; expected at least one, and one before it"
+                    f"batch: prompt {number} has {len(prompt)} tokens, {scored} to score; expected one or more, and one before"
                 )
         return batch
 

@@ -121,8 +121,8 @@ class Evaluate(Section):
     engine_token: SecretStr | None = None
     """Bearer token of the evaluation's own engine; none: it does not start. The local stack generates one."""
     engine_seconds: float = Field(120.0, gt=0)
-    """Seconds to wait for an engine that does not answer, or whose answers stop; then the candidate stays unjudged and the next run
-    of the cycle goes on."""
+    """Seconds to wait for an engine that does not answer, or whose answers stop; then the candidate stays unjudged and the next
+    run of the cycle goes on."""
     stop: tuple[str, ...] = ()
     """Stop strings of the team's editors: a completion is scored up to the first, as it is served. Empty: up to the end token or
     the maximum of tokens."""

@@ -201,7 +201,8 @@ def _plan(settings: Settings, supervisor: Supervisor, selected: dict[str, Part],
     Most of a start is imports, so independent steps overlap. The other engines start after the first, whose caches save them a
     quarter of the work.
     """
-    after = {"worker": ("work pool",), "serving": ("base model",), "engine-1": ("engine-0",), "evaluation": ("engine-0", "engine-1")}
+    after: dict[str, tuple[str, ...]] = {"worker": ("work pool",), "serving": ("base model",)}
+    after |= {"engine-1": ("engine-0",), "evaluation": ("engine-0", "engine-1")}
     plan: Plan = {
         name: (after.get(name, ()), partial(_start, supervisor, part, seconds, failed)) for name, part in selected.items()
     }

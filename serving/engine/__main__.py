@@ -1,4 +1,4 @@
-"""Start the engine of one slot: `python -m serving.engine --slot 0`; with `--evaluation` the evaluation's own, which serves nobody.
+"""Start the engine of one slot: `python -m serving.engine --slot 0`; with `--evaluation`, the evaluation's, which serves nobody.
 
 It holds `--model DIR --version V` if given, else the version that the slot held last, else the base model.
 """
@@ -81,7 +81,7 @@ def evaluation_address(settings: Settings) -> tuple[str, str]:
     """Return the URL and the token of the evaluation's own engine, or raise SystemExit."""
     token = settings.evaluate.engine_token
     if not token:
-        raise SystemExit("engine: evaluate.engine_token is not set: `make up` generates it, or set TABLOOP_EVALUATE__ENGINE_TOKEN")
+        raise SystemExit("evaluate.engine_token is not set: `make up` generates it, or set TABLOOP_EVALUATE__ENGINE_TOKEN")
     return settings.evaluate.engine_url, token.get_secret_value()
 
 

@@ -34,6 +34,10 @@ class SwapRefused(ValueError):
     """The checkpoint does not fit; the engine keeps its weights."""
 
 
+class Busy(RuntimeError):
+    """Completions run, and a swap may not meet any."""
+
+
 class WrongVersion(ValueError):
     """The engine holds another version than a batch names."""
 
@@ -61,7 +65,7 @@ class EngineBackend(Protocol):
         ...
 
     async def swap(self, path: str, version: str, *, idle: bool = False) -> SwapResult:
-        """Raises SwapRefused."""
+        """Raises SwapRefused, or with `idle` Busy."""
         ...
 
     def health(self) -> Health: ...
@@ -153,7 +157,7 @@ class Endpoints:
                 async for result in results:
                     await response.write(_line(dataclasses.asdict(result)))
         except (ValueError, EngineDead) as error:
-            failure = {"status": _status(error), "error": str(error)}
+            failure: dict[str, Any] = {"status": _status(error), "error": str(error)}
             if not response.prepared:
                 return web.json_response(failure, status=failure["status"])
             await response.write(_line(failure))
@@ -169,6 +173,8 @@ class Endpoints:
             return web.json_response(dataclasses.asdict(swapped))
         except SwapRefused as error:
             return web.json_response({"error": str(error)}, status=409)
+        except Busy as error:
+            return web.json_response({"error": str(error)}, status=503)
         except Exception as error:
             return web.json_response({"error": f"{type(error).__name__}: {error}"}, status=500)
 

@@ -5,8 +5,8 @@
                 [number]                        stop that completion
         engine  [number, *Delta]                tokens, the last row with a finish
                 [number, status, explanation]   error: 409 it holds another version, 400 bad request, 503 the engine is ending
-    POST /swap      {"path": ..., "version": .} -> SwapResult; 409, with the engine unchanged, if the checkpoint does not fit, or
-                                                with "idle": true while it samples completions
+    POST /swap      {"path": ..., "version": .} -> SwapResult; 409, with the engine unchanged, if the checkpoint does not fit;
+                                                with "idle": true also 503 while it samples completions
     GET  /health                                -> Health; without the token an empty object
     POST /batch                                 evaluation's own (infra/engine.py)
 

@@ -24,7 +24,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from infra.engine import Batch, BatchResult
 from infra.web import own_names
 from serving.engine import batches
-from serving.engine.endpoints import BadRequest, Endpoints, EngineDead, SwapRefused
+from serving.engine.endpoints import BadRequest, Busy, Endpoints, EngineDead, SwapRefused
 from serving.engine.protocol import Delta, EngineRequest, Health, SwapResult
 from serving.engine.strangers import Strangers, listen
 
@@ -117,7 +117,8 @@ class VLLMEngine:
             idle: only if there are no running requests; new ones are refused meanwhile.
 
         Raises:
-            SwapRefused: the checkpoint does not fit, or requests run; the engine is unchanged.
+            SwapRefused: the checkpoint does not fit; the engine is unchanged.
+            Busy: with `idle`, requests run; the engine is unchanged.
         """
         async with self._swapping:
             started = time.perf_counter()
@@ -129,7 +130,7 @@ class VLLMEngine:
             staged, held = time.perf_counter(), self.version
             if idle:
                 if running := self._llm.get_num_unfinished_requests():
-                    raise SwapRefused(f"version {version}: {running} completions run")
+                    raise Busy(f"version {version}: {running} completions run")
                 self.version = f"{version}, loading"  # what arrives now names another version, and is refused
             # "keep" preempts running requests and drops the KV cache of the old weights.
             try:

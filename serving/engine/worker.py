@@ -105,8 +105,8 @@ def draw_of(seed: int, token: int) -> int:
 def with_draws(forward: Forward, draws: Callable[[], dict[int, int]]) -> Forward:
     """Return a sampler's forward that draws the rows of `draws` by their seeds.
 
-    Each token has a generator of its own: one that lives as long as the request crashes vLLM 0.32 on a CPU when the prompt is read
-    in chunks, and would count the discarded draws of a chunk.
+    Each token has a generator of its own: one that lives as long as the request crashes vLLM 0.32 on a CPU when the prompt is
+    read in chunks, and would count the discarded draws of a chunk.
     """
 
     def forward_with_draws(
