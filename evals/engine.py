@@ -44,7 +44,11 @@ class EngineModels:
     idle: bool = False
     """Load weights only while the engine completes nothing: it is a slot of the app."""
     name: str = field(default="engine", init=False)
-    _version: str = field(default="", init=False)
+
+    @property
+    def url(self) -> str:
+        """The engine's address."""
+        return str(self.client.base_url).rstrip("/")
 
     def sample(
         self, checkpoint: Path, prompts: Sequence[Prompt], sampling: Sampling, ends: Sequence[int], progress: Progress
@@ -99,9 +103,9 @@ class EngineModels:
         body = {"path": path, "version": version, "idle": self.idle}
         response = self._request(lambda: self.client.post("/swap", json=body, timeout=SWAP_SECONDS))
         if response.status_code == 409:
-            raise EngineRefused(f"{self.client.base_url}swap: {_error(response)}")
+            raise EngineRefused(f"{self.url}/swap: {_error(response)}")
         if response.status_code != 200:
-            raise EngineAway(f"{self.client.base_url}swap: HTTP {response.status_code}: {_error(response)}")
+            raise EngineAway(f"{self.url}/swap: HTTP {response.status_code}: {_error(response)}")
 
     def health(self) -> dict[str, Any]:
         """Return the engine's state, waiting for one that is away. Raises EngineAway."""
@@ -112,7 +116,7 @@ class EngineModels:
                 if response.status_code == 200 and response.json():
                     return dict(response.json())
                 if response.status_code == 200:
-                    raise EngineRefused(f"{self.client.base_url}health: it does not accept the token")
+                    raise EngineRefused(f"{self.url}/health: it does not accept the token")
                 problem = f"HTTP {response.status_code}"
             except EngineAway as error:
                 problem = str(error)
@@ -127,25 +131,25 @@ class EngineModels:
             with self.client.stream("POST", "/batch", json=batch.body(), timeout=self.seconds) as response:
                 if response.status_code != 200:
                     response.read()
-                    _fail(response.status_code, f"{self.client.base_url}batch: {_error(response)}")
+                    _fail(response.status_code, f"{self.url}/batch: {_error(response)}")
                 for line in response.iter_lines():
                     body = json.loads(line)
                     if "error" in body:
-                        _fail(body["status"], f"{self.client.base_url}batch: {body['error']}")
+                        _fail(body["status"], f"{self.url}/batch: {body['error']}")
                     result = BatchResult.parse(body)
                     found[result.row] = result
                     progress(1)
         except httpx.HTTPError as error:
-            raise EngineAway(f"{self.client.base_url}batch: {type(error).__name__}: {error}") from error
+            raise EngineAway(f"{self.url}/batch: {type(error).__name__}: {error}") from error
         if len(found) != len(batch.prompts):
-            raise EngineAway(f"{self.client.base_url}batch: {len(found)} of {len(batch.prompts)} prompts were answered")
+            raise EngineAway(f"{self.url}/batch: {len(found)} of {len(batch.prompts)} prompts were answered")
         return [found[row] for row in range(len(batch.prompts))]
 
     def _request(self, send: Callable[[], httpx.Response]) -> httpx.Response:
         try:
             return send()
         except httpx.HTTPError as error:
-            raise EngineAway(f"{self.client.base_url}: {type(error).__name__}: {error}") from error
+            raise EngineAway(f"{self.url}: {type(error).__name__}: {error}") from error
 
 
 @contextlib.contextmanager
@@ -172,7 +176,8 @@ def engine_models(settings: Settings, champion: str) -> Iterator[EngineModels]:
         try:
             yield slot
         finally:
-            slot.swap(held["path"], held["version"])
+            if slot.health()["version"] != held["version"]:
+                slot.swap(held["path"], held["version"])
 
 
 def free_slot(slots: Sequence[EngineModels], champion: str) -> tuple[EngineModels, dict[str, Any]]:
