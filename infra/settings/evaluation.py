@@ -48,9 +48,9 @@ class GateMargins(Section):
     """Rise of the share of empty completions."""
     shorter: float = Field(0.35, gt=0)
     """Fall of the mean length, as a share of the champion's."""
-    longer: float = Field(0.3, gt=0)
+    longer: float = Field(0.43, gt=0)
     """Rise of the mean length, as a share of the champion's."""
-    comments: float = Field(0.03, gt=0)
+    comments: float = Field(0.04, gt=0)
     """Rise of the share of completions with a comment."""
     repetition: float = Field(0.03, gt=0)
     """Rise of the mean share of repeated runs of three tokens in a completion."""
