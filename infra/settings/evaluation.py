@@ -36,19 +36,19 @@ class GateMargins(Section):
     With 300 places these let nine of ten equal candidates pass. The errors fall with the square root of the places.
     """
 
-    exact: float = Field(0.06, gt=0)
+    exact: float = Field(0.065, gt=0)
     """Fall of the share of exact matches."""
     edit_similarity: float = Field(0.06, gt=0)
     """Fall of the mean edit similarity, which is from 0 to 1."""
-    matching_characters: float = Field(0.3, gt=0)
+    matching_characters: float = Field(0.33, gt=0)
     """Fall of the right characters from the start, as a share of the champion's."""
-    judged: float = Field(0.55, gt=0)
+    judged: float = Field(0.58, gt=0)
     """Fall of the judge's mean score, which is from 0 to 10."""
     empty: float = Field(0.03, gt=0)
     """Rise of the share of empty completions."""
     shorter: float = Field(0.35, gt=0)
     """Fall of the mean length, as a share of the champion's."""
-    longer: float = Field(0.43, gt=0)
+    longer: float = Field(0.52, gt=0)
     """Rise of the mean length, as a share of the champion's."""
     comments: float = Field(0.04, gt=0)
     """Rise of the share of completions with a comment."""
