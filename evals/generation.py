@@ -1,4 +1,6 @@
-"""Batched completions by a Hugging Face checkpoint, on CPU or GPU.
+"""Batched completions by a Hugging Face checkpoint, on CPU or GPU, in this process: for tuning, recipes and benchmarks.
+
+A cycle's evaluation generates with an engine (engine.py).
 
 Shapes: B rows of a batch, T padded prompt length, V vocabulary. The row's number seeds its random draws, so a completion does not
 depend on its batch, and two checkpoints get the same draws at the same position.
@@ -7,6 +9,7 @@ depend on its batch, and two checkpoints get the same draws at the same position
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -76,11 +79,32 @@ class Generator:
             progress: called with the number of completions of each batch that is done.
         """
         prompts = self.prompts(contexts)
+        draws = [(seed, row) for row in range(len(prompts))]
+        return self.sample_prompts(prompts, draws, max_tokens, temperature, batch=batch, progress=progress)
+
+    def sample_prompts(
+        self,
+        prompts: Sequence[list[int]],
+        draws: Sequence[int | tuple[int, ...]],
+        max_tokens: int,
+        temperature: float,
+        *,
+        newlines: bool = False,
+        batch: int = 64,
+        progress: Callable[[int], None] | None = None,
+    ) -> list[SampledCompletion]:
+        """Return the completions of prompts as token ids.
+
+        Args:
+            draws: seed of each prompt's draws.
+            newlines: go on after a newline, as serving does.
+        """
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
         completions: dict[int, SampledCompletion] = {}
         for start in range(0, len(order), batch):
             rows = order[start : start + batch]
-            sampled_rows = self._sample_batch([prompts[i] for i in rows], rows, max_tokens, temperature, seed)
+            rows_draws = [draws[i] for i in rows]
+            sampled_rows = self._sample_batch([prompts[i] for i in rows], rows_draws, max_tokens, temperature, newlines)
             for row, sampled in zip(rows, sampled_rows, strict=True):
                 tokens, logprobs = zip(*sampled, strict=True)
                 text = self._tokenizer.decode([token for token in tokens if token not in self._end_ids])
@@ -115,7 +139,7 @@ class Generator:
 
     @torch.inference_mode()
     def _sample_batch(
-        self, prompts: list[list[int]], rows: list[int], max_tokens: int, temperature: float, seed: int
+        self, prompts: list[list[int]], seeds: Sequence[Any], max_tokens: int, temperature: float, newlines: bool
     ) -> list[list[tuple[int, float]]]:
         """Return the sampled tokens of each row with their log-probabilities."""
         longest = max(map(len, prompts))
@@ -125,7 +149,7 @@ class Generator:
             ids[index, longest - len(prompt) :] = torch.tensor(prompt)
             mask[index, longest - len(prompt) :] = 1
         ids, mask = ids.to(self._device), mask.to(self._device)
-        draws = np.stack([np.random.default_rng((seed, row)).random(max_tokens) for row in rows])
+        draws = np.stack([np.random.default_rng(seed).random(max_tokens) for seed in seeds])
         uniform = torch.tensor(draws, dtype=torch.float64, device=self._device)  # B max_tokens
         position_ids = (mask.cumsum(1) - 1).clamp(min=0)
         done = torch.zeros(len(prompts), dtype=torch.bool, device=self._device)
@@ -146,7 +170,8 @@ class Generator:
             distribution = (out.logits[:, -1].float() / (temperature or 1.0)).log_softmax(-1)
             logprobs.append(distribution.gather(1, token[:, None])[:, 0])
             tokens.append(torch.where(done, -1, token))
-            done = done | torch.isin(token, self._ends) | self._newlines[token]
+            done = done | torch.isin(token, self._ends)
+            done = done if newlines else done | self._newlines[token]
             if bool(done.all()):
                 break
             ids, position_ids = token[:, None], position_ids[:, -1:] + 1

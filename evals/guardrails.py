@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import numpy as np
-
+from evals import slices
 from evals.compare.measures import BY_NAME, Measure
 from evals.compare.paired import Column
 from evals.scores import PositionScore
-from infra.settings.schema import Gate, GateMargins
+from infra.settings.schema import Gate
 
 SLICED = "edit_similarity"
 """The measure that is guarded in every slice."""
@@ -52,6 +51,8 @@ class Check:
     """Empty: all places."""
     margin: float
     column: Column
+    slices: tuple[str, ...] = ()
+    """Slices of a place that put it among those of the check; empty: all places."""
 
 
 @dataclass(frozen=True)
@@ -75,23 +76,19 @@ def checks_of(
             left_out.append("judged: the judge's scores do not count")
         else:
             checks.append(Check(guardrail, "", margin, guardrail.measure.column(candidate, champion)))
-    sliced, too_small = slice_checks(candidate, champion, settings.margins, settings.min_slice_places)
+    sliced, too_small = slice_checks(candidate, champion, settings)
     return Checks((*checks, *sliced), (*left_out, *too_small))
 
 
 def slice_checks(
-    candidate: Sequence[PositionScore], champion: Sequence[PositionScore], margins: GateMargins, min_places: int
+    candidate: Sequence[PositionScore], champion: Sequence[PositionScore], settings: Gate
 ) -> tuple[list[Check], list[str]]:
-    """Return a check for each slice that is large enough, and the names of the others. A slice of all places is none."""
+    """Return a check for each slice that is large enough, and what is said of the others. A slice of all places is none."""
     guardrail = next(g for g in GUARDRAILS if g.name == SLICED)
     whole = guardrail.measure.column(candidate, champion)
-    checks, too_small = [], []
-    for name in sorted({name for score in champion for name in score.slices}):
-        within = np.array([name in score.slices for score in champion])
-        if within.all():
-            continue
-        if (count := int(within.sum())) < min_places:
-            too_small.append(f"{name}: {count} places, a verdict needs {min_places}")
-            continue
-        checks.append(Check(guardrail, name, margins.slices, replace(whole, known=whole.known & within)))
-    return checks, too_small
+    found, told = slices.of_scores(champion, whole.known, settings.min_slice_places)
+    checks = []
+    for name, one in found.items():
+        margin = settings.slice_margins.get(name, settings.margins.slices)
+        checks.append(Check(guardrail, name, margin, replace(whole, known=whole.known & one.within), one.names))
+    return checks, told

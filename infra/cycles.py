@@ -8,6 +8,7 @@ A cycle writes these objects under cycles/CYCLE/, in this order (tasks/steps/sea
     requests-SHA256.parquet             the bucket and the reason of every request (tasks/labels/explain.py)
     users-SHA256.parquet                the users who are known (tasks/labels/users.py)
     held-out-SHA256.parquet             the team's own held-out set (tasks/versions/team.py)
+    held-out-completions-...parquet     what models completed there (evals/completions.py)
     samples-SHA256.parquet              what is trained; the name holds the checksum, so that a second writer cannot change it
     settings.json                       the resolved settings, secrets masked
     manifest.json                       conditional put: from here on the cycle is sealed, and every later run completes it
@@ -27,6 +28,9 @@ from infra.store import ObjectStore, sha256
 PREFIX = "cycles/"
 DIGITS = 6
 """Digits of a cycle's number in its id."""
+SEALED_EVALUATION = ("samples", "seed", "gate", "max_judge_failures", "stop")
+SEALED_JUDGE = ("kind", "model", "rubric", "calibration_places", "min_auc")
+"""Settings of the evaluation and its judge that hold from a cycle's sealing on."""
 MANIFEST, OUTCOME = "manifest.json", "outcome.json"
 KEY = re.compile(r"^cycles/(cycle-(\d{6}))/(.+)$")
 
@@ -91,10 +95,19 @@ def dataset_id(store: ObjectStore, cycle: str) -> str:
 
 
 def settings_of(store: ObjectStore, cycle: str, settings: Settings) -> Settings:
-    """Return the settings with which a cycle continues: `reward` and `train` as they were sealed, the rest as it is today."""
+    """Return the settings with which a cycle continues: `reward`, `train` and what decides its evaluation as they were sealed.
+
+    The rest is as it is today, as addresses, credentials and how completions are sampled.
+    """
     saved = store.get_json(key(cycle, "settings.json"))
     sections = {name: type(getattr(settings, name)).model_validate(saved[name]) for name in ("reward", "train")}
-    return settings.model_copy(update=sections)
+    evaluate, live = saved.get("evaluate", {}), settings.evaluate.model_dump(mode="json")
+    judge = {name: value for name, value in evaluate.get("judge", {}).items() if name in SEALED_JUDGE}
+    sealed = {name: value for name, value in evaluate.items() if name in SEALED_EVALUATION}
+    merged = type(settings.evaluate).model_validate(live | sealed | {"judge": live["judge"] | judge})
+    secret = {"engine_token": settings.evaluate.engine_token}
+    judged = merged.judge.model_copy(update={"api_key": settings.evaluate.judge.api_key})
+    return settings.model_copy(update=sections | {"evaluate": merged.model_copy(update=secret | {"judge": judged})})
 
 
 def experiment_id(cycle: str, version: str) -> str:

@@ -2,27 +2,33 @@
 
 rates.py     equal candidates, and candidates that are worse by one margin (plants.py), through the gate's own code
 models.py    a better model, and one for each way to get worse
+languages.py a model that lost one of two languages
 """
 
 import asyncio
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from evals import positions
 from evals.bench.figures import Figure, figure
-from evals.bench.gate import rates
+from evals.bench.gate import languages, rates
 from evals.bench.gate.models import BATCH, RECIPES, Recipe, train
-from evals.compare.scoring import score_models
-from evals.evaluation import held_out_positions
+from evals.compare.scoring import Contestant, ScoredModels, score_models
+from evals.completions import set_of
 from evals.gate import GateResult, judge_candidate
-from evals.heldout import held_out_files, site_packages
+from evals.heldout import held_out_files, sets, site_packages
+from evals.heldout.build import build
+from evals.in_process import InProcess
+from evals.positions import Position
 from evals.scores import PositionScore
 from infra import settings as configuration
 from infra.settings import Settings
+from infra.settings.schema import HeldOut
 
 POOL_PLACES = 900
 """Places at which the two models of the simulation are scored."""
-DRAWS = 1000
+DRAWS = 4000
 CHAMPION = "champion"
 
 
@@ -34,7 +40,7 @@ async def run(settings: Settings) -> list[Figure]:
 def measure(settings: Settings) -> list[Figure]:
     """Train and score every model, judge each against the base, and simulate with the scores of the better one."""
     base, model, places = configuration.path(settings.model.base), settings.model, settings.evaluate.samples
-    pool = held_out_positions(POOL_PLACES, settings.evaluate.seed)  # begins with the places of an evaluation
+    pool = pool_places(settings)  # begins with the places of an evaluation
     taught = training_places(max(recipe.steps for recipe in RECIPES) * BATCH)
     better = next(recipe for recipe in RECIPES if not recipe.guardrails)
     with tempfile.TemporaryDirectory() as folder:
@@ -42,16 +48,34 @@ def measure(settings: Settings) -> list[Figure]:
             recipe.name: train(base, Path(folder) / recipe.name, recipe, taught, model, settings.serving.sampling.max_tokens)
             for recipe in RECIPES
         }
-        scored = score_models({CHAMPION: base, better.name: folders.pop(better.name)}, pool, settings)
+        scored = scores_of({CHAMPION: base, better.name: folders.pop(better.name)}, pool, settings)
         rows = {name: list(scores.by_position) for name, scores in scored.scores.items()}
-        others = score_models({CHAMPION: base, **folders}, pool[:places], settings)
+        others = scores_of({CHAMPION: base, **folders}, pool[:places], settings)
     candidates = {name: scores.by_position for name, scores in others.scores.items()} | {better.name: rows[better.name][:places]}
     champion = others.scores[CHAMPION].by_position
     return [
         verdict_figure(CHAMPION, frozenset(), judge_candidate(champion, champion, settings.evaluate.gate)),
         *(recipe_figure(recipe, list(candidates[recipe.name]), list(champion), settings) for recipe in RECIPES),
+        *languages.run(settings, rows_of),
         *rates.run(rows[CHAMPION], rows[better.name], places, settings.evaluate.gate, DRAWS),
     ]
+
+
+def pool_places(settings: Settings) -> list[Position]:
+    """Return places as a cycle scores them, with their projects."""
+    wanted = HeldOut(name="packages", kind="packages", places=POOL_PLACES)
+    return [sets.position_of(place) for place in build(wanted, settings.evaluate).places]
+
+
+def rows_of(folders: Mapping[str, Path], places: Sequence[Position], settings: Settings) -> dict[str, tuple[PositionScore, ...]]:
+    """Return the scores of each place, by the model's name."""
+    return {name: scores.by_position for name, scores in scores_of(folders, places, settings).scores.items()}
+
+
+def scores_of(folders: Mapping[str, Path], places: Sequence[Position], settings: Settings) -> ScoredModels:
+    """Return the scores of models at places, completed in this process, as a cycle scores them."""
+    contestants = {name: Contestant(folder, settings.serving.sampling) for name, folder in folders.items()}
+    return score_models(contestants, [set_of(places)], settings, InProcess(settings.model))
 
 
 def training_places(count: int) -> list[positions.Position]:

@@ -24,7 +24,7 @@ def plant_of(check: Check, pool: Sequence[PositionScore]) -> Plant:
     mean = float(np.mean(check.guardrail.measure.values(pool)))
     match name:
         case "edit_similarity":
-            return shifted(lambda s: replace(s, edit_similarity=s.edit_similarity - margin), check.slice)
+            return shifted(lambda s: replace(s, edit_similarity=s.edit_similarity - margin), check.slices)
         case "judged":
             return shifted(lambda s: replace(s, judged=(s.judged or 0.0) - margin))
         case "matching_characters":
@@ -52,9 +52,10 @@ def popular(score: PositionScore) -> PositionScore:
     return replace(score, completion=POPULAR)
 
 
-def shifted(change: Callable[[PositionScore], PositionScore], slice: str = "") -> Plant:
-    """Return a plant that changes each place, of one slice where it is named."""
-    return lambda scores, _: [change(s) if not slice or slice in s.slices else s for s in scores]
+def shifted(change: Callable[[PositionScore], PositionScore], slices: Sequence[str] = ()) -> Plant:
+    """Return a plant that changes each place, of some slices where they are named."""
+    wanted = frozenset(slices)
+    return lambda scores, _: [change(s) if not wanted or not wanted.isdisjoint(s.slices) else s for s in scores]
 
 
 def sometimes(share: float, change: Callable[[PositionScore], PositionScore]) -> Plant:
