@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from evals import judge as judges
 from evals import metrics, positions
+from evals.metrics.place import Measured, measure
 from infra.language import language
 
 SHORT, LONG = 8, 24
@@ -33,6 +34,8 @@ class PositionScore:
     drift: float | None = None
     """Mean log-probability of the generated tokens under the model that made them, less that under a reference model, in nats a
     token; None where it is not computed."""
+    measured: Measured | None = None
+    """All metrics of the completion (evals/metrics/place.py); None in scores that were made up."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,7 @@ def score_position(
         judged=judgement.score if isinstance(judgement, judges.Scored) else None,
         slices=slices_of(position),
         drift=drift,
+        measured=measure(position, line),
     )
 
 

@@ -1,4 +1,9 @@
-"""All metrics of a completion at a place."""
+"""All metrics of a completion at a place.
+
+A metric is a function of the place and of the text as it is served there: all lines, up to the end token, the arm's maximum of
+tokens and the client's stop strings. `measure` calls each and names its number; a module that knows further numbers of a place
+(as those that an engine or a sandbox computes) puts them in with `dataclasses.replace`.
+"""
 
 from dataclasses import dataclass, fields
 
@@ -35,7 +40,7 @@ NAMES = tuple(field.name for field in fields(Measured))
 
 
 def measure(position: Position, completion: str) -> Measured:
-    """Return the metrics of a completion."""
+    """Return the metrics of the text that is served at a place."""
     truth, empty = position.truth, not completion.strip()
     return Measured(
         exact=float(similarity.exact(completion, truth)),

@@ -8,10 +8,9 @@ from typing import Any
 
 from evals.compare.scoring import ScoredModels, score_models
 from evals.gate import Finding, GateResult, Verdict, judge_candidate
-from evals.heldout import sets
 from evals.judge.calibration import Calibration
 from evals.metrics.intervals import estimates
-from evals.metrics.place import measure
+from evals.metrics.place import Measured
 from evals.scores import PositionScore, Scores, summarise
 from infra import cycles
 from infra import settings as configuration
@@ -93,10 +92,16 @@ def metrics_of(scores: Scores, held_out: Sequence[ScoredSet]) -> dict[str, dict[
     """Return the mean of each metric with its interval, by set and metric."""
     found, by_position = {}, iter(scores.by_position)
     for one in held_out:
-        positions = [sets.position_of(place) for place in one.scored]
-        measured = [measure(position, next(by_position).completion) for position in positions]
-        found[one.name] = {name: asdict(e) for name, e in estimates(measured, [p.file for p in positions]).items()}
+        rows = [next(by_position) for _ in one.scored]
+        measured = [measured_of(row) for row in rows]
+        found[one.name] = {name: asdict(e) for name, e in estimates(measured, [row.file for row in rows]).items()}
     return found
+
+
+def measured_of(score: PositionScore) -> Measured:
+    """Return all metrics of a scored completion."""
+    assert score.measured is not None, "score_position measures every completion"
+    return score.measured
 
 
 def evaluate_scores(scored: ScoredModels, settings: Settings) -> Evaluation:

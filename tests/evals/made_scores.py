@@ -7,6 +7,8 @@ import numpy as np
 from evals.compare.scoring import ScoredModels
 from evals.completions import Completions
 from evals.judge.calibration import Calibration
+from evals.metrics.place import measure
+from evals.positions import Position
 from evals.scores import PositionScore, summarise
 
 PLACES, FILES = 240, 40
@@ -22,16 +24,19 @@ def scores(noise: float = 0.0, seed: int = 0) -> list[PositionScore]:
 
 def place(number: int, quality: float, noise: float = 0.0) -> PositionScore:
     """Return the score at a place; quality and noise are of the edit similarity."""
+    file, truth, language = f"file {number % FILES}", f"name_{number}", LANGUAGES[number % 2]
+    completion = f"name_{number}(argument)"[: 6 + number % 12]
     return PositionScore(
-        file=f"file {number % FILES}",
+        file=file,
         offset=number,
-        completion=f"name_{number}(argument)"[: 6 + number % 12],
-        truth=f"name_{number}",
+        completion=completion,
+        truth=truth,
         exact=quality > 0.8,
         edit_similarity=quality + noise,
         matching_characters=round(8 * quality),
         judged=10 * quality,
-        slices=(f"language: {LANGUAGES[number % 2]}", "characters: up to 8"),
+        slices=(f"language: {language}", "characters: up to 8"),
+        measured=measure(Position(file, number, "", "", truth, language), completion),
     )
 
 
