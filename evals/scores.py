@@ -37,6 +37,11 @@ class PositionScore:
     measured: Measured | None = None
     """All metrics of the completion (evals/metrics/place.py); None in scores that were made up."""
 
+    @property
+    def asks(self) -> bool:
+        """Whether something should be written at the place; else only silence counts."""
+        return bool(self.truth.strip())
+
 
 @dataclass(frozen=True)
 class Mean:
@@ -90,28 +95,36 @@ def score_position(
 
 
 def slices_of(position: positions.Position) -> tuple[str, ...]:
-    """Return the parts of the set that a place is in: its language, the length of its true text, where in its line it is."""
+    """Return the parts of the set that a place is in: its language, the length of its true text, where in its line it is. A place
+    where nothing should be written is in none."""
+    if not position.asks:
+        return ()
     before = position.prefix.rsplit("\n", 1)[-1]
     size = len(position.truth.strip())
     length = f"up to {SHORT}" if size <= SHORT else f"up to {LONG}" if size <= LONG else f"above {LONG}"
     inside = before[-1:].isalnum() or before[-1:] == "_"
     place = "start of a line" if not before.strip() else "in or after a word" if inside else "after a sign or space"
-    return (f"language: {language(path=position.file) or 'unknown'}", f"characters: {length}", f"place: {place}")
+    return (
+        f"language: {language(path=position.file) or 'unknown'}",
+        f"characters: {length}",
+        f"place: {place}",
+    )
 
 
 def summarise(by_position: tuple[PositionScore, ...], judge: str, temperature: float, seconds: float = 0.0) -> Scores:
-    """Return the means over the positions."""
-    judged = [score.judged for score in by_position if score.judged is not None]
+    """Return the means over the positions at which something should be written."""
+    asked = [score for score in by_position if score.asks]
+    judged = [score.judged for score in asked if score.judged is not None]
     return Scores(
         judge=judge,
         temperature=temperature,
-        exact=mean([float(score.exact) for score in by_position]),
-        edit_similarity=mean([score.edit_similarity for score in by_position]),
-        matching_characters=mean([float(score.matching_characters) for score in by_position]),
+        exact=mean([float(score.exact) for score in asked]),
+        edit_similarity=mean([score.edit_similarity for score in asked]),
+        matching_characters=mean([float(score.matching_characters) for score in asked]),
         judged=mean(judged),
-        empty=mean([float(not score.completion.strip()) for score in by_position]),
-        length=mean([float(len(score.completion)) for score in by_position]),
-        judge_failures=1 - len(judged) / len(by_position) if by_position else math.nan,
+        empty=mean([float(not score.completion.strip()) for score in asked]),
+        length=mean([float(len(score.completion)) for score in asked]),
+        judge_failures=1 - len(judged) / len(asked) if asked else math.nan,
         seconds=seconds,
         by_position=by_position,
     )

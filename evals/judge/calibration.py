@@ -40,7 +40,8 @@ class Calibration:
 
 def calibrate(judge: Judge, places: Sequence[Position], count: int, min_auc: float) -> Calibration:
     """Ask a judge about true and corrupted texts at `count` of the places, or at all where there are fewer."""
-    chosen = random.Random(SEED).sample(list(places), min(count, len(places)))
+    asked = [place for place in places if place.asks]
+    chosen = random.Random(SEED).sample(asked, min(count, len(asked)))
     wrong = [corrupt(place, chosen[number - 1], number) for number, place in enumerate(chosen)]
     true = judge.score([Item(p.prefix, p.suffix, p.truth, p.truth) for p in chosen])
     corrupted = judge.score([Item(p.prefix, p.suffix, text, p.truth) for p, text in zip(chosen, wrong, strict=True)])

@@ -44,6 +44,10 @@ class GateMargins(Section):
     """Fall of the right characters from the start, as a share of the champion's."""
     judged: float = Field(0.55, gt=0)
     """Fall of the judge's mean score, which is from 0 to 10."""
+    syntax: float = Field(0.08, gt=0)
+    """Rise of the share of completions after which the file has more syntax errors than with the true text."""
+    silent: float | None = Field(None, gt=0)
+    """Fall of the share of silence where nothing should be written; none: it is reported only, since few places tell little."""
     empty: float = Field(0.03, gt=0)
     """Rise of the share of empty completions."""
     shorter: float = Field(0.35, gt=0)
@@ -96,6 +100,11 @@ class HeldOut(Section):
     touches, where requests name a file; 0.05 costs as much of the labels."""
     split: Literal["file", "repository"] = "file"
     """Whether files or whole repositories (folders with a `.git`) of a directory are drawn."""
+    silent: float = Field(0.1, ge=0, le=1)
+    """Places at which nothing should be written, beside the others and as a share of their number: ends of finished lines; in the
+    team's set, places where developers wrote nothing. Benchmarks have none."""
+    languages: tuple[str, ...] = ()
+    """Languages (extensions, as `py`) of the places; empty: all."""
     several_lines: float = Field(0.0, ge=0, le=1)
     """Share of a directory's places whose removed text covers one to three further lines."""
 

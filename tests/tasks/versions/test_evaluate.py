@@ -7,7 +7,7 @@ import pytest
 
 from evals.compare.scoring import ScoredModels
 from infra.settings import Settings
-from infra.settings.schema import Evaluate
+from infra.settings.schema import Evaluate, HeldOut
 from tasks.versions import evaluate
 from tasks.versions.evaluate import EvaluationBroken, evaluate_scores
 from tests.evals.made_scores import CALIBRATION, PLACES, scored_models, scores
@@ -22,11 +22,11 @@ def calibrated(scored: ScoredModels, **fields: object) -> ScoredModels:
 
 def test_the_record_holds_every_number_margin_and_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     store = MemoryStore()
-    settings = SETTINGS.model_copy(update={"evaluate": SETTINGS.evaluate.model_copy(update={"samples": PLACES})})
+    settings = SETTINGS.model_copy(update={"evaluate": SETTINGS.evaluate.model_copy(update={"samples": PLACES, "sets": (HeldOut(name="packages", kind="packages", silent=0.0),)})})
     store.put_json("cycles/cycle-000001/manifest.json", manifest("cycle-000001"))
     monkeypatch.setattr(evaluate, "score", lambda *_: scored_models(scores()))
     result = evaluate.evaluate(store, settings, Path("candidate"), Path("champion"), "cycle-000001")
-    assert result.passed and result.reason.startswith("passed: within the margins of 12 guardrails")
+    assert result.passed and result.reason.startswith("passed: within the margins of 13 guardrails")
     stored = store.get_json("cycles/cycle-000001/evaluation.json")
     assert (stored["verdict"], stored["passed"], stored["judge"]) == ("passed", True, "reference")
     assert {"guardrail", "margin", "low", "high", "difference", "verdict", "reason"} <= stored["findings"][0].keys()
