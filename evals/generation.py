@@ -38,7 +38,9 @@ class Generator:
         ValueError: the checkpoint has no tokenizer.json.
     """
 
-    def __init__(self, checkpoint: Path, model: Model, device: str | None = None, threads: int = 1) -> None:
+    def __init__(
+        self, checkpoint: Path, model: Model, device: str | None = None, threads: int = 1, dtype: str = "float32"
+    ) -> None:
         # On cores that other processes use too, two threads wait for each other and take 4 times the CPU time of one.
         torch.set_num_threads(threads)
         self._device = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -47,7 +49,7 @@ class Generator:
             raise ValueError(f"checkpoint {checkpoint}: no tokenizer.json; give a Hugging Face layout (`make base` makes one)")
         self._tokenizer = Tokenizer.from_file(str(tokenizer))
         self._renderer = Renderer(self._tokenizer, model.fim_order, model.max_prefix_tokens, model.max_suffix_tokens)
-        self._model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+        self._model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=getattr(torch, dtype)).eval()
         self._model.to(device=self._device)
         ends = [self._tokenizer.token_to_id(token) for token in SPECIAL_TOKENS]
         self._end_ids = {end for end in ends if end is not None}
@@ -69,18 +71,22 @@ class Generator:
         seed: int,
         batch: int = 64,
         progress: Callable[[int], None] | None = None,
+        *,
+        whole: bool = False,
     ) -> list[SampledCompletion]:
         """Return the same completions with their tokens and log-probabilities (those at temperature 1 where it is 0).
 
         Args:
             progress: called with the number of completions of each batch that is done.
+            whole: complete further lines too, up to the end token; else up to a token with a newline.
         """
         prompts = self.prompts(contexts)
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
         completions: dict[int, SampledCompletion] = {}
         for start in range(0, len(order), batch):
             rows = order[start : start + batch]
-            sampled_rows = self._sample_batch([prompts[i] for i in rows], rows, max_tokens, temperature, seed)
+            stop = torch.zeros_like(self._newlines) if whole else self._newlines
+            sampled_rows = self._sample_batch([prompts[i] for i in rows], rows, max_tokens, temperature, seed, stop)
             for row, sampled in zip(rows, sampled_rows, strict=True):
                 tokens, logprobs = zip(*sampled, strict=True)
                 text = self._tokenizer.decode([token for token in tokens if token not in self._end_ids])
@@ -115,9 +121,9 @@ class Generator:
 
     @torch.inference_mode()
     def _sample_batch(
-        self, prompts: list[list[int]], rows: list[int], max_tokens: int, temperature: float, seed: int
+        self, prompts: list[list[int]], rows: list[int], max_tokens: int, temperature: float, seed: int, stop: torch.Tensor
     ) -> list[list[tuple[int, float]]]:
-        """Return the sampled tokens of each row with their log-probabilities."""
+        """Return the sampled tokens of each row with their log-probabilities; `stop` [V] tells the tokens that end a row."""
         longest = max(map(len, prompts))
         ids = torch.zeros(len(prompts), longest, dtype=torch.long)  # B T, padded on the left
         mask = torch.zeros(len(prompts), longest, dtype=torch.long)
@@ -146,7 +152,7 @@ class Generator:
             distribution = (out.logits[:, -1].float() / (temperature or 1.0)).log_softmax(-1)
             logprobs.append(distribution.gather(1, token[:, None])[:, 0])
             tokens.append(torch.where(done, -1, token))
-            done = done | torch.isin(token, self._ends) | self._newlines[token]
+            done = done | torch.isin(token, self._ends) | stop[token]
             if bool(done.all()):
                 break
             ids, position_ids = token[:, None], position_ids[:, -1:] + 1

@@ -9,8 +9,9 @@ from infra.settings.section import Section
 
 
 class Judge(Section):
-    kind: Literal["reference", "openai"] = "reference"
-    """reference: similarity to the original code; openai: an LLM behind an OpenAI-compatible endpoint."""
+    kind: Literal["reference", "kept", "openai"] = "reference"
+    """reference: similarity to the original code; kept: the characters of the completion that stand in it, over those of
+    the longer of both; openai: an LLM behind an OpenAI-compatible endpoint."""
     url: str = ""
     """Base URL of the judge's endpoint, including /v1; empty for kind "reference"."""
     model: str = ""
@@ -23,11 +24,23 @@ class Judge(Section):
     """File with the judge's instructions for kind "openai". Scores of another text are not reused."""
     concurrency: int = Field(8, ge=1)
     """Judgements at a time."""
+    context_characters: int = Field(1_500, ge=0)
+    """Characters of code before and after the completion in a request to the judge, each; rubric, code and answer must fit the
+    model's context."""
     calibration_places: int = Field(60, ge=20)
     """Places at which each evaluation asks the judge to tell the true text from a corrupted one."""
     min_auc: float = Field(0.8, ge=0.5, le=1)
     """Minimum of the judge's area under the ROC curve, true against corrupted texts, by the lower bound of its 95 % interval;
     below it the judge's scores do not count."""
+
+    @property
+    def called(self) -> str:
+        """The model's name, or the kind of an embedded judge."""
+        return self.model if self.kind == "openai" else self.kind
+
+    def same_as(self, other: "Judge") -> bool:
+        """Return whether another judge is the same model, wherever it is served, or the same embedded score."""
+        return (self.kind, self.called.casefold()) == (other.kind, other.called.casefold())
 
 
 class GateMargins(Section):

@@ -39,7 +39,9 @@ def test_a_set_has_places_of_its_own_where_nothing_should_be_written() -> None:
     quiet = [place for place in found.places if not place.truth]
     assert len(found.places) == 72 and len(quiet) == 12 and {place.language for place in found.places} == {"go"}
     for place in quiet:
-        assert place.prefix[-1].strip() and place.suffix.startswith("\n") and place.suffix.strip(), "the end of a line, before others"
+        assert place.prefix[-1].strip() and place.suffix.startswith("\n") and place.suffix.strip(), (
+            "the end of a line, before others"
+        )
     assert not [place for place in places(count=60, share=1.0, silent=0.0).places if not place.truth]
 
 

@@ -22,7 +22,13 @@ def calibrated(scored: ScoredModels, **fields: object) -> ScoredModels:
 
 def test_the_record_holds_every_number_margin_and_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     store = MemoryStore()
-    settings = SETTINGS.model_copy(update={"evaluate": SETTINGS.evaluate.model_copy(update={"samples": PLACES, "sets": (HeldOut(name="packages", kind="packages", silent=0.0),)})})
+    settings = SETTINGS.model_copy(
+        update={
+            "evaluate": SETTINGS.evaluate.model_copy(
+                update={"samples": PLACES, "sets": (HeldOut(name="packages", kind="packages", silent=0.0),)}
+            )
+        }
+    )
     store.put_json("cycles/cycle-000001/manifest.json", manifest("cycle-000001"))
     monkeypatch.setattr(evaluate, "score", lambda *_: scored_models(scores()))
     result = evaluate.evaluate(store, settings, Path("candidate"), Path("champion"), "cycle-000001")

@@ -21,7 +21,8 @@ from tasks.upkeep.retention import retain
 from tasks.versions import evaluate, heldout, team
 from tasks.versions.heldout import NoPlaces, prepare, scored_sets
 from tasks.versions.trained import TrainedText, is_trained
-from tests.evals.made_scores import scored_models, scores, written
+from tests.evals.made_scores import scored_models, scores
+from tests.evals.made_scores import written as with_text
 from tests.tasks.made import NOW, MemoryRegistry, MemoryStore, completion, feedback, manifest, sample
 
 TOKENIZER = Tokenizer.from_file(str(ROOT / "infra/base_model/tokenizer.json"))
@@ -206,7 +207,7 @@ def test_forgetting_a_user_and_retention_reach_the_teams_own_set(
     one = prepare(store, LIMITS.evaluate, "cycle-000001", lambda *_: found, NONE, (), lambda _: (NONE, ()))[0]
     store.put_json("cycles/cycle-000001/manifest.json", manifest("cycle-000001", held_out=[one]))
     store.put_rows("cycles/cycle-000001/samples.parquet", [])
-    texts = [replace(written(score, "x" * 12), truth="y") for score in scores()]
+    texts = [replace(with_text(score, "x" * 12), truth="y") for score in scores()]
     monkeypatch.setattr(evaluate, "score", lambda *_: scored_models(texts, len(found.places)))
     evaluate.evaluate(store, LIMITS, ROOT / "candidate", ROOT / "champion", "cycle-000001")
     report = store.get_json("cycles/cycle-000001/evaluation.json")
