@@ -9,11 +9,12 @@ from evals import judge as judges
 from evals.generation import Generator
 from evals.positions import Position
 from infra.settings import Settings
+from infra.settings.training import Train
 from infra.store import to_parquet
 from tasks.judged import groups, user
 from tasks.judged.user import Taught
-from tasks.trainer.job import CHECKPOINT_NAME
-from tasks.trainer.run import command, follow, write_job
+from tasks.trainer.job import CHECKPOINT_NAME, REFUSED_NAME
+from tasks.trainer.run import TrainingFailed, command, follow, write_job
 
 OURS, GROUP = "ours", "GRPO"
 MakeSamples = Callable[[Generator, Sequence[Position], str, int], Taught]
@@ -59,13 +60,25 @@ def run(
         work = folder / recipe / str(cycle)
         work.mkdir(parents=True, exist_ok=True)
         (work / "samples.parquet").write_bytes(to_parquet(taught.samples))
-        job = write_job(work, checkpoint, work / "samples.parquet", f"{recipe}-{cycle}", training)
-        follow(command(job, training.processes), work / "trainer.log", training.environment, lambda _: None)
-        checkpoint = work / CHECKPOINT_NAME
         rewards.append(taught.mean)
         failed += sum(taught.failed.values())
         say(f"{recipe}, cycle {cycle}: {len(taught.samples)} samples, mean score {taught.mean:.2f} by {judge_name}")
+        checkpoint = trained_from(checkpoint, f"{recipe}-{cycle}", work, training, say)
     return Trained(checkpoint, tuple(rewards), failed)
+
+
+def trained_from(parent: Path, version: str, work: Path, training: Train, say: Callable[[str], None]) -> Path:
+    """Return the checkpoint that the trainer makes of the samples in a folder; the parent where it refuses them."""
+    job, refused = write_job(work, parent, work / "samples.parquet", version, training), work / REFUSED_NAME
+    refused.unlink(missing_ok=True)
+    try:
+        follow(command(job, training.processes), work / "trainer.log", training.environment, lambda _: None)
+    except TrainingFailed:
+        if not refused.exists():
+            raise
+        say(f"{version}: {refused.read_text()}")
+        return parent
+    return work / CHECKPOINT_NAME
 
 
 def parts_of(places: Sequence[Position], cycles: int, epochs: int) -> list[Sequence[Position]]:
