@@ -1,26 +1,40 @@
-"""A checkpoint's completions at held-out places, kept in the object store by what they depend on.
+"""A checkpoint's completions at the places of a set, kept in the object store by what they depend on.
 
-evaluations/WEIGHTS-SET-SAMPLING.json, each part a checksum: the weights; the places; sampling, prompt and seed. Scores are not
-kept but recomputed, so that a new metric needs no new completions.
+evaluations/WEIGHTS-SET-CONDITIONS.parquet, each part a checksum: the weights; the set; what else a completion depends on. Rows
+are infra.records.HeldOutCompletion. Those of the team's own set, which name users and hold what the models made of their code,
+lie with the set in the cycle's folder as held-out-completions-..., where `forget` and retention find them. Scores are not kept
+but recomputed, so that a new metric needs no new completions.
 """
 
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from evals.models import Models, Progress, Prompt, Text, draw_of
 from evals.positions import Position
+from evals.weights import weights_sha256
+from infra.records import HeldOutCompletion
 from infra.settings.schema import Model, Sampling
-from infra.store import ObjectStore
+from infra.store import ObjectStore, to_parquet
 
 DIGITS = 16
-"""Digits of a checksum in a key; the object holds all of them."""
+"""Digits of a checksum in a key."""
+FOLDER = "evaluations/"
 
 
-class NoWeights(ValueError):
-    """A checkpoint has no weights."""
+@dataclass(frozen=True)
+class PlaceSet:
+    """Places that models complete together."""
+
+    name: str
+    sha256: str
+    """Checksum of the set."""
+    places: tuple[Position, ...]
+    prefix: str = FOLDER
+    """Where keys of completions at its places begin."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +45,15 @@ class Conditions:
     model: Model
     """The prompt's order and size."""
     seed: int
+    stop: tuple[str, ...] = ()
+    truths: bool = False
+    """Whether the log-probability of the true text is wanted too."""
 
-    @property
-    def sha256(self) -> str:
-        """Return their checksum."""
+    def sha256(self, made_by: str) -> str:
+        """Return their checksum, with the name of what completes (models.Models)."""
         model = self.model.model_dump(mode="json", include={"fim_order", "max_prefix_tokens", "max_suffix_tokens"})
-        return _sha256([self.sampling.model_dump(mode="json"), model, self.seed])
+        asked = self.sampling.model_dump(mode="json", include={"temperature", "top_p", "max_tokens"})
+        return _sha256([asked, model, self.seed, self.stop, self.truths, made_by])
 
 
 @dataclass(frozen=True)
@@ -45,22 +62,18 @@ class Completions:
 
     weights: str
     """SHA-256 of the weights."""
-    places: str
-    """SHA-256 of the set's places."""
-    conditions: str
-    texts: tuple[str, ...]
-    tokens: tuple[tuple[int, ...], ...]
-    """Sampled token ids of each completion."""
+    rows: tuple[HeldOutCompletion, ...]
     seconds: float
-    """Time to make them, in the run that made them."""
+    """Time to make them; 0 where they were kept."""
 
 
 def completions_of(
+    models: Models,
     checkpoint: Path,
-    places: Sequence[Position],
+    places: PlaceSet,
     conditions: Conditions,
     store: ObjectStore | None = None,
-    progress: Callable[[int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Completions:
     """Return a checkpoint's completions: the stored ones, else new ones, which are stored.
 
@@ -71,48 +84,67 @@ def completions_of(
     Raises:
         NoWeights: the checkpoint has no weights.
     """
-    wanted = (weights_sha256(checkpoint), set_sha256(places), conditions.sha256)
-    key = f"evaluations/{'-'.join(part[:DIGITS] for part in wanted)}.json"
-    if store and (found := _stored(store, key, wanted)):
-        if progress:
-            progress(len(places))
-        return found
-    made = complete(checkpoint, places, conditions, wanted, progress)
-    if store:
-        store.put_json(key, asdict(made))
-    return made
+    say = progress or (lambda _: None)
+    weights = weights_sha256(checkpoint)
+    parts = (weights[:DIGITS], places.sha256[:DIGITS], conditions.sha256(models.name)[:DIGITS])
+    key = f"{places.prefix}{'-'.join(parts)}.parquet"
+    if store and (rows := _stored(store, key, places.places)) is not None:
+        say(len(places.places))
+        return Completions(weights, rows, 0.0)
+    began = time.monotonic()
+    rows = complete(models, checkpoint, places.places, conditions, say)
+    if store and rows:
+        store.put(key, to_parquet(rows))
+    return Completions(weights, rows, time.monotonic() - began)
 
 
 def complete(
-    checkpoint: Path,
-    places: Sequence[Position],
-    conditions: Conditions,
-    identity: tuple[str, str, str],
-    progress: Callable[[int], None] | None,
-) -> Completions:
-    """Generate a completion at each place. The place's number and the seed fix its draws for any checkpoint."""
-    from evals.generation import Generator  # imports torch
-
-    began = time.monotonic()
-    generator = Generator(checkpoint, conditions.model)
-    contexts = [(place.prefix, place.suffix) for place in places]
-    sampling = conditions.sampling
-    sampled = generator.sample(contexts, sampling.max_tokens, sampling.temperature, conditions.seed, progress=progress)
-    texts, tokens = tuple(s.text for s in sampled), tuple(s.tokens for s in sampled)
-    return Completions(*identity, texts, tokens, time.monotonic() - began)
-
-
-def weights_sha256(checkpoint: Path) -> str:
-    """Return the checksum of a checkpoint's weights."""
-    digest, files = hashlib.sha256(), sorted(checkpoint.glob("*.safetensors"))
-    if not files:
-        raise NoWeights(
-            f"checkpoint {checkpoint}: no *.safetensors; give a directory in Hugging Face layout (`make base` makes one)"
+    models: Models, checkpoint: Path, places: Sequence[Position], conditions: Conditions, progress: Progress
+) -> tuple[HeldOutCompletion, ...]:
+    """Complete each place as it would be served. The place's name and the seed fix its draws for any checkpoint."""
+    text, sampling = Text.of(checkpoint, conditions.model), conditions.sampling
+    prompts = [Prompt(text.renderer.render(p.prefix, p.suffix), draw_of(conditions.seed, p.name)) for p in places]
+    sampled = models.sample(checkpoint, prompts, sampling, text.ends, progress)
+    truths = truth_logprobs(models, checkpoint, text, prompts, places, sampling) if conditions.truths else [None] * len(places)
+    return tuple(
+        HeldOutCompletion(
+            id=place.name,
+            project=place.project,
+            user=place.user,
+            text=text.served(tokens, conditions.stop),
+            token_ids=tokens,
+            truth_logprob=truth,
         )
-    for file in files:
-        with file.open("rb") as stream:
-            digest.update(hashlib.file_digest(stream, "sha256").digest())
-    return digest.hexdigest()
+        for place, tokens, truth in zip(places, sampled, truths, strict=True)
+    )
+
+
+def truth_logprobs(
+    models: Models, checkpoint: Path, text: Text, prompts: Sequence[Prompt], places: Sequence[Position], sampling: Sampling
+) -> list[float | None]:
+    """Return the mean log-probability of the true text's tokens at each place, in nats; None where the text has no token.
+
+    Of a text that is longer than a completion can be, the beginning counts.
+    """
+    truths = [text.renderer.encode(place.truth)[: longest_scored(sampling)] for place in places]
+    rows = [(prompt.tokens, truth) for prompt, truth in zip(prompts, truths, strict=True) if truth]
+    found = iter(models.score(checkpoint, rows))
+    return [mean(next(found)) if truth else None for truth in truths]
+
+
+def longest_scored(sampling: Sampling) -> int:
+    """Return the most tokens after a prompt that are scored: one less than are sampled, since vLLM samples one more."""
+    return max(1, sampling.max_tokens - 1)
+
+
+def mean(values: Sequence[float]) -> float:
+    """Return the mean of at least one number."""
+    return sum(values) / len(values)
+
+
+def set_of(places: Sequence[Position], name: str = "held_out") -> PlaceSet:
+    """Return places that are not in the object store as a set."""
+    return PlaceSet(name, set_sha256(places), tuple(places))
 
 
 def set_sha256(places: Sequence[Position]) -> str:
@@ -120,15 +152,13 @@ def set_sha256(places: Sequence[Position]) -> str:
     return _sha256([asdict(place) for place in places])
 
 
-def _stored(store: ObjectStore, key: str, wanted: tuple[str, str, str]) -> Completions | None:
-    """Return the stored completions; None where there are none, or those of something else."""
+def _stored(store: ObjectStore, key: str, places: Sequence[Position]) -> tuple[HeldOutCompletion, ...] | None:
+    """Return the stored completions in order of the places; None where one is missing."""
     try:
-        value = store.get_json(key)
+        rows = {row.id: row for row in store.get_rows(key, HeldOutCompletion)}
     except KeyError:
         return None
-    if (value["weights"], value["places"], value["conditions"]) != wanted:
-        return None
-    return Completions(*wanted, tuple(value["texts"]), tuple(map(tuple, value["tokens"])), value["seconds"])
+    return tuple(rows[place.name] for place in places) if rows.keys() >= {place.name for place in places} else None
 
 
 def _sha256(value: object) -> str:

@@ -3,23 +3,30 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from evals.completions import Completions
+from evals.completions import Completions, longest_scored, mean
+from evals.models import Models, Text
 from evals.positions import Position
-from infra.settings.schema import Model
+from infra.settings.schema import Model, Sampling
 
 
-def drifts_of(checkpoint: Path, reference: Path, made: Completions, places: Sequence[Position], model: Model) -> list[float]:
+def drifts_of(
+    models: Models,
+    checkpoint: Path,
+    reference: Path,
+    made: Completions,
+    places: Sequence[Position],
+    model: Model,
+    sampling: Sampling,
+) -> list[float]:
     """Return the mean over each completion's tokens of log p(checkpoint) - log p(reference), in nats.
 
     The checkpoint made the completions. The expectation is the Kullback-Leibler divergence per token from the reference, at
-    temperature 1 for tokens drawn there.
+    temperature 1 for tokens drawn there. The last token of a completion of the full length does not count.
     """
-    from evals.generation import Generator  # imports torch
-
-    contexts = [(place.prefix, place.suffix) for place in places]
-    scored = []
-    for folder in (checkpoint, reference):
-        generator = Generator(folder, model)
-        scored.append(generator.score(list(zip(generator.prompts(contexts), made.tokens, strict=True))))
-    pairs = zip(*scored, strict=True)
-    return [sum(ours) / len(ours) - sum(theirs) / len(theirs) for ours, theirs in pairs]
+    text = Text.of(checkpoint, model)
+    rows = [
+        (text.renderer.render(place.prefix, place.suffix), row.token_ids[: longest_scored(sampling)])
+        for place, row in zip(places, made.rows, strict=True)
+    ]
+    ours, theirs = (models.score(folder, rows) for folder in (checkpoint, reference))
+    return [mean(a) - mean(b) for a, b in zip(ours, theirs, strict=True)]

@@ -12,11 +12,13 @@ from rich.console import Console
 from rich.table import Table
 
 from evals import judge as judges
-from evals import metrics, positions
-from evals.completions import Completions, Conditions, completions_of
+from evals import positions
+from evals.completions import Conditions, PlaceSet, completions_of, set_of
 from evals.heldout import held_out_files, site_packages
-from evals.scores import Scores, score_position, summarise
+from evals.in_process import InProcess
+from evals.scores import PositionScore, Scores, score_position, summarise
 from infra import settings as configuration
+from infra.records import HeldOutCompletion
 from infra.settings import schema
 
 
@@ -29,24 +31,24 @@ def evaluate(
     *,
     seed: int = 0,
 ) -> Scores:
-    """Complete every position with the checkpoint and score the completions. `seed` fixes the draws for any checkpoint."""
-    made = completions_of(checkpoint, held_out, Conditions(sampling, model, seed))
-    return score_completions(made, held_out, judge, sampling.temperature)
+    """Complete every position with the checkpoint, in this process, and score the completions. `seed` fixes the draws for any
+    checkpoint."""
+    places, conditions = set_of(held_out), Conditions(sampling, model, seed)
+    made = completions_of(InProcess(model), checkpoint, places, conditions)
+    return summarise(score_rows(places, made.rows, judge), judge.name, sampling.temperature, made.seconds)
 
 
-def score_completions(
-    made: Completions,
-    held_out: Sequence[positions.Position],
-    judge: judges.Judge,
-    temperature: float,
-    drifts: Sequence[float] | None = None,
-) -> Scores:
-    """Score the first line of each completion; `drifts` are those of the completions (drift.py)."""
-    lines = [metrics.first_line(text) for text in made.texts]
-    items = [judges.Item(p.prefix, p.suffix, line, p.truth) for p, line in zip(held_out, lines, strict=True)]
-    moved: Sequence[float | None] = drifts or [None] * len(lines)
-    rows = zip(held_out, lines, judge.score(items), moved, strict=True)
-    return summarise(tuple(score_position(*row) for row in rows), judge.name, temperature, made.seconds)
+def score_rows(
+    places: PlaceSet, rows: Sequence[HeldOutCompletion], judge: judges.Judge, drifts: Sequence[float] | None = None
+) -> tuple[PositionScore, ...]:
+    """Score each completion of a set as it is served; `drifts` are those of the completions (drift.py)."""
+    pairs = list(zip(places.places, rows, strict=True))
+    judged = judge.score([judges.Item(p.prefix, p.suffix, row.text, p.truth) for p, row in pairs])
+    moved: Sequence[float | None] = drifts or [None] * len(pairs)
+    return tuple(
+        score_position(place, row.text, judgement, drift, set=places.name, truth_logprob=row.truth_logprob)
+        for (place, row), judgement, drift in zip(pairs, judged, moved, strict=True)
+    )
 
 
 def held_out_positions(count: int, seed: int) -> tuple[positions.Position, ...]:

@@ -70,8 +70,8 @@ def judge_candidate(
     Raises:
         ValueError: the scores are of different places.
     """
-    places = [(score.file, score.offset) for score in champion]
-    if places != [(score.file, score.offset) for score in candidate]:
+    places = [score.place for score in champion]
+    if places != [score.place for score in candidate]:
         raise ValueError(
             f"gate: {len(candidate)} places of the candidate, {len(places)} others of the champion; score both on one set"
         )
@@ -80,7 +80,7 @@ def judge_candidate(
         reason = f"{count} places; evaluate.gate.min_places asks for {settings.min_places}"
         return GateResult("undecided", reason, (), asked.left_out)
     levels = Levels(settings.alpha, settings.alpha / len(asked.checks))
-    found = differences([check.column for check in asked.checks], [file for file, _ in places], levels)
+    found = differences([check.column for check in asked.checks], [score.cluster for score in champion], levels)
     means = {"candidate": _means(candidate, asked.checks), "champion": _means(champion, asked.checks)}
     findings = tuple(
         finding_of(check, difference, means["candidate"][k], means["champion"][k])

@@ -1,4 +1,6 @@
-"""Batched completions by a Hugging Face checkpoint, on CPU or GPU.
+"""Batched completions by a Hugging Face checkpoint, on CPU or GPU, in this process: for tuning, recipes and benchmarks.
+
+A cycle's evaluation generates with an engine (engine.py).
 
 Shapes: B rows of a batch, T padded prompt length, V vocabulary. The row's number seeds its random draws, so a completion does not
 depend on its batch, and two checkpoints get the same draws at the same position.
@@ -7,6 +9,7 @@ depend on its batch, and two checkpoints get the same draws at the same position
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -81,12 +84,32 @@ class Generator:
             whole: complete further lines too, up to the end token; else up to a token with a newline.
         """
         prompts = self.prompts(contexts)
+        draws = [(seed, row) for row in range(len(prompts))]
+        return self.sample_prompts(prompts, draws, max_tokens, temperature, newlines=whole, batch=batch, progress=progress)
+
+    def sample_prompts(
+        self,
+        prompts: Sequence[list[int]],
+        draws: Sequence[int | tuple[int, ...]],
+        max_tokens: int,
+        temperature: float,
+        *,
+        newlines: bool = False,
+        batch: int = 64,
+        progress: Callable[[int], None] | None = None,
+    ) -> list[SampledCompletion]:
+        """Return the completions of prompts as token ids.
+
+        Args:
+            draws: seed of each prompt's draws.
+            newlines: go on after a newline, as serving does.
+        """
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
         completions: dict[int, SampledCompletion] = {}
         for start in range(0, len(order), batch):
             rows = order[start : start + batch]
-            stop = torch.zeros_like(self._newlines) if whole else self._newlines
-            sampled_rows = self._sample_batch([prompts[i] for i in rows], rows, max_tokens, temperature, seed, stop)
+            rows_draws = [draws[i] for i in rows]
+            sampled_rows = self._sample_batch([prompts[i] for i in rows], rows_draws, max_tokens, temperature, newlines)
             for row, sampled in zip(rows, sampled_rows, strict=True):
                 tokens, logprobs = zip(*sampled, strict=True)
                 text = self._tokenizer.decode([token for token in tokens if token not in self._end_ids])
@@ -121,9 +144,9 @@ class Generator:
 
     @torch.inference_mode()
     def _sample_batch(
-        self, prompts: list[list[int]], rows: list[int], max_tokens: int, temperature: float, seed: int, stop: torch.Tensor
+        self, prompts: list[list[int]], seeds: Sequence[Any], max_tokens: int, temperature: float, newlines: bool
     ) -> list[list[tuple[int, float]]]:
-        """Return the sampled tokens of each row with their log-probabilities; `stop` [V] tells the tokens that end a row."""
+        """Return the sampled tokens of each row with their log-probabilities."""
         longest = max(map(len, prompts))
         ids = torch.zeros(len(prompts), longest, dtype=torch.long)  # B T, padded on the left
         mask = torch.zeros(len(prompts), longest, dtype=torch.long)
@@ -131,7 +154,7 @@ class Generator:
             ids[index, longest - len(prompt) :] = torch.tensor(prompt)
             mask[index, longest - len(prompt) :] = 1
         ids, mask = ids.to(self._device), mask.to(self._device)
-        draws = np.stack([np.random.default_rng((seed, row)).random(max_tokens) for row in rows])
+        draws = np.stack([np.random.default_rng(seed).random(max_tokens) for seed in seeds])
         uniform = torch.tensor(draws, dtype=torch.float64, device=self._device)  # B max_tokens
         position_ids = (mask.cumsum(1) - 1).clamp(min=0)
         done = torch.zeros(len(prompts), dtype=torch.bool, device=self._device)
@@ -152,7 +175,8 @@ class Generator:
             distribution = (out.logits[:, -1].float() / (temperature or 1.0)).log_softmax(-1)
             logprobs.append(distribution.gather(1, token[:, None])[:, 0])
             tokens.append(torch.where(done, -1, token))
-            done = done | torch.isin(token, self._ends) | stop[token]
+            done = done | torch.isin(token, self._ends)
+            done = done if newlines else done | self._newlines[token]
             if bool(done.all()):
                 break
             ids, position_ids = token[:, None], position_ids[:, -1:] + 1

@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import numpy as np
-
+from evals import slices
 from evals.compare.measures import BY_NAME, Measure
 from evals.compare.paired import Column
 from evals.scores import PositionScore
-from infra.settings.schema import Gate, GateMargins
+from infra.settings.schema import Gate
 
 SLICED = "edit_similarity"
 """The measure that is guarded in every slice."""
@@ -82,7 +81,7 @@ def checks_of(
             few = too_few(column, champion, settings.min_slice_places) if guardrail.where_known else ""
             checks += [] if few else [Check(guardrail, "", margin, column)]
             left_out += [f"{guardrail.name}: {few}"] if few else []
-    sliced, too_small = slice_checks(candidate, champion, settings.margins, settings.min_slice_places)
+    sliced, too_small = slice_checks(candidate, champion, settings)
     return Checks((*checks, *sliced), (*left_out, *too_small))
 
 
@@ -93,18 +92,14 @@ def too_few(column: Column, scores: Sequence[PositionScore], least: int) -> str:
 
 
 def slice_checks(
-    candidate: Sequence[PositionScore], champion: Sequence[PositionScore], margins: GateMargins, min_places: int
+    candidate: Sequence[PositionScore], champion: Sequence[PositionScore], settings: Gate
 ) -> tuple[list[Check], list[str]]:
-    """Return a check for each slice that is large enough, and the names of the others. A slice of all places is none."""
+    """Return a check for each slice that is large enough, and what is said of the others. A slice of all places is none."""
     guardrail = next(g for g in GUARDRAILS if g.name == SLICED)
     whole = guardrail.measure.column(candidate, champion)
-    checks, too_small = [], []
-    for name in sorted({name for score in champion for name in score.slices}):
-        within = np.array([name in score.slices for score in champion])
-        if within[whole.known].all():
-            continue
-        if (count := int((whole.known & within).sum())) < min_places:
-            too_small.append(f"{name}: {count} places, a verdict needs {min_places}")
-            continue
-        checks.append(Check(guardrail, name, margins.slices, replace(whole, known=whole.known & within)))
-    return checks, too_small
+    found, told = slices.of_scores(champion, whole.known, settings.min_slice_places)
+    checks = []
+    for name, within in found.items():
+        margin = settings.slice_margins.get(name, settings.margins.slices)
+        checks.append(Check(guardrail, name, margin, replace(whole, known=whole.known & within)))
+    return checks, told

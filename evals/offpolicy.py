@@ -5,8 +5,8 @@
 
 IPS   mean(w r)                         Horvitz and Thompson 1952; for logged policies Dudik, Langford and Li 2011,
                                         "Doubly robust policy evaluation and learning", eq. 1
-SNIPS sum(w r) / sum(w)                 Swaminathan and Joachims 2015, "The self-normalized estimator for counterfactual learning",
-                                        eq. 6
+SNIPS sum(w r) / sum(w)                 Swaminathan and Joachims 2015, "The self-normalized estimator for counterfactual
+                                        learning", eq. 6
 DR    mean(v(x) + w (r - q(x, a)))      Dudik, Langford and Li 2011, eq. 2, here with a reward model that knows the request alone
                                         (v = q), as a mean by group
 ESS   sum(w)^2 / sum(w^2)               Kong 1992, "A note on importance sampling using standardized weights"
@@ -106,7 +106,7 @@ def estimate(
 
 
 def others_mean(rewards: np.ndarray, groups: Sequence[str]) -> np.ndarray:
-    """Return for each request the mean reward of the others in its group, [N]; of all others where it is alone; 0 for a single one.
+    """Return for each request the mean reward of the others in its group, [N]; of all others where it is alone.
 
     Without the request itself, so that the model does not know the reward that it explains.
     """

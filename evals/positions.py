@@ -61,6 +61,13 @@ class Position:
     """Repository of the file; empty if unknown."""
     user: str = ""
     """Keyed hash of the user who wrote the truth; empty if nobody of the team did."""
+    id: str = ""
+    """Name within its held-out set; empty where it is of none."""
+
+    @property
+    def name(self) -> str:
+        """Its name among the places that are scored together in one set."""
+        return self.id or f"{self.file}:{self.offset}"
 
     @property
     def asks(self) -> bool:

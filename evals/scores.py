@@ -20,7 +20,7 @@ class PositionScore:
     file: str
     offset: int
     completion: str
-    """First line of the generated text."""
+    """The text as it is served, all lines."""
     truth: str
     exact: bool
     edit_similarity: float
@@ -36,6 +36,24 @@ class PositionScore:
     token; None where it is not computed."""
     measured: Measured | None = None
     """All metrics of the completion (evals/metrics/place.py); None in scores that were made up."""
+    id: str = ""
+    """Name of the place within its set; empty: file and offset name it."""
+    set: str = ""
+    """Name of the set; empty where there is only one."""
+    project: str = ""
+    """Repository or project of the file; empty if unknown."""
+    truth_logprob: float | None = None
+    """Mean log-probability of the true text's tokens, in nats; None where it is not computed."""
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """The place's name among all that are scored together: two sets may name one file and offset."""
+        return (self.set, self.id or f"{self.file}:{self.offset}")
+
+    @property
+    def cluster(self) -> str:
+        """The file, whose places are alike; another set's or project's file of the same path is another one."""
+        return "/".join((self.set, self.project, self.file))
 
     @property
     def asks(self) -> bool:
@@ -76,27 +94,39 @@ class Scores:
 
 
 def score_position(
-    position: positions.Position, line: str, judgement: judges.Judgement, drift: float | None = None
+    position: positions.Position,
+    text: str,
+    judgement: judges.Judgement,
+    drift: float | None = None,
+    *,
+    set: str = "",
+    truth_logprob: float | None = None,
 ) -> PositionScore:
-    """Return the score of a completion's first line."""
+    """Return the score of a completion as it is served."""
     return PositionScore(
         file=position.file,
         offset=position.offset,
-        completion=line,
+        completion=text,
         truth=position.truth,
-        exact=metrics.exact(line, position.truth),
-        edit_similarity=metrics.edit_similarity(line, position.truth),
-        matching_characters=metrics.matching_prefix(line, position.truth),
+        exact=metrics.exact(text, position.truth),
+        edit_similarity=metrics.edit_similarity(text, position.truth),
+        matching_characters=metrics.matching_prefix(text, position.truth),
         judged=judgement.score if isinstance(judgement, judges.Scored) else None,
-        slices=slices_of(position),
+        slices=slices_of(position, set),
         drift=drift,
-        measured=measure(position, line),
+        measured=measure(position, text),
+        id=position.id,
+        set=set,
+        project=position.project,
+        truth_logprob=truth_logprob,
     )
 
 
-def slices_of(position: positions.Position) -> tuple[str, ...]:
-    """Return the parts of the set that a place is in: its language, the length of its true text, where in its line it is. A place
-    where nothing should be written is in none."""
+def slices_of(position: positions.Position, set: str = "") -> tuple[str, ...]:
+    """Return the parts that a place is in: language, length of the true text, where in its line it is, set, project.
+
+    A place where nothing should be written is in none.
+    """
     if not position.asks:
         return ()
     before = position.prefix.rsplit("\n", 1)[-1]
@@ -104,11 +134,10 @@ def slices_of(position: positions.Position) -> tuple[str, ...]:
     length = f"up to {SHORT}" if size <= SHORT else f"up to {LONG}" if size <= LONG else f"above {LONG}"
     inside = before[-1:].isalnum() or before[-1:] == "_"
     place = "start of a line" if not before.strip() else "in or after a word" if inside else "after a sign or space"
-    return (
-        f"language: {language(path=position.file) or 'unknown'}",
-        f"characters: {length}",
-        f"place: {place}",
-    )
+    spoken = position.language or language(path=position.file) or "unknown"
+    found = (f"language: {spoken}", f"characters: {length}", f"place: {place}")
+    named = (("set", set), ("project", position.project))
+    return (*found, *(f"{kind}: {name}" for kind, name in named if name))
 
 
 def summarise(by_position: tuple[PositionScore, ...], judge: str, temperature: float, seconds: float = 0.0) -> Scores:

@@ -38,12 +38,14 @@ def cycle() -> State | CycleOutcome:
     return complete(settings, sealed)
 
 
-def complete(settings: Settings, manifest: Manifest) -> CycleOutcome:
+def complete(settings: Settings, manifest: Manifest) -> State | CycleOutcome:
     """Train and test the candidate of a sealed cycle: every run ends in the same candidate."""
     candidate = steps.train(settings, manifest)
     if isinstance(candidate, UpdateRefused):
         return steps.refuse(settings, manifest, candidate)
     evaluation = steps.evaluate(settings, manifest, candidate)
+    if isinstance(evaluation, Waiting):
+        return Completed(name=evaluation.state, message=evaluation.reason)
     registered = steps.register(settings, manifest, candidate, evaluation)
     if evaluation.passed:
         outcome = steps.open_experiment(settings, manifest, registered)

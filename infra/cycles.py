@@ -27,6 +27,9 @@ from infra.store import ObjectStore, sha256
 PREFIX = "cycles/"
 DIGITS = 6
 """Digits of a cycle's number in its id."""
+SEALED_EVALUATION = ("samples", "seed", "gate", "max_judge_failures", "stop")
+SEALED_JUDGE = ("kind", "model", "rubric", "calibration_places", "min_auc")
+"""Settings of the evaluation and its judge that hold from a cycle's sealing on."""
 MANIFEST, OUTCOME = "manifest.json", "outcome.json"
 KEY = re.compile(r"^cycles/(cycle-(\d{6}))/(.+)$")
 
@@ -91,10 +94,19 @@ def dataset_id(store: ObjectStore, cycle: str) -> str:
 
 
 def settings_of(store: ObjectStore, cycle: str, settings: Settings) -> Settings:
-    """Return the settings with which a cycle continues: `reward` and `train` as they were sealed, the rest as it is today."""
+    """Return the settings with which a cycle continues: `reward`, `train` and what decides its evaluation as they were sealed.
+
+    The rest is as it is today, as addresses, credentials and how completions are sampled.
+    """
     saved = store.get_json(key(cycle, "settings.json"))
     sections = {name: type(getattr(settings, name)).model_validate(saved[name]) for name in ("reward", "train")}
-    return settings.model_copy(update=sections)
+    evaluate, live = saved.get("evaluate", {}), settings.evaluate.model_dump(mode="json")
+    judge = {name: value for name, value in evaluate.get("judge", {}).items() if name in SEALED_JUDGE}
+    sealed = {name: value for name, value in evaluate.items() if name in SEALED_EVALUATION}
+    merged = type(settings.evaluate).model_validate(live | sealed | {"judge": live["judge"] | judge})
+    secret = {"engine_token": settings.evaluate.engine_token}
+    judged = merged.judge.model_copy(update={"api_key": settings.evaluate.judge.api_key})
+    return settings.model_copy(update=sections | {"evaluate": merged.model_copy(update=secret | {"judge": judged})})
 
 
 def experiment_id(cycle: str, version: str) -> str:

@@ -53,7 +53,7 @@ def started(*parts: str) -> Stack:
 
 
 def _overrides(directory: Path) -> dict[str, str]:
-    s3, mlflow, prefect, completions, feedback, *engines = free_ports(7)
+    s3, mlflow, prefect, completions, feedback, evaluation, *engines = free_ports(8)
     return {
         "TABLOOP_STACK__STATE": str(directory / "stack"),
         "TABLOOP_STACK__READY_SECONDS": os.environ.get("TABLOOP_STACK__READY_SECONDS", "600"),
@@ -74,6 +74,7 @@ def _overrides(directory: Path) -> dict[str, str]:
         "TABLOOP_SERVING__FEEDBACK_PORT": str(feedback),
         "TABLOOP_SERVING__SPOOL": str(directory / "spool"),
         "TABLOOP_SERVING__STATE": str(directory / "serving"),
+        "TABLOOP_EVALUATE__ENGINE_URL": f"http://127.0.0.1:{evaluation}",
         "TABLOOP_SERVING__ENGINES": json.dumps([f"http://127.0.0.1:{port}" for port in engines]),
     }
 

@@ -13,7 +13,7 @@ from infra.registry import CHALLENGER, Registry
 from infra.settings import Settings
 from infra.stack import control
 
-PARTS = ("engine-0", "engine-1", "serving", "s3", "mlflow", "prefect", "worker")
+PARTS = ("engine-0", "engine-1", "evaluation", "serving", "s3", "mlflow", "prefect", "worker")
 LABELS, USERS = 600, 60
 BACK_SECONDS, CYCLE_SECONDS = 240.0, 900.0
 PAUSE_SECONDS = 5.0

@@ -15,8 +15,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from evals.compare import report, runs
 from evals.compare.comparison import compare
 from evals.compare.models import UnknownModel, find_models, in_registry
-from evals.compare.scoring import ScoredModels, score_models
+from evals.compare.scoring import Contestant, ScoredModels, score_models
+from evals.completions import set_of
 from evals.evaluation import held_out_positions
+from evals.in_process import InProcess
 from evals.positions import Position
 from infra import settings as configuration
 from infra.settings import Settings
@@ -66,7 +68,9 @@ def score_with_progress(
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task("places", total=len(models) * len(places))
-        return score_models(models, places, settings, store, lambda done: progress.advance(task, done))
+        contestants = {name: Contestant(folder, settings.serving.sampling) for name, folder in models.items()}
+        sets, local = [set_of(places)], InProcess(settings.model)
+        return score_models(contestants, sets, settings, local, store, lambda done: progress.advance(task, done))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

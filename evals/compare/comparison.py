@@ -1,6 +1,6 @@
 """A comparison of several models at the same places: means, paired differences with the first one, verdicts, examples."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,7 +63,8 @@ class Comparison:
     examples: tuple[Example, ...]
     """By model, those where it gains most, then those where it loses most."""
     calibration: Calibration
-    set_sha256: str
+    sets: Mapping[str, str]
+    """SHA-256 of each set, by name."""
     places: int
     files: int
     temperature: float
@@ -84,9 +85,9 @@ def compare(scored: ScoredModels, places: Sequence[Position], settings: Gate, ex
         verdicts={name: judge_candidate(rows[name], baseline, settings, judge_counts=counts) for name in names[1:]},
         examples=tuple(e for name in names[1:] for e in examples_of(name, rows[name], baseline, places, examples)),
         calibration=scored.calibration,
-        set_sha256=scored.places,
+        sets=scored.sets,
         places=len(baseline),
-        files=len({score.file for score in baseline}),
+        files=len({score.cluster for score in baseline}),
         temperature=scored.scores[names[0]].temperature,
     )
 
@@ -99,7 +100,7 @@ def row_of(measure: Measure, models: Sequence[Sequence[PositionScore]]) -> Row |
         return None
     means = [Column(v, np.ones_like(v), np.isfinite(v)) for v in values]
     paired = [measure.column(scores, models[0]) for scores in models[1:]]
-    found = differences([*means, *paired], [score.file for score in models[0]], Levels(tail, tail))
+    found = differences([*means, *paired], [score.cluster for score in models[0]], Levels(tail, tail))
     changes = [None, *found[len(means) :]]
     return Row(measure, tuple(Cell(mean, change) for mean, change in zip(found[: len(means)], changes, strict=True)))
 

@@ -82,6 +82,7 @@ MEASURES = (
     Measure("comment_share", "mean", metric("comments"), "of 1"),
     Measure("repetition", "mean", each(lambda s: repetition(s.completion)), "of 1"),
     Measure("variety", "mean", surprisal, "bits"),
+    Measure("likelihood", "mean", each(lambda s: s.truth_logprob), "nats a token of the true text"),
     Measure("drift", "mean", each(lambda s: s.drift), "nats a token"),
 )
 BY_NAME = {measure.name: measure for measure in MEASURES}

@@ -48,6 +48,11 @@ def page(comparison: Comparison) -> str:
     )
 
 
+def sets_of(comparison: Comparison) -> str:
+    """Return the names of the sets, each with the beginning of its checksum."""
+    return ", ".join(f"set {name} {sha256[:16]}" for name, sha256 in comparison.sets.items())
+
+
 def title(comparison: Comparison) -> str:
     """Return the comparison's title."""
     return f"{', '.join(comparison.models)} at {comparison.places} places in {comparison.files} files"
@@ -58,7 +63,7 @@ def caption(comparison: Comparison) -> str:
     judge = comparison.calibration
     return (
         f"Intervals {LEVEL:.0%}, by file; differences from {comparison.models[0]} at the same places. Temperature "
-        f"{comparison.temperature:g}; set {comparison.set_sha256[:16]}. Judge {judge.judge}: {judge.reason}."
+        f"{comparison.temperature:g}; {sets_of(comparison)}. Judge {judge.judge}: {judge.reason}."
     )
 
 

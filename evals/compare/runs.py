@@ -51,7 +51,7 @@ def params_of(comparison: Comparison) -> dict[str, Any]:
     """Return what the comparison is of."""
     return {
         "models": ", ".join(comparison.models),
-        "set_sha256": comparison.set_sha256,
+        "sets": ", ".join(f"{name} {sha256}" for name, sha256 in comparison.sets.items()),
         "places": comparison.places,
         "files": comparison.files,
         "temperature": comparison.temperature,

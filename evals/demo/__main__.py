@@ -32,8 +32,8 @@ from infra.stack.parts import parts
 from infra.store import ObjectStore
 
 STACK_UP = (sys.executable, "-m", "infra.stack", "up")
-LATER_PART = "engine-1"
-"""Starts beside the first developers: it has no work before there is a challenger."""
+LATER_PARTS = ("engine-1", "evaluation")
+"""Start beside the first developers: they have no work before there is a candidate."""
 OUT = Path("var/demo")
 VISITS_APART = 100_000
 """Visit numbers between the first visit of one demo and of the next, so that they use different sessions."""
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     code = developers.code_from(options.code)
     settings = configuration.load()
     closing.best_temperature(settings)  # an early error for settings that cannot be compared
-    first = [part for part in parts(settings) if part != LATER_PART]
+    first = [part for part in parts(settings) if part not in LATER_PARTS]
     up = subprocess.run([*STACK_UP, "--paused", *first], cwd=configuration.ROOT, check=False)
     if up.returncode:
         return up.returncode
@@ -156,9 +156,9 @@ async def _start_later_part() -> None:
     Raises:
         RuntimeError: it does not start.
     """
-    process = await asyncio.create_subprocess_exec(*STACK_UP, LATER_PART, cwd=configuration.ROOT)
+    process = await asyncio.create_subprocess_exec(*STACK_UP, *LATER_PARTS, cwd=configuration.ROOT)
     if await process.wait():
-        raise RuntimeError(f"{LATER_PART} did not start, see the output above; run `make status`")
+        raise RuntimeError(f"{' or '.join(LATER_PARTS)} did not start, see the output above; run `make status`")
 
 
 if __name__ == "__main__":

@@ -81,5 +81,5 @@ def place_of(position: Position, project: str = "", language: str = "") -> HeldO
 
 def position_of(place: HeldOutPlace) -> Position:
     """Return a place as a position to complete."""
-    names = ("file", "offset", "prefix", "suffix", "truth", "language", "project", "user")
+    names = ("id", "file", "offset", "prefix", "suffix", "truth", "language", "project", "user")
     return Position(**{name: getattr(place, name) for name in names})

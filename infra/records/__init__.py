@@ -20,7 +20,7 @@ from infra.records.experiments import (
     Verdict,
     VerdictName,
 )
-from infra.records.heldout import Case, HeldOutPlace, HeldOutSet, Program
+from infra.records.heldout import Case, HeldOutCompletion, HeldOutPlace, HeldOutSet, Program
 from infra.records.measures import QUICK_MS, RATIOS, MeasuredGroup, Measures
 from infra.records.moves import Change, Move, MoveKind, State
 
@@ -41,6 +41,7 @@ __all__ = [
     "Feedback",
     "FinishReason",
     "Forgotten",
+    "HeldOutCompletion",
     "HeldOutPlace",
     "HeldOutSet",
     "LabelOutcome",

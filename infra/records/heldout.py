@@ -53,6 +53,23 @@ class HeldOutPlace(Record):
     """How the completion is run; none where it is only compared."""
 
 
+class HeldOutCompletion(Record):
+    """What a checkpoint wrote at a place."""
+
+    id: str
+    """Of the place, within its set."""
+    user: str = ""
+    """Of the place."""
+    project: str = ""
+    """Of the place."""
+    text: str
+    """As it is served: without end tokens, up to the first stop string."""
+    token_ids: tuple[int, ...]
+    """Sampled token ids, with the end token where it was sampled."""
+    truth_logprob: float | None = None
+    """Mean log-probability of the true text's tokens, in nats; none where it was not asked for, or the text has no token."""
+
+
 class HeldOutSet(Record):
     """A set of places in the object store, with what was left out of it."""
 

@@ -1,7 +1,7 @@
 """Settings of the held-out evaluation, its gate and its judge."""
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
 
@@ -77,7 +77,8 @@ class GateMargins(Section):
     """Rise of the candidate's log-probability of its own completions above the champion's, in nats a token; none: it is not
     computed. It takes a forward pass of the champion over the candidate's completions."""
     slices: float = Field(0.13, gt=0)
-    """Fall of the mean edit similarity within a slice: a language, a length of the true text, a place in the line."""
+    """Fall of the mean edit similarity within a slice: a set, a project, a language, a length of the true text, a place in the
+    line."""
 
 
 class Gate(Section):
@@ -87,7 +88,10 @@ class Gate(Section):
     min_places: int = Field(200, ge=2)
     """Minimum number of places for a verdict; with fewer the candidate is undecided."""
     min_slice_places: int = Field(60, ge=2)
-    """Minimum number of places for a verdict on a slice; smaller slices are named and have no vote."""
+    """Minimum number of places for a verdict on a slice. Smaller ones are named; those of one kind, as languages, count together
+    where they have this many."""
+    slice_margins: dict[str, Annotated[float, Field(gt=0)]] = Field(default={})
+    """Margins of single slices in place of margins.slices, by their names in evaluation.json: {"language: go" = 0.2}."""
     margins: GateMargins = GateMargins()
     """The margin of each guardrail."""
 
@@ -130,6 +134,20 @@ class HeldOut(Section):
 
 
 class Evaluate(Section):
+    engine: Literal["own", "slot"] = "own"
+    """Where candidate and champion complete the held-out places. own: an engine of the evaluation's own, at engine_url; slot: the
+    engine of serving.engines that does not hold the champion, which gets its weights back afterwards."""
+    engine_url: str = "http://127.0.0.1:18102"
+    """URL of the evaluation's own engine (`python -m serving.engine --evaluation`). It reads checkpoints from the paths that the
+    flow names, so both need train.folder on one disk."""
+    engine_token: SecretStr | None = None
+    """Bearer token of the evaluation's own engine; none: it does not start. The local stack generates one."""
+    engine_seconds: float = Field(120.0, gt=0)
+    """Seconds to wait for an engine that does not answer, or whose answers stop; then the candidate stays unjudged and the next
+    run of the cycle goes on."""
+    stop: tuple[str, ...] = ()
+    """Stop strings of the team's editors: a completion is scored up to the first, as it is served. Empty: up to the end token or
+    the maximum of tokens."""
     samples: int = Field(400, ge=10)
     """Number of held-out positions to score a candidate on."""
     seed: int = 1
@@ -142,3 +160,5 @@ class Evaluate(Section):
     """Maximum share of positions the judge may fail on; beyond it the evaluation has no verdict and can be resumed."""
     judge: Judge = Judge()
     """The judge that scores completions."""
+    min_effective_requests: float = Field(50.0, ge=1)
+    """Effective sample size, in logged requests, below which the off-policy estimates of a candidate are refused."""

@@ -198,10 +198,11 @@ Plan = dict[str, tuple[tuple[str, ...], Callable[[], object]]]
 def _plan(settings: Settings, supervisor: Supervisor, selected: dict[str, Part], seconds: float, failed: threading.Event) -> Plan:
     """Return the steps of a start by name, each with the steps it depends on and its work.
 
-    Most of a start is imports, so independent steps overlap. The second engine starts after the first, whose caches save it a
+    Most of a start is imports, so independent steps overlap. The other engines start after the first, whose caches save them a
     quarter of the work.
     """
-    after = {"worker": ("work pool",), "serving": ("base model",), "engine-1": ("engine-0",)}
+    after: dict[str, tuple[str, ...]] = {"worker": ("work pool",), "serving": ("base model",)}
+    after |= {"engine-1": ("engine-0",), "evaluation": ("engine-0", "engine-1")}
     plan: Plan = {
         name: (after.get(name, ()), partial(_start, supervisor, part, seconds, failed)) for name, part in selected.items()
     }
@@ -334,5 +335,6 @@ def _setting(part: Part) -> str:
         "mlflow": "registry.uri",
         "prefect": "orchestration.api",
         "serving": "serving.port, serving.feedback_port",
+        "evaluation": "evaluate.engine_url",
     }
     return names.get(part.name, "serving.engines")

@@ -55,6 +55,7 @@ def parts(settings: Settings) -> dict[str, Part]:
         _prefect(settings),
         _worker(settings),
         *(_engine(slot, address) for slot, address in enumerate(settings.serving.engines) if isinstance(address, str)),
+        *([_evaluation_engine(settings)] if settings.evaluate.engine == "own" else []),
         _serving(settings),
     ]
     return {part.name: part for part in candidates if urlsplit(part.address).hostname in settings_.LOOPBACK}
@@ -203,6 +204,12 @@ def _worker(settings: Settings) -> Part:
 def _engine(slot: int, address: str) -> Part:
     command = (sys.executable, "-m", "serving.engine", "--slot", str(slot))
     return Part(f"engine-{slot}", command, "vllm", lambda _: request(f"{address}/health")[0] == OK, address, _ports(address))
+
+
+def _evaluation_engine(settings: Settings) -> Part:
+    address = settings.evaluate.engine_url
+    command = (sys.executable, "-m", "serving.engine", "--evaluation")
+    return Part("evaluation", command, "vllm", lambda _: request(f"{address}/health")[0] == OK, address, _ports(address))
 
 
 def _serving(settings: Settings) -> Part:

@@ -22,6 +22,7 @@ GENERATED: dict[str, dict[str, Callable[[], str]]] = {
         "engine_token": lambda: secrets.token_urlsafe(24),
         "user_secret": lambda: secrets.token_hex(32),
     },
+    "evaluate": {"engine_token": lambda: secrets.token_urlsafe(24)},
 }
 """How each secret is made, by section and setting."""
 HEAD = """\

@@ -1,6 +1,6 @@
-"""Start the engine of one slot: `python -m serving.engine --slot 0`.
+"""Start the engine of one slot: `python -m serving.engine --slot 0`; with `--evaluation`, the evaluation's, which serves nobody.
 
-It serves `--model DIR --version V` if given, else the version that the slot held last, else the base model.
+It holds `--model DIR --version V` if given, else the version that the slot held last, else the base model.
 """
 
 import argparse
@@ -58,30 +58,44 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
             raise SystemExit(f"engine: serving.engine_arguments.{name} = {str(arguments[name])[:80]}: {reason}; remove it")
 
 
-def choose_model(settings: Settings, slot: int, model: Path | None, version: str | None) -> tuple[Path, str]:
-    """Return the checkpoint directory and the version to start with."""
+def choose_model(settings: Settings, slot: int | None, model: Path | None, version: str | None) -> tuple[Path, str]:
+    """Return the checkpoint directory and the version to start with; the evaluation's own engine has no slot."""
     if model:
         return model, version or BASE_VERSION
-    cached = version_cache.VersionCache(settings_.path(settings.serving.state)).slot_version(slot)
+    state = version_cache.VersionCache(settings_.path(settings.serving.state))
+    cached = state.slot_version(slot) if slot is not None else None
     return cached or (settings_.path(settings.model.base), BASE_VERSION)
+
+
+def slot_address(settings: Settings, slot: int) -> tuple[str, str]:
+    """Return the URL and the token of a slot's engine, or raise SystemExit."""
+    url, token = settings.serving.engines[slot], settings.serving.engine_token
+    if not isinstance(url, str):
+        raise SystemExit(f"engine: serving.engines[{slot}] is an external server, {url.url}: it has no engine to start here")
+    if not token:
+        raise SystemExit("engine: serving.engine_token is not set: `make up` generates it, or set TABLOOP_SERVING__ENGINE_TOKEN")
+    return url, token.get_secret_value()
+
+
+def evaluation_address(settings: Settings) -> tuple[str, str]:
+    """Return the URL and the token of the evaluation's own engine, or raise SystemExit."""
+    token = settings.evaluate.engine_token
+    if not token:
+        raise SystemExit("evaluate.engine_token is not set: `make up` generates it, or set TABLOOP_EVALUATE__ENGINE_TOKEN")
+    return settings.evaluate.engine_url, token.get_secret_value()
 
 
 def main(arguments: list[str], variables: Mapping[str, str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m serving.engine", description=__doc__)
-    parser.add_argument("--slot", type=int, choices=(0, 1), required=True, help="index in serving.engines")
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--slot", type=int, choices=(0, 1), help="index in serving.engines")
+    which.add_argument("--evaluation", action="store_true", help="the engine at evaluate.engine_url")
     parser.add_argument("--model", type=Path, help="checkpoint directory (Hugging Face layout)")
     parser.add_argument("--version", help="version label of --model")
     options = parser.parse_args(arguments)
     settings = settings_.load()
-    url = settings.serving.engines[options.slot]
-    if not isinstance(url, str):
-        raise SystemExit(
-            f"engine: serving.engines[{options.slot}] is an external server, {url.url}: it has no engine to start here"
-        )
+    url, token = evaluation_address(settings) if options.evaluation else slot_address(settings, options.slot)
     check_arguments(settings.serving.engine_arguments)
-    token = settings.serving.engine_token
-    if not token:
-        raise SystemExit("engine: serving.engine_token is not set: `make up` generates it, or set TABLOOP_SERVING__ENGINE_TOKEN")
     for name, value in environment(settings).items():
         if name not in variables:
             os.environ[name] = value
@@ -94,7 +108,7 @@ def main(arguments: list[str], variables: Mapping[str, str]) -> int:
     from serving.engine import server
 
     llm = server.build_llm(settings.serving.engine_arguments, str(model))
-    return uvloop.run(server.serve(llm, version, url, token.get_secret_value(), settings.serving.limits.header_seconds))
+    return uvloop.run(server.serve(llm, version, url, token, settings.serving.limits.header_seconds))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
+from infra.engine import MAX_BYTES, Batch, BatchResult
 from infra.web import foreign
 from serving.engine.channel import Outbox
 from serving.engine.protocol import Delta, EngineRequest, Health, SwapResult
@@ -33,6 +34,14 @@ class SwapRefused(ValueError):
     """The checkpoint does not fit; the engine keeps its weights."""
 
 
+class Busy(RuntimeError):
+    """Completions run, and a swap may not meet any."""
+
+
+class WrongVersion(ValueError):
+    """The engine holds another version than a batch names."""
+
+
 class EngineDead(RuntimeError):
     """The engine has ended; its process ends next."""
 
@@ -51,8 +60,12 @@ class EngineBackend(Protocol):
         """Raises BadRequest or EngineDead."""
         ...
 
-    async def swap(self, path: str, version: str) -> SwapResult:
-        """Raises SwapRefused."""
+    def batch(self, batch: Batch) -> AsyncGenerator[BatchResult]:
+        """Raises BadRequest, WrongVersion or EngineDead."""
+        ...
+
+    async def swap(self, path: str, version: str, *, idle: bool = False) -> SwapResult:
+        """Raises SwapRefused, or with `idle` Busy."""
         ...
 
     def health(self) -> Health: ...
@@ -79,8 +92,9 @@ class Endpoints:
         self._running: dict[web.WebSocketResponse, RunningTasks] = {}
 
     def app(self) -> web.Application:
-        app = web.Application(middlewares=[_refuse_pages(self._names)])
+        app = web.Application(middlewares=[_refuse_pages(self._names)], client_max_size=MAX_BYTES)
         routes = [web.get("/generate", self._generate), web.post("/swap", self._swap), web.get("/health", self._health)]
+        routes.append(web.post("/batch", self._batch))
         app.add_routes(routes)
         app.on_shutdown.append(self._stop)
         return app
@@ -132,14 +146,35 @@ class Endpoints:
             log.exception("completion %d failed", number)
             outbox.put([number, 500, f"{type(error).__name__}: {error}"])
 
+    async def _batch(self, http: web.Request) -> web.StreamResponse:
+        """Sample or score a batch, a JSON line for each prompt as it ends. A failure after the first line is the last line."""
+        if refusal := self._check_token(http):
+            return refusal
+        response = web.StreamResponse(headers={"Content-Type": "application/jsonl"})
+        try:
+            async with aclosing(self._engine.batch(Batch.parse(await http.json()))) as results:
+                await response.prepare(http)
+                async for result in results:
+                    await response.write(_line(dataclasses.asdict(result)))
+        except (ValueError, EngineDead) as error:
+            failure: dict[str, Any] = {"status": _status(error), "error": str(error)}
+            if not response.prepared:
+                return web.json_response(failure, status=failure["status"])
+            await response.write(_line(failure))
+        await response.write_eof()
+        return response
+
     async def _swap(self, http: web.Request) -> web.Response:
         if refusal := self._check_token(http):
             return refusal
         body = await http.json()
         try:
-            return web.json_response(dataclasses.asdict(await self._engine.swap(body["path"], body["version"])))
+            swapped = await self._engine.swap(body["path"], body["version"], idle=body.get("idle", False))
+            return web.json_response(dataclasses.asdict(swapped))
         except SwapRefused as error:
             return web.json_response({"error": str(error)}, status=409)
+        except Busy as error:
+            return web.json_response({"error": str(error)}, status=503)
         except Exception as error:
             return web.json_response({"error": f"{type(error).__name__}: {error}"}, status=500)
 
@@ -164,6 +199,14 @@ class Endpoints:
             return web.json_response({"error": "wrong or missing bearer token"}, status=401)
         self._strangers.trust(http.transport)
         return None
+
+
+def _line(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode() + b"\n"
+
+
+def _status(error: Exception) -> int:
+    return 409 if isinstance(error, WrongVersion) else 400 if isinstance(error, ValueError) else 503
 
 
 def _forget(running: RunningTasks, number: int, _: asyncio.Task[None]) -> None:

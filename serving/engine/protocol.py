@@ -5,8 +5,10 @@
                 [number]                        stop that completion
         engine  [number, *Delta]                tokens, the last row with a finish
                 [number, status, explanation]   error: 409 it holds another version, 400 bad request, 503 the engine is ending
-    POST /swap      {"path": ..., "version": .} -> SwapResult; 409, with the engine unchanged, if the checkpoint does not fit
+    POST /swap      {"path": ..., "version": .} -> SwapResult; 409, with the engine unchanged, if the checkpoint does not fit;
+                                                with "idle": true also 503 while it samples completions
     GET  /health                                -> Health; without the token an empty object
+    POST /batch                                 evaluation's own (infra/engine.py)
 
 Every request carries serving.engine_token as a bearer token, and names the engine by the host of its URL in serving.engines.
 
@@ -87,6 +89,8 @@ class Health:
     pid: int
     running: int
     """Number of requests in the engine."""
+    path: str = ""
+    """Directory of the weights."""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import signal
 import time
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -20,8 +21,10 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from infra.engine import Batch, BatchResult
 from infra.web import own_names
-from serving.engine.endpoints import BadRequest, Endpoints, EngineDead, SwapRefused
+from serving.engine import batches
+from serving.engine.endpoints import BadRequest, Busy, Endpoints, EngineDead, SwapRefused
 from serving.engine.protocol import Delta, EngineRequest, Health, SwapResult
 from serving.engine.strangers import Strangers, listen
 
@@ -41,6 +44,7 @@ class VLLMEngine:
         self._llm = llm
         self._swapping = asyncio.Lock()
         self.version = version
+        self._path = str(llm.model_config.model)
         self._swap_failure = ""
 
     @property
@@ -89,11 +93,32 @@ class VLLMEngine:
         except EngineDeadError as error:
             raise EngineDead(str(error)) from error
 
-    async def swap(self, path: str, version: str) -> SwapResult:
+    async def batch(self, batch: Batch) -> AsyncGenerator[BatchResult]:
+        """Sample or score the prompts of a batch; results come as they end.
+
+        Raises:
+            BadRequest: vLLM refuses a prompt.
+            WrongVersion: the engine holds another version, or got one in the meantime.
+            EngineDead: the engine has ended.
+        """
+        try:
+            async with aclosing(batches.run(self._llm, batch, lambda: self.version)) as results:
+                async for result in results:
+                    yield result
+        except VLLMClientError as error:
+            raise BadRequest(str(error)) from error
+        except EngineDeadError as error:
+            raise EngineDead(str(error)) from error
+
+    async def swap(self, path: str, version: str, *, idle: bool = False) -> SwapResult:
         """Load another version's weights. Running requests continue with them, their KV cache recomputed.
+
+        Args:
+            idle: only if there are no running requests; new ones are refused meanwhile.
 
         Raises:
             SwapRefused: the checkpoint does not fit; the engine is unchanged.
+            Busy: with `idle`, requests run; the engine is unchanged.
         """
         async with self._swapping:
             started = time.perf_counter()
@@ -102,9 +127,17 @@ class VLLMEngine:
                 await asyncio.sleep(0.01)
             if status["error"]:
                 raise SwapRefused(f"version {version}: {status['error']}")
-            staged = time.perf_counter()
+            staged, held = time.perf_counter(), self.version
+            if idle:
+                if running := self._llm.get_num_unfinished_requests():
+                    raise Busy(f"version {version}: {running} completions run")
+                self.version = f"{version}, loading"  # what arrives now names another version, and is refused
             # "keep" preempts running requests and drops the KV cache of the old weights.
-            await self._llm.pause_generation(mode="keep")
+            try:
+                await self._llm.pause_generation(mode="keep")
+            except Exception:
+                self.version = held
+                raise
             paused = time.perf_counter()
             try:
                 commit_ms = (await self._llm.collective_rpc("tabloop_commit", args=(path,)))[0]
@@ -113,12 +146,12 @@ class VLLMEngine:
                 # The weights may be a mix of both versions: the supervisor must start a clean process.
                 self._swap_failure = f"swap to version {version} failed halfway: {type(error).__name__}: {error}"
                 raise
-            self.version = version
+            self.version, self._path = version, path
             await self._llm.resume_generation()
             return SwapResult(version, (staged - started) * 1e3, (paused - staged) * 1e3, commit_ms)
 
     def health(self) -> Health:
-        return Health(self.version, os.getpid(), self._llm.get_num_unfinished_requests())
+        return Health(self.version, os.getpid(), self._llm.get_num_unfinished_requests(), self._path)
 
     def shutdown(self) -> None:
         self._llm.shutdown(timeout=5)

@@ -5,6 +5,7 @@ the next request, so every check runs first; and on CPU a tied output head keeps
 """
 
 import ctypes
+import hashlib
 import json
 import signal
 import threading
@@ -19,7 +20,10 @@ from safetensors import safe_open
 from vllm.v1.outputs import LogprobsTensors
 
 Gather = Callable[[torch.Tensor, int, torch.Tensor], LogprobsTensors]
+Forward = Callable[..., Any]
 
+DRAW = "tabloop_draw"
+"""Name of the extra argument of a request that seeds its draws on a CPU."""
 TIED_HEAD = "lm_head.weight"
 PR_SET_PDEATHSIG = 1
 IGNORED_CONFIG_KEYS = ("transformers_version", "torch_dtype", "dtype", "_name_or_path", "use_cache")
@@ -93,6 +97,27 @@ def without_ranks(gather: Gather) -> Gather:
     return gather_logprobs
 
 
+def draw_of(seed: int, token: int) -> int:
+    """Return the seed of a request's token, from 0 to 2^62."""
+    return int.from_bytes(hashlib.blake2b(f"{seed}/{token}".encode(), digest_size=8).digest(), "big") >> 2
+
+
+def with_draws(forward: Forward, draws: Callable[[], dict[int, int]]) -> Forward:
+    """Return a sampler's forward that draws the rows of `draws` by their seeds.
+
+    Each token has a generator of its own: one that lives as long as the request crashes vLLM 0.32 on a CPU when the prompt is
+    read in chunks, and would count the discarded draws of a chunk.
+    """
+
+    def forward_with_draws(
+        logits: torch.Tensor, generators: dict[int, torch.Generator], k: torch.Tensor | None, p: torch.Tensor | None
+    ) -> Any:
+        seeded = {row: torch.Generator().manual_seed(seed) for row, seed in draws().items()}
+        return forward(logits, generators | seeded, k, p)
+
+    return forward_with_draws
+
+
 class SwapWorker:
     """A mixin for vLLM's worker (worker_extension_cls). The app calls its methods by name, through collective_rpc."""
 
@@ -108,6 +133,7 @@ class SwapWorker:
         if self.device.type == "cpu":
             sampler = self.model_runner.sampler
             sampler.gather_logprobs = without_ranks(sampler.gather_logprobs)
+            sampler.topk_topp_sampler.forward = with_draws(sampler.topk_topp_sampler.forward, self._draws)
         self._remember_served()
 
     def tabloop_stage(self, path: str) -> None:
@@ -132,6 +158,15 @@ class SwapWorker:
         self.model_runner.reload_weights(weights_iterator=iter(staged.weights.items()))
         self._refresh_tied_head()
         return (time.perf_counter() - started) * 1e3
+
+    def _draws(self) -> dict[int, int]:
+        """Return the seed of the next token of each row of the batch whose request has a seed."""
+        requests, seeds = self.model_runner.requests, {}
+        for row, name in enumerate(self.model_runner.input_batch.req_ids):
+            request = requests[name]
+            if draw := (request.sampling_params.extra_args or {}).get(DRAW):
+                seeds[row] = draw_of(int(draw), len(request.output_token_ids))
+        return seeds
 
     def _remember_served(self) -> tuple[dict[str, Any], dict[str, torch.Size]]:
         path = Path(self.model_config.model)

@@ -36,7 +36,7 @@ class WindowCounts:
 
 @dataclass(frozen=True)
 class Waiting:
-    """Why a cycle does not begin yet."""
+    """Why a cycle does not begin yet, or not go on."""
 
     state: str
     """Name of the state in which the flow ends."""

@@ -13,6 +13,7 @@ from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 from tokenizers import Tokenizer
 
+from evals.engine import EngineAway, engine_models
 from infra import cycles
 from infra import settings as settings_
 from infra.events import tombstones
@@ -186,12 +187,7 @@ def reward(settings: Settings, validated: Validated, estimate: FittedEstimate | 
 
 def held_out_sets(settings: Settings, cycle: str, collected: Collected, body: bytes) -> tuple[HeldOutSet, ...]:
     """Write the sets that the cycle's candidate is scored on, compared with its samples and those of its ancestry."""
-    store, registry, model = clients.store_of(settings), clients.registry_of(settings), settings.model
-    tokenizer = Tokenizer.from_file(str(clients.checkpoint_of(settings, collected.parent) / "tokenizer.json"))
-    trained = TrainedText(
-        store, tokenizer, Renderer(tokenizer, model.fim_order, model.max_prefix_tokens, model.max_suffix_tokens)
-    )
-    ancestry = collecting.ancestry(store, lineage(registry.versions()), collected.parent, -math.inf)
+    store, trained = clients.store_of(settings), trained_text(settings, collected.parent)
     plan, accounting, lines = collected.plan.partitions, collected.accounting, settings.collect.hindsight.lines
     written = heldout.prepare(
         store,
@@ -199,7 +195,7 @@ def held_out_sets(settings: Settings, cycle: str, collected: Collected, body: by
         cycle,
         lambda wanted, count: team.places(store, plan, accounting, wanted, count, lines),
         trained.of_samples(body),
-        ancestry,
+        ancestry_of(settings, collected.parent),
         trained.of_cycles,
     )
     for one in written:
@@ -207,6 +203,20 @@ def held_out_sets(settings: Settings, cycle: str, collected: Collected, body: by
             "held-out set %s: %d places, left out %s", one.name, one.places.rows - len(one.trained), one.left_out
         )
     return written
+
+
+def trained_text(settings: Settings, parent: str) -> TrainedText:
+    """Return what reads the text of samples of a parent and its ancestors."""
+    model = settings.model
+    tokenizer = Tokenizer.from_file(str(clients.checkpoint_of(settings, parent) / "tokenizer.json"))
+    renderer = Renderer(tokenizer, model.fim_order, model.max_prefix_tokens, model.max_suffix_tokens)
+    return TrainedText(clients.store_of(settings), tokenizer, renderer)
+
+
+def ancestry_of(settings: Settings, parent: str) -> Sequence[Manifest]:
+    """Return the manifests of the cycles that made a version and its ancestors, newest first."""
+    versions = clients.registry_of(settings).versions()
+    return collecting.ancestry(clients.store_of(settings), lineage(versions), parent, -math.inf)
 
 
 def settled_tokens(settings: Settings, parent: str, batch: pl.DataFrame) -> SettledTokens | None:
@@ -266,11 +276,29 @@ def update_inputs(settings: Settings, wanted: Train, manifest: Manifest) -> Upda
 
 
 @step("evaluate")
-def evaluate(settings: Settings, manifest: Manifest, candidate: Candidate) -> Evaluation:
-    """Score candidate and champion on held-out code."""
+def evaluate(settings: Settings, manifest: Manifest, candidate: Candidate) -> Evaluation | Waiting:
+    """Score candidate and champion on held-out code that neither learnt from, as the cycle's sealed settings say.
+
+    While the engine is away the candidate stays unjudged: the next run goes on, and this one does not count as one that failed.
+    """
+    store, sealed = clients.store_of(settings), cycles.settings_of(clients.store_of(settings), manifest.cycle, settings)
+    trained = trained_text(settings, manifest.parent)
+    held_out = heldout.scored_sets(
+        store, manifest, sealed.evaluate, trained.of_cycles, lambda: ancestry_of(settings, manifest.parent)
+    )
+    for one in held_out:
+        get_run_logger().info(
+            "held-out set %s: %d places, left out %s, not compared with %s",
+            *(one.name, len(one.scored), dict(one.left_out), list(one.unchecked)),
+        )
     champion = clients.checkpoint_of(settings, manifest.champion)
-    store = clients.store_of(settings)
-    evaluation = evaluating.evaluate(store, settings, candidate.checkpoint, champion, manifest.cycle)
+    try:
+        with engine_models(sealed, manifest.champion) as models:
+            contest = evaluating.Contest(candidate.checkpoint, champion, models, held_out)
+            evaluation = evaluating.evaluate(store, sealed, contest, manifest.cycle)
+    except EngineAway as error:
+        sealing.withdraw(store, manifest.cycle, flow_run.id or "by hand")
+        return Waiting("WaitingForEngine", f"{manifest.cycle} is trained and not evaluated: {error}. The next run goes on")
     get_run_logger().info("%s", evaluation.reason)
     return evaluation
 

@@ -67,6 +67,11 @@ def attempt(store: ObjectStore, cycle: str, run: str) -> int:
     return len(earlier) + 1
 
 
+def withdraw(store: ObjectStore, cycle: str, run: str) -> None:
+    """Let a run that resumed a cycle not count, since what it waited for is no fault of the cycle."""
+    store.delete(cycles.key(cycle, f"attempts/{run}.json"))
+
+
 def finish(store: ObjectStore, outcome: CycleOutcome) -> CycleOutcome:
     """End a cycle once; return the outcome that stands."""
     return store.put_once(cycles.key(outcome.cycle, cycles.OUTCOME), outcome)

@@ -2,21 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import compress
 from pathlib import Path
 from typing import Any
 
-from evals.compare.scoring import ScoredModels, score_models
+from evals.compare.scoring import Contestant, ScoredModels, score_models
 from evals.gate import Finding, GateResult, Verdict, judge_candidate
 from evals.judge.calibration import Calibration
-from evals.metrics.intervals import estimates
+from evals.metrics.intervals import estimate, estimates
 from evals.metrics.place import Measured
-from evals.scores import PositionScore, Scores, summarise
+from evals.models import Models
+from evals.scores import PositionScore, Scores
 from infra import cycles
 from infra import settings as configuration
 from infra.settings import Settings
 from infra.store import ObjectStore
-from tasks.versions import heldout
 from tasks.versions.heldout import ScoredSet
 
 CANDIDATE, CHAMPION = "candidate", "champion"
@@ -50,51 +49,59 @@ class Evaluation:
         return self.verdict == "passed"
 
 
-def evaluate(store: ObjectStore, settings: Settings, candidate: Path, champion: Path, cycle: str) -> Evaluation:
+@dataclass(frozen=True)
+class Contest:
+    """What a candidate is evaluated against, and how."""
+
+    candidate: Path
+    champion: Path
+    models: Models
+    held_out: tuple[ScoredSet, ...]
+
+
+def evaluate(store: ObjectStore, settings: Settings, contest: Contest, cycle: str) -> Evaluation:
     """Score the candidate and the champion, and write the cycle's evaluation.
 
     Raises:
         EvaluationBroken: the judge failed too often.
-        SetMissing: a set is not in the store.
-        NoPlaces: no place is left to score.
+        EngineAway: the engine does not answer.
+        EngineRefused: the candidate does not fit the engine.
     """
-    manifest = cycles.manifest_of(store, cycle)
-    held_out = heldout.scored_sets(store, manifest, settings.evaluate)
-    scored = score(store, settings, candidate, champion, held_out)
+    scored = score(store, settings, contest)
     result = evaluate_scores(scored, settings)
-    named = [one.model_dump(mode="json") for one in manifest.held_out]
-    metrics = {name: metrics_of(scores, held_out) for name, scores in scored.scores.items()}
-    written = record(result, scored, settings, held_out) | {"held_out": named, "metrics": metrics}
+    names = [one.name for one in contest.held_out]
+    metrics = {name: metrics_of(scores, names) for name, scores in scored.scores.items()}
+    greedy = {name: metrics_of(scores, names) for name, scores in scored.greedy.items()}
+    written = record(result, scored, settings, contest.held_out) | {"metrics": metrics, "greedy": greedy}
     store.put_json(cycles.key(cycle, "evaluation.json"), written)
     return result
 
 
-def score(store: ObjectStore, settings: Settings, candidate: Path, champion: Path, held_out: Sequence[ScoredSet]) -> ScoredModels:
-    """Score champion and candidate as they are served, at the places of all sets that training data do not hold.
+def score(store: ObjectStore, settings: Settings, contest: Contest) -> ScoredModels:
+    """Score champion and candidate as they are served, and their likeliest completions, at the places that no training data hold.
 
-    All places are completed, so that the completions can be used again by a cycle that leaves out others. Those at places of the
-    team are not kept: they are made from its code, and `forget` does not reach them.
+    All places are completed, so that the completions can be used again by a cycle that leaves out others.
     """
-    places = [position for one in held_out for position in one.positions]
-    models = {CHAMPION: configuration.path(champion), CANDIDATE: configuration.path(candidate)}
-    kept = store if not any(place.user for place in places) else None
-    scored = score_models(models, places, settings, kept)
-    counts = [one.scores(place) for one in held_out for place in one.places]
-    return replace(scored, scores={name: at_places(scores, counts) for name, scores in scored.scores.items()})
+    serving = settings.serving
+    contestants = {
+        CHAMPION: Contestant(configuration.path(contest.champion), serving.sampling),
+        CANDIDATE: Contestant(configuration.path(contest.candidate), serving.challenger_sampling or serving.sampling),
+    }
+    left_out = {one.name: one.trained for one in contest.held_out}
+    places = [one.completed for one in contest.held_out]
+    return score_models(contestants, places, settings, contest.models, store, left_out=left_out, greedy=True)
 
 
-def at_places(scores: Scores, counts: Sequence[bool]) -> Scores:
-    """Return the scores of the places that count."""
-    return summarise(tuple(compress(scores.by_position, counts)), scores.judge, scores.temperature, scores.seconds)
-
-
-def metrics_of(scores: Scores, held_out: Sequence[ScoredSet]) -> dict[str, dict[str, dict[str, Any]]]:
+def metrics_of(scores: Scores, sets: Sequence[str]) -> dict[str, dict[str, dict[str, Any]]]:
     """Return the mean of each metric with its interval, by set and metric."""
-    found, by_position = {}, iter(scores.by_position)
-    for one in held_out:
-        rows = [next(by_position) for _ in one.scored]
+    found = {}
+    for name in sets:
+        rows = [row for row in scores.by_position if row.set == name]
         measured = [measured_of(row) for row in rows]
-        found[one.name] = {name: asdict(e) for name, e in estimates(measured, [row.file for row in rows]).items()}
+        found[name] = {name: asdict(e) for name, e in estimates(measured, [row.cluster for row in rows]).items()}
+        known = {number: row.truth_logprob for number, row in enumerate(rows) if row.truth_logprob is not None}
+        if known:
+            found[name]["truth_logprob"] = asdict(estimate(list(known.values()), [rows[number].cluster for number in known]))
     return found
 
 
@@ -164,18 +171,27 @@ def record(result: Evaluation, scored: ScoredModels, settings: Settings, held_ou
 
     What the team wrote stands in its set alone, where `forget` finds it.
     """
-    hidden = [bool(place.user) for one in held_out for place in one.scored]
+    hidden = {(one.name, place.id) for one in held_out for place in one.scored if place.user}
 
     def rows(scores: Sequence[PositionScore]) -> list[dict[str, Any]]:
-        pairs = zip(scores, hidden, strict=True)
-        return [asdict(replace(score, completion="", truth="") if hide else score) for score, hide in pairs]
+        return [asdict(replace(s, completion="", truth="") if (s.set, s.id) in hidden else s) for s in scores]
 
     return {
         **asdict(result),
         "passed": result.passed,
         "gate": settings.evaluate.gate.model_dump(mode="json"),
-        "set": {"sha256": scored.places, "places": len(scored.scores[CANDIDATE].by_position)},
-        "weights": {name: made.weights for name, made in scored.made.items()},
+        "held_out": [
+            {
+                "name": one.name,
+                "sha256": one.sha256,
+                "places": len(one.scored),
+                "left_out": dict(one.left_out),
+                "trained": sorted(one.trained),
+                "unchecked": one.unchecked,
+            }
+            for one in held_out
+        ],
+        "weights": dict(scored.weights),
         "positions": rows(scored.scores[CANDIDATE].by_position),
         "champion_positions": rows(scored.scores[CHAMPION].by_position),
     }

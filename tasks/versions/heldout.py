@@ -1,13 +1,13 @@
 """The held-out sets of a cycle, built when it is sealed, and compared with all that the candidate learns from."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
+from evals.completions import FOLDER, PlaceSet
 from evals.heldout import sets
 from evals.heldout.build import build
 from evals.heldout.duplicates import Hashes, union
 from evals.heldout.sets import Places
-from evals.positions import Position
 from infra import cycles
 from infra.records import HeldOutPlace, HeldOutSet, Manifest
 from infra.settings.evaluation import Evaluate, HeldOut
@@ -78,11 +78,19 @@ class ScoredSet:
     places: tuple[HeldOutPlace, ...]
     trained: frozenset[str] = frozenset()
     """Ids of places that do not count, since training data hold them."""
+    folder: str = sets.FOLDER
+    """Folder of the set's object."""
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    """Number of files and places that do not count, by reason."""
+    unchecked: tuple[str, ...] = ()
+    """Cycles whose training data are gone, so that the places could not be compared with them."""
 
     @property
-    def positions(self) -> tuple[Position, ...]:
-        """Return all places as positions to complete; scores of them can be used again by a cycle that left out others."""
-        return tuple(map(sets.position_of, self.places))
+    def completed(self) -> PlaceSet:
+        """All places, to complete: their completions can be used again by a cycle that leaves out others."""
+        # The team's completions lie with its set, under a name by which forgetting and retention know them.
+        prefix = FOLDER if self.folder == sets.FOLDER else f"{self.folder}/held-out-completions-"
+        return PlaceSet(self.name, self.sha256, tuple(map(sets.position_of, self.places)), prefix)
 
     @property
     def scored(self) -> tuple[HeldOutPlace, ...]:
@@ -94,15 +102,24 @@ class ScoredSet:
         return place.id not in self.trained
 
 
-def scored_sets(store: ObjectStore, manifest: Manifest, settings: Evaluate) -> tuple[ScoredSet, ...]:
-    """Return the sets of a cycle that have places.
+def scored_sets(
+    store: ObjectStore, manifest: Manifest, settings: Evaluate, hashes_of: HashesOf, ancestry: Callable[[], Sequence[Manifest]]
+) -> tuple[ScoredSet, ...]:
+    """Return the sets of a cycle that have places, compared with what the candidate learnt from.
+
+    Sealing has compared the sets that the manifest names with the ancestry's data; what the cycle itself trains on is compared
+    here again. A manifest without sets is older than them: those of the settings are compared with everything.
+
+    Args:
+        ancestry: returns the manifests of the cycles that made the parent and its ancestors.
 
     Raises:
         SetMissing: a set is not in the store.
         NoPlaces: there is no place that training data do not hold.
     """
     written = manifest.held_out or _of_an_older_manifest(store, settings)
-    found = [ScoredSet(one.name, one.places.sha256, sets.read(store, one).places, frozenset(one.trained)) for one in written]
+    hashes, gone = hashes_of([manifest, *(() if manifest.held_out else ancestry())])
+    found = [_checked(store, one, hashes, gone) for one in written]
     if not any(one.scored for one in found):
         raise NoPlaces(
             f"{manifest.cycle}: its held-out sets {[one.name for one in written]} have no place that training data do not hold; "
@@ -111,6 +128,20 @@ def scored_sets(store: ObjectStore, manifest: Manifest, settings: Evaluate) -> t
     return tuple(one for one in found if one.places)
 
 
+def _checked(store: ObjectStore, written: HeldOutSet, hashes: Hashes, gone: Sequence[str]) -> ScoredSet:
+    places = sets.read(store, written)
+    checked = with_trained(written, places, hashes, frozenset(written.trained), sorted({*written.unchecked, *gone}))
+    return ScoredSet(
+        name=written.name,
+        sha256=written.places.sha256,
+        places=places.places,
+        trained=frozenset(checked.trained),
+        folder=written.places.key.rpartition("/")[0],
+        left_out=checked.left_out,
+        unchecked=checked.unchecked,
+    )
+
+
 def _of_an_older_manifest(store: ObjectStore, settings: Evaluate) -> tuple[HeldOutSet, ...]:
-    """Return the sets for a cycle that was sealed before manifests named them."""
+    """Return the sets for a cycle that was sealed before manifests named them; the team's own cannot be drawn afterwards."""
     return tuple(sets.write(store, build(wanted, settings)) for wanted in settings.sets if wanted.kind != "team")

@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 
 from evals.compare.scoring import ScoredModels
-from evals.completions import Completions
 from evals.judge.calibration import Calibration
 from evals.metrics.place import measure
 from evals.positions import Position
@@ -14,6 +13,7 @@ from evals.scores import PositionScore, summarise
 
 PLACES, FILES = 240, 40
 LANGUAGES = ("py", "go")
+SET = "packages"
 CALIBRATION = Calibration("reference", 1.0, 1.0, 1.0, 60, 0, True, "AUC 1.000 [1.000, 1.000] at 60 places")
 
 
@@ -38,6 +38,7 @@ def place(number: int, quality: float, noise: float = 0.0) -> PositionScore:
         judged=10 * quality,
         slices=(f"language: {language}", "characters: up to 8"),
         measured=measure(Position(file, number, "", "", truth, language), completion),
+        set=SET,
     )
 
 
@@ -52,6 +53,5 @@ def written(score: PositionScore, text: str) -> PositionScore:
 def scored_models(candidate: Sequence[PositionScore], places: int = PLACES) -> ScoredModels:
     """Return a candidate's scores beside the champion's, at the first places."""
     models = {"champion": scores()[:places], "candidate": list(candidate)[:places]}
-    made = {name: Completions(name * 8, "set", "sampling", (), (), 1.0) for name in models}
     summaries = {name: summarise(tuple(rows), "reference", 0.1) for name, rows in models.items()}
-    return ScoredModels(summaries, made, "set", CALIBRATION)
+    return ScoredModels(summaries, {name: name * 8 for name in models}, {SET: "0" * 64}, CALIBRATION, summaries)

@@ -6,21 +6,27 @@ from pathlib import Path
 
 import pytest
 
-from evals import completions
+from evals import weights
 from evals.compare import models, report, runs
 from evals.compare.__main__ import main
 from evals.compare.comparison import Comparison, compare
 from evals.compare.models import UnknownModel, find_models
-from evals.compare.scoring import score_models
-from evals.completions import Conditions, NoWeights, completions_of, set_sha256
+from evals.compare.scoring import Contestant, score_models
+from evals.completions import Conditions, completions_of, set_of, set_sha256
 from evals.drift import drifts_of
 from evals.evaluation import held_out_positions
 from evals.gate import judge_candidate
+from evals.generation import Generator
+from evals.in_process import InProcess
 from evals.positions import Position
+from evals.weights import NoWeights
 from infra import settings as configuration
+from infra.fim import Renderer
 from infra.settings import Settings
 from infra.settings.schema import Evaluate, Gate, GateMargins, Model, Registry, Sampling, Serving
+from tests.evals import fake_models
 from tests.evals.checkpoints import write_checkpoint
+from tests.evals.fake_models import FixedText
 from tests.evals.made_scores import PLACES, scored_models, scores
 from tests.tasks.made import MemoryRegistry, MemoryStore
 
@@ -93,7 +99,7 @@ def test_one_model_and_unknown_names_are_errors_that_say_what_was_expected(tmp_p
     with pytest.raises(UnknownModel, match="named twice"):
         find_models(["infra/base_model", "infra/base_model"], Settings(), None)
     with pytest.raises(NoWeights, match=r"no \*\.safetensors"):
-        completions.weights_sha256(tmp_path)
+        weights.weights_sha256(tmp_path)
 
 
 def test_versions_and_aliases_are_downloaded(checkpoints: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,27 +114,29 @@ def test_versions_and_aliases_are_downloaded(checkpoints: list[Path], tmp_path: 
         find_models(["challenger"], settings, store)
 
 
-def test_a_champion_is_completed_once_per_weights_set_and_sampling(
-    checkpoints: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store, places, made = MemoryStore(), held_out_positions(8, 1), []
-    complete = completions.complete
-    monkeypatch.setattr(completions, "complete", lambda *arguments: made.append(1) or complete(*arguments))
-    first = completions_of(checkpoints[0], places, CONDITIONS, store)
+def test_a_champion_is_completed_once_per_weights_set_and_sampling(tmp_path: Path) -> None:
+    store, places, models = MemoryStore(), set_of(held_out_positions(8, 1)), FixedText(lambda *_: "text")
+    champion, other = (fake_models.write(tmp_path / name, name) for name in ("champion", "other"))
+    first = completions_of(models, champion, places, CONDITIONS, store)
     done: list[int] = []
-    assert completions_of(checkpoints[0], places, CONDITIONS, store, done.append) == first
-    assert (len(made), done, len(store.objects)) == (1, [8], 1)
-    warmer = replace(CONDITIONS, sampling=Sampling(temperature=0.9, max_tokens=5))
+    assert completions_of(models, champion, places, CONDITIONS, store, done.append).rows == first.rows
+    assert (len(models.sampled), done, len(store.objects)) == (1, [8], 1)
+    fewer = set_of(places.places[:7])
     others = [
-        completions_of(checkpoints[1], places, CONDITIONS, store),
-        completions_of(checkpoints[0], places[:7], CONDITIONS, store),
-        completions_of(checkpoints[0], places, warmer, store),
-        completions_of(checkpoints[0], places, replace(CONDITIONS, seed=2), store),
-        completions_of(checkpoints[0], places, replace(CONDITIONS, model=Model(fim_order="psm")), store),
+        (other, places, CONDITIONS),
+        (champion, fewer, CONDITIONS),
+        (champion, places, replace(CONDITIONS, sampling=Sampling(temperature=0.9, max_tokens=5))),
+        (champion, places, replace(CONDITIONS, seed=2)),
+        (champion, places, replace(CONDITIONS, stop=("\n",))),
+        (champion, places, replace(CONDITIONS, truths=True)),
+        (champion, places, replace(CONDITIONS, model=Model(fim_order="psm"))),
     ]
-    assert len(made) == 1 + len(others) == len(store.objects)
-    moved = [replace(places[0], truth="another text"), *places[1:]]
-    assert set_sha256(moved) != first.places == set_sha256(places)
+    for folder, one, conditions in others:
+        completions_of(models, folder, one, conditions, store)
+    completions_of(FixedText(lambda *_: "text", name="another engine"), champion, places, CONDITIONS, store)
+    assert len(models.sampled) == 1 + len(others) and len(store.objects) == 2 + len(others)
+    moved = [replace(places.places[0], truth="another text"), *places.places[1:]]
+    assert set_sha256(moved) != set_sha256(places.places) == places.sha256
 
 
 def test_models_are_scored_at_the_same_places_and_drift_is_computed_where_it_has_a_margin(checkpoints: list[Path]) -> None:
@@ -137,15 +145,27 @@ def test_models_are_scored_at_the_same_places_and_drift_is_computed_where_it_has
         serving=Serving(sampling=Sampling(max_tokens=5)),
         evaluate=Evaluate(gate=Gate(min_places=24, margins=GateMargins(drift=0.2))),
     )
-    places = held_out_positions(24, 1)
-    scored = score_models({"a": checkpoints[0], "b": checkpoints[1]}, places, settings)
-    assert list(scored.scores) == ["a", "b"] and scored.places == set_sha256(places)
+    places, models = set_of(held_out_positions(24, 1)), InProcess(MODEL)
+    contestants = {name: Contestant(folder, settings.serving.sampling) for name, folder in zip("ab", checkpoints, strict=True)}
+    scored = score_models(contestants, [places], settings, models)
+    assert list(scored.scores) == ["a", "b"] and scored.sets == {"held_out": places.sha256}
     assert scored.calibration.counts and scored.calibration.auc == 1.0
     drifts = [s.drift for s in scored.scores["b"].by_position]
-    assert drifts == pytest.approx(drifts_of(checkpoints[1], checkpoints[0], scored.made["b"], places, MODEL), abs=1e-5)
     assert sum(drifts) / len(drifts) > 0.1, "another model finds these completions less likely"
+    assert [s.drift for s in scored.scores["a"].by_position] == [0.0] * 24
     candidate, champion = scored.scores["b"].by_position, scored.scores["a"].by_position
     findings = {f.guardrail: f for f in judge_candidate(candidate, champion, settings.evaluate.gate).findings}
     assert findings["drift"].places == 24 and findings["drift"].verdict == "failed", findings["drift"].reason
-    own = drifts_of(checkpoints[0], checkpoints[0], scored.made["a"], places, MODEL)
-    assert own == pytest.approx([0.0] * len(places), abs=1e-6)
+    made = completions_of(models, checkpoints[0], places, CONDITIONS)
+    own = drifts_of(models, checkpoints[0], checkpoints[0], made, places.places, MODEL, CONDITIONS.sampling)
+    assert own == pytest.approx([0.0] * 24, abs=1e-6)
+
+
+def test_the_true_text_is_scored_by_its_tokens(checkpoints: list[Path]) -> None:
+    places, generator = held_out_positions(6, 1), Generator(checkpoints[0], MODEL)
+    made = completions_of(InProcess(MODEL), checkpoints[0], set_of(places), replace(CONDITIONS, truths=True))
+    renderer = Renderer(generator._tokenizer, "spm", 40, 12)
+    for place, row in zip(places, made.rows, strict=True):
+        tokens = renderer.encode(place.truth)[:4]  # one less than the most that are sampled
+        (logprobs,) = generator.score([(renderer.render(place.prefix, place.suffix), tokens)])
+        assert row.truth_logprob == pytest.approx(sum(logprobs) / len(logprobs), abs=1e-4)

@@ -85,6 +85,32 @@ def test_a_small_slice_is_named_and_has_no_vote() -> None:
     assert {f.slice for f in result.findings} == {"", "language: py"}
 
 
+def test_small_languages_count_together_and_a_slice_may_have_its_own_margin() -> None:
+    languages = ["go", "rs", "kt", "py", "py", "py"]
+    champion = [replace(s, slices=(f"language: {languages[i % 6]}",)) for i, s in enumerate(scores())]
+    result = judge_candidate(champion, champion, SETTINGS)
+    together = "language: go, kt, rs, together"
+    assert {f.slice for f in result.findings} == {"", "language: py", together}
+    assert f"language: go: 40 places, a verdict needs 60; it counts with {together}" in result.left_out
+    worse = [replace(s, edit_similarity=s.edit_similarity + (0.3 if "language: py" in s.slices else -0.3)) for s in champion]
+    assert failed(judge_candidate(worse, champion, SETTINGS)) == {f"edit_similarity ({together})"}
+    wide = SETTINGS.model_copy(update={"slice_margins": {together: 0.9}})
+    assert judge_candidate(worse, champion, wide).verdict == "passed"
+    slices = {f.slice: f.margin for f in judge_candidate(champion, champion, wide).findings if f.slice}
+    assert slices == {"language: py": SETTINGS.margins.slices, together: 0.9}
+
+
+def test_two_sets_may_name_one_file_and_offset() -> None:
+    """Places of different sets are different places, and files of different sets different clusters."""
+    twice = [replace(s, set=name, offset=0, id=str(i), file="a.py") for name in "xy" for i, s in enumerate(scores()[:120])]
+    finding = next(
+        f for f in judge_candidate(twice, twice, SETTINGS).findings if f.guardrail == "edit_similarity" and not f.slice
+    )
+    assert (finding.places, finding.files) == (240, 2)
+    with pytest.raises(ValueError, match="score both on one set"):
+        judge_candidate(twice[120:] + twice[:120], twice, SETTINGS)
+
+
 def test_noise_is_undecided_and_undecided_does_not_pass() -> None:
     result = verdict(scores(noise=1.0))
     assert (result.verdict, failed(result)) == ("undecided", set())

@@ -74,7 +74,17 @@ def test_evaluation_scores_every_position_and_is_repeatable(checkpoint):
     assert scores.by_position == repeated.by_position
     assert [(s.file, s.offset) for s in scores.by_position] == [(p.file, p.offset) for p in held_out]
     assert (scores.judge, scores.temperature, scores.judge_failures, scores.judged.n) == ("reference", 0.8, 0.0, 12)
-    assert all("\n" not in s.completion and END not in s.completion for s in scores.by_position)
+    assert all(END not in s.completion for s in scores.by_position)
+
+
+def test_evaluation_goes_on_after_a_newline_as_serving_does(checkpoint):
+    generator, prompts = Generator(checkpoint, MODEL), Generator(checkpoint, MODEL).prompts(CONTEXTS)
+    draws = [(1, row) for row in range(len(prompts))]
+    short = generator.sample_prompts(prompts, draws, 20, 1.5)
+    long = generator.sample_prompts(prompts, draws, 20, 1.5, newlines=True)
+    assert [a.text for a in short] == [a.text for a in generator.sample(CONTEXTS, 20, 1.5, seed=1)]
+    assert all(b.tokens[: len(a.tokens)] == a.tokens for a, b in zip(short, long, strict=True))
+    assert any("\n" in b.text and len(b.tokens) > len(a.tokens) for a, b in zip(short, long, strict=True))
 
 
 def test_the_command_prints_the_table_of_scores(checkpoint, capsys):

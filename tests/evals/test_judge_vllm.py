@@ -1,4 +1,4 @@
-"""The language-model judge against a real vLLM server with guided decoding: the small base follows the schema, whatever it thinks."""
+"""The judge against a real vLLM server with guided decoding: the small base follows the schema, whatever it thinks."""
 
 import json
 from collections.abc import AsyncIterator
@@ -40,7 +40,8 @@ async def url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
     }
     serving = shipped.serving.model_copy(update={"engine_arguments": arguments})
     stack = shipped.stack.model_copy(update={"state": folder / "stack"})
-    async with aiohttp.ClientSession() as http, plain_vllm(shipped.model_copy(update={"serving": serving, "stack": stack}), http) as at:
+    settings = shipped.model_copy(update={"serving": serving, "stack": stack})
+    async with aiohttp.ClientSession() as http, plain_vllm(settings, http) as at:
         yield at.removesuffix("/completions")
 
 

@@ -110,7 +110,7 @@ def world(prefect: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Wor
         return folder
 
     monkeypatch.setattr(clients, "checkpoint_of", checkpoint_of)
-    monkeypatch.setattr(evaluate, "score", lambda *given: world.scored(given[-1]))
+    monkeypatch.setattr(evaluate, "score", lambda *given: world.scored(given[-1].held_out))
     monkeypatch.setattr(suite, "validate", lambda samples, *_: suite.Validation(len(samples), 0, {}, ()))
 
     def log_run(settings, store, manifest, dataset, trained, evaluation):

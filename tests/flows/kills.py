@@ -75,7 +75,7 @@ def run(settings: Settings) -> None:
         (steps, "join_all", lambda given, window: [partitions.join_partition(clients.store_of(given), part) for part in window]),
         (clients, "checkpoint_of", checkpoint_of),
         (training, "train", train),
-        (evaluate, "score", lambda *given: scored_models(scores(), sum(len(one.scored) for one in given[-1]))),
+        (evaluate, "score", lambda *given: scored_models(scores(), sum(len(one.scored) for one in given[-1].held_out))),
         (suite, "validate", lambda samples, *_: suite.Validation(samples.height, 0, {}, ())),
         (suite, "docs", lambda results: {"samples": "<html></html>"}),
         (tracking, "log_steps_live", lambda settings, cycle, say, warn: nullcontext(say)),

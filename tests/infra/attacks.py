@@ -77,7 +77,7 @@ def attacks(settings: Settings, deployment: str, marker: Path) -> list[Attack]:
             [("GET", "/health", None), ("POST", "/v1/continue/events", {"name": "autocomplete", "data": {}})],
         ),
     }
-    for slot, url in enumerate(settings.serving.engines):
+    for slot, url in enumerate((*settings.serving.engines, settings.evaluate.engine_url)):
         paths = [("GET", "/health", None), ("GET", SOCKETS[1], None), ("POST", "/swap", {"path": "/", "version": PLANTED})]
         requests[f"engine-{slot}"] = (str(url), paths)
     return [

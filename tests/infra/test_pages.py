@@ -21,7 +21,7 @@ FOREIGN = ("http://evil.example", "http://127.0.0.1:3000", "https://localhost", 
 HOSTS = ("rebound.example", "rebound.example:{port}", "127.0.0.1.evil.example:{port}", "evil.example@127.0.0.1:{port}")
 PUBLIC = {("completions", "/ready"), ("feedback", "/health")}
 """What a supervisor may ask without a credential; it tells no more than whether the server works."""
-EMPTY = ("engine-0", "/health"), ("engine-1", "/health")
+EMPTY = ("engine-0", "/health"), ("engine-1", "/health"), ("engine-2", "/health")
 """As PUBLIC, with an empty answer."""
 
 
@@ -54,6 +54,7 @@ def targets(stack: Stack, marker: Path) -> Iterator[list[Attack]]:
 def test_every_port_of_the_stack_is_attacked(targets: list[Attack], stack: Stack) -> None:
     settings = stack.settings
     urls = [settings.store.endpoint, settings.registry.uri, settings.orchestration.api, *settings.serving.engines]
+    urls.append(settings.evaluate.engine_url)
     ports = {int(str(url).removesuffix("/api").rpartition(":")[2]) for url in urls}
     assert {target.port for target in targets} == ports | {settings.serving.port, settings.serving.feedback_port}
 

@@ -59,7 +59,7 @@ def test_each_credential_is_handed_only_to_the_parts_that_need_it(tmp_path: Path
         "mlflow": keys | {"registry.password"},
         "prefect": {"orchestration.auth_string"},
         "worker": {"registry.password", "orchestration.auth_string"},
-        **{name: set() for name in ("engine-0", "engine-1", "serving")},  # they read the file
+        **{name: set() for name in ("engine-0", "engine-1", "evaluation", "serving")},  # they read the file
     }
 
 
@@ -91,7 +91,7 @@ def test_no_secret_is_on_a_command_line(tmp_path: Path) -> None:
     settings = load(LOCAL, {"TABLOOP_STACK__STATE": str(tmp_path)})
     command_lines = " ".join(word for part in parts(settings).values() for word in part.command)
     values = [value for section in tomllib.loads((tmp_path / "secrets.toml").read_text()).values() for value in section.values()]
-    assert len(values) == 9 and not [value for value in values if value in command_lines]
+    assert len(values) == 10 and not [value for value in values if value in command_lines]
 
 
 def test_an_unresponsive_prefect_is_an_error_with_the_next_step(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_an_unresponsive_prefect_is_an_error_with_the_next_step(tmp_path: Path) 
 
 
 def test_only_parts_with_a_loopback_address_run_on_this_machine() -> None:
-    assert list(parts(load(LOCAL, {}))) == ["s3", "mlflow", "prefect", "worker", "engine-0", "engine-1", "serving"]
+    assert list(parts(load(LOCAL, {}))) == ["s3", "mlflow", "prefect", "worker", "engine-0", "engine-1", "evaluation", "serving"]
     assert not {"s3", "mlflow", "prefect", "worker"} & set(parts(load(PRODUCTION, {})))
 
 

@@ -15,6 +15,7 @@ import httpx
 from aiohttp import web
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from infra.engine import Batch, BatchResult
 from infra.fim import SPECIAL_TOKENS, Renderer
 from infra.records import Completion, Decision, ExperimentRecord, Feedback
 from infra.redaction.redactor import Redactor
@@ -25,7 +26,7 @@ from infra.settings.schema import Serving as ServingSettings
 from infra.store import ObjectStore, from_parquet
 from serving.access import Access
 from serving.app import create_completions_app, create_feedback_app
-from serving.engine.endpoints import Endpoints, EngineDead, SwapRefused
+from serving.engine.endpoints import Busy, Endpoints, EngineDead, SwapRefused, WrongVersion
 from serving.engine.protocol import Delta, EngineRequest, Health, SwapResult
 from serving.engine.strangers import Strangers
 from serving.engine.version_cache import VersionCache
@@ -94,6 +95,10 @@ class FakeEngine:
         self.logprob = -0.5
         self.refused_version = ""
         """The version that a swap refuses."""
+        self.busy_with = 0
+        """Completions of others."""
+        self.batches: list[Batch] = []
+        self.path = "/base"
         self.swap_allowed = asyncio.Event()
         self.swap_allowed.set()
         self.requests: list[EngineRequest] = []
@@ -141,16 +146,30 @@ class FakeEngine:
             self.aborted += 1
             raise
 
-    async def swap(self, path: str, version: str) -> SwapResult:
+    async def batch(self, batch: Batch) -> AsyncIterator[BatchResult]:
+        """Answer the last prompt first: with its draw and the reply, or with a log-probability of -1 for each scored token."""
+        self.batches.append(batch)
+        for row in reversed(range(len(batch.prompts))):
+            if not self.up:
+                raise EngineDead("dead")
+            if batch.version != self.version:
+                raise WrongVersion(f"holds version {self.version}, asked for {batch.version}")
+            scored = batch.scored[row] if batch.scored else 0
+            yield BatchResult(row, () if scored else (batch.draws[row] % 97, *self.reply), (-1.0,) * scored)
+            await asyncio.sleep(self.delay)
+
+    async def swap(self, path: str, version: str, *, idle: bool = False) -> SwapResult:
         if self.refused_version == version:
             raise SwapRefused("does not fit")
+        if idle and self.busy_with:
+            raise Busy(f"{self.busy_with} completions run")
         await self.swap_allowed.wait()
         self.swaps.append(version)
-        self.version = version
+        self.version, self.path = version, path
         return SwapResult(version, 1.0, 1.0, 1.0)
 
     def health(self) -> Health:
-        return Health(self.version, self.pid, 0)
+        return Health(self.version, self.pid, self.busy_with, self.path)
 
 
 class MemoryStore(ObjectStore):

@@ -6,16 +6,20 @@ models.py    a better model, and one for each way to get worse
 
 import asyncio
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from evals import positions
 from evals.bench.figures import Figure, figure
 from evals.bench.gate import rates
 from evals.bench.gate.models import BATCH, RECIPES, Recipe, train
-from evals.compare.scoring import score_models
+from evals.compare.scoring import Contestant, ScoredModels, score_models
+from evals.completions import set_of
 from evals.evaluation import held_out_positions
 from evals.gate import GateResult, judge_candidate
 from evals.heldout import held_out_files, site_packages
+from evals.in_process import InProcess
+from evals.positions import Position
 from evals.scores import PositionScore
 from infra import settings as configuration
 from infra.settings import Settings
@@ -42,9 +46,9 @@ def measure(settings: Settings) -> list[Figure]:
             recipe.name: train(base, Path(folder) / recipe.name, recipe, taught, model, settings.serving.sampling.max_tokens)
             for recipe in RECIPES
         }
-        scored = score_models({CHAMPION: base, better.name: folders.pop(better.name)}, pool, settings)
+        scored = scores_of({CHAMPION: base, better.name: folders.pop(better.name)}, pool, settings)
         rows = {name: list(scores.by_position) for name, scores in scored.scores.items()}
-        others = score_models({CHAMPION: base, **folders}, pool[:places], settings)
+        others = scores_of({CHAMPION: base, **folders}, pool[:places], settings)
     candidates = {name: scores.by_position for name, scores in others.scores.items()} | {better.name: rows[better.name][:places]}
     champion = others.scores[CHAMPION].by_position
     return [
@@ -52,6 +56,12 @@ def measure(settings: Settings) -> list[Figure]:
         *(recipe_figure(recipe, list(candidates[recipe.name]), list(champion), settings) for recipe in RECIPES),
         *rates.run(rows[CHAMPION], rows[better.name], places, settings.evaluate.gate, DRAWS),
     ]
+
+
+def scores_of(folders: Mapping[str, Path], places: Sequence[Position], settings: Settings) -> ScoredModels:
+    """Return the scores of models at places, completed in this process, as a cycle scores them."""
+    contestants = {name: Contestant(folder, settings.serving.sampling) for name, folder in folders.items()}
+    return score_models(contestants, [set_of(places)], settings, InProcess(settings.model))
 
 
 def training_places(count: int) -> list[positions.Position]:

@@ -10,6 +10,7 @@ from evals.compare.measures import surprisal
 from evals.gate import Check
 from evals.metrics.habits import repetition
 from evals.scores import PositionScore
+from evals.slices import holds
 
 POPULAR = "return self._popular_answer"
 STUTTER = "x x x x x x x x x x"
@@ -64,7 +65,7 @@ def popular(score: PositionScore) -> PositionScore:
 
 def shifted(change: Callable[[PositionScore], PositionScore], slice: str = "") -> Plant:
     """Return a plant that changes each place, of one slice where it is named."""
-    return lambda scores, _: [change(s) if not slice or slice in s.slices else s for s in scores]
+    return lambda scores, _: [change(s) if not slice or holds(slice, s) else s for s in scores]
 
 
 def sometimes(share: float, change: Callable[[PositionScore], PositionScore]) -> Plant:

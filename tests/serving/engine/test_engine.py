@@ -2,13 +2,16 @@
 
 import asyncio
 import json
+import math
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +21,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from safetensors.torch import load_file, save_file
 from vllm.v1.sample.sampler import Sampler
 
+from infra.engine import Batch
 from infra.fim import Renderer
 from serving.engine.protocol import Delta, EngineRequest
 from serving.engine.worker import without_ranks
@@ -135,6 +139,73 @@ async def test_logprobs_are_exact_after_a_swap_with_a_warm_cache(engine: Running
     assert max_logprob_error(engine, PROMPT, deltas) < 1e-4
     with pytest.raises(WrongVersion, match="holds version 2"):
         await sample(client, version="1")
+
+
+async def run_batch(engine: RunningEngine, batch: Batch) -> tuple[int, list[dict[str, Any]]]:
+    """Return the status and the lines of a batch, in order of its prompts."""
+    headers = {"Authorization": "Bearer secret"}
+    async with session() as http, http.post(f"{engine.url}/batch", headers=headers, json=batch.body()) as response:
+        lines = [json.loads(line) for line in (await response.text()).splitlines()]
+    return response.status, sorted(lines, key=lambda line: line.get("row", -1))
+
+
+async def test_a_batch_has_the_same_draws_however_its_prompts_are_read(engine: RunningEngine, client: EngineClient) -> None:
+    """Prompts of more tokens than a step takes are read in chunks, at which vLLM's own seeds crash the engine on a CPU."""
+    prompts = [[3, *range(20 + i, 320 + i), 2] for i in range(6)]
+    batch = Batch("1", prompts, draws=[11, 12, 13, 14, 15, 11], max_tokens=12, temperature=1.0)
+    _, first = await run_batch(engine, batch)
+    busy = [asyncio.create_task(sample(client)) for _ in range(8)]
+    _, again = await run_batch(engine, batch)
+    assert first == again and len({tuple(line["tokens"]) for line in first}) == 6
+    _, alone = await run_batch(engine, replace(batch, prompts=prompts[2:3], draws=[13]))
+    assert alone[0]["tokens"] == first[2]["tokens"]
+    _, others = await run_batch(engine, replace(batch, draws=[21, 22, 23, 24, 25, 26]))
+    assert all(a["tokens"] != b["tokens"] for a, b in zip(first, others, strict=True))
+    await asyncio.gather(*busy)
+
+
+async def test_draws_have_the_probabilities_of_the_model(engine: RunningEngine, client: EngineClient) -> None:
+    _, lines = await run_batch(engine, Batch("1", [PROMPT] * 600, draws=list(range(600)), temperature=0.3))
+    counts = Counter(line["tokens"][0] for line in lines)
+    for token, count in counts.most_common(3):
+        chance = math.exp(tiny_models.logprobs(engine.models["1"], PROMPT, [token], 0.3)[0])
+        assert abs(count / 600 - chance) < 4 * (chance * (1 - chance) / 600) ** 0.5 + 1 / 600
+
+
+async def test_a_batch_scores_the_last_tokens_of_its_prompts(engine: RunningEngine, client: EngineClient) -> None:
+    tokens = list(range(40, 52))
+    status, lines = await run_batch(engine, Batch("1", [PROMPT + tokens, PROMPT + tokens[:1]], draws=[0, 0], scored=[12, 1]))
+    exact = tiny_models.logprobs(engine.models["1"], PROMPT, tokens, 1.0)
+    assert status == 200 and lines[0]["logprobs"] == pytest.approx(exact, abs=1e-4)
+    assert lines[1]["logprobs"] == pytest.approx(exact[:1], abs=1e-4) and lines[1]["tokens"] == []
+
+
+async def test_a_batch_for_another_version_or_of_too_long_prompts_is_refused(engine: RunningEngine, client: EngineClient) -> None:
+    status, lines = await run_batch(engine, Batch("9", [PROMPT], draws=[1]))
+    assert lines[0]["status"] == 409 and "holds version 1, asked for 9" in lines[0]["error"] and status in (200, 409)
+    _, lines = await run_batch(engine, Batch("1", [[5] * 2000], draws=[1]))
+    assert lines[0]["status"] == 400
+    headers = {"Authorization": "Bearer secret"}
+    async with session() as http, http.post(f"{engine.url}/batch", headers=headers, json={"version": "1"}) as response:
+        assert response.status == 400 and "expected an object with version, prompts and draws" in await response.text()
+    async with session() as http, http.post(f"{engine.url}/batch", json={}) as response:
+        assert response.status == 401
+
+
+async def test_an_idle_swap_waits_for_nobody(engine: RunningEngine, client: EngineClient) -> None:
+    """Evaluation may take a slot only while it serves nobody."""
+    running = asyncio.create_task(sample(client, tokens=400))
+    while not (await client.health()).running:
+        await asyncio.sleep(0.01)
+    body = {"path": str(engine.models["2"]), "version": "evaluation", "idle": True}
+    headers = {"Authorization": "Bearer secret"}
+    async with session() as http, http.post(f"{engine.url}/swap", headers=headers, json=body) as response:
+        assert response.status == 503 and "1 completions run" in await response.text()
+    assert (await running)[-1].spans == (("1", 0, 400),)
+    async with session() as http, http.post(f"{engine.url}/swap", headers=headers, json=body) as response:
+        assert response.status == 200
+    health = await client.health()
+    assert (health.version, health.path) == ("evaluation", str(engine.models["2"]))
 
 
 async def test_requests_continue_through_a_swap_and_report_the_version_of_each_span(

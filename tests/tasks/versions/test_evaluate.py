@@ -6,12 +6,16 @@ from pathlib import Path
 import pytest
 
 from evals.compare.scoring import ScoredModels
+from infra.records import HeldOutPlace
 from infra.settings import Settings
-from infra.settings.schema import Evaluate, HeldOut
+from infra.settings.schema import Evaluate, Gate, Sampling, Serving
 from tasks.versions import evaluate
-from tasks.versions.evaluate import EvaluationBroken, evaluate_scores
-from tests.evals.made_scores import CALIBRATION, PLACES, scored_models, scores
-from tests.tasks.made import MemoryStore, manifest
+from tasks.versions.evaluate import Contest, EvaluationBroken, evaluate_scores
+from tasks.versions.heldout import ScoredSet
+from tests.evals import fake_models
+from tests.evals.fake_models import FixedText
+from tests.evals.made_scores import CALIBRATION, PLACES, SET, scored_models, scores
+from tests.tasks.made import MemoryStore
 
 SETTINGS = Settings(evaluate=Evaluate(max_judge_failures=0.1))
 
@@ -20,26 +24,47 @@ def calibrated(scored: ScoredModels, **fields: object) -> ScoredModels:
     return replace(scored, calibration=replace(CALIBRATION, **fields))
 
 
-def test_the_record_holds_every_number_margin_and_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = MemoryStore()
-    settings = SETTINGS.model_copy(
-        update={
-            "evaluate": SETTINGS.evaluate.model_copy(
-                update={"samples": PLACES, "sets": (HeldOut(name="packages", kind="packages", silent=0.0),)}
-            )
-        }
-    )
-    store.put_json("cycles/cycle-000001/manifest.json", manifest("cycle-000001"))
+def test_the_record_holds_every_number_margin_and_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, held_out = MemoryStore(), ScoredSet(SET, "0" * 64, (), left_out={"short": 3}, unchecked=("cycle-000000",))
     monkeypatch.setattr(evaluate, "score", lambda *_: scored_models(scores()))
-    result = evaluate.evaluate(store, settings, Path("candidate"), Path("champion"), "cycle-000001")
+    contest = Contest(tmp_path / "candidate", tmp_path / "champion", FixedText(lambda *_: ""), (held_out,))
+    result = evaluate.evaluate(store, SETTINGS, contest, "cycle-000001")
     assert result.passed and result.reason.startswith("passed: within the margins of 13 guardrails")
     stored = store.get_json("cycles/cycle-000001/evaluation.json")
     assert (stored["verdict"], stored["passed"], stored["judge"]) == ("passed", True, "reference")
     assert {"guardrail", "margin", "low", "high", "difference", "verdict", "reason"} <= stored["findings"][0].keys()
     assert stored["gate"]["margins"]["exact"] == SETTINGS.evaluate.gate.margins.exact
     assert stored["calibration"]["auc"] == 1.0
-    assert len(stored["positions"]) == len(stored["champion_positions"]) == stored["set"]["places"]
+    assert len(stored["positions"]) == len(stored["champion_positions"]) == PLACES
     assert stored["candidate"]["exact"] == result.champion["exact"]
+    assert (stored["held_out"][0]["left_out"], stored["held_out"][0]["unchecked"]) == ({"short": 3}, ["cycle-000000"])
+    counts = {stored[kind]["candidate"][SET]["exact"]["places"] for kind in ("metrics", "greedy")}
+    assert counts == {PLACES}
+
+
+def test_champion_and_candidate_complete_as_they_would_serve_and_once_greedily(tmp_path: Path) -> None:
+    """Two sets name one file and offset; one place counts in neither, since it was trained on."""
+    places = [HeldOutPlace(id=f"p{i}", file="f.go", language="go", prefix=f"x{i} = ", suffix="", truth="a\nb") for i in range(9)]
+    sets = [ScoredSet(name, name * 8, tuple(places), frozenset({"p0"})) for name in ("one", "two")]
+    sampling = {"sampling": Sampling(temperature=0.5), "challenger_sampling": Sampling(temperature=0.7)}
+    settings = Settings(serving=Serving(**sampling), evaluate=Evaluate(gate=Gate(min_places=9), stop=("STOP",)))
+    models = FixedText(lambda folder, _: "a\nb STOP more" if folder == "champion" else "a")
+    checkpoints = [fake_models.write(tmp_path / name, name) for name in ("candidate", "champion")]
+    store = MemoryStore()
+    result = evaluate.evaluate(store, settings, Contest(*checkpoints, models, tuple(sets)), "cycle-000001")
+    wanted = [("candidate", 9, 0.7), ("candidate", 9, 0.0), ("champion", 9, 0.5), ("champion", 9, 0.0)]
+    assert sorted(models.sampled) == sorted(wanted * 2)
+    stored = store.get_json("cycles/cycle-000001/evaluation.json")
+    assert len(stored["positions"]) == 16 and {row["set"] for row in stored["positions"]} == {"one", "two"}
+    champion, candidate = (stored["metrics"][name]["one"] for name in ("champion", "candidate"))
+    assert (champion["exact"]["mean"], candidate["exact"]["mean"]) == (1.0, 0.0), "all lines count, up to the stop string"
+    assert (champion["first_line"]["mean"], candidate["first_line"]["mean"]) == (1.0, 1.0)
+    assert champion["truth_logprob"] == candidate["truth_logprob"] and champion["truth_logprob"]["mean"] == -1.0
+    assert (result.verdict, stored["greedy"]["champion"]["two"]["exact"]["places"]) == ("failed", 8)
+    # The candidate is made anew, the champion's completions are kept, each set's by itself.
+    another = fake_models.write(tmp_path / "candidate 2", "other weights")
+    evaluate.evaluate(store, settings, Contest(another, checkpoints[1], models, tuple(sets[:1])), "cycle-000002")
+    assert sorted(models.sampled[8:]) == [("candidate 2", 9, 0.0), ("candidate 2", 9, 0.7)]
 
 
 @pytest.mark.parametrize("failing", ["candidate", "champion", "calibration"])

@@ -2,27 +2,30 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
 from evals.heldout import sets
-from evals.heldout.duplicates import Hashes
+from evals.heldout.build import build
+from evals.heldout.duplicates import Hashes, shingles_of_place, union
 from evals.heldout.sets import Places
 from infra.fim import Order, Renderer
-from infra.records import HeldOutPlace, HeldOutSet, Manifest, Sample
+from infra.records import HeldOutCompletion, HeldOutPlace, HeldOutSet, Manifest, Sample
 from infra.settings import ROOT, Settings
-from infra.settings.schema import Collect, Evaluate, Experiment, HeldOut
+from infra.settings.schema import Collect, Evaluate, Experiment, Gate, HeldOut
 from infra.store import to_parquet
 from tasks.labels.collect import Collected, collect
 from tasks.upkeep.forget import forget, request
 from tasks.upkeep.retention import retain
-from tasks.versions import evaluate, heldout, team
-from tasks.versions.heldout import NoPlaces, prepare, scored_sets
+from tasks.versions import evaluate, team
+from tasks.versions.evaluate import Contest
+from tasks.versions.heldout import NoPlaces, ScoredSet, prepare, scored_sets
 from tasks.versions.trained import TrainedText, is_trained
-from tests.evals.made_scores import scored_models, scores
-from tests.evals.made_scores import written as with_text
+from tests.evals import fake_models
+from tests.evals.fake_models import FixedText
 from tests.tasks.made import NOW, MemoryRegistry, MemoryStore, completion, feedback, manifest, sample
 
 TOKENIZER = Tokenizer.from_file(str(ROOT / "infra/base_model/tokenizer.json"))
@@ -115,15 +118,15 @@ def test_places_that_any_cycle_of_the_ancestry_trained_on_are_left_out_and_old_c
     changed = replace(found, places=found.places[1:])
     found = changed
     assert sealed("c3", NONE, earlier).trained == () and read == ["c2", "c1", "c0"]
-    whole = scored_sets(store, manifest("c3", held_out=[second]), LIMITS.evaluate)[0]
-    assert [one.id for one in whole.scored] == [ELSEWHERE] and len(whole.positions) == 3
+    whole = scored_sets(store, manifest("c3", held_out=[second]), LIMITS.evaluate, lambda _: (NONE, ()), tuple)[0]
+    assert [one.id for one in whole.scored] == [ELSEWHERE] and len(whole.completed.places) == 3
 
 
 def test_a_cycle_without_a_place_to_score_is_not_judged() -> None:
     store = MemoryStore()
     one = sets.write(store, Places("own", (place(CODE[0], IN_LIMITER),))).model_copy(update={"trained": (IN_LIMITER,)})
     with pytest.raises(NoPlaces, match=r"c1: its held-out sets \['own'\].*evaluate.sets"):
-        scored_sets(store, manifest("c1", held_out=[one]), LIMITS.evaluate)
+        scored_sets(store, manifest("c1", held_out=[one]), LIMITS.evaluate, lambda _: (NONE, ()), tuple)
 
 
 def written(number: int, time: float, user: str = "u", file: str = "", settled: str | None = None) -> tuple[object, object]:
@@ -200,29 +203,97 @@ def test_a_line_counts_where_its_end_is_known(settled: str, whole: bool, lines: 
     assert team.truth_of(settled, whole, lines) == truth
 
 
-def test_forgetting_a_user_and_retention_reach_the_teams_own_set(
-    store: MemoryStore, registry: MemoryRegistry, collected: Collected, monkeypatch: pytest.MonkeyPatch
+def contest(folder: Path, held_out: Sequence[ScoredSet], models: FixedText) -> Contest:
+    """Return what stands for a candidate and its champion."""
+    checkpoints = (fake_models.write(folder / name, name) for name in ("candidate", "champion"))
+    return Contest(*checkpoints, models, tuple(held_out))
+
+
+def test_forgetting_a_user_and_retention_reach_the_teams_own_set_and_its_completions(
+    store: MemoryStore, registry: MemoryRegistry, collected: Collected, tmp_path: Path
 ) -> None:
     found = team_places(store, collected)
     one = prepare(store, LIMITS.evaluate, "cycle-000001", lambda *_: found, NONE, (), lambda _: (NONE, ()))[0]
-    store.put_json("cycles/cycle-000001/manifest.json", manifest("cycle-000001", held_out=[one]))
+    sealed = manifest("cycle-000001", held_out=[one])
+    store.put_json("cycles/cycle-000001/manifest.json", sealed)
     store.put_rows("cycles/cycle-000001/samples.parquet", [])
-    texts = [replace(with_text(score, "x" * 12), truth="y") for score in scores()]
-    monkeypatch.setattr(evaluate, "score", lambda *_: scored_models(texts, len(found.places)))
-    evaluate.evaluate(store, LIMITS, ROOT / "candidate", ROOT / "champion", "cycle-000001")
+    held_out = scored_sets(store, sealed, LIMITS.evaluate, lambda _: (NONE, ()), tuple)
+    # A model that repeats the code before the cursor leaves the team's text in its completions.
+    models = FixedText(lambda folder, prompt: prompt[-12:])
+    evaluate.evaluate(store, LIMITS, contest(tmp_path, held_out, models), "cycle-000001")
     report = store.get_json("cycles/cycle-000001/evaluation.json")
-    assert report["metrics"]["candidate"]["own"]["length"]["mean"] == 12.0
     assert report["metrics"]["candidate"]["own"]["exact"]["places"] == len(report["positions"]) == len(found.places)
-    assert report["held_out"] == [one.model_dump(mode="json")]
+    assert (report["held_out"][0]["sha256"], report["held_out"][0]["places"]) == (one.places.sha256, len(found.places))
+    assert {(row["completion"], row["truth"]) for row in report["positions"]} == {("", "")}
+    kept = [key for key in store.objects if "held-out-completions" in key]
+    assert len(kept) == 4 and all(key.startswith("cycles/cycle-000001/") for key in kept)
+    made = len(models.sampled)
+    evaluate.evaluate(store, LIMITS, contest(tmp_path, held_out, models), "cycle-000001")
+    assert len(models.sampled) == made == 4, "a cycle that goes on finds its completions"
     store.put_json("cycles/cycle-000001/outcome.json", {"cycle": "cycle-000001", "result": "refused", "reason": ""})
     forget(store, registry.client, request("a" * 32, "", NOW + 200, "operator", "she asked"), NOW + 200, dry_run=False)
     assert {place.user[0] for place in sets.read(store, one).places} == {"b"}
+    for key in kept:
+        assert {row.user[0] for row in store.get_rows(key, HeldOutCompletion)} == {"b"}
     for key, body in store.objects.items():
         assert b"settled_97" not in body and b"value_97" not in body, key
     retain(store, registry.client, LIMITS, NOW + 400 * 86_400, dry_run=False)
-    assert one.places.key not in store.objects
+    assert not store.objects.keys() & {one.places.key, *kept}
 
 
-def test_a_manifest_without_sets_is_scored_on_those_of_the_settings(store: MemoryStore) -> None:
-    found = heldout.scored_sets(store, manifest("c1"), Evaluate(samples=12))
-    assert [sum(bool(place.truth) for place in one.places) for one in found] == [12]
+def test_a_manifest_without_sets_is_scored_on_those_of_the_settings_compared_with_all_that_was_trained(
+    store: MemoryStore,
+) -> None:
+    settings, sealed = Evaluate(samples=12), manifest("c1")
+    asked: list[list[str]] = []
+
+    def hashes_of(manifests: Sequence[Manifest]) -> tuple[Hashes, tuple[str, ...]]:
+        asked.append([one.cycle for one in manifests])
+        place = build(settings.sets[0], settings).places[0]
+        return union([shingles_of_place(place.prefix, place.truth, place.suffix)]), ("c0",)
+
+    found = scored_sets(store, sealed, settings, hashes_of, lambda: [manifest("c0")])
+    assert asked == [["c1", "c0"]]
+    assert (len(found[0].places), len(found[0].scored)) == (12, 11)
+    assert (found[0].left_out["trained_on"], found[0].unchecked) == (1, ("c0",))
+
+
+def test_a_place_that_the_cycle_trained_on_is_left_out_though_sealing_missed_it(store: MemoryStore) -> None:
+    text = reader(store)
+    places = Places("own", (place(CODE[0], IN_LIMITER), place(CODE[1], IN_ORDERS)))
+    one = sets.write(store, places)
+    store.put("samples", to_parquet([trained_sample(CODE[0], IN_LIMITER, text.renderer)]))
+    sealed = manifest("c1", held_out=[one], samples="samples")
+    (found,) = scored_sets(store, sealed, LIMITS.evaluate, text.of_cycles, tuple)
+    assert [place.id for place in found.scored] == [IN_ORDERS] and found.left_out == {"trained_on": 1}
+
+
+def test_a_cycle_of_a_team_that_writes_typescript_and_go_is_evaluated_on_both(store: MemoryStore, tmp_path: Path) -> None:
+    shop = HeldOut(name="shop", kind="directory", path=ROOT / "tests/data/code", share=1.0, places=60)
+    gate = Gate(min_places=30, min_slice_places=10)
+    settings = Settings(evaluate=Evaluate(sets=(shop,), gate=gate))
+    text = reader(store)
+    body = to_parquet([trained_sample(CODE[0], IN_LIMITER, text.renderer)])
+    held_out = prepare(store, settings.evaluate, "c1", lambda *_: Places("", ()), text.of_samples(body), (), text.of_cycles)
+    store.put("samples", body)
+    sealed = manifest("c1", held_out=held_out, samples="samples")
+    scored = scored_sets(store, sealed, settings.evaluate, text.of_cycles, tuple)
+    model = settings.model
+    renderer = Renderer(TOKENIZER, model.fim_order, model.max_prefix_tokens, model.max_suffix_tokens)
+    truths = {TOKENIZER.decode(renderer.render(p.prefix, p.suffix)): p for p in scored[0].places}
+
+    def write(folder: str, prompt: str) -> str:
+        """Write the true text; the candidate does in Go only."""
+        there = truths[prompt]
+        return there.truth if folder == "champion" or there.language == "go" else "?"
+
+    models = FixedText(write)
+    result = evaluate.evaluate(store, settings, contest(tmp_path, scored, models), "c1")
+    assert {(name, count) for name, count, _ in models.sampled} == {("champion", 60), ("candidate", 60)}
+    report = store.get_json("cycles/c1/evaluation.json")
+    assert len(held_out[0].trained) > 0 and len(report["positions"]) == 60 - len(held_out[0].trained)
+    assert {position["file"] for position in report["positions"]} >= {"web/src/cart.ts", "service/main.go"}
+    assert report["metrics"]["champion"]["shop"]["first_line"]["places"] == len(report["positions"])
+    assert report["held_out"][0]["left_out"]["trained_on"] == len(held_out[0].trained)
+    found = {finding.slice: finding.verdict for finding in result.findings if finding.slice.startswith("language")}
+    assert result.verdict == "failed" and found["language: ts"] == "failed" and found["language: go"] == "passed"
