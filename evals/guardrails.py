@@ -32,6 +32,7 @@ GUARDRAILS = (
     Guardrail("exact", BY_NAME["exact"], "less", "right less often"),
     Guardrail("edit_similarity", BY_NAME["edit_similarity"], "less", "less similar to the true text"),
     Guardrail("matching_characters", BY_NAME["matching_characters"], "less", "fewer right characters from the start"),
+    Guardrail("passed", BY_NAME["passed"], "less", "passes fewer tests", where_known=True),
     Guardrail("judged", BY_NAME["judged"], "less", "scored lower by the judge"),
     Guardrail("syntax", BY_NAME["syntax"], "more", "breaks the syntax of files more often", where_known=True),
     Guardrail("silent", BY_NAME["silent"], "less", "writes more often where nothing should be written", where_known=True),

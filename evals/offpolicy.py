@@ -87,7 +87,8 @@ def estimate(
     effective = float(relative.sum() ** 2 / np.square(relative).sum())
     largest, mean_weight, logged = float(relative.max() / relative.sum()), float(w.mean()), float(r.mean())
     if effective < min_effective:
-        reason = f"effective sample size {effective:.1f} of {len(r)} requests; evaluate.min_effective_requests asks for {min_effective:g}"
+        least = f"evaluate.min_effective_requests asks for {min_effective:g}"
+        reason = f"effective sample size {effective:.1f} of {len(r)} requests; {least}"
         return OffPolicy(len(r), effective, largest, mean_weight, logged, None, None, None, reason)
     baseline = others_mean(r, groups)
     snips = float(relative @ r / relative.sum())

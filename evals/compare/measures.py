@@ -73,6 +73,8 @@ MEASURES = (
     Measure("edit_similarity", "mean", each(lambda s: s.edit_similarity), "of 1"),
     Measure("matching_characters", "relative", each(lambda s: s.matching_characters), "of the champion's"),
     Measure("kept_characters", "relative", metric("kept_characters"), "of the champion's"),
+    Measure("identifiers", "mean", metric("identifiers"), "of 1"),
+    Measure("passed", "rate", metric("passed"), "of the places with tests"),
     Measure("judged", "mean", each(lambda s: s.judged), "of 10"),
     Measure("syntax", "rate", metric("breaks_syntax"), "of the places"),
     Measure("silent", "rate", silence, "of the places where nothing should be written"),

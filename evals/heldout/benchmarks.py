@@ -128,7 +128,7 @@ def safim(row: Row, number: int) -> HeldOutPlace:
     if tests:
         before, after = _around_hole(row["eval_prompt"])
         cases = tuple(Case(stdin=test["input"], outputs=_outputs(test["output"])) for test in tests)
-        program = Program(language=name, before=before, after=after, cases=cases)
+        program = Program(language=name, before=before, after=after, cases=cases, truncated=True)
     return HeldOutPlace(
         id=row["task_id"],
         file=row["task_id"].rsplit("_", 1)[0],

@@ -7,7 +7,7 @@ tokens and the client's stop strings. `measure` calls each and names its number;
 
 from dataclasses import dataclass, fields
 
-from evals.metrics import habits, similarity, syntax
+from evals.metrics import habits, identifiers, similarity, syntax
 from evals.positions import Position
 from infra.kept import kept_characters
 from infra.language import language
@@ -39,6 +39,10 @@ class Measured:
     """1 if the completion writes in a comment; None where the language is unknown (to Pygments)."""
     breaks_syntax: float | None = None
     """1 if the file has more syntax errors than with the true text; None where the language is unknown (to syntax.py)."""
+    identifiers: float | None = None
+    """Agreement of the names with those of the true text, 0 to 1; None where the true text has none."""
+    passed: float | None = None
+    """1 if the benchmark's tests pass (evals/sandbox); None where the place has none, or they were not run."""
     silent: float | None = None
     """1 if nothing is written where nothing should be; None where something should, and there the other metrics apply."""
 
@@ -64,5 +68,6 @@ def measure(position: Position, completion: str) -> Measured:
         comments=comments,
         commented=None if habits.lexer_of(written_in) is None else float(bool(comments)),
         breaks_syntax=None if broken is None else float(broken),
+        identifiers=identifiers.agreement(completion, truth, written_in),
         silent=None if position.asks else float(empty),
     )

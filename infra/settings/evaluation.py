@@ -55,6 +55,8 @@ class GateMargins(Section):
     """Fall of the mean edit similarity, which is from 0 to 1."""
     matching_characters: float = Field(0.3, gt=0)
     """Fall of the right characters from the start, as a share of the champion's."""
+    passed: float = Field(0.06, gt=0)
+    """Fall of the share of places whose tests pass, where a benchmark has tests (pass@1)."""
     judged: float = Field(0.55, gt=0)
     """Fall of the judge's mean score, which is from 0 to 10."""
     syntax: float = Field(0.08, gt=0)
@@ -160,5 +162,7 @@ class Evaluate(Section):
     """Maximum share of positions the judge may fail on; beyond it the evaluation has no verdict and can be resumed."""
     judge: Judge = Judge()
     """The judge that scores completions."""
+    test_workers: int = Field(2, ge=0)
+    """Tests of benchmarks that run at a time, each in a sandbox of its own; 0: none is run."""
     min_effective_requests: float = Field(50.0, ge=1)
     """Effective sample size, in logged requests, below which the off-policy estimates of a candidate are refused."""

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from evals.compare.scoring import ScoredModels
-from infra.records import HeldOutPlace
+from evals.sandbox import SandboxRefused
+from evals.sandbox.scored import with_tests
+from infra.records import HeldOutPlace, Program
 from infra.settings import Settings
 from infra.settings.schema import Evaluate, Gate, Sampling, Serving
 from tasks.versions import evaluate
@@ -67,16 +69,47 @@ def test_champion_and_candidate_complete_as_they_would_serve_and_once_greedily(t
     assert sorted(models.sampled[8:]) == [("candidate 2", 9, 0.0), ("candidate 2", 9, 0.7)]
 
 
-@pytest.mark.parametrize("failing", ["candidate", "champion", "calibration"])
+@pytest.mark.parametrize("failing", ["champion", "calibration"])
 def test_a_judge_that_is_away_is_an_error_and_not_a_verdict(failing: str) -> None:
     unscored = [replace(s, judged=None if i % 5 == 0 else s.judged) for i, s in enumerate(scores())]
-    scored = scored_models(unscored if failing == "candidate" else scores())
+    scored = scored_models(scores())
     if failing == "champion":
         scored = replace(scored, scores={name: scored_models(unscored).scores["candidate"] for name in scored.scores})
     if failing == "calibration":
-        scored = calibrated(scored, places=40, failures=20, counts=False)
+        scored = calibrated(scored, places=40, failures=20, away=15, counts=False)
     with pytest.raises(EvaluationBroken, match="judge 'reference' failed on"):
         evaluate_scores(scored, SETTINGS)
+
+
+@pytest.mark.parametrize("failing", ["candidate", "calibration"])
+def test_a_judge_that_answers_without_a_score_too_often_leaves_the_evaluation_undecided(failing: str) -> None:
+    unscored = [replace(s, judged=None if i % 5 == 0 else s.judged) for i, s in enumerate(scores())]
+    scored = scored_models(unscored if failing == "candidate" else scores())
+    if failing == "calibration":
+        scored = calibrated(scored, places=40, failures=20, away=3, counts=False)
+    result = evaluate_scores(scored, SETTINGS)
+    assert result.verdict == "undecided" and not result.passed
+    assert result.reason.startswith("undecided: judge 'reference' failed on")
+    empty = [
+        replace(s, exact=False, edit_similarity=0.0, completion="", judged=None if i % 5 == 0 else 0.0)
+        for i, s in enumerate(scores())
+    ]
+    assert evaluate_scores(scored_models(empty), SETTINGS).verdict == "failed", "what is worse anyway fails"
+
+
+def test_tests_that_cannot_be_run_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = HeldOutPlace(id="0", file="f", prefix="", suffix="", truth="x", program=Program(before="", after=""))
+    scored = scored_models(scores())
+    off = with_tests(scored, {("s", "0"): program}, 0)
+    assert off.untested == ("passed: 1 places have tests; evaluate.test_workers is 0",)
+
+    def refuse(*_: object) -> None:
+        raise SandboxRefused("sandbox: unshare: Operation not permitted; nothing was run")
+
+    monkeypatch.setattr("evals.sandbox.scored.with_passed", refuse)
+    refused = with_tests(scored, {("s", "0"): program}, 2)
+    assert "nothing was run" in refused.untested[0] and refused.untested[0] in evaluate_scores(refused, SETTINGS).left_out
+    assert with_tests(scored, {}, 2) is scored
 
 
 def test_a_judge_that_cannot_tell_has_no_vote() -> None:
