@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from evals.engine import EngineAway
 from flows.cycle import cycle
 from infra import settings as settings_
 from infra.lineage import lineage
 from infra.records import CycleOutcome, ExperimentRecord, Manifest, Quarantined, Sample
+from infra.settings.schema import Gate, GateMargins
 from infra.showing import Estimate, Place
 from infra.store import sha256
 from tasks.labels.parent import choose_parent
@@ -114,6 +116,33 @@ def test_an_error_in_the_evaluation_leaves_the_candidate_unjudged_and_the_cycle_
     labelled.evaluation = None
     result = cycle()
     assert (result.cycle, result.result, result.version) == ("cycle-000001", "registered", "2")
+
+
+def test_an_engine_that_is_away_uses_up_no_resume(labelled: World) -> None:
+    labelled.evaluation = EngineAway("http://127.0.0.1:18102/health: HTTP 503")
+    for _ in range(MAX_RESUMES + 2):
+        state = cycle(return_state=True)
+        assert state.name == "WaitingForEngine" and "HTTP 503" in state.message
+    assert not labelled.store.exists("cycles/cycle-000001/outcome.json")
+    assert not [key for key in labelled.store.objects if key.startswith("cycles/cycle-000001/attempts/")]
+    assert list(labelled.registry.versions) == ["1"]
+    labelled.evaluation = None
+    assert (cycle().version, outcome(labelled).result) == ("2", "registered")
+
+
+def test_a_cycle_that_goes_on_is_judged_by_the_gate_that_it_was_sealed_with(
+    labelled: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labelled.candidate = [replace(s, completion="") if i % 2 else s for i, s in enumerate(scores())]
+    labelled.evaluation = EngineAway("away")
+    assert cycle(return_state=True).name == "WaitingForEngine"
+    labelled.evaluation, settings = None, settings_.load()
+    lax = settings.evaluate.model_copy(update={"gate": Gate(margins=GateMargins(**dict.fromkeys(GateMargins.model_fields, 9.0)))})
+    monkeypatch.setattr("infra.settings.load", lambda: settings.model_copy(update={"evaluate": lax}))
+    result = cycle()
+    assert result.result == "refused" and "empty: surely empty more often" in result.reason
+    stored = labelled.store.get_json("cycles/cycle-000001/evaluation.json")
+    assert stored["gate"]["margins"]["empty"] == settings.evaluate.gate.margins.empty
 
 
 def test_a_refused_update_ends_the_cycle_and_its_run_with_the_reason(labelled: World) -> None:

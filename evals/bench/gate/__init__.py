@@ -2,6 +2,7 @@
 
 rates.py     equal candidates, and candidates that are worse by one margin (plants.py), through the gate's own code
 models.py    a better model, and one for each way to get worse
+languages.py a model that lost one of two languages
 """
 
 import asyncio
@@ -11,22 +12,23 @@ from pathlib import Path
 
 from evals import positions
 from evals.bench.figures import Figure, figure
-from evals.bench.gate import rates
+from evals.bench.gate import languages, rates
 from evals.bench.gate.models import BATCH, RECIPES, Recipe, train
 from evals.compare.scoring import Contestant, ScoredModels, score_models
 from evals.completions import set_of
-from evals.evaluation import held_out_positions
 from evals.gate import GateResult, judge_candidate
-from evals.heldout import held_out_files, site_packages
+from evals.heldout import held_out_files, sets, site_packages
+from evals.heldout.build import build
 from evals.in_process import InProcess
 from evals.positions import Position
 from evals.scores import PositionScore
 from infra import settings as configuration
 from infra.settings import Settings
+from infra.settings.schema import HeldOut
 
 POOL_PLACES = 900
 """Places at which the two models of the simulation are scored."""
-DRAWS = 1000
+DRAWS = 4000
 CHAMPION = "champion"
 
 
@@ -38,7 +40,7 @@ async def run(settings: Settings) -> list[Figure]:
 def measure(settings: Settings) -> list[Figure]:
     """Train and score every model, judge each against the base, and simulate with the scores of the better one."""
     base, model, places = configuration.path(settings.model.base), settings.model, settings.evaluate.samples
-    pool = held_out_positions(POOL_PLACES, settings.evaluate.seed)  # begins with the places of an evaluation
+    pool = pool_places(settings)  # begins with the places of an evaluation
     taught = training_places(max(recipe.steps for recipe in RECIPES) * BATCH)
     better = next(recipe for recipe in RECIPES if not recipe.guardrails)
     with tempfile.TemporaryDirectory() as folder:
@@ -54,8 +56,20 @@ def measure(settings: Settings) -> list[Figure]:
     return [
         verdict_figure(CHAMPION, frozenset(), judge_candidate(champion, champion, settings.evaluate.gate)),
         *(recipe_figure(recipe, list(candidates[recipe.name]), list(champion), settings) for recipe in RECIPES),
+        *languages.run(settings, rows_of),
         *rates.run(rows[CHAMPION], rows[better.name], places, settings.evaluate.gate, DRAWS),
     ]
+
+
+def pool_places(settings: Settings) -> list[Position]:
+    """Return places as a cycle scores them, with their projects."""
+    wanted = HeldOut(name="packages", kind="packages", places=POOL_PLACES)
+    return [sets.position_of(place) for place in build(wanted, settings.evaluate).places]
+
+
+def rows_of(folders: Mapping[str, Path], places: Sequence[Position], settings: Settings) -> dict[str, tuple[PositionScore, ...]]:
+    """Return the scores of each place, by the model's name."""
+    return {name: scores.by_position for name, scores in scores_of(folders, places, settings).scores.items()}
 
 
 def scores_of(folders: Mapping[str, Path], places: Sequence[Position], settings: Settings) -> ScoredModels:

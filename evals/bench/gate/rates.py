@@ -77,9 +77,7 @@ def run(one: Sequence[PositionScore], other: Sequence[PositionScore], places: in
     ]
     for name, count in judged.items():
         figures.append(figure(f"gate.equal.blocked_by.{name}", blocked[name] / draws, f"of {draws}"))
-        # Three errors of the simulation above the promised rate are chance.
-        most = PROMISED + 3 * (PROMISED * (1 - PROMISED) / count) ** 0.5
-        figures.append(figure(f"gate.one_margin_worse.{name}", passed[name] / count, f"of {count} let through", most=most))
+        figures.append(figure(f"gate.one_margin_worse.{name}", passed[name] / count, f"of {count} let through", most=PROMISED))
     return figures
 
 
