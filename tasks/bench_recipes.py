@@ -19,6 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import polars as pl
 from rich.console import Console
 from tokenizers import Tokenizer
 
@@ -35,10 +36,10 @@ from infra.records import Sample
 from infra.settings import Settings
 from infra.settings.schema import Reward
 from infra.store import to_parquet
-from tasks.judged import groups
+from tasks import groups
 from tasks.labels import standing
 from tasks.labels.samples import SettledTokens
-from tasks.rewards.reward import reward_of_samples
+from tasks.rewards.reward import UNKNOWN_LANGUAGE, with_advantages
 from tasks.trainer.job import CHECKPOINT_NAME
 from tasks.trainer.pretraining import tuning
 from tasks.trainer.run import command, follow, write_job
@@ -119,7 +120,7 @@ def shown_samples(given: Interactions, explored: bool, settled: bool) -> list[Sa
             for pause, completion in zip(given.pauses, completions, strict=True)
         ]
         samples = [sample.model_copy(update=label) for sample, label in zip(samples, labels, strict=True)]
-    rewarded = reward_of_samples(samples, given.settings.reward)
+    rewarded = with_rewards(samples, given.settings.reward)
     return [*rewarded, *standing_samples(given, given.pauses)] if settled else rewarded
 
 
@@ -140,7 +141,7 @@ def rlinf_samples(given: Interactions) -> list[Sample]:
         labelled_sample(number, given.version, given.pauses[number], completion, 1.0)
         for number, completion in zip(nonempty, rescored, strict=True)
     ]
-    return reward_of_samples(samples, RLINF_REWARD)
+    return with_rewards(samples, RLINF_REWARD)
 
 
 def group_samples(given: Interactions) -> list[Sample]:
@@ -241,6 +242,17 @@ def labelled_sample(number: int, version: str, pause: Pause, completion: Sampled
             "accepted_characters": len(outcome.shown) * accepted,
         }
     )
+
+
+def with_rewards(samples: Sequence[Sample], settings: Reward) -> list[Sample]:
+    """Return the samples with reward and advantage."""
+    columns = ("outcome", "shown_characters", "accepted_characters", "kept_characters")
+    values = {name: [getattr(sample, name) for sample in samples] for name in columns}
+    frame = pl.DataFrame(values, schema_overrides={"kept_characters": pl.Int64})
+    lengths = [len(sample.token_ids) for sample in samples]
+    frame = frame.with_columns(tokens=pl.Series(lengths), prompt=pl.int_range(len(samples)), language=pl.lit(UNKNOWN_LANGUAGE))
+    rewards = with_advantages(frame, settings).select("reward", "advantage").iter_rows(named=True)
+    return [sample.model_copy(update=values) for sample, values in zip(samples, rewards, strict=True)]
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 places     where the models learn and where they are scored
 user       a simulated developer: accepts what the judge scores high enough
-groups     GRPO's samples, several completions at each place (a command too)
-recipes    cycles of one recipe: complete, judge, reward, train
+recipes    cycles of one recipe: complete, judge, reward, train (GRPO's samples: tasks/groups.py)
 table      the judge's score of base and trained models side by side
 """

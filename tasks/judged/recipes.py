@@ -11,7 +11,8 @@ from evals.positions import Position
 from infra.settings import Settings
 from infra.settings.training import Train
 from infra.store import to_parquet
-from tasks.judged import groups, user
+from tasks import groups
+from tasks.judged import user
 from tasks.judged.user import Taught
 from tasks.trainer.job import CHECKPOINT_NAME, REFUSED_NAME
 from tasks.trainer.run import TrainingFailed, command, follow, write_job

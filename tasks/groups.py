@@ -1,6 +1,6 @@
 """Make grouped samples: several completions at each of many places, scored by the judge, and a job to train on them.
 
-python -m tasks.judged.groups --out var/groups --positions 200
+python -m tasks.groups --out var/groups --positions 200
 
 GRPO's setting (Shao et al. 2024, "DeepSeekMath", section 4.1.2): a group of completions at the same place and no value model.
 Places lie where simulated developers type, never where models are scored. The reward is the score of `judged.judge` divided by
@@ -85,7 +85,7 @@ def sample_groups(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the samples and the job, and print the training command. Exit code 1 if no group could be scored."""
-    parser = argparse.ArgumentParser(prog="python -m tasks.judged.groups", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m tasks.groups", description=(__doc__ or "").split("\n")[0])
     add = parser.add_argument
     add("--checkpoint", type=Path, help="policy (default: model.base)")
     add("--out", type=Path, default=Path("var/groups"), help="folder for samples, job and output (default %(default)s)")

@@ -13,7 +13,7 @@ from infra import settings as settings_
 from infra.records import Sample
 from infra.settings import LOCAL
 from infra.store import from_parquet
-from tasks.judged import groups
+from tasks import groups
 from tasks.trainer.job import Job
 from tasks.trainer.update.targets import taught_by
 
