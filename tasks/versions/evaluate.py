@@ -19,6 +19,7 @@ from infra.settings import Settings
 from infra.store import ObjectStore
 from tasks.versions.heldout import ScoredSet
 from tasks.versions.judging import EvaluationBroken, unheard
+from tasks.versions.logged import off_policy_of
 
 CANDIDATE, CHAMPION = "candidate", "champion"
 __all__ = ["CANDIDATE", "CHAMPION", "Contest", "Evaluation", "EvaluationBroken", "evaluate", "evaluate_scores"]
@@ -72,6 +73,7 @@ def evaluate(store: ObjectStore, settings: Settings, contest: Contest, cycle: st
     metrics = {name: metrics_of(scores, names) for name, scores in scored.scores.items()}
     greedy = {name: metrics_of(scores, names) for name, scores in scored.greedy.items()}
     written = record(result, scored, settings, contest.held_out) | {"metrics": metrics, "greedy": greedy}
+    written["off_policy"] = off_policy_of(contest.candidate, settings.evaluate)
     store.put_json(cycles.key(cycle, "evaluation.json"), written)
     return result
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from evals.generation import SampledCompletion
-from evals.judge import Failed, Item, Judgement, KeptJudge, Scored
+from evals.judge import Failed, Item, Judgement, KeptJudge
 from evals.positions import Position
 from infra import settings as configuration
 from infra.settings import LOCAL, Settings
