@@ -58,8 +58,10 @@ class Text:
 class Models(Protocol):
     """Completes and scores with any checkpoint."""
 
-    name: str
-    """Its completions differ from those of another name."""
+    @property
+    def name(self) -> str:
+        """Completions by another name differ from its own."""
+        ...
 
     def sample(
         self, checkpoint: Path, prompts: Sequence[Prompt], sampling: Sampling, ends: Sequence[int], progress: Progress

@@ -29,7 +29,9 @@ def promote(
     if not agreed.given:
         return Completed(name="Declined", message=f"{agreed.by}: {planned.summary()}")
     decision = steps.promote(settings, agreed.version, agreed.by, reason)
-    return Completed(name="Promoted", message=f"version {decision.experiment.challenger}, was {decision.experiment.champion}")
+    moved = f"version {decision.experiment.challenger}, was {decision.experiment.champion}"
+    warning = f". Warning: {planned.warning}" if planned.warning else ""
+    return Completed(name="Promoted", message=f"{moved}{warning}")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ A cycle writes these objects under cycles/CYCLE/, in this order (tasks/steps/sea
     requests-SHA256.parquet             the bucket and the reason of every request (tasks/labels/explain.py)
     users-SHA256.parquet                the users who are known (tasks/labels/users.py)
     held-out-SHA256.parquet             the team's own held-out set (tasks/versions/team.py)
+    held-out-completions-...parquet     what models completed there (evals/completions.py)
     samples-SHA256.parquet              what is trained; the name holds the checksum, so that a second writer cannot change it
     settings.json                       the resolved settings, secrets masked
     manifest.json                       conditional put: from here on the cycle is sealed, and every later run completes it

@@ -205,6 +205,12 @@ class ObjectStore:
             for page in self._client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=prefix):
                 yield from (entry["Key"] for entry in page.get("Contents", []))
 
+    def written(self, prefix: str) -> Iterator[tuple[str, float]]:
+        """Yield the keys that start with a prefix, sorted, each with the Unix time of its last write."""
+        with self._reporting("list", prefix):
+            for page in self._client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=prefix):
+                yield from ((entry["Key"], entry["LastModified"].timestamp()) for entry in page.get("Contents", []))
+
     def put_rows(self, key: str, rows: Sequence[Record]) -> str:
         """Write records of one type as Parquet, and return the SHA-256 in hex."""
         return self.put(key, to_parquet(rows))

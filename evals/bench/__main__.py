@@ -24,7 +24,7 @@ from infra.stack.files import PRIVATE
 
 WITHOUT_STACK = ("trainer", "join", "caps", "experiments", "gate", "showing")
 """Benchmarks that need no stack."""
-BENCHES = ("serving", "feedback", "hostile", "redaction", "loop", "survival", "kills", *WITHOUT_STACK)
+BENCHES = ("serving", "feedback", "hostile", "redaction", "loop", "evaluation", "survival", "kills", *WITHOUT_STACK)
 """Modules of this package, imported one by one since some import torch."""
 
 

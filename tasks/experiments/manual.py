@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from infra import moves as log
 from infra.cycles import decision_of
+from infra.lineage import EVALUATION_TAG
 from infra.records import Decision, ExperimentRecord, State, Verdict
 from infra.registry import REMOVED_TAG, Aliases, NotRegistered, Registry
 from infra.store import ObjectStore
@@ -13,6 +14,11 @@ from tasks.experiments.states import ManualKind
 
 MOST_NAMED = 10
 """Versions that an error lists."""
+WARNINGS = {
+    "failed": "failed the held-out gate: it is surely worse than the champion it was compared with",
+    "undecided": "did not pass the held-out gate: it is not surely as good as the champion it was compared with",
+}
+"""What the gate's verdicts mean to who promotes by hand."""
 OWN_SECONDS = 60.0
 """Age of a manual move that its own run has not completed; from then on the watch completes it."""
 
@@ -42,13 +48,27 @@ class Plan:
     """The champion that it replaces; empty: there is none."""
     running: ExperimentRecord | None
     """The experiment that the move ends."""
+    evaluation: str = "passed"
+    """Verdict of the held-out gate on the version."""
+
+    @property
+    def warning(self) -> str:
+        """What speaks against the move; empty: nothing is known."""
+        if self.kind != "promote" or self.evaluation == "passed":
+            return ""
+        says = WARNINGS.get(self.evaluation, f"has the unknown verdict {self.evaluation!r} of the held-out gate")
+        return (
+            f"version {self.version} {says}; evaluation.json of its cycle and its page in MLflow say why. "
+            "`make rollback` puts the champion before it back"
+        )
 
     def summary(self) -> str:
         """Return the plan as a sentence."""
         left = states.LEAVES[self.kind].replace("_", " ")
         ends = f"; the test {self.running.id} ends" if self.running else ""
         replaced = f", version {self.champion} is {left}" if self.champion else ""
-        return f"version {self.version} ({self.state.replace('_', ' ')}) becomes champion{replaced}{ends}"
+        moved = f"version {self.version} ({self.state.replace('_', ' ')}) becomes champion{replaced}{ends}"
+        return f"{moved}. Warning: {self.warning}" if self.warning else moved
 
 
 def plan(store: ObjectStore, registry: Registry, kind: ManualKind, version: str, reason: str, now: float) -> Plan:
@@ -72,9 +92,12 @@ def plan(store: ObjectStore, registry: Registry, kind: ManualKind, version: str,
     aliases = registry.aliases()
     version = version or _default(store, registry, kind, aliases)
     check_servable(registry, version)
-    state = states.state_of(registry.version(version), aliases)
+    found = registry.version(version)
+    state = states.state_of(found, aliases)
     states.check(kind, version, state, reason)
-    return Plan(kind, version, state, aliases.champion or "", aliases.experiment)
+    # A version of an earlier release, or one that was registered by hand, has no verdict.
+    evaluation = found.tags.get(EVALUATION_TAG, "passed")
+    return Plan(kind, version, state, aliases.champion or "", aliases.experiment, evaluation)
 
 
 def promote(store: ObjectStore, registry: Registry, version: str, by: str, reason: str, now: float) -> Decision:

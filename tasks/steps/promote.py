@@ -2,6 +2,8 @@
 
 import time
 
+from prefect.logging import get_run_logger
+
 from infra.records import Decision
 from infra.settings import Settings
 from tasks.experiments import manual
@@ -13,7 +15,10 @@ from tasks.steps.step import step
 @step("plan")
 def plan(settings: Settings, version: str, reason: str) -> Plan:
     """Find the version to promote, and check that it may be."""
-    return manual.plan(clients.store_of(settings), clients.registry_of(settings), "promote", version, reason, time.time())
+    planned = manual.plan(clients.store_of(settings), clients.registry_of(settings), "promote", version, reason, time.time())
+    if planned.warning:
+        get_run_logger().warning("%s", planned.warning)
+    return planned
 
 
 @step("promote")

@@ -1,4 +1,5 @@
-"""Remove old data: events by the hour of shipping, a finished cycle's rows and weights by the time of its manifest.
+"""Remove old data: events by the hour of shipping, a finished cycle's rows and weights by the time of its manifest, what
+evaluations keep by its last write.
 
 Manifests, outcomes, settings and metrics stay, so that every version's lineage stays known. Data that a cycle may still read also
 stay: the next cycle's window, the samples of an unfinished cycle, and weights in use (tasks/upkeep/checkpoint_gc.py).
@@ -20,6 +21,8 @@ from tasks.upkeep.forget import ROWS, Forgetting, sweep
 
 SLACK = 2 * DAY
 """Readers look a day further back than their window, since a segment may have been opened before it."""
+EVALUATIONS = ("evaluations/", "judgements/")
+"""What evaluations keep (evals/completions.py, evals/judge/cache.py)."""
 OLD = (*ROWS, "docs/", "validation.json")
 """Objects of a cycle that hold rows of single requests."""
 
@@ -36,6 +39,8 @@ class Retained:
     events: tuple[str, ...]
     cycles: tuple[str, ...]
     """Objects of finished cycles."""
+    evaluations: tuple[str, ...]
+    """Kept completions and judgements."""
     uploads: tuple[ExpiredUpload, ...]
     """Checkpoints and optimizer states that are no longer used."""
     forgotten: Forgetting
@@ -46,7 +51,8 @@ class Retained:
         done = "would be" if self.dry_run else "were"
         checkpoints, optimizers = (sum(folder in gone.folders for gone in self.uploads) for folder in (CHECKPOINTS, OPTIMIZERS))
         message = (
-            f"{len(self.events)} event objects, {len(self.cycles)} objects of finished cycles, {checkpoints} checkpoints and "
+            f"{len(self.events)} event objects, {len(self.cycles)} objects of finished cycles, {len(self.evaluations)} of "
+            f"evaluations, {checkpoints} checkpoints and "
         )
         message += f"{optimizers} optimizer states {done} removed"
         return f"{message}; of erased subjects: {self.forgotten.summary()}"
@@ -69,12 +75,14 @@ def retain(store: ObjectStore, registry: Registry, settings: Settings, now: floa
     uploads = checkpoint_gc.find(store, registry, settings, now)
     events = old_events(store, now - settings.retention.events_days * DAY)
     rows = old_rows(store, now - settings.retention.cycles_days * DAY)
-    for key in (*events, *rows) if not dry_run else ():
+    kept = old_evaluations(store, now - settings.retention.evaluations_days * DAY)
+    for key in (*events, *rows, *kept) if not dry_run else ():
         store.delete(key)
     if not dry_run:
         uploads = checkpoint_gc.remove(store, registry, uploads, now)
     records: Sequence[Forgotten] = tombstones.read_all(store)
-    return Retained(dry_run, tuple(events), tuple(rows), uploads, sweep(store, registry, records, now, dry_run=dry_run))
+    forgotten = sweep(store, registry, records, now, dry_run=dry_run)
+    return Retained(dry_run, tuple(events), tuple(rows), tuple(kept), uploads, forgotten)
 
 
 def check(settings: Settings) -> None:
@@ -93,6 +101,11 @@ def check(settings: Settings) -> None:
 def old_events(store: ObjectStore, before: float) -> list[str]:
     """Return the event objects of hours that ended before a time."""
     return [key for key in store.keys("events/") if (hour_of(key) + HOUR).timestamp() <= before]
+
+
+def old_evaluations(store: ObjectStore, before: float) -> list[str]:
+    """Return the completions and judgements that were written before a time."""
+    return [key for prefix in EVALUATIONS for key, written in store.written(prefix) if written < before]
 
 
 def old_rows(store: ObjectStore, before: float) -> list[str]:

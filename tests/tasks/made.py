@@ -134,12 +134,19 @@ class MemoryStore(ObjectStore):
     def __init__(self) -> None:
         self.bucket = "tabloop"
         self.objects: dict[str, bytes] = {}
+        self.now = NOW
+        """Unix time of the next write."""
+        self.times: dict[str, float] = {}
 
     def check_conditional_puts(self) -> None:
         pass
 
+    def written(self, prefix: str) -> Iterator[tuple[str, float]]:
+        yield from ((key, self.times.get(key, self.now)) for key in self.keys(prefix))
+
     def put(self, key: str, body: bytes) -> str:
         self.objects[key] = body
+        self.times[key] = self.now
         return sha256([body])
 
     def put_new(self, key: str, body: bytes) -> str:

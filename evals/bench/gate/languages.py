@@ -16,7 +16,7 @@ from infra.settings import ROOT, Settings
 CODE = ROOT / "tests/data/code"
 """Files of TypeScript and Go."""
 LOST, KEPT = "language: go", "language: ts"
-PLACES, STEPS, LOSING_STEPS = 300, 48, 16
+PLACES, STEPS, LOSING_STEPS = 300, 32, 8
 
 Scored = Callable[[Mapping[str, Path], Sequence[Position], Settings], Mapping[str, Sequence[PositionScore]]]
 """Returns the scores of models at places, by name."""

@@ -53,6 +53,20 @@ def states(registry: MemoryRegistry) -> dict[str, str]:
     return {version: tags["state"] for version, tags in registry.versions.items() if "state" in tags}
 
 
+@pytest.mark.parametrize(
+    ("verdict", "warning"), [("failed", "failed the held-out gate"), ("undecided", "did not pass"), ("passed", ""), (None, "")]
+)
+def test_a_promotion_of_a_version_that_did_not_pass_the_gate_warns(verdict: str | None, warning: str) -> None:
+    store, registry = world()
+    registry.versions["3"] |= {"evaluation": verdict} if verdict else {}
+    planned = manual.plan(store, registry.client, "promote", "3", "", NOW)
+    assert (warning in planned.warning) and bool(planned.warning) == bool(warning)
+    assert ("Warning: version 3" in planned.summary()) == bool(warning)
+    assert manual.promote(store, registry.client, "3", "ada", "", NOW).experiment.challenger == "3", "it is a person's choice"
+    registry.versions["1"]["evaluation"] = "failed"
+    assert not manual.plan(store, registry.client, "roll_back", "1", "", NOW + 1).warning
+
+
 def test_the_challenger_is_promoted_and_rolled_back_by_hand() -> None:
     store, registry = world()
     experiment = start_test(store, registry, "2")

@@ -217,6 +217,18 @@ def test_retention_removes_old_objects_and_keeps_inputs_of_running_cycles(store:
     assert collected.accounting.requests == 1
 
 
+def test_retention_removes_what_evaluations_keep_by_its_last_write(store: MemoryStore, registry: MemoryRegistry) -> None:
+    for name in ("evaluations/a.parquet", "judgements/j/b.json"):
+        store.put(name, b"")
+    store.now += 50 * DAY
+    store.put("evaluations/new.parquet", b"")
+    limits = LIMITS.model_copy(update={"retention": Retention(evaluations_days=60)})
+    retained = retain(store, registry.client, limits, NOW + 61 * DAY, dry_run=False)
+    assert retained.evaluations == ("evaluations/a.parquet", "judgements/j/b.json")
+    assert "2 of evaluations" in retained.summary()
+    assert list(store.keys("evaluations/")) == ["evaluations/new.parquet"] and not list(store.keys("judgements/"))
+
+
 def test_a_retention_shorter_than_the_window_is_refused() -> None:
     limits = LIMITS.model_copy(update={"retention": Retention(events_days=7)})
     with pytest.raises(TooShort, match=r"retention.events_days = 7, expected at least 9: .*TABLOOP_RETENTION__EVENTS_DAYS"):

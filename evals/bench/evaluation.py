@@ -1,0 +1,165 @@
+"""The cost of a cycle's held-out evaluation: 1,000 places in all metrics without a judge, by part, beside the serving engines.
+
+The same evaluation by transformers in a process of its own, as cycles did before they had an engine, stands beside it.
+"""
+
+import asyncio
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from evals.bench.figures import Figure, figure
+from evals.compare.scoring import Contestant, ScoredModels, score_models
+from evals.completions import set_of
+from evals.engine import EngineModels, engine_models
+from evals.evaluation import held_out_positions
+from evals.gate import judge_candidate
+from evals.metrics.intervals import estimates
+from evals.models import Models, Progress, Prompt
+from infra import settings as configuration
+from infra.settings import ROOT, Settings
+from infra.settings.schema import Sampling
+
+SIZES = (250, 500, 1000)
+MOST_SECONDS = 90.0
+"""For the largest size."""
+MOST_GROWTH = 1.25
+"""Of the time per place, from the smallest to the largest size: the cost is linear."""
+MOST_RATIO = 1.0
+"""Time of a cycle's evaluation over that of transformers, at the demo's size."""
+
+
+@dataclass
+class Timed:
+    """Models whose time is measured by part."""
+
+    models: Models
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    @property
+    def name(self) -> str:
+        """See models.Models."""
+        return self.models.name
+
+    def sample(
+        self, checkpoint: Path, prompts: Sequence[Prompt], sampling: Sampling, ends: Sequence[int], progress: Progress
+    ) -> list[tuple[int, ...]]:
+        """See models.Models."""
+        began = time.monotonic()
+        found = self.models.sample(checkpoint, prompts, sampling, ends, progress)
+        self.seconds["greedy" if sampling.temperature == 0 else "sampled"] += time.monotonic() - began
+        return found
+
+    def score(self, checkpoint: Path, rows: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[tuple[float, ...]]:
+        """See models.Models."""
+        began = time.monotonic()
+        found = self.models.score(checkpoint, rows)
+        self.seconds["truths"] += time.monotonic() - began
+        return found
+
+
+async def run(settings: Settings) -> list[Figure]:
+    """Run the benchmark and return its figures."""
+    return await asyncio.to_thread(measure, settings)
+
+
+def measure(settings: Settings) -> list[Figure]:
+    """Evaluate one model at each size, then two at the demo's size in both ways."""
+    figures: list[Figure] = []
+    with tempfile.TemporaryDirectory() as folder, engine_models(settings, "") as engine:
+        base, candidate = configuration.path(settings.model.base), copy(settings, Path(folder) / "candidate")
+        score(engine, [base], 50, settings)  # the engine's first prompts compile what the others use
+        per_place = []
+        for size in SIZES:
+            parts = one_model(engine, [base], size, settings)
+            per_place.append(sum(parts.values()) / size)
+            largest = MOST_SECONDS if size == SIZES[-1] else None
+            figures.append(figure(f"evaluation.{size}_places", sum(parts.values()), "s", most=largest))
+        figures += [figure(f"evaluation.{SIZES[-1]}_places.{part}", value, "s") for part, value in parts.items()]
+        growth = per_place[-1] / per_place[0]
+        figures.append(figure("evaluation.growth_per_place", growth, f"{SIZES[0]} to {SIZES[-1]} places", most=MOST_GROWTH))
+        began = time.monotonic()
+        scored = score(engine, [base, candidate], settings.evaluate.samples, settings)
+        finish(scored, settings)
+        by_engine = time.monotonic() - began
+        figures += compared(by_engine, by_transformers([base, candidate], settings), settings)
+    return figures
+
+
+def compared(by_engine: float, by_transformers: float, settings: Settings) -> list[Figure]:
+    """Return both times and their ratio."""
+    size = f"s, two models at {settings.evaluate.samples} places"
+    return [
+        figure("evaluation.cycle.engine", by_engine, size),
+        figure("evaluation.cycle.transformers", by_transformers, f"{size}, sampled once, without truths"),
+        figure("evaluation.cycle.ratio", by_engine / by_transformers, "of transformers", most=MOST_RATIO),
+    ]
+
+
+def copy(settings: Settings, folder: Path) -> Path:
+    """Return a copy of the base model in a folder, which the engine loads like any candidate."""
+    shutil.copytree(configuration.path(settings.model.base), folder)
+    return folder
+
+
+def one_model(engine: EngineModels, checkpoints: Sequence[Path], size: int, settings: Settings) -> dict[str, float]:
+    """Return the seconds of each part of one model's evaluation."""
+    timed, began = Timed(engine), time.monotonic()
+    scored = score(timed, checkpoints, size, settings)
+    made = time.monotonic()
+    finish(scored, settings)
+    metrics = made - began - sum(timed.seconds.values())
+    return dict(timed.seconds) | {"metrics": metrics, "intervals_and_gate": time.monotonic() - made}
+
+
+def score(models: Models, checkpoints: Sequence[Path], size: int, settings: Settings) -> ScoredModels:
+    """Complete and score places with each checkpoint, as a cycle does, and keep nothing."""
+    contestants = {str(folder): Contestant(folder, settings.serving.sampling) for folder in checkpoints}
+    places = set_of(held_out_positions(size, settings.evaluate.seed))
+    return score_models(contestants, [places], settings, models, greedy=True)
+
+
+def finish(scored: ScoredModels, settings: Settings) -> None:
+    """Compute what evaluation.json holds beside the scores: intervals of all metrics, and the gate's verdict."""
+    for scores in (*scored.scores.values(), *scored.greedy.values()):
+        measured = [row.measured for row in scores.by_position if row.measured]
+        estimates(measured, [row.cluster for row in scores.by_position])
+    rows = [scores.by_position for scores in scored.scores.values()]
+    judge_candidate(rows[-1], rows[0], settings.evaluate.gate)
+
+
+def by_transformers(checkpoints: Sequence[Path], settings: Settings) -> float:
+    """Return the seconds in which a process of its own completes the demo's places with each checkpoint by transformers.
+
+    Raises:
+        RuntimeError: it failed.
+    """
+    began = time.monotonic()
+    command = [sys.executable, "-m", "evals.bench.evaluation", json.dumps([str(folder) for folder in checkpoints])]
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if process.returncode:
+        raise RuntimeError(f"transformers: exit status {process.returncode}: {process.stderr[-2000:]}")
+    return time.monotonic() - began
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Complete the demo's places with checkpoints by transformers, each line up to its end, and score them."""
+    from evals.evaluation import evaluate
+    from evals.judge import ReferenceJudge
+
+    settings = configuration.load()
+    places = held_out_positions(settings.evaluate.samples, settings.evaluate.seed)
+    for folder in json.loads(arguments[0]):
+        sampling, seed = settings.serving.sampling, settings.evaluate.seed
+        evaluate(Path(folder), places, settings.model, sampling, ReferenceJudge(), seed=seed)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
