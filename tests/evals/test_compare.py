@@ -95,7 +95,7 @@ def test_the_command_compares_directories(
     client = runs.connect(settings.registry)
     experiment = client.get_experiment_by_name("tabloop-comparisons")
     (run,) = client.search_runs([experiment.experiment_id])
-    assert run.data.params["verdict.1"] == "undecided" and run.data.params["places"] == "24"
+    assert run.data.params["verdict.1"] == "undecided" and run.data.params["places"] == "26"
     assert "model_1.edit_similarity.difference.low" in run.data.metrics
     table = json.loads(Path(client.download_artifacts(run.info.run_id, runs.TABLE, str(tmp_path))).read_text())
     assert len(table["data"]) == 26 and "model_1: completion" in table["columns"], "two places are for silence"

@@ -244,7 +244,8 @@ def test_forgetting_a_user_and_retention_reach_the_teams_own_set_and_its_complet
 def test_a_manifest_without_sets_is_scored_on_those_of_the_settings_compared_with_all_that_was_trained(
     store: MemoryStore,
 ) -> None:
-    settings, sealed = Evaluate(samples=12), manifest("c1")
+    packages = HeldOut(name="packages", kind="packages", silent=0.0)
+    settings, sealed = Evaluate(samples=12, sets=(packages,)), manifest("c1")
     asked: list[list[str]] = []
 
     def hashes_of(manifests: Sequence[Manifest]) -> tuple[Hashes, tuple[str, ...]]:
@@ -269,7 +270,7 @@ def test_a_place_that_the_cycle_trained_on_is_left_out_though_sealing_missed_it(
 
 
 def test_a_cycle_of_a_team_that_writes_typescript_and_go_is_evaluated_on_both(store: MemoryStore, tmp_path: Path) -> None:
-    shop = HeldOut(name="shop", kind="directory", path=ROOT / "tests/data/code", share=1.0, places=60)
+    shop = HeldOut(name="shop", kind="directory", path=ROOT / "tests/data/code", share=1.0, places=60, silent=0.0)
     gate = Gate(min_places=30, min_slice_places=10)
     settings = Settings(evaluate=Evaluate(sets=(shop,), gate=gate))
     text = reader(store)
