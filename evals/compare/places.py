@@ -32,17 +32,10 @@ def named_sets(evaluate: Evaluate, names: Sequence[str], languages: Sequence[str
     sized = [one.model_copy(update={"places": count, "seed": evaluate.seed}) if count else one for one in wanted]
     given = evaluate.model_copy(update={"samples": count or evaluate.samples})
     built = [build(one.model_copy(update={"languages": tuple(languages) or one.languages}), given) for one in sized]
-    found = tuple(one for one in (_of_languages(places, languages) for places in built) if one.places)
+    found = tuple(one for one in built if one.places)
     if not found:
         raise UnknownSet(
             f"sets {[one.name for one in wanted]}: no place in the languages {list(languages)}; `python -m evals.heldout` shows "
             "which they have"
         )
     return found
-
-
-def _of_languages(found: Places, languages: Sequence[str]) -> Places:
-    """Return the places of some languages; the installed packages, which are Python, are not filtered when they are read."""
-    if not languages:
-        return found
-    return Places(found.name, tuple(place for place in found.places if place.language in languages), found.left_out)

@@ -29,6 +29,8 @@ def build(wanted: HeldOut, evaluate: Evaluate) -> Places:
 
 
 def _packages(wanted: HeldOut, count: int, seed: int) -> Places:
+    if not directory.spoken("py", wanted.languages):
+        return Places(wanted.name, (), {"other_language": count})  # the packages are Python alone
     sources = positions.scored_sources(positions.read_sources(held_out_files(), [site_packages()]))
     drawn = positions.sample_positions(sources, count, seed)
     quiet = silent.positions(sources, round(wanted.silent * count), str(seed))

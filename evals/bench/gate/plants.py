@@ -42,6 +42,8 @@ def plant_of(check: Check, pool: Sequence[PositionScore]) -> Plant:
             return sometimes(margin / (1 - mean), lambda s: measured_as(s, commented=1.0))
         case "passed":
             return sometimes(margin / mean, lambda s: measured_as(s, passed=0.0))
+        case "silent":
+            return sometimes(margin / mean, lambda s: measured_as(s, silent=0.0))
         case "syntax":
             return sometimes(margin / (1 - mean), lambda s: measured_as(s, breaks_syntax=1.0))
         case "repetition":

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 from tokenizers import Tokenizer
 
@@ -181,6 +182,19 @@ def test_the_teams_own_set_holds_later_text_and_files_that_training_never_touche
     assert {one.file for one in found.places} - later == held
     assert all(one.prefix == f"value_{one.id.split('-')[0]} = " and one.truth.startswith("settled_") for one in found.places)
     assert found.left_out["short"] == 1
+
+
+def test_the_teams_own_set_has_places_at_which_developers_wrote_nothing(store: MemoryStore, collected: Collected) -> None:
+    empty = pl.when(pl.col("id").is_in(["97-a", "98-a"])).then(pl.lit("")).otherwise("settled")
+    accounting = replace(collected.accounting, classified=collected.accounting.classified.with_columns(settled=empty))
+    found = team.places(store, collected.plan.partitions, accounting, OWN, 10, lines=1)
+    (quiet,) = [place for place in found.places if not place.truth]
+    assert quiet.id in ("97-a", "98-a") and quiet.prefix.startswith("value_9"), "a tenth of ten places"
+    none = OWN.model_copy(update={"silent": 0.0})
+    assert all(place.truth for place in team.places(store, collected.plan.partitions, accounting, none, 10, lines=1).places)
+    other = OWN.model_copy(update={"languages": ("cobol",)})
+    nothing = team.places(store, collected.plan.partitions, accounting, other, 10, lines=1)
+    assert nothing.places == () and nothing.left_out["other_language"] > 0
 
 
 def test_developers_take_turns_in_a_set_that_is_smaller_than_what_they_wrote(store: MemoryStore, collected: Collected) -> None:
