@@ -36,7 +36,7 @@ async def url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
         "max_model_len": POSITIONS,
         "max_num_seqs": 8,
         "chat_template": str(folder / "template.jinja"),
-        "structured_outputs_config": json.dumps({"disable_any_whitespace": True}),
+        "structured_outputs_config": json.dumps({"backend": "xgrammar", "disable_any_whitespace": True}),
     }
     serving = shipped.serving.model_copy(update={"engine_arguments": arguments})
     stack = shipped.stack.model_copy(update={"state": folder / "stack"})
