@@ -32,7 +32,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Train, score, print the table and write it to the folder; exit code 1 if something is missing."""
     parser = argparse.ArgumentParser(prog="python -m tasks.judged", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--out", type=Path, help="folder of samples, checkpoints and result.json (default: judged.folder)")
-    parser.add_argument("--recipes", nargs="*", choices=(recipes.OURS, recipes.GROUP), default=[recipes.OURS, recipes.GROUP])
+    parser.add_argument(
+        "--recipes",
+        nargs="*",
+        choices=(recipes.OURS, recipes.GROUP),
+        default=[recipes.OURS, recipes.GROUP],
+        help="what to train (default: both)",
+    )
     options = parser.parse_args(arguments)
     settings, console, began = configuration.load(), Console(), time.monotonic()
     folder, base = configuration.path(options.out or settings.judged.folder), configuration.path(settings.model.base)
