@@ -56,6 +56,8 @@ class Check:
     """Empty: all places."""
     margin: float
     column: Column
+    slices: tuple[str, ...] = ()
+    """Slices of a place that put it among those of the check; empty: all places."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ def slice_checks(
     whole = guardrail.measure.column(candidate, champion)
     found, told = slices.of_scores(champion, whole.known, settings.min_slice_places)
     checks = []
-    for name, within in found.items():
+    for name, one in found.items():
         margin = settings.slice_margins.get(name, settings.margins.slices)
-        checks.append(Check(guardrail, name, margin, replace(whole, known=whole.known & within)))
+        checks.append(Check(guardrail, name, margin, replace(whole, known=whole.known & one.within), one.names))
     return checks, told

@@ -1,6 +1,7 @@
 """The parts of the places in which the gate looks for a loss that the whole does not show."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -8,11 +9,26 @@ from evals.scores import PositionScore
 
 POOLED = ("language", "project", "set")
 """Kinds of slices whose small ones count together: a loss in a language with few places would otherwise go unseen."""
-TOGETHER = ", together"
 
 
-def of_scores(scores: Sequence[PositionScore], known: np.ndarray, least: int) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Return whether each place is in a slice, [N], for each slice that is large enough, and what is said of the others.
+@dataclass(frozen=True, eq=False)
+class Slice:
+    """Places that are looked at by themselves."""
+
+    names: tuple[str, ...]
+    """As in PositionScore.slices; several where small ones count together."""
+    within: np.ndarray
+    """[N], whether each place is in it."""
+
+    @classmethod
+    def of(cls, names: Sequence[str], scores: Sequence[PositionScore]) -> "Slice":
+        """Return the places that have one of the names."""
+        wanted = frozenset(names)
+        return cls(tuple(names), np.array([not wanted.isdisjoint(score.slices) for score in scores], dtype=bool))
+
+
+def of_scores(scores: Sequence[PositionScore], known: np.ndarray, least: int) -> tuple[dict[str, Slice], list[str]]:
+    """Return the slices that are large enough by name, and what is said of the others.
 
     A slice that holds all places is none. Of languages, projects and sets, those that are too small make one slice together.
 
@@ -20,33 +36,21 @@ def of_scores(scores: Sequence[PositionScore], known: np.ndarray, least: int) ->
         known: whether each place counts, [N].
         least: least number of places of a slice.
     """
-    found: dict[str, np.ndarray] = {}
+    found: dict[str, Slice] = {}
     told: dict[str, str] = {}
     for name in sorted({name for score in scores for name in score.slices}):
-        within = _within(scores, name)
-        count = int((known & within).sum())
-        if within[known].all():
+        one = Slice.of([name], scores)
+        count = int((known & one.within).sum())
+        if one.within[known].all():
             continue
         if count >= least:
-            found[name] = within
+            found[name] = one
         else:
             told[name] = f"{name}: {count} places, a verdict needs {least}"
     for kind in POOLED:
         small = [name for name in told if name.startswith(f"{kind}: ")]
-        together = f"{kind}: {', '.join(name.removeprefix(f'{kind}: ') for name in small)}{TOGETHER}"
-        within = _within(scores, together)
-        if len(small) > 1 and (known & within).sum() >= least and not within[known].all():
-            found[together] = within
-            told |= {name: f"{told[name]}; it counts with {together}" for name in small}
+        together, name = Slice.of(small, scores), f"{kind}: {len(small)} small ones"
+        if len(small) > 1 and (known & together.within).sum() >= least and not together.within[known].all():
+            found[name] = together
+            told |= {one: f"{told[one]}; it counts with {name}" for one in small}
     return found, list(told.values())
-
-
-def holds(slice: str, score: PositionScore) -> bool:
-    """Return whether a place is in a slice, which may be of several values."""
-    kind, _, value = slice.partition(": ")
-    values = value.removesuffix(TOGETHER).split(", ") if value.endswith(TOGETHER) else [value]
-    return any(f"{kind}: {one}" in score.slices for one in values)
-
-
-def _within(scores: Sequence[PositionScore], slice: str) -> np.ndarray:
-    return np.array([holds(slice, score) for score in scores], dtype=bool)

@@ -94,8 +94,8 @@ def main(arguments: list[str], variables: Mapping[str, str]) -> int:
     parser.add_argument("--version", help="version label of --model")
     options = parser.parse_args(arguments)
     settings = settings_.load()
-    url, token = evaluation_address(settings) if options.evaluation else slot_address(settings, options.slot)
     check_arguments(settings.serving.engine_arguments)
+    url, token = evaluation_address(settings) if options.evaluation else slot_address(settings, options.slot)
     for name, value in environment(settings).items():
         if name not in variables:
             os.environ[name] = value

@@ -90,7 +90,7 @@ def test_small_languages_count_together_and_a_slice_may_have_its_own_margin() ->
     languages = ["go", "rs", "kt", "py", "py", "py"]
     champion = [replace(s, slices=(f"language: {languages[i % 6]}",)) for i, s in enumerate(scores())]
     result = judge_candidate(champion, champion, SETTINGS)
-    together = "language: go, kt, rs, together"
+    together = "language: 3 small ones"
     assert {f.slice for f in result.findings} == {"", "language: py", together}
     assert f"language: go: 40 places, a verdict needs 60; it counts with {together}" in result.left_out
     worse = [replace(s, edit_similarity=s.edit_similarity + (0.3 if "language: py" in s.slices else -0.3)) for s in champion]

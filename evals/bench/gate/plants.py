@@ -10,7 +10,6 @@ from evals.compare.measures import surprisal
 from evals.gate import Check
 from evals.metrics.habits import repetition
 from evals.scores import PositionScore
-from evals.slices import holds
 
 POPULAR = "return self._popular_answer"
 STUTTER = "x x x x x x x x x x"
@@ -25,7 +24,7 @@ def plant_of(check: Check, pool: Sequence[PositionScore]) -> Plant:
     mean = float(np.nanmean(check.guardrail.measure.values(pool)))
     match name:
         case "edit_similarity":
-            return shifted(lambda s: replace(s, edit_similarity=s.edit_similarity - margin), check.slice)
+            return shifted(lambda s: replace(s, edit_similarity=s.edit_similarity - margin), check.slices)
         case "judged":
             return shifted(lambda s: replace(s, judged=(s.judged or 0.0) - margin))
         case "matching_characters":
@@ -67,9 +66,10 @@ def popular(score: PositionScore) -> PositionScore:
     return replace(score, completion=POPULAR)
 
 
-def shifted(change: Callable[[PositionScore], PositionScore], slice: str = "") -> Plant:
-    """Return a plant that changes each place, of one slice where it is named."""
-    return lambda scores, _: [change(s) if not slice or holds(slice, s) else s for s in scores]
+def shifted(change: Callable[[PositionScore], PositionScore], slices: Sequence[str] = ()) -> Plant:
+    """Return a plant that changes each place, of some slices where they are named."""
+    wanted = frozenset(slices)
+    return lambda scores, _: [change(s) if not wanted or not wanted.isdisjoint(s.slices) else s for s in scores]
 
 
 def sometimes(share: float, change: Callable[[PositionScore], PositionScore]) -> Plant:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from infra.settings import ROOT
-from serving.engine.__main__ import check_arguments
+from infra.settings import ROOT, Settings
+from infra.settings.schema import Evaluate, Serving
+from serving.engine.__main__ import check_arguments, choose_model, evaluation_address
 
 
 @pytest.mark.parametrize(
@@ -27,6 +28,14 @@ def test_arguments_with_which_vllm_serves_wrong_results_are_refused(arguments: d
 
 def test_other_arguments_are_accepted() -> None:
     check_arguments({"enable_lora": False, "speculative_config": None, "max_model_len": 512, "enable_prefix_caching": False})
+
+
+def test_the_evaluations_engine_needs_a_token_of_its_own() -> None:
+    with pytest.raises(SystemExit, match=r"evaluate\.engine_token is not set: .*TABLOOP_EVALUATE__ENGINE_TOKEN"):
+        evaluation_address(Settings(serving=Serving(engine_token="secret")))
+    own = Evaluate(engine_url="http://127.0.0.1:1", engine_token="own")
+    assert evaluation_address(Settings(evaluate=own)) == ("http://127.0.0.1:1", "own")
+    assert choose_model(Settings(), None, None, None) == (ROOT / "infra/base_model", "0")
 
 
 def test_an_engine_with_a_refused_argument_exits_with_the_reason(tmp_path: Path) -> None:
