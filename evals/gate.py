@@ -76,8 +76,8 @@ def judge_candidate(
             f"gate: {len(candidate)} places of the candidate, {len(places)} others of the champion; score both on one set"
         )
     asked = checks_of(candidate, champion, settings, judge_counts=judge_counts)
-    if len(places) < settings.min_places:
-        reason = f"{len(places)} places; evaluate.gate.min_places asks for {settings.min_places}"
+    if (count := sum(score.asks for score in champion)) < settings.min_places:
+        reason = f"{count} places; evaluate.gate.min_places asks for {settings.min_places}"
         return GateResult("undecided", reason, (), asked.left_out)
     levels = Levels(settings.alpha, settings.alpha / len(asked.checks))
     found = differences([check.column for check in asked.checks], [score.cluster for score in champion], levels)

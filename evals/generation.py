@@ -41,7 +41,9 @@ class Generator:
         ValueError: the checkpoint has no tokenizer.json.
     """
 
-    def __init__(self, checkpoint: Path, model: Model, device: str | None = None, threads: int = 1) -> None:
+    def __init__(
+        self, checkpoint: Path, model: Model, device: str | None = None, threads: int = 1, dtype: str = "float32"
+    ) -> None:
         # On cores that other processes use too, two threads wait for each other and take 4 times the CPU time of one.
         torch.set_num_threads(threads)
         self._device = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -50,7 +52,7 @@ class Generator:
             raise ValueError(f"checkpoint {checkpoint}: no tokenizer.json; give a Hugging Face layout (`make base` makes one)")
         self._tokenizer = Tokenizer.from_file(str(tokenizer))
         self._renderer = Renderer(self._tokenizer, model.fim_order, model.max_prefix_tokens, model.max_suffix_tokens)
-        self._model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+        self._model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=getattr(torch, dtype)).eval()
         self._model.to(device=self._device)
         ends = [self._tokenizer.token_to_id(token) for token in SPECIAL_TOKENS]
         self._end_ids = {end for end in ends if end is not None}
@@ -72,15 +74,18 @@ class Generator:
         seed: int,
         batch: int = 64,
         progress: Callable[[int], None] | None = None,
+        *,
+        whole: bool = False,
     ) -> list[SampledCompletion]:
         """Return the same completions with their tokens and log-probabilities (those at temperature 1 where it is 0).
 
         Args:
             progress: called with the number of completions of each batch that is done.
+            whole: complete further lines too, up to the end token; else up to a token with a newline.
         """
         prompts = self.prompts(contexts)
         draws = [(seed, row) for row in range(len(prompts))]
-        return self.sample_prompts(prompts, draws, max_tokens, temperature, batch=batch, progress=progress)
+        return self.sample_prompts(prompts, draws, max_tokens, temperature, newlines=whole, batch=batch, progress=progress)
 
     def sample_prompts(
         self,

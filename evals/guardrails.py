@@ -24,18 +24,23 @@ class Guardrail:
     worse: Literal["less", "more"]
     meaning: str
     """What is wrong with a candidate that fails it."""
+    where_known: bool = False
+    """Whether the places alone tell where it applies, as by their language: it is not checked where it applies at too few."""
 
 
 GUARDRAILS = (
     Guardrail("exact", BY_NAME["exact"], "less", "right less often"),
     Guardrail("edit_similarity", BY_NAME["edit_similarity"], "less", "less similar to the true text"),
     Guardrail("matching_characters", BY_NAME["matching_characters"], "less", "fewer right characters from the start"),
+    Guardrail("passed", BY_NAME["passed"], "less", "passes fewer tests", where_known=True),
     Guardrail("judged", BY_NAME["judged"], "less", "scored lower by the judge"),
+    Guardrail("syntax", BY_NAME["syntax"], "more", "breaks the syntax of files more often", where_known=True),
+    Guardrail("silent", BY_NAME["silent"], "less", "writes more often where nothing should be written", where_known=True),
     # A policy that is rewarded for what developers do finds these first.
     Guardrail("empty", BY_NAME["empty"], "more", "empty more often"),
     Guardrail("shorter", BY_NAME["length"], "less", "shorter"),
     Guardrail("longer", BY_NAME["length"], "more", "longer"),
-    Guardrail("comments", BY_NAME["comments"], "more", "writes comments more often"),
+    Guardrail("comments", BY_NAME["comments"], "more", "writes comments more often", where_known=True),
     Guardrail("repetition", BY_NAME["repetition"], "more", "repeats itself more"),
     Guardrail("variety", BY_NAME["variety"], "less", "gives the same answers more often"),
     Guardrail("drift", BY_NAME["drift"], "more", "further from the champion's distribution"),
@@ -75,9 +80,18 @@ def checks_of(
         elif guardrail.name == "judged" and not judge_counts:
             left_out.append("judged: the judge's scores do not count")
         else:
-            checks.append(Check(guardrail, "", margin, guardrail.measure.column(candidate, champion)))
+            column = guardrail.measure.column(candidate, champion)
+            few = too_few(column, champion, settings.min_slice_places) if guardrail.where_known else ""
+            checks += [] if few else [Check(guardrail, "", margin, column)]
+            left_out += [f"{guardrail.name}: {few}"] if few else []
     sliced, too_small = slice_checks(candidate, champion, settings)
     return Checks((*checks, *sliced), (*left_out, *too_small))
+
+
+def too_few(column: Column, scores: Sequence[PositionScore], least: int) -> str:
+    """Return why a measure that some places do not have cannot be checked; the empty text where it can."""
+    known, asked = int(column.known.sum()), sum(score.asks for score in scores)
+    return f"known at {known} of {asked} places, a verdict needs {least}" if known < min(least, max(asked, 1)) else ""
 
 
 def slice_checks(

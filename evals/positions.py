@@ -69,6 +69,11 @@ class Position:
         """Its name among the places that are scored together in one set."""
         return self.id or f"{self.file}:{self.offset}"
 
+    @property
+    def asks(self) -> bool:
+        """Whether something should be written here; else a model should be silent."""
+        return bool(self.truth.strip())
+
 
 class Code:
     """Source files from which positions are drawn, each file with the weight of its number of lines.
@@ -88,15 +93,23 @@ class Code:
 
         `several_lines`: the share of positions whose removed span covers one to three further lines.
         """
-        line = rng.randrange(self._ends[-1])
-        index = bisect_left(self._ends, line + 1)
-        source = self.sources[index]
-        number = line - (self._ends[index] - len(source.lines))
+        source, number = self._draw_line(rng)
         start, end = source.lines[number]
         last = number + (rng.randint(1, 3) if rng.random() < several_lines else 0)
         stop = source.lines[min(last, len(source.lines) - 1)][1]
         cursor = start + draw_column(source.text[start:end], rng)
         return position_at(source, cursor, stop)
+
+    def draw_line_end(self, rng: random.Random) -> tuple[Source, int]:
+        """Return a source and the offset of the end of one of its lines, each line equally likely."""
+        source, number = self._draw_line(rng)
+        return source, source.lines[number][1]
+
+    def _draw_line(self, rng: random.Random) -> tuple[Source, int]:
+        line = rng.randrange(self._ends[-1])
+        index = bisect_left(self._ends, line + 1)
+        source = self.sources[index]
+        return source, line - (self._ends[index] - len(source.lines))
 
 
 def position_at(source: Source, cursor: int, stop: int) -> Position:

@@ -55,6 +55,11 @@ class PositionScore:
         """The file, whose places are alike; another set's or project's file of the same path is another one."""
         return "/".join((self.set, self.project, self.file))
 
+    @property
+    def asks(self) -> bool:
+        """Whether something should be written at the place; else only silence counts."""
+        return bool(self.truth.strip())
+
 
 @dataclass(frozen=True)
 class Mean:
@@ -118,7 +123,12 @@ def score_position(
 
 
 def slices_of(position: positions.Position, set: str = "") -> tuple[str, ...]:
-    """Return the parts that a place is in: language, length of the true text, where in its line it is, set, project."""
+    """Return the parts that a place is in: language, length of the true text, where in its line it is, set, project.
+
+    A place where nothing should be written is in none.
+    """
+    if not position.asks:
+        return ()
     before = position.prefix.rsplit("\n", 1)[-1]
     size = len(position.truth.strip())
     length = f"up to {SHORT}" if size <= SHORT else f"up to {LONG}" if size <= LONG else f"above {LONG}"
@@ -131,18 +141,19 @@ def slices_of(position: positions.Position, set: str = "") -> tuple[str, ...]:
 
 
 def summarise(by_position: tuple[PositionScore, ...], judge: str, temperature: float, seconds: float = 0.0) -> Scores:
-    """Return the means over the positions."""
-    judged = [score.judged for score in by_position if score.judged is not None]
+    """Return the means over the positions at which something should be written."""
+    asked = [score for score in by_position if score.asks]
+    judged = [score.judged for score in asked if score.judged is not None]
     return Scores(
         judge=judge,
         temperature=temperature,
-        exact=mean([float(score.exact) for score in by_position]),
-        edit_similarity=mean([score.edit_similarity for score in by_position]),
-        matching_characters=mean([float(score.matching_characters) for score in by_position]),
+        exact=mean([float(score.exact) for score in asked]),
+        edit_similarity=mean([score.edit_similarity for score in asked]),
+        matching_characters=mean([float(score.matching_characters) for score in asked]),
         judged=mean(judged),
-        empty=mean([float(not score.completion.strip()) for score in by_position]),
-        length=mean([float(len(score.completion)) for score in by_position]),
-        judge_failures=1 - len(judged) / len(by_position) if by_position else math.nan,
+        empty=mean([float(not score.completion.strip()) for score in asked]),
+        length=mean([float(len(score.completion)) for score in asked]),
+        judge_failures=1 - len(judged) / len(asked) if asked else math.nan,
         seconds=seconds,
         by_position=by_position,
     )

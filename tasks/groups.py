@@ -3,8 +3,8 @@
 python -m tasks.groups --out var/groups --positions 200
 
 GRPO's setting (Shao et al. 2024, "DeepSeekMath", section 4.1.2): a group of completions at the same place and no value model.
-Places lie where simulated developers type, never where models are scored. The reward is the judge's score divided by the highest
-score. `--estimator` selects how advantages are estimated. The trainer runs the written job as it runs the job of a cycle.
+Places lie where simulated developers type, never where models are scored. The reward is the score of `judged.judge` divided by
+the highest score. `--estimator` selects how advantages are estimated. The trainer runs the written job as that of a cycle.
 """
 
 import argparse
@@ -50,7 +50,9 @@ def sample_groups(
     repeated = [place for place in places for _ in range(group_size)]
     sampling = settings.serving.sampling
     contexts = [(p.prefix, p.suffix) for p in repeated]
-    completions = generator.sample(contexts, sampling.max_tokens, sampling.exploring_temperature, seed)
+    completions = generator.sample(
+        contexts, sampling.max_tokens, sampling.exploring_temperature, seed, whole=settings.judged.whole_text
+    )
     items = [judges.Item(p.prefix, p.suffix, d.text.rstrip("\n"), p.truth) for p, d in zip(repeated, completions, strict=True)]
     scores = judge.score(items)
     samples: list[Sample] = []
@@ -98,11 +100,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     checkpoint = configuration.path(options.checkpoint or settings.model.base)
     sources = positions.developer_sources(positions.read_sources(held_out_files(), [site_packages()]))
     places = positions.sample_positions(sources, options.positions, options.seed)
-    generator, judge = Generator(checkpoint, settings.model), judges.build(settings.evaluate.judge)
+    generator, judge = Generator(checkpoint, settings.model), judges.build(settings.judged.judge)
     grouped = sample_groups(generator, judge, places, options.group, settings, options.seed)
     if not grouped.samples:
         message = f"judge {judge.name}: scored none of {len(places)} groups, {grouped.failed} judgements failed"
-        print(f"{message}; check the setting evaluate.judge", file=sys.stderr)
+        print(f"{message}; check the setting judged.judge", file=sys.stderr)
         return 1
     folder = configuration.path(options.out)
     folder.mkdir(parents=True, exist_ok=True)

@@ -50,6 +50,7 @@ NOT_RUN = {
     r"make docs": "builds pages, which needs packages that only it installs",
     r"python -m evals\.(bench|compare|demo|evaluation|developers)( (?!--help$).*)?": "takes minutes; tests/evals runs the parts",
     r"(TABLOOP_\S+ )?python -m tasks\.([\w.]*bench_\w+|groups|trainer\.\w+)( .*)?": "takes minutes; tests/tasks runs the parts",
+    r"(TABLOOP_\S+ )?python -m tasks\.judged( .*)?": "takes minutes; tests/tasks/judged runs the parts",
     r"python -m (serving|serving\.engine)( .*)?": "serves until it is stopped; `make up` starts it",
     r"python -m flows\.\w+": "trains; tests/flows runs the flows",
     r"python -m (tasks\.offline)": "needs a file; the full form is run",

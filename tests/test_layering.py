@@ -27,7 +27,7 @@ ORDER = {
 }
 ONLY_STEPS = "prefect"
 """Package that only tasks/steps imports among the sub-rooms of tasks."""
-MOST_AT_TOP = {"tasks": 13, "serving": 8}
+MOST_AT_TOP = {"tasks": 14, "serving": 8}
 MOST_LINES = 400
 TOP_DIRECTORIES = {"flows", "tasks", "serving", "evals", "infra", "tests", ".ci"}
 TOP_FILES = {

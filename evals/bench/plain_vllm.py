@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,8 @@ async def plain_vllm(settings: Settings, http: aiohttp.ClientSession) -> AsyncIt
         await stream_completion(http, url, {"model": "plain", "prompt": "x", "max_tokens": 4, "stream": True})
         yield url
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it ended by itself
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 

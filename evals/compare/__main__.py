@@ -14,12 +14,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from evals.compare import report, runs
 from evals.compare.comparison import compare
-from evals.compare.models import UnknownModel, find_models, in_registry
+from evals.compare.models import find_models, in_registry
+from evals.compare.places import named_sets
 from evals.compare.scoring import Contestant, ScoredModels, score_models
 from evals.completions import set_of
-from evals.evaluation import held_out_positions
+from evals.heldout.sets import Places, position_of
 from evals.in_process import InProcess
 from evals.positions import Position
+from evals.sandbox.scored import with_tests
 from infra import settings as configuration
 from infra.settings import Settings
 from infra.store import ObjectStore
@@ -31,9 +33,12 @@ def parse(settings: Settings, arguments: Sequence[str] | None) -> argparse.Names
     parser.add_argument(
         "models", nargs="+", metavar="MODEL", help="directory, version, champion or challenger; the baseline first"
     )
+    names = ", ".join(one.name for one in settings.evaluate.sets if one.kind != "team")
     parser.add_argument(
-        "--samples", type=int, default=settings.evaluate.samples, help="number of held-out places (default %(default)s)"
+        "--set", action="append", default=[], metavar="NAME", help=f"held-out set, may be repeated (default all of: {names})"
     )
+    parser.add_argument("--language", action="append", default=[], help="language (extension) of the places, may be repeated")
+    parser.add_argument("--samples", type=int, help="number of places of each set (default: as the settings say)")
     parser.add_argument("--seed", type=int, default=settings.evaluate.seed, help="seed of the places and of the draws")
     parser.add_argument(
         "--temperature",
@@ -62,15 +67,22 @@ def with_options(settings: Settings, options: argparse.Namespace) -> Settings:
 
 
 def score_with_progress(
-    models: dict[str, Path], places: Sequence[Position], settings: Settings, store: ObjectStore | None
+    models: dict[str, Path], found: Sequence[Places], settings: Settings, store: ObjectStore | None
 ) -> ScoredModels:
     """Score the models with a progress bar on stderr."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("places", total=len(models) * len(places))
+        task = progress.add_task("places", total=len(models) * sum(len(one.places) for one in found))
         contestants = {name: Contestant(folder, settings.serving.sampling) for name, folder in models.items()}
-        sets, local = [set_of(places)], InProcess(settings.model)
-        return score_models(contestants, sets, settings, local, store, lambda done: progress.advance(task, done))
+        sets, local = [set_of(positions(one), one.name) for one in found], InProcess(settings.model)
+        scored = score_models(contestants, sets, settings, local, store, lambda done: progress.advance(task, done))
+    programs = {(one.name, place.id): place for one in found for place in one.places if place.program}
+    return with_tests(scored, programs, settings.evaluate.test_workers)
+
+
+def positions(found: Places) -> tuple[Position, ...]:
+    """Return the places of a set as positions to complete."""
+    return tuple(map(position_of, found.places))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -81,12 +93,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     store = ObjectStore.connect(settings.store) if any(map(in_registry, options.models)) else None
     try:
         models = find_models(options.models, settings, store)
-    except UnknownModel as error:
+        sets = named_sets(settings.evaluate, options.set, options.language, options.samples)
+    except ValueError as error:
         sys.exit(f"compare: {error}")
-    places = held_out_positions(options.samples, options.seed)
-    scored = score_with_progress(models, places, settings, store)
+    scored = score_with_progress(models, sets, settings, store)
+    places = [position for one in sets for position in positions(one)]
     comparison = compare(scored, places, settings.evaluate.gate, options.examples)
     report.show(comparison, Console())
+    for reason in scored.untested:
+        Console().print(reason, markup=False, highlight=False, soft_wrap=True)
     if options.html:
         options.html.parent.mkdir(parents=True, exist_ok=True)
         options.html.write_text(report.page(comparison))

@@ -4,7 +4,6 @@ To add one: a function of a PositionScore, a row in MEASURES, and, to guard it, 
 """
 
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,6 @@ from evals.metrics.habits import repetition
 from evals.scores import PositionScore
 
 Kind = Literal["rate", "mean", "relative"]
-COMMENT = re.compile(r"(?:^|\s)(?:#|//|/\*|<!--|\"\"\"|''')")
 
 
 @dataclass(frozen=True)
@@ -39,34 +37,51 @@ class Measure:
 
 
 def each(value: Callable[[PositionScore], float | None]) -> Callable[[Sequence[PositionScore]], np.ndarray]:
-    """Return a function that applies `value` to each place; None becomes NaN."""
-    return lambda scores: np.array([math.nan if (v := value(s)) is None else float(v) for s in scores], dtype=float)
+    """Return a function that applies `value` to each place at which something should be written; None becomes NaN."""
+    return lambda scores: np.array([_number(value(s)) if s.asks else math.nan for s in scores], dtype=float)
 
 
-def has_comment(text: str) -> bool:
-    """Return whether a completion begins a comment or a documentation string."""
-    return COMMENT.search(text) is not None
+def metric(name: str) -> Callable[[Sequence[PositionScore]], np.ndarray]:
+    """Return a function that reads a metric (evals/metrics/place.py) of each place at which something should be written."""
+    return each(lambda s: getattr(s.measured, name) if s.measured else None)
+
+
+def silence(scores: Sequence[PositionScore]) -> np.ndarray:
+    """Return whether nothing is written, at places where nothing should be, [N]; NaN at the others."""
+    return np.array([_number(s.measured.silent if s.measured else None) for s in scores], dtype=float)
 
 
 def surprisal(scores: Sequence[PositionScore]) -> np.ndarray:
-    """Return -log2 of each answer's share of all answers, [N].
+    """Return -log2 of each answer's share of all answers, [N]; NaN where nothing should be written.
 
     Its mean is the entropy of the answers in bits. Its deviations from the mean are the entropy's influence function, so that its
     bootstrap is the entropy's to first order.
     """
-    answers = [score.completion.strip() for score in scores]
-    counts = Counter(answers)
-    return np.array([-math.log2(counts[answer] / len(answers)) for answer in answers], dtype=float)
+    answers = [score.completion.strip() if score.asks else None for score in scores]
+    counts = Counter(answer for answer in answers if answer is not None)
+    total = counts.total()
+    return np.array([math.nan if a is None else -math.log2(counts[a] / total) for a in answers], dtype=float)
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)
 
 
 MEASURES = (
     Measure("exact", "rate", each(lambda s: s.exact), "of the places"),
+    Measure("first_line", "rate", metric("first_line"), "of the places"),
     Measure("edit_similarity", "mean", each(lambda s: s.edit_similarity), "of 1"),
     Measure("matching_characters", "relative", each(lambda s: s.matching_characters), "of the champion's"),
+    Measure("kept_characters", "relative", metric("kept_characters"), "of the champion's"),
+    Measure("identifiers", "mean", metric("identifiers"), "of 1"),
+    Measure("passed", "rate", metric("passed"), "of the places with tests"),
     Measure("judged", "mean", each(lambda s: s.judged), "of 10"),
+    Measure("syntax", "rate", metric("breaks_syntax"), "of the places"),
+    Measure("silent", "rate", silence, "of the places where nothing should be written"),
     Measure("empty", "rate", each(lambda s: not s.completion.strip()), "of the places"),
     Measure("length", "relative", each(lambda s: len(s.completion)), "of the champion's"),
-    Measure("comments", "rate", each(lambda s: has_comment(s.completion)), "of the places"),
+    Measure("comments", "rate", metric("commented"), "of the places"),
+    Measure("comment_share", "mean", metric("comments"), "of 1"),
     Measure("repetition", "mean", each(lambda s: repetition(s.completion)), "of 1"),
     Measure("variety", "mean", surprisal, "bits"),
     Measure("likelihood", "mean", each(lambda s: s.truth_logprob), "nats a token of the true text"),

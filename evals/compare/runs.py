@@ -1,5 +1,6 @@
 """A comparison as a run in MLflow: parameters, metrics, the report, and a table that its evaluation view shows."""
 
+import json
 import math
 import os
 import re
@@ -16,13 +17,15 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 TABLE = "eval_results_table.json"
+DIGEST = 32
+"""Digits of a set's checksum that MLflow shows with a run's datasets."""
 MOST_TEXT = 400
 """Characters of a parameter."""
 
 
 def log_run(settings: Registry, comparison: Comparison, scored: ScoredModels) -> str:
     """Log a comparison to the experiment `MODEL-comparisons` and return the run's id."""
-    from mlflow.entities import Metric, Param
+    from mlflow.entities import Dataset, DatasetInput, Metric, Param
 
     client = connect(settings)
     name = f"{settings.model}-comparisons"
@@ -33,6 +36,9 @@ def log_run(settings: Registry, comparison: Comparison, scored: ScoredModels) ->
     metrics = [Metric(key, value, now, 0) for key, value in metrics_of(comparison).items() if math.isfinite(value)]
     params = [Param(key, str(value)[:MOST_TEXT]) for key, value in params_of(comparison).items()]
     client.log_batch(run.run_id, metrics=metrics, params=params)
+    sets = scored.sets.items()
+    inputs = [DatasetInput(Dataset(name, digest[:DIGEST], "local", json.dumps({"sha256": digest}))) for name, digest in sets]
+    client.log_inputs(run.run_id, datasets=inputs)
     client.log_text(run.run_id, page(comparison), "report.html")
     client.log_table(run.run_id, table_of(scored), TABLE)
     client.set_terminated(run.run_id)

@@ -31,6 +31,8 @@ class ScoredModels:
     """Of the judge, on these places."""
     greedy: Mapping[str, Scores] = field(default_factory=dict)
     """Scores of the likeliest completions, by the model's name, where they were asked for. The judge has not seen them."""
+    untested: tuple[str, ...] = ()
+    """Why tests of benchmarks were not run; empty where they were, or where there are none."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from evals.heldout.directory import LEAST_TRUTH
+from evals.heldout.directory import LEAST_TRUTH, spoken
 from evals.heldout.sets import Places
 from infra.fim import parse_prompt
 from infra.language import language
@@ -46,11 +46,18 @@ def places(wanted: HeldOut, file: Path) -> Places:
         "safim": safim,
         "crosscodeeval": crosscodeeval,
     }[wanted.kind]
-    found = [_place(read, row, number, wanted, file) for number, row in enumerate(rows(file), 1)]
+    every = [_place(read, row, number, wanted, file) for number, row in enumerate(rows(file), 1)]
+    found = [place for place in every if spoken(place.language, wanted.languages)]
     # A benchmark that runs its tests is whole only with its short places.
     long = [place for place in found if place.program or len(place.truth.strip()) >= LEAST_TRUTH]
     taken = long[: wanted.places or None]
-    left_out = Counter({"short": len(found) - len(long), "more_than_asked_for": len(long) - len(taken)})
+    left_out = Counter(
+        {
+            "other_language": len(every) - len(found),
+            "short": len(found) - len(long),
+            "more_than_asked_for": len(long) - len(taken),
+        }
+    )
     return Places(wanted.name, tuple(taken), left_out)
 
 
@@ -121,7 +128,7 @@ def safim(row: Row, number: int) -> HeldOutPlace:
     if tests:
         before, after = _around_hole(row["eval_prompt"])
         cases = tuple(Case(stdin=test["input"], outputs=_outputs(test["output"])) for test in tests)
-        program = Program(language=name, before=before, after=after, cases=cases)
+        program = Program(language=name, before=before, after=after, cases=cases, truncated=True)
     return HeldOutPlace(
         id=row["task_id"],
         file=row["task_id"].rsplit("_", 1)[0],

@@ -1,7 +1,7 @@
 """Build the held-out sets that the settings name, apart from the team's own (tasks/versions/heldout.py)."""
 
 from evals import positions
-from evals.heldout import benchmarks, directory
+from evals.heldout import benchmarks, directory, silent
 from evals.heldout.packages import held_out_files, site_packages
 from evals.heldout.sets import Places, place_of
 from infra.language import language
@@ -17,7 +17,7 @@ def build(wanted: HeldOut, evaluate: Evaluate) -> Places:
     """
     match wanted.kind:
         case "packages":
-            return _packages(wanted.name, wanted.places or evaluate.samples, evaluate.seed)
+            return _packages(wanted, wanted.places or evaluate.samples, evaluate.seed)
         case "directory":
             assert wanted.path  # the settings refuse a directory without one
             return directory.places(wanted, path(wanted.path), wanted.places or evaluate.samples)
@@ -28,7 +28,10 @@ def build(wanted: HeldOut, evaluate: Evaluate) -> Places:
             return benchmarks.places(wanted, path(wanted.path))
 
 
-def _packages(name: str, count: int, seed: int) -> Places:
+def _packages(wanted: HeldOut, count: int, seed: int) -> Places:
+    if not directory.spoken("py", wanted.languages):
+        return Places(wanted.name, (), {"other_language": count})  # the packages are Python alone
     sources = positions.scored_sources(positions.read_sources(held_out_files(), [site_packages()]))
     drawn = positions.sample_positions(sources, count, seed)
-    return Places(name, tuple(place_of(p, p.file.split("/")[0], language(p.file)) for p in drawn))
+    quiet = silent.positions(sources, round(wanted.silent * count), str(seed))
+    return Places(wanted.name, tuple(place_of(p, p.file.split("/")[0], language(p.file)) for p in (*drawn, *quiet)))

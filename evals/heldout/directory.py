@@ -8,10 +8,10 @@ among the scored files too, since they would count twice.
 import hashlib
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
-from evals.heldout import duplicates, packages
+from evals.heldout import duplicates, packages, silent
 from evals.heldout.sets import Places, place_of
 from evals.positions import Code, Position, Source
 from infra.language import language
@@ -48,7 +48,7 @@ def places(settings: HeldOut, root: Path, count: int) -> Places:
         raise TooLittleCode(
             f"evaluate.sets, set {settings.name!r}: path = {str(root)!r} is no directory; expected a folder of code"
         )
-    sources = {source.name: source for source in read_code(root)}
+    sources = {source.name: source for source in read_code(root) if spoken(language(source.name), settings.languages)}
     projects = {name: _repository(root, name) for name in sources}
     unit = projects if settings.split == "repository" else {name: name for name in sources}
     scored = {name: source for name, source in sources.items() if is_scored(unit[name], settings.key, settings.share)}
@@ -67,7 +67,8 @@ def places(settings: HeldOut, root: Path, count: int) -> Places:
             f"evaluate.sets, set {settings.name!r}: {count} places asked for in {len(kept)} files of {root}, found only "
             f"{len(drawn)}; set places to at most {len(drawn)}, or name a folder with more code"
         )
-    found = tuple(place_of(p, projects[p.file], language(p.file)) for p in drawn)
+    quiet = silent.positions(kept, round(settings.silent * count), f"{settings.key}/{settings.seed}")
+    found = tuple(place_of(p, projects[p.file], language(p.file)) for p in (*drawn, *quiet))
     return Places(settings.name, found, left_out)
 
 
@@ -80,6 +81,11 @@ def read_code(root: Path) -> Iterator[Source]:
             text = packages.read_source(file)
             if text is not None:
                 yield Source(inner.as_posix(), text)
+
+
+def spoken(language: str, wanted: Collection[str]) -> bool:
+    """Return whether a set takes places of a language; a set that names none takes all."""
+    return not wanted or language in wanted
 
 
 def is_scored(name: str, key: str, share: float) -> bool:

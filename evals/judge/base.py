@@ -8,6 +8,10 @@ LOWEST, HIGHEST = 0.0, 10.0
 FailureKind = Literal["timeout", "refused", "unavailable", "garbage", "out_of_range", "circuit_open"]
 
 
+AWAY = frozenset({"timeout", "refused", "unavailable", "circuit_open"})
+"""Failures of a judge that does not answer; the others are answers without a score."""
+
+
 @dataclass(frozen=True)
 class Item:
     """A completion to judge, with the text that the file really holds there."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evals.judge.base import Item, Judge, Scored
+from evals.judge.base import AWAY, Failed, Item, Judge, Scored
 from evals.positions import Position
 
 SEED = 0
@@ -36,23 +36,27 @@ class Calibration:
     counts: bool
     """Whether the judge's scores count."""
     reason: str
+    away: int = 0
+    """Places among the failures at which the judge did not answer at all."""
 
 
 def calibrate(judge: Judge, places: Sequence[Position], count: int, min_auc: float) -> Calibration:
     """Ask a judge about true and corrupted texts at `count` of the places, or at all where there are fewer."""
-    chosen = random.Random(SEED).sample(list(places), min(count, len(places)))
+    asked = [place for place in places if place.asks]
+    chosen = random.Random(SEED).sample(asked, min(count, len(asked)))
     wrong = [corrupt(place, chosen[number - 1], number) for number, place in enumerate(chosen)]
     true = judge.score([Item(p.prefix, p.suffix, p.truth, p.truth) for p in chosen])
     corrupted = judge.score([Item(p.prefix, p.suffix, text, p.truth) for p, text in zip(chosen, wrong, strict=True)])
     pairs = [(t.score, c.score) for t, c in zip(true, corrupted, strict=True) if isinstance(t, Scored) and isinstance(c, Scored)]
     failures = len(chosen) - len(pairs)
+    away = sum(any(isinstance(one, Failed) and one.kind in AWAY for one in both) for both in zip(true, corrupted, strict=True))
     if len(pairs) < 2:
         return Calibration(
-            judge.name, None, None, None, len(pairs), failures, False, f"{failures} of {len(chosen)} places failed"
+            judge.name, None, None, None, len(pairs), failures, False, f"{failures} of {len(chosen)} places failed", away
         )
     auc, low, high = area(*(np.array(scores) for scores in zip(*pairs, strict=True)))
     reason = f"AUC {auc:.3f} [{low:.3f}, {high:.3f}] at {len(pairs)} places; evaluate.judge.min_auc asks for {min_auc:g}"
-    return Calibration(judge.name, auc, low, high, len(pairs), failures, low >= min_auc, reason)
+    return Calibration(judge.name, auc, low, high, len(pairs), failures, low >= min_auc, reason, away)
 
 
 def corrupt(place: Position, other: Position, number: int) -> str:

@@ -19,11 +19,10 @@ from evals.judge.base import HIGHEST, LOWEST, Failed, Item, Judgement, Scored
 from infra import settings as configuration
 from infra.settings import schema
 
-CONTEXT_CHARACTERS = 1_500
 MAX_BYTES = 1 << 18
 SCHEMA = {
     "type": "object",
-    "properties": {"score": {"type": "number", "minimum": LOWEST, "maximum": HIGHEST}},
+    "properties": {"score": {"type": "integer", "minimum": int(LOWEST), "maximum": int(HIGHEST)}},
     "required": ["score"],
     "additionalProperties": False,
 }
@@ -124,9 +123,10 @@ class OpenAIJudge:
         return judgement, isinstance(judgement, Failed)
 
     def _body(self, item: Item) -> dict[str, Any]:
+        most = self._settings.context_characters
         material = {
-            "before": item.prefix[-CONTEXT_CHARACTERS:],
-            "after": item.suffix[:CONTEXT_CHARACTERS],
+            "before": item.prefix[max(0, len(item.prefix) - most) :],
+            "after": item.suffix[:most],
             "written": item.truth,
             "completion": item.completion,
         }

@@ -32,7 +32,9 @@ def estimates(measured: Sequence[Measured], files: Sequence[str], seed: int = 0)
     rows = [asdict(one) for one in measured]
     found = {}
     for name in NAMES:
-        known = [(row[name], file) for row, file in zip(rows, files, strict=True) if row[name] is not None]
+        # Where nothing should be written, only silence counts.
+        own = [(name == "silent") == (row["silent"] is not None) and row[name] is not None for row in rows]
+        known = [(row[name], file) for row, file, counts in zip(rows, files, own, strict=True) if counts]
         if known:
             values, clusters = zip(*known, strict=True)
             found[name] = estimate(values, clusters, seed)

@@ -7,9 +7,10 @@ tokens and the client's stop strings. `measure` calls each and names its number;
 
 from dataclasses import dataclass, fields
 
-from evals.metrics import habits, similarity
+from evals.metrics import habits, identifiers, similarity, syntax
 from evals.positions import Position
 from infra.kept import kept_characters
+from infra.language import language
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,16 @@ class Measured:
     """Share of repeated runs of tokens, 0 to 1."""
     comments: float | None
     """Share of the characters in comments, 0 to 1; None where the completion is empty or the language unknown."""
+    commented: float | None = None
+    """1 if the completion writes in a comment; None where the language is unknown (to Pygments)."""
+    breaks_syntax: float | None = None
+    """1 if the file has more syntax errors than with the true text; None where the language is unknown (to syntax.py)."""
+    identifiers: float | None = None
+    """Agreement of the names with those of the true text, 0 to 1; None where the true text has none."""
+    passed: float | None = None
+    """1 if the benchmark's tests pass (evals/sandbox); None where the place has none, or they were not run."""
+    silent: float | None = None
+    """1 if nothing is written where nothing should be; None where something should, and there the other metrics apply."""
 
 
 NAMES = tuple(field.name for field in fields(Measured))
@@ -42,6 +53,9 @@ NAMES = tuple(field.name for field in fields(Measured))
 def measure(position: Position, completion: str) -> Measured:
     """Return the metrics of the text that is served at a place."""
     truth, empty = position.truth, not completion.strip()
+    written_in = position.language or language(position.file)
+    comments = habits.comment_share(completion, position.prefix, written_in)
+    broken = syntax.breaks(completion, truth, position.prefix, position.suffix, written_in)
     return Measured(
         exact=float(similarity.exact(completion, truth)),
         first_line=float(similarity.exact(similarity.first_line(completion), similarity.first_line(truth))),
@@ -51,5 +65,9 @@ def measure(position: Position, completion: str) -> Measured:
         length=float(len(completion)),
         empty=float(empty),
         repetition=habits.repetition(completion),
-        comments=habits.comment_share(completion, position.prefix, position.language),
+        comments=comments,
+        commented=None if habits.lexer_of(written_in) is None else float(bool(comments)),
+        breaks_syntax=None if broken is None else float(broken),
+        identifiers=identifiers.agreement(completion, truth, written_in),
+        silent=None if position.asks else float(empty),
     )

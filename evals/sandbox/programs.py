@@ -13,14 +13,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from evals.sandbox.run import Limits, Outcome, run
+from evals.sandbox.limits import Limits
+from evals.sandbox.run import Outcome, run
+from evals.sandbox.truncation import truncated
 from infra.records import Case, HeldOutPlace, Program
 
 Runs = Literal["passed", "failed", "timeout", "not_run"]
 """failed: a wrong output, an error, or a limit; not_run: the place has no tests, or its language no compiler here."""
 COMPILER = "/usr/bin/g++"
 COMPILE = ("/bin/sh", "-c", f"{COMPILER} -O1 -std=c++17 -o main main.cpp >&2 && cat main")
-COMPILE_LIMITS = Limits(seconds=30.0, memory_mb=1024, processes=16, disk_mb=64, output_mb=32)
+COMPILE_LIMITS = Limits(seconds=30.0, memory_mb=768, total_mb=4096, processes=16, disk_mb=64, output_mb=32)
 
 
 @dataclass(frozen=True)
@@ -48,10 +50,19 @@ def pass_at_1(
     allowed = limits or Limits()
 
     def one(place: HeldOutPlace, completion: str) -> Runs:
-        return passes(place.program, completion, allowed) if place.program else "not_run"
+        if not place.program:
+            return "not_run"
+        return passes(place.program, cut(place, place.program, completion), allowed)
 
     with ThreadPoolExecutor(workers) as pool:
         return Passed(tuple(pool.map(one, places, completions)))
+
+
+def cut(place: HeldOutPlace, program: Program, completion: str) -> str:
+    """Return what of a completion is run: all, but of benchmarks that are scored so, up to where the program is well formed."""
+    if not program.truncated:
+        return completion
+    return truncated(completion, place.truth, program.before, program.after, program.language)
 
 
 def passes(program: Program, completion: str, limits: Limits) -> Runs:

@@ -18,6 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from evals.sandbox.groups import control_group
+from evals.sandbox.limits import Limits
+
 INSIDE = Path(__file__).with_name("inside.py")
 SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/etc/alternatives", "/etc/ld.so.cache")
 """What programs and compilers need of the machine; nothing else of it can be read."""
@@ -25,22 +28,6 @@ ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOME": "/work", "TMPDIR": "/work", "LAN
 MIB = 1 << 20
 SETUP_SECONDS = 10.0
 """Time to build the sandbox, beside the command's own."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a command may use."""
-
-    seconds: float = 5.0
-    """Wall-clock time, and CPU time of each process."""
-    memory_mb: int = 512
-    """Address space of each process, in MiB."""
-    processes: int = 16
-    """Processes and threads at a time; all together may use so many times `memory_mb`."""
-    disk_mb: int = 16
-    """All files in /work, the only folder that can be written to, in MiB of memory."""
-    output_mb: int = 4
-    """Standard output, standard error and each file, in MiB."""
 
 
 @dataclass(frozen=True)
@@ -90,10 +77,12 @@ def run(
             "contents": {name: base64.b64encode(body).decode() for name, body in contents.items()},
             "stdin": stdin,
             "readable": [path for path in (*SYSTEM, *readable) if os.path.lexists(path)],
-            **{"memory": limits.memory_mb * MIB, "cpu_seconds": max(1, round(limits.seconds)), "processes": limits.processes},
+            **{"memory": limits.memory_mb * MIB, "cpu_seconds": max(1, round(limits.seconds))},
             **{"disk": limits.disk_mb * MIB, "files": 1024, "output": limits.output_mb * MIB},
         }
-        said = _supervised(json.dumps(spec).encode(), out, err, limits.seconds)
+        with control_group(limits) as group:
+            spec["processes"] = limits.processes if group else limits.at_a_time
+            said = _supervised(json.dumps(spec).encode(), out, err, limits.seconds, group)
         texts = tuple(_read(file) for file in (out, err))
     if not said.startswith("ready"):
         raise SandboxRefused(
@@ -107,7 +96,7 @@ def run(
     return Outcome("killed", -code, *texts) if code < 0 else Outcome("exited", code, *texts)
 
 
-def _supervised(spec: bytes, out: IO[bytes], err: IO[bytes], seconds: float) -> str:
+def _supervised(spec: bytes, out: IO[bytes], err: IO[bytes], seconds: float, group: Path | None) -> str:
     """Return what the inner half said until the command ended or its time was over."""
     reading, writing = os.pipe()
     command = [os.path.realpath(sys.executable), "-I", str(INSIDE), str(writing)]
@@ -117,6 +106,8 @@ def _supervised(spec: bytes, out: IO[bytes], err: IO[bytes], seconds: float) -> 
     os.close(writing)
     assert process.stdin
     try:
+        if group:  # before it gets its task, so that all that it starts is inside
+            (group / "cgroup.procs").write_text(str(process.pid))
         with suppress(BrokenPipeError):  # it says why on the other pipe
             process.stdin.write(spec)
             process.stdin.close()

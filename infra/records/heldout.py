@@ -25,6 +25,8 @@ class Program(Record):
     """Source text after the completion."""
     cases: tuple[Case, ...] = (Case(),)
     """The completion passes if every case does."""
+    truncated: bool = False
+    """Whether only the beginning of a completion is run with which the program is well formed (evals/sandbox/truncation.py)."""
 
 
 class HeldOutPlace(Record):

@@ -9,8 +9,9 @@ from infra.settings.section import Section
 
 
 class Judge(Section):
-    kind: Literal["reference", "openai"] = "reference"
-    """reference: similarity to the original code; openai: an LLM behind an OpenAI-compatible endpoint."""
+    kind: Literal["reference", "kept", "openai"] = "reference"
+    """reference: similarity to the original code; kept: the characters of the completion that stand in it, over those of
+    the longer of both; openai: an LLM behind an OpenAI-compatible endpoint."""
     url: str = ""
     """Base URL of the judge's endpoint, including /v1; empty for kind "reference"."""
     model: str = ""
@@ -23,11 +24,23 @@ class Judge(Section):
     """File with the judge's instructions for kind "openai". Scores of another text are not reused."""
     concurrency: int = Field(8, ge=1)
     """Judgements at a time."""
+    context_characters: int = Field(1_500, ge=0)
+    """Characters of code before and after the completion in a request to the judge, each; rubric, code and answer must fit the
+    model's context."""
     calibration_places: int = Field(60, ge=20)
     """Places at which each evaluation asks the judge to tell the true text from a corrupted one."""
     min_auc: float = Field(0.8, ge=0.5, le=1)
     """Minimum of the judge's area under the ROC curve, true against corrupted texts, by the lower bound of its 95 % interval;
     below it the judge's scores do not count."""
+
+    @property
+    def called(self) -> str:
+        """The model's name, or the kind of an embedded judge."""
+        return self.model if self.kind == "openai" else self.kind
+
+    def same_as(self, other: "Judge") -> bool:
+        """Return whether another judge is the same model, wherever it is served, or the same embedded score."""
+        return (self.kind, self.called.casefold()) == (other.kind, other.called.casefold())
 
 
 class GateMargins(Section):
@@ -42,8 +55,14 @@ class GateMargins(Section):
     """Fall of the mean edit similarity, which is from 0 to 1."""
     matching_characters: float = Field(0.33, gt=0)
     """Fall of the right characters from the start, as a share of the champion's."""
+    passed: float = Field(0.06, gt=0)
+    """Fall of the share of places whose tests pass, where a benchmark has tests (pass@1)."""
     judged: float = Field(0.58, gt=0)
     """Fall of the judge's mean score, which is from 0 to 10."""
+    syntax: float = Field(0.08, gt=0)
+    """Rise of the share of completions after which the file has more syntax errors than with the true text."""
+    silent: float | None = Field(None, gt=0)
+    """Fall of the share of silence where nothing should be written; none: it is reported only, since few places tell little."""
     empty: float = Field(0.03, gt=0)
     """Rise of the share of empty completions."""
     shorter: float = Field(0.35, gt=0)
@@ -100,6 +119,11 @@ class HeldOut(Section):
     touches, where requests name a file; 0.05 costs as much of the labels."""
     split: Literal["file", "repository"] = "file"
     """Whether files or whole repositories (folders with a `.git`) of a directory are drawn."""
+    silent: float = Field(0.1, ge=0, le=1)
+    """Places at which nothing should be written, beside the others and as a share of their number: ends of finished lines; in the
+    team's set, places where developers wrote nothing. Benchmarks have none."""
+    languages: tuple[str, ...] = ()
+    """Languages (extensions, as `py`) of the places; empty: all."""
     several_lines: float = Field(0.0, ge=0, le=1)
     """Share of a directory's places whose removed text covers one to three further lines."""
 
@@ -138,3 +162,7 @@ class Evaluate(Section):
     """Maximum share of positions the judge may fail on; beyond it the evaluation has no verdict and can be resumed."""
     judge: Judge = Judge()
     """The judge that scores completions."""
+    test_workers: int = Field(2, ge=0)
+    """Tests of benchmarks that run at a time, each in a sandbox of its own; 0: none is run."""
+    min_effective_requests: float = Field(50.0, ge=1)
+    """Effective sample size, in logged requests, below which the off-policy estimates of a candidate are refused."""

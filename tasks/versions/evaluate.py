@@ -11,18 +11,18 @@ from evals.judge.calibration import Calibration
 from evals.metrics.intervals import estimate, estimates
 from evals.metrics.place import Measured
 from evals.models import Models
+from evals.sandbox.scored import with_tests
 from evals.scores import PositionScore, Scores
 from infra import cycles
 from infra import settings as configuration
 from infra.settings import Settings
 from infra.store import ObjectStore
 from tasks.versions.heldout import ScoredSet
+from tasks.versions.judging import EvaluationBroken, unheard
+from tasks.versions.logged import off_policy_of
 
 CANDIDATE, CHAMPION = "candidate", "champion"
-
-
-class EvaluationBroken(RuntimeError):
-    """Scores are missing, so the candidate has no verdict; the cycle can be resumed."""
+__all__ = ["CANDIDATE", "CHAMPION", "Contest", "Evaluation", "EvaluationBroken", "evaluate", "evaluate_scores"]
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def evaluate(store: ObjectStore, settings: Settings, contest: Contest, cycle: st
     """Score the candidate and the champion, and write the cycle's evaluation.
 
     Raises:
-        EvaluationBroken: the judge failed too often.
+        EvaluationBroken: the judge does not answer.
         EngineAway: the engine does not answer.
         EngineRefused: the candidate does not fit the engine.
     """
@@ -73,6 +73,7 @@ def evaluate(store: ObjectStore, settings: Settings, contest: Contest, cycle: st
     metrics = {name: metrics_of(scores, names) for name, scores in scored.scores.items()}
     greedy = {name: metrics_of(scores, names) for name, scores in scored.greedy.items()}
     written = record(result, scored, settings, contest.held_out) | {"metrics": metrics, "greedy": greedy}
+    written["off_policy"] = off_policy_of(contest.candidate, settings.evaluate)
     store.put_json(cycles.key(cycle, "evaluation.json"), written)
     return result
 
@@ -89,7 +90,9 @@ def score(store: ObjectStore, settings: Settings, contest: Contest) -> ScoredMod
     }
     left_out = {one.name: one.trained for one in contest.held_out}
     places = [one.completed for one in contest.held_out]
-    return score_models(contestants, places, settings, contest.models, store, left_out=left_out, greedy=True)
+    scored = score_models(contestants, places, settings, contest.models, store, left_out=left_out, greedy=True)
+    programs = {(one.name, place.id): place for one in contest.held_out for place in one.scored if place.program}
+    return with_tests(scored, programs, settings.evaluate.test_workers)
 
 
 def metrics_of(scores: Scores, sets: Sequence[str]) -> dict[str, dict[str, dict[str, Any]]]:
@@ -115,14 +118,21 @@ def evaluate_scores(scored: ScoredModels, settings: Settings) -> Evaluation:
     """Return the verdict on a candidate's scores.
 
     Raises:
-        EvaluationBroken: the judge failed too often.
+        EvaluationBroken: the judge does not answer.
     """
     candidate, champion = scored.scores[CANDIDATE], scored.scores[CHAMPION]
-    check_judge(scored, settings.evaluate.max_judge_failures)
+    failures = {name: scores.judge_failures for name, scores in scored.scores.items()}
+    missing = unheard(scored.calibration, failures, CHAMPION, settings.evaluate.max_judge_failures)
     gate = judge_candidate(
-        candidate.by_position, champion.by_position, settings.evaluate.gate, judge_counts=scored.calibration.counts
+        candidate.by_position,
+        champion.by_position,
+        settings.evaluate.gate,
+        judge_counts=scored.calibration.counts and not missing,
     )
+    if missing and gate.verdict == "passed":
+        gate = replace(gate, verdict="undecided", reason=missing)
     left_out = gate.left_out if scored.calibration.counts else (*gate.left_out, f"judge: {scored.calibration.reason}")
+    left_out = (*left_out, *scored.untested)
     means = {name: means_of(scores) for name, scores in scored.scores.items()}
     return Evaluation(
         judge=candidate.judge,
@@ -134,21 +144,6 @@ def evaluate_scores(scored: ScoredModels, settings: Settings) -> Evaluation:
         left_out=left_out,
         calibration=scored.calibration,
     )
-
-
-def check_judge(scored: ScoredModels, most: float) -> None:
-    """Raise EvaluationBroken where the judge failed at too many places of the calibration or, if its scores count, of a model."""
-    calibration = scored.calibration
-    failed = {"calibration": calibration.failures / (calibration.failures + calibration.places)}
-    if calibration.counts:
-        failed |= {f"{name}'s": scores.judge_failures for name, scores in scored.scores.items()}
-    for name, share in failed.items():
-        if not share <= most:
-            raise EvaluationBroken(
-                f"held-out evaluation: judge {calibration.judge!r} failed on {share:.1%} of the {name} places; "
-                f"evaluate.max_judge_failures allows {most:.1%}. There is no verdict. Check evaluate.judge; the next run "
-                "of the cycle asks again where the judge failed"
-            )
 
 
 def reason_of(gate: GateResult, candidate: Scores, champion: Scores) -> str:

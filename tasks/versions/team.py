@@ -25,7 +25,7 @@ LEAST_TRUTH = 3
 def places(
     store: ObjectStore, partitions: Sequence[Partition], accounting: RequestAccounting, wanted: HeldOut, count: int, lines: int
 ) -> Places:
-    """Return at most `count` places of a window.
+    """Return at most `count` places of a window, and beside them some at which developers wrote nothing.
 
     Args:
         lines: lines of a settled text that count; 0: all of it.
@@ -37,12 +37,16 @@ def places(
     settled = rows.filter(pl.col("settled").is_not_null(), ~pl.col("redacted"))
     truths = [truth_of(text, whole, lines) for text, whole in settled.select("settled", "settled_whole").iter_rows()]
     known = settled.with_columns(truth=pl.Series("truth", truths, pl.String)).drop_nulls("truth")
-    long = known.filter(pl.col("truth").str.replace_all(r"\s", "").str.len_chars() >= LEAST_TRUTH)
-    chosen = choose(long, count, wanted.seed)
+    spoken = known.filter(pl.col("language").is_in(wanted.languages)) if wanted.languages else known
+    written = pl.col("truth").str.replace_all(r"\s", "").str.len_chars()
+    long, quiet = spoken.filter(written >= LEAST_TRUTH), spoken.filter(written == 0)
+    asked, silent = choose(long, count, wanted.seed), choose(quiet, round(wanted.silent * count), wanted.seed)
+    chosen = pl.concat([asked, silent])
     left_out = {
         "unsettled": rows.height - known.height,
-        "short": known.height - long.height,
-        "more_than_asked_for": long.height - chosen.height,
+        "other_language": known.height - spoken.height,
+        "short": spoken.height - long.height - quiet.height,
+        "more_than_asked_for": long.height + quiet.height - chosen.height,
     }
     found = [place for partition in partitions for place in _read(store, partition, chosen)]
     if len(found) != chosen.height:

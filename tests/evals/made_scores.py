@@ -1,6 +1,7 @@
 """Made-up scores of a candidate and its champion at the same places."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -38,6 +39,14 @@ def place(number: int, quality: float, noise: float = 0.0) -> PositionScore:
         slices=(f"language: {language}", "characters: up to 8"),
         measured=measure(Position(file, number, "", "", truth, language), completion),
         set=SET,
+    )
+
+
+def written(score: PositionScore, text: str) -> PositionScore:
+    """Return a score whose completion is a text, with the metrics of the text."""
+    language = score.slices[0].removeprefix("language: ")
+    return replace(
+        score, completion=text, measured=measure(Position(score.file, score.offset, "", "", score.truth, language), text)
     )
 
 

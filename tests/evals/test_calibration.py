@@ -1,6 +1,7 @@
 """The judge is judged, asked once for a text, and its failures are never scores."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -67,7 +68,9 @@ def test_failures_of_the_calibration_are_counted_and_excluded() -> None:
     found = calibrate(FixedJudge(answer), PLACES, 60, 0.8)
     assert found.failures > 0 and found.places + found.failures == 60 and found.auc == 1.0
     away = calibrate(FixedJudge(lambda _: Failed("unavailable", "")), PLACES, 60, 0.8)
-    assert (away.auc, away.counts, away.failures) == (None, False, 60)
+    assert (away.auc, away.counts, away.failures, away.away) == (None, False, 60, 60)
+    garbled = calibrate(FixedJudge(lambda _: Failed("garbage", "")), PLACES, 60, 0.8)
+    assert (garbled.failures, garbled.away) == (60, 0)
 
 
 def test_a_text_is_judged_once_by_one_model_and_rubric() -> None:
@@ -78,9 +81,25 @@ def test_a_text_is_judged_once_by_one_model_and_rubric() -> None:
     assert judge.asked == [item(1), item(22)]
     assert cached.score([*items, item(333)])[-1] == Scored(10.0)
     assert judge.asked == [item(1), item(22), item(333)], "only what is new is asked"
-    assert len(store.objects) == 2, "each evaluation adds an object and changes none"
+    assert len(store.objects) == 3, "an object for each place"
     CachedJudge(judge, "model 1\nanother rubric", store).score(items)
     assert judge.asked[3:] == [item(1), item(22)]
+
+
+def test_an_evaluation_reads_and_keeps_a_bounded_number_of_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, judge = MemoryStore(), FixedJudge(lambda asked: Scored(float(len(asked.completion))))
+    cached, read = CachedJudge(judge, "model", store), []
+    for number in range(30):  # places of other evaluations
+        cached.score([item(number)])
+    get = store.get_json
+    monkeypatch.setattr(store, "get_json", lambda key: read.append(key) or get(key))
+    many = [replace(item(3), completion="x" * n) for n in range(100)]
+    assert cached.score(many) == [Scored(float(n)) for n in range(100)]
+    assert len(read) == 1, "of one place, one object is read"
+    asked = len(judge.asked)
+    assert cached.score(many[-10:]) == [Scored(float(n)) for n in range(90, 100)] and len(judge.asked) == asked
+    cached.score(many[:1])
+    assert len(judge.asked) == asked + 1, "the oldest scores are not kept"
 
 
 def test_a_failure_is_asked_again() -> None:

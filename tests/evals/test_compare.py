@@ -11,6 +11,7 @@ from evals.compare import models, report, runs
 from evals.compare.__main__ import main
 from evals.compare.comparison import Comparison, compare
 from evals.compare.models import UnknownModel, find_models
+from evals.compare.places import UnknownSet, named_sets
 from evals.compare.scoring import Contestant, score_models
 from evals.completions import Conditions, completions_of, set_of, set_sha256
 from evals.drift import drifts_of
@@ -23,7 +24,7 @@ from evals.weights import NoWeights
 from infra import settings as configuration
 from infra.fim import Renderer
 from infra.settings import Settings
-from infra.settings.schema import Evaluate, Gate, GateMargins, Model, Registry, Sampling, Serving
+from infra.settings.schema import Evaluate, Gate, GateMargins, HeldOut, Model, Registry, Sampling, Serving
 from tests.evals import fake_models
 from tests.evals.checkpoints import write_checkpoint
 from tests.evals.fake_models import FixedText
@@ -77,7 +78,16 @@ def test_the_command_compares_directories(
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setattr(configuration, "load", lambda: settings)
-    arguments = [*map(str, checkpoints), "--samples", "24", "--html", str(tmp_path / "report.html"), "--mlflow"]
+    arguments = [
+        *map(str, checkpoints),
+        "--samples",
+        "24",
+        "--html",
+        str(tmp_path / "report.html"),
+        "--mlflow",
+        "--set",
+        "packages",
+    ]
     assert main(arguments) == 0
     output = capsys.readouterr().out
     assert "edit_similarity" in output and "model_1 as a candidate: undecided; 24 places" in output
@@ -85,10 +95,29 @@ def test_the_command_compares_directories(
     client = runs.connect(settings.registry)
     experiment = client.get_experiment_by_name("tabloop-comparisons")
     (run,) = client.search_runs([experiment.experiment_id])
-    assert run.data.params["verdict.1"] == "undecided" and run.data.params["places"] == "24"
+    assert run.data.params["verdict.1"] == "undecided" and run.data.params["places"] == "26"
     assert "model_1.edit_similarity.difference.low" in run.data.metrics
     table = json.loads(Path(client.download_artifacts(run.info.run_id, runs.TABLE, str(tmp_path))).read_text())
-    assert len(table["data"]) == 24 and "model_1: completion" in table["columns"]
+    assert len(table["data"]) == 26 and "model_1: completion" in table["columns"], "two places are for silence"
+    (dataset,) = run.inputs.dataset_inputs
+    assert dataset.dataset.name == "packages" and len(dataset.dataset.digest) == runs.DIGEST
+
+
+CODE = Path(__file__).resolve().parents[1] / "data"
+
+
+def test_the_places_of_a_comparison_are_those_of_the_settings_sets_by_name_and_language() -> None:
+    shop = HeldOut(name="shop", kind="directory", path=CODE / "code", share=1.0, places=30)
+    fim = HeldOut(name="fim", kind="humaneval_infilling", path=CODE / "benchmarks/humaneval_infilling.jsonl")
+    evaluate = Evaluate(sets=(shop, fim, HeldOut(name="own", kind="team")))
+    assert [one.name for one in named_sets(evaluate, [], [], None)] == ["shop", "fim"]
+    (go,) = named_sets(evaluate, ["shop"], ["go"], 20)
+    assert {place.language for place in go.places} == {"go"} and sum(bool(place.truth) for place in go.places) == 20
+    for names, said in ((["own"], "'own'"), (["nothing"], r"expected one of \['fim', 'shop'\]")):
+        with pytest.raises(UnknownSet, match=said):
+            named_sets(evaluate, names, [], None)
+    with pytest.raises(UnknownSet, match="no place in the languages"):
+        named_sets(evaluate, ["fim"], ["cobol"], None)
 
 
 def test_one_model_and_unknown_names_are_errors_that_say_what_was_expected(tmp_path: Path) -> None:

@@ -5,14 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from evals.bench.gate.plants import plant_of
-from evals.compare.measures import BY_NAME, has_comment
+from evals.bench.gate.plants import measured_as, plant_of
+from evals.compare.measures import BY_NAME
 from evals.gate import GateResult, judge_candidate
 from evals.guardrails import GUARDRAILS, checks_of
 from evals.metrics.habits import repetition
+from evals.metrics.place import measure
+from evals.positions import Position
 from evals.scores import PositionScore
 from infra.settings.schema import Gate, GateMargins
-from tests.evals.made_scores import PLACES, scores
+from tests.evals.made_scores import PLACES, scores, written
 
 SETTINGS = Gate(min_places=200, min_slice_places=60)
 
@@ -28,9 +30,10 @@ def failed(result: GateResult) -> set[str]:
 def test_the_champion_itself_passes_with_every_number_and_reason() -> None:
     result = verdict(scores())
     assert (result.verdict, failed(result)) == ("passed", set())
-    assert {f.guardrail for f in result.findings} == set(GateMargins.model_fields) - {"slices", "drift"}
+    assert {f.guardrail for f in result.findings} == set(GateMargins.model_fields) - {"slices", "drift", "silent", "passed"}
     assert {f.slice for f in result.findings} == {"", "language: py", "language: go"}
-    assert result.left_out == ("drift: evaluate.gate.margins.drift is not set",)
+    unset = [f"{name}: evaluate.gate.margins.{name} is not set" for name in ("silent", "drift")]
+    assert result.left_out == ("passed: known at 0 of 240 places, a verdict needs 60", *unset)
     for finding in result.findings:
         assert (finding.difference, finding.verdict) == (0, "passed") and "within the margin" in finding.reason
         assert finding.candidate == finding.champion
@@ -57,8 +60,10 @@ WORSE = {"exact": False, "edit_similarity": 0.0, "matching_characters": 0, "judg
         ("longer", every(lambda s: replace(s, completion=f"{s.completion}; {s.completion.upper()}; {s.offset}"))),
         ("repetition", every(lambda s: replace(s, completion="a.b.a.b.a.b.a.b"), 0.3)),
         ("shorter", every(lambda s: replace(s, completion=s.completion[:3] + str(s.offset % 10)))),
-        ("comments", every(lambda s: replace(s, completion=f"# {s.completion}"))),
-        ("comments", every(lambda s: replace(s, completion=f"{s.completion}  // see {s.offset}"), 0.2)),
+        ("comments", every(lambda s: written(s, f"{s.completion}  # see {s.offset}"))),
+        ("comments", every(lambda s: written(s, f"{s.completion}  // see {s.offset}"), 0.4)),
+        ("syntax", every(lambda s: measured_as(s, breaks_syntax=1.0))),
+        ("syntax", every(lambda s: measured_as(s, breaks_syntax=1.0), 0.6)),
     ],
 )
 def test_a_planted_regression_fails_with_its_guardrail_named(guardrail: str, candidate: list[PositionScore]) -> None:
@@ -159,10 +164,36 @@ def test_every_guardrail_has_a_margin() -> None:
     assert {g.name for g in GUARDRAILS} == set(GateMargins.model_fields) - {"slices"}
 
 
+def test_a_language_without_a_grammar_is_counted_and_not_checked() -> None:
+    unknown = [replace(s, measured=replace(s.measured, breaks_syntax=None, commented=None)) for s in scores()]
+    result = judge_candidate(unknown, unknown, SETTINGS)
+    assert result.verdict == "passed"
+    few = "known at 0 of 240 places, a verdict needs 60"
+    assert {f"syntax: {few}", f"comments: {few}"} <= set(result.left_out)
+
+
+def quiet(count: int, loud: int) -> list[PositionScore]:
+    """Return scores at places where nothing should be written; at the first ones something is."""
+    texts = ["x = 1"] * loud + [""] * (count - loud)
+    place = Position("a.py", 0, "a = 1", "", "")
+    empty = [replace(s, truth="", slices=()) for s in scores()[:count]]
+    return [replace(s, completion=t, measured=measure(place, t)) for s, t in zip(empty, texts, strict=True)]
+
+
+def test_silence_is_measured_where_nothing_should_be_written_and_nothing_else_is() -> None:
+    margins = GateMargins(silent=0.2)
+    settings = SETTINGS.model_copy(update={"margins": margins, "min_slice_places": 40})
+    same = judge_candidate(scores() + quiet(80, 4), scores() + quiet(80, 4), settings)
+    assert same.verdict == "passed" and {f.places for f in same.findings if f.guardrail == "exact"} == {PLACES}
+    worse = judge_candidate(scores() + quiet(80, 60), scores() + quiet(80, 4), settings)
+    assert failed(worse) == {"silent"}
+    (finding,) = (f for f in worse.findings if f.guardrail == "silent")
+    assert (finding.candidate, finding.champion, finding.places) == (0.25, 0.95, 80)
+    few = judge_candidate(scores()[:150] + quiet(80, 0), scores()[:150] + quiet(80, 0), settings)
+    assert few.verdict == "undecided" and few.reason.startswith("150 places")
+
+
 def test_measures_by_hand() -> None:
-    assert [has_comment(t) for t in ("# a", "x = 1  # a", "a  // b", "a#b", "7//2", '"""Doc."""', "")] == [
-        True, True, True, False, False, True, False,
-    ]  # fmt: skip
     assert repetition("a b a b a b") == pytest.approx(0.5)  # aba, bab, aba, bab
     assert (repetition("a b"), repetition("f(x, y)")) == (0.0, 0.0)
     rows = [replace(s, completion=text) for s, text in zip(scores(), ("a", "a", "b", "c"), strict=False)]

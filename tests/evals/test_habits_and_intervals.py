@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from evals.metrics import identifiers
 from evals.metrics.habits import comment_share, repetition
 from evals.metrics.intervals import Estimate, estimate, estimates
 from evals.metrics.place import measure
@@ -37,6 +38,46 @@ def test_repetition_is_the_share_of_runs_of_three_tokens_that_came_before(text: 
 )
 def test_the_share_of_comments_in_many_languages(language: str, prefix: str, text: str, share: float | None) -> None:
     assert comment_share(text, prefix, language) == (None if share is None else pytest.approx(share))
+
+
+@pytest.mark.parametrize(
+    ("language", "completion", "truth", "agreement"),
+    [
+        ("py", "total = sum(values)", "total = sum(values)", 1.0),
+        ("py", "return total", "return count", 0.0),
+        ("py", "add(a, b)", "add(a, c)", 2 * 2 / 6),
+        ("py", "'values'  # values", "values", 0.0),
+        ("no-such-language", "a + b", "a", 2 / 3),
+        ("py", "x", "1 + 2", None),
+    ],
+)
+def test_names_are_compared_with_those_of_the_true_text(
+    language: str, completion: str, truth: str, agreement: float | None
+) -> None:
+    found = identifiers.agreement(completion, truth, language)
+    assert found == (None if agreement is None else pytest.approx(agreement))
+
+
+@pytest.mark.parametrize(
+    ("language", "text", "commented"),
+    [
+        ("py", "a // b", 0.0),
+        ("cpp", "#include <vector>", 0.0),
+        ("py", "a  # b", 1.0),
+        ("go", "a // b", 1.0),
+        ("xyzzy", "# a", None),
+    ],
+)
+def test_a_comment_is_what_the_language_takes_for_one(language: str, text: str, commented: float | None) -> None:
+    assert measure(Position(f"a.{language}", 0, "", "", "x"), text).commented == commented
+
+
+def test_where_nothing_should_be_written_only_silence_is_measured() -> None:
+    quiet, asked = Position("a.py", 5, "x = 1", "\ny = 2\n", ""), Position("b.py", 0, "x = ", "\n", "1")
+    measured = [measure(quiet, ""), measure(quiet, "  # more"), measure(asked, "1"), measure(asked, "")]
+    found = estimates(measured, ["a", "a", "b", "c"])
+    assert (found["silent"].mean, found["silent"].places) == (0.5, 2)
+    assert (found["exact"].mean, found["exact"].places, found["empty"].mean) == (0.5, 2, 0.5)
 
 
 def test_a_long_prefix_is_read_from_a_line_on() -> None:

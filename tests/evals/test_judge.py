@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evals.judge import Failed, Item, ReferenceJudge, Scored, build
+from evals.judge import Failed, Item, KeptJudge, ReferenceJudge, Scored, build
 from evals.judge.openai import OpenAIJudge, RequestPolicy, read_score
 from infra.settings import schema
 from tests.tasks.made import MemoryStore
@@ -100,7 +100,7 @@ def test_scores_are_in_the_order_of_the_items():
     path, headers, body = endpoint.requests[0]
     assert path == "/v1/chat/completions" and headers["Authorization"] == f"Bearer {KEY}"
     expected = body["response_format"]["json_schema"]
-    assert expected["strict"] and expected["schema"]["properties"]["score"] == {"type": "number", "minimum": 0, "maximum": 10}
+    assert expected["strict"] and expected["schema"]["properties"]["score"] == {"type": "integer", "minimum": 0, "maximum": 10}
     assert body["temperature"] == 0 and body["model"] == "judge-1"
 
 
@@ -184,6 +184,45 @@ def test_the_rubric_is_a_file_whose_text_is_part_of_the_judges_identity(tmp_path
     assert endpoint.requests[0][2]["messages"][0]["content"] == "Count the vowels."
     with pytest.raises(ValueError, match=r"evaluate\.judge\.rubric"):
         OpenAIJudge(settings_at("http://127.0.0.1:9/v1", rubric=tmp_path / "none.md"))
+
+
+def test_the_code_around_a_completion_fits_the_judges_context():
+    endpoint = Endpoint(lambda *_: (200, chat(3)))
+    asked = Item("abcdef", "ghijkl", "x", "x")
+    with endpoint.running() as url:
+        for most in (0, 2, 100):
+            build(settings_at(url, context_characters=most)).score([asked])
+    sent = [json.loads(body["messages"][1]["content"]) for _, _, body in endpoint.requests]
+    assert [(one["before"], one["after"]) for one in sent] == [("", ""), ("ef", "gh"), ("abcdef", "ghijkl")]
+
+
+def test_the_judge_that_scores_is_never_the_one_that_rewards():
+    same = {"kind": "openai", "url": "http://127.0.0.1:1/v1", "model": "deepseek-chat"}
+    elsewhere = same | {"url": "https://example.com/v1", "model": "DeepSeek-Chat"}
+    with pytest.raises(ValueError, match=r"judged\.judge and evaluate\.judge are both deepseek-chat"):
+        schema.Settings.model_validate({"evaluate": {"judge": same}, "judged": {"judge": elsewhere}})
+    with pytest.raises(ValueError, match=r"are both kept"):
+        schema.Settings.model_validate({"evaluate": {"judge": {"kind": "kept"}}})
+    other = elsewhere | {"model": "another"}
+    assert (
+        schema.Settings.model_validate({"evaluate": {"judge": same}, "judged": {"judge": other}}).judged.judge.model == "another"
+    )
+    assert build(schema.Settings().judged.judge).name == "kept" != build(schema.Settings().evaluate.judge).name
+
+
+@pytest.mark.parametrize(
+    ("completion", "truth", "score"),
+    [
+        ("total", "total", 10.0),
+        ("", "", 10.0),
+        ("", "x", 0.0),
+        ("x", "", 0.0),
+        ("a b", "a c", 10 / 3),
+        ("x = 1", "x = 1; y = 2", 50 / 12),
+    ],
+)
+def test_the_kept_judge_scores_what_stands_of_both(completion, truth, score):
+    assert KeptJudge().score([Item("", "", completion, truth)]) == [Scored(pytest.approx(score))]
 
 
 def test_a_judges_scores_are_kept_where_there_is_a_store():

@@ -21,7 +21,7 @@ Plant = Callable[[Sequence[PositionScore], np.random.Generator], list[PositionSc
 def plant_of(check: Check, pool: Sequence[PositionScore]) -> Plant:
     """Return how to make a model worse by one margin of a check, on average over the pool's places."""
     margin, name = check.margin, check.guardrail.name
-    mean = float(np.mean(check.guardrail.measure.values(pool)))
+    mean = float(np.nanmean(check.guardrail.measure.values(pool)))
     match name:
         case "edit_similarity":
             return shifted(lambda s: replace(s, edit_similarity=s.edit_similarity - margin), check.slices)
@@ -38,13 +38,27 @@ def plant_of(check: Check, pool: Sequence[PositionScore]) -> Plant:
         case "longer":
             return resized(1 + margin)
         case "comments":
-            return sometimes(margin / (1 - mean), lambda s: replace(s, completion=f"{s.completion}  # {s.offset}"))
+            return sometimes(margin / (1 - mean), lambda s: measured_as(s, commented=1.0))
+        case "passed":
+            return sometimes(margin / mean, lambda s: measured_as(s, passed=0.0))
+        case "silent":
+            return sometimes(margin / mean, lambda s: measured_as(s, silent=0.0))
+        case "syntax":
+            return sometimes(margin / (1 - mean), lambda s: measured_as(s, breaks_syntax=1.0))
         case "repetition":
             return sometimes(margin / (repetition(STUTTER) - mean), lambda s: replace(s, completion=STUTTER))
         case "variety":
             # The entropy of few answers is lower: the share depends on the number of places.
             return lambda scores, draw: sometimes(share_of_popular(scores, margin), popular)(scores, draw)
     raise ValueError(f"no plant for the guardrail {name}; add a case to evals/bench/gate/plants.py")
+
+
+def measured_as(score: PositionScore, **metrics: float) -> PositionScore:
+    """Return a score with other values of some metrics, where it has them."""
+    if score.measured is None:
+        return score
+    known = {name: value for name, value in metrics.items() if getattr(score.measured, name) is not None}
+    return replace(score, measured=replace(score.measured, **known))
 
 
 def popular(score: PositionScore) -> PositionScore:

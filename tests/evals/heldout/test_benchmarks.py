@@ -75,7 +75,7 @@ def test_crosscodeeval_puts_other_files_before_the_prompt() -> None:
 def test_a_set_takes_the_places_asked_for_and_counts_the_others() -> None:
     path = DATA / "code_fim.jsonl"
     found = benchmarks.places(HeldOut(name="b", kind="code_fim", path=path, places=2), path)
-    assert len(found.places) == 2 and found.left_out == {"short": 1, "more_than_asked_for": 1}
+    assert len(found.places) == 2 and found.left_out == {"other_language": 0, "short": 1, "more_than_asked_for": 1}
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def scored_files(found: Places) -> set[str]:
 
 
 def test_a_team_that_writes_typescript_and_go_is_scored_on_both() -> None:
-    found = places(count=100, share=1.0)
+    found = places(count=100, share=1.0, silent=0.0)
     languages = Counter(place.language for place in found.places)
     assert languages.keys() == {"ts", "tsx", "go"} and min(languages.values()) >= 5
     for place in found.places:
@@ -32,6 +32,17 @@ def test_a_team_that_writes_typescript_and_go_is_scored_on_both() -> None:
         assert place.prefix + place.truth + place.suffix == text and text[: place.offset] == place.prefix
         assert len("".join(place.truth.split())) >= directory.LEAST_TRUTH
     assert found.left_out["short"] > 0
+
+
+def test_a_set_has_places_of_its_own_where_nothing_should_be_written() -> None:
+    found = places(count=60, share=1.0, silent=0.2, languages=("go",))
+    quiet = [place for place in found.places if not place.truth]
+    assert len(found.places) == 72 and len(quiet) == 12 and {place.language for place in found.places} == {"go"}
+    for place in quiet:
+        assert place.prefix[-1].strip() and place.suffix.startswith("\n") and place.suffix.strip(), (
+            "the end of a line, before others"
+        )
+    assert not [place for place in places(count=60, share=1.0, silent=0.0).places if not place.truth]
 
 
 def test_the_same_settings_give_the_same_places_and_another_key_scores_other_files() -> None:
@@ -91,7 +102,7 @@ def test_whole_repositories_are_drawn(tmp_path: Path) -> None:
     ("root", "fields", "words"),
     [
         (CODE / "nothing", {}, ["is no directory", "shop"]),
-        (CODE, {"count": 100_000}, ["100000 places asked for", "set places to at most"]),
+        (CODE, {"count": 20_000}, ["20000 places asked for", "set places to at most"]),
         (CODE, {"share": 1e-9}, ["0 drawn for scores", "raise share"]),
     ],
 )

@@ -48,7 +48,8 @@ def test_a_set_that_is_gone_is_an_error() -> None:
 def test_the_default_set_holds_the_positions_of_the_held_out_packages() -> None:
     found = build(Evaluate().sets[0], Evaluate(samples=20))
     positions = held_out_positions(20, Evaluate().seed)
-    assert [(p.file, p.offset, p.truth) for p in found.places] == [(p.file, p.offset, p.truth) for p in positions]
+    assert [(p.file, p.offset, p.truth) for p in found.places[:20]] == [(p.file, p.offset, p.truth) for p in positions]
+    assert [p.truth for p in found.places[20:]] == ["", ""], "where nothing should be written"
     assert {place.language for place in found.places} == {"py"}
 
 

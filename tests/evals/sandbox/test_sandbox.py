@@ -3,13 +3,20 @@
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
+from evals.compare.measures import BY_NAME
+from evals.heldout import sets
 from evals.heldout.build import build
+from evals.judge import Scored
 from evals.sandbox import Limits, Outcome, Passed, SandboxRefused, pass_at_1, passes, run
+from evals.sandbox.scored import with_passed
+from evals.sandbox.truncation import truncated
+from evals.scores import score_position, summarise
 from infra.records import Case, HeldOutPlace, Program
 from infra.settings.schema import Evaluate, HeldOut
 
@@ -114,6 +121,49 @@ def test_a_completion_that_ends_before_the_tests_fails(early: str) -> None:
 def test_an_output_passes_by_its_lines_and_a_wrong_one_fails() -> None:
     program = Program(before="print(", after=")\n", cases=(Case(outputs=("3\n", "3.0")),))
     assert [passes(program, text, LIMITS) for text in ("3", "'3  '", "3.0", "4", "")] == ["passed"] * 3 + ["failed"] * 2
+
+
+def test_all_processes_together_have_a_bound_of_memory() -> None:
+    source = (
+        "import os, time\nchildren = 0\nfor _ in range(12):\n    if os.fork() == 0:\n"
+        "        held = bytearray(100_000_000)\n        time.sleep(0.5)\n        os._exit(0)\n"
+        "    children += 1\nprint('all', children)"
+    )
+    outcome = python(source, Limits(seconds=4.0, memory_mb=200, total_mb=600, processes=16, disk_mb=2, output_mb=1))
+    assert not outcome.succeeded and b"all 12" not in outcome.stdout
+    assert python("import os\nif os.fork() == 0:\n    os._exit(0)\nprint(os.wait()[1])", LIMITS).stdout == b"0\n"
+    assert (Limits(memory_mb=200, total_mb=600).at_a_time, Limits(memory_mb=512, total_mb=100).at_a_time) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("completion", "kept"),
+    [
+        ("c = a + b", "c = a + b"),
+        ("c = a + b\n    print(c)\n    def (", "c = a + b\n    print(c)"),
+        ("c = a + b) and more", "c = a + b"),
+        ("c = (", "c = ("),
+    ],
+)
+def test_safims_completions_are_cut_to_where_the_program_is_well_formed(completion: str, kept: str) -> None:
+    before, after = "for _ in range(2):\n    a, b = map(int, input().split())\n    ", "\n    print(c)\n"
+    assert truncated(completion, "c = a + b", before, after, "py") in (kept, "c =" if completion == "c = (" else kept)
+    place = benchmark("safim")[0]
+    assert place.program and place.program.truncated
+    assert pass_at_1([place], [f"{place.truth})"]).rate == 1.0, "the bracket is cut"
+    whole = place.model_copy(update={"program": place.program.model_copy(update={"truncated": False})})
+    assert pass_at_1([whole], [f"{place.truth})"]).rate == 0.0
+
+
+def test_pass_at_1_is_a_metric_of_the_places_that_have_tests() -> None:
+    places = benchmark("humaneval_infilling")
+    rows = [score_position(sets.position_of(p), p.truth, Scored(10.0), set="he") for p in places]
+    rows = [replace(row, id=p.id) for row, p in zip(rows, places, strict=True)]
+    half = [replace(row, completion=row.completion if number % 2 else "") for number, row in enumerate(rows)]
+    programs = {("he", place.id): place for place in places[:-1]}
+    found = with_passed(summarise(tuple(half), "reference", 0.0), programs, 2)
+    passed = [row.measured.passed for row in found.by_position if row.measured]
+    assert passed == [float(number % 2) for number in range(len(places) - 1)] + [None]
+    assert BY_NAME["passed"].values(found.by_position)[:2].tolist() == [0.0, 1.0]
 
 
 def test_a_machine_without_namespaces_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

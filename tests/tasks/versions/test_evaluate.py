@@ -3,15 +3,20 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from evals.compare.scoring import ScoredModels
-from infra.records import HeldOutPlace
+from evals.sandbox import SandboxRefused
+from evals.sandbox.scored import with_tests
+from infra.records import HeldOutPlace, Program
 from infra.settings import Settings
 from infra.settings.schema import Evaluate, Gate, Sampling, Serving
+from tasks.trainer.job import LOGGED_NAME, Logged
 from tasks.versions import evaluate
 from tasks.versions.evaluate import Contest, EvaluationBroken, evaluate_scores
 from tasks.versions.heldout import ScoredSet
+from tasks.versions.logged import off_policy_of
 from tests.evals import fake_models
 from tests.evals.fake_models import FixedText
 from tests.evals.made_scores import CALIBRATION, PLACES, SET, scored_models, scores
@@ -29,12 +34,13 @@ def test_the_record_holds_every_number_margin_and_reason(tmp_path: Path, monkeyp
     monkeypatch.setattr(evaluate, "score", lambda *_: scored_models(scores()))
     contest = Contest(tmp_path / "candidate", tmp_path / "champion", FixedText(lambda *_: ""), (held_out,))
     result = evaluate.evaluate(store, SETTINGS, contest, "cycle-000001")
-    assert result.passed and result.reason.startswith("passed: within the margins of 12 guardrails")
+    assert result.passed and result.reason.startswith("passed: within the margins of 13 guardrails")
     stored = store.get_json("cycles/cycle-000001/evaluation.json")
     assert (stored["verdict"], stored["passed"], stored["judge"]) == ("passed", True, "reference")
     assert {"guardrail", "margin", "low", "high", "difference", "verdict", "reason"} <= stored["findings"][0].keys()
     assert stored["gate"]["margins"]["exact"] == SETTINGS.evaluate.gate.margins.exact
     assert stored["calibration"]["auc"] == 1.0
+    assert "wrote no logged.json" in stored["off_policy"]["refused"]
     assert len(stored["positions"]) == len(stored["champion_positions"]) == PLACES
     assert stored["candidate"]["exact"] == result.champion["exact"]
     assert (stored["held_out"][0]["left_out"], stored["held_out"][0]["unchecked"]) == ({"short": 3}, ["cycle-000000"])
@@ -67,16 +73,63 @@ def test_champion_and_candidate_complete_as_they_would_serve_and_once_greedily(t
     assert sorted(models.sampled[8:]) == [("candidate 2", 9, 0.0), ("candidate 2", 9, 0.7)]
 
 
-@pytest.mark.parametrize("failing", ["candidate", "champion", "calibration"])
+def test_logged_requests_tell_what_the_candidate_would_have_earned_beside_the_verdict(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    behaviour = draw.normal(-3, 1, 200)
+    rewards = tuple((draw.random(200) < 0.3).astype(float).tolist())
+    moved = tuple((behaviour + draw.normal(0, 0.2, 200)).tolist())
+    logged = Logged(rewards=rewards, candidate=moved, behaviour=tuple(behaviour.tolist()), groups=("7",) * 200)
+    (tmp_path / LOGGED_NAME).write_text(logged.model_dump_json())
+    found = off_policy_of(tmp_path / "checkpoint", SETTINGS.evaluate)
+    assert found["requests"] == 200 and found["effective"] > 150 and not found["refused"]
+    assert found["snips"]["low"] < sum(rewards) / 200 < found["snips"]["high"]
+    strict = SETTINGS.evaluate.model_copy(update={"min_effective_requests": 199.9})
+    refused = off_policy_of(tmp_path / "checkpoint", strict)
+    assert refused["ips"] is None and "evaluate.min_effective_requests asks for 199.9" in refused["refused"]
+    assert "wrote no logged.json" in off_policy_of(tmp_path / "another" / "checkpoint", SETTINGS.evaluate)["refused"]
+
+
+@pytest.mark.parametrize("failing", ["champion", "calibration"])
 def test_a_judge_that_is_away_is_an_error_and_not_a_verdict(failing: str) -> None:
     unscored = [replace(s, judged=None if i % 5 == 0 else s.judged) for i, s in enumerate(scores())]
-    scored = scored_models(unscored if failing == "candidate" else scores())
+    scored = scored_models(scores())
     if failing == "champion":
         scored = replace(scored, scores={name: scored_models(unscored).scores["candidate"] for name in scored.scores})
     if failing == "calibration":
-        scored = calibrated(scored, places=40, failures=20, counts=False)
+        scored = calibrated(scored, places=40, failures=20, away=15, counts=False)
     with pytest.raises(EvaluationBroken, match="judge 'reference' failed on"):
         evaluate_scores(scored, SETTINGS)
+
+
+@pytest.mark.parametrize("failing", ["candidate", "calibration"])
+def test_a_judge_that_answers_without_a_score_too_often_leaves_the_evaluation_undecided(failing: str) -> None:
+    unscored = [replace(s, judged=None if i % 5 == 0 else s.judged) for i, s in enumerate(scores())]
+    scored = scored_models(unscored if failing == "candidate" else scores())
+    if failing == "calibration":
+        scored = calibrated(scored, places=40, failures=20, away=3, counts=False)
+    result = evaluate_scores(scored, SETTINGS)
+    assert result.verdict == "undecided" and not result.passed
+    assert result.reason.startswith("undecided: judge 'reference' failed on")
+    empty = [
+        replace(s, exact=False, edit_similarity=0.0, completion="", judged=None if i % 5 == 0 else 0.0)
+        for i, s in enumerate(scores())
+    ]
+    assert evaluate_scores(scored_models(empty), SETTINGS).verdict == "failed", "what is worse anyway fails"
+
+
+def test_tests_that_cannot_be_run_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = HeldOutPlace(id="0", file="f", prefix="", suffix="", truth="x", program=Program(before="", after=""))
+    scored = scored_models(scores())
+    off = with_tests(scored, {("s", "0"): program}, 0)
+    assert off.untested == ("passed: 1 places have tests; evaluate.test_workers is 0",)
+
+    def refuse(*_: object) -> None:
+        raise SandboxRefused("sandbox: unshare: Operation not permitted; nothing was run")
+
+    monkeypatch.setattr("evals.sandbox.scored.with_passed", refuse)
+    refused = with_tests(scored, {("s", "0"): program}, 2)
+    assert "nothing was run" in refused.untested[0] and refused.untested[0] in evaluate_scores(refused, SETTINGS).left_out
+    assert with_tests(scored, {}, 2) is scored
 
 
 def test_a_judge_that_cannot_tell_has_no_vote() -> None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 from tokenizers import Tokenizer
 
@@ -183,6 +184,19 @@ def test_the_teams_own_set_holds_later_text_and_files_that_training_never_touche
     assert found.left_out["short"] == 1
 
 
+def test_the_teams_own_set_has_places_at_which_developers_wrote_nothing(store: MemoryStore, collected: Collected) -> None:
+    empty = pl.when(pl.col("id").is_in(["97-a", "98-a"])).then(pl.lit("")).otherwise("settled")
+    accounting = replace(collected.accounting, classified=collected.accounting.classified.with_columns(settled=empty))
+    found = team.places(store, collected.plan.partitions, accounting, OWN, 10, lines=1)
+    (quiet,) = [place for place in found.places if not place.truth]
+    assert quiet.id in ("97-a", "98-a") and quiet.prefix.startswith("value_9"), "a tenth of ten places"
+    none = OWN.model_copy(update={"silent": 0.0})
+    assert all(place.truth for place in team.places(store, collected.plan.partitions, accounting, none, 10, lines=1).places)
+    other = OWN.model_copy(update={"languages": ("cobol",)})
+    nothing = team.places(store, collected.plan.partitions, accounting, other, 10, lines=1)
+    assert nothing.places == () and nothing.left_out["other_language"] > 0
+
+
 def test_developers_take_turns_in_a_set_that_is_smaller_than_what_they_wrote(store: MemoryStore, collected: Collected) -> None:
     found = team_places(store, collected, 4)
     assert sorted(one.user[0] for one in found.places) == ["a", "a", "b", "b"]
@@ -244,7 +258,8 @@ def test_forgetting_a_user_and_retention_reach_the_teams_own_set_and_its_complet
 def test_a_manifest_without_sets_is_scored_on_those_of_the_settings_compared_with_all_that_was_trained(
     store: MemoryStore,
 ) -> None:
-    settings, sealed = Evaluate(samples=12), manifest("c1")
+    packages = HeldOut(name="packages", kind="packages", silent=0.0)
+    settings, sealed = Evaluate(samples=12, sets=(packages,)), manifest("c1")
     asked: list[list[str]] = []
 
     def hashes_of(manifests: Sequence[Manifest]) -> tuple[Hashes, tuple[str, ...]]:
@@ -269,7 +284,7 @@ def test_a_place_that_the_cycle_trained_on_is_left_out_though_sealing_missed_it(
 
 
 def test_a_cycle_of_a_team_that_writes_typescript_and_go_is_evaluated_on_both(store: MemoryStore, tmp_path: Path) -> None:
-    shop = HeldOut(name="shop", kind="directory", path=ROOT / "tests/data/code", share=1.0, places=60)
+    shop = HeldOut(name="shop", kind="directory", path=ROOT / "tests/data/code", share=1.0, places=60, silent=0.0)
     gate = Gate(min_places=30, min_slice_places=10)
     settings = Settings(evaluate=Evaluate(sets=(shop,), gate=gate))
     text = reader(store)
