@@ -102,6 +102,8 @@ class Pause:
     """Number of the pause in this line."""
     settled: SettledTruth | None = None
     """What became of the place if no completion was accepted; None while it is not known."""
+    asked: float = 0.0
+    """Seconds from the session's begin to the request, by the developer's clock; 0 at a place of a ground."""
 
     def judge(self, generated: str) -> tuple[ExpectedOutcome, Choice | None]:
         """Return the expected outcome of a completion and the choice; no choice if the editor shows nothing."""

@@ -243,6 +243,7 @@ class Writer:
             visit=self._session.number,
             way=way,
             stop=turn if way == "writes" else 0,
+            asked=self.clock + DEBOUNCE_SECONDS,
         )
 
     def _at(self, pause: Pause, hole: int) -> int:
