@@ -9,7 +9,7 @@ import pytest
 
 from evals import positions
 from evals.bench.gains import Gain, Outcomes, difference, figures
-from evals.developers import Quirks, Schedule, code_from
+from evals.developers import Schedule, code_from
 from evals.generation import SampledCompletion
 from infra import settings as configuration
 from infra.records import Sample
