@@ -57,7 +57,7 @@ def _row(store: ObjectStore, state: LoopState, cycle: str, outcome: dict[str, An
     decision = state.decisions.get(outcome["experiment"])
     verdict = decision.verdict if decision else None
     rows = pq.read_table(io.BytesIO(store.get(manifest.samples.key)), columns=["reward", "outcome"]).to_pylist()
-    rewards = [row["reward"] for row in rows if row["outcome"] != "standing"]
+    rewards = [row["reward"] for row in rows if row["outcome"] not in ("standing", "judged")]
     last_step = training["steps"][-1] if training.get("steps") else {}
     return CycleRow(
         cycle=cycle,

@@ -8,6 +8,7 @@ infra/docs/loop.md says how they are compared.
 """
 
 import argparse
+import math
 import re
 import sys
 import time
@@ -50,7 +51,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--interactions", type=counts, default=[7200], help="pauses after which models are compared: 7200, or 1800..28800")
     add("--update", type=int, default=7200, help="most pauses of one update (default %(default)s)")
     add("--places", type=int, default=3000, help="places of later code; half on new files (default %(default)s)")
-    add("--parts", type=int, help="make so many parts of at most some minutes each, then stop; the next call goes on")
+    add("--minutes", type=float, default=math.inf, help="begin no part after so many minutes and stop; the next call goes on")
     return parser.parse_args(arguments)
 
 
@@ -58,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the recipes and write the figures. Exit code 1 if a target is missed, 3 if parts are missing."""
     options, settings, console = parse(arguments), configuration.load(), Console()
     began, runs = time.monotonic(), defaultdict[str, dict[int, list[Gain]]](dict)
-    parts = Parts(options.parts, lambda what: console.print(f"[{time.monotonic() - began:.0f} s] {what}"))
+    parts = Parts(60 * options.minutes, lambda what: console.print(f"[{time.monotonic() - began:.0f} s] {what}"))
     sizes = Sizes(options.users, options.interactions, options.update, options.places)
     cells = [(seed, recipe) for seed in options.seeds for recipe in options.recipes]
     schedules = {seed: Schedule(options.users, seed, code_from()) for seed in options.seeds}

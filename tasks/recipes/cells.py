@@ -7,6 +7,7 @@ recipes that teach the same rows are one model, and a run that was stopped goes 
 import hashlib
 import json
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -34,21 +35,25 @@ class Paused(Exception):
 
 @dataclass
 class Parts:
-    """How many parts this call may make."""
+    """The parts that this call makes."""
 
-    left: int | None
-    """None: all."""
+    seconds: float
+    """No part is begun after so many seconds; the first one always is."""
     say: Callable[[str], None]
+    clock: Callable[[], float] = time.monotonic
+    began: float | None = None
+    """When the first part was begun."""
 
     def begin(self, what: str) -> None:
-        """Count and tell a part that is about to be made.
+        """Tell a part that is about to be made.
 
         Raises:
-            Paused: none is left.
+            Paused: the time is over.
         """
-        if self.left == 0:
+        now = self.clock()
+        self.began = now if self.began is None else self.began
+        if now - self.began > self.seconds:
             raise Paused
-        self.left = None if self.left is None else self.left - 1
         self.say(what)
 
 

@@ -15,11 +15,12 @@ from infra.fim import Renderer
 from infra.kept import kept_characters
 from infra.records import Sample
 from infra.settings import Settings
-from infra.settings.schema import Reward
+from infra.settings.schema import Groups, Reward
 from tasks import groups
 from tasks.labels import standing
 from tasks.labels.samples import SettledTokens
-from tasks.recipes.stream import Label, mined
+from tasks.recipes.stream import PROJECT, Label, mined
+from tasks.rewards.drawn import SettledPlace, draw
 from tasks.rewards.reward import UNKNOWN_LANGUAGE, with_advantages
 from tasks.trainer.pretraining import tuning
 
@@ -176,6 +177,46 @@ def rlinf_samples(given: Interactions) -> list[Sample]:
         for n, logprobs in zip(told, scores, strict=True)
     ]
     return with_rewards([shown_sample(given, n, completion, 1.0) for n, completion in rescored], RLINF_REWARD)
+
+
+def drawn_samples(given: Interactions, shown: Sequence[Sample]) -> list[Sample]:
+    """Return the rows of groups as a cycle draws them, at the places of what was shown.
+
+    Raises:
+        ValueError: there are no groups.
+    """
+    settings, completions = given.settings, {sample.completion_id: sample for sample in shown}
+    tokenizer = Tokenizer.from_file(str(given.checkpoint / "tokenizer.json"))
+    places = []
+    for number, label in given.labels.items():
+        pause, told = given.pauses[number], completions.get(str(number))
+        generated = tokenizer.decode(told.token_ids) if told else ""
+        accepted = {"accepted": True, "rejected": False}.get(told.outcome) if told else None
+        place = SettledPlace(
+            id=str(number),
+            project=PROJECT,
+            user=pause.developer.name,
+            credential="",
+            prefix=pause.prefix,
+            suffix=pause.suffix,
+            settled=label.text,
+            whole=label.whole,
+            shown=pause.judge(generated)[0].shown,
+            accepted=accepted,
+        )
+        places.append(place)
+    wanted = Groups(
+        places=given.count // GROUP_SIZE, size=GROUP_SIZE, temperature=settings.serving.sampling.exploring_temperature
+    )
+
+    def sampler(contexts: Sequence[tuple[str, str]]) -> Sequence[SampledCompletion]:
+        generator, most = Generator(given.checkpoint, settings.model), settings.serving.sampling.max_tokens
+        return generator.sample(contexts, most, wanted.temperature, given.seed)
+
+    found = draw(places, given.version, sampler, wanted, settings.reward, {})
+    if found.reason:
+        raise ValueError(f"--interactions: no groups, since there are {found.reason}; ask for more")
+    return list(found.samples)
 
 
 def judge_groups(given: Interactions) -> list[Sample]:

@@ -5,7 +5,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from infra.records import Sample
-from tasks.recipes.samples import Interactions, control_samples, judge_groups, rlinf_samples, settled_samples, shown_samples
+from tasks.recipes.samples import (
+    Interactions,
+    control_samples,
+    drawn_samples,
+    judge_groups,
+    rlinf_samples,
+    settled_samples,
+    shown_samples,
+)
 
 
 @dataclass(frozen=True)
@@ -35,6 +43,12 @@ def explored(given: Interactions, settled: bool) -> list[Sample]:
     return shown_samples(given, given.settings.serving.sampling.exploring_temperature, settled)
 
 
+def with_groups(given: Interactions) -> list[Sample]:
+    """Return the samples of `both`, and of groups that the policy draws at the settled places."""
+    shown = as_served(given, True)
+    return [*shown, *drawn_samples(given, shown)]
+
+
 def silent_samples(given: Interactions) -> list[Sample]:
     """Return what is learnt of a team whose editors send requests and nothing else."""
     schedule = given.schedule.with_quirks(replace(given.schedule.quirks, silent_editors=1.0))
@@ -45,6 +59,7 @@ RECIPES: Mapping[str, Recipe] = {
     "settled": Recipe("the settled text alone, as shipped", settled_samples, SETTLED),
     "control": Recipe("as many rows and tokens without developers", control_samples, SETTLED),
     "both": Recipe("settled text and accepts, sampled as served", lambda given: as_served(given, True), BOTH),
+    "both_groups": Recipe("the same, and groups that nobody saw, scored by the settled text", with_groups, BOTH),
     "settled_third": Recipe("the settled text of every third place", lambda given: settled_samples(given, 3), SETTLED),
     "silent": Recipe("the settled text alone, of a team whose editors report nothing", silent_samples, SETTLED),
     "accepts": Recipe("accepts and rejections alone, sampled as served", lambda given: as_served(given, False), SERVED_SURROGATE),

@@ -1,5 +1,6 @@
 """The samples of each recipe at the same pauses, the parts of a run, and the figures of a gain."""
 
+import math
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -42,7 +43,7 @@ def interactions(settings: Settings, schedule: Schedule, count: int) -> Interact
     return Interactions(schedule, 0, count, configuration.path(settings.model.base), settings, "7", seed=1)
 
 
-@pytest.mark.parametrize("recipe", [name for name in RECIPES if name != "control"])
+@pytest.mark.parametrize("recipe", [name for name in RECIPES if name not in ("control", "both_groups")])
 def test_every_recipe_has_something_to_teach_under_its_own_training(settings: Settings, schedule: Schedule, recipe: str) -> None:
     made = RECIPES[recipe].samples(interactions(settings, schedule, 24))
     training = settings.train.model_copy(update=dict(RECIPES[recipe].training))
@@ -117,6 +118,22 @@ def test_groups_have_as_many_samples_at_fewer_places_and_need_no_developer(setti
     assert {(s.outcome, s.policy_version) for s in made} == {("judged", "7")}
 
 
+def test_groups_that_nobody_saw_stand_beside_what_was_shown(
+    settings: Settings, schedule: Schedule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = interactions(settings, schedule, 400)
+    renderer = given.renderer
+    texts = [pause.position.truth.split("\n")[0] if number % 2 else "zz" for number, pause in enumerate(given.pauses)]
+    tokens = [tuple(renderer.encode(text)) for text in texts]
+    shown = [SampledCompletion((1, 2), ids, (-1.0,) * len(ids), text) for ids, text in zip(tokens, texts, strict=True)]
+    monkeypatch.setattr(Interactions, "complete", lambda self, temperature: shown)
+    made = RECIPES["both_groups"].samples(given)
+    drawn = [s for s in made if s.outcome == "judged"]
+    assert [s for s in made if s.outcome != "judged"] == RECIPES["both"].samples(given)
+    assert drawn and {s.temperature for s in drawn} == {settings.serving.sampling.exploring_temperature}
+    assert {s.completion_id.split("/")[0] for s in drawn} <= {str(number) for number in given.labels}
+
+
 def gain(change: float, seed: int = 0, interactions: int = 7200, ground: str = "later") -> Gain:
     """The gain at 1,000 places of 50 users."""
     rng = np.random.default_rng(seed)
@@ -182,11 +199,13 @@ def test_a_run_that_was_stopped_goes_on_and_equal_rows_make_one_model(
     same = Recipe("", lambda given: [sample_of(3, "a")], {"surrogate_weight": 0.0})
     monkeypatch.setattr(cells, "RECIPES", {"settled": same, "silent": same})
     said: list[str] = []
-    bench = Bench(0, Sizes(30, (8,), 8, 4), schedule, settings, tmp_path, Parts(2, said.append))
+    times = iter((100.0, 105.0, 111.0))
+    parts = Parts(10.0, said.append, lambda: next(times))
+    bench = Bench(0, Sizes(30, (8,), 8, 4), schedule, settings, tmp_path, parts)
     with pytest.raises(Paused):
         bench.gains("settled")
     assert [line.split(": ")[1].split(" ")[0] for line in said] == ["samples", "update"]
-    rest = replace(bench, parts=Parts(None, said.append))
+    rest = replace(bench, parts=Parts(math.inf, said.append))
     first = rest.gains("settled")
     assert [(g.ground, g.interactions, len(g.trained.users)) for g in first] == [("later", 8, 4), ("new", 8, 2), ("seen", 8, 1)]
     assert first[0].trained == first[0].best, "the model that was copied is the base"
@@ -197,7 +216,7 @@ def test_a_run_that_was_stopped_goes_on_and_equal_rows_make_one_model(
 
 @pytest.mark.stack
 def test_a_recipe_trains_and_is_compared(settings: Settings, tmp_path: Path) -> None:
-    bench = Bench(0, Sizes(20, (32,), 32, 8), Schedule(20, 0, code_from()), settings, tmp_path, Parts(None, print))
+    bench = Bench(0, Sizes(20, (32,), 32, 8), Schedule(20, 0, code_from()), settings, tmp_path, Parts(math.inf, print))
     trained = {gain.ground: gain.trained.accepted != gain.best.accepted for gain in bench.gains("both")}
     assert trained.keys() == {"later", "new", "seen"}
     assert len(list((tmp_path / "models").glob("*/checkpoint/model.safetensors"))) == 1
