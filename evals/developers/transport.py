@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import aiohttp
 
 from evals.developers import protocol
+from evals.developers.protocol import NO_PIN, Pin
 from infra.settings import Settings
 
 DATA, DONE = b"data: ", b"[DONE]"
@@ -84,7 +85,7 @@ class EditorClient:
     ) -> Answer:
         """Request a completion as Zed does, in one body; `should_close` as in `complete`, with the whole text."""
         began, version = time.monotonic(), self.address.pin
-        headers = protocol.zed_headers(self.address.token, user, version)
+        headers = protocol.zed_headers(self.address.token, user, Pin(version))
         body = json.dumps(protocol.zed_body(self.address.model, prefix, suffix))
         url = f"{self.address.api_base}/completions"
         try:
@@ -100,19 +101,19 @@ class EditorClient:
         return Answer(text, version, _milliseconds_since(began), cancelled=cancelled, completion_id=answer.get("id", ""))
 
     async def complete(
-        self, user: str, prefix: str, suffix: str, should_close: Callable[[str], bool] | None = None, pin: str = ""
+        self, user: str, prefix: str, suffix: str, should_close: Callable[[str], bool] | None = None, pin: Pin = NO_PIN
     ) -> Answer:
         """Stream a completion. `should_close` gets the text so far and returns whether the developer's typing ends the stream."""
-        pin = pin or self.address.pin
+        pin = pin if pin.version else pin._replace(version=self.address.pin)
         began = time.monotonic()
-        text, version, completion_id, cancelled = "", pin, "", False
+        text, version, completion_id, cancelled = "", pin.version, "", False
         headers = protocol.request_headers(self.address.token, user, pin)
         body = json.dumps(protocol.request_body(self.address.model, prefix, suffix))
         try:
             async with self._http.post(
                 f"{self.address.api_base}/completions", data=body, headers=headers, timeout=self._timeout
             ) as response:
-                version = response.headers.get(protocol.VERSION_HEADER, pin)
+                version = response.headers.get(protocol.VERSION_HEADER, pin.version)
                 if response.status != 200:
                     return await _refused(response, version, began)
                 async for line in response.content:

@@ -20,10 +20,11 @@ from infra import cycles
 from infra import settings as settings_
 from infra.records import Bucket, CycleOutcome, Manifest
 from infra.store import ObjectStore
+from tasks.labels import measures
 from tasks.labels.accounting import RequestAccounting
 from tasks.labels.reasons import REASONS
 
-COLUMNS = ("id", "time", "project", "user", "bucket", "reason", "outcome", "settled_by", "unsettled")
+COLUMNS = ("id", "time", "project", "user", "bucket", "reason", "outcome", "settled_by", "unsettled", "exploring")
 UNDECIDED: tuple[Bucket, ...] = ("unlabelled", "cache_hit", "withheld", "stale")
 """Buckets of requests that a later cycle may train on, if their label comes late."""
 MEANINGS: dict[Bucket, str] = {
@@ -74,9 +75,12 @@ def key(cycle: str, samples_sha256: str) -> str:
 
 
 def write(store: ObjectStore, cycle: str, samples_sha256: str, accounting: RequestAccounting) -> None:
-    """Write the bucket and the reason of every completion of a window."""
+    """Write the bucket and reason of every completion of a window, and whether it was accepted: null where that is not measured."""
     body = io.BytesIO()
-    rows = accounting.classified.select(*COLUMNS).with_columns(pl.col("bucket", "outcome", "unsettled").cast(pl.String))
+    measured = accounting.classified.select(
+        *COLUMNS, accepted=pl.when(measures.counted()).then(measures.ACCEPTED.fill_null(False))
+    )
+    rows = measured.with_columns(pl.col("bucket", "outcome", "unsettled").cast(pl.String))
     rows.write_parquet(body, compression="zstd")
     store.put(key(cycle, samples_sha256), body.getvalue())
 
