@@ -75,7 +75,7 @@ def key(cycle: str, samples_sha256: str) -> str:
 
 
 def write(store: ObjectStore, cycle: str, samples_sha256: str, accounting: RequestAccounting) -> None:
-    """Write the bucket and reason of every completion of a window, and whether it was accepted: null where that is not measured."""
+    """Write the bucket and reason of every completion of a window, and whether it was accepted (null if it is not measured)."""
     body = io.BytesIO()
     measured = accounting.classified.select(
         *COLUMNS, accepted=pl.when(measures.counted()).then(measures.ACCEPTED.fill_null(False))

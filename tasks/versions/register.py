@@ -117,8 +117,8 @@ def log_run(
 
 
 def run_artifacts(store: ObjectStore, manifest: Manifest) -> dict[str, str]:
-    """Return the run's artifacts by path: the manifest, its requests by bucket, its measures, its estimate with its reliability diagram, the Data Docs, the
-    evaluation.
+    """Return the run's artifacts by path: the manifest, its requests by bucket, its measures, its estimate with the
+    reliability diagram, the Data Docs, the evaluation.
     """
     pages = {f"data_docs/{key.rsplit('/', 1)[-1]}": store.get(key).decode() for key in manifest.docs if store.exists(key)}
     key, fitted = cycles.key(manifest.cycle, "evaluation.json"), showing.read(store, manifest.cycle)

@@ -63,6 +63,7 @@ async def test_pins_need_an_administrator_and_count_in_no_experiment(house: Hous
 
 
 async def test_a_pinned_request_may_name_its_temperature_and_no_other(house: House) -> None:
+    await run_experiment(house)
     warm = {"X-Tabloop-Version": "1", "X-Tabloop-Temperature": "0.35"}
     assert (await house.complete(headers=warm)).status_code == 403
     assert (await house.complete(headers={**warm, **ADMINISTRATOR})).status_code == 200
