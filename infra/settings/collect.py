@@ -23,7 +23,8 @@ class Hindsight(Section):
     line is what most people take."""
     dirty_characters: int = Field(512, ge=1)
     """Maximum characters by which a place may grow beyond the completion's limit between two requests; beyond it a paste or an
-    agent wrote the text, and it is no label. Longer settled text is cut to as many characters, at the end of a line."""
+    agent wrote the text, and it is no label. Nor is a reported text whose length differs by more from what was shown. Longer
+    settled text is cut to as many characters, at the end of a line."""
 
 
 class Collect(Section):
