@@ -71,6 +71,8 @@ class Impression:
     elapsed_ms: float
     """From the pause in typing, including the debounce."""
     model: str
+    request_id: str = ""
+    """The server's id of the completion, for editors that report by it."""
 
 
 def prompt(prefix: str, suffix: str) -> str:
@@ -137,3 +139,16 @@ def event_body(impression: Impression, accepted: bool, cache_hit: bool = False) 
         "uniqueId": str(uuid.uuid5(uuid.NAMESPACE_OID, impression.user)),
     }
     return {"name": "autocomplete", "schema": "0.2.0", "level": "all", "profileId": "local", "data": data}
+
+
+def native_body(impression: Impression, accepted: bool, dismissed: bool, seen_ms: float) -> dict[str, Any]:
+    """Return an event of /v1/feedback, with the reason where nothing was taken."""
+    told: dict[str, Any] = {"completion_id": impression.request_id, "shown": impression.completion, "seen_ms": round(seen_ms)}
+    if accepted:
+        return told | {"outcome": "accepted"}
+    return told | {"outcome": "rejected", "reason": "rejected" if dismissed else "typed_away"}
+
+
+def cancelled_body(request_id: str) -> dict[str, Any]:
+    """Return the event of a completion that the developer typed over before it could be shown."""
+    return {"completion_id": request_id, "reason": "cancelled"}

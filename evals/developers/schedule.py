@@ -33,7 +33,7 @@ class Schedule:
             raise ValueError(f"users: expected at least 1, got {users}")
         self._users, self._seed, self._code, self.quirks = users, seed, code, quirks or Quirks()
         self._team = Team(
-            [Developer(draws.user_name(i), draws.taste_of(seed, i), draws.is_silent(seed, i, self.quirks)) for i in range(users)]
+            [Developer(draws.user_name(i), draws.taste_of(seed, i), draws.editor_of(seed, i, self.quirks)) for i in range(users)]
         )
         self._pass: tuple[Session, ...] = ()
         self._ends: list[int] = []

@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -44,6 +45,11 @@ class Address:
     """Request this policy version; needs a token with the role `versions`. Empty: the server chooses."""
     model: str = "qwen-coder-tabloop"
     timeout_seconds: float = 60.0
+
+    @property
+    def native_url(self) -> str:
+        """Where editors that know the server's ids report: /v1/feedback of the server of feedback_url."""
+        return urlsplit(self.feedback_url)._replace(path="/v1/feedback").geturl()
 
 
 def simulation_token(settings: Settings) -> str:
@@ -131,13 +137,16 @@ class EditorClient:
 
     async def post(self, user: str, body: dict[str, object]) -> bool:
         """Post an event once, as Continue does. Return False if it was lost."""
+        return await self._post(self.address.feedback_url, user, body)
+
+    async def post_native(self, user: str, body: dict[str, object]) -> bool:
+        """Post an event of /v1/feedback once. Return False if it was lost."""
+        return await self._post(self.address.native_url, user, body)
+
+    async def _post(self, url: str, user: str, body: dict[str, object]) -> bool:
+        headers, text = protocol.event_headers(self.address.token, user), json.dumps(body)
         try:
-            async with self._http.post(
-                self.address.feedback_url,
-                data=json.dumps(body),
-                headers=protocol.event_headers(self.address.token, user),
-                timeout=self._timeout,
-            ) as response:
+            async with self._http.post(url, data=text, headers=headers, timeout=self._timeout) as response:
                 return response.status < 300
         except (TimeoutError, aiohttp.ClientError):
             return False

@@ -1,8 +1,8 @@
 """Settled text that an editor reports itself: it wins over what later requests show. Pure.
 
-Of several reports on a completion the latest counts. A report that differs from what was shown by more than
-collect.hindsight.dirty_characters in length is a paste's or an agent's: nothing of the completion counts as kept, and its text is no
-label. An editor that may not send text reports numbers; the text is then not taken from later requests either.
+Of several reports on a completion the latest counts. A report that differs from what was shown by more than the setting
+collect.hindsight.dirty_characters in length is a paste's or an agent's: nothing of the completion counts as kept, and its text
+is no label. An editor that may not send text reports numbers; the text is then not taken from later requests either.
 """
 
 from collections.abc import Sequence
