@@ -29,8 +29,8 @@ class Hindsight(Section):
 
 class Collect(Section):
     settle_seconds: float = Field(30.0, ge=0)
-    """Seconds to wait for feedback and settled text before using a completion. A completion is trained on once: settled text that
-    becomes known after a judged completion was trained on is lost, so a loop that is not in a hurry waits for
+    """Seconds to wait for feedback and settled text before using a completion. Settled text that becomes known later reaches a
+    later cycle, but not the reward of a completion that was judged before; a loop that is not in a hurry waits for
     `hindsight.most_seconds`."""
     hindsight: Hindsight = Hindsight()
     """Settled text from later requests and reports."""

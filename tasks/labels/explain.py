@@ -25,6 +25,8 @@ from tasks.labels.accounting import RequestAccounting
 from tasks.labels.reasons import REASONS
 
 COLUMNS = ("id", "time", "project", "user", "bucket", "reason", "outcome", "settled_by", "unsettled", "exploring")
+MAY_SETTLE = ("not_shown", "still_typed")
+"""Why a settled text is not known yet; later requests may show it."""
 UNDECIDED: tuple[Bucket, ...] = ("unlabelled", "cache_hit", "withheld", "stale")
 """Buckets of requests that a later cycle may train on, if their label comes late."""
 MEANINGS: dict[Bucket, str] = {
@@ -99,6 +101,23 @@ def undecided(store: ObjectStore, manifests: Sequence[Manifest]) -> frozenset[st
             for id, bucket in zip(rows["id"].to_pylist(), rows["bucket"].to_pylist(), strict=True):
                 (waiting if bucket in UNDECIDED else decided).add(id)
     return frozenset(waiting - decided)
+
+
+def unsettled(store: ObjectStore, manifests: Sequence[Manifest]) -> frozenset[str]:
+    """Return the ids of the completions that these cycles trained on without a settled text that later requests may show.
+
+    One that a cycle trained on with its settled text is not among them, so that a text reaches one cycle.
+    """
+    open_: set[str] = set()
+    known: set[str] = set()
+    for manifest in manifests:
+        name = key(manifest.cycle, manifest.samples.sha256)
+        if store.exists(name):
+            rows = pl.read_parquet(io.BytesIO(store.get(name)), columns=["id", "bucket", "settled_by", "unsettled"])
+            trained = rows.filter(pl.col("bucket") == "trained")
+            known.update(trained.filter(pl.col("settled_by").is_not_null())["id"])
+            open_.update(trained.filter(pl.col("settled_by").is_null(), pl.col("unsettled").is_in(MAY_SETTLE))["id"])
+    return frozenset(open_ - known)
 
 
 def explain(store: ObjectStore, completion: str) -> Iterator[Fate]:
