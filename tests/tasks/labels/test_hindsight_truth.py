@@ -116,7 +116,7 @@ def test_a_place_whose_continuation_is_requested_has_a_label(named: bool) -> Non
 
 
 def test_every_line_of_a_label_stands_in_the_finished_file() -> None:
-    """A truth ends with its hole. A label goes on to the suffix of the request, so through holes between that were written since."""
+    """A truth ends with its hole. A label goes on to the suffix of the request, through holes that were written in between."""
     files = {source.name: source.text for source in code_from().sources}
     labels = [(label, asked) for asked in written() if (label := settled_of(False, asked)) is not None]
     begins = [any(text is not None and text.startswith(label) for text in (a.truth.text, a.truth.first)) for label, a in labels]
