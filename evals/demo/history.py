@@ -85,13 +85,15 @@ def _row(store: ObjectStore, state: LoopState, cycle: str, outcome: dict[str, An
 def request_rows(store: ObjectStore, state: LoopState) -> list[dict[str, Any]]:
     """Return each request of the ended cycles once: its user, whether it explored, and what its newest cycle made of it.
 
-    Requests of cycles that older code sealed are left out: it noted no exploring.
+    Left out are requests of cycles that older code sealed, which noted no exploring, and those that retention removed.
     """
     rows: dict[str, dict[str, Any]] = {}
     for cycle in state.outcomes:
         manifest = cycles.manifest_of(store, cycle)
-        body = store.get(cycles.key(cycle, f"requests-{manifest.samples.sha256}.parquet"))
-        table = pq.read_table(io.BytesIO(body))
+        key = cycles.key(cycle, f"requests-{manifest.samples.sha256}.parquet")
+        if not store.exists(key):
+            continue
+        table = pq.read_table(io.BytesIO(store.get(key)))
         if "exploring" in table.column_names:
             rows |= {row["id"]: row for row in table.select(["id", "user", "bucket", "exploring", "accepted"]).to_pylist()}
     return list(rows.values())
