@@ -104,7 +104,7 @@ def test_groups_are_sealed_with_the_samples_and_a_resumed_cycle_draws_none_anew(
             return [SampledCompletion((1, 2), (3, 4), (-0.5, -0.5), text) for text in texts]
 
     monkeypatch.setattr("evals.generation.Generator", FakeGenerator)
-    ship_settled(world, 80)
+    ship_settled(world, 120)
     world.training = Killed()
     with pytest.raises(Killed):
         cycle()
