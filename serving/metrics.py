@@ -8,19 +8,23 @@ from statistics import quantiles
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from infra.records import QUICK_MS, Completion, Feedback
+from infra.records import Completion, Feedback, MeasuredGroup
 
 SECONDS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 RECENT_SECONDS = 300.0
 MAX_RECENT = 20_000
+SERVED, EXPLORING = "served", "exploring"
+"""How a completion was sampled: at the temperature that people are served at, or at the exploring one."""
 
 
 @dataclass(frozen=True)
 class Recent:
-    """Completions of one version on one arm in the last minutes, for the status page."""
+    """Completions of one version on one arm in the last minutes, exploring ones apart, for the status page."""
 
     arm: str
     version: str
+    sampling: str
+    """SERVED or EXPLORING."""
     requests: int
     shown: int
     """Requests with a text that is not blank."""
@@ -63,27 +67,22 @@ class Metrics:
         """
         self.registry = registry = CollectorRegistry()
         self._clients = clients
-        arm = ("arm", "version")
-        self._completions = Counter("tabloop_completions", "Completions served", (*arm, "finish"), registry=registry)
-        self._tokens = Counter("tabloop_tokens", "Tokens sampled", arm, registry=registry)
+        arm, sampled = ("arm", "version"), ("arm", "version", "sampling")
+        self._completions = Counter("tabloop_completions", "Completions served", (*sampled, "finish"), registry=registry)
+        self._tokens = Counter("tabloop_tokens", "Tokens sampled", sampled, registry=registry)
         self._mixed = Counter("tabloop_mixed", "Completions sampled by more than one version", registry=registry)
-        self._withheld = Counter("tabloop_withheld", "Completions sampled and not shown", arm, registry=registry)
-        self._shortened = Counter("tabloop_shortened", "Completions of which the end was not shown", arm, registry=registry)
-        self._exploring = Counter("tabloop_exploring", "Completions sampled at the exploring temperature", arm, registry=registry)
+        self._withheld = Counter("tabloop_withheld", "Completions sampled and not shown", sampled, registry=registry)
+        self._shortened = Counter("tabloop_shortened", "Completions of which the end was not shown", sampled, registry=registry)
         self._first = Histogram(
             "tabloop_first_token_seconds", "From arrival to first token", arm, buckets=SECONDS, registry=registry
         )
         self._total = Histogram("tabloop_completion_seconds", "From arrival to the end", arm, buckets=SECONDS, registry=registry)
-        self._shown = Counter("tabloop_shown", "Completions with text, not withheld, received to the end", arm, registry=registry)
-        self._feedback = Counter("tabloop_feedback", "Feedback events", ("client", "outcome"), registry=registry)
-        self._accepted_characters = Counter(
-            "tabloop_accepted_characters", "Characters accepted, of events that tell them", ("client",), registry=registry
+        self._shown = Counter(
+            "tabloop_shown", "Completions with text, not withheld, received to the end", sampled, registry=registry
         )
+        self._feedback = Counter("tabloop_feedback", "Feedback events", ("client", "outcome"), registry=registry)
         self._not_taken = Counter(
             "tabloop_not_taken", "Feedback events by the reason why nothing was taken", ("client", "reason"), registry=registry
-        )
-        self._quick_rejections = Counter(
-            "tabloop_quick_rejections", "Rejections within 750 ms of being shown", ("client",), registry=registry
         )
         self.refused = Counter("tabloop_refused", "Requests answered with an error", ("status",), registry=registry)
         self.ignored_users = Counter(
@@ -118,30 +117,35 @@ class Metrics:
         self._set_aside = Gauge("tabloop_spool_set_aside", "Segments that could not be shipped whole, in bad/", registry=registry)
         self._spool_age = Gauge("tabloop_spool_oldest_seconds", "Age of the oldest segment", registry=registry)
         self._slot = Gauge("tabloop_slot_up", "1 if the slot takes traffic", ("slot", "version", "role"), registry=registry)
-        self._latest: deque[tuple[float, str, str, bool, bool, float | None, float]] = deque(maxlen=MAX_RECENT)
+        self._measures = Gauge(
+            "tabloop_measure",
+            "What completions were worth in the last cycle's window (infra/docs/loop.md, Measures)",
+            ("measure", "by", "group"),
+            registry=registry,
+        )
+        self._latest: deque[tuple[float, str, str, str, bool, bool, float | None, float]] = deque(maxlen=MAX_RECENT)
         self.feedback_counts: Tally[tuple[str, str]] = Tally()
         """Feedback events by client and outcome since the start."""
 
     def completed(self, row: Completion) -> None:
         """Count a completion."""
         labels = (row.arm, row.policy_version)
+        sampled = (*labels, EXPLORING if row.exploring else SERVED)
         shown, left = bool(row.text.strip()), row.finish_reason == "disconnected"
-        self._latest.append((row.time, *labels, shown, left, row.ttft_ms, row.total_ms))
-        self._completions.labels(*labels, row.finish_reason).inc()
-        self._tokens.labels(*labels).inc(len(row.token_ids))
+        self._latest.append((row.time, *sampled, shown, left, row.ttft_ms, row.total_ms))
+        self._completions.labels(*sampled, row.finish_reason).inc()
+        self._tokens.labels(*sampled).inc(len(row.token_ids))
         self._total.labels(*labels).observe(row.total_ms / 1e3)
         if row.ttft_ms is not None:
             self._first.labels(*labels).observe(row.ttft_ms / 1e3)
         if row.mixed:
             self._mixed.inc()
-        if row.exploring:
-            self._exploring.labels(*labels).inc()
         if row.text and row.held_back.strip():
-            self._shortened.labels(*labels).inc()
+            self._shortened.labels(*sampled).inc()
         if row.withheld:
-            self._withheld.labels(*labels).inc()
+            self._withheld.labels(*sampled).inc()
         elif shown and not left:
-            self._shown.labels(*labels).inc()
+            self._shown.labels(*sampled).inc()
 
     def feedback_received(self, row: Feedback) -> None:
         """Count a feedback event."""
@@ -150,31 +154,35 @@ class Metrics:
         self.feedback_counts[client, row.outcome] += 1
         if row.reason:
             self._not_taken.labels(client, row.reason).inc()
-        if row.outcome == "rejected" and row.seen_ms is not None and row.seen_ms < QUICK_MS:
-            self._quick_rejections.labels(client).inc()
-        if row.outcome in ("accepted", "partially_accepted"):
-            told = len(row.shown) if row.accepted_characters is None else row.accepted_characters
-            self._accepted_characters.labels(client).inc(told)
 
     def recent(self, now: float) -> list[Recent]:
         """Return the completions of the last minutes by arm and version; `now` in Unix seconds."""
         rows = [row for row in self._latest if row[0] > now - RECENT_SECONDS]
         summaries = []
-        for arm, version in sorted({(row[1], row[2]) for row in rows}):
-            of_arm = [row for row in rows if row[1:3] == (arm, version)]
-            firsts = [row[5] for row in of_arm if row[5] is not None]
+        for arm, version, sampling in sorted({row[1:4] for row in rows}):
+            of_arm = [row for row in rows if row[1:4] == (arm, version, sampling)]
+            firsts = [row[6] for row in of_arm if row[6] is not None]
             summaries.append(
                 Recent(
                     arm=arm,
                     version=version,
+                    sampling=sampling,
                     requests=len(of_arm),
-                    shown=sum(row[3] for row in of_arm),
-                    disconnected=sum(row[4] for row in of_arm),
+                    shown=sum(row[4] for row in of_arm),
+                    disconnected=sum(row[5] for row in of_arm),
                     first_ms=_median_and_95(firsts),
-                    total_ms=_median_and_95([row[6] for row in of_arm]),
+                    total_ms=_median_and_95([row[7] for row in of_arm]),
                 )
             )
         return summaries
+
+    def measured(self, groups: Iterable[MeasuredGroup]) -> None:
+        """Set the measures of the last cycle's window; a ratio that is unknown has no series."""
+        self._measures.clear()
+        for group in groups:
+            for name, value in group.measures.ratios().items():
+                if value is not None:
+                    self._measures.labels(name, group.by, group.name).set(value)
 
     def text(self, spool: SpoolState, slots: Iterable[SlotState]) -> bytes:
         """Return Prometheus' exposition, with gauges of the states given."""

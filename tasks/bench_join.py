@@ -2,8 +2,9 @@
 
 Completions with their feedback, as serving ships them, are read, joined by the hour, put in their buckets, validated by Great
 Expectations, rewarded and written as a batch, by the code of a cycle: once for so many completions, once for them in fewer
-partitions, once without hindsight, once for twice as many over twice the hours, each in a process of its own. Objects lie on the
-disk of this machine; no network is measured. The figures are written to var/bench/join.json.
+partitions, once without hindsight, once for twice as many over twice the hours, each in a process of its own. Settled text and
+standing lines become tokens of as many samples as a production's cycle trains on. Objects lie on the disk of this machine; no
+network is measured. The figures are written to var/bench/join.json.
 """
 
 import argparse
@@ -24,8 +25,10 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 from rich.console import Console
+from tokenizers import Tokenizer
 
 from evals.bench.figures import figure, write
+from infra.fim import Renderer
 from infra.settings import ROOT, Settings
 from infra.settings.schema import Collect, Hindsight
 from infra.store import ObjectStore, sha256
@@ -40,6 +43,7 @@ from tasks.labels.partitions import (
     merge_partitions,
     plan_window,
 )
+from tasks.labels.samples import SettledTokens
 from tasks.labels.shares import weight_shares
 from tasks.labels.standing import with_standing
 from tasks.labels.window import Window
@@ -55,6 +59,10 @@ SHIPPED_AGAIN = 100
 USERS = 1_000
 PROMPT_TOKENS, TOKENS, TEXT = 120, 10, "ab" * 10
 TYPED = 6
+MOST_TRAINED = 32_768
+"""Samples of which written text becomes tokens: collect.max_samples of infra/settings/production.toml."""
+PROMPT_SIZES, MAX_TOKENS = (96, 24), 24
+"""Tokens of a standing line's prompt before and after the cursor, and of a written text."""
 LINE_SECONDS, LINES = 15.0, 24
 """Seconds that a user takes for a line, and lines of the file that a request shows before the cursor."""
 TARGET_SECONDS_A_MILLION = 90.0
@@ -253,19 +261,31 @@ def measured(folder: Path, hours: int, least: int, collect: Collect, joined: Joi
     validate(chosen, batch_stats(accounting, 0.0), bounds(chosen, [], settings.collect)).check(0.0)
     done("validate")
     chosen = with_standing(store, plan.partitions, chosen, settings.collect.standing_lines)
+    few = chosen.head(MOST_TRAINED)
     chosen = samples.with_settled_tokens(chosen, None)
     chosen = reward_samples(chosen, settings.reward, weight_shares(settings.collect))
     store.put("cycles/bench/samples.parquet", samples.parquet(samples.tables(store, plan.partitions, chosen)))
     done("batch")
+    tokens = settled_tokens(settings.collect)
+    few = reward_samples(samples.with_settled_tokens(few, tokens), settings.reward, weight_shares(settings.collect))
+    body = samples.parquet(samples.tables(store, plan.partitions, few, tokens))
+    done("tokens")
     return seconds | {
         "cpu": time.process_time() - cpu,
         "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "partitions": len(plan.partitions),
         "samples": chosen.height,
         "settled": chosen["settled"].count(),
+        "rows": pq.read_metadata(pa.BufferReader(body)).num_rows,
         "orphans": orphans,
         "duplicates": duplicates,
     }
+
+
+def settled_tokens(collect: Collect) -> SettledTokens:
+    """Return what turns written text into tokens of the base, with prompts of the local stack's size."""
+    tokenizer = Tokenizer.from_file(str(ROOT / "infra" / "base_model" / "tokenizer.json"))
+    return SettledTokens(Renderer(tokenizer, "spm", *PROMPT_SIZES), MAX_TOKENS, collect.hindsight.lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -299,6 +319,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     total, before, longer = (sum(row[step] for step in steps) for row in (once, without, twice))
     rows = [
         *(figure(f"join.{step}", once[step], "s") for step in steps),
+        figure("join.tokens", once["tokens"], f"s for {min(MOST_TRAINED, int(once['samples']))} samples"),
         figure("join.total", total, "s", most=TARGET_SECONDS_A_MILLION * options.completions / 1_000_000),
         figure("join.cpu", once["cpu"], "s"),
         figure("join.without_hindsight", before, "s"),
@@ -307,7 +328,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         figure("join.settled", once["settled"] / once["samples"], "of the samples"),
         figure("join.memory", once["memory"], "MB", most=TARGET_MEGABYTES),
         figure("join.completions", per_hour * hours, ""),
-        *(figure(f"join.{name}", once[name], "") for name in ("partitions", "samples", "orphans", "duplicates")),
+        *(figure(f"join.{name}", once[name], "") for name in ("partitions", "samples", "rows", "orphans", "duplicates")),
         figure("join.fewer_partitions", fewer["partitions"], ""),
         figure("join.memory_of_more_partitions", once["memory"] / fewer["memory"], "of that of fewer", most=TARGET_FLAT),
         figure("join.twice", longer / total, "times the time", most=TARGET_TWICE),

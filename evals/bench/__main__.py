@@ -1,7 +1,7 @@
 """Benchmarks: python -m evals.bench [NAME...]
 
-All but `trainer`, `join`, `caps`, `experiments`, `gate` and `showing` need the stack (`make up`) without a running A/B test, and
-pause the schedules meanwhile. Exit code 1 if a target is missed.
+All but `trainer`, `join`, `caps`, `experiments`, `gate`, `showing` and `recipes` need the stack (`make up`) without a running A/B
+test, and pause the schedules meanwhile. Exit code 1 if a target is missed.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from infra.registry import CHALLENGER, Registry
 from infra.settings import Settings
 from infra.stack.files import PRIVATE
 
-WITHOUT_STACK = ("trainer", "join", "caps", "experiments", "gate", "showing")
+WITHOUT_STACK = ("trainer", "join", "caps", "experiments", "gate", "showing", "recipes")
 """Benchmarks that need no stack."""
 BENCHES = ("serving", "feedback", "hostile", "redaction", "loop", "evaluation", "survival", "kills", *WITHOUT_STACK)
 """Modules of this package, imported one by one since some import torch."""

@@ -1,69 +1,84 @@
 """What a trained model gains on the base, by recipe, ground and number of interactions: intervals, figures and targets."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from evals.bench.figures import Figure, figure
-from evals.developers import ExpectedOutcome, Pause
 from evals.grounds import Ground
 from evals.statistics import margin, ratio
 
 SHIPPED, CONTROL = "settled", "control"
 """The recipe that the settings ship, and the one without developers."""
-MEASURED_AFTER = 7200
-"""Interactions from which on the shipped recipe has targets."""
 Measure = Literal["accepted", "kept"]
+TARGETS: Mapping[tuple[int, Ground], Mapping[str, float]] = {
+    (7200, "later"): {"accepted": 2.0, "low": 0.0, "kept": 15.0},
+    (7200, "new"): {"low": -0.5},
+    (28800, "later"): {"accepted": 4.0, "low": 0.0, "kept": 30.0},
+    (28800, "new"): {"accepted": 2.0, "low": 0.0},
+}
+"""Of the shipped recipe against the base at its best after so many interactions: points, and percent of kept characters."""
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """What developers do with a model's completions at the places of a ground, [places] each."""
+
+    users: Sequence[str]
+    accepted: Sequence[float]
+    """Expected accepts."""
+    kept: Sequence[float]
+    """Expected kept characters."""
 
 
 @dataclass(frozen=True)
 class Gain:
-    """Outcomes at the same places of the base at its best temperature and of the trained model as served, [places] each."""
+    """Outcomes at the same places: of the base at its best temperature and as served, and of the trained model as served."""
 
     ground: Ground
     interactions: int
     """Interactions that the model has learnt from."""
-    users: Sequence[str]
-    accepted: tuple[Sequence[float], Sequence[float]]
-    """Expected accepts."""
-    kept: tuple[Sequence[float], Sequence[float]]
-    """Expected kept characters."""
+    best: Outcomes
+    served: Outcomes
+    trained: Outcomes
 
 
-def gain_of(
-    ground: Ground,
-    interactions: int,
-    pauses: Sequence[Pause],
-    before: Sequence[ExpectedOutcome],
-    after: Sequence[ExpectedOutcome],
-) -> Gain:
-    """Return the outcomes of base and trained model at the same pauses."""
-    users = [pause.developer.name for pause in pauses]
-    accepted = [o.accepted for o in before], [o.accepted for o in after]
-    return Gain(ground, interactions, users, accepted, ([o.kept_characters for o in before], [o.kept_characters for o in after]))
+def gain_of(ground: Ground, interactions: int, measured: tuple[Outcomes, Outcomes, Outcomes]) -> Gain:
+    """Return the outcomes of the base at its best, of the base as served and of a trained model at the same places."""
+    best, served, trained = measured
+    assert best.users == served.users == trained.users
+    return Gain(ground, interactions, best, served, trained)
 
 
 def difference(gains: Sequence[Gain], measure: Measure) -> tuple[float, float]:
-    """Return the gain per request over the users of all seeds, and half the width of its confidence interval."""
+    """Return the gain per request on the base at its best, and half the width of its confidence interval.
+
+    Over the users of all seeds.
+    """
+    return paired([(gain.best, gain.trained) for gain in gains], measure)
+
+
+def paired(pairs: Sequence[tuple[Outcomes, Outcomes]], measure: Measure) -> tuple[float, float]:
+    """Return by how much the second is above the first per request, and half the width of its interval, clustered by user."""
     sums: dict[tuple[int, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
-    for seed, gain in enumerate(gains):
-        for user, before, after in zip(gain.users, *getattr(gain, measure), strict=True):
-            sums[seed, user][0] += after - before
+    for seed, (before, after) in enumerate(pairs):
+        for user, low, high in zip(before.users, getattr(before, measure), getattr(after, measure), strict=True):
+            sums[seed, user][0] += high - low
             sums[seed, user][1] += 1
     changes, places = np.array(list(sums.values())).T
     estimate, influence = ratio(changes, places)
     return estimate, margin(influence)
 
 
-def base_mean(gains: Sequence[Gain], measure: Measure) -> float:
-    """Return the base's mean per request over all seeds."""
-    return float(np.mean(np.concatenate([getattr(gain, measure)[0] for gain in gains])))
+def mean(outcomes: Iterable[Outcomes], measure: Measure) -> float:
+    """Return the mean per request over all seeds."""
+    return float(np.mean(np.concatenate([getattr(one, measure) for one in outcomes])))
 
 
-def figures(runs: Mapping[str, Sequence[Sequence[Gain]]]) -> list[Figure]:
+def figures(runs: Mapping[str, Mapping[int, Sequence[Gain]]]) -> list[Figure]:
     """Return the figures of each recipe by ground and number of interactions, and the targets of the shipped one.
 
     Args:
@@ -72,41 +87,47 @@ def figures(runs: Mapping[str, Sequence[Sequence[Gain]]]) -> list[Figure]:
     rows: list[Figure] = []
     for recipe, seeds in runs.items():
         cells: dict[tuple[Ground, int], list[Gain]] = defaultdict(list)
-        for gain in (gain for gains in seeds for gain in gains):
+        for gain in (gain for gains in seeds.values() for gain in gains):
             cells[gain.ground, gain.interactions].append(gain)
         for (ground, interactions), gains in cells.items():
             rows += cell_figures(recipe, ground, interactions, gains)
-    return [*rows, *against_control(runs)]
+    others = [recipe for recipe in runs if recipe != SHIPPED]
+    return [*rows, *(row for recipe in others for row in against_shipped(runs, recipe))]
 
 
 def cell_figures(recipe: str, ground: Ground, interactions: int, gains: Sequence[Gain]) -> list[Figure]:
     """Return the figures of a recipe on a ground after some interactions."""
     name = f"{recipe}: {ground} after {interactions}"
     (accepted, width), (characters, kept_width) = difference(gains, "accepted"), difference(gains, "kept")
-    more = 100 * characters / (base_mean(gains, "kept") or 1.0)
-    target = recipe == SHIPPED and interactions >= MEASURED_AFTER
-    later, new = target and ground == "later", target and ground == "new"
+    best, served = [gain.best for gain in gains], [gain.served for gain in gains]
+    kept = mean(best, "kept") or 1.0
+    least = TARGETS.get((interactions, ground), {}) if recipe == SHIPPED else {}
     return [
-        figure(f"{name}, accepted by the base", 100 * base_mean(gains, "accepted"), "%"),
-        figure(f"{name}, accepted", 100 * accepted, "points", least=2.0 if later else None),
-        figure(f"{name}, low", 100 * (accepted - width), "points", least=0.0 if later else -0.5 if new else None),
+        figure(f"{name}, seeds", len(gains), ""),
+        figure(f"{name}, places", sum(len(gain.best.users) for gain in gains), ""),
+        figure(f"{name}, accepted of the base at its best", 100 * mean(best, "accepted"), "%"),
+        figure(f"{name}, accepted of the base as served", 100 * mean(served, "accepted"), "%"),
+        figure(f"{name}, accepted", 100 * accepted, "points", least=least.get("accepted")),
+        figure(f"{name}, low", 100 * (accepted - width), "points", least=least.get("low")),
         figure(f"{name}, high", 100 * (accepted + width), "points"),
-        figure(f"{name}, kept characters", more, "% of the base's", least=15.0 if later else None),
-        figure(f"{name}, half of their interval", 100 * kept_width / (base_mean(gains, "kept") or 1.0), "%"),
+        figure(f"{name}, kept characters", 100 * characters / kept, "% of the base's", least=least.get("kept")),
+        figure(f"{name}, half of their interval", 100 * kept_width / kept, "%"),
     ]
 
 
-def against_control(runs: Mapping[str, Sequence[Sequence[Gain]]]) -> list[Figure]:
-    """Return by how much the shipped recipe gains more than the control on later code; nothing without both."""
-    if not {SHIPPED, CONTROL} <= runs.keys():
+def against_shipped(runs: Mapping[str, Mapping[int, Sequence[Gain]]], recipe: str) -> list[Figure]:
+    """Return by how much the shipped recipe gains more than another one on later code, over the seeds that both have."""
+    both = sorted(runs.get(SHIPPED, {}).keys() & runs[recipe].keys())
+    last = [[[g for g in runs[one][seed] if g.ground == "later"][-1].trained for one in (recipe, SHIPPED)] for seed in both]
+    if not last:
         return []
-    last = [[[g for g in gains if g.ground == "later"][-1] for gains in runs[recipe]] for recipe in (SHIPPED, CONTROL)]
-    pairs = [
-        Gain("later", a.interactions, a.users, (b.accepted[1], a.accepted[1]), (b.kept[1], a.kept[1]))
-        for a, b in zip(*last, strict=True)
-    ]
-    estimate, width = difference(pairs, "accepted")
-    return [
-        figure(f"{SHIPPED} above {CONTROL}: later, accepted", 100 * estimate, "points"),
-        figure(f"{SHIPPED} above {CONTROL}: later, low", 100 * (estimate - width), "points", least=0.0),
-    ]
+    name, target = f"{SHIPPED} above {recipe}: later", 0.0 if recipe == CONTROL else None
+    rows = []
+    measures: tuple[tuple[Measure, str, float], ...] = (("accepted", "points", 100.0), ("kept", "characters", 1.0))
+    for measure, unit, scale in measures:
+        estimate, width = paired([(other, own) for other, own in last], measure)
+        rows += [
+            figure(f"{name}, {measure}", scale * estimate, unit),
+            figure(f"{name}, {measure}, low", scale * (estimate - width), unit, least=target if measure == "accepted" else None),
+        ]
+    return rows

@@ -18,7 +18,7 @@ from pathlib import Path
 from rich.console import Console
 
 from evals import developers
-from evals.demo import closing, comparison, history, report
+from evals.demo import chances, closing, comparison, history, report
 from evals.demo.closing import BASE
 from evals.demo.loop import CYCLE, WATCH, Loop, Plan, Traffic
 from evals.demo.orchestration import Orchestration
@@ -54,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
         help="type through the Python files below (default: the held-out packages)",
     )
     add("--cycles", type=int, default=2, help="cycles to run, including those of earlier demos (default %(default)s)")
-    add("--labels", type=int, default=4800, help="minimum labels that a cycle waits for (default %(default)s)")
+    add("--labels", type=int, default=6400, help="minimum requests that a cycle waits for (default %(default)s)")
     add("--minutes", type=float, default=6.0, help="minutes after which no cycle begins (default %(default)s)")
     add(
         "--visits",
@@ -75,7 +75,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     began = time.monotonic()
     code = developers.code_from(options.code)
     settings = configuration.load()
-    closing.best_temperature(settings)  # an early error for settings that cannot be compared
     first = [part for part in parts(settings) if part not in LATER_PARTS]
     up = subprocess.run([*STACK_UP, "--paused", *first], cwd=configuration.ROOT, check=False)
     if up.returncode:
@@ -116,7 +115,7 @@ async def demo(options: argparse.Namespace, settings: Settings, code: Code, cons
             state, _ = await asyncio.gather(loop.run(), _start_later_part())
             stop.set()
             live = await typing
-            champion = state.aliases.champion or BASE
+            champion, began_closing = state.aliases.champion or BASE, time.time()
             paired = await closing.compare_with_base(options, settings, code, registry, champion, loop)
         finally:
             stop.set()
@@ -125,7 +124,7 @@ async def demo(options: argparse.Namespace, settings: Settings, code: Code, cons
                 await typing
             for deployment in (CYCLE, WATCH):
                 await prefect.pause(deployment, False)
-    rows = history.cycle_rows(store, state)
+    rows, requests = history.cycle_rows(store, state), history.request_rows(store, state)
     return Report(
         seed=options.seed,
         seconds=time.monotonic() - began,
@@ -136,8 +135,12 @@ async def demo(options: argparse.Namespace, settings: Settings, code: Code, cons
         rejections=state.rejections,
         judge=settings.evaluate.judge.kind,
         **comparison.comparisons(paired["later"]),
-        grounds={ground: comparison.ground_row(run, temperature) for ground, run in paired.items()},
-        exploration=settings.serving.sampling.exploring_share,
+        grounds={
+            ground: comparison.ground_row(run, list(closing.pins_of(settings, champion, ground)), temperature)
+            for ground, run in paired.items()
+        },
+        exploration=comparison.exploration(requests, settings.serving.sampling.exploring_share),
+        champion_calibration=await asyncio.to_thread(chances.calibration, store, began_closing, paired["later"]),
         versions=comparison.live_rows(live),
         calibration=next((row.calibration for row in reversed(rows) if row.calibration), None),
         history=rows,

@@ -7,6 +7,7 @@ import argparse
 import asyncio
 import json
 import time
+from collections.abc import Mapping
 
 from evals import developers
 from evals.demo.loop import Interval, Loop
@@ -23,20 +24,23 @@ SHARES: dict[Ground, float] = {"later": 1.0, "new": 0.5, "seen": 0.1}
 
 
 def best_temperature(settings: Settings) -> float:
-    """Return the temperature at which the base is at its best, as its generation_config.json names it.
+    """Return the temperature at which the base is at its best, as its generation_config.json names it."""
+    return float(json.loads((path(settings.model.base) / "generation_config.json").read_text())["temperature"])
 
-    Raises:
-        ValueError: the settings serve at another temperature: the base at its best would then have to be served beside the base
-            as served, which is not built.
+
+def pins_of(settings: Settings, champion: str, ground: Ground) -> dict[str, developers.Pin]:
+    """Return what meets on a ground: the base at its best first, then the champion.
+
+    The base as served is one of them where it differs from the base at its best; on later code the champion at the level `all` is
+    one, which tells what was learnt from what the decision to show adds.
     """
-    best = float(json.loads((path(settings.model.base) / "generation_config.json").read_text())["temperature"])
-    served = settings.serving.sampling.temperature
+    best, served = best_temperature(settings), settings.serving.sampling.temperature
+    pins = {"base_best": developers.Pin(BASE, temperature=best), "champion": developers.Pin(champion)}
     if served != best:
-        raise ValueError(
-            f"serving.sampling.temperature = {served}, expected {best}, at which the base is at its best: the demo measures the "
-            f"champion against that; set TABLOOP_SERVING__SAMPLING__TEMPERATURE={best}"
-        )
-    return best
+        pins["base_served"] = developers.Pin(BASE)
+    if ground == "later" and champion != BASE:
+        pins["champion_all"] = developers.Pin(champion, level="all")
+    return pins
 
 
 async def compare_with_base(
@@ -54,7 +58,10 @@ async def compare_with_base(
     try:
         run = run_settings(options, settings)
         await _until_served(run, code, {BASE, champion})
-        return {ground: await _measure(run, code, champion, ground, options.visits, loop) for ground in GROUNDS}
+        return {
+            ground: await _measure(run, code, pins_of(settings, champion, ground), ground, options.visits, loop)
+            for ground in GROUNDS
+        }
     finally:
         if challenger is not None:
             await asyncio.to_thread(registry.set_alias, CHALLENGER, challenger)
@@ -63,7 +70,7 @@ async def compare_with_base(
 
 
 async def _measure(
-    run: developers.RunSettings, code: Code, champion: str, ground: Ground, visits: int, loop: Loop
+    run: developers.RunSettings, code: Code, pins: Mapping[str, developers.Pin], ground: Ground, visits: int, loop: Loop
 ) -> developers.PairedRun:
     message, count = Interval(), max(1, round(visits * SHARES[ground]))
 
@@ -71,13 +78,13 @@ async def _measure(
         if message.due():
             loop.say(f"closing comparison: {done} of {count} positions on the ground {ground!r}")
 
-    return await developers.measure(run, code, (BASE, champion), count, ground=ground, progress=progress)
+    return await developers.measure(run, code, tuple(pins.values()), count, ground=ground, progress=progress)
 
 
 async def _until_served(run: developers.RunSettings, code: Code, versions: set[str]) -> None:
     deadline = time.monotonic() + SWAP_SECONDS
     while time.monotonic() < deadline:
-        trial = await developers.measure(run, code, sorted(versions), 1)
+        trial = await developers.measure(run, code, [developers.Pin(version) for version in sorted(versions)], 1)
         if not trial.dropped:
             return
         await asyncio.sleep(1.0)

@@ -4,15 +4,19 @@ The difference of two versions that met the same users is computed from the diff
 (evals/statistics.py), so that the part common to a user's two outcomes cancels.
 """
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from evals.demo.record import Baselines, Comparison, Difference, Example, GroundRow, RateAt, VersionRow
+from evals.demo.record import Baselines, Comparison, Difference, Example, Exploration, GroundRow, RateAt, VersionRow
 from evals.developers import ExpectedOutcome, PairedRun, Tally
 from evals.statistics import margin, rate, ratio
 
 EXAMPLES = 8
+LEAST_USERS = 2
+"""Users of each kind of request that an interval needs."""
 
 
 def compare(base: tuple[Sequence[float], Sequence[float]], champion: tuple[Sequence[float], Sequence[float]]) -> Comparison:
@@ -27,7 +31,7 @@ def compare(base: tuple[Sequence[float], Sequence[float]], champion: tuple[Seque
 
 
 def comparisons(paired: PairedRun) -> dict[str, Comparison]:
-    """Return the report's four comparisons of the two pins of a paired run, of which the first is the base."""
+    """Return the report's four comparisons of the first two pins of a paired run, of which the first is the base."""
     positions = paired.by_user(lambda outcome: 1.0)
 
     def sums(value: Callable[[ExpectedOutcome], float]) -> tuple[list[float], list[float]]:
@@ -45,25 +49,60 @@ def comparisons(paired: PairedRun) -> dict[str, Comparison]:
     }
 
 
-def ground_row(paired: PairedRun, temperature: float) -> GroundRow:
-    """Return the baselines of a paired run of base and champion, both served at the base's best temperature."""
+def ground_row(paired: PairedRun, names: Sequence[str], temperature: float) -> GroundRow:
+    """Return the baselines of a paired run.
+
+    Args:
+        names: of its pins (closing.pins_of); the base as served is the base at its best where it is not among them.
+        temperature: at which the base is at its best.
+    """
     positions = paired.by_user(lambda outcome: 1.0)
     requests = [float(count) for count, _ in positions.values()]
 
     def baselines(value: Callable[[ExpectedOutcome], float]) -> dict[str, object]:
         by_user = paired.by_user(value)
-        base, champion = ([by_user[user][1][index] for user in positions] for index in (0, 1))
+        sums = {name: [by_user[user][1][index] for user in positions] for index, name in enumerate(names)}
+        base, champion = sums["base_best"], sums["champion"]
         compared = compare((base, requests), (champion, requests))
-        best = RateAt(**compared.base.model_dump(), temperature=temperature)
-        return {
-            "base_best": best,
-            "base_served": compared.base,
+        row: dict[str, object] = {
+            "base_best": RateAt(**compared.base.model_dump(), temperature=temperature),
+            "base_served": rate(sums.get("base_served", base), requests),
             "champion": compared.champion,
             "difference": compared.difference,
         }
+        if (everything := sums.get("champion_all")) is None:
+            return row
+        learnt, decided = (compare((a, requests), (b, requests)) for a, b in ((base, everything), (everything, champion)))
+        return row | {"champion_all": learnt.champion, "learning": learnt.difference, "showing": decided.difference}
 
     kept = Baselines.model_validate(baselines(lambda outcome: outcome.kept_characters))
     return GroundRow.model_validate(baselines(lambda outcome: outcome.accepted) | {"kept_characters": kept})
+
+
+def exploration(requests: Sequence[Mapping[str, Any]], share: float) -> Exploration:
+    """Return what exploring costs and brings.
+
+    Args:
+        requests: of history.request_rows; `accepted` is null where a request counts in no measure.
+        share: of requests that explore, by the settings.
+    """
+    sums: dict[str, np.ndarray] = defaultdict(lambda: np.zeros((2, 2)))
+    for row in requests:
+        if row["accepted"] is not None:
+            sums[row["user"]][int(row["exploring"])] += (float(row["accepted"]), 1.0)
+    (others, asked), (exploring, explored) = np.array(list(sums.values())).reshape(-1, 2, 2).transpose(1, 2, 0)
+    taught = sum(row["exploring"] and row["bucket"] == "trained" for row in requests)
+    if min((explored > 0).sum(), (asked > 0).sum()) < LEAST_USERS:
+        return Exploration(share=share, taught=taught)
+    compared = compare((others, asked), (exploring, explored))
+    return Exploration(
+        share=share,
+        exploring=compared.champion,
+        others=compared.base,
+        difference=compared.difference,
+        cost=-share * compared.difference.estimate,
+        taught=taught,
+    )
 
 
 def live_rows(tally: Tally) -> list[VersionRow]:

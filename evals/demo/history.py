@@ -57,7 +57,7 @@ def _row(store: ObjectStore, state: LoopState, cycle: str, outcome: dict[str, An
     decision = state.decisions.get(outcome["experiment"])
     verdict = decision.verdict if decision else None
     rows = pq.read_table(io.BytesIO(store.get(manifest.samples.key)), columns=["reward", "outcome"]).to_pylist()
-    rewards = [row["reward"] for row in rows if row["outcome"] != "standing"]
+    rewards = [row["reward"] for row in rows if row["outcome"] not in ("standing", "judged")]
     last_step = training["steps"][-1] if training.get("steps") else {}
     return CycleRow(
         cycle=cycle,
@@ -80,6 +80,23 @@ def _row(store: ObjectStore, state: LoopState, cycle: str, outcome: dict[str, An
         high=verdict.high if verdict else None,
         calibration=_calibration(_json(store, cycles.key(cycle, FILE))),
     )
+
+
+def request_rows(store: ObjectStore, state: LoopState) -> list[dict[str, Any]]:
+    """Return each request of the ended cycles once: its user, whether it explored, and what its newest cycle made of it.
+
+    Left out are requests of cycles that older code sealed, which noted no exploring, and those that retention removed.
+    """
+    rows: dict[str, dict[str, Any]] = {}
+    for cycle in state.outcomes:
+        manifest = cycles.manifest_of(store, cycle)
+        key = cycles.key(cycle, f"requests-{manifest.samples.sha256}.parquet")
+        if not store.exists(key):
+            continue
+        table = pq.read_table(io.BytesIO(store.get(key)))
+        if "exploring" in table.column_names:
+            rows |= {row["id"]: row for row in table.select(["id", "user", "bucket", "exploring", "accepted"]).to_pylist()}
+    return list(rows.values())
 
 
 def _calibration(fitted: dict[str, Any]) -> Calibration | None:

@@ -33,7 +33,8 @@ class Plan:
     cycles: int
     """Cycles to run, including those of earlier demos."""
     labels: int
-    """Answered requests since the last cycle began that a cycle waits for; those of an A/B test count."""
+    """Requests since the last cycle began that a cycle waits for, of which events or later requests tell; those of an A/B test
+    count."""
     verdict_requests: int
     """Answered requests per arm after which the gate looks at an experiment."""
     verdict_seconds: float
@@ -103,7 +104,7 @@ class Loop:
             await self._until_answered(answered_before + self._plan.labels)
             if self._late:
                 continue
-            ended, answered = len(state.outcomes), self._traffic.tally.total.answered
+            ended, answered = len(state.outcomes), self._traffic.tally.total.telling
             state = await self._cycle(state)
             if len(state.outcomes) == ended:
                 await asyncio.sleep(RETRY_SECONDS)  # another run is in progress, or the window has too few samples
@@ -125,9 +126,9 @@ class Loop:
 
     async def _until_answered(self, requests: int) -> None:
         message = Interval(due_at_once=True)
-        while not self._late and (total := self._traffic.tally.total).answered < requests:
+        while not self._late and (total := self._traffic.tally.total).telling < requests:
             if message.due():
-                self.say(f"developers are typing: {total.answered} of {requests} requests answered, {total.accepted} accepted")
+                self.say(f"developers are typing: {total.telling} of {requests} requests, {total.accepted} accepted")
             await asyncio.sleep(POLL_SECONDS)
 
     async def _cycle(self, before: history.LoopState) -> history.LoopState:

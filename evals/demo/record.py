@@ -48,6 +48,12 @@ class Baselines(Part):
     """The champion as the settings serve it."""
     difference: Difference
     """Champion minus the base at its best."""
+    champion_all: Rate | None = None
+    """The champion at the level `all`: everything is shown; none where it was not measured."""
+    learning: Difference | None = None
+    """Of the difference, what was learnt: the champion at the level `all` minus the base at its best."""
+    showing: Difference | None = None
+    """The rest of the difference, what the decision to show adds: the champion minus itself at the level `all`."""
 
 
 class GroundRow(Baselines):
@@ -85,6 +91,23 @@ class Calibration(Part):
     error: float
     """Expected calibration error."""
     bins: list[Bin]
+
+
+class Exploration(Part):
+    """What the requests that explore cost and bring, over the labelled requests of all cycles."""
+
+    share: float
+    """Share of requests that explore (serving.sampling.exploring_share)."""
+    exploring: Rate | None = None
+    """Accepted per request of those that explored; none if fewer than two users did."""
+    others: Rate | None = None
+    """Accepted per request of the others."""
+    difference: Difference | None = None
+    """Exploring minus others, over users; both are live requests, at other places."""
+    cost: float | None = None
+    """Accepted per request that exploring costs over all requests: minus the difference, times the share."""
+    taught: int = 0
+    """Exploring requests that an update was trained on: what exploring brings."""
 
 
 class CycleRow(Part):
@@ -153,10 +176,12 @@ class Report(Part):
     """Share of requests with something shown."""
     grounds: dict[Ground, GroundRow]
     """The three baselines on each ground; the four comparisons above are of the ground `later`."""
-    exploration: float
-    """Share of requests that explore (serving.sampling.exploring_share)."""
+    exploration: Exploration
+    """What exploring costs and brings."""
     calibration: Calibration | None
     """Of the last cycle's estimate of what is kept; none if no cycle fitted one."""
+    champion_calibration: Calibration | None = None
+    """Of the chances by which the champion's completions were shown in the closing comparison; none without an estimate."""
     versions: list[VersionRow]
     history: list[CycleRow]
     examples: list[Example]

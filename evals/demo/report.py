@@ -6,7 +6,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from evals.demo.record import Baselines, Comparison, CycleRow, Example, Rate, Report, VersionRow
+from evals.demo.record import Baselines, Calibration, Comparison, CycleRow, Difference, Example, Rate, Report, VersionRow
+from evals.reliability import diagram
 from infra import charts
 from infra.charts import Point
 from infra.records import RATIOS
@@ -38,13 +39,16 @@ def show(report: Report, console: Console) -> None:
     for heading in (
         "",
         f"base at its best (v{report.base_version})",
+        "base as served",
         f"champion (v{report.champion_version})",
         "difference [95 %]",
     ):
         table.add_column(heading, justify="right" if heading else "left")
-    for name, comparison, scale in _comparison_rows(report):
-        table.add_row(name, *_cells(comparison, scale))
+    for name, comparison, served, scale in _comparison_rows(report):
+        table.add_row(name, *_cells(comparison, served, scale))
     console.print(table)
+    for line in (*_parts(report), _exploration(report)):
+        console.print(line, highlight=False)
     cycles = Table(title="Cycles", title_justify="left")
     for heading in ("cycle", "from", "to", "samples", "reward", "judge", "calibration error", "verdict", "A/B difference"):
         cycles.add_column(heading)
@@ -68,8 +72,8 @@ def show(report: Report, console: Console) -> None:
 def page(report: Report) -> str:
     """Return the HTML page; escapes every text of the report."""
     comparison = "".join(
-        f"<tr><td>{name}</td>" + "".join(f'<td class="n">{cell}</td>' for cell in _cells(value, scale)) + "</tr>"
-        for name, value, scale in _comparison_rows(report)
+        f"<tr><td>{name}</td>" + "".join(f'<td class="n">{cell}</td>' for cell in _cells(value, served, scale)) + "</tr>"
+        for name, value, served, scale in _comparison_rows(report)
     )
     cycles = "".join(
         "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in (*_cycle_cells(row), row.reason)) + "</tr>"
@@ -89,6 +93,9 @@ def page(report: Report) -> str:
     )
     cycle_headings = "".join(f'<th class="n">{escape(row.cycle)}</th>' for row in report.history)
     ratio_headings = "".join(f'<th class="n">{name}</th>' for name in RATIOS.values())
+    parts = "".join(f"<p>{escape(line)}</p>" for line in _parts(report))
+    diagrams = _diagram("the last estimate, on completions later than those it was fitted on", report.calibration)
+    diagrams += _diagram("the champion's own completions in the closing comparison", report.champion_calibration)
     links = " · ".join(f'<a href="{escape(url)}">{escape(name)}</a>' for name, url in report.addresses.items())
     sentence = (
         f"Version {report.champion_version} beats the base at its best on the team's later code, and is not worse on new files."
@@ -102,9 +109,11 @@ seed {report.seed}, {report.seconds:.0f} s. Developers are simulated (infra/docs
 {escape(report.judge)}.</p><p>{links}</p>
 <h2>The same developers at the same positions</h2>
 <table><tr><th></th><th class="n">base at its best (v{report.base_version})</th>
-<th class="n">champion (v{report.champion_version})</th>
+<th class="n">base as served</th><th class="n">champion (v{report.champion_version})</th>
 <th class="n">difference [95 %]</th></tr>{comparison}</table>
-<p class="note">Intervals are clustered by user; the difference is paired by user.</p>
+<p class="note">Intervals are clustered by user; the difference, of champion and base at its best, is paired by user.</p>
+{parts}<p>{escape(_exploration(report))}</p>
+<h2>Can the chances be trusted?</h2>{diagrams}
 <h2>Acceptance by policy version, live traffic</h2>{_bars(report.versions)}
 <p class="note">Not paired: the versions served at different times. Bars are 95 % intervals.</p>
 <h2>Mean reward by cycle</h2>{_curve(report.history)}
@@ -121,21 +130,57 @@ seed {report.seed}, {report.seconds:.0f} s. Developers are simulated (infra/docs
 """
 
 
-def _comparison_rows(report: Report) -> list[tuple[str, Comparison, float]]:
+def _comparison_rows(report: Report) -> list[tuple[str, Comparison, Rate | None, float]]:
+    """Return the rows of the comparison: name, base at its best and champion, base as served if it is known, and scale."""
     grounds = [
         row
         for ground, values in report.grounds.items()
         for row in (
-            (f"accepted per request, {GROUND_NAMES[ground]}, %", _comparison(values), 100.0),
-            (f"kept characters per request, {GROUND_NAMES[ground]}", _comparison(values.kept_characters), 1.0),
+            (f"accepted per request, {GROUND_NAMES[ground]}, %", _comparison(values), values.base_served, 100.0),
+            (
+                f"kept characters per request, {GROUND_NAMES[ground]}",
+                _comparison(values.kept_characters),
+                values.kept_characters.base_served,
+                1.0,
+            ),
         )
     ]
     return [
         *grounds,
-        (f"accepted per shown, {GROUND_NAMES['later']}, %", report.acceptance_of_shown, 100.0),
-        (f"accepted characters per request, {GROUND_NAMES['later']}", report.accepted_characters_per_request, 1.0),
-        (f"requests with something shown, {GROUND_NAMES['later']}, %", report.shown, 100.0),
+        (f"accepted per shown, {GROUND_NAMES['later']}, %", report.acceptance_of_shown, None, 100.0),
+        (f"accepted characters per request, {GROUND_NAMES['later']}", report.accepted_characters_per_request, None, 1.0),
+        (f"requests with something shown, {GROUND_NAMES['later']}, %", report.shown, None, 100.0),
     ]
+
+
+def _parts(report: Report) -> list[str]:
+    """Return, of the differences on later code, what was learnt and what the decision to show adds."""
+    later = report.grounds["later"]
+    rows = (("accepted per request, points", later, 100.0), ("kept characters per request", later.kept_characters, 1.0))
+    return [
+        f"{name}: {_interval(values.learning, scale)} learnt, {_interval(values.showing, scale)} by the decision to show"
+        for name, values, scale in rows
+        if values.learning and values.showing
+    ]
+
+
+def _exploration(report: Report) -> str:
+    """Return what exploring costs and brings in a sentence."""
+    found = report.exploration
+    if not (found.exploring and found.others and found.difference and found.cost is not None):
+        return f"{found.share:.0%} of requests explore; too few were labelled to compare them with the others."
+    return (
+        f"{found.share:.0%} of requests explore. Of these {_rate(found.exploring, 100)} % are accepted, of the others "
+        f"{_rate(found.others, 100)} %: {_interval(found.difference, 100)} points, which cost {100 * found.cost:.2f} points of "
+        f"all requests; {found.taught} exploring requests were trained on."
+    )
+
+
+def _diagram(name: str, calibration: Calibration | None) -> str:
+    if calibration is None:
+        return f'<p class="note">Of {name}: none.</p>'
+    rows = [(bin.count, bin.chance, bin.kept) for bin in calibration.bins]
+    return f"<figure>{diagram(rows, calibration.error)}<figcaption>Of {name}</figcaption></figure>"
 
 
 def _comparison(values: Baselines) -> Comparison:
@@ -143,16 +188,21 @@ def _comparison(values: Baselines) -> Comparison:
     return Comparison(base=values.base_best, champion=values.champion, difference=values.difference)
 
 
-def _cells(comparison: Comparison, scale: float) -> tuple[str, str, str]:
-    def rate(value: Rate) -> str:
-        return f"{value.rate * scale:.2f} [{value.low * scale:.2f}, {value.high * scale:.2f}] n={value.n}"
-
-    difference = comparison.difference
+def _cells(comparison: Comparison, served: Rate | None, scale: float) -> tuple[str, str, str, str]:
     return (
-        rate(comparison.base),
-        rate(comparison.champion),
-        f"{difference.estimate * scale:+.2f} [{difference.low * scale:+.2f}, {difference.high * scale:+.2f}]",
+        _rate(comparison.base, scale),
+        _rate(served, scale) if served else "-",
+        _rate(comparison.champion, scale),
+        _interval(comparison.difference, scale),
     )
+
+
+def _rate(value: Rate, scale: float) -> str:
+    return f"{value.rate * scale:.2f} [{value.low * scale:.2f}, {value.high * scale:.2f}] n={value.n}"
+
+
+def _interval(difference: Difference, scale: float) -> str:
+    return f"{difference.estimate * scale:+.2f} [{difference.low * scale:+.2f}, {difference.high * scale:+.2f}]"
 
 
 def _cycle_cells(row: CycleRow) -> tuple[str, ...]:

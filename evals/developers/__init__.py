@@ -9,6 +9,7 @@ from evals.developers.draws import Quirks
 from evals.developers.live_run import RunSettings, run
 from evals.developers.paired_run import Pair, PairedRun, measure
 from evals.developers.pause import Developer, ExpectedOutcome, Pause, SettledTruth
+from evals.developers.protocol import Pin
 from evals.developers.schedule import Schedule
 from evals.developers.sources import code_from
 from evals.developers.tally import Counts, Example, Tally
@@ -27,6 +28,7 @@ __all__ = [
     "Pair",
     "PairedRun",
     "Pause",
+    "Pin",
     "Quirks",
     "RunSettings",
     "Schedule",

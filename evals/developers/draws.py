@@ -7,9 +7,14 @@ at another position, so two models meet the same developers with the same chance
 import random
 import re
 from dataclasses import dataclass
+from typing import Literal
 
 from evals.developers.taste import Taste, draw_taste
 
+Editor = Literal["continue", "native", "silent"]
+"""How an editor reports: as Continue does; to /v1/feedback; not at all."""
+REJECTED_AFTER_SECONDS = 10.0
+"""Continue takes a completion for rejected after so long."""
 WORD = re.compile(r"\s*(?:\w+|[^\w\s]+)")
 
 
@@ -27,6 +32,10 @@ class Quirks:
     """Of events: posted twice, as by a proxy that retries."""
     silent_editors: float = 0.25
     """Of developers: the editor sends requests as Zed does, and no event."""
+    native_editors: float = 0.15
+    """Of developers: the editor reports to /v1/feedback, with the reason why nothing was taken and the time that it was seen."""
+    dismissals: float = 0.25
+    """Of what is not taken: the developer dismisses it (Escape) instead of typing other text."""
     pauses: float = 0.7
     """Of lines: the developer pauses in it, and the editor requests a completion."""
     several_lines: float = 0.12
@@ -88,6 +97,10 @@ class Draws:
     """Random bits of the editor's completion id."""
     leaves_wrong: bool
     """If the accepted text has a wrong rest, it stays at first."""
+    dismissed: bool = False
+    """If the completion is not taken, the developer dismisses it."""
+    seen_ms: float = 2_000.0
+    """From showing it to dismissing it or to typing other text; a sixth is below 750 ms."""
 
 
 def random_stream(*key: object) -> random.Random:
@@ -105,9 +118,12 @@ def taste_of(seed: int, user: int) -> Taste:
     return draw_taste(random_stream("taste", seed, user))
 
 
-def is_silent(seed: int, user: int, quirks: Quirks) -> bool:
-    """Return whether a developer's editor sends no events."""
-    return random_stream("editor", seed, user).random() < quirks.silent_editors
+def editor_of(seed: int, user: int, quirks: Quirks) -> Editor:
+    """Return how a developer's editor reports."""
+    share = random_stream("editor", seed, user).random()
+    if share < quirks.silent_editors:
+        return "silent"
+    return "native" if share < quirks.silent_editors + quirks.native_editors else "continue"
 
 
 def draws_at(rng: random.Random, taste: Taste, quirks: Quirks) -> Draws:
@@ -126,6 +142,8 @@ def draws_at(rng: random.Random, taste: Taste, quirks: Quirks) -> Draws:
         goes_on=rng.random() < quirks.goes_on,
         completion_bits=rng.getrandbits(128),
         leaves_wrong=rng.random() < quirks.leaves_wrong,
+        dismissed=rng.random() < quirks.dismissals,
+        seen_ms=min(REJECTED_AFTER_SECONDS * 1e3, rng.lognormvariate(7.4, 0.8)),
     )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from evals.developers.live_run import RunSettings
 from evals.developers.pacer import Pacer
 from evals.developers.pause import ExpectedOutcome, Pause
+from evals.developers.protocol import Pin
 from evals.developers.schedule import Schedule
 from evals.developers.tally import Example, Ledger, Tally
 from evals.developers.transport import EditorClient, connect
@@ -24,13 +25,15 @@ class Pair:
     visit: int
     outcomes: tuple[ExpectedOutcome, ...]
     """One for each pin, in the order of PairedRun.pins."""
+    ids: tuple[str, ...] = ()
+    """The server's id of each completion."""
 
 
 @dataclass(frozen=True)
 class PairedRun:
     """The result of a paired run."""
 
-    pins: tuple[str, ...]
+    pins: tuple[Pin, ...]
     pairs: tuple[Pair, ...]
     """The positions that all pins answered."""
     tallies: tuple[Tally, ...]
@@ -54,7 +57,7 @@ class PairedRun:
 async def measure(
     settings: RunSettings,
     code: Code,
-    pins: Sequence[str],
+    pins: Sequence[Pin],
     visits: int,
     *,
     ground: Ground = "later",
@@ -81,7 +84,7 @@ async def measure(
         async def run_pauses() -> None:
             nonlocal done
             for number in numbers:
-                outcomes: dict[int, ExpectedOutcome | None] = {}
+                outcomes: dict[int, tuple[ExpectedOutcome, str] | None] = {}
                 pause = schedule.first_pause(number, ground)
                 for turn in range(len(pins)):
                     index = (number + turn) % len(pins)  # the pins take turns at being first
@@ -91,7 +94,8 @@ async def measure(
                 answered = tuple(outcome for index in range(len(pins)) if (outcome := outcomes[index]) is not None)
                 done += 1
                 if len(answered) == len(pins):
-                    pairs.append(Pair(pause.developer.name, number, answered))
+                    judged, ids = zip(*answered, strict=True)
+                    pairs.append(Pair(pause.developer.name, number, judged, ids))
                 if progress is not None:
                     progress(done)
 
@@ -103,22 +107,22 @@ async def measure(
     return PairedRun(tuple(pins), ordered, tallies, done - len(ordered))
 
 
-async def _outcome(client: EditorClient, pause: Pause, pin: str, ledger: Ledger) -> ExpectedOutcome | None:
-    """Return the expected outcome of one version at one pause; None without an answer."""
-    user = pause.developer.name
+async def _outcome(client: EditorClient, pause: Pause, pin: Pin, ledger: Ledger) -> tuple[ExpectedOutcome, str] | None:
+    """Return the expected outcome of one pin at one pause and the completion's id; None without an answer."""
+    user, version = pause.developer.name, pin.version
     answer = await client.complete(user, pause.prefix, pause.suffix, pin=pin)
-    ledger.add(user, pin, requests=1)
+    ledger.add(user, version, requests=1)
     if answer.error:
-        ledger.add(user, pin, errors=1)
+        ledger.add(user, version, errors=1)
         return None
     outcome, choice = pause.judge(answer.text)
     if choice is None:
-        ledger.add(user, pin, nothing=1)
-        return outcome
+        ledger.add(user, version, nothing=1)
+        return outcome, answer.completion_id
     accepted, text = choice.accepted, outcome.shown
     ledger.add(
         user,
-        pin,
+        version,
         shown=1,
         judged=1,
         accepted=int(accepted),
@@ -129,5 +133,5 @@ async def _outcome(client: EditorClient, pause: Pause, pin: str, ledger: Ledger)
     )
     before = "\n".join(pause.prefix.split("\n")[-2:])
     position = pause.position
-    ledger.add_example(Example(user, pin, position.file, before, text, position.truth, accepted, choice.opinion.reason))
-    return outcome
+    ledger.add_example(Example(user, version, position.file, before, text, position.truth, accepted, choice.opinion.reason))
+    return outcome, answer.completion_id

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from evals.developers import editor
-from evals.developers.draws import Draws
+from evals.developers.draws import Draws, Editor
 from evals.developers.taste import Opinion, Taste, judge
 from evals.metrics import matching_prefix
 from evals.positions import Position
@@ -20,8 +20,17 @@ class Developer:
 
     name: str
     taste: Taste
-    silent: bool = False
-    """Their editor sends requests and no events."""
+    editor: Editor = "continue"
+
+    @property
+    def silent(self) -> bool:
+        """Their editor sends requests and no events."""
+        return self.editor == "silent"
+
+    @property
+    def native(self) -> bool:
+        """Their editor reports to /v1/feedback, by the server's ids."""
+        return self.editor == "native"
 
 
 @dataclass(frozen=True)
@@ -102,6 +111,8 @@ class Pause:
     """Number of the pause in this line."""
     settled: SettledTruth | None = None
     """What became of the place if no completion was accepted; None while it is not known."""
+    asked: float = 0.0
+    """Seconds from the session's begin to the request, by the developer's clock; 0 at a place of a ground."""
 
     def judge(self, generated: str) -> tuple[ExpectedOutcome, Choice | None]:
         """Return the expected outcome of a completion and the choice; no choice if the editor shows nothing."""

@@ -3,7 +3,7 @@
 import uuid
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from infra import fim
 
@@ -32,6 +32,27 @@ ZED_MAX_TOKENS = 64
 VERSION_HEADER = "X-Tabloop-Version"
 
 
+class Pin(NamedTuple):
+    """What a request asks for beside its text; a pin needs a token with the role `versions`."""
+
+    version: str = ""
+    """The version that serves; empty: the arm's."""
+    level: str = ""
+    """How readily it is shown; empty: the caller's own level."""
+    temperature: float | None = None
+    """Of sampling; None: the settings'."""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers that ask for it."""
+        named = {VERSION_HEADER: self.version, "X-Tabloop-Level": self.level}
+        named |= {"X-Tabloop-Temperature": "" if self.temperature is None else str(self.temperature)}
+        return {name: value for name, value in named.items() if value}
+
+
+NO_PIN = Pin()
+
+
 @dataclass(frozen=True)
 class Impression:
     """A completion shown to a developer."""
@@ -50,6 +71,8 @@ class Impression:
     elapsed_ms: float
     """From the pause in typing, including the debounce."""
     model: str
+    request_id: str = ""
+    """The server's id of the completion, for editors that report by it."""
 
 
 def prompt(prefix: str, suffix: str) -> str:
@@ -69,10 +92,10 @@ def request_body(model: str, prefix: str, suffix: str) -> dict[str, Any]:
     }
 
 
-def request_headers(token: str, user: str, pin: str = "") -> dict[str, str]:
-    """Return the headers of a request. Continue adds the user by requestOptions.headers; `pin` requests one version."""
+def request_headers(token: str, user: str, pin: Pin = NO_PIN) -> dict[str, str]:
+    """Return the headers of a request. Continue adds the user by requestOptions.headers."""
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {token}", "api-key": token, "X-User-ID": user}
-    return headers | ({VERSION_HEADER: pin} if pin else {})
+    return headers | pin.headers
 
 
 def zed_body(model: str, prefix: str, suffix: str) -> dict[str, Any]:
@@ -80,10 +103,10 @@ def zed_body(model: str, prefix: str, suffix: str) -> dict[str, Any]:
     return {"model": model, "prompt": prompt(prefix, suffix), "max_tokens": ZED_MAX_TOKENS, "stop": list(ZED_STOPS)}
 
 
-def zed_headers(token: str, user: str, pin: str = "") -> dict[str, str]:
+def zed_headers(token: str, user: str, pin: Pin = NO_PIN) -> dict[str, str]:
     """Return the headers of Zed's provider. Zed names no user: X-User-ID stands for the token that each developer has."""
     own = {"Content-Type": "application/json", "Authorization": f"Bearer {token}", "User-Agent": ZED_AGENT}
-    return own | {"X-User-ID": user} | ({VERSION_HEADER: pin} if pin else {})
+    return own | {"X-User-ID": user} | pin.headers
 
 
 def event_headers(token: str, user: str) -> dict[str, str]:
@@ -116,3 +139,16 @@ def event_body(impression: Impression, accepted: bool, cache_hit: bool = False) 
         "uniqueId": str(uuid.uuid5(uuid.NAMESPACE_OID, impression.user)),
     }
     return {"name": "autocomplete", "schema": "0.2.0", "level": "all", "profileId": "local", "data": data}
+
+
+def native_body(impression: Impression, accepted: bool, dismissed: bool, seen_ms: float) -> dict[str, Any]:
+    """Return an event of /v1/feedback, with the reason where nothing was taken."""
+    told: dict[str, Any] = {"completion_id": impression.request_id, "shown": impression.completion, "seen_ms": round(seen_ms)}
+    if accepted:
+        return told | {"outcome": "accepted"}
+    return told | {"outcome": "rejected", "reason": "rejected" if dismissed else "typed_away"}
+
+
+def cancelled_body(request_id: str) -> dict[str, Any]:
+    """Return the event of a completion that the developer typed over before it could be shown."""
+    return {"completion_id": request_id, "reason": "cancelled"}

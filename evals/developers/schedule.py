@@ -31,14 +31,18 @@ class Schedule:
     def __init__(self, users: int, seed: int, code: Code, quirks: Quirks | None = None) -> None:
         if users < 1:
             raise ValueError(f"users: expected at least 1, got {users}")
-        self._seed, self._code, self.quirks = seed, code, quirks or Quirks()
+        self._users, self._seed, self._code, self.quirks = users, seed, code, quirks or Quirks()
         self._team = Team(
-            [Developer(draws.user_name(i), draws.taste_of(seed, i), draws.is_silent(seed, i, self.quirks)) for i in range(users)]
+            [Developer(draws.user_name(i), draws.taste_of(seed, i), draws.editor_of(seed, i, self.quirks)) for i in range(users)]
         )
         self._pass: tuple[Session, ...] = ()
         self._ends: list[int] = []
         """Cumulative numbers of pauses of the sessions read so far."""
         self._last: tuple[int, tuple[Pause, ...]] = (-1, ())
+
+    def with_quirks(self, quirks: Quirks) -> "Schedule":
+        """Return the schedule of the same developers and code with other rates."""
+        return Schedule(self._users, self._seed, self._code, quirks)
 
     def session(self, number: int) -> Session:
         """Return a session; when all holes are written, the next pass begins.

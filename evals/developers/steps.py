@@ -7,7 +7,6 @@ from typing import TypeVar
 from evals.developers.pause import Pause
 
 DEBOUNCE_SECONDS = 0.35
-REJECTED_AFTER_SECONDS = 10.0
 CHARACTERS_PER_SECOND = 6.0
 DELETED_PER_SECOND = 20.0
 JUMP_SECONDS = 2.0

@@ -51,6 +51,11 @@ class Counts:
         return self.nothing + self.judged
 
     @property
+    def telling(self) -> int:
+        """Requests that a cycle may learn from: answered ones, and those of silent editors, of which later requests tell."""
+        return self.answered + self.silent
+
+    @property
     def acceptance(self) -> float:
         """Accepted suggestions per answered request; NaN without answered requests."""
         return self.accepted / self.answered if self.answered else float("nan")

@@ -4,10 +4,12 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 import aiohttp
 
 from evals.developers import protocol
+from evals.developers.protocol import NO_PIN, Pin
 from infra.settings import Settings
 
 DATA, DONE = b"data: ", b"[DONE]"
@@ -43,6 +45,11 @@ class Address:
     """Request this policy version; needs a token with the role `versions`. Empty: the server chooses."""
     model: str = "qwen-coder-tabloop"
     timeout_seconds: float = 60.0
+
+    @property
+    def native_url(self) -> str:
+        """Where editors that know the server's ids report: /v1/feedback of the server of feedback_url."""
+        return urlsplit(self.feedback_url)._replace(path="/v1/feedback").geturl()
 
 
 def simulation_token(settings: Settings) -> str:
@@ -84,7 +91,7 @@ class EditorClient:
     ) -> Answer:
         """Request a completion as Zed does, in one body; `should_close` as in `complete`, with the whole text."""
         began, version = time.monotonic(), self.address.pin
-        headers = protocol.zed_headers(self.address.token, user, version)
+        headers = protocol.zed_headers(self.address.token, user, Pin(version))
         body = json.dumps(protocol.zed_body(self.address.model, prefix, suffix))
         url = f"{self.address.api_base}/completions"
         try:
@@ -100,19 +107,19 @@ class EditorClient:
         return Answer(text, version, _milliseconds_since(began), cancelled=cancelled, completion_id=answer.get("id", ""))
 
     async def complete(
-        self, user: str, prefix: str, suffix: str, should_close: Callable[[str], bool] | None = None, pin: str = ""
+        self, user: str, prefix: str, suffix: str, should_close: Callable[[str], bool] | None = None, pin: Pin = NO_PIN
     ) -> Answer:
         """Stream a completion. `should_close` gets the text so far and returns whether the developer's typing ends the stream."""
-        pin = pin or self.address.pin
+        pin = pin if pin.version else pin._replace(version=self.address.pin)
         began = time.monotonic()
-        text, version, completion_id, cancelled = "", pin, "", False
+        text, version, completion_id, cancelled = "", pin.version, "", False
         headers = protocol.request_headers(self.address.token, user, pin)
         body = json.dumps(protocol.request_body(self.address.model, prefix, suffix))
         try:
             async with self._http.post(
                 f"{self.address.api_base}/completions", data=body, headers=headers, timeout=self._timeout
             ) as response:
-                version = response.headers.get(protocol.VERSION_HEADER, pin)
+                version = response.headers.get(protocol.VERSION_HEADER, pin.version)
                 if response.status != 200:
                     return await _refused(response, version, began)
                 async for line in response.content:
@@ -130,13 +137,16 @@ class EditorClient:
 
     async def post(self, user: str, body: dict[str, object]) -> bool:
         """Post an event once, as Continue does. Return False if it was lost."""
+        return await self._post(self.address.feedback_url, user, body)
+
+    async def post_native(self, user: str, body: dict[str, object]) -> bool:
+        """Post an event of /v1/feedback once. Return False if it was lost."""
+        return await self._post(self.address.native_url, user, body)
+
+    async def _post(self, url: str, user: str, body: dict[str, object]) -> bool:
+        headers, text = protocol.event_headers(self.address.token, user), json.dumps(body)
         try:
-            async with self._http.post(
-                self.address.feedback_url,
-                data=json.dumps(body),
-                headers=protocol.event_headers(self.address.token, user),
-                timeout=self._timeout,
-            ) as response:
+            async with self._http.post(url, data=text, headers=headers, timeout=self._timeout) as response:
                 return response.status < 300
         except (TimeoutError, aiohttp.ClientError):
             return False

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from evals.developers import editor, protocol
 from evals.developers.decision import Decision, undecided
 from evals.developers.draft import Draft
-from evals.developers.draws import Draws
+from evals.developers.draws import REJECTED_AFTER_SECONDS, Draws
 from evals.developers.pause import Pause, SettledTruth, opinion_of
 from evals.developers.protocol import Impression
 from evals.developers.schedule import Schedule
 from evals.developers.sessions import Session
-from evals.developers.steps import DEBOUNCE_SECONDS, REJECTED_AFTER_SECONDS, Reaction, Wait
+from evals.developers.steps import DEBOUNCE_SECONDS, Reaction, Wait
 from evals.developers.tally import Example, Ledger
 from evals.developers.transport import Answer, EditorClient
 from evals.metrics import matching_prefix
@@ -106,6 +106,8 @@ class LiveSession:
         if answer.cancelled or not answer.text.startswith(typed):
             self._count(answer, cancelled=1)
             self._decided(pause, replace(decision, outcome="cancelled", reason="typed over"))
+            if self._developer.native and answer.completion_id:
+                context.background(self._tell_cancelled(answer))
             return Reaction("cancelled", typed)
         prefix, truth, generated = pause.prefix + typed, truth[len(typed) :], answer.text[len(typed) :]
         text = editor.shown_text(generated, prefix, pause.suffix)
@@ -124,6 +126,7 @@ class LiveSession:
             requested_at=requested_at,
             elapsed_ms=DEBOUNCE_MS + answer.elapsed_ms,
             model=context.client.address.model,
+            request_id=answer.completion_id,
         )
         self._replace_pending(text)
         opinion, likes = opinion_of(self._developer.taste, generated, text, truth, draws.flipped)
@@ -196,20 +199,29 @@ class LiveSession:
         await self._show_cached(pending.impression, pending.version, False, pending.draws)
 
     async def _show_cached(self, impression: Impression, version: str, accepted: bool, draws: Draws) -> None:
-        if draws.cached:
+        if draws.cached and not self._developer.native:
             completion_id = str(uuid.uuid5(uuid.UUID(impression.completion_id), "again"))
             repeat = replace(impression, completion_id=completion_id, requested_at=time.time())
             self._context.ledger.add(impression.user, version, cache_hits=1)
             await self._wait(draws.accept_seconds if accepted else REJECTED_AFTER_SECONDS)
             await self._post(repeat, version, accepted, draws, cache_hit=True)
 
+    async def _tell_cancelled(self, answer: Answer) -> None:
+        name = self._developer.name
+        if not await self._context.client.post_native(name, protocol.cancelled_body(answer.completion_id)):
+            self._context.ledger.add(name, answer.version, lost_events=1)
+
     async def _post(self, impression: Impression, version: str, accepted: bool, draws: Draws, cache_hit: bool = False) -> None:
-        body = protocol.event_body(impression, accepted, cache_hit)
-        if not await self._context.client.post(impression.user, body):
+        if self._developer.native:
+            body = protocol.native_body(impression, accepted, draws.dismissed, draws.seen_ms)
+            post = self._context.client.post_native
+        else:
+            body, post = protocol.event_body(impression, accepted, cache_hit), self._context.client.post
+        if not await post(impression.user, body):
             self._context.ledger.add(impression.user, version, lost_events=1)
         if draws.duplicated:
             self._context.ledger.add(impression.user, version, duplicates=1)
-            await self._context.client.post(impression.user, body)
+            await post(impression.user, body)
 
     async def _wait(self, seconds: float) -> None:
         await asyncio.sleep(seconds / self._context.speed)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from evals.developers import draws, editor
 from evals.developers.draft import Draft, Patch
-from evals.developers.draws import LineDraws, Quirks, draws_at, line_draws, random_stream
+from evals.developers.draws import REJECTED_AFTER_SECONDS, LineDraws, Quirks, draws_at, line_draws, random_stream
 from evals.developers.pause import Pause, Way
 from evals.developers.sessions import Segment, Session
 from evals.developers.settling import OnSettled, Settling
@@ -19,7 +19,6 @@ from evals.developers.steps import (
     DEBOUNCE_SECONDS,
     DELETED_PER_SECOND,
     JUMP_SECONDS,
-    REJECTED_AFTER_SECONDS,
     Reaction,
     Steps,
     StepsTo,
@@ -243,6 +242,7 @@ class Writer:
             visit=self._session.number,
             way=way,
             stop=turn if way == "writes" else 0,
+            asked=self.clock + DEBOUNCE_SECONDS,
         )
 
     def _at(self, pause: Pause, hole: int) -> int:

@@ -31,7 +31,8 @@ class Sample(Record):
     """A completion to train on: the sampled tokens the developer was shown, their reward, and what was really written there."""
 
     completion_id: str
-    """Id of the completion; of a standing line, with the line's number after a slash."""
+    """Id of the completion; of a standing line, with the line's number after a slash, and of a drawn one with "drawn-" and its
+    number in the group."""
     user: str
     """Keyed hash of the user, for shares and clustering."""
     project: str = ""
@@ -50,9 +51,9 @@ class Sample(Record):
     temperature: float
     """Sampling temperature."""
     outcome: LabelOutcome | Literal["nothing", "judged", "unjudged", "standing"]
-    """The label. "nothing": there was no text to show; "judged": a judge scored the completion and no developer saw it;
-    "unjudged": nobody judged it, and its settled text is known; "standing": a line that stood in the request's prefix, as a
-    place of its own."""
+    """The label. "nothing": there was no text to show; "judged": drawn for training,
+    scored by a judge or an estimate, and seen by no developer; "unjudged": nobody judged it, and its settled text is known;
+    "standing": a line that stood in the request's prefix, as a place of its own."""
     shown_characters: int
     """Number of characters shown."""
     accepted_characters: int

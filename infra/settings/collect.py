@@ -23,13 +23,14 @@ class Hindsight(Section):
     line is what most people take."""
     dirty_characters: int = Field(512, ge=1)
     """Maximum characters by which a place may grow beyond the completion's limit between two requests; beyond it a paste or an
-    agent wrote the text, and it is no label. Longer settled text is cut to as many characters, at the end of a line."""
+    agent wrote the text, and it is no label. Nor is a reported text whose length differs by more from what was shown. Longer
+    settled text is cut to as many characters, at the end of a line."""
 
 
 class Collect(Section):
     settle_seconds: float = Field(30.0, ge=0)
-    """Seconds to wait for feedback and settled text before using a completion. A completion is trained on once: settled text that
-    becomes known after a judged completion was trained on is lost, so a loop that is not in a hurry waits for
+    """Seconds to wait for feedback and settled text before using a completion. Settled text that becomes known later reaches a
+    later cycle, but not the reward of a completion that was judged before; a loop that is not in a hurry waits for
     `hindsight.most_seconds`."""
     hindsight: Hindsight = Hindsight()
     """Settled text from later requests and reports."""

@@ -27,7 +27,7 @@ from infra.settings.serving import (
     Terms,
     UserTerms,
 )
-from infra.settings.training import Train
+from infra.settings.training import Groups, Train
 
 __all__ = [
     "AccessToken",
@@ -38,6 +38,7 @@ __all__ = [
     "External",
     "Gate",
     "GateMargins",
+    "Groups",
     "HeldOut",
     "Hindsight",
     "Judge",

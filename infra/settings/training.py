@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from infra.settings.section import Section
 
@@ -109,8 +109,24 @@ class UpdateSettings(Section):
     that the trainer must set itself are refused."""
 
 
+class Groups(Section):
+    """Groups that a cycle draws from the parent at places whose settled text is known (tasks/rewards/drawn.py)."""
+
+    places: int = Field(0, ge=0)
+    """Most places of a cycle at which groups are drawn; 0: none. They need a `surrogate_weight`."""
+    size: int = Field(8, ge=2)
+    """Completions at each place."""
+    temperature: float = Field(0.8, gt=0)
+    """Temperature at which they are sampled and trained."""
+    weight: float = Field(1.0, gt=0)
+    """Factor of their advantages beside those of what was shown."""
+
+
 class Train(UpdateSettings):
     """Settings of the cycle's training step."""
+
+    groups: Groups = Groups()
+    """Groups that nobody saw."""
 
     processes: int = Field(1, ge=1)
     """Trainer processes (torchrun's nproc_per_node)."""
@@ -120,3 +136,12 @@ class Train(UpdateSettings):
     """Environment variables of the trainer's processes."""
     folder: Path = Path("var/cycles")
     """Directory of the working files of cycles: samples, logs, and checkpoints until they are registered."""
+
+    @model_validator(mode="after")
+    def _groups_teach(self) -> "Train":
+        if self.groups.places and not self.surrogate_weight:
+            raise ValueError(
+                f"groups.places = {self.groups.places}, expected 0 with surrogate_weight = 0: only the surrogate learns from "
+                "groups; set surrogate_weight, 0.1 for example"
+            )
+        return self

@@ -27,6 +27,7 @@ from serving.slots.arms import Arms, Route
 from serving.slots.policy import Policy
 
 LEVELS = get_args(ShowLevel)
+MAX_TEMPERATURE = 2.0
 LEVEL_HEADER = header("X-Tabloop-Level", "how readily the completion is shown", enum=LEVELS)
 
 
@@ -84,6 +85,7 @@ def _endpoint(
             who, asked = (caller.project, caller.user), parsed.request
             gateway.recorder.opt_outs.add(who, completion_id, asked.prefix, asked.suffix)
         generation = Generation(completion_id, parsed.request, caller, routes, gateway.policy, showing, arrived)
+        generation.temperature = _temperature(request, routes)
         generation.file = gateway.access.file_hash(caller.project, parsed.request.path)
         if parsed.events:
             return StreamedResponse(generation, gateway.recorder, shadow.offer, parsed.events(generation))
@@ -106,6 +108,23 @@ def _show_terms(request: Request, gateway: Gateway, caller: Caller, completion_i
     level = cast(ShowLevel, named) or caller.level or settings.level
     audit = zlib.crc32(f"audit {completion_id}".encode()) < settings.audit_share * 2**32
     return ShowTerms(level, settings.price(level), *gateway.recorder.acceptance.shares(caller.project, caller.user), audit)
+
+
+def _temperature(request: Request, routes: Sequence[Route]) -> float | None:
+    """Return the temperature that a pinned request asks for by header; none: that of the settings."""
+    named = request.headers.get("x-tabloop-temperature", "")
+    if not named:
+        return None
+    if not routes[0].pinned:
+        raise BadRequest("X-Tabloop-Temperature: expected X-Tabloop-Version or X-Tabloop-Arm with it", "X-Tabloop-Temperature")
+    try:
+        value = float(named)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= MAX_TEMPERATURE:
+        expected = f"a number above 0, at most {MAX_TEMPERATURE:g}"
+        raise BadRequest(f"X-Tabloop-Temperature: expected {expected}, got {named[:40]!r}", "X-Tabloop-Temperature")
+    return value
 
 
 def _routes(request: Request, gateway: Gateway, caller: Caller, credential: Credential, now: float) -> list[Route]:

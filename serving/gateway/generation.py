@@ -65,6 +65,8 @@ class Generation:
     """Stays "disconnected" until the end is reached."""
     exploring: bool = False
     """Sampled at the exploring temperature."""
+    temperature: float | None = None
+    """Of a pinned request that names one; none: that of the settings."""
 
     def __post_init__(self) -> None:
         self.prompt = self._full_prompt = self.policy.prompt(self.request.prefix, self.request.suffix)
@@ -249,6 +251,8 @@ class Generation:
         request = self.policy.request(
             self._full_prompt, route.sampled_as, route.version, self.request.max_tokens, exploring=self.exploring
         )
+        if self.temperature is not None:
+            request = replace(request, temperature=self.temperature)
         max_context = route.slot.engine.max_context
         if max_context is None or len(self._full_prompt) + request.max_tokens <= max_context:
             return request

@@ -19,6 +19,9 @@ log = logging.getLogger(__name__)
 ACCEPTED: Mapping[Outcome, bool] = {"accepted": True, "partially_accepted": True, "rejected": False, "thumbs_down": False}
 """Outcomes that judge a completion."""
 
+MAX_EXPLORING = 200
+"""Exploring completions whose feedback is waited for; they are few."""
+
 
 class Recorder:
     """Writes events to the spool, also when their request is cancelled."""
@@ -31,6 +34,8 @@ class Recorder:
         self._redactor = redactor
         self._writing: set[asyncio.Task[None]] = set()
         self._ahead: deque[Texts] = deque()
+        self._exploring: deque[tuple[str, ...]] = deque(maxlen=2 * MAX_EXPLORING)
+        """The last exploring completions, by id and by place: what became of them says nothing of how people are served."""
 
     async def record_completion(self, row: Completion) -> None:
         """Write a completion to the spool's file, even if the caller is cancelled meanwhile.
@@ -38,6 +43,8 @@ class Recorder:
         It is on the disk before any later feedback is acknowledged. If the spool refuses it, the loss is counted and logged.
         """
         self.metrics.completed(row)
+        if row.exploring:
+            self._exploring.extend(((row.id,), (row.project, row.user, row.prefix, row.suffix)))
         if row.opted_out:
             self._write(without_text(row))
         elif not self._redactor.is_long(row):
@@ -89,7 +96,8 @@ class Recorder:
 
     def _count(self, row: Feedback) -> None:
         accepted = ACCEPTED.get(row.outcome)
-        if accepted is not None and not row.cache_hit:
+        explored = not {(row.completion_id,), (row.project, row.user, row.prefix, row.suffix)}.isdisjoint(self._exploring)
+        if accepted is not None and not row.cache_hit and not explored:
             self.acceptance.add(row.project, row.user, accepted)
 
     async def settle(self) -> None:

@@ -107,6 +107,8 @@ def add_status(app: DocumentedApp, sources: StatusSources) -> None:
     async def metrics(request: Request) -> Response:
         await sources.access.check(request.headers, "metrics", password=True)
         await _measure(sources)
+        await sources.data.refresh(sources.arms.experiment)
+        sources.metrics.measured(sources.data.cycles[0].manifest.measures if sources.data.cycles else ())
         return PlainTextResponse(metrics_text(sources.metrics, sources.spool, sources.arms), headers=headers)
 
     @app.get("/admin/status", responses=answers(STATUS), openapi_extra=SECURITY)

@@ -18,20 +18,19 @@ Every function accepts a part of the events (tasks/labels/partitions.py), as lon
 and all completions that it may belong to, and a label with all matches of its completion.
 """
 
-from difflib import SequenceMatcher
 from typing import get_args
 
 import numpy as np
 import polars as pl
 
+from infra.kept import kept_characters
 from infra.records import LabelOutcome
 from infra.redaction.texts import CUT_STEP
+from infra.settings.schema import Hindsight
 from tasks.labels import hindsight
 from tasks.labels.impressions import REPORTED, WHO, merge
 from tasks.labels.reports import REPORTED_COLUMNS, REPORTS, with_reports
 
-LEAST_KEPT = 4
-"""Shortest run of characters, shared by a completion and the text in its place, that counts as retained and not as chance."""
 CLOCK_SLACK_SECONDS = 1.0
 """Largest difference between replicas' clocks: feedback may seem to arrive this long before its completion."""
 TRIMMED_SPACES = ("", " ", "  ")
@@ -278,13 +277,7 @@ def unjudged(completions: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def kept_characters(shown: str, retained: str) -> int:
-    """Return how many of the shown characters remain in the retained text, in runs of LEAST_KEPT and more."""
-    blocks = SequenceMatcher(None, shown, retained, autojunk=False).get_matching_blocks()
-    return len(shown) if shown in retained else sum(block.size for block in blocks if block.size >= LEAST_KEPT)
-
-
-def label(completions: pl.DataFrame, matches: pl.DataFrame) -> pl.DataFrame:
+def label(completions: pl.DataFrame, matches: pl.DataFrame, dirty_characters: int = Hindsight().dirty_characters) -> pl.DataFrame:
     """Return the completions with their labels, by time, then id.
 
     outcome                null without feedback (yet)
@@ -301,7 +294,8 @@ def label(completions: pl.DataFrame, matches: pl.DataFrame) -> pl.DataFrame:
     kept_characters        of the shown text, in the settled text; null if unknown
 
     Of several impressions of one completion the strongest outcome counts, then the largest extent. Further columns of `matches`
-    stay with the label. A settled text that an editor reports wins over one from later requests.
+    stay with the label. A settled text that an editor reports wins over one from later requests, unless it differs from what was
+    shown by more than `dirty_characters` in length.
     """
     if "settled" not in completions.columns:
         completions = completions.hstack(hindsight.none(completions.height))
@@ -330,7 +324,7 @@ def label(completions: pl.DataFrame, matches: pl.DataFrame) -> pl.DataFrame:
         labelled = labelled.join(more, left_on=own, right_on=served, how="left")
     labelled = labelled.sort("time", "id")
     named = pl.col("reported_language").fill_null("")
-    labelled = with_reports(labelled, matches)
+    labelled = with_reports(labelled, matches, dirty_characters)
     return labelled.with_columns(
         cache_hit=pl.col("outcome").is_null() & pl.col("cached").fill_null(False),
         language=pl.when(named == "").then("language").otherwise(named),

@@ -1,7 +1,7 @@
 """The first step of a cycle: read the window after the parent version, and put each of its requests in a bucket."""
 
 import io
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -17,7 +17,7 @@ from infra.settings import Settings
 from infra.store import ObjectStore
 from tasks.labels import users
 from tasks.labels.accounting import RequestAccounting, WindowCounts, classify
-from tasks.labels.explain import undecided
+from tasks.labels.explain import undecided, unsettled
 from tasks.labels.parent import choose_parent
 from tasks.labels.partitions import JoinedPartition, Partition, WindowPlan, join_partition, merge_partitions, plan_window
 from tasks.labels.window import Window, window_after
@@ -81,6 +81,7 @@ def collect(store: ObjectStore, registry: Registry, settings: Settings, now: flo
     labelled = without_decided(store, labelled, manifests)
     # Only an object that arrived late can hold a completion that was trained before, under another key.
     trained = trained_ids(store, [m for m in manifests if m.until >= window.oldest]) if plan.late else frozenset()
+    trained -= frozenset(labelled.filter("settled_late")["id"])
     distances = versions.distances(labelled["policy_version"].unique(), parent)
     counts = WindowCounts(requests=plan.requests, duplicates=repeated, malformed=len(malformed))
     register = register_after(store, labelled, window.until, settings, now)
@@ -101,12 +102,23 @@ def collect(store: ObjectStore, registry: Registry, settings: Settings, now: flo
 
 
 def without_decided(store: ObjectStore, labelled: pl.DataFrame, manifests: Sequence[Manifest]) -> pl.DataFrame:
-    """Return labelled completions without those from before the window that the ancestry does not wait for."""
+    """Return labelled completions without those from before the window that the ancestry does not wait for.
+
+    Of those that it trained on before their text had settled, `settled_late`, the settled text alone counts: they come as
+    requests that nobody judged, without kept characters.
+    """
+    labelled = labelled.with_columns(settled_late=pl.lit(False))
     late = labelled.filter("late")["time"].min()
     if late is None:
         return labelled
-    waiting = undecided(store, [m for m in manifests if m.until >= cast(float, late)])
-    return labelled.filter(~pl.col("late") | pl.col("id").is_in(pl.Series(list(waiting), dtype=pl.String).implode()))
+    read = [m for m in manifests if m.until >= cast(float, late)]
+    waiting, open_ = (pl.Series(list(ids), dtype=pl.String).implode() for ids in (undecided(store, read), unsettled(store, read)))
+    labelled = labelled.with_columns(settled_late=pl.col("late") & pl.col("id").is_in(open_) & pl.col("settled").is_not_null())
+    labelled = labelled.with_columns(
+        outcome=pl.when("settled_late").then(pl.lit("unjudged", labelled.schema["outcome"])).otherwise("outcome"),
+        kept_characters=pl.when(~pl.col("settled_late")).then("kept_characters"),
+    )
+    return labelled.filter(~pl.col("late") | pl.col("settled_late") | pl.col("id").is_in(waiting))
 
 
 def held_out_files(labelled: pl.DataFrame, settings: Settings) -> frozenset[str]:
@@ -138,7 +150,7 @@ def ancestry(store: ObjectStore, versions: Lineage, parent: str, oldest: float) 
     return manifests
 
 
-def trained_ids(store: ObjectStore, manifests: Sequence[Manifest]) -> Collection[str]:
+def trained_ids(store: ObjectStore, manifests: Sequence[Manifest]) -> frozenset[str]:
     """Return the ids of the completions that these cycles trained on."""
     bodies = (store.get(m.samples.key) for m in manifests)
     return frozenset(i for body in bodies for i in pq.read_table(io.BytesIO(body), columns=["completion_id"])[0].to_pylist())

@@ -20,10 +20,13 @@ from infra import cycles
 from infra import settings as settings_
 from infra.records import Bucket, CycleOutcome, Manifest
 from infra.store import ObjectStore
+from tasks.labels import measures
 from tasks.labels.accounting import RequestAccounting
 from tasks.labels.reasons import REASONS
 
-COLUMNS = ("id", "time", "project", "user", "bucket", "reason", "outcome", "settled_by", "unsettled")
+COLUMNS = ("id", "time", "project", "user", "bucket", "reason", "outcome", "settled_by", "unsettled", "exploring")
+MAY_SETTLE = ("not_shown", "still_typed")
+"""Why a settled text is not known yet; later requests may show it."""
 UNDECIDED: tuple[Bucket, ...] = ("unlabelled", "cache_hit", "withheld", "stale")
 """Buckets of requests that a later cycle may train on, if their label comes late."""
 MEANINGS: dict[Bucket, str] = {
@@ -74,9 +77,12 @@ def key(cycle: str, samples_sha256: str) -> str:
 
 
 def write(store: ObjectStore, cycle: str, samples_sha256: str, accounting: RequestAccounting) -> None:
-    """Write the bucket and the reason of every completion of a window."""
+    """Write the bucket and reason of every completion of a window, and whether it was accepted (null if it is not measured)."""
     body = io.BytesIO()
-    rows = accounting.classified.select(*COLUMNS).with_columns(pl.col("bucket", "outcome", "unsettled").cast(pl.String))
+    measured = accounting.classified.select(
+        *COLUMNS, accepted=pl.when(measures.counted()).then(measures.ACCEPTED.fill_null(False))
+    )
+    rows = measured.with_columns(pl.col("bucket", "outcome", "unsettled").cast(pl.String))
     rows.write_parquet(body, compression="zstd")
     store.put(key(cycle, samples_sha256), body.getvalue())
 
@@ -95,6 +101,23 @@ def undecided(store: ObjectStore, manifests: Sequence[Manifest]) -> frozenset[st
             for id, bucket in zip(rows["id"].to_pylist(), rows["bucket"].to_pylist(), strict=True):
                 (waiting if bucket in UNDECIDED else decided).add(id)
     return frozenset(waiting - decided)
+
+
+def unsettled(store: ObjectStore, manifests: Sequence[Manifest]) -> frozenset[str]:
+    """Return the ids of the completions that these cycles trained on without a settled text that later requests may show.
+
+    One that a cycle trained on with its settled text is not among them, so that a text reaches one cycle.
+    """
+    open_: set[str] = set()
+    known: set[str] = set()
+    for manifest in manifests:
+        name = key(manifest.cycle, manifest.samples.sha256)
+        if store.exists(name):
+            rows = pl.read_parquet(io.BytesIO(store.get(name)), columns=["id", "bucket", "settled_by", "unsettled"])
+            trained = rows.filter(pl.col("bucket") == "trained")
+            known.update(trained.filter(pl.col("settled_by").is_not_null())["id"])
+            open_.update(trained.filter(pl.col("settled_by").is_null(), pl.col("unsettled").is_in(MAY_SETTLE))["id"])
+    return frozenset(open_ - known)
 
 
 def explain(store: ObjectStore, completion: str) -> Iterator[Fate]:

@@ -58,9 +58,7 @@ def measure(classified: pl.DataFrame) -> tuple[MeasuredGroup, ...]:
     Args:
         classified: labelled requests with their `bucket` (tasks/labels/accounting.py).
     """
-    counted = classified.filter(~pl.col("bucket").cast(pl.String).is_in(LEFT_OUT), ~pl.col("late"))
-    told = counted.filter(JUDGED.any().over("user"))
-    values = told.select(
+    values = classified.filter(counted()).select(
         "user",
         pl.col("language").fill_null(""),
         "exploring",
@@ -74,6 +72,12 @@ def measure(classified: pl.DataFrame) -> tuple[MeasuredGroup, ...]:
     groups.append(("sampling", "exploring", values.filter("exploring")))
     found = [MeasuredGroup(by=by, name=name, measures=_summed(rows)) for by, name, rows in groups]
     return tuple(sorted((g for g in found if g.measures.requests), key=_order))
+
+
+def counted() -> pl.Expr:
+    """Return whether a request of a window is measured: it is the window's own, and its user's editor reports something there."""
+    own = ~pl.col("bucket").cast(pl.String).is_in(LEFT_OUT) & ~pl.col("late")
+    return own & (JUDGED & own).any().over("user")
 
 
 def deciles(users: pl.Series) -> pl.DataFrame:

@@ -149,6 +149,11 @@ def parquet(rows: Iterable[pa.Table]) -> bytes:
         return file.read()
 
 
+def table(rows: Sequence[Sample]) -> pa.Table:
+    """Return samples as a table of their schema."""
+    return pa.Table.from_pylist([row.model_dump() for row in rows], SCHEMA)
+
+
 def records(store: ObjectStore, partitions: Sequence[Partition], chosen: pl.DataFrame) -> list[Sample]:
     """Return the rows of `tables` as records; for few samples."""
     return [Sample.model_validate(row) for table in tables(store, partitions, chosen) for row in table.to_pylist()]

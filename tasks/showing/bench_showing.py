@@ -19,6 +19,7 @@ from tokenizers.decoders import DecodeStream
 from evals.bench.figures import Figure, figure, write
 from evals.developers import Pause, Schedule, code_from
 from evals.generation import Generator, SampledCompletion
+from evals.reliability import reliability
 from infra import settings as configuration
 from infra.acceptance import PastAcceptance
 from infra.settings import Settings
@@ -27,7 +28,6 @@ from tasks.showing import frontier
 from tasks.showing.fit import Unfitted, checked, chosen, fit
 from tasks.showing.frontier import Outcomes, Shown, comparison
 from tasks.showing.labels import LabelledCompletion, kept_up_to
-from tasks.showing.reliability import reliability
 
 TAUGHT = ("typed", "accepted", "rewritten")
 """What became of places whose text is a label; a paste and an unfinished line are none."""

@@ -1,7 +1,7 @@
 """What people see of an estimate: its line in the log, its metrics in MLflow, its page."""
 
+from evals.reliability import Reliability, diagram
 from tasks.showing.fit import FittedEstimate, Unfitted
-from tasks.showing.reliability import Reliability
 
 
 def summary(fitted: FittedEstimate | Unfitted) -> str:
@@ -34,6 +34,12 @@ def page(fitted: FittedEstimate | Unfitted) -> str:
             if part:
                 lines += ["", f"Of {name}: calibration error {part.error:.4f}.", "", *_table(part)]
     return "\n".join(lines)
+
+
+def chart(fitted: FittedEstimate) -> str:
+    """Return an estimate's reliability diagram as SVG."""
+    found = fitted.reliability
+    return diagram([(bin.count, bin.chance, bin.kept) for bin in found.bins], found.error)
 
 
 def _table(reliability: Reliability) -> list[str]:

@@ -5,9 +5,10 @@ import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import polars as pl
+import pyarrow as pa
 from prefect.artifacts import create_table_artifact
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
@@ -31,6 +32,7 @@ from tasks.labels.collect import Collected
 from tasks.labels.partitions import JoinedPartition, Partition
 from tasks.labels.samples import SettledTokens
 from tasks.labels.shares import weight_shares
+from tasks.rewards import drawn
 from tasks.rewards.reward import reward_samples, reward_totals
 from tasks.rewards.weights import TooFewToShare
 from tasks.showing import fit as showing
@@ -51,6 +53,9 @@ from tasks.versions import register as registering
 from tasks.versions.evaluate import Evaluation
 from tasks.versions.register import Registered
 from tasks.versions.trained import TrainedText
+
+if TYPE_CHECKING:
+    from evals.generation import SampledCompletion
 
 WATCH_POLL_SECONDS = 10.0
 
@@ -172,8 +177,9 @@ def reward(settings: Settings, validated: Validated, estimate: FittedEstimate | 
         )
     except TooFewToShare as error:
         return Waiting("WaitingForUsers", str(error))
+    groups = drawn_groups(settings, validated)
     tombstones.check(store, requests)  # nor their tokens
-    body = samples.parquet(samples.tables(store, plan.partitions, batch, tokens))
+    body = samples.parquet([*samples.tables(store, plan.partitions, batch, tokens), *groups])
     cycle = cycles.next_name(cycles.index(store))
     held_out = held_out_sets(settings, cycle, collected, body)
     tombstones.check(store, requests)
@@ -186,6 +192,24 @@ def reward(settings: Settings, validated: Validated, estimate: FittedEstimate | 
     fields = sealing.manifest_fields(collected, validated.evidence, time.time())
     fields |= {"returns": totals, "held_out": held_out, "run": flow_run.id or ""}
     return sealing.seal(store, cycle, fields, body, settings)
+
+
+def drawn_groups(settings: Settings, validated: Validated) -> list[pa.Table]:
+    """Return the rows of groups drawn from the parent at the samples' places, as the settings ask for."""
+    collected, wanted, model = validated.collected, settings.train.groups, settings.model
+    if not wanted.places:
+        return []
+    store, checkpoint = clients.store_of(settings), clients.checkpoint_of(settings, collected.parent)
+    from evals.generation import Generator
+
+    def sampler(contexts: Sequence[tuple[str, str]]) -> "Sequence[SampledCompletion]":
+        most, seed = settings.serving.sampling.max_tokens, settings.train.seed
+        return Generator(checkpoint, model).sample(contexts, most, wanted.temperature, seed)
+
+    places = list(drawn.settled_places(store, collected.plan.partitions, collected.accounting.samples))
+    found = drawn.draw(places, collected.parent, sampler, wanted, settings.reward, weight_shares(settings.collect))
+    get_run_logger().info("drawn groups: %d rows%s", len(found.samples), found.reason and f", since {found.reason}")
+    return [samples.table(found.samples)] if found.samples else []
 
 
 def held_out_sets(settings: Settings, cycle: str, collected: Collected, body: bytes) -> tuple[HeldOutSet, ...]:

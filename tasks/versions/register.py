@@ -117,18 +117,19 @@ def log_run(
 
 
 def run_artifacts(store: ObjectStore, manifest: Manifest) -> dict[str, str]:
-    """Return the run's artifacts by path: the manifest, its requests by bucket, its measures, its estimate, the Data Docs, the
-    evaluation.
+    """Return the run's artifacts by path: the manifest, its requests by bucket, its measures, its estimate with the
+    reliability diagram, the Data Docs, the evaluation.
     """
     pages = {f"data_docs/{key.rsplit('/', 1)[-1]}": store.get(key).decode() for key in manifest.docs if store.exists(key)}
-    key = cycles.key(manifest.cycle, "evaluation.json")
+    key, fitted = cycles.key(manifest.cycle, "evaluation.json"), showing.read(store, manifest.cycle)
     if store.exists(key):
         pages["evaluation.json"] = store.get(key).decode()
     return {
         "manifest.json": manifest.model_dump_json(indent=2),
         "requests.md": account_page(manifest),
         "measures.md": f"# {manifest.cycle}: what completions were worth\n\n{measures_table(manifest)}",
-        "showing.md": report.page(showing.read(store, manifest.cycle)),
+        "showing.md": report.page(fitted),
+        **({"showing.svg": report.chart(fitted)} if isinstance(fitted, FittedEstimate) else {}),
         **pages,
     }
 

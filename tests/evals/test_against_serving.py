@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from evals.developers import Address, Quirks, RunSettings, measure, run
+from evals.developers import Address, Pin, Quirks, RunSettings, measure, run
 from evals.positions import Code, Source
 from tests.serving import fakes
 from tests.serving.fakes import House
@@ -25,7 +25,7 @@ async def test_labels_joined_from_servings_records_equal_the_developers_counts(t
         tally = await run(RunSettings(address=address, users=30, seed=1, requests=300, speed=2000, quirks=quirks), CODE)
         await house.recorder.settle()
         completions, feedback = house.rows("completions"), house.rows("feedback")
-        paired = await measure(RunSettings(address=address, users=30, seed=1), CODE, ["0"], 20)
+        paired = await measure(RunSettings(address=address, users=30, seed=1), CODE, [Pin("0")], 20)
     total = tally.total
     assert (total.requests, total.errors, total.lost_events) == (len(completions), 0, 0)
     assert set(tally.by_version()) == {"0"} and len(paired.pairs) == 20

@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evals.demo import closing, comparison, report
-from evals.demo.record import Bin, Calibration, Comparison, CycleRow, Difference, Example, GroundRow, Rate, Report
-from evals.developers import Counts, ExpectedOutcome, Pair, PairedRun, Tally
+from evals.demo import chances, closing, comparison, report
+from evals.demo.record import Bin, Calibration, Comparison, CycleRow, Difference, Example, Exploration, GroundRow, Rate, Report
+from evals.developers import Counts, ExpectedOutcome, Pair, PairedRun, Pin, Tally
 from infra.records import MeasuredGroup, Measures
 from infra.settings import load
+from tests.tasks.made import NOW, MemoryStore, completion
 
 
 def _paired(outcomes: list[tuple[str, bool, bool]]) -> PairedRun:
@@ -19,7 +20,7 @@ def _paired(outcomes: list[tuple[str, bool, bool]]) -> PairedRun:
         return ExpectedOutcome(float(accepted), "x = 1", kept=3)
 
     pairs = tuple(Pair(user, i, (outcome(a), outcome(b))) for i, (user, a, b) in enumerate(outcomes))
-    return PairedRun(("1", "2"), pairs, (Tally({}, (), 0.0), Tally({}, (), 0.0)), 0)
+    return PairedRun((Pin("1"), Pin("2")), pairs, (Tally({}, (), 0.0), Tally({}, (), 0.0)), 0)
 
 
 def test_a_rate_and_its_interval_equal_a_calculation_by_hand() -> None:
@@ -108,7 +109,7 @@ def _report(later=BETTER, kept=UNDECIDED, new=UNDECIDED, new_kept=UNDECIDED) -> 
     return Report(
         seed=0, seconds=1.0, base_version="1", champion_version="2", cycles=1, promotions=1, rejections=0, judge="reference",
         acceptance=same, acceptance_of_shown=same, accepted_characters_per_request=changed, shown=same, versions=[],
-        grounds=grounds, exploration=0.0, calibration=CALIBRATION,
+        grounds=grounds, exploration=Exploration(share=0.0), calibration=CALIBRATION,
         history=[row], examples=[example], addresses={"MLflow": "http://127.0.0.1:5000"},
     )  # fmt: skip
 
@@ -124,19 +125,71 @@ def test_the_champion_beats_the_base_at_its_best_and_is_not_surely_worse_anywher
 
 
 def test_grounds_compare_with_the_base_at_its_best() -> None:
-    row = comparison.ground_row(_paired([("a", False, True), ("a", False, False), ("b", True, True), ("b", False, False)]), 0.1)
+    paired = _paired([("a", False, True), ("a", False, False), ("b", True, True), ("b", False, False)])
+    row = comparison.ground_row(paired, ["base_best", "champion"], 0.1)
     assert (row.base_best.temperature, row.base_best.rate, row.base_served.rate, row.champion.rate) == (0.1, 0.25, 0.25, 0.5)
     assert row.kept_characters.champion.rate == 1.5
     assert row.difference.estimate == 0.25
+    assert row.champion_all is None and row.learning is None
 
 
-def test_settings_that_serve_at_another_temperature_are_refused() -> None:
+def test_the_gain_divides_into_what_was_learnt_and_what_is_decided() -> None:
+    names = ["base_best", "champion", "base_served", "champion_all"]
+    rows = [("a", (0, 1, 0, 1)), ("a", (0, 1, 0, 0)), ("b", (1, 1, 0, 1)), ("b", (0, 0, 0, 0))]
+    pairs = tuple(
+        Pair(user, number, tuple(ExpectedOutcome(float(accepted), "x = 1", kept=3) for accepted in outcomes))
+        for number, (user, outcomes) in enumerate(rows)
+    )
+    row = comparison.ground_row(PairedRun((Pin(),) * 4, pairs, (Tally({}, (), 0.0),) * 4, 0), names, 0.1)
+    assert (row.base_best.rate, row.base_served.rate, row.champion.rate) == (0.25, 0.0, 0.75)
+    assert row.champion_all and row.champion_all.rate == 0.5
+    assert row.learning and row.showing
+    assert row.learning.estimate + row.showing.estimate == row.difference.estimate == 0.5
+    assert row.showing.estimate == 0.25
+
+
+def test_a_base_that_is_served_at_another_temperature_is_measured_too() -> None:
     settings = load()
-    assert closing.best_temperature(settings) == settings.serving.sampling.temperature
+    assert closing.pins_of(settings, "2", "new").keys() == {"base_best", "champion"}
     sampling = settings.serving.sampling.model_copy(update={"temperature": 0.9})
     other = settings.model_copy(update={"serving": settings.serving.model_copy(update={"sampling": sampling})})
-    with pytest.raises(ValueError, match=r"serving.sampling.temperature = 0.9, expected 0.1"):
-        closing.best_temperature(other)
+    pins = closing.pins_of(other, "2", "later")
+    assert list(pins)[:2] == ["base_best", "champion"]
+    assert pins["base_best"] == Pin("1", temperature=0.1) and pins["base_served"] == Pin("1")
+    assert pins["champion_all"] == Pin("2", level="all")
+
+
+def test_exploring_requests_are_compared_with_the_others_by_user() -> None:
+    def row(user: str, exploring: bool, accepted: bool | None, bucket: str = "trained") -> dict[str, object]:
+        return {"user": user, "exploring": exploring, "accepted": accepted, "bucket": bucket}
+
+    rows = [row("a", False, True), row("a", False, False), row("a", True, False), row("b", False, True), row("b", True, True)]
+    rows += [row("b", False, False), row("c", True, None, "unlabelled"), row("a", True, False, "surplus")]
+    found = comparison.exploration(rows, 0.1)
+    assert found.exploring and found.others and found.difference
+    assert (found.exploring.n, found.exploring.rate) == (3, pytest.approx(1 / 3))
+    assert (found.others.n, found.others.rate) == (4, 0.5)
+    assert found.cost == pytest.approx(0.1 * (0.5 - 1 / 3)) and found.taught == 2
+    assert comparison.exploration(rows[:2], 0.0).difference is None
+    assert comparison.exploration([], 0.0).taught == 0
+
+
+def test_the_champions_chances_are_read_from_its_recorded_completions() -> None:
+    store = MemoryStore()
+    rows = [completion(str(n), time=NOW, chance=0.9 if n % 2 else 0.1, audited=n == 8) for n in range(9)]
+    store.put_rows("events/completions/date=2027-01-15/hour=08/a.parquet", [*rows, completion("x", time=NOW, chance=0.5)])
+    wanted = {str(n) for n in range(9)}
+    found = chances.recorded_chances(store, NOW - 10, wanted, lambda: NOW + 1, wait=0.0)
+    assert found == {str(n): 0.9 if n % 2 else 0.1 for n in range(8)}
+    pairs = tuple(
+        Pair("u", n, (ExpectedOutcome(0.0, ""), ExpectedOutcome(0.0, "foo", kept=3 if n % 2 else 1)), ("", str(n)))
+        for n in range(9)
+    )
+    run = PairedRun((Pin("1"), Pin("2")), pairs, (), 0)
+    calibrated = chances.calibration(store, NOW - 10, run, lambda: NOW + 1)
+    assert calibrated and calibrated.error == pytest.approx(0.1)
+    assert [(bin.count, bin.kept) for bin in calibrated.bins] == [(4, 0.0), (4, 1.0)]
+    assert chances.calibration(MemoryStore(), NOW, PairedRun((), (), (), 0)) is None
 
 
 def test_the_report_has_the_documented_fields(tmp_path: Path) -> None:
@@ -157,6 +210,8 @@ def test_the_report_has_the_documented_fields(tmp_path: Path) -> None:
     assert "<script>" not in page
     assert "&lt;script&gt;" in page
     assert "(nothing shown)" in page
+    assert page.count('<th class="n">base as served</th>') == 1 and "calibration error 0.0123" in page
+    assert "7 beginnings: chance 0.250, kept 0.300" in page
     rows = [f'<tr><td>{name}</td><td class="n">{count}</td></tr>' for name, count in (("trained", 10), ("quarantined", 3))]
     rows += [
         f'<tr><td>{name}</td><td class="n">{n}</td></tr>'

@@ -5,6 +5,7 @@ import json
 import random
 import threading
 import time
+import zlib
 from collections import Counter, defaultdict
 from contextlib import asynccontextmanager
 from dataclasses import fields, replace
@@ -14,7 +15,7 @@ from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evals.developers import Address, Counts, Decision, Quirks, RunSettings, code_from, measure, run
+from evals.developers import Address, Counts, Decision, Pin, Quirks, RunSettings, code_from, measure, run
 from evals.developers.__main__ import main, parser
 from evals.developers.pacer import Pacer
 from evals.developers.protocol import OPTIONS, STOPS, Impression, event_body, prompt
@@ -43,6 +44,7 @@ class Server:
     def __init__(self, delay: float = 0.0, broken: float = 0.0) -> None:
         self.requests: list[tuple[dict, dict]] = []
         self.events: list[tuple[dict, dict]] = []
+        self.native: list[dict] = []
         self.disconnects = 0
         self._delay, self._broken = delay, broken
 
@@ -63,7 +65,7 @@ class Server:
         version = headers.get("X-Tabloop-Version", "1")
         if random.Random(body["prompt"]).random() < self._broken:
             return web.json_response({"error": {"message": "no engine"}}, status=503)
-        text = self.text(body["prompt"], version)
+        text, name = self.text(body["prompt"], version), f"cmpl-{zlib.crc32(body['prompt'].encode())}"
         if not body.get("stream"):
             return web.json_response({"id": "c", "choices": [{"text": text}]}, headers={"X-Tabloop-Version": version})
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "X-Tabloop-Version": version})
@@ -71,7 +73,7 @@ class Server:
         try:
             for start in range(0, len(text), 3):
                 choice = {"text": text[start : start + 3], "index": 0, "finish_reason": None}
-                await response.write(b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n")
+                await response.write(b"data: " + json.dumps({"id": name, "choices": [choice]}).encode() + b"\n\n")
                 await asyncio.sleep(self._delay)
             await response.write(b'data: {"choices": [{"text": "", "index": 0, "finish_reason": "stop"}]}\n\ndata: [DONE]\n\n')
         except ConnectionResetError:
@@ -82,11 +84,16 @@ class Server:
         self.events.append((dict(request.headers), await request.json()))
         return web.json_response({"status": "submitted"})
 
+    async def native_feedback(self, request: web.Request) -> web.Response:
+        self.native.append(await request.json())
+        return web.json_response({"status": "recorded", "id": "f"})
+
     @asynccontextmanager
     async def running(self):
         app = web.Application()
         app.router.add_post("/v1/completions", self.complete)
         app.router.add_post("/v1/continue/events", self.feedback)
+        app.router.add_post("/v1/feedback", self.native_feedback)
         runner = web.AppRunner(app)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -96,7 +103,7 @@ class Server:
         await runner.cleanup()
 
 
-MANY_QUIRKS = Quirks(late_accepts=0.2, superseded=0.1, cache_hits=0.2, duplicates=0.2, silent_editors=0.1)
+MANY_QUIRKS = Quirks(late_accepts=0.2, superseded=0.1, cache_hits=0.2, duplicates=0.2, silent_editors=0.1, native_editors=0.0)
 
 
 async def run_developers(server: Server, **changes):
@@ -134,6 +141,24 @@ def test_counts_add_up_and_equal_those_of_the_server(quirky_run):
     assert 0 < total.kept_characters <= total.accepted_characters
     assert sum(tally.by_user().values(), Counts()) == total == sum(tally.by_version().values(), Counts())
     assert set(tally.by_version()) == {"1"}
+
+
+async def test_native_editors_tell_why_nothing_was_taken_and_how_long_it_was_seen():
+    server = Server()
+    tally, _ = await run_developers(server, quirks=Quirks(silent_editors=0.0, native_editors=1.0, duplicates=0.0))
+    total = tally.total
+    assert not server.events and total.lost_events == total.cache_hits == 0
+    outcomes = Counter(body.get("outcome", "") for body in server.native)
+    assert outcomes["accepted"] == total.accepted > 0 and outcomes["rejected"] == total.rejected + total.late
+    reasons = Counter(body["reason"] for body in server.native if body.get("outcome") == "rejected")
+    assert reasons["rejected"] > 0 and reasons["typed_away"] > reasons["rejected"]
+    cancelled = [body for body in server.native if "outcome" not in body]
+    assert 0 < len(cancelled) <= total.cancelled and all(body["reason"] == "cancelled" for body in cancelled)
+    seen = [body["seen_ms"] for body in server.native if body.get("outcome") == "rejected"]
+    quick = sum(ms < 750 for ms in seen) / len(seen)
+    assert 0.05 < quick < 0.35
+    served = {f"cmpl-{zlib.crc32(body['prompt'].encode())}" for _, body in server.requests}
+    assert {body["completion_id"] for body in server.native} <= served
 
 
 async def test_developers_decide_the_same_about_the_same_text(quirky_run):
@@ -246,7 +271,7 @@ def test_every_event_matches_a_request(quirky_run):
 
 async def test_late_accepts_keep_their_id():
     server = Server()
-    tally, _ = await run_developers(server, quirks=Quirks(late_accepts=1.0, duplicates=0, cache_hits=0))
+    tally, _ = await run_developers(server, quirks=Quirks(late_accepts=1.0, duplicates=0, cache_hits=0, native_editors=0))
     by_id = defaultdict(list)
     for _, body in server.events:
         by_id[body["data"]["completionId"]].append(body["data"]["accepted"])
@@ -297,8 +322,8 @@ async def test_each_version_is_measured_with_the_same_developers_at_the_same_pos
     server = Server()
     async with server.running() as address:
         settings = RunSettings(address=address, users=30, seed=3, concurrency=6)
-        paired = await measure(settings, CODE, ["1", "2", "1"], 200)
-        repeated = await measure(settings, CODE, ["1", "2", "1"], 200)
+        paired = await measure(settings, CODE, [Pin("1"), Pin("2"), Pin("1")], 200)
+        repeated = await measure(settings, CODE, [Pin("1"), Pin("2"), Pin("1")], 200)
     assert paired.pairs == repeated.pairs and len(paired.pairs) == 200 and paired.dropped == 0
     assert all(pair.outcomes[0] == pair.outcomes[2] for pair in paired.pairs)  # the same version: the same draws
     assert not server.events
@@ -320,7 +345,7 @@ async def test_each_version_is_measured_with_the_same_developers_at_the_same_pos
 
 async def test_a_position_without_a_response_of_one_version_is_dropped_for_every_version():
     async with Server(broken=0.3).running() as address:
-        paired = await measure(RunSettings(address=address, users=30), CODE, ["1", "2"], 100)
+        paired = await measure(RunSettings(address=address, users=30), CODE, [Pin("1"), Pin("2")], 100)
     assert paired.dropped > 10 and paired.dropped + len(paired.pairs) == 100
 
 

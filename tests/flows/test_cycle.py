@@ -1,23 +1,26 @@
 """The cycle as Prefect runs it: its steps, its early ends, and its completion after a kill."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from evals.engine import EngineAway
+from evals.generation import SampledCompletion
 from flows.cycle import cycle
 from infra import settings as settings_
 from infra.lineage import lineage
 from infra.records import CycleOutcome, ExperimentRecord, Manifest, Quarantined, Sample
-from infra.settings.schema import Gate, GateMargins
+from infra.settings.schema import Gate, GateMargins, Groups
 from infra.showing import Estimate, Place
 from infra.store import sha256
 from tasks.labels.parent import choose_parent
 from tasks.showing import fit as showing
 from tasks.showing.fit import FittedEstimate, Unfitted
 from tasks.steps.sealing import MAX_RESUMES
+from tasks.upkeep.forget import forget, request
 from tasks.validation import drift, suite
 from tasks.versions.evaluate import EvaluationBroken
 from tests.evals.made_scores import scores
@@ -82,6 +85,61 @@ def test_a_cycle_with_few_labels_makes_a_version_without_an_estimate(labelled: W
     assert not labelled.store.exists("checkpoints/cycle-000001/showing.json")
     fitted = showing.read(labelled.store, "cycle-000001")
     assert isinstance(fitted, Unfitted) and fitted.reason.startswith("6 completions")
+
+
+def test_groups_are_sealed_with_the_samples_and_a_resumed_cycle_draws_none_anew(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of each group the first completion is what was written; its user is forgotten with it."""
+    settings = settings_.load()
+    wanted = settings.train.model_copy(update={"groups": Groups(places=10, size=4)})
+    monkeypatch.setattr("infra.settings.load", lambda: settings.model_copy(update={"train": wanted}))
+    drawn: list[str] = []
+
+    class FakeGenerator:
+        def __init__(self, checkpoint: Path, model: object) -> None:
+            drawn.append(checkpoint.name)
+
+        def sample(self, contexts: Sequence[tuple[str, str]], *_: object) -> list[SampledCompletion]:
+            texts = ["written()" if number % 4 == 0 else "wrong" for number in range(len(contexts))]
+            return [SampledCompletion((1, 2), (3, 4), (-0.5, -0.5), text) for text in texts]
+
+    monkeypatch.setattr("evals.generation.Generator", FakeGenerator)
+    ship_settled(world, 120)
+    world.training = Killed()
+    with pytest.raises(Killed):
+        cycle()
+    world.training = None
+    assert cycle().version == "2"
+    assert drawn == ["version-1"] and world.trained_on[0] == world.trained_on[1]
+    manifest = Manifest.model_validate(world.store.get_json("cycles/cycle-000001/manifest.json"))
+    groups = [s for s in world.store.get_rows(manifest.samples.key, Sample) if s.outcome == "judged"]
+    assert len(groups) == 40 and {s.policy_version for s in groups} == {"1"}
+    assert all((s.advantage > 0) == s.completion_id.endswith("drawn-1") for s in groups)
+    gone = groups[0].user
+    forget(world.store, world.registry.client, request(gone, "", NOW + 200, "test", ""), NOW + 200, dry_run=False)
+    (left,) = (key for key in world.store.keys("cycles/cycle-000001/samples-"))
+    assert gone not in {s.user for s in world.store.get_rows(left, Sample)}
+
+
+def ship_settled(world: World, count: int) -> None:
+    """Ship requests of ten users, every third accepted, each with the text that its editor reports to stand there."""
+    completions = [
+        completion(str(i), user=f"{i % 10:032x}", prefix=f"{i} = ", text="written()" if i % 3 == 0 else "wrong()")
+        for i in range(count)
+    ]
+    events = [
+        feedback(
+            str(i),
+            user=f"{i % 10:032x}",
+            prefix=f"{i} = ",
+            shown="written()" if i % 3 == 0 else "wrong()",
+            outcome="rejected" if i % 3 else "accepted",
+            settled="written()",
+        )
+        for i in range(count)
+    ]
+    world.ship("a", completions, events)
 
 
 def test_a_candidate_that_fails_is_registered_as_failed_and_meets_nobody(labelled: World) -> None:

@@ -7,8 +7,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tokenizers import Tokenizer
 
+from infra import cycles
+from infra.records import MeasuredGroup, Measures
 from tests.serving.fakes import House
 from tests.serving.helpers import ADMINISTRATOR, run_experiment, until
+from tests.tasks.made import manifest
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -35,9 +38,10 @@ async def test_requests_tokens_and_times_are_counted_by_version_and_arm(tmp_path
         series = await scrape(house)
         for arm, version, finish in (("champion", "1", "stop"), ("challenger", "2", "length")):
             arm_rows, labels = [row for row in rows if row.arm == arm], {"arm": arm, "version": version}
-            assert value(series, "completions_total", **labels, finish=finish) == len(arm_rows) == requests[arm]
-            assert value(series, "tokens_total", **labels) == sum(len(row.token_ids) for row in arm_rows) > 0
-            assert value(series, "withheld_total", **labels) == (requests[arm] if arm == "champion" else None)
+            sampled = labels | {"sampling": "served"}
+            assert value(series, "completions_total", **sampled, finish=finish) == len(arm_rows) == requests[arm]
+            assert value(series, "tokens_total", **sampled) == sum(len(row.token_ids) for row in arm_rows) > 0
+            assert value(series, "withheld_total", **sampled) == (requests[arm] if arm == "champion" else None)
             for name, times in (("first_token", [r.ttft_ms for r in arm_rows]), ("completion", [r.total_ms for r in arm_rows])):
                 assert value(series, f"{name}_seconds_count", **labels) == len(times)
                 assert value(series, f"{name}_seconds_sum", **labels) == pytest.approx(sum(times) / 1e3)
@@ -50,10 +54,10 @@ async def test_disconnected_clients_are_counted_by_version_and_arm(house: House)
         await response.aiter_lines().__anext__()
     await until(lambda: house.rows("completions"), 10)
     series = await scrape(house)
-    assert value(series, "completions_total", arm="champion", version="0", finish="disconnected") == 1
+    assert value(series, "completions_total", arm="champion", version="0", sampling="served", finish="disconnected") == 1
 
 
-async def test_the_parts_of_the_measures_are_counted_as_far_as_serving_knows_them(house: House) -> None:
+async def test_what_was_shown_and_why_it_was_not_taken_is_counted(house: House) -> None:
     await house.complete()
     house.engines[0].reply = house.tokenizer.encode("  ").ids
     await house.complete()
@@ -68,14 +72,28 @@ async def test_the_parts_of_the_measures_are_counted_as_far_as_serving_knows_the
     ):
         assert (await house.send_feedback(path, {"completion_id": "c", **body})).status_code == 200
     series = await scrape(house)
-    assert value(series, "completions_total", arm="champion", version="0", finish="length") == 2
-    assert value(series, "shown_total", arm="champion", version="0") == 1
-    assert value(series, "accepted_characters_total", client="other") == 7
+    assert value(series, "completions_total", arm="champion", version="0", sampling="served", finish="length") == 2
+    assert value(series, "shown_total", arm="champion", version="0", sampling="served") == 1
     for reason in ("rejected", "typed_away", "cancelled"):
         assert value(series, "not_taken_total", client="other", reason=reason) == 1
-    assert value(series, "quick_rejections_total", client="other") == 1
-    assert value(series, "quick_rejections_total", client="tabby") == 1
     assert [row.seen_ms for row in house.rows("feedback")] == [None, None, 700, 750, None, 90]
+
+
+async def test_the_measures_are_those_of_the_last_cycle(house: House) -> None:
+    sums = Measures(requests=10, shown=8, accepted=2, kept_characters=30, explicit_cancels=1)
+    for name, groups in (
+        ("cycle-000001", ()),
+        ("cycle-000002", (("all", "", sums), ("language", "python", Measures(requests=4)))),
+    ):
+        measured = tuple(MeasuredGroup(by=by, name=group, measures=measures) for by, group, measures in groups)
+        house.store.put_json(
+            cycles.key(name, cycles.MANIFEST), manifest(name).model_copy(update={"measures": measured}).model_dump()
+        )
+    series = await scrape(house)
+    for name, ratio in sums.ratios().items():
+        assert value(series, "measure", measure=name, by="all", group="") == ratio
+    assert value(series, "measure", measure="accepted_per_request", by="language", group="python") == 0
+    assert value(series, "measure", measure="accepted_per_shown", by="language", group="python") is None
 
 
 async def test_requests_refused_during_an_outage_are_counted(house: House) -> None:

@@ -183,6 +183,8 @@ def compare_with_server(model: TrainedModel, samples: Sequence[Sample], job: Job
         HarmfulUpdate: they differ by more than the job's bounds.
     """
     current = [i for i, s in enumerate(samples) if s.token_ids and s.policy_version == job.current_version]
+    # The server did not sample what a cycle drew itself.
+    current = [i for i in current if samples[i].outcome != "judged"] or current
     compared = current[:: math.ceil(len(current) / AGREEMENT_SAMPLES) or 1]
     logprobs = current_logprobs(model, samples, compared, job.micro_batch_tokens, job.micro_batch_positions)
     # At a temperature T, the same difference of logits is 1 / T times as large.

@@ -44,7 +44,7 @@ async def test_an_improbable_completion_is_cut_recorded_and_not_shown(tmp_path: 
         (row,) = house.rows("completions")
         assert row.withheld and row.text == "" and row.policy_version == "0" and not row.mixed
         assert len(row.token_ids) == 3  # e^-1.5 is the first below 0.3
-        assert 'tabloop_withheld_total{arm="champion",version="0"} 1.0' in house.metrics_text().decode()
+        assert 'tabloop_withheld_total{arm="champion",sampling="served",version="0"} 1.0' in house.metrics_text().decode()
 
 
 async def test_withhold_below_delays_a_probable_completion_to_its_end(tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -294,7 +294,7 @@ async def test_models_status_and_metrics_respond(house: House) -> None:
     status = (await get(house.urls[0] + "/admin/status", headers=ADMINISTRATOR)).json()
     assert (status["champion"], status["challenger"], status["ready"]) == ("0", None, True)
     text = (await get(house.urls[0] + "/metrics", headers=ADMINISTRATOR)).text
-    assert 'tabloop_completions_total{arm="champion",finish="length",version="0"} 1.0' in text
+    assert 'tabloop_completions_total{arm="champion",finish="length",sampling="served",version="0"} 1.0' in text
     assert "tabloop_spool_bytes" in text and 'tabloop_slot_up{role="champion",slot="0",version="0"} 1.0' in text
 
 

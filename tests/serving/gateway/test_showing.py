@@ -55,7 +55,7 @@ async def test_the_beginning_worth_most_is_streamed_and_the_rest_is_held_back(tm
         assert row.held_back and TEXT.startswith(row.text + row.held_back)
         assert row.token_ends[-1] == len(row.text + row.held_back) and len(row.text) in row.token_ends
         assert not row.withheld and row.finish_reason == "stop" and len(row.token_ids) < len(house.engines[0].reply)
-        assert 'tabloop_shortened_total{arm="champion",version="0"} 1.0' in house.metrics_text().decode()
+        assert 'tabloop_shortened_total{arm="champion",sampling="served",version="0"} 1.0' in house.metrics_text().decode()
 
 
 async def test_nothing_is_shown_that_is_not_worth_an_interruption_and_sampling_ends(tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -64,7 +64,7 @@ async def test_nothing_is_shown_that_is_not_worth_an_interruption_and_sampling_e
         text, row = await served(house, NEVER)
         assert text == row.text == "" and row.withheld and row.held_back and row.chance < 0.01
         assert len(row.token_ids) < len(house.engines[0].reply)
-        assert 'tabloop_withheld_total{arm="champion",version="0"} 1.0' in house.metrics_text().decode()
+        assert 'tabloop_withheld_total{arm="champion",sampling="served",version="0"} 1.0' in house.metrics_text().decode()
 
 
 async def test_an_estimate_of_another_temperature_does_not_hold(tmp_path: Path, tokenizer: Tokenizer) -> None:

@@ -64,6 +64,21 @@ async def test_pins_need_an_administrator_and_count_in_no_experiment(house: Hous
     assert (await house.complete(headers={"X-Tabloop-Arm": "loser", **ADMINISTRATOR})).status_code == 400
 
 
+async def test_a_pinned_request_may_name_its_temperature_and_no_other(house: House) -> None:
+    await run_experiment(house)
+    warm = {"X-Tabloop-Version": "1", "X-Tabloop-Temperature": "0.35"}
+    assert (await house.complete(headers=warm)).status_code == 403
+    assert (await house.complete(headers={**warm, **ADMINISTRATOR})).status_code == 200
+    row = house.rows("completions")[-1]
+    assert (row.temperature, row.pinned, row.experiment) == (0.35, True, "")
+    assert house.engines[house.arms.champion].requests[-1].temperature == 0.35
+    for wrong in ("0", "2.1", "nan", "warm"):
+        refused = await house.complete(headers={**warm, "X-Tabloop-Temperature": wrong, **ADMINISTRATOR})
+        assert refused.status_code == 400 and f"at most 2, got '{wrong}'" in refused.json()["error"]["message"]
+    alone = await house.complete(headers={"X-Tabloop-Temperature": "0.5", **ADMINISTRATOR})
+    assert alone.status_code == 400 and "expected X-Tabloop-Version or X-Tabloop-Arm with it" in alone.json()["error"]["message"]
+
+
 async def test_each_arm_has_its_own_sampling_settings(tmp_path: Path, tokenizer: Tokenizer) -> None:
     async with House(tmp_path, tokenizer, challenger=Sampling(temperature=0.3, max_tokens=2)) as house:
         await run_experiment(house)

@@ -48,4 +48,10 @@ async def test_the_record_tells_exploring_requests_apart(tmp_path: Path, tokeniz
         assert not any(row.exploring for row in rows if row.pinned)
         explored = sum(row.exploring for row in rows)
         assert explored > 0
-        assert f'tabloop_exploring_total{{arm="champion",version="0"}} {float(explored)}' in house.metrics_text().decode()
+        text = house.metrics_text().decode()
+        for sampling, count in (("exploring", explored), ("served", len(rows) - explored)):
+            assert f'tabloop_shown_total{{arm="champion",sampling="{sampling}",version="0"}} {float(count)}' in text
+        assert [(r.sampling, r.requests) for r in house.metrics.recent(house.clock)] == [
+            ("exploring", explored),
+            ("served", len(rows) - explored),
+        ]

@@ -92,8 +92,8 @@ def test_feedback_with_an_id_and_no_text_covers_the_whole_completion() -> None:
     [
         ("y = foo(bar)  # kept", Label("accepted", 8, 8, 8)),
         ("foo(x, bar)", Label("accepted", 8, 8, 8)),
-        ("foo(baz)", Label("partially_accepted", 8, 8, 6)),
-        ("bar()", Label("partially_accepted", 8, 8, 0)),
+        ("foo(baz)", Label("partially_accepted", 8, 8, 5)),
+        ("bar()", Label("partially_accepted", 8, 8, 3)),
         ("", Label("partially_accepted", 8, 8, 0)),
     ],
 )

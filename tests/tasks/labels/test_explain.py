@@ -4,8 +4,11 @@ from typing import get_args
 
 import pytest
 
+from evals.demo import history
+from evals.demo.history import LoopState
 from infra import cycles
 from infra.records import Bucket
+from infra.registry import Aliases
 from infra.settings import Settings
 from infra.settings.schema import Collect
 from infra.store import sha256
@@ -80,3 +83,15 @@ def test_the_command_prints_bucket_reason_and_meaning(
 
 def test_every_bucket_has_a_meaning() -> None:
     assert set(explain.MEANINGS) == set(get_args(Bucket))
+
+
+def test_the_demo_reads_which_requests_explored_and_were_accepted(store: MemoryStore) -> None:
+    sampled = [completion(f"{n}", prefix=f"{n} = ", exploring=n == 1, time=NOW + 150) for n in range(3)]
+    told = [feedback(f"x{n}", prefix=f"{n} = ", time=NOW + 151, outcome="rejected" if n else "accepted") for n in range(2)]
+    store.put_rows("events/completions/date=2027-01-15/hour=08/b.parquet", sampled)
+    store.put_rows("events/feedback/date=2027-01-15/hour=08/b.parquet", told)
+    seal(store, "cycle-000003", NOW + 300)
+    state = LoopState(Aliases(None, None, None, None), {f"cycle-00000{n}": {} for n in (1, 3)}, {})
+    rows = {row["id"]: (row["exploring"], row["accepted"]) for row in history.request_rows(store, state)}
+    assert {name: rows[name] for name in "012"} == {"0": (False, True), "1": (True, False), "2": (False, False)}
+    assert rows["young"] == (False, True), "the newest cycle that read it counts: it waited before"

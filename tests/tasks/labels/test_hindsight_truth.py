@@ -115,6 +115,22 @@ def test_a_place_whose_continuation_is_requested_has_a_label(named: bool) -> Non
     assert sum(settled_of(named, asked) is not None for asked in wanted) >= 0.9 * len(wanted)
 
 
+def test_every_line_of_a_label_stands_in_the_finished_file() -> None:
+    """A truth ends with its hole. A label goes on to the suffix of the request, through holes that were written in between."""
+    files = {source.name: source.text for source in code_from().sources}
+    labels = [(label, asked) for asked in written() if (label := settled_of(False, asked)) is not None]
+    begins = [any(text is not None and text.startswith(label) for text in (a.truth.text, a.truth.first)) for label, a in labels]
+    stands = [in_order(label, files[asked.pause.position.file][asked.pause.position.offset :]) for label, asked in labels]
+    assert 0.75 < sum(begins) / len(begins) < 0.9
+    assert sum(map(max, begins, stands)) >= 0.99 * len(labels)
+
+
+def in_order(label: str, finished: str) -> bool:
+    """Whether the lines of a label, the first from its begin on, are lines of the finished text, in order."""
+    rest = iter(finished.split("\n"))
+    return all(line in rest for line in label.rstrip("\n").split("\n"))
+
+
 @cache
 def _labels(named: bool) -> dict[str, str | None]:
     return settled(named)

@@ -61,9 +61,11 @@ def test_the_run_names_the_data_set_and_holds_the_reports(tmp_path: Path, monkey
     assert logged.data.metrics["bucket.stale"] == 3
     assert {i.dataset.digest for i in logged.inputs.dataset_inputs} == {dataset[:32]}
     assert logged.data.metrics["showing.calibration_error"] == pytest.approx(fitted.reliability.error)
-    names = ("requests.md", "measures.md", "data_docs/samples.html", "showing.md")
+    names = ("requests.md", "measures.md", "data_docs/samples.html", "showing.md", "showing.svg")
     pages = {path: Path(client.download_artifacts(run_id, path)).read_text() for path in names}
     assert f"calibration error {fitted.reliability.error:.4f}" in pages["showing.md"]
+    chart = pages["showing.svg"]
+    assert chart.startswith("<svg xmlns=") and chart.count("<circle") == len(fitted.reliability.bins)
     assert "| stale | 3 | 75.0% |" in pages["requests.md"]
     assert (logged.data.metrics["measure.accepted_per_request"], logged.data.metrics["measure.accepted_per_shown"]) == (
         0.125,
@@ -83,6 +85,7 @@ def test_the_run_names_the_data_set_and_holds_the_reports(tmp_path: Path, monkey
         "measures.md",
         "requests.md",
         "showing.md",
+        "showing.svg",
     }
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tasks.showing.reliability import reliability
+from evals.reliability import reliability
 
 
 def test_the_error_is_the_weighted_distance_of_the_bins() -> None:
