@@ -53,6 +53,14 @@ def test_a_bandit_is_learnt_within_a_minute(answers, bandit):
     assert values["seconds"] < 60, "of one core"
 
 
+def test_a_user_with_likely_text_stays_at_the_cap_through_an_update(answers):
+    free, capped, share = answers["caps"]["free"], answers["caps"]["capped"], 0.3
+    assert free["likely"] > 2 * share, "without a cap the user has most of the update with a quarter of the tokens"
+    assert max(capped.values()) < share * 1.001
+    assert min(capped["likely"], capped["honest"], capped["other"]) > 0.1
+    assert answers["caps"]["silenced"]["difference"] == 0, "a ceiling of nothing is as no weight"
+
+
 def test_rejections_alone_make_rejected_tokens_less_likely(answers):
     assert len(answers["rejections"]) == 12
     assert max(answers["rejections"]) < -0.01
