@@ -3,8 +3,8 @@
 The cycle caps a user's settled tokens (tasks/rewards/weights.py). With `settled_exponent` q the trainer multiplies a row's
 gradient by p^q, so a user whose text is likely (boilerplate, pastes) would have more of the update than of the tokens. So p is
 computed for every row at the update's start. A row's size is its tokens times `settled_weight` times p^q; sizes are scaled as the
-tokens are. Each row then has a ceiling for its p^q at every step: where all rows of a user are at their ceilings, the user has the
-share, and no more. So a text that becomes likely during the update, as one that is repeated does, gains nothing by it.
+tokens are. Each row then has a ceiling for its p^q at every step: where all rows of a user are at their ceilings, the user has
+the share, and no more. So a text that becomes likely during the update, as one that is repeated does, gains nothing by it.
 """
 
 import math

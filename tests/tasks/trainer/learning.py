@@ -29,7 +29,7 @@ from tests.tasks.trainer.trained_models import JOB, pretrained, trained_model, w
 
 CAPPED_JOB = JOB.model_copy(
     update={
-        **{"surrogate_weight": 0.0, "settled_exponent": 0.3, "context_weight": 0.0},
+        **{"surrogate_weight": 0.0, "settled_exponent": 0.15, "context_weight": 0.0},
         **{"warmup_steps": 0, "epochs": 1, "learning_rate": 3e-3},
     }
 )
@@ -91,13 +91,15 @@ def check_caps(directory: Path, parallel: Parallel) -> dict[str, dict[str, float
 
     One user writes what is likeliest, two what the model samples, and one repeats a text of random tokens, which becomes likely.
     """
-    rows = capped_rows(trained_model(directory, parallel))
+    every = capped_rows(trained_model(directory, parallel))
     answers = {}
-    for name, shares in (("capped", {"user": 0.3}), ("free", {})):
+    others = every[8:]
+    cases = {"capped": (every, 0.3), "free": (every, 1.0), "repeated, capped": (others, 0.4), "repeated, free": (others, 1.0)}
+    for name, (rows, share) in cases.items():
         trained = trained_model(directory, parallel)
-        job = CAPPED_JOB.model_copy(update={"weight_shares": shares, "minibatch": len(rows)})
+        job = CAPPED_JOB.model_copy(update={"weight_shares": {"user": share}})
         policies, spent = fixed_policies(trained, rows, job), dict.fromkeys(USERS, 0.0)
-        for _ in range(24):
+        for _ in range(12):
             now = settled_logprobs(trained, rows, job)
             losses = [torch.tensor(now[i]).neg().requires_grad_() for i in range(len(rows))]
             weights = torch.tensor([row.settled_weight for row in rows for _ in row.settled_token_ids])
@@ -107,7 +109,7 @@ def check_caps(directory: Path, parallel: Parallel) -> dict[str, dict[str, float
                 spent[row.user] += part.grad.sum().item()
             ppo.update(trained, rows, job, policies, LogitScale(0.0))
         answers[name] = {user: part / sum(spent.values()) for user, part in spent.items()}
-    return answers | {"silenced": {"difference": _silenced(directory, parallel, rows)}}
+    return answers | {"silenced": {"difference": _silenced(directory, parallel, every)}}
 
 
 def capped_rows(trained: TrainedModel) -> list[Sample]:
@@ -126,12 +128,12 @@ def capped_rows(trained: TrainedModel) -> list[Sample]:
             tokens = torch.multinomial((scores * sharpness).softmax(-1), 1, generator=generator)[:, 0].tolist()
             continued = [[*ids, token] for ids, token in zip(continued, tokens, strict=True)]
         written[user] = [(ids[:5], tuple(ids[5:])) for ids in continued]
-    return [
+    return [  # those of the likely user first
         _bandit_sample(prompt, 0, 0.0, 0.0).model_copy(
             update={"user": user, "token_ids": (), "logprobs": (), "settled_token_ids": tokens}
         )
-        for user, texts in written.items()
-        for prompt, tokens in texts
+        for user in USERS
+        for prompt, tokens in written[user]
     ]
 
 
