@@ -76,6 +76,7 @@ def in_layout(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel, stat
         "resumed": [state.check_resumed(directory, model, parallel, bf16, states / str(bf16)) for bf16 in precisions],
         "frozen": [state.check_frozen(directory, model, parallel, bf16) for bf16 in precisions],
         "reference": parity.check_reference(directory, parallel),
+        "ceilings": parity.check_ceilings(directory, model, parallel),
         "step_metrics": parity.check_step_metrics(directory, model, parallel),
     }
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from infra.records import Sample
 from tasks.trainer.model.shapes import TOKEN_MULTIPLE
 from tasks.trainer.update.batches import FixedPolicies, micro_batches, minibatches, read
+from tests.tasks.made import sample
 
 GOOD = Sample(
     completion_id="cmpl-1",
