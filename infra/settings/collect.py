@@ -35,7 +35,8 @@ class Collect(Section):
     hindsight: Hindsight = Hindsight()
     """Settled text from later requests and reports."""
     standing_lines: int = Field(3, ge=0)
-    """Maximum lines of a sample's own prefix that are trained on as further places (tasks/labels/standing.py)."""
+    """Maximum lines of a sample's own prefix that are trained on as further places (tasks/labels/standing.py), without lines that
+    a paste or an agent wrote."""
     join_seconds: float = Field(600.0, gt=0)
     """Maximum seconds between a completion and its feedback."""
     window_seconds: float = Field(7 * 86_400.0, gt=0)
@@ -64,8 +65,8 @@ class Collect(Section):
     """Maximum share of a cycle's samples, and of its weight, from one project; as strict as max_user_share. 1: no limit, for a
     team with one project."""
     max_user_weight: float = Field(0.2, gt=0, le=1)
-    """Maximum share of a cycle's weight (the sum of absolute advantages) from one user; the user's advantages are scaled down to
-    it. With fewer than 1/share users of some weight, the cycle waits."""
+    """Maximum share of a cycle's weight (the sum of absolute advantages; apart from it, settled tokens, also as the trainer
+    weighs them) from one user, who is scaled down to it. With fewer than 1/share users of some weight, the cycle waits."""
     max_duplicates: float = Field(0.1, ge=0, le=1)
     """Maximum share of a window's requests that were delivered or trained on before; beyond it the cycle stops, since events are
     probably shipped twice."""

@@ -85,7 +85,7 @@ class UpdateSettings(Section):
     that the policy would hardly ever write."""
     settled_min_loss: float = Field(0.0, ge=0)
     """Least mean cross-entropy of a settled text, in nats per token, that is trained on: below it, the policy writes the text
-    anyway. Measured at each step."""
+    anyway. Measured at each step, and where a share of the weight is limited also at the update's start."""
     settled_max_loss: float = Field(0.0, ge=0)
     """Largest mean cross-entropy of a settled text, in nats per token, that is trained on: above it, the text is far from
     anything the policy could write. 0: no bound."""

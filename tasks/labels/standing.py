@@ -2,18 +2,21 @@
 
 A request teaches one line, its settled text. The lines above the cursor stand already, and few of them were ever asked for. Some
 become places of their own: the cursor in a line, and the rest of the line as what is written there. A line that an earlier sample
-of the batch has is not taken again. Pure, but for the reading of the prefixes; the same for any partitions.
+of the batch has is not taken again, nor is one that a paste or an agent wrote since the window began (appeared.py). Pure, but for
+the reading of the requests; the same for any partitions.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence, Set
 from itertools import pairwise
+from typing import Any
 
 import polars as pl
 
 from infra.store import ObjectStore
+from tasks.labels.appeared import Histories
 from tasks.labels.attribution import unique
+from tasks.labels.hindsight import CHARACTERS_A_TOKEN
 from tasks.labels.partitions import TOKEN_FIELDS, Partition, read_completions
 
 NEAREST = 40
@@ -32,15 +35,16 @@ def with_standing(store: ObjectStore, partitions: Sequence[Partition], samples: 
     if not most:
         return without_standing(samples)
     seen: set[bytes] = set()
+    histories = Histories()
     found: list[tuple[str, list[int], list[str]]] = []
     # The lines around a text that settled late were taken by the cycle that trained on its request.
     fresh = samples.filter(~pl.col("settled_late")) if "settled_late" in samples.columns else samples
-    for partition in partitions:
-        own = fresh.filter(partition.owns(fresh["time"].to_numpy()))
-        if not own.is_empty():
-            for name, prefix in _prefixes(store, partition, own):
-                cursors = pick(prefix, most, seen)
-                found.append((name, cursors, [rest_of_line(prefix, cursor) for cursor in cursors]))
+    for partition in partitions if fresh.height else ():
+        for id, project, user, file, prefix, suffix, written, wanted in _requests(store, partition, fresh):
+            pasted = histories.pasted((project, user, file), prefix, suffix, written)
+            if wanted:
+                cursors = pick(prefix, most, seen, pasted)
+                found.append((id, cursors, [rest_of_line(prefix, cursor) for cursor in cursors]))
     columns: dict[str, pl.DataType] = {"id": pl.String(), "standing": pl.List(pl.Int64), "standing_text": pl.List(pl.String)}
     return samples.join(pl.DataFrame(found, columns, orient="row"), on="id", how="left", maintain_order="left")
 
@@ -51,16 +55,17 @@ def without_standing(samples: pl.DataFrame) -> pl.DataFrame:
     return samples.with_columns(none, standing_text=pl.lit(None, pl.List(pl.String)))
 
 
-def pick(prefix: str, most: int, seen: set[bytes]) -> list[int]:
+def pick(prefix: str, most: int, seen: set[bytes], pasted: Set[str] = frozenset()) -> list[int]:
     """Return cursors in lines of a prefix that no earlier call with the same `seen` has taken, and add them to `seen`.
 
     A line is known by itself and its neighbours. Which lines are taken, and where the cursor lies, depends on their text alone.
+    Lines of `pasted`, without the blanks around them, are not taken.
     """
     ends = [at for at, character in enumerate(prefix) if character == "\n"][-NEAREST - 1 :]
     lines = []
     for start, end in pairwise(ends):
         line = prefix[start + 1 : end]
-        if line.strip():
+        if line.strip() and line.strip() not in pasted:
             above, below = prefix.rfind("\n", 0, start) + 1, prefix.find("\n", end + 1)
             around = prefix[above : below if below >= 0 else len(prefix)]
             lines.append((hashlib.sha256(around.encode(errors="replace")).digest()[:12], start + 1, line))
@@ -91,9 +96,18 @@ def _column(line: str, key: bytes) -> int:
     return indentation + (0 if share < AT_INDENTATION else int(where * (len(line.rstrip()) - indentation)))
 
 
-def _prefixes(store: ObjectStore, partition: Partition, samples: pl.DataFrame) -> Iterator[tuple[str, str]]:
-    """Yield the id and the prefix of a partition's samples, by time, then id."""
-    recent = partition.completions.filter(pl.col("last") >= samples["time"].min())
-    completions, _ = read_completions(store, replace(partition, completions=recent), partition.owns, TOKEN_FIELDS)
-    served = unique(completions.join(samples, on=["id", "time"], how="semi")).sort("time", "id")
-    yield from served.select("id", "prefix").iter_rows()
+def _requests(store: ObjectStore, partition: Partition, samples: pl.DataFrame) -> Iterator[tuple[Any, ...]]:
+    """Yield the requests of a partition, by time, then id, of the users of the samples in their projects.
+
+    Id, project, user, file, prefix, suffix, characters that may be written between two requests, and whether it is a sample.
+    Requests that opted out or held a secret are left out.
+    """
+    completions, _ = read_completions(store, partition, partition.owns, TOKEN_FIELDS)
+    served = unique(completions.join(samples, on=["project", "user"], how="semi")).filter(
+        ~pl.col("opted_out"), ~pl.col("redacted")
+    )
+    wanted = samples.select("id", "time", wanted=pl.lit(True))
+    requests = served.join(wanted, on=["id", "time"], how="left", maintain_order="left").sort("time", "id")
+    written = CHARACTERS_A_TOKEN * pl.col("max_tokens") + partition.hindsight.dirty_characters
+    columns = ("id", "project", "user", "file", "prefix", "suffix", written, pl.col("wanted").fill_null(False))
+    yield from requests.select(*columns).iter_rows()

@@ -1,22 +1,18 @@
 """Cap the share of a cycle's weight of each user, credential and project. Pure.
 
-A group's weight is the sum of the absolute advantages of its samples, which bounds its part of the policy gradient; and,
-apart from it, the tokens of its settled text and standing lines that are trained on, which bound its part of the cross-
-entropy where the exponent `settled_exponent` is 0. With an exponent, the loss also multiplies each row by a power of its
-probability, which this cap does not see: a group whose text is more likely than others' has more of the gradient than its
-share. The share of samples is capped already (tasks/labels/shares.py), but a few rare samples may weigh as much as many. One
-factor scales all samples of a group, so that their order and sign stay.
+A group's weight is the sum of the absolute advantages of its samples, which bounds its part of the policy gradient; and, apart
+from it, the tokens of its settled text and standing lines that are trained on, which bound its part of the cross-entropy. The
+share of samples is capped already (tasks/labels/shares.py), but a few rare samples may weigh as much as many. One factor scales
+all samples of a group, so that their order and sign stay. Where the trainer weighs a text by its probability, it caps the weights
+that result, too (tasks/trainer/update/caps.py).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-import numpy as np
 import polars as pl
 
-from tasks.labels.shares import ROUNDING, codes, least_groups
-
-ROUNDS = 1_000
-"""Rounds after which groups that cross each other count as impossible to satisfy; few need more than ten."""
+from tasks.labels.shares import codes, least_groups
+from tasks.rewards.scaling import scale
 
 
 class TooFewToShare(ValueError):
@@ -54,41 +50,3 @@ def _factors(samples: pl.DataFrame, weight: pl.Expr, shares: Mapping[str, float]
             'ask for; a small team sets these by infra/docs/loop.md, "Caps"'
         )
     return pl.Series(factors, dtype=pl.Float64)
-
-
-def scale(sizes: np.ndarray, groups: Sequence[tuple[np.ndarray, float]]) -> np.ndarray:
-    """Return a factor for each size, so that no group has more than its share of the sum; zeros where none can.
-
-    Args:
-        sizes: none below zero.
-        groups: pairs of the group of each size, numbered from 0, and the largest share of a group.
-    """
-    factors = np.ones(len(sizes))
-    limited = [(names, share) for names, share in groups if share < 1]
-    for _ in range(ROUNDS):
-        settled = True
-        for names, share in limited:
-            totals = np.bincount(names, weights=sizes * factors)
-            cap = weight_cap(totals.tolist(), share)
-            over = totals > cap * (1 + ROUNDING)
-            if over.any():
-                settled = False
-                factors *= np.where(over, cap / np.where(over, totals, 1), 1.0)[names]
-        if settled:
-            return factors
-    return np.zeros(len(sizes))
-
-
-def weight_cap(weights: Sequence[float], share: float) -> float:
-    """Return the largest cap c with c <= share * sum(min(weight, c)); 0 with fewer than 1 / share weights above 0.
-
-    With the k heaviest users at the cap, c = share * (k c + the rest), so c = share * rest / (1 - k share).
-    """
-    ordered = sorted((weight for weight in weights if weight > 0), reverse=True)
-    rest = sum(ordered)
-    for k, heaviest in enumerate(ordered):
-        cap = share * rest / (1 - k * share)
-        if heaviest <= cap * (1 + ROUNDING):  # true at the latest for k = floor(1 / share), where 1 - k share <= share
-            return cap
-        rest -= heaviest
-    return 0.0

@@ -4,7 +4,7 @@ import math
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import polars as pl
@@ -279,10 +279,10 @@ def abandon(settings: Settings, cycle: str, reason: str) -> CycleOutcome:
 def train(settings: Settings, manifest: Manifest) -> Candidate | UpdateRefused:
     """Make one PPO update from the parent's checkpoint, in the trainer's own processes."""
     store, logger = clients.store_of(settings), get_run_logger()
-    wanted = cycles.settings_of(store, manifest.cycle, settings).train
-    parent = clients.checkpoint_of(settings, manifest.parent)
+    sealed = cycles.settings_of(store, manifest.cycle, settings)
+    wanted, parent = sealed.train, clients.checkpoint_of(settings, manifest.parent)
     folder = clients.folder_of(settings, manifest.cycle)
-    inputs = update_inputs(settings, wanted, manifest)
+    inputs = replace(update_inputs(settings, wanted, manifest), weight_shares=weight_shares(sealed.collect))
     with tracking.log_steps_live(settings.registry, manifest.cycle, logger.info, logger.warning) as say:
         result = training.train(store, manifest, parent, wanted, TrainerOutput(folder, say), inputs)
     if isinstance(result, UpdateRefused):

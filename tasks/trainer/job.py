@@ -1,9 +1,9 @@
 """The contract between the flow and the trainer's processes: job.json in, metrics.json out. Importing it imports no torch."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from infra.settings.training import UpdateSettings
 from tasks.trainer.model.megatron_arguments import check_reserved
@@ -29,6 +29,9 @@ class Job(UpdateSettings):
     """Checkpoint of the KL term's reference policy, in Hugging Face layout; none: `checkpoint`."""
     optimizer: Path | None = None
     """Folder of the optimizer's state at `checkpoint`; none: the optimizer starts new."""
+    weight_shares: dict[Literal["user", "credential", "project"], float] = Field(default={})
+    """Largest share of the update's settled text from one user, credential and project, weighted as the loss weighs it
+    (tasks/trainer/update/caps.py); none or 1: no limit."""
 
     @field_validator("megatron_arguments")
     @classmethod

@@ -9,9 +9,9 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -57,6 +57,8 @@ class UpdateInputs:
     """Checkpoint of the KL term's reference policy; none: the parent's."""
     optimizer: Path | None = None
     """Folder of the optimizer's state at the parent's checkpoint; none: the optimizer starts new."""
+    weight_shares: Mapping[str, float] = field(default_factory=dict)
+    """Largest share of the settled text's weight by the field that names the group (tasks/labels/shares.py); empty: no limit."""
 
 
 NO_INPUTS = UpdateInputs()
@@ -144,6 +146,7 @@ def write_job(
         current_version=version,
         reference=inputs.reference,
         optimizer=inputs.optimizer,
+        weight_shares=inputs.weight_shares,
         **options,
     )
     path = folder / JOB_NAME

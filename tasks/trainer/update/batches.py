@@ -28,12 +28,15 @@ Logprobs = Mapping[int, Sequence[float]]
 
 @dataclass(frozen=True)
 class FixedPolicies:
-    """Log-probabilities under the policies that stay as they are during an update."""
+    """Log-probabilities under the policies that stay as they are during an update, and bounds that come from them."""
 
     proximal: Logprobs = field(default_factory=dict)
     """Under the policy that the clip holds the update near, or AT_STEP; for a missing sample the recorded ones."""
     reference: Logprobs = field(default_factory=dict)
     """Under the KL term's reference policy; empty where the term has no weight."""
+    ceilings: Mapping[int, float] = field(default_factory=dict)
+    """Logarithm of the most by which a settled text's probability may weigh it, by the sample's index (caps.py); a missing
+    sample has no bound."""
 
 
 NO_POLICIES = FixedPolicies()
@@ -81,6 +84,8 @@ class MicroBatch:
     """[S] float32: the sample's weight on each of its settled tokens."""
     settled_lengths: tuple[int, ...]
     """Settled tokens of each row that has any, in order; they sum to S."""
+    settled_ceilings: torch.Tensor
+    """[settled rows] float32: logarithm of the most by which their probability may weigh these rows; infinity: no bound."""
     context_at: torch.Tensor
     """[C] int64: index of the token whose hidden state predicts the prompt token."""
     context_targets: torch.Tensor
@@ -210,6 +215,7 @@ def _micro_batch(samples: Sequence[Sample], group: list[Row], policies: FixedPol
         tokens += (*sample.prompt_token_ids, *completion)
     sampled = [(row.sample, samples[row.sample]) for row in group if not row.settled]
     settled = [samples[row.sample] for row in group if row.settled]
+    ceilings = [policies.ceilings.get(row.sample, math.inf) for row in group if row.settled]
 
     def of_policy(logprobs: Logprobs) -> list[float]:
         return [value for i, sample in sampled for value in logprobs.get(i, sample.logprobs)]
@@ -229,6 +235,7 @@ def _micro_batch(samples: Sequence[Sample], group: list[Row], policies: FixedPol
         settled_targets=torch.tensor([token for sample in settled for token in sample.settled_token_ids], dtype=torch.long),
         settled_weight=torch.tensor([s.settled_weight for s in settled for _ in s.settled_token_ids], dtype=torch.float32),
         settled_lengths=tuple(len(sample.settled_token_ids) for sample in settled),
+        settled_ceilings=torch.tensor(ceilings, dtype=torch.float32),
         context_at=torch.tensor([place for place, _ in context_pairs], dtype=torch.long),
         context_targets=torch.tensor([token for _, token in context_pairs], dtype=torch.long),
     )

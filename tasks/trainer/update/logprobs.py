@@ -19,6 +19,7 @@ from infra.records import Sample
 from tasks.trainer.job import Job
 from tasks.trainer.model.last_layer import at_positions
 from tasks.trainer.model.packed import Packed
+from tasks.trainer.update import caps
 from tasks.trainer.update.batches import AT_STEP, FixedPolicies, Logprobs, MicroBatch, micro_batches
 from tasks.trainer.update.logit_scale import LogitScale
 from tasks.trainer.update.losses import LogprobAndEntropy, Outputs
@@ -102,9 +103,24 @@ def rank_logprobs(model: TrainedModel, batches: Sequence[MicroBatch], samples: S
 
 
 def fixed_policies(model: TrainedModel, samples: Sequence[Sample], job: Job) -> FixedPolicies:
-    """Return the job's proximal and reference policies; the weights end as they were."""
+    """Return the job's proximal and reference policies, and the ceilings of its settled texts; the weights end as they were.
+
+    Raises:
+        HarmfulUpdate: too few users, credentials or projects have a settled text for their shares.
+    """
     recomputed = [i for i, s in enumerate(samples) if job.recomputed == "all" or s.policy_version != job.current_version]
-    return FixedPolicies(proximal_logprobs(model, samples, recomputed, job), reference_logprobs(model, samples, job))
+    capped = caps.settled_ceilings(samples, settled_logprobs(model, samples, job), job) if caps.needed(job) else {}
+    return FixedPolicies(proximal_logprobs(model, samples, recomputed, job), reference_logprobs(model, samples, job), capped)
+
+
+def settled_logprobs(model: TrainedModel, samples: Sequence[Sample], job: Job) -> Logprobs:
+    """Return log-probabilities of the settled tokens under the current weights at temperature 1, on every rank."""
+    rows = [i for i, sample in enumerate(samples) if sample.settled_token_ids]
+    as_sampled = [
+        s.model_copy(update={"token_ids": s.settled_token_ids, "logprobs": (0.0,) * len(s.settled_token_ids), "temperature": 1.0})
+        for s in samples
+    ]
+    return current_logprobs(model, as_sampled, rows, job.micro_batch_tokens, job.micro_batch_positions)
 
 
 def proximal_logprobs(model: TrainedModel, samples: Sequence[Sample], indices: Sequence[int], job: Job) -> Logprobs:

@@ -139,7 +139,13 @@ class SettledLoss(NamedTuple):
     """Scalar: negative log-probability of all settled tokens, unweighted."""
 
 
-def settled_loss(losses: torch.Tensor, weights: torch.Tensor, lengths: Sequence[int], options: UpdateSettings) -> SettledLoss:
+def settled_loss(
+    losses: torch.Tensor,
+    weights: torch.Tensor,
+    lengths: Sequence[int],
+    options: UpdateSettings,
+    ceilings: torch.Tensor | None = None,
+) -> SettledLoss:
     """Return the weighted loss of rows whose mean cross-entropy is in a band.
 
     A row below the band is what the policy writes anyway, a row above it is far from anything that it could write. The gradient
@@ -152,6 +158,7 @@ def settled_loss(losses: torch.Tensor, weights: torch.Tensor, lengths: Sequence[
         weights: [S].
         lengths: tokens of each row.
         options: the band and the exponent.
+        ceilings: [rows], logarithm of the most that p^q is taken for, so that no user has more than a share; none: no bound.
     """
     with torch.no_grad():
         sizes = torch.tensor(list(lengths), dtype=torch.long, device=losses.device)
@@ -159,7 +166,9 @@ def settled_loss(losses: torch.Tensor, weights: torch.Tensor, lengths: Sequence[
         means = sums / sizes
         inside = (means >= options.settled_min_loss) & (means <= (options.settled_max_loss or torch.inf))
         mask = inside.float().repeat_interleave(sizes)
-        likely = (-options.settled_exponent * sums).exp().repeat_interleave(sizes)
+        powers = -options.settled_exponent * sums
+        powers = powers if ceilings is None else torch.minimum(powers, ceilings.to(powers))
+        likely = powers.exp().repeat_interleave(sizes)
     return SettledLoss((losses * weights * mask * likely).sum(), mask.sum(), losses.detach().sum())
 
 
@@ -198,7 +207,8 @@ def objective(outputs: Outputs, batch: MicroBatch, options: UpdateSettings) -> t
     entropy = outputs.entropies.sum()
     if options.entropy_weight:
         loss = loss - options.entropy_weight * entropy
-    settled = settled_loss(outputs.settled_losses, batch.settled_weight.to(policy.device), batch.settled_lengths, options)
+    weights_of_text = batch.settled_weight.to(policy.device)
+    settled = settled_loss(outputs.settled_losses, weights_of_text, batch.settled_lengths, options, batch.settled_ceilings)
     with torch.no_grad():
         from_behaviour, from_anchor = policy - behaviour, policy - anchor
         ratio = from_behaviour.clamp(max=MAX_LOG_RATIO).exp()

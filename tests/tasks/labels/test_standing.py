@@ -1,21 +1,26 @@
 """Standing lines: which lines of a prefix become places of their own, in the batch and in the caps."""
 
+from collections.abc import Sequence, Set
+
 import polars as pl
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from infra.fim import Renderer
-from infra.records import Sample
+from infra.records import Completion, Sample
 from infra.settings import ROOT
 from infra.settings.schema import Collect
 from infra.store import from_parquet
 from tasks.labels import samples, standing
+from tasks.labels.appeared import Histories
+from tasks.labels.partitions import HOUR, join_partition, merge_partitions, plan_window
 from tasks.labels.samples import SettledTokens
-from tasks.rewards.weights import cap_weights
+from tasks.rewards.weights import TooFewToShare, cap_weights
 from tests.tasks import rows
 from tests.tasks.labels.test_accounting import account_with_samples
+from tests.tasks.labels.test_partitions import EVERYTHING, store_events
 from tests.tasks.made import NOW, MemoryStore, completion, feedback, sample
 from tests.tasks.rows import sample_frame
 
@@ -81,3 +86,114 @@ def test_standing_lines_count_in_their_users_weight() -> None:
     frame = sample_frame([sample(user, user=user, settled_token_ids=[7] * 2) for user in "abcd"])
     heavy = frame.with_columns(standing_tokens=pl.when(pl.col("user") == "d").then(30).otherwise(0))
     assert cap_weights(heavy, {"user": 0.25})["settled_weight"].to_list() == pytest.approx([1.0, 1.0, 1.0, 2 / 32])
+
+
+PASTE = "".join(f"    total_{number} = compute_{number}(first_{number}, second_{number})\n" for number in range(20))
+OWN = "import os\n\n\ndef first_of_all(path):\n    status = os.stat(path)\n    return status.st_size\n\n\n"
+BELOW = "\n\ndef last_of_all(path):\n    return open(path)\n"
+MOST = 512 + 4 * 24
+"""Characters that may appear between two requests with the settings of these tests."""
+
+
+def rests(prefix: str, pasted: Set[str]) -> set[str]:
+    return {rest.strip() for _, rest, _ in standing.places(prefix, "", standing.pick(prefix, 99, set(), pasted))}
+
+
+def seen_as_pasted(*documents: tuple[str, str]) -> set[str]:
+    histories = Histories()
+    found: set[str] = set()
+    for prefix, suffix in documents:
+        found = histories.pasted(("p", "u", "a.py"), prefix, suffix, MOST)
+    return found
+
+
+def lines_of(text: str) -> set[str]:
+    return {line.strip() for line in text.split("\n") if line.strip()}
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ((OWN, BELOW), (OWN + PASTE, BELOW)),  # at the cursor
+        ((OWN, BELOW), (OWN, BELOW.replace("\n\n", "\n" + PASTE, 1))),  # behind it
+        ((OWN[:30], OWN[30:] + BELOW), (OWN + PASTE + "x = ", BELOW)),  # elsewhere
+        ((OWN, ""), (OWN + PASTE, "")),  # at the end of the file
+        ((OWN, BELOW), (PASTE * 9 + "x = ", BELOW)),  # so much that nothing of the first request's prefix is left
+    ],
+)
+def test_lines_that_appeared_at_once_are_no_places(first: tuple[str, str], second: tuple[str, str]) -> None:
+    pasted = seen_as_pasted(first, second)
+    assert lines_of(PASTE) - pasted <= lines_of(PASTE[: PASTE.index("\n")]), "the first line may be cut"
+    assert not pasted & lines_of(OWN + BELOW)
+    assert not {line for line in rests(second[0], pasted) if "compute_" in line} - lines_of(PASTE[: PASTE.index("\n")])
+
+
+def test_what_stood_before_the_first_request_or_outside_of_its_text_is_a_place() -> None:
+    assert seen_as_pasted((OWN + PASTE, BELOW)) == set(), "the first request of the window"
+    assert seen_as_pasted((OWN, BELOW), ("# a\n" + PASTE, PASTE)) == set(), "another part of a large file"
+    below = BELOW + PASTE + "y = 1\nz = 2\n"
+    assert seen_as_pasted((OWN, BELOW + "cu"), (OWN + below, "x\n")) == set(), "the first request's suffix was cut"
+    typed = [(OWN + PASTE[:at], BELOW) for at in range(0, len(PASTE), 400)]
+    assert seen_as_pasted(*typed) == set(), "typed, with a request now and then"
+    indented = [(OWN + PASTE, BELOW), (OWN + PASTE.replace("    ", "        "), BELOW)]
+    assert seen_as_pasted(*indented) == set(), "only the indentation changed"
+
+
+def request(number: int, user: str, time: float, prefix: str) -> Completion:
+    return completion(f"c{number}", time=time, user=user, file="a.py", prefix=prefix, suffix=BELOW, text="x", credential=user)
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[Completion]:
+    """Draw the requests of two users, some with a paste since the one before, around the turns of hours."""
+    served, texts = [], dict.fromkeys("uv", OWN)
+    for number in range(draw(st.integers(1, 8))):
+        user = draw(st.sampled_from("uv"))
+        block = draw(st.sampled_from(["", "y = 1\n", PASTE, PASTE.replace("total", "sum")]))
+        texts[user] = draw(st.sampled_from([texts[user] + block, OWN + block + texts[user][len(OWN) :]]))
+        served.append(request(number, user, NOW + draw(st.sampled_from([0.0, 0.5])) + number * HOUR / 2, texts[user]))
+    return served
+
+
+def standing_of(served: Sequence[Completion], seed: int, objects: int, least: int) -> list[tuple[str, list[str] | None]]:
+    """Return the standing lines of every other request, which are the samples."""
+    store = store_events(served, [], seed, objects)
+    plan = plan_window(store, EVERYTHING, NOW + 9 * HOUR, 60.0, least)
+    labelled, _ = merge_partitions([join_partition(store, partition) for partition in plan.partitions])
+    samples_ = labelled.filter(pl.col("id").is_in([row.id for row in served][::2]))
+    return standing.with_standing(store, plan.partitions, samples_, 3).select("id", "standing_text").rows()
+
+
+@given(histories(), st.integers(0, 99), st.integers(1, 4))
+@settings(max_examples=20, deadline=None)
+def test_standing_lines_depend_on_no_order_object_or_partition(served: list[Completion], seed: int, objects: int) -> None:
+    expected = standing_of(served, 0, 1, 50_000)
+    assert standing_of(served, seed, objects, 1) == expected
+    seen: dict[str, str] = {}
+    for row in served:
+        pasted = [line for line in lines_of(row.prefix) - lines_of(seen.get(row.user, row.prefix)) if "compute_" in line]
+        texts = dict(expected).get(row.id) or []
+        assert sum(map(len, pasted)) <= MOST or not [text for text in texts if any(line.endswith(text) for line in pasted)]
+        seen[row.user] = row.prefix
+
+
+WEIGHTS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 200)), min_size=6, max_size=6)
+
+
+@given(WEIGHTS, st.floats(0.2, 0.6), st.floats(0.35, 1))
+def test_standing_lines_and_settled_text_have_one_cap_for_each_user_and_project(
+    tokens: list[tuple[int, int]], share: float, of_project: float
+) -> None:
+    rows_ = [
+        sample(f"c{n}", user="abcde"[n % 5], project="pqr"[n % 3], settled_token_ids=[7] * (1 + written))
+        for n, (written, _) in enumerate(tokens)
+    ]
+    frame = sample_frame(rows_).with_columns(standing_tokens=pl.Series([stood for _, stood in tokens], dtype=pl.Int64))
+    try:
+        capped = cap_weights(frame, {"user": share, "project": of_project})
+    except TooFewToShare:
+        return
+    size = pl.col("settled_weight") * (pl.col("settled_token_ids").list.len() + pl.col("standing_tokens"))
+    total = capped.select(size.sum()).item()
+    for name, most in (("user", share), ("project", of_project)):
+        assert capped.group_by(name).agg(size.sum())["settled_weight"].max() <= most * total * (1 + 1e-6)

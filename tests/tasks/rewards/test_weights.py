@@ -21,7 +21,8 @@ from tasks.labels.samples import with_settled_tokens
 from tasks.labels.shares import weight_shares
 from tasks.labels.standing import without_standing
 from tasks.rewards.reward import with_advantages
-from tasks.rewards.weights import TooFewToShare, cap_weights, weight_cap
+from tasks.rewards.scaling import weight_cap
+from tasks.rewards.weights import TooFewToShare, cap_weights
 from tests.tasks.labels.test_accounting import account_with_samples
 from tests.tasks.made import NOW, completion, feedback, sample
 from tests.tasks.rows import sample_frame

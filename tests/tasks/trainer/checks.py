@@ -76,6 +76,7 @@ def in_layout(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel, stat
         "resumed": [state.check_resumed(directory, model, parallel, bf16, states / str(bf16)) for bf16 in precisions],
         "frozen": [state.check_frozen(directory, model, parallel, bf16) for bf16 in precisions],
         "reference": parity.check_reference(directory, parallel),
+        "ceilings": parity.check_ceilings(directory, model, parallel),
         "step_metrics": parity.check_step_metrics(directory, model, parallel),
     }
 
@@ -89,6 +90,7 @@ def in_one_process(directory: Path, model: Qwen2ForCausalLM) -> dict[str, Any]:
         "with_transformer_engine": refusals.with_transformer_engine(directory),
         "bandit": learning.check_bandit(directory, Parallel()),
         "grouped_bandit": learning.check_bandit(directory, Parallel(), group=8),
+        "caps": learning.check_caps(directory, Parallel()),
         "rejections": learning.check_rejections(directory, model),
         "peaks": memory.check_peaks(),
         "memory": memory.check_refused(directory),

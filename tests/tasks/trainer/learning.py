@@ -20,11 +20,21 @@ from tasks.trainer.model.process_group import Parallel
 from tasks.trainer.model.trained_model import Optimization, TrainedModel
 from tasks.trainer.pretraining.pretrain import BatchSize, Schedule, train
 from tasks.trainer.update import ppo, safety
-from tasks.trainer.update.batches import NO_POLICIES, micro_batches
+from tasks.trainer.update.batches import NO_POLICIES, FixedPolicies, micro_batches
 from tasks.trainer.update.logit_scale import LogitScale
-from tasks.trainer.update.logprobs import current_logprobs, logits_of
-from tests.tasks.trainer.models import CURRENT, samples
-from tests.tasks.trainer.trained_models import JOB, pretrained, trained_model
+from tasks.trainer.update.logprobs import current_logprobs, fixed_policies, logits_of, settled_logprobs
+from tasks.trainer.update.losses import settled_loss
+from tests.tasks.trainer.models import CURRENT, VOCABULARY, samples
+from tests.tasks.trainer.trained_models import JOB, pretrained, trained_model, weights_of
+
+CAPPED_JOB = JOB.model_copy(
+    update={
+        **{"surrogate_weight": 0.0, "settled_exponent": 0.15, "context_weight": 0.0},
+        **{"warmup_steps": 0, "epochs": 1, "learning_rate": 3e-3},
+    }
+)
+"""An update from settled text alone, by its likelihood."""
+USERS = ("likely", "honest", "other", "repeated")
 
 
 def check_bandit(directory: Path, parallel: Parallel, group: int = 1) -> dict[str, float]:
@@ -74,6 +84,69 @@ def _bandit_sample(prompt: list[int], token: int, logprob: float, advantage: flo
         accepted_characters=1,
         advantage=advantage,
     )
+
+
+def check_caps(directory: Path, parallel: Parallel) -> dict[str, dict[str, float]]:
+    """Train on the settled text of four users; return each user's part of the loss's weight, over all steps.
+
+    One user writes what is likeliest, two what the model samples, and one repeats a text of random tokens, which becomes likely.
+    """
+    every = capped_rows(trained_model(directory, parallel))
+    answers = {}
+    others = every[8:]
+    cases = {"capped": (every, 0.3), "free": (every, 1.0), "repeated, capped": (others, 0.4), "repeated, free": (others, 1.0)}
+    for name, (rows, share) in cases.items():
+        trained = trained_model(directory, parallel)
+        job = CAPPED_JOB.model_copy(update={"weight_shares": {"user": share}})
+        policies, spent = fixed_policies(trained, rows, job), dict.fromkeys(USERS, 0.0)
+        for _ in range(12):
+            now = settled_logprobs(trained, rows, job)
+            losses = [torch.tensor(now[i]).neg().requires_grad_() for i in range(len(rows))]
+            weights = torch.tensor([row.settled_weight for row in rows for _ in row.settled_token_ids])
+            ceilings = torch.tensor([policies.ceilings.get(i, math.inf) for i in range(len(rows))])
+            settled_loss(torch.cat(losses), weights, [len(part) for part in losses], job, ceilings).loss.backward()
+            for row, part in zip(rows, losses, strict=True):
+                spent[row.user] += part.grad.sum().item()
+            ppo.update(trained, rows, job, policies, LogitScale(0.0))
+        answers[name] = {user: part / sum(spent.values()) for user, part in spent.items()}
+    return answers | {"silenced": {"difference": _silenced(directory, parallel, every)}}
+
+
+def capped_rows(trained: TrainedModel) -> list[Sample]:
+    """Return eight samples of each of four users, with six settled tokens each."""
+    generator = torch.Generator().manual_seed(2)
+
+    def draw(*size: int) -> list[list[int]]:
+        return torch.randint(VOCABULARY, size, generator=generator).tolist()
+
+    prompts = {user: draw(8, 5) for user in USERS}
+    written = {"repeated": [(prompts["repeated"][0], tuple(draw(6)))] * 8}
+    for user, sharpness in (("likely", 1e3), ("honest", 1.0), ("other", 1.0)):
+        continued = prompts[user]
+        for _ in range(6):
+            scores = _next_token_logprobs(trained, [_bandit_sample(ids, 0, 0.0, 0.0) for ids in continued])
+            tokens = torch.multinomial((scores * sharpness).softmax(-1), 1, generator=generator)[:, 0].tolist()
+            continued = [[*ids, token] for ids, token in zip(continued, tokens, strict=True)]
+        written[user] = [(ids[:5], tuple(ids[5:])) for ids in continued]
+    return [  # those of the likely user first
+        _bandit_sample(prompt, 0, 0.0, 0.0).model_copy(
+            update={"user": user, "token_ids": (), "logprobs": (), "settled_token_ids": tokens}
+        )
+        for user in USERS
+        for prompt, tokens in written[user]
+    ]
+
+
+def _silenced(directory: Path, parallel: Parallel, rows: list[Sample]) -> float:
+    """Return the largest difference of a weight between an update without a user's weight and one with ceilings of nothing."""
+    trained = []
+    without = [row.model_copy(update={"settled_weight": 0.0 if row.user == "likely" else 1.0}) for row in rows]
+    nothing = {i: -math.inf for i, row in enumerate(rows) if row.user == "likely"}
+    for samples_, policies in ((without, NO_POLICIES), (rows, FixedPolicies(ceilings=nothing))):
+        model = trained_model(directory, parallel)
+        ppo.update(model, samples_, CAPPED_JOB, policies, LogitScale(0.0))
+        trained.append(weights_of(model))
+    return max((trained[0][name] - trained[1][name]).abs().max().item() for name in trained[0])
 
 
 def _next_token_logprobs(trained: TrainedModel, rows: list[Sample]) -> torch.Tensor:

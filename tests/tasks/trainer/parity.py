@@ -23,8 +23,9 @@ from tasks.trainer.model.process_group import Parallel, parallel_state
 from tasks.trainer.model.trained_model import LAST_NORM, TrainedModel
 from tasks.trainer.update import ppo
 from tasks.trainer.update.batches import FixedPolicies, Logprobs, context_positions, micro_batches
+from tasks.trainer.update.caps import settled_ceilings
 from tasks.trainer.update.logit_scale import LogitScale
-from tasks.trainer.update.logprobs import current_logprobs, proximal_logprobs, rank_logprobs, reference_logprobs
+from tasks.trainer.update.logprobs import current_logprobs, fixed_policies, proximal_logprobs, rank_logprobs, reference_logprobs
 from tests.tasks.trainer.models import (
     OLDER,
     logprobs,
@@ -177,6 +178,30 @@ def check_reference(directory: Path, parallel: Parallel) -> dict[str, float]:
     }
     start_of_update = reference_logprobs(trained, rows, job.model_copy(update={"reference": None}))
     return answers | {"start": max(abs(a - b) for i in own for a, b in zip(own[i], start_of_update[i], strict=True))}
+
+
+def check_ceilings(directory: Path, model: PreTrainedModel, parallel: Parallel) -> dict[str, float]:
+    """Compare the ceilings of settled text with those of transformers' probabilities, and those of the ranks with each other."""
+    rows = [row.model_copy(update={"user": "abc"[n % 3]}) for n, row in enumerate(with_settled_text(samples(model, drift=0.4)))]
+    changes = {"settled_exponent": 0.1, "weight_shares": {"user": 0.35}, "proximal": "step"}
+    job = JOB.model_copy(update=changes)
+    computed = fixed_policies(trained_model(directory, parallel), rows, job).ceilings
+    with torch.no_grad():
+        exact = {
+            n: logprobs(model, row.model_copy(update={"token_ids": row.settled_token_ids, "temperature": 1.0})).tolist()
+            for n, row in enumerate(rows)
+            if row.settled_token_ids
+        }
+    expected = settled_ceilings(rows, exact, job)
+    of_ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(of_ranks, computed)
+    bare = {n: job.settled_exponent * sum(values) for n, values in exact.items()}
+    return {
+        "apart": max(abs(computed[n] - expected[n]) for n in expected),
+        "missing": len(expected.keys() ^ computed.keys()),
+        "ranks": sum(other != computed for other in of_ranks),
+        "lowered": sum(expected[n] < bare[n] - 1e-3 for n in expected) / len(expected),
+    }
 
 
 def check_step_metrics(directory: Path, model: PreTrainedModel, parallel: Parallel) -> dict[str, object]:

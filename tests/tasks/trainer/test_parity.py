@@ -85,6 +85,14 @@ def test_settled_text_outside_the_band_is_left_out(answers, layout):
     assert 0.2 < values["settled in a band"]["settled_inside"] < 0.9
 
 
+@LAYOUTS
+def test_the_ceilings_of_settled_text_are_those_of_transformers_on_every_rank(answers, layout):
+    values = answers[layout]["ceilings"]
+    assert values["apart"] < 1e-4
+    assert values["missing"] == values["ranks"] == 0
+    assert 0 < values["lowered"] < 1, "some users are above the cap, and some are not"
+
+
 def test_options_change_the_objective(answers):
     values = answers["one"]["gradients"]
     assert values["all options"]["clipped"] > values["plain"]["clipped"] + 0.01, "the dual clip clips more tokens"

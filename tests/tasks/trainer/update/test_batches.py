@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from infra.records import Sample
 from tasks.trainer.model.shapes import TOKEN_MULTIPLE
 from tasks.trainer.update.batches import FixedPolicies, micro_batches, minibatches, read
+from tests.tasks.made import sample
 
 GOOD = Sample(
     completion_id="cmpl-1",
@@ -206,3 +207,14 @@ def test_an_epoch_holds_every_sample_once_in_even_minibatches(count, size, epoch
         assert sorted(i for indices in epoch_steps for i in indices) == list(range(count))
         assert max(map(len, epoch_steps)) - min(map(len, epoch_steps)) <= 1
     assert all_steps == list(minibatches(count, size, epochs, seed))
+
+
+def test_each_row_of_settled_text_has_the_ceiling_of_its_sample():
+    rows = [sample(f"c{n}", prompt_token_ids=[1] * (3 + n), settled_token_ids=[7] * (n % 3)) for n in range(7)]
+    ceilings = {n: -float(n) for n in range(6)}
+    (batch,) = micro_batches(rows, range(7), 1_000, FixedPolicies(ceilings=ceilings), settled=True)
+    by_length = sorted((n for n in range(7) if n % 3), key=lambda n: -(len(rows[n].prompt_token_ids) + n % 3))
+    assert batch.settled_lengths == tuple(n % 3 for n in by_length)
+    assert batch.settled_ceilings.tolist() == [ceilings[n] for n in by_length]
+    (unbounded,) = micro_batches(rows, range(7), 1_000, settled=True)
+    assert unbounded.settled_ceilings.isposinf().all()

@@ -53,6 +53,20 @@ def test_a_bandit_is_learnt_within_a_minute(answers, bandit):
     assert values["seconds"] < 60, "of one core"
 
 
+def test_a_user_with_likely_text_stays_at_the_cap_through_an_update(answers):
+    values, share = answers["caps"], 0.3
+    assert values["free"]["likely"] > 2 * share, "without a cap the user has most of the update with a quarter of the tokens"
+    assert max(values["capped"].values()) < share * 1.001
+    assert min(values["capped"].values()) > 0.1, "nobody is silenced"
+    assert values["silenced"]["difference"] == 0, "a ceiling of nothing is as no weight"
+
+
+def test_a_user_whose_repeated_text_becomes_likely_stays_at_the_cap(answers):
+    values, share = answers["caps"], 0.4
+    assert values["repeated, free"]["repeated"] > share + 0.1
+    assert max(values["repeated, capped"].values()) < share * 1.001
+
+
 def test_rejections_alone_make_rejected_tokens_less_likely(answers):
     assert len(answers["rejections"]) == 12
     assert max(answers["rejections"]) < -0.01

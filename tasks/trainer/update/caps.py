@@ -1,0 +1,62 @@
+"""Cap what each user's settled text weighs in an update, where a text's weight depends on its probability. Pure.
+
+The cycle caps a user's settled tokens (tasks/rewards/weights.py). With `settled_exponent` q the trainer multiplies a row's
+gradient by p^q, so a user whose text is likely (boilerplate, pastes) would have more of the update than of the tokens. So p is
+computed for every row at the update's start. A row's size is its tokens times `settled_weight` times p^q; sizes are scaled as the
+tokens are. Each row then has a ceiling for its p^q at every step: where all rows of a user are at their ceilings, the user has
+the share, and no more. So a text that becomes likely during the update, as one that is repeated does, gains nothing by it.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from infra.records import Sample
+from tasks.rewards.scaling import headroom
+from tasks.trainer.job import Job
+from tasks.trainer.update.safety import HarmfulUpdate
+
+LEAST_POWER = -600.0
+"""Least logarithm of p^q; the sum of any number of rows of it is a float64 above 0."""
+
+
+def needed(job: Job) -> bool:
+    """Return whether a row's probability changes its weight, and somebody's share of the weight is limited."""
+    by_probability = bool(job.settled_exponent or job.settled_min_loss or job.settled_max_loss)
+    return job.settled_weight > 0 and by_probability and any(share < 1 for share in job.weight_shares.values())
+
+
+def settled_ceilings(samples: Sequence[Sample], logprobs: Mapping[int, Sequence[float]], job: Job) -> dict[int, float]:
+    """Return the logarithm of each row's ceiling, by the sample's index; minus infinity for a row outside the band at the start.
+
+    Args:
+        logprobs: of the settled tokens at the update's start, by the sample's index.
+
+    Raises:
+        HarmfulUpdate: fewer groups have a weight than the shares ask for.
+    """
+    indices = sorted(logprobs)
+    totals, lengths = (np.array([measure(logprobs[i]) for i in indices], np.float64) for measure in (math.fsum, len))
+    means = -totals / lengths
+    inside = (means >= job.settled_min_loss) & (means <= (job.settled_max_loss or math.inf))
+    powers = np.maximum(job.settled_exponent * totals, LEAST_POWER)
+    sizes = lengths * np.array([samples[i].settled_weight for i in indices]) * np.exp(powers) * inside
+    groups = [(_codes([getattr(samples[i], name) for i in indices]), share) for name, share in job.weight_shares.items()]
+    factors = headroom(sizes, groups)
+    if sizes.any() and not (sizes * factors).any():
+        heavy = [samples[i] for i, size in zip(indices, sizes, strict=True) if size]
+        limited = [name for name, share in job.weight_shares.items() if share < 1]
+        have = ", ".join(f"{len({getattr(sample, name) for sample in heavy})} {name}s" for name in limited)
+        raise HarmfulUpdate(
+            f"weight_shares = {job.weight_shares}: {have} have a settled text that is trained on, expected at least 1 / share of "
+            'each; wait for more users, or set the shares by infra/docs/loop.md, "Caps"'
+        )
+    with np.errstate(divide="ignore"):
+        ceilings = np.where(inside, powers + np.log(factors), -math.inf)
+    return dict(zip(indices, ceilings.tolist(), strict=True))
+
+
+def _codes(names: Sequence[str]) -> np.ndarray:
+    """Return a number from 0 for each name, the same for equal names."""
+    return np.unique(np.array(names, dtype=str), return_inverse=True)[1]
