@@ -5,9 +5,12 @@ gradient by p^q, so a user whose text is likely (boilerplate, pastes) would have
 computed for every row at the update's start. A row's size is its tokens times `settled_weight` times p^q; sizes are scaled as the
 tokens are. Each row then has a ceiling for its p^q at every step: where all rows of a user are at their ceilings, the user has
 the share, and no more. So a text that becomes likely during the update, as one that is repeated does, gains nothing by it.
+
+In a large team nobody can reach a share, whatever their text becomes; some rows tell that, and the others are not computed.
 """
 
 import math
+import random
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -17,6 +20,10 @@ from tasks.rewards.scaling import headroom
 from tasks.trainer.job import Job
 from tasks.trainer.update.safety import HarmfulUpdate
 
+SAMPLED = 512
+"""Rows that tell whether anybody can reach a share at all, before all rows are computed."""
+MARGIN = 0.8
+"""Of the update's weight as these rows tell it, to be sure."""
 LEAST_POWER = -600.0
 """Least logarithm of p^q; the sum of any number of rows of it is a float64 above 0."""
 
@@ -25,6 +32,34 @@ def needed(job: Job) -> bool:
     """Return whether a row's probability changes its weight, and somebody's share of the weight is limited."""
     by_probability = bool(job.settled_exponent or job.settled_min_loss or job.settled_max_loss)
     return job.settled_weight > 0 and by_probability and any(share < 1 for share in job.weight_shares.values())
+
+
+def some_rows(samples: Sequence[Sample]) -> list[int]:
+    """Return the indices of SAMPLED rows, or of all if there are fewer: always the same, and no user's choice."""
+    rows = [i for i, sample in enumerate(samples) if sample.settled_token_ids]
+    return sorted(random.Random(len(rows)).sample(rows, min(SAMPLED, len(rows))))
+
+
+def out_of_reach(samples: Sequence[Sample], logprobs: Mapping[int, Sequence[float]], job: Job) -> bool:
+    """Return whether every group stays below its share even if all of its text became certain: then nobody needs a ceiling.
+
+    Args:
+        logprobs: of the settled tokens at the update's start, of some rows, by the sample's index.
+    """
+    if job.settled_min_loss or job.settled_max_loss:
+        return False  # rows outside the band get a ceiling of their own
+    rows = [sample for sample in samples if sample.settled_token_ids]
+    most = np.array([len(sample.settled_token_ids) * sample.settled_weight for sample in rows])
+    told = np.array([len(values) * samples[i].settled_weight for i, values in logprobs.items()])
+    powers = np.exp([max(job.settled_exponent * math.fsum(values), LEAST_POWER) for values in logprobs.values()])
+    if not told.any():
+        return False
+    total = MARGIN * most.sum() * (told * powers).sum() / told.sum()
+    return all(
+        np.bincount(_codes([getattr(sample, name) for sample in rows]), most).max() <= share * total
+        for name, share in job.weight_shares.items()
+        if share < 1
+    )
 
 
 def settled_ceilings(samples: Sequence[Sample], logprobs: Mapping[int, Sequence[float]], job: Job) -> dict[int, float]:

@@ -109,13 +109,21 @@ def fixed_policies(model: TrainedModel, samples: Sequence[Sample], job: Job) -> 
         HarmfulUpdate: too few users, credentials or projects have a settled text for their shares.
     """
     recomputed = [i for i, s in enumerate(samples) if job.recomputed == "all" or s.policy_version != job.current_version]
-    capped = caps.settled_ceilings(samples, settled_logprobs(model, samples, job), job) if caps.needed(job) else {}
-    return FixedPolicies(proximal_logprobs(model, samples, recomputed, job), reference_logprobs(model, samples, job), capped)
+    ceilings = settled_ceilings(model, samples, job) if caps.needed(job) else {}
+    return FixedPolicies(proximal_logprobs(model, samples, recomputed, job), reference_logprobs(model, samples, job), ceilings)
 
 
-def settled_logprobs(model: TrainedModel, samples: Sequence[Sample], job: Job) -> Logprobs:
-    """Return log-probabilities of the settled tokens under the current weights at temperature 1, on every rank."""
+def settled_ceilings(model: TrainedModel, samples: Sequence[Sample], job: Job) -> dict[int, float]:
+    """Return the ceilings of the settled texts (caps.py); none where nobody can reach a share."""
+    some = caps.some_rows(samples)
+    if caps.out_of_reach(samples, settled_logprobs(model, samples, job, some), job):
+        return {}
     rows = [i for i, sample in enumerate(samples) if sample.settled_token_ids]
+    return caps.settled_ceilings(samples, settled_logprobs(model, samples, job, rows), job)
+
+
+def settled_logprobs(model: TrainedModel, samples: Sequence[Sample], job: Job, rows: Sequence[int]) -> Logprobs:
+    """Return log-probabilities of the settled tokens of the samples at `rows`, under the current weights at temperature 1."""
     as_sampled = [
         s.model_copy(update={"token_ids": s.settled_token_ids, "logprobs": (0.0,) * len(s.settled_token_ids), "temperature": 1.0})
         for s in samples

@@ -100,7 +100,7 @@ def check_caps(directory: Path, parallel: Parallel) -> dict[str, dict[str, float
         job = CAPPED_JOB.model_copy(update={"weight_shares": {"user": share}})
         policies, spent = fixed_policies(trained, rows, job), dict.fromkeys(USERS, 0.0)
         for _ in range(12):
-            now = settled_logprobs(trained, rows, job)
+            now = settled_logprobs(trained, rows, job, range(len(rows)))
             losses = [torch.tensor(now[i]).neg().requires_grad_() for i in range(len(rows))]
             weights = torch.tensor([row.settled_weight for row in rows for _ in row.settled_token_ids])
             ceilings = torch.tensor([policies.ceilings.get(i, math.inf) for i in range(len(rows))])

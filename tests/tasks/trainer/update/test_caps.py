@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from infra.records import Sample
 from tasks.trainer.job import Job
-from tasks.trainer.update.caps import needed, settled_ceilings
+from tasks.trainer.update.caps import needed, out_of_reach, settled_ceilings, some_rows
 from tasks.trainer.update.losses import settled_loss
 from tasks.trainer.update.safety import HarmfulUpdate
 from tests.tasks.made import sample
@@ -81,6 +81,29 @@ def test_a_user_with_likely_text_is_scaled_to_the_cap_and_the_others_are_left_al
     weights = weight_of(rows, start, ceilings, job(1.0))
     assert weights == pytest.approx({0: 0.5, 1: 0.5, 2: 0.5, 3: 1.0})
     assert {i: math.exp(c) for i, c in ceilings.items()} == pytest.approx({0: 0.5, 1: 0.5, 2: 0.5, 3: 0.5})
+
+
+@given(ROWS, st.sampled_from([0.1, 0.3, 1.0]), st.floats(0.2, 0.9))
+def test_who_is_out_of_reach_of_a_share_stays_below_it_whatever_their_text_becomes(
+    made: list[tuple[str, int, float, float, float]], exponent: float, share: float
+) -> None:
+    rows = [row("c", user, tokens, weight) for user, tokens, _, weight, _ in made]
+    start = {n: [-loss] * tokens for n, (_, tokens, loss, _, _) in enumerate(made)}
+    options, free = job(exponent, user=share), dict.fromkeys(start, math.inf)
+    if out_of_reach(rows, start, options):
+        whole = sum(weight_of(rows, start, free, options).values())
+        certain = {n: [0.0] * len(values) for n, values in start.items()}
+        assert max(by(rows, weight_of(rows, certain, free, options), "user").values()) <= share * whole
+
+
+def test_a_few_rows_tell_that_nobody_of_a_large_team_can_reach_a_share() -> None:
+    rows = [row("c", f"user-{n % 200}", 4) for n in range(2000)]
+    some = some_rows(rows)
+    assert len(some) == 512 and some == some_rows(rows)
+    start = {i: [-1.0] * 4 for i in some}
+    assert out_of_reach(rows, start, job(user=0.2))
+    assert not out_of_reach([*rows, row("c", "user-0", 4000)], start, job(user=0.2)), "one user has half of the text"
+    assert not out_of_reach(rows, start, job(user=0.2).model_copy(update={"settled_max_loss": 3.0}))
 
 
 def test_without_a_limit_or_a_weight_by_probability_nothing_is_computed() -> None:
