@@ -60,7 +60,7 @@ EXPERIMENT = {
     },
     **{"min_history_requests": 0, "tolerated_users": 0, "baseline_seconds": 0, "margins": WIDE, "breach_alpha": 0.01},
     **{"shadow_requests": 12, "shadow_share": 1.0, "ramp": [0.25], "ramp_requests": 20},
-    **{"watch_seconds": 20, "holdout_share": 0.3},
+    **{"watch_seconds": 150, "holdout_share": 0.3},
 }
 PROBE_FIELDS = {"logprobs", "return_token_ids"}
 

@@ -28,7 +28,7 @@ REMIND = timedelta(hours=6)
 FLOW: dict[str, Any] = {"match": {"prefect.resource.id": "prefect.flow-run.*"}}
 RUN = '": " ~ event.resource["prefect.state-name"] ~ ": " ~ (event.resource["prefect.state-message"] or "")'
 """Jinja's expression of a run's state; an event of Prefect 3 has both labels."""
-NAMES = ("cycle failed", "rollback", "rollback by the watch", "experiment stuck", "experiment waits")
+NAMES = ("cycle failed", "rollback", "rollback by the watch", "experiment waits", "experiment stuck")
 LOOKED = ("Shadow", "Ramp", "Advanced", "Undecided", "Paused", "Stuck", "Watching", "WatchOver")
 ENDED = ("Promoted", "Rejected", "RolledBack", "Broken", "NoExperiment")
 """Names of the states of a run of the watch (flows/experiment.py)."""
@@ -36,7 +36,7 @@ ENDED = ("Promoted", "Rejected", "RolledBack", "Broken", "NoExperiment")
 
 def automations(block: UUID) -> Iterator[Automation]:
     """Yield the automations that call a webhook's block."""
-    failed, rollback, by_watch, stuck, waits = NAMES
+    failed, rollback, by_watch, waits, stuck = NAMES
     ended = {"prefect.flow-run.Failed", "prefect.flow-run.Crashed"}
     yield _automation(failed, block, RUN, trigger=_of("cycle", ended))
     yield _automation(rollback, block, RUN, trigger=_of("rollback", {"prefect.flow-run.RolledBack"}))

@@ -19,6 +19,8 @@ from tasks.steps.step import IO_RETRIES, attempt_to_show, show_page, step
 
 LEADS = 3
 """Reads of the registry by a replica of serving between the decision on a stage and its start."""
+LEAST_LEAD_SECONDS = 2.0
+"""Of that time: a busy replica may be late by as much, and would serve some users by the share before."""
 
 
 @step("follow", retries=IO_RETRIES)
@@ -54,7 +56,7 @@ def look(settings: Settings, experiment: ExperimentRecord) -> Found:
     """Return what the experiment's stage says now, and show it."""
     store, registry, now = clients.store_of(settings), clients.registry_of(settings), time.time()
     plan = plan_of(experiment, settings.experiment, settings.collect)
-    lead = LEADS * settings.serving.follow_seconds
+    lead = max(LEADS * settings.serving.follow_seconds, LEAST_LEAD_SECONDS)
     found = looking.look(Sight(store, experiment, plan, now, lead), registry.aliases())
     get_run_logger().info("%s, %s: %s: %s", experiment.id, experiment.stage.name, found.verdict.verdict, found.verdict.reason)
     _show(store, registry, experiment, found.verdict, now)

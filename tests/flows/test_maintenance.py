@@ -70,7 +70,7 @@ def test_retention_removes_old_events_and_compaction_needs_more_than_two_objects
     )
     monkeypatch.setattr(time, "time", lambda: NOW + 200 * 86_400)
     assert retention(return_state=True).message.startswith(
-        "4 event objects, 0 objects of finished cycles, 0 checkpoints and 0 optimizer states would be removed"
+        "4 event objects, 0 objects of finished cycles, 0 of evaluations, 0 checkpoints and 0 optimizer states would be removed"
     )
     assert len(list(with_ada.store.keys("events/"))) == 4
     assert retention(dry_run=False, return_state=True).name == "Retained"

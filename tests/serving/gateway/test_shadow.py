@@ -37,7 +37,7 @@ async def test_a_copy_is_answered_unseen_and_leaves_no_trace_but_its_event(house
     assert not {"user", "project", "text"} & set(ShadowCopy.model_fields)
     (row,) = house.rows("completions")
     assert (row.policy_version, row.arm, row.experiment, row.assigned) == ("1", "champion", "", "")
-    assert b'tabloop_completions_total{arm="champion",finish="length",version="1"} 1.0' in house.metrics_text()
+    assert b'tabloop_completions_total{arm="champion",finish="length",sampling="served",version="1"} 1.0' in house.metrics_text()
     assert b'version="2"} ' not in b"".join(line for line in house.metrics_text().splitlines() if b"completions_total" in line)
 
 

@@ -56,7 +56,7 @@ def test_the_job_holds_every_option_of_the_update(tmp_path: Path) -> None:
     for name, field in UpdateSettings.model_fields.items():
         assert getattr(CHANGED, name) != field.default, f"{name} is at its default: this test proves nothing for it"
         assert getattr(job, name) == getattr(CHANGED, name), name
-    assert Train.model_fields.keys() - Job.model_fields.keys() == {"processes", "kl_reference", "environment", "folder"}
+    assert Train.model_fields.keys() - Job.model_fields.keys() == {"processes", "kl_reference", "environment", "folder", "groups"}
 
 
 @pytest.mark.parametrize("bound", [0.5, 1.0])
