@@ -12,6 +12,8 @@ from infra.settings import ROOT, Settings
 
 DECLARATION = ROOT / "prefect.yaml"
 ATTEMPTS = 5
+POOL_SECONDS = 30.0
+"""How long Prefect's server may take to make the work pool; it takes less than one."""
 JOB_TEMPLATE: dict[str, Any] = {
     "job_configuration": {"stream_output": True},
     "variables": {"type": "object", "properties": {}, "additionalProperties": False},
@@ -25,12 +27,25 @@ class DeployError(RuntimeError):
 
 
 def ensure_pool(settings: Settings) -> None:
-    """Create the work pool if it is missing; over HTTP, since Prefect's command takes 4 s to import."""
+    """Create the work pool if it is missing; over HTTP, since Prefect's command takes 4 s to import.
+
+    On SQLite the server may block itself while it starts and never answer a request, so the request is sent again.
+    """
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            return _put_pool(settings)
+        except httpx.ReadTimeout:
+            if attempt == ATTEMPTS:
+                raise
+
+
+def _put_pool(settings: Settings) -> None:
     pool = settings.orchestration.work_pool
     with connect(settings) as http:
-        response = http.post("work_pools/", json={"name": pool, "type": "process", "base_job_template": JOB_TEMPLATE})
+        body = {"name": pool, "type": "process", "base_job_template": JOB_TEMPLATE}
+        response = http.post("work_pools/", json=body, timeout=POOL_SECONDS)
         if response.status_code == httpx.codes.CONFLICT:  # made by an earlier start, perhaps with another template
-            response = http.patch(f"work_pools/{pool}", json={"base_job_template": JOB_TEMPLATE})
+            response = http.patch(f"work_pools/{pool}", json={"base_job_template": JOB_TEMPLATE}, timeout=POOL_SECONDS)
         response.raise_for_status()
 
 

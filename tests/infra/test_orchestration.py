@@ -18,9 +18,14 @@ class LockedAtFirst(http.server.BaseHTTPRequestHandler):
     refusals = 1
     bodies: list[bytes] = []  # noqa: RUF012 (each test makes its own class)
 
+    silent_seconds = 0.0
+    """How long the first request waits."""
+
     def do_POST(self) -> None:
         """Answer a request."""
         self.bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
+        if len(self.bodies) == 1:
+            threading.Event().wait(self.silent_seconds)
         self.send_response(503 if len(self.bodies) <= self.refusals else 201)
         self.send_header("Content-Length", "0")
         self.end_headers()
@@ -56,3 +61,13 @@ def test_a_database_that_stays_locked_is_an_error(server: tuple[type[LockedAtFir
     with pytest.raises(httpx.HTTPStatusError, match="503"):
         client.post("work_pools/", json={}).raise_for_status()
     assert len(handler.bodies) == orchestration.ATTEMPTS
+
+
+def test_the_pool_is_asked_for_again_where_the_server_does_not_answer(
+    server: tuple[type[LockedAtFirst], httpx.Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handler, client = server
+    monkeypatch.setattr(orchestration, "POOL_SECONDS", 0.2)
+    handler.refusals, handler.silent_seconds = 0, 1.0
+    orchestration.ensure_pool(load(LOCAL, {"TABLOOP_ORCHESTRATION__API": str(client.base_url).rstrip("/")}))
+    assert [json.loads(body)["type"] for body in handler.bodies] == ["process"] * 2
