@@ -91,7 +91,7 @@ def settings_at(url, timeout=5.0, **fields):
 
 
 def test_scores_are_in_the_order_of_the_items():
-    endpoint = Endpoint(lambda material, _: (time.sleep(0.02), (200, chat(len(material["completion"]))))[1])
+    endpoint = Endpoint(lambda material, _: (time.sleep(0.2), (200, chat(len(material["completion"]))))[1])
     with endpoint.running() as url:
         judge = judge_at(url)
         assert judge.score([item("x" * n, n) for n in range(11)]) == [Scored(float(n)) for n in range(11)]
