@@ -9,7 +9,6 @@ from infra.records.cycles import Bucket, CycleOutcome, Manifest, Profile, Quaran
 from infra.records.erasure import Amendment, Forgotten
 from infra.records.events import Completion, Feedback, FinishReason, NotTaken, OfflineExample, Outcome, ShadowCopy
 from infra.records.experiments import (
-    AnchorRecord,
     ArmEvidence,
     CheckResult,
     Decision,
@@ -33,7 +32,6 @@ __all__ = [
     "QUICK_MS",
     "RATIOS",
     "Amendment",
-    "AnchorRecord",
     "Arm",
     "ArmEvidence",
     "Bucket",

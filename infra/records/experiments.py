@@ -181,21 +181,6 @@ class ExperimentRecord(Record):
         return begun[-1] if begun else self.stages[0] if self.stages else self.stage
 
 
-class AnchorRecord(Record):
-    """A frozen version with which the champions that follow it are compared on a small share (tasks/experiments/anchor.py)."""
-
-    id: str
-    """Id of the comparison; salts the assignment of users to the anchor."""
-    version: str
-    """The frozen version."""
-    share: float
-    """Share of users, or of their blocks of time, whom it serves, 0 to 1."""
-    started: float
-    """When it was frozen, in Unix seconds."""
-    plan: Plan
-    """How it is compared; its alpha is the anchor's own, its planned requests when the comparison is sharpest."""
-
-
 class Rate(Record):
     """A mean per request with its 95 % interval, clustered by user."""
 

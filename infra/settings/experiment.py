@@ -47,7 +47,7 @@ class Experiment(Section):
     mode: Literal["superiority", "non_inferiority"] = "superiority"
     """When a challenger is promoted. superiority: accepts, accepted characters or fewer annoyances per request are surely better,
     and no metric is worse than its margin. non_inferiority: no metric is worse than its margin, for a fast cadence of small
-    steps. Each step may lose a part of a margin; `anchor_share` bounds what many steps lose."""
+    steps. Each step may lose a part of a margin, and nothing bounds what many steps lose together."""
     design: Literal["auto", "by_user", "crossover"] = "auto"
     """Who meets which version. by_user: a user meets one. crossover: a user meets both, in turns of `block_seconds`, and is
     compared with themselves: for teams below a few hundred. auto: what finds the smaller gain in the traffic of the last week, by
@@ -132,11 +132,6 @@ class Experiment(Section):
     budget: Literal["none", "lord"] = "none"
     """How successive tests share `alpha`. none: each has all of it. lord: at most a share `alpha` of all promotions is by error;
     a test's level falls with the tests since the last promotion and rises with each (evals/multiple.py). It costs power."""
-    anchor_share: float = Field(0.0, ge=0, lt=0.5)
-    """Share of users, or of their blocks of time, who stay on a frozen version, the anchor, while champions follow one another;
-    it comes back when these are surely worse. For the mode non_inferiority. 0: no anchor."""
-    anchor_alpha: float = Field(0.05, gt=0, lt=0.5)
-    """Two-sided error level of the comparison with the anchor, for all looks together."""
     max_lost_children: int = Field(3, ge=0)
     """Number of candidates in a row, trained from one promising version, that are rejected and not promising, after which
     training goes on from the champion again. 0: no limit."""

@@ -44,13 +44,11 @@ class Look:
     plan: Plan
     last: bool
     """Whether it is the look at the planned end."""
-    early_share: float = EARLY_ALPHA_SHARE
-    """Share of the error level for the looks before it."""
 
     @property
     def alpha(self) -> float:
         """Two-sided error level of the look."""
-        return self.plan.alpha * (1 - self.early_share if self.last else self.early_share)
+        return self.plan.alpha * (1 - EARLY_ALPHA_SHARE if self.last else EARLY_ALPHA_SHARE)
 
     def compare(self, totals: ArmTotals) -> list[Compared]:
         """Return every metric of the plan."""
