@@ -145,12 +145,13 @@ def recompute(decision: Decision, settings: Experiment, collect: Collect) -> Ver
     """Return the verdict of a decision of the gate again, from its record alone; the settings serve for records without a plan.
 
     Raises:
-        ValueError: the decision was made by hand, before evidence was recorded, or by rules of another number.
+        ValueError: the decision holds no evidence, or was made by rules of another number.
     """
     if decision.evidence is None:
         raise ValueError(
             f"the decision on {decision.experiment.id}, by {decision.by}: expected one of the gate with `evidence`, found none; "
-            "a move by hand, and a decision before evidence was recorded, cannot be computed again"
+            "a move by hand, an end in the shadow stage or the ramp, a rollback by the watch, and a decision before evidence was "
+            "recorded cannot be computed again"
         )
     plan = plan_of(decision.experiment, settings, collect)
     if plan.rules != RULES:

@@ -33,7 +33,7 @@ def differences(decision: Decision, settings: Settings) -> Iterator[str]:
     The verdict is written as JSON and read again first, as the record was; JSON holds every float exactly.
 
     Raises:
-        ValueError: the decision was made by hand, or before evidence was recorded.
+        ValueError: the decision holds no evidence, or was made by rules of another number.
     """
     computed = decide.recompute(decision, settings.experiment, settings.collect)
     found = Verdict.model_validate_json(computed.model_dump_json()).model_dump()
