@@ -2,11 +2,12 @@
 
 The cycle caps a user's settled tokens (tasks/rewards/weights.py). With `settled_exponent` q the trainer multiplies a row's
 gradient by p^q, so a user whose text is likely (boilerplate, pastes) would have more of the update than of the tokens. So p is
-computed for every row at the update's start. A row's size is its tokens times `settled_weight` times p^q; sizes are scaled as the
+computed at the update's start. A row's size is its tokens times `settled_weight` times p^q; sizes are scaled as the
 tokens are. Each row then has a ceiling for its p^q at every step: where all rows of a user are at their ceilings, the user has
 the share, and no more. So a text that becomes likely during the update, as one that is repeated does, gains nothing by it.
 
-In a large team nobody can reach a share, whatever their text becomes; some rows tell that, and the others are not computed.
+In a large team hardly anybody could reach a share, whatever their text becomes. Some rows tell the average; then only the rows of
+those who could are computed.
 """
 
 import math
@@ -21,9 +22,9 @@ from tasks.trainer.job import Job
 from tasks.trainer.update.safety import HarmfulUpdate
 
 SAMPLED = 512
-"""Rows that tell whether anybody can reach a share at all, before all rows are computed."""
+"""Rows that tell what text weighs on average, before those of anybody who could reach a share are computed."""
 MARGIN = 0.8
-"""Of the update's weight as these rows tell it, to be sure."""
+"""Of the average as these rows tell it, to be sure."""
 LEAST_POWER = -600.0
 """Least logarithm of p^q; the sum of any number of rows of it is a float64 above 0."""
 
@@ -40,26 +41,44 @@ def some_rows(samples: Sequence[Sample]) -> list[int]:
     return sorted(random.Random(len(rows)).sample(rows, min(SAMPLED, len(rows))))
 
 
-def out_of_reach(samples: Sequence[Sample], logprobs: Mapping[int, Sequence[float]], job: Job) -> bool:
-    """Return whether every group stays below its share even if all of its text became certain: then nobody needs a ceiling.
+def typical_power(samples: Sequence[Sample], some: Mapping[int, Sequence[float]], job: Job) -> float:
+    """Return the mean p^q at the update's start, by the weight of the rows and less MARGIN; 0 without any weight.
 
     Args:
-        logprobs: of the settled tokens at the update's start, of some rows, by the sample's index.
+        some: log-probabilities of the settled tokens of `some_rows`, by the sample's index.
     """
+    sizes = np.array([len(values) * samples[i].settled_weight for i, values in some.items()])
+    powers = np.exp([max(job.settled_exponent * math.fsum(values), LEAST_POWER) for values in some.values()])
+    return MARGIN * float((sizes * powers).sum() / sizes.sum()) if sizes.any() else 0.0
+
+
+def within_reach(samples: Sequence[Sample], typical: float, job: Job) -> list[int]:
+    """Return the indices of the rows whose group exceeds a share if all of its text becomes certain; others need no ceiling.
+
+    Args:
+        typical: mean p^q of all rows; the sum of the sizes is as large as that times the sum of their largest.
+    """
+    rows = [i for i, sample in enumerate(samples) if sample.settled_token_ids]
     if job.settled_min_loss or job.settled_max_loss:
-        return False  # rows outside the band get a ceiling of their own
-    rows = [sample for sample in samples if sample.settled_token_ids]
-    most = np.array([len(sample.settled_token_ids) * sample.settled_weight for sample in rows])
-    told = np.array([len(values) * samples[i].settled_weight for i, values in logprobs.items()])
-    powers = np.exp([max(job.settled_exponent * math.fsum(values), LEAST_POWER) for values in logprobs.values()])
-    if not told.any():
-        return False
-    total = MARGIN * most.sum() * (told * powers).sum() / told.sum()
-    return all(
-        np.bincount(_codes([getattr(sample, name) for sample in rows]), most).max() <= share * total
-        for name, share in job.weight_shares.items()
-        if share < 1
-    )
+        return rows  # those outside the band get a ceiling of their own
+    most = np.array([len(samples[i].settled_token_ids) * samples[i].settled_weight for i in rows])
+    reach = np.zeros(len(rows), dtype=bool)
+    for name, share in job.weight_shares.items():
+        codes = _codes([getattr(samples[i], name) for i in rows])
+        reach |= (np.bincount(codes, most) > share * typical * most.sum())[codes]
+    return [i for i, reaches in zip(rows, reach, strict=True) if reaches]
+
+
+def filled(
+    samples: Sequence[Sample], known: Mapping[int, Sequence[float]], typical: float, job: Job
+) -> dict[int, Sequence[float]]:
+    """Return log-probabilities of all rows: the known ones, and for the others those of a typical p^q."""
+    others = {
+        i: [math.log(typical) / (job.settled_exponent * len(sample.settled_token_ids))] * len(sample.settled_token_ids)
+        for i, sample in enumerate(samples)
+        if sample.settled_token_ids and i not in known
+    }
+    return {**known, **others}
 
 
 def settled_ceilings(samples: Sequence[Sample], logprobs: Mapping[int, Sequence[float]], job: Job) -> dict[int, float]:

@@ -114,20 +114,21 @@ def fixed_policies(model: TrainedModel, samples: Sequence[Sample], job: Job) -> 
 
 
 def settled_ceilings(model: TrainedModel, samples: Sequence[Sample], job: Job) -> dict[int, float]:
-    """Return the ceilings of the settled texts (caps.py); none where nobody can reach a share."""
-    some = caps.some_rows(samples)
-    if caps.out_of_reach(samples, settled_logprobs(model, samples, job, some), job):
-        return {}
-    rows = [i for i, sample in enumerate(samples) if sample.settled_token_ids]
-    return caps.settled_ceilings(samples, settled_logprobs(model, samples, job, rows), job)
+    """Return the ceilings of the settled texts whose users, credentials or projects could reach a share (caps.py)."""
+    known = dict(settled_logprobs(model, samples, job, caps.some_rows(samples)))
+    typical = caps.typical_power(samples, known, job)
+    rows = caps.within_reach(samples, typical, job)
+    known |= settled_logprobs(model, samples, job, [i for i in rows if i not in known])
+    ceilings = caps.settled_ceilings(samples, caps.filled(samples, known, typical, job), job) if rows else {}
+    return {i: ceilings[i] for i in rows}
 
 
 def settled_logprobs(model: TrainedModel, samples: Sequence[Sample], job: Job, rows: Sequence[int]) -> Logprobs:
     """Return log-probabilities of the settled tokens of the samples at `rows`, under the current weights at temperature 1."""
-    as_sampled = [
-        s.model_copy(update={"token_ids": s.settled_token_ids, "logprobs": (0.0,) * len(s.settled_token_ids), "temperature": 1.0})
-        for s in samples
-    ]
+    as_sampled = list(samples)
+    for i in rows:
+        tokens = samples[i].settled_token_ids
+        as_sampled[i] = samples[i].model_copy(update={"token_ids": tokens, "logprobs": (0.0,) * len(tokens), "temperature": 1.0})
     return current_logprobs(model, as_sampled, rows, job.micro_batch_tokens, job.micro_batch_positions)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from infra.records import Sample
 from tasks.trainer.job import Job
-from tasks.trainer.update.caps import needed, out_of_reach, settled_ceilings, some_rows
+from tasks.trainer.update.caps import MARGIN, filled, needed, settled_ceilings, some_rows, typical_power, within_reach
 from tasks.trainer.update.losses import settled_loss
 from tasks.trainer.update.safety import HarmfulUpdate
 from tests.tasks.made import sample
@@ -90,20 +90,38 @@ def test_who_is_out_of_reach_of_a_share_stays_below_it_whatever_their_text_becom
     rows = [row("c", user, tokens, weight) for user, tokens, _, weight, _ in made]
     start = {n: [-loss] * tokens for n, (_, tokens, loss, _, _) in enumerate(made)}
     options, free = job(exponent, user=share), dict.fromkeys(start, math.inf)
-    if out_of_reach(rows, start, options):
-        whole = sum(weight_of(rows, start, free, options).values())
-        certain = {n: [0.0] * len(values) for n, values in start.items()}
-        assert max(by(rows, weight_of(rows, certain, free, options), "user").values()) <= share * whole
+    reach = {rows[i].user for i in within_reach(rows, typical_power(rows, start, options), options)}
+    whole = sum(weight_of(rows, start, free, options).values())
+    certain = {n: [0.0] * len(values) for n, values in start.items()}
+    later = by(rows, weight_of(rows, certain, free, options), "user")
+    assert all(weight <= share * whole for user, weight in later.items() if user not in reach)
 
 
-def test_a_few_rows_tell_that_nobody_of_a_large_team_can_reach_a_share() -> None:
+def test_of_a_large_team_only_the_rows_of_who_could_reach_a_share_are_computed() -> None:
     rows = [row("c", f"user-{n % 200}", 4) for n in range(2000)]
     some = some_rows(rows)
     assert len(some) == 512 and some == some_rows(rows)
-    start = {i: [-1.0] * 4 for i in some}
-    assert out_of_reach(rows, start, job(user=0.2))
-    assert not out_of_reach([*rows, row("c", "user-0", 4000)], start, job(user=0.2)), "one user has half of the text"
-    assert not out_of_reach(rows, start, job(user=0.2).model_copy(update={"settled_max_loss": 3.0}))
+    known = {i: [-1.0] * 4 for i in some}
+    options = job(user=0.2)
+    typical = typical_power(rows, known, options)
+    assert typical == pytest.approx(MARGIN * math.exp(-1.2))
+    assert within_reach(rows, typical, options) == []
+    heavy = [*rows, *(row("c", "user-0", 400) for _ in range(5))]
+    reach = within_reach(heavy, typical, options)
+    assert {heavy[i].user for i in reach} == {"user-0"} and len(reach) == 15
+    assert len(within_reach(rows, typical, options.model_copy(update={"settled_max_loss": 3.0}))) == 2000
+
+
+def test_the_ceilings_with_a_typical_weight_of_the_others_hold_the_cap() -> None:
+    rows = [*(row("c", f"user-{n % 50}", 4) for n in range(500)), *(row("c", "heavy", 40) for _ in range(50))]
+    options, known = job(user=0.2), {i: [-0.5] * 40 for i in range(500, 550)}
+    typical = MARGIN * math.exp(0.3 * -4)
+    ceilings = settled_ceilings(rows, filled(rows, known, typical, options), options)
+    start = {i: [-1.0] * 4 for i in range(500)} | known
+    certain = {i: [0.0] * len(values) for i, values in start.items()}
+    bounded = {i: ceilings[i] if rows[i].user == "heavy" else math.inf for i in start}
+    whole = sum(weight_of(rows, start, bounded, options).values())
+    assert by(rows, weight_of(rows, certain, bounded, options), "user")["heavy"] <= 0.2 * whole
 
 
 def test_without_a_limit_or_a_weight_by_probability_nothing_is_computed() -> None:
