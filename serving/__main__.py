@@ -156,7 +156,8 @@ async def serve(settings: Settings) -> None:
     connections.fit_to_descriptors()
     async with client.session() as http:
         parts = wire(settings, http, metrics)
-        access, redactor, recorder, shipper, follower = parts.access, parts.redactor, parts.recorder, parts.shipper, parts.follower
+        access, redactor, recorder = parts.access, parts.redactor, parts.recorder
+        shipper, follower = parts.shipper, parts.follower
         completions_app, feedback_app = parts.completions, parts.feedback
         garbage.freeze()
         endless = (
