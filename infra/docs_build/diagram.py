@@ -8,6 +8,7 @@ import re
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from html import escape
+from itertools import pairwise
 
 CHARACTER, LINE, FONT = 7.3, 18, 13
 """Width of a character, height of a line and size of the font, in pixels."""
@@ -33,7 +34,7 @@ class Node:
 
     @property
     def width(self) -> float:
-        return max(map(len, self.lines), default=0) * CHARACTER + 2 * PADDING if self.lines else 0.0
+        return max(map(len, self.lines)) * CHARACTER + 2 * PADDING if self.lines else 0.0
 
     @property
     def height(self) -> float:
@@ -133,10 +134,16 @@ def layers(diagram: Diagram) -> tuple[dict[str, int], set[Edge]]:
 
 
 def place(diagram: Diagram) -> tuple[dict[str, Node], set[Edge], float, float]:
-    """Return the placed boxes, the arrows that lead back, and width and height of what the boxes take."""
+    """Return the placed boxes, the arrows that lead back, and width and height of what the boxes take.
+
+    An arrow over a column gets a place below the column's boxes, a node without text of the name `waypoint` gives it.
+    """
     column, back = layers(diagram)
     count = max(column.values()) + 1
     rows = [[node for node in diagram.nodes.values() if column[node.name] == number] for number in range(count)]
+    for edge in diagram.edges:
+        for number in range(column[edge.source] + 1, column[edge.target]):
+            rows[number].append(Node(waypoint(edge, number), ()))
     heights = [sum(node.height for node in row) + ROW_GAP * (len(row) - 1) for row in rows]
     placed: dict[str, Node] = {}
     x = float(PADDING)
@@ -152,6 +159,11 @@ def place(diagram: Diagram) -> tuple[dict[str, Node], set[Edge], float, float]:
     return placed, back, right, max(heights) + 2 * PADDING
 
 
+def waypoint(edge: Edge, column: int) -> str:
+    """Return the name of the place at which an arrow passes a column."""
+    return f"{edge.source}>{edge.target}@{column}"
+
+
 def svg(source: str) -> str:
     """Return a diagram as an SVG element without blank lines, in the colours of the text around it. Raises DiagramError."""
     diagram = parse(source)
@@ -165,21 +177,38 @@ def svg(source: str) -> str:
     ]
     returning = sorted(back, key=lambda edge: placed[edge.source].x - placed[edge.target].x)
     for edge in diagram.edges:
-        depth = height + LINE * returning.index(edge) if edge in back else None
-        parts.append(_edge(edge, placed[edge.source], placed[edge.target], depth))
-    parts += [_box(node) for node in placed.values()]
+        if edge in back:
+            parts.append(_returning(edge, placed[edge.source], placed[edge.target], height + LINE * returning.index(edge)))
+        else:
+            between = [placed[name] for n in range(len(placed)) if (name := waypoint(edge, n)) in placed]
+            parts.append(_forward(edge, [placed[edge.source], *between, placed[edge.target]]))
+    parts += [_box(node) for node in placed.values() if node.lines]
     return "\n".join([*parts, "</svg>"])
 
 
-def _edge(edge: Edge, source: Node, target: Node, depth: float | None) -> str:
-    """Return an arrow; `depth` is the height at which one that leads back runs below the boxes."""
-    if depth is None:
-        x0, y0, x1, y1 = source.x + source.width, source.y + source.height / 2, target.x, target.y + target.height / 2
+def _forward(edge: Edge, stops: list[Node]) -> str:
+    """Return an arrow from the right side of the first node, through the places between, to the left side of the last."""
+    points = [(stops[0].x + stops[0].width, _middle(stops[0])), *((node.x, _middle(node)) for node in stops[1:])]
+    path = f"M{points[0][0]:.0f} {points[0][1]:.0f}"
+    for (x0, y0), (x1, y1) in pairwise(points):
         middle = (x0 + x1) / 2
-        path, at = f"M{x0:.0f} {y0:.0f}C{middle:.0f} {y0:.0f} {middle:.0f} {y1:.0f} {x1:.0f} {y1:.0f}", (middle, (y0 + y1) / 2 - 5)
-    else:
-        x0, y0, x1, y1 = source.x + source.width / 2, source.y + source.height, target.x + target.width / 2, target.y + target.height
-        path, at = f"M{x0:.0f} {y0:.0f}V{depth:.0f}H{x1:.0f}V{y1:.0f}", ((x0 + x1) / 2, depth - 4)
+        path += f"C{middle:.0f} {y0:.0f} {middle:.0f} {y1:.0f} {x1:.0f} {y1:.0f}"
+    (x0, y0), (x1, y1) = points[:2]
+    return _arrow(edge, path, ((x0 + x1) / 2, (y0 + y1) / 2 - 5))
+
+
+def _middle(node: Node) -> float:
+    return node.y + node.height / 2
+
+
+def _returning(edge: Edge, source: Node, target: Node, depth: float) -> str:
+    """Return an arrow that leads back below the boxes, at a height."""
+    x0, x1 = source.x + source.width / 2, target.x + target.width / 2
+    path = f"M{x0:.0f} {source.y + source.height:.0f}V{depth:.0f}H{x1:.0f}V{target.y + target.height:.0f}"
+    return _arrow(edge, path, ((x0 + x1) / 2, depth - 4))
+
+
+def _arrow(edge: Edge, path: str, at: tuple[float, float]) -> str:
     dashes = ' stroke-dasharray="5 4"' if edge.dashed else ""
     text = f'<text class="label" x="{at[0]:.0f}" y="{at[1]:.0f}">{escape(edge.label)}</text>' if edge.label else ""
     return f'<path class="arrow" d="{path}"{dashes} marker-end="url(#tip)"/>{text}'
