@@ -43,7 +43,7 @@ def make_targets(root: Path) -> dict[str, str]:
 
 
 def _about(root: Path, name: str) -> str:
-    """Return the first paragraph of a command's docstring, of the package if `__main__` has none of its own; "" if there is none."""
+    """Return the first paragraph of a command's docstring; "" if there is none."""
     folder = root.joinpath(*name.split("."))
     files = [file for file in (folder / "__main__.py", folder.with_suffix(".py")) if file.exists()]
     text = (ast.get_docstring(ast.parse(files[0].read_text())) or "") if files else ""

@@ -1,6 +1,6 @@
 """Draw the pages' diagrams: a part of Mermaid's flowcharts as static SVG, so that a page needs no script and no other host.
 
-The part: `flowchart LR`; a title, `accTitle: TEXT`; nodes `id[Text]`, `id(Text)` (a process of people) and `id[(Text)]` (a store), with
+The part: `flowchart LR`; a title, `accTitle: TEXT`; nodes `id[Text]`, `id(Text)` (people) and `id[(Text)]` (a store), with
 `<br>` between lines; and arrows `a --> b`, `a -->|text| b` and `a -.-> b`, also in chains. GitHub draws the same source.
 """
 

@@ -9,12 +9,14 @@ Schema = Mapping[str, Any]
 HTTP_INTRO = """# HTTP API
 
 Every route with the fields of its body and of its answers, from the documents that the app serves as `GET /openapi.json`.
-[API](api.md) says what the routes are for, who may call them and what they refuse. Every route may also answer an error in OpenAI's shape.
+[API](api.md) says what the routes are for, who may call them and what they refuse. Every route may also answer an error in
+OpenAI's shape.
 
 """
 METRICS_INTRO = """# Metrics
 
-What `GET /metrics` of the completions port answers, in Prometheus' exposition format. [Monitoring](monitoring.md) says how to read them.
+What `GET /metrics` of the completions port answers, in Prometheus' exposition format. [Monitoring](monitoring.md) says how to
+read them.
 
 """
 PORTS = {"completions": "Completions port", "feedback": "Feedback port"}
@@ -23,7 +25,12 @@ PORTS = {"completions": "Completions port", "feedback": "Feedback port"}
 def metrics_page(metrics: Iterable[Schema]) -> str:
     """Return the page of the metrics in Markdown."""
     rows = [
-        (anchor(metric["name"]) + code(metric["name"]), metric["kind"], ", ".join(map(code, metric["labels"])), prose(metric["help"]))
+        (
+            anchor(metric["name"]) + code(metric["name"]),
+            metric["kind"],
+            ", ".join(map(code, metric["labels"])),
+            prose(metric["help"]),
+        )
         for metric in metrics
     ]
     return METRICS_INTRO + table(("metric", "type", "labels", "what it counts"), rows)
@@ -51,7 +58,9 @@ def _route(path: str, method: str, operation: Schema, document: Schema) -> Itera
     yield f"### {method.upper()} {path}\n\n"
     yield "Needs a token.\n\n" if operation.get("security") else "Needs no token.\n\n"
     if parameters := operation.get("parameters"):
-        rows = [(code(each["name"]), each["in"], _type(each["schema"], document), each.get("description", "")) for each in parameters]
+        rows = [
+            (code(each["name"]), each["in"], _type(each["schema"], document), each.get("description", "")) for each in parameters
+        ]
         yield table(("parameter", "in", "type", "meaning"), rows) + "\n"
     if body := operation.get("requestBody"):
         for media, content in body["content"].items():
@@ -109,5 +118,9 @@ def _type(schema: Schema, document: Schema) -> str:
 
 
 def _limit(schema: Schema, key: str, unit: str) -> str:
-    words = [f"{word} {schema[bound + key]} {unit}" for bound, word in (("min", "at least"), ("max", "at most")) if bound + key in schema]
+    words = [
+        f"{word} {schema[bound + key]} {unit}"
+        for bound, word in (("min", "at least"), ("max", "at most"))
+        if bound + key in schema
+    ]
     return "".join(f", {each}" for each in words)

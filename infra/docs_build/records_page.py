@@ -15,8 +15,9 @@ EVENTS = (events,)
 """Modules of the events page."""
 OTHERS = (base, cycles, experiments, looks, moves, requests, erasure, measures, heldout)
 """Modules of the page of the other records; no record is in neither."""
-ABOUT = """Times are Unix seconds (UTC), durations milliseconds unless the name says otherwise. `policy_version` is the MLflow version number of
-the weights, as text. Records refuse unknown fields; a field with a default may be missing in objects that an earlier release wrote."""
+ABOUT = """Times are Unix seconds (UTC), durations milliseconds unless the name says otherwise. `policy_version` is the MLflow
+version number of the weights, as text. Records refuse unknown fields; a field with a default may be missing in objects of an
+earlier release."""
 EVENTS_INTRO = f"""# Events
 
 What serving writes of requests and feedback: one row per event, in the Parquet objects of
@@ -50,7 +51,12 @@ def records(modules: tuple[ModuleType, ...]) -> Iterator[type[Record]]:
 def _sections(modules: tuple[ModuleType, ...]) -> Iterator[str]:
     for record in records(modules):
         rows = [
-            (anchor(f"{record.__name__}.{name}") + code(name), _type(field.annotation), _default(field), prose(field.description or ""))
+            (
+                anchor(f"{record.__name__}.{name}") + code(name),
+                _type(field.annotation),
+                _default(field),
+                prose(field.description or ""),
+            )
             for name, field in record.model_fields.items()
         ]
         yield f"## {record.__name__}\n\n{prose(record.__doc__ or '')}\n\n"

@@ -18,8 +18,8 @@ from infra.settings.section import Section
 INTRO = f"""# Settings
 
 Every setting with its type, default and meaning. [How settings are given](../operations.md#settings): a TOML file, or one
-value in the environment, `{PREFIX}SECTION__NAME`, with sections joined by two underscores. In the names below, `NAME` is a key that you
-choose, and `[]` an entry of a list. Where `local.toml` or `production.toml` has another value than the default, it is named.
+value in the environment, `{PREFIX}SECTION__NAME`, with sections joined by two underscores. In the names below, `NAME` is a key
+that you choose, and `[]` an entry of a list. Where `local.toml` or `production.toml` differs from the default, it is named.
 
 """
 SHIPPED = {"local": LOCAL, "production": PRODUCTION}
@@ -35,7 +35,11 @@ def page() -> str:
     for path, section, about in sections():
         parts.append(f"## {path}\n\n{prose(about)}\n\n")
         rows = [
-            (anchor(f"{path}.{name}") + code(f"{path}.{name}"), _values(f"{path}.{name}", field, shipped), prose(field.description or ""))
+            (
+                anchor(f"{path}.{name}") + code(f"{path}.{name}"),
+                _values(f"{path}.{name}", field, shipped),
+                prose(field.description or ""),
+            )
             for name, field in section.model_fields.items()
             if not _is_group(field)
         ]
