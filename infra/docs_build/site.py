@@ -10,6 +10,8 @@ from infra.docs_build.diagram import svg
 from infra.docs_build.markdown import anchors, links
 
 MERMAID = re.compile(r"^```mermaid\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+MEASUREMENTS = "measurements.md"
+"""Page whose entries name the commands of their day."""
 GENERATED = (
     "operate/settings.md",
     "operate/metrics.md",
@@ -30,13 +32,14 @@ def written(root: Path) -> dict[str, str]:
 def generated(root: Path, app: Mapping[str, Any]) -> dict[str, str]:
     """Return the generated pages by their path; `app` is what `python -m serving --describe` prints."""
     readmes = [file.read_text() for file in sorted(root.glob("*/README.md"))]
+    today = [text for path, text in written(root).items() if path != MEASUREMENTS]
     pages = (
         settings_page.page(),
         http_page.metrics_page(app["metrics"]),
         http_page.http_page(app),
         records_page.events_page(),
         records_page.others_page(),
-        commands_page.page(root, [*readmes, *written(root).values()]),
+        commands_page.page(root, [*readmes, *today]),
     )
     return dict(zip(GENERATED, pages, strict=True))
 

@@ -1,4 +1,4 @@
-"""The documentation's site: generated pages hold all they should, no link is dead, and MkDocs builds it strictly and for offline reading."""
+"""The documentation: generated pages are complete, no link is dead, and MkDocs builds it strictly, to be read offline."""
 
 import asyncio
 import re
