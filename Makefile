@@ -5,10 +5,13 @@ PY := $(VENV)/bin/python
 GPU ?=
 LIST := infra/requirements/$(if $(GPU),gpu,cpu).txt
 STAMP := $(VENV)/.installed-$(if $(GPU),gpu,cpu)
+DOCS_VENV := .venv-docs
+DOCS_LIST := infra/requirements/docs.txt
+DOCS_STAMP := $(DOCS_VENV)/.installed
 MOVE = --version "$$VERSION" --reason "$$REASON" $(if $(DRY_RUN),--dry-run) $(if $(APPROVE),--approve)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up down status demo try promote rollback test check bench base requirements audit
+.PHONY: help setup up down status demo try promote rollback test check bench docs base requirements audit
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +54,18 @@ check: $(STAMP) ## check lint, format, types and layering
 
 bench: $(STAMP) ## run the benchmarks and write var/bench/NAME.json
 	$(PY) -m evals.bench $(ARGS)
+
+docs: $(STAMP) $(DOCS_STAMP) ## build the documentation into var/docs (its packages are in .venv-docs)
+	@mkdir -p var
+	$(PY) -m serving --describe >var/app.json
+	$(PY) -m infra.docs_build var/app.json var/docs-source
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/python -m mkdocs build --strict --quiet --clean --config-file infra/mkdocs.yml
+	@echo "open var/docs/index.html"
+
+$(DOCS_STAMP): $(DOCS_LIST)
+	sh infra/requirements/install.sh $(PYTHON) $(DOCS_VENV) $(DOCS_LIST) mkdocs
+	$(DOCS_VENV)/bin/python infra/requirements/licences.py $(DOCS_LIST)
+	@touch $@
 
 base: $(STAMP) ## train the small base model into infra/base_model, and tune it to the places where editors ask
 	$(PY) -m tasks.trainer.base $(ARGS)

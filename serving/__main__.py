@@ -1,14 +1,25 @@
-"""Starts the serving app: `python -m serving`. One process and one event loop serve the completions and feedback ports."""
+"""Starts the serving app: `python -m serving`. One process and one event loop serve the completions and feedback ports.
 
+`python -m serving --describe` starts nothing and prints routes and metrics as JSON, for the documentation.
+"""
+
+import argparse
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import signal
 import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 import aiohttp
 import uvloop
+from fastapi import FastAPI
+from pydantic import SecretStr
 
 from infra import settings as settings_
 from infra.fim import Renderer
@@ -98,12 +109,23 @@ def event_redactor(settings: Settings, metrics: Metrics) -> EventRedactor:
     )
 
 
-async def serve(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT, then ship what the object store takes within LAST_SHIPPING_SECONDS."""
+@dataclass(frozen=True)
+class Parts:
+    """The parts of the app, wired and not started."""
+
+    metrics: Metrics
+    access: Access
+    redactor: EventRedactor
+    recorder: Recorder
+    shipper: Shipper
+    follower: Follower
+    completions: FastAPI
+    feedback: FastAPI
+
+
+def wire(settings: Settings, http: aiohttp.ClientSession, metrics: Metrics) -> Parts:
+    """Make every part from the settings. Nothing is started, and no other server is asked."""
     serving = settings.serving
-    metrics = Metrics(CLIENT_NAMES)
-    connections = make_connections(serving.limits, metrics)
-    connections.fit_to_descriptors()
     spool = Spool(settings_.path(serving.spool), serving.spool_bytes)
     store = ObjectStore.connect(settings.store)
     shipper = Shipper(spool, store, serving.ship_seconds)
@@ -113,17 +135,30 @@ async def serve(settings: Settings) -> None:
     redactor = event_redactor(settings, metrics)
     opt_outs = OptOuts(access.user_secret, settings_.path(serving.state) / "opted_out.jsonl")
     recorder = Recorder(spool, metrics, redactor, opt_outs)
+    arms = Arms((Slot(0, engine(http, 0, settings, sampling)), Slot(1, engine(http, 1, settings, sampling))))
+    versions = VersionCache(settings_.path(serving.state))
+    registry = Registry.connect(settings.registry)
+    follower = Follower(arms, VersionSource(registry, store, versions), metrics, serving.follow_seconds)
+    gateway = Gateway(settings.model.name, access, arms, sampling, recorder, serving.showing)
+    feedback = FeedbackService(access, recorder)
+    data = StatusData(registry, CycleHistory(store), MoveHistory(store), LookHistory(store), RequestHistory(store))
+    status = StatusSources(access, arms, spool, shipper, metrics, data, links(settings))
+    completions_app = create_completions_app(gateway, feedback, status, hosts)
+    feedback_app = create_feedback_app(feedback, metrics, hosts)
+    return Parts(metrics, access, redactor, recorder, shipper, follower, completions_app, feedback_app)
+
+
+async def serve(settings: Settings) -> None:
+    """Serve until SIGTERM or SIGINT, then ship what the object store takes within LAST_SHIPPING_SECONDS."""
+    serving = settings.serving
+    metrics = Metrics(CLIENT_NAMES)
+    connections = make_connections(serving.limits, metrics)
+    connections.fit_to_descriptors()
     async with client.session() as http:
-        arms = Arms((Slot(0, engine(http, 0, settings, sampling)), Slot(1, engine(http, 1, settings, sampling))))
-        versions = VersionCache(settings_.path(serving.state))
-        registry = Registry.connect(settings.registry)
-        follower = Follower(arms, VersionSource(registry, store, versions), metrics, serving.follow_seconds)
-        gateway = Gateway(settings.model.name, access, arms, sampling, recorder, serving.showing)
-        feedback = FeedbackService(access, recorder)
-        data = StatusData(registry, CycleHistory(store), MoveHistory(store), LookHistory(store), RequestHistory(store))
-        status = StatusSources(access, arms, spool, shipper, metrics, data, links(settings))
-        completions_app = create_completions_app(gateway, feedback, status, hosts)
-        feedback_app = create_feedback_app(feedback, metrics, hosts)
+        parts = wire(settings, http, metrics)
+        access, redactor, recorder = parts.access, parts.redactor, parts.recorder
+        shipper, follower = parts.shipper, parts.follower
+        completions_app, feedback_app = parts.completions, parts.feedback
         garbage.freeze()
         endless = (
             *(follower.run(), shipper.run(), redactor.long_texts.start(), access.tokens.follow()),
@@ -142,9 +177,24 @@ async def serve(settings: Settings) -> None:
                 task.cancel()
             await asyncio.gather(*background, return_exceptions=True)
             await recorder.settle()
-            await spool.close()
+            await recorder.spool.close()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(shipper.ship(), LAST_SHIPPING_SECONDS)
+
+
+async def describe(settings: Settings) -> dict[str, Any]:
+    """Return the OpenAPI documents of both ports and the metrics of an app that is not started."""
+    with tempfile.TemporaryDirectory() as folder:
+        unused = SecretStr("unused")
+        changes = {"spool": Path(folder, "spool"), "state": Path(folder, "state"), "token": unused, "user_secret": unused}
+        settings = settings.model_copy(update={"serving": settings.serving.model_copy(update=changes)})
+        async with client.session() as http:
+            parts = wire(settings, http, Metrics(CLIENT_NAMES))
+        return {
+            "completions": parts.completions.openapi(),
+            "feedback": parts.feedback.openapi(),
+            "metrics": [asdict(metric) for metric in parts.metrics.described()],
+        }
 
 
 async def _serve_both(*servers: Server) -> None:
@@ -166,10 +216,17 @@ async def _serve_both(*servers: Server) -> None:
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m serving", description="Serve completions and feedback until SIGTERM.")
+    parser.add_argument("--describe", action="store_true", help="start nothing; print routes and metrics as JSON")
+    describing = parser.parse_args().describe
     os.umask(files.PRIVATE)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    uvloop.run(serve(settings_.load()))
+    settings = settings_.load()
+    if describing:
+        print(json.dumps(asyncio.run(describe(settings)), indent=1))
+    else:
+        uvloop.run(serve(settings))
     return 0
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import quantiles
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.metrics import MetricWrapperBase
 
 from infra.records import Completion, Feedback, MeasuredGroup
 
@@ -43,6 +44,17 @@ class SpoolState:
     oldest_seconds: float
     set_aside: int
     """Segments in SPOOL/bad."""
+
+
+@dataclass(frozen=True)
+class DescribedMetric:
+    """A metric as /metrics names it."""
+
+    name: str
+    kind: str
+    """Prometheus' type: counter, gauge or histogram."""
+    labels: tuple[str, ...]
+    help: str
 
 
 @dataclass(frozen=True)
@@ -119,7 +131,7 @@ class Metrics:
         self._slot = Gauge("tabloop_slot_up", "1 if the slot takes traffic", ("slot", "version", "role"), registry=registry)
         self._measures = Gauge(
             "tabloop_measure",
-            "What completions were worth in the last cycle's window (infra/docs/loop.md, Measures)",
+            "What completions were worth in the last cycle's window (infra/docs/how/measures.md)",
             ("measure", "by", "group"),
             registry=registry,
         )
@@ -183,6 +195,17 @@ class Metrics:
             for name, value in group.measures.ratios().items():
                 if value is not None:
                     self._measures.labels(name, group.by, group.name).set(value)
+
+    def described(self) -> list[DescribedMetric]:
+        """Return every metric, in the order in which they are declared."""
+        declared = [metric for metric in vars(self).values() if isinstance(metric, MetricWrapperBase)]
+        return [
+            DescribedMetric(
+                each.name + ("_total" if each.type == "counter" else ""), each.type, tuple(metric._labelnames), each.documentation
+            )
+            for metric in declared
+            for each in metric.describe()
+        ]
 
     def text(self, spool: SpoolState, slots: Iterable[SlotState]) -> bytes:
         """Return Prometheus' exposition, with gauges of the states given."""

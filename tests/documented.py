@@ -9,13 +9,13 @@ PAGES = (
     *sorted(ROOT.glob("*/README.md")),
     ROOT / "README.md",
     ROOT / "tasks/trainer/README.md",
-    *sorted((ROOT / "infra/docs").glob("*.md")),
+    *sorted((ROOT / "infra/docs").rglob("*.md")),
 )
 LOG = "measurements.md"
 """Page without checked commands: its entries hold the commands of their day."""
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
-PROGRAMS = r"make|python[0-9.]*|\.venv/bin/python|prefect|pytest|torchrun|vllm|mlflow"
+PROGRAMS = r"make|python[0-9.]*|\.venv/bin/python|prefect|pytest|torchrun|vllm|mlflow|curl"
 COMMAND = re.compile(rf"(?:(?:[A-Z][A-Z_0-9]*=\S* +)*(?:{PROGRAMS}) \S.*|make)")
 
 

@@ -6,18 +6,21 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
 from evals.demo.orchestration import Orchestration
+from infra.docs_build import site
 from infra.registry import Registry
-from infra.settings import ROOT
+from infra.settings import LOCAL, ROOT, Settings, load
 from infra.stack.parts import clients
-from tests.documented import Command, commands
+from serving.__main__ import describe
+from tests.documented import Command, commands, commands_of
 from tests.stack import Stack
 
 WITHOUT_SERVERS = (
-    r"make",
+    r"make( help)?",
     r"python -m evals\.heldout",
     r"python -m tasks\.trainer\.plan --model infra/base_model .*",
     r"python -m infra\.identity .*",
@@ -37,7 +40,8 @@ WITH_STACK = (
     r"python -m tasks\.experiments\.planner",
     r"python -m tasks\.experiments (history|explain VERSION|recompute ID|export ID)",
     r"prefect --no-prompt deploy --all",
-    r"prefect deployment run .*",
+    r"prefect deployment run (promote|rollback|forget|retention|compaction)/.*",
+    r"curl --fail .*",
 )
 """Commands that need the servers of `make up`."""
 NOT_RUN = {
@@ -47,7 +51,9 @@ NOT_RUN = {
     r"make down && rm -rf var": "removes the data of the local stack",
     r"make audit": "asks an advisory database; tests/infra/test_requirements.py runs its parts",
     r"make demo.*|make base.*|make bench.*|make check": "takes minutes; tests/evals and the trainer's tests run the parts",
-    r"make docs": "builds pages, which needs packages that only it installs",
+    r"make docs": "installs MkDocs; tests/infra/test_docs.py builds the site where it is installed",
+    r"make promote VERSION=3 DRY_RUN=1": "the version that is promoted before cannot be promoted again; tests/flows run dry runs",
+    r"prefect deployment run cycle/cycle": "trains; tests/flows runs the flow",
     r"python -m evals\.(bench|compare|demo|evaluation|developers)( (?!--help$).*)?": "takes minutes; tests/evals runs the parts",
     r"(TABLOOP_\S+ )?python -m tasks\.([\w.]*bench_\w+|groups|trainer\.\w+)( .*)?": "takes minutes; tests/tasks runs the parts",
     r"(TABLOOP_\S+ )?python -m tasks\.judged( .*)?": "takes minutes; tests/tasks/judged runs the parts",
@@ -78,16 +84,24 @@ def matches(command: Command, patterns: tuple[str, ...]) -> bool:
     return any(re.fullmatch(pattern, command.text) for pattern in patterns)
 
 
-def run(command: str, folder: Path, environment: Mapping[str, str]) -> None:
+def run(command: str, folder: Path, environment: Mapping[str, str], values: Mapping[str, str] = MappingProxyType({})) -> None:
     """Run a command in the repository's root, with values for its placeholders and the virtual environment first on the PATH."""
     filled = command
-    for placeholder, value in PLACEHOLDERS.items():
+    for placeholder, value in {**PLACEHOLDERS, **values}.items():
         filled = re.sub(placeholder, value, filled)
     filled = filled.replace("autocomplete.jsonl", str(folder / "autocomplete.jsonl"))
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     variables = {**os.environ, **environment, "PATH": path, "PYTHONPATH": str(ROOT)}
     result = subprocess.run(filled, shell=True, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=120, check=False)
     assert result.returncode in EXIT_CODES.get(command, (0,)), f"{filled}\n{result.stdout}\n{result.stderr}"
+
+
+def addresses_and_token(settings: Settings) -> dict[str, str]:
+    """Return this stack's addresses of the two ports in place of the default ones, and the token of editors."""
+    serving = settings.serving
+    assert serving.token
+    ports = {r"127\.0\.0\.1:8081": serving.port, r"127\.0\.0\.1:8082": serving.feedback_port}
+    return {default: f"127.0.0.1:{port}" for default, port in ports.items()} | {r"\bTOKEN\b": serving.token.get_secret_value()}
 
 
 def register_versions(stack: Stack, count: int) -> None:
@@ -100,6 +114,12 @@ def register_versions(stack: Stack, count: int) -> None:
 def test_every_command_is_run_or_has_a_reason_not_to() -> None:
     patterns = (*WITHOUT_SERVERS, *WITH_STACK, *NOT_RUN)
     assert [f"{command.page}: {command.text}" for command in COMMANDS if not matches(command, patterns)] == []
+
+
+async def test_every_command_of_a_generated_page_is_one_of_these_or_the_beginning_of_one() -> None:
+    for path, text in site.generated(ROOT, await describe(load(LOCAL, {}))).items():
+        named = [Command(each, path) for each in commands_of(text) if not any(c.text.startswith(each) for c in COMMANDS)]
+        assert [command for command in named if not matches(command, (*WITHOUT_SERVERS, *WITH_STACK, *NOT_RUN))] == []
 
 
 def test_the_readme_contains_the_main_commands() -> None:
@@ -121,6 +141,6 @@ async def test_commands_with_the_stack_succeed(stack: Stack, tmp_path: Path) -> 
         for deployment in ("cycle", "experiment"):
             await prefect.pause(deployment, True)
         for text in sorted({command.text for command in COMMANDS if matches(command, WITH_STACK)}):
-            run(text, tmp_path, clients(stack.settings))
+            run(text, tmp_path, clients(stack.settings), addresses_and_token(stack.settings))
         for deployment in ("cycle", "experiment"):
             await prefect.pause(deployment, False)

@@ -105,7 +105,7 @@ def page(report: Report) -> str:
     return f"""<!doctype html><html lang="en"><meta charset="utf-8"><title>tabloop: demo report</title><style>{STYLE}</style>
 <h1>tabloop: demo report</h1>
 <p><b>{sentence}</b> {report.cycles} cycles, {report.promotions} promoted, {report.rejections} rejected;
-seed {report.seed}, {report.seconds:.0f} s. Developers are simulated (infra/docs/evaluation.md); held-out judge:
+seed {report.seed}, {report.seconds:.0f} s. Developers are simulated (infra/docs/demo-report.md); held-out judge:
 {escape(report.judge)}.</p><p>{links}</p>
 <h2>The same developers at the same positions</h2>
 <table><tr><th></th><th class="n">base at its best (v{report.base_version})</th>
@@ -123,7 +123,7 @@ seed {report.seed}, {report.seconds:.0f} s. Developers are simulated (infra/docs
 <p class="note">tasks/README.md explains the buckets. The next window repeats the requests of a rejected candidate.</p>
 <h2>What the completions of each cycle's window were worth</h2>
 <table><tr><th></th>{cycle_headings}</tr>{measures}</table>
-<p class="note">Of users whose editor reports what became of completions; infra/docs/loop.md has the definitions.</p>
+<p class="note">Of users whose editor reports what became of completions; infra/docs/how/measures.md has the definitions.</p>
 <h2>The last cycle's, by language and by decile of users</h2>
 <table><tr><th class="n">group</th><th class="n">requests</th>{ratio_headings}</tr>{groups}</table>
 <h2>Before and after</h2>{"".join(map(_example, report.examples))}</html>

@@ -78,7 +78,7 @@ def _place(read: Callable[[Row, int], HeldOutPlace], row: Row, number: int, want
     except (KeyError, ValueError, TypeError) as error:
         raise Malformed(
             f"evaluate.sets, set {wanted.name!r}: row {number} of {file} is not of {wanted.kind} "
-            f"({type(error).__name__}: {error}); it has the fields {sorted(row)}. expected those of infra/docs/evaluation.md"
+            f"({type(error).__name__}: {error}); it has the fields {sorted(row)}. expected those of infra/docs/how/held-out.md"
         ) from error
 
 

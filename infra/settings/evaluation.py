@@ -99,7 +99,7 @@ class Gate(Section):
 
 
 class HeldOut(Section):
-    """A held-out set (infra/docs/evaluation.md, "Held-out sets")."""
+    """A held-out set (infra/docs/how/held-out.md)."""
 
     name: str = Field(pattern=r"^[\w.-]+$")
     """Name of the set, as in reports."""

@@ -145,7 +145,7 @@ class External(Section):
     """Registry version of the weights it was started with; 0: the base model."""
     swap: Literal["none", "vllm"] = "none"
     """How its weights are exchanged. none: it always serves that version. vllm: by the development endpoints of a vLLM that runs
-    tabloop's worker extension and serves this replica of the app alone (serving/README.md)."""
+    tabloop's worker extension and serves this replica of the app alone (infra/docs/operate/engines.md)."""
 
     @field_validator("url")
     @classmethod

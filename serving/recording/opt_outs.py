@@ -2,7 +2,7 @@
 
 An editor may send the opt-out header with completions and not with feedback. An event belongs to such a request if it names its
 completion id, if it has the editor's id of an earlier event of it, or if it has its place: the same suffix, and a prefix that
-begins with the request's (infra/docs/loop.md, "The join"). Ids and places are kept as keyed hashes, in a file too, which a
+begins with the request's (infra/docs/how/labels.md, "The join"). Ids and places are kept as keyed hashes, in a file too, which a
 restarted app reads. Every replica of the app has its own: have the balancer send a user's requests and events to one replica.
 """
 

@@ -1,4 +1,4 @@
-"""Write the exposures and the facts of an experiment as Parquet, for GrowthBook, Eppo or SQL (infra/docs/loop.md).
+"""Write the exposures and facts of an experiment as Parquet, for GrowthBook, Eppo or SQL (infra/docs/operate/other-systems.md).
 
 The files hold keyed hashes of users, so they are made on demand, on this machine, for their owner alone. Who was forgotten before
 is not in them; erasure does not reach files that were made earlier.
@@ -63,8 +63,8 @@ def export(store: ObjectStore, settings: Settings, identifier: str, folder: Path
 def facts(labelled: pl.DataFrame, experiment: ExperimentRecord, plan: Plan, until: float) -> pl.DataFrame:
     """Return a row for each request that the test counts, and for each of these users' requests before it.
 
-    The columns are those of infra/docs/loop.md: who, when, which variation (empty before the test), the weight by which the caps
-    let the request count, and the value of every metric and denominator.
+    The columns are those of infra/docs/operate/other-systems.md: who, when, which variation (empty before the test), the weight
+    by which the caps let the request count, and the value of every metric and denominator.
     """
     during, before = by_test(labelled, experiment, until)
     counted = during.join(weights(during, plan), on=["arm", "user", "credential"], how="left")

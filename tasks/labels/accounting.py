@@ -126,7 +126,7 @@ class RequestAccounting:
             f"{samples} samples of {users} users, collect.min_samples asks for {asked}: {buckets['over_share']} more are over a "
             f"share (collect.max_user_share = {share:g} asks for {least_groups(share)} users or more with as many samples each; "
             f"also collect.max_credential_share, collect.max_project_share), {buckets['new_user']} are of users not known "
-            'yet (collect.max_new_users); a small team sets these by infra/docs/loop.md, "Caps"',
+            "yet (collect.max_new_users); a small team sets these by infra/docs/how/caps.md",
         )
 
 

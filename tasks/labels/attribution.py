@@ -1,7 +1,7 @@
 """Attribute feedback to completions: pure functions over frames of events, in any order, delivered any number of times.
 
 An impression (one completion shown to a developer) matches by the completion id if the client sends it, else by content (see
-infra/docs/loop.md, "The join"):
+infra/docs/how/labels.md, "The join"):
 
     same place     same project and user, within join_seconds, same prefix and suffix, shown text starts the completion
     stream reuse   event prefix = request prefix + typed, same suffix, typed + shown text starts the completion

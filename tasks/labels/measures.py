@@ -1,7 +1,7 @@
 """What completions are worth, one definition each: expressions over labelled requests, and their sums by group. Pure.
 
-The ratios of the sums are in infra/records/measures.py; infra/docs/loop.md has them in words. The A/B test takes its metrics from
-the same expressions (tasks/experiments/metrics.py), and the reward what is kept.
+The ratios of the sums are in infra/records/measures.py; infra/docs/how/measures.md has them in words. The A/B test takes its
+metrics from the same expressions (tasks/experiments/metrics.py), and the reward what is kept.
 """
 
 from typing import get_args

@@ -1,4 +1,4 @@
-"""The meaning of each quarantine reason, for people. infra/docs/loop.md holds the same table."""
+"""The meaning of each quarantine reason, for people. infra/docs/how/labels.md holds the same table."""
 
 REASONS: dict[str, str] = {
     "secret": "the code around the cursor held a secret, so the record has no tokens",

@@ -4,7 +4,7 @@ Each recipe starts from the base model and makes samples of the same pauses. The
 served at, meets the base at its best temperature and as served, at the same places of three grounds (evals/grounds.py). No server
 takes part. Every part of a run is kept in var/bench/recipes, where the next call finds it. The figures are written to
 var/bench/recipes.json, those so far after each run to var/bench/recipes-so-far.json. tasks/recipes/table.py has the recipes,
-infra/docs/loop.md says how they are compared.
+infra/docs/contribute/benchmarks.md says how they are compared.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Compute the reward and the advantage of each sample. Pure; the theory is in infra/docs/loop.md, "Rewards and advantages".
+"""Compute the reward and the advantage of each sample. Pure; the theory is in infra/docs/how/rewards.md.
 
 `reward_samples` is the whole pipeline: `reward`, `estimate_advantages`, and the cap on the weight of each user.
 """

@@ -47,6 +47,6 @@ def _factors(samples: pl.DataFrame, weight: pl.Expr, shares: Mapping[str, float]
         )
         raise TooFewToShare(
             f"too few have any weight to be within their shares of it: {asked} that collect.max_user_weight and the other shares "
-            'ask for; a small team sets these by infra/docs/loop.md, "Caps"'
+            "ask for; a small team sets these by infra/docs/how/caps.md"
         )
     return pl.Series(factors, dtype=pl.Float64)

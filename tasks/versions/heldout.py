@@ -123,7 +123,7 @@ def scored_sets(
     if not any(one.scored for one in found):
         raise NoPlaces(
             f"{manifest.cycle}: its held-out sets {[one.name for one in written]} have no place that training data do not hold; "
-            "name more code in evaluate.sets (infra/docs/evaluation.md), then run `prefect deployment run cycle/cycle`"
+            "name more code in evaluate.sets (infra/docs/how/held-out.md), then run `prefect deployment run cycle/cycle`"
         )
     return tuple(one for one in found if one.places)
 

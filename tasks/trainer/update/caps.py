@@ -104,7 +104,7 @@ def settled_ceilings(samples: Sequence[Sample], logprobs: Mapping[int, Sequence[
         have = ", ".join(f"{len({getattr(sample, name) for sample in heavy})} {name}s" for name in limited)
         raise HarmfulUpdate(
             f"weight_shares = {job.weight_shares}: {have} have a settled text that is trained on, expected at least 1 / share of "
-            'each; wait for more users, or set the shares by infra/docs/loop.md, "Caps"'
+            "each; wait for more users, or set the shares by infra/docs/how/caps.md"
         )
     with np.errstate(divide="ignore"):
         ceilings = np.where(inside, powers + np.log(factors), -math.inf)

@@ -4,7 +4,7 @@ The clip holds the policy near the proximal policy. For samples of the current v
 log-probabilities the server recorded; for older samples, or for all (`recomputed`), it is the weights at the start of the
 update, or of each step (`proximal`), and a truncated importance weight corrects for the difference from the behaviour policy.
 
-safety.py refuses a step, which is then noted and left out, or the whole update. infra/docs/trainer.md explains the options.
+safety.py refuses a step, which is then noted and left out, or the whole update. infra/docs/how/training.md explains the options.
 """
 
 import json

@@ -1,10 +1,13 @@
 """/openapi.json describes every answer: real answers of every route fit their schemas."""
 
+import json
 from typing import Any
 
 import pytest
 from openapi_schema_validator import OAS31Validator
 
+from infra.settings import LOCAL, load
+from serving.__main__ import describe
 from tests.serving.fakes import House
 from tests.serving.gateway.test_feedback import DATA, RLINF_BODY, continue_event
 from tests.serving.helpers import ADMINISTRATOR, CONTINUE, INFILL
@@ -24,6 +27,12 @@ BODIES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/events", {"type": "view", "completion_id": "c"}),
 )
 WRONG: dict[str, Any] = {"prompt": 1, "outcome": "loved", "name": 3}
+
+
+async def test_the_documentation_is_made_from_what_is_served(house: House) -> None:
+    described = json.loads(json.dumps(await describe(load(LOCAL, {}))))
+    for number, port in enumerate(("completions", "feedback")):
+        assert described[port] == await document(house, number)
 
 
 async def document(house: House, app: int = 0) -> dict[str, Any]:

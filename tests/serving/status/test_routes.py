@@ -223,7 +223,7 @@ async def _page(house: House) -> str:
 
 
 async def test_every_route_is_documented(house: House) -> None:
-    page = (ROOT / "infra" / "docs" / "serving.md").read_text()
+    page = (ROOT / "infra" / "docs" / "reference" / "api.md").read_text()
     for app in house.apps:
         assert isinstance(app, FastAPI)
         paths = {route.path for route in app.routes if isinstance(route, Route) and route.include_in_schema}

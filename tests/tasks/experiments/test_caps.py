@@ -70,5 +70,5 @@ def test_a_crowd_of_one_credential_decides_nothing_where_each_developer_has_one(
 
 
 def test_a_crowd_with_a_shared_token_is_bounded_by_the_new_users_of_a_day_alone() -> None:
-    """Said in infra/docs/loop.md, "Caps": the attack works where nobody can tell users apart."""
+    """Said in infra/docs/how/caps.md: the attack works where nobody can tell users apart."""
     assert [run_crowd(False, GATE, seed, count=1000) for seed in range(4)].count("promote") >= 2

@@ -18,7 +18,7 @@ def test_each_reason_of_the_accounting_and_of_the_row_expectations_has_a_meaning
 
 
 def test_the_docs_have_the_same_table() -> None:
-    page = (ROOT / "infra/docs/loop.md").read_text()
+    page = (ROOT / "infra/docs/how/labels.md").read_text()
     table = page.partition("| quarantine reason | meaning |\n| --- | --- |\n")[2].partition("\n\n")[0]
     assert dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", table, re.MULTILINE)) == REASONS
 

@@ -1,0 +1,207 @@
+"""The documentation: generated pages are complete, no link is dead, and MkDocs builds it strictly, to be read offline."""
+
+import asyncio
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import yaml
+from prometheus_client import generate_latest
+from pydantic import BaseModel
+
+from infra.docs_build import site
+from infra.docs_build.diagram import DiagramError, parse, place, svg
+from infra.docs_build.markdown import anchors, links
+from infra.records import Completion, Feedback, OfflineExample, Record, ShadowCopy
+from infra.settings import LOCAL, ROOT, Settings, load
+from serving.__main__ import describe
+from serving.metrics import Metrics
+
+CONFIG = ROOT / "infra/mkdocs.yml"
+MKDOCS = ROOT / ".venv-docs/bin/python"
+READMES = [ROOT / "README.md", *sorted(ROOT.glob("*/README.md")), ROOT / "tasks/trainer/README.md"]
+FROM_ELSEWHERE = re.compile(r"<(?:script|img|link|iframe|source)\b[^>]*?(?:src|href)=\"?((?:https?:)?//[^\s\">]+)")
+
+
+@pytest.fixture(scope="module")
+def app() -> dict[str, Any]:
+    return asyncio.run(describe(load(LOCAL, {})))
+
+
+@pytest.fixture(scope="module")
+def pages(app: dict[str, Any]) -> dict[str, str]:
+    return site.sources(ROOT, app)
+
+
+def field_paths(model: type[BaseModel], path: str = "") -> set[str]:
+    """Return the path of every setting below a section, by the JSON schema: not by what makes the page."""
+    schema = model.model_json_schema()
+    found: set[str] = set()
+
+    def walk(part: dict[str, Any], path: str) -> None:
+        if "$ref" in part:
+            part = schema["$defs"][part["$ref"].rpartition("/")[2]]
+        for name, field in part.get("properties", {}).items():
+            found.add(f"{path}.{name}".lstrip("."))
+            walk(field, f"{path}.{name}")
+        for each in (*part.get("anyOf", ()), *part.get("oneOf", ()), *part.get("allOf", ())):
+            walk(each, path)
+        for each in (*part.get("prefixItems", ()), *([part["items"]] if isinstance(part.get("items"), dict) else ())):
+            walk(each, f"{path}[]")
+        if isinstance(part.get("additionalProperties"), dict):
+            walk(part["additionalProperties"], f"{path}.NAME")
+
+    walk(schema, path)
+    return found
+
+
+def test_every_setting_has_its_row(pages: dict[str, str]) -> None:
+    page = pages["operate/settings.md"]
+    paths = field_paths(Settings)
+    assert {"serving.port", "serving.tokens.NAME.sha256", "evaluate.sets[].name", "serving.engines[].url"} <= paths
+    groups = {path for path in paths if any(other.startswith(f"{path}.") for other in paths)}
+    assert [path for path in sorted(paths - groups) if f"`{path}` | " not in page] == []
+    assert [path for path in sorted(groups) if f"`{path}`" not in page and f"## {path}\n" not in page] == []
+
+
+def test_a_row_names_type_limits_default_and_what_is_shipped(pages: dict[str, str]) -> None:
+    rows = dict(re.findall(r"`([\w.]+)` \| ([^|]+) \|", pages["operate/settings.md"]))
+    assert rows["serving.sampling.max_tokens"].startswith("whole number, at least 1; `32`")
+    assert rows["store.endpoint"] == "text; `http://127.0.0.1:9000`; production: empty"
+    assert rows["serving.token"] == "secret; none"
+
+
+def test_every_metric_has_its_row(pages: dict[str, str]) -> None:
+    metrics = re.findall(r"^# HELP (\S+) (.*)$", generate_latest(Metrics().registry).decode(), re.MULTILINE)
+    page = pages["operate/metrics.md"]
+    assert len(metrics) > 20
+    assert [name for name, _ in metrics if f"`{name}`" not in page and not name.endswith("_created")] == []
+
+
+def test_every_route_and_field_of_a_body_is_on_the_page(pages: dict[str, str], app: dict[str, Any]) -> None:
+    page, missing = pages["reference/http.md"], []
+    for port in ("completions", "feedback"):
+        for path, operations in app[port]["paths"].items():
+            missing += [f"{method} {path}" for method in operations if f"{method.upper()} {path}" not in page]
+            body = operations.get("post", {}).get("requestBody", {}).get("content", {}).get("application/json", {})
+            for form in body.get("schema", {}).get("anyOf", [body.get("schema", {})]):
+                missing += [f"{path}: {name}" for name in form.get("properties", {}) if f"| `{name}` |" not in page]
+    assert missing == []
+    assert "`segments.prefix`" in page and "`data.completionId`" in page, "fields of objects in a body"
+
+
+def fields_of(page: str, record: type[Record]) -> list[str]:
+    section = page.partition(f"\n## {record.__name__}\n")[2].partition("\n## ")[0]
+    return re.findall(r"^\| <a [^>]+></a>`(\w+)` \|", section, re.MULTILINE)
+
+
+def test_every_field_of_every_record_has_its_row(pages: dict[str, str]) -> None:
+    events = (Completion, Feedback, ShadowCopy, OfflineExample)
+    for record in Record.__subclasses__():
+        if record.__module__.startswith("infra.records"):
+            page = pages["reference/events.md" if record in events else "reference/records.md"]
+            assert fields_of(page, record) == list(record.model_fields), record
+
+
+def test_every_make_target_has_its_row(pages: dict[str, str]) -> None:
+    phony = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    targets = " ".join(phony).split()
+    assert {"docs", "demo", "test"} <= set(targets)
+    assert [name for name in targets if f"`make {name}`" not in pages["reference/commands.md"]] == []
+
+
+def test_no_link_of_a_page_is_dead(pages: dict[str, str]) -> None:
+    assert site.dead_links(pages) == []
+
+
+def test_a_dead_link_is_found() -> None:
+    pages = {
+        "a.md": "# A\n[b](how/b.md#here) [c](how/b.md#there) [d](d.md) [e](../e.md) `[x](y.md)` [f](https://host)",
+        "how/b.md": "## Here\n[a](../a.md)",
+    }
+    dead = [line.split(": ")[1] for line in site.dead_links(pages)]
+    assert dead == ["how/b.md#there", "d.md", "../e.md"]
+
+
+@pytest.mark.parametrize("readme", READMES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_no_link_of_a_readme_is_dead(readme: Path) -> None:
+    for link in links(readme.read_text()):
+        target, _, anchor = link.partition("#")
+        if not re.match(r"[a-z]+:", link):
+            file = readme.parent / target if target else readme
+            assert file.exists(), link
+            assert not anchor or anchor in anchors(file.read_text()), link
+
+
+def nav_of(entries: list[Any]) -> list[str]:
+    flat: list[str] = []
+    for entry in entries:
+        value = next(iter(entry.values())) if isinstance(entry, dict) else entry
+        flat += nav_of(value) if isinstance(value, list) else [value]
+    return flat
+
+
+def test_the_navigation_names_every_page_once(pages: dict[str, str]) -> None:
+    assert sorted(nav_of(yaml.safe_load(CONFIG.read_text())["nav"])) == sorted(pages)
+
+
+def test_a_diagram_is_drawn_with_its_boxes_arrows_and_title() -> None:
+    drawn = svg("flowchart LR\naccTitle: a & b\na(Ada) -->|asks| b[One<br>two] -.-> c[(Store)]\na --> c\nc --> a")
+    root = ElementTree.fromstring(drawn)
+    texts = [element.text for element in root.iter() if element.text and element.text.strip()]
+    assert texts[0] == "a & b" and {"Ada", "asks", "One", "two", "Store"} <= set(texts)
+    name = "{http://www.w3.org/2000/svg}"
+    assert len(list(root.iter(f"{name}rect"))) == 3
+    arrows = [path for path in root.iter(f"{name}path") if path.get("class") == "arrow"]
+    assert len(arrows) == 4 and [bool(path.get("stroke-dasharray")) for path in arrows] == [False, True, False, False]
+
+
+@pytest.mark.parametrize("path", [path for path, text in site.written(ROOT).items() if "```mermaid" in text])
+def test_the_boxes_of_a_diagram_do_not_overlap(path: str) -> None:
+    for source in site.MERMAID.findall(site.written(ROOT)[path]):
+        placed, _, width, _ = place(parse(source))
+        nodes = list(placed.values())
+        for number, a in enumerate(nodes):
+            assert a.x >= 0 and a.x + a.width <= width
+            for b in nodes[number + 1 :]:
+                assert a.x + a.width <= b.x or b.x + b.width <= a.x or a.y + a.height <= b.y or b.y + b.height <= a.y, (a, b)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("graph TD\na --> b", "expected a diagram to begin with `flowchart LR`"),
+        ("flowchart LR\na --> b", "accTitle"),
+        ("flowchart LR\naccTitle: t\na == b", "expected an arrow at character 1"),
+        ("flowchart LR\naccTitle: t\na -->", "expected a node behind the last arrow"),
+        ("flowchart LR\naccTitle: t\n[a]", "expected a node at character 0"),
+    ],
+)
+def test_a_diagram_that_cannot_be_drawn_is_refused(source: str, words: str) -> None:
+    with pytest.raises(DiagramError) as error:
+        svg(source)
+    assert words in str(error.value)
+
+
+@pytest.mark.skipif(not MKDOCS.exists(), reason="`make docs` installs MkDocs into .venv-docs")
+def test_the_site_builds_strictly_and_loads_nothing_from_another_host(pages: dict[str, str], tmp_path: Path) -> None:
+    for path, text in pages.items():
+        file = tmp_path / "pages" / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    (tmp_path / "pages/assets").mkdir()
+    for asset in (ROOT / "infra/docs/assets").iterdir():
+        (tmp_path / "pages/assets" / asset.name).write_bytes(asset.read_bytes())
+    config = tmp_path / "mkdocs.yml"
+    config.write_text(f"INHERIT: {CONFIG}\ndocs_dir: {tmp_path / 'pages'}\nsite_dir: {tmp_path / 'out'}\n")
+    command = [str(MKDOCS), "-m", "mkdocs", "build", "--strict", "--quiet", "--config-file", str(config)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    built = list((tmp_path / "out").rglob("*.html"))
+    assert len(built) >= len(pages)
+    assert [(file.name, found) for file in built for found in FROM_ELSEWHERE.findall(file.read_text())] == []
+    styles = "".join(file.read_text() for file in (tmp_path / "out").rglob("*.css"))
+    assert not re.search(r"(?:url\(|@import )[\"']?(?:https?:)?//", styles)
