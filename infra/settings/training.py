@@ -1,7 +1,7 @@
 """Settings of the trainer: the options of one update, and how the flow starts it."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -89,6 +89,9 @@ class UpdateSettings(Section):
     settled_max_loss: float = Field(0.0, ge=0)
     """Largest mean cross-entropy of a settled text, in nats per token, that is trained on: above it, the text is far from
     anything the policy could write. 0: no bound."""
+    settled_least_power: float = Field(0.0, ge=0, lt=1)
+    """Least p^q (`settled_exponent`) of a settled text at the update's start that is trained on: rarer ones cost as much and
+    hardly move the weights. Finding them takes a forward pass over all settled text. 0: all are trained on."""
     context_weight: float = Field(0.0, ge=0)
     """Weight of the language-model loss of a prompt token, relative to 1 for a sampled token; 0: no such loss."""
     context_tokens: int = Field(32, ge=1)
@@ -107,6 +110,15 @@ class UpdateSettings(Section):
     megatron_arguments: dict[str, Any] = Field(default={})
     """Arguments of Megatron-core, passed through verbatim to its TransformerConfig and OptimizerConfig (names as there). Names
     that the trainer must set itself are refused."""
+
+    @model_validator(mode="after")
+    def _probability_weighs(self) -> Self:
+        if self.settled_least_power and not self.settled_exponent:
+            raise ValueError(
+                f"settled_least_power = {self.settled_least_power:g}, expected 0 with settled_exponent = 0: a text's probability "
+                "does not change its weight; set settled_exponent, 0.3 for example"
+            )
+        return self
 
 
 class Groups(Section):

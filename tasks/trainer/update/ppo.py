@@ -35,9 +35,9 @@ from tasks.trainer.update import optimizer_state, reports, safety
 from tasks.trainer.update.batches import FixedPolicies, MicroBatch, micro_batches, minibatches, read
 from tasks.trainer.update.logged import logged_answers
 from tasks.trainer.update.logit_scale import LogitScale
-from tasks.trainer.update.logprobs import current_logprobs, fixed_policies, logits_of, outputs_of, shape_of
+from tasks.trainer.update.logprobs import current_logprobs, fixed_policies, logits_of, outputs_of, settled_logprobs, shape_of
 from tasks.trainer.update.losses import objective
-from tasks.trainer.update.targets import taught_by, uses_sampled_tokens, without_sampled_tokens
+from tasks.trainer.update.targets import likely_enough, taught_by, trained_part
 
 AGREEMENT_SAMPLES = 64
 """Most samples of the current version, spread over the update, on which trainer and server are compared."""
@@ -247,12 +247,15 @@ def run(job: Job) -> Metrics:
     every = read(job.samples, config["vocab_size"], config["max_position_embeddings"])
     safety.check_classes(every)
     samples = taught_by(every, job)
-    trained_rows = samples if uses_sampled_tokens(job) else [without_sampled_tokens(sample) for sample in samples]
-    check_memory(job, config, trained_rows, process_memory())
+    check_memory(job, config, trained_part(samples, job), process_memory())
     model = load_model(job, config)
 
     clock.append(("starting log-probabilities", time.monotonic()))
     agreement = compare_with_server(model, every, job)
+    if job.settled_least_power and job.settled_weight:
+        settled = [i for i, sample in enumerate(samples) if sample.settled_token_ids]
+        samples = likely_enough(samples, settled_logprobs(model, samples, job, settled), job)
+    trained_rows = trained_part(samples, job)
     policies = fixed_policies(model, trained_rows, job)
 
     clock.append(("update", time.monotonic()))

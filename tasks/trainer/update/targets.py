@@ -1,6 +1,7 @@
 """What the samples teach: their sampled tokens, their settled text, or both, by the weights of the loss."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 from infra.records import Sample
 from infra.settings.training import UpdateSettings
@@ -29,6 +30,31 @@ def taught_by(samples: Sequence[Sample], options: UpdateSettings) -> Sequence[Sa
     return settled
 
 
-def without_sampled_tokens(sample: Sample) -> Sample:
-    """Return the sample with its settled text alone: its sampled tokens would cost a pass and change nothing."""
-    return sample.model_copy(update={"token_ids": (), "logprobs": ()})
+def trained_part(samples: Sequence[Sample], options: UpdateSettings) -> Sequence[Sample]:
+    """Return the samples with what a term of the loss reads: sampled tokens that none does would cost a pass for nothing."""
+    if uses_sampled_tokens(options):
+        return samples
+    return [sample.model_copy(update={"token_ids": (), "logprobs": ()}) for sample in samples]
+
+
+def likely_enough(samples: Sequence[Sample], logprobs: Mapping[int, Sequence[float]], options: UpdateSettings) -> list[Sample]:
+    """Return samples without the settled texts whose p^q is below `settled_least_power`.
+
+    A sample that then teaches nothing is left out.
+
+    Args:
+        logprobs: of the settled tokens at the update's start, by the sample's index.
+
+    Raises:
+        HarmfulUpdate: no sample is left.
+    """
+    least = math.log(options.settled_least_power)
+    unlikely = {i for i, values in logprobs.items() if options.settled_exponent * math.fsum(values) < least}
+    kept = [s.model_copy(update={"settled_token_ids": ()}) if i in unlikely else s for i, s in enumerate(samples)]
+    scored = uses_sampled_tokens(options)
+    found = [sample for sample in kept if sample.settled_token_ids or (scored and sample.token_ids)]
+    if not found:
+        raise HarmfulUpdate(
+            f"settled_least_power = {options.settled_least_power:g}: none of {len(logprobs)} settled texts is as likely; lower it"
+        )
+    return found

@@ -91,6 +91,7 @@ def in_one_process(directory: Path, model: Qwen2ForCausalLM) -> dict[str, Any]:
         "bandit": learning.check_bandit(directory, Parallel()),
         "grouped_bandit": learning.check_bandit(directory, Parallel(), group=8),
         "caps": learning.check_caps(directory, Parallel()),
+        "unlikely": learning.check_unlikely(directory, directory.parent),
         "rejections": learning.check_rejections(directory, model),
         "peaks": memory.check_peaks(),
         "memory": memory.check_refused(directory),

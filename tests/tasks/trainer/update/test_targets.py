@@ -1,10 +1,12 @@
 """What the samples teach under the weights of the loss."""
 
+import math
+
 import pytest
 
 from infra.settings.training import UpdateSettings
 from tasks.trainer.update.safety import HarmfulUpdate
-from tasks.trainer.update.targets import taught_by, uses_sampled_tokens, without_sampled_tokens
+from tasks.trainer.update.targets import likely_enough, taught_by, trained_part, uses_sampled_tokens
 from tests.tasks.made import sample
 
 BOTH, SHOWN = sample("both", settled_token_ids=[7, 8]), sample("shown")
@@ -20,8 +22,9 @@ def test_with_a_surrogate_every_sample_teaches() -> None:
 def test_without_a_surrogate_only_settled_text_teaches() -> None:
     assert not uses_sampled_tokens(SETTLED_ONLY)
     assert taught_by([BOTH, SHOWN, ALONE], SETTLED_ONLY) == [BOTH, ALONE]
-    assert without_sampled_tokens(BOTH).token_ids == without_sampled_tokens(BOTH).logprobs == ()
-    assert without_sampled_tokens(BOTH).settled_token_ids == (7, 8)
+    (part,) = trained_part([BOTH], SETTLED_ONLY)
+    assert part.token_ids == part.logprobs == () and part.settled_token_ids == (7, 8)
+    assert trained_part([BOTH, SHOWN], UpdateSettings()) == [BOTH, SHOWN]
 
 
 @pytest.mark.parametrize("weight", ["kl_weight", "entropy_weight"])
@@ -35,3 +38,19 @@ def test_the_kl_and_entropy_terms_read_the_sampled_tokens(weight: str) -> None:
 def test_an_update_that_nothing_teaches_is_refused(samples, options) -> None:
     with pytest.raises(HarmfulUpdate, match=r"surrogate_weight = 0, .* nothing teaches"):
         taught_by(samples, options)
+
+
+def test_settled_text_that_the_policy_hardly_ever_writes_is_left_out() -> None:
+    options = SETTLED_ONLY.model_copy(update={"settled_exponent": 0.5, "settled_least_power": math.exp(-2.0)})
+    logprobs = {0: [-2.0, -2.1], 2: [-4.0]}  # 0 by its whole text, 2 just within
+    assert likely_enough([BOTH, SHOWN, ALONE], logprobs, options) == [ALONE]
+    without = BOTH.model_copy(update={"settled_token_ids": ()})
+    surrogate = options.model_copy(update={"surrogate_weight": 1.0})
+    assert likely_enough([BOTH, SHOWN, ALONE], logprobs, surrogate) == [without, SHOWN, ALONE], "what was shown still teaches"
+    with pytest.raises(HarmfulUpdate, match=r"settled_least_power = 0\.135335: none of 1 settled texts"):
+        likely_enough([BOTH], {0: [-9.0, 0.0]}, options)
+
+
+def test_a_least_power_needs_an_exponent() -> None:
+    with pytest.raises(ValueError, match=r"settled_least_power = 0\.01, expected 0 with settled_exponent = 0"):
+        UpdateSettings(settled_least_power=0.01)
