@@ -37,6 +37,7 @@ WITH_STACK = (
     r"python -m tasks\.experiments\.planner",
     r"python -m tasks\.experiments (history|explain VERSION|recompute ID|export ID)",
     r"prefect --no-prompt deploy --all",
+    r"python -m infra\.bootstrap",
     r"prefect deployment run .*",
 )
 """Commands that need the servers of `make up`."""

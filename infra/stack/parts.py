@@ -16,6 +16,7 @@ from pydantic import SecretStr
 from infra import settings as settings_
 from infra.authorization import basic, mlflow_variables
 from infra.settings import Settings
+from infra.stack import orchestration
 from infra.stack.door import CREDENTIAL
 from infra.stack.processes import MARK
 
@@ -124,14 +125,20 @@ def unused_services(settings: Settings) -> tuple[str, ...]:
 
 
 def clients(settings: Settings) -> dict[str, str]:
-    """Return the environment variables by which the clients of Prefect and MLflow find and enter the servers."""
+    """Return the environment variables by which clients find and enter Prefect and MLflow, and those of prefect.yaml."""
     registry, auth = settings.registry, _text(settings.orchestration.auth_string)
     variables = {"PREFECT_API_URL": settings.orchestration.api, "MLFLOW_TRACKING_URI": registry.uri}
+    variables |= orchestration.variables(settings)
     if auth:
         variables["PREFECT_API_AUTH_STRING"] = auth
         # Prefect's client sends the string in the first message of a WebSocket; the door asks for it before.
         variables["PREFECT_CLIENT_CUSTOM_HEADERS"] = json.dumps({"Authorization": basic(auth)})
     return variables | mlflow_variables(registry)
+
+
+def client_environment(settings: Settings, given: dict[str, str]) -> dict[str, str]:
+    """Return the environment of a command that talks to the servers: that of all parts, with addresses and credentials."""
+    return environment(settings, given) | clients(settings)
 
 
 def _keys(settings: Settings) -> tuple[str, str]:
@@ -192,7 +199,7 @@ def _prefect(settings: Settings) -> Part:
 
 def _worker(settings: Settings) -> Part:
     api, pool = settings.orchestration.api, settings.orchestration.work_pool
-    command = (sys.executable, "-m", "infra.stack.worker", pool, WORKER)
+    command = (sys.executable, "-m", "infra.stack.worker", pool, settings.orchestration.work_pool_type, WORKER)
     auth = _text(settings.orchestration.auth_string)
 
     def ready(since: float) -> bool:
