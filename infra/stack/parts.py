@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -229,8 +230,10 @@ def _serving(settings: Settings) -> Part:
     host, ports = settings.serving.host, (settings.serving.port, settings.serving.feedback_port)
     # An app that listens on all addresses is reached by the loopback address.
     address = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{ports[0]}"
-    command = (sys.executable, "-m", "serving")
-    return Part("serving", command, "serving", lambda _: request(f"{address}/ready")[0] == OK, address, ports, stop_seconds=30)
+    command, seconds = (sys.executable, "-m", "serving"), math.ceil(settings.serving.drain.grace_seconds) + 10
+    return Part(
+        "serving", command, "serving", lambda _: request(f"{address}/ready")[0] == OK, address, ports, stop_seconds=seconds
+    )
 
 
 def request(url: str, body: bytes | None = None, credential: str = "") -> tuple[int, bytes]:

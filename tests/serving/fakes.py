@@ -34,6 +34,7 @@ from serving.gateway.browsers import accepted_hosts
 from serving.gateway.completions import Gateway
 from serving.gateway.detokenizer import stop_token_ids
 from serving.gateway.dialects import CLIENT_NAMES
+from serving.gateway.drain import Drain
 from serving.gateway.feedback import FeedbackService
 from serving.gateway.server import make_connections
 from serving.metrics import Metrics
@@ -346,9 +347,10 @@ class House:
         histories = [kind(self.store) for kind in (CycleHistory, MoveHistory, LookHistory, RequestHistory)]
         data = StatusData(self.registry.client(), *histories, clock=lambda: self.clock)
         links = Links("http://mlflow.test", "http://prefect.test", "m")
-        status = StatusSources(access, self.arms, self.spool, self.shipper, self.metrics, data, links)
+        self.drain = drain = Drain(self.settings.drain)
+        status = StatusSources(access, self.arms, self.spool, self.shipper, self.metrics, data, links, drain)
         completions_app = create_completions_app(gateway, feedback, status, hosts)
-        self.apps = (completions_app, create_feedback_app(feedback, self.metrics, hosts))
+        self.apps = (completions_app, create_feedback_app(feedback, self.metrics, hosts, drain))
         self.connections = make_connections(self.settings.limits, self.metrics)
         closing = asyncio.create_task(self.connections.close_expired())
         self.exit_stack.callback(closing.cancel)
