@@ -265,6 +265,9 @@ class Serving(Section):
     """Whether, and how much of, a completion is shown."""
     engines: tuple[EngineSetting, EngineSetting] = ("http://127.0.0.1:18100", "http://127.0.0.1:18101")
     """The two engine slots: the URL of an engine of tabloop, or a table that describes an external server."""
+    engine_host: str = ""
+    """Address on which tabloop's engines listen, at the ports of their URLs; empty: the URL's own host. Where that is the name of
+    a service or a proxy, an address of the engine's machine: "0.0.0.0" is all of them."""
     engine_arguments: dict[str, Any] = Field(default={})
     """Arguments passed to vLLM's engines verbatim (names as in vLLM's AsyncEngineArgs)."""
     personal_data: PersonalData = PersonalData()

@@ -26,7 +26,7 @@ from infra.settings.schema import Serving as ServingSettings
 from infra.store import AlreadyExists, ObjectStore, from_parquet
 from serving.access import Access
 from serving.app import create_completions_app, create_feedback_app
-from serving.engine.endpoints import Busy, Endpoints, EngineDead, SwapRefused, WrongVersion
+from serving.engine.endpoints import Busy, CheckpointSource, Endpoints, EngineDead, SwapRefused, WrongVersion
 from serving.engine.protocol import Delta, EngineRequest, Health, SwapResult
 from serving.engine.strangers import Strangers
 from serving.engine.version_cache import VersionCache
@@ -85,6 +85,16 @@ def tokenizer() -> Tokenizer:
     return bpe
 
 
+class AnyVersion:
+    """Checkpoints of an engine that has every version."""
+
+    def fetch(self, version: str, source: str) -> Path:
+        return Path("/versions", version)
+
+    def loaded(self, version: str, path: Path) -> None:
+        pass
+
+
 class FakeEngine:
     """An engine that samples given tokens, behind a real engine's routes."""
 
@@ -109,12 +119,13 @@ class FakeEngine:
         self.aborted = 0
         self.up = True
         self.url = ""
+        self.checkpoints: CheckpointSource = AnyVersion()
         self._connections: set[asyncio.Transport] = set()
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[str]:
         """Run the engine and yield its address."""
-        self.endpoints = Endpoints(self, ENGINE_TOKEN, {"127.0.0.1"}, Strangers(60))
+        self.endpoints = Endpoints(self, ENGINE_TOKEN, {"127.0.0.1"}, Strangers(60), self.checkpoints)
         app = self.endpoints.app()
         app.middlewares.append(self._add_connection)
         async with aiohttp_app(app) as self.url:
