@@ -92,8 +92,8 @@ def _run(module: list[str], settings: Settings, environment: dict[str, str], aga
         result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=seconds)
     except subprocess.TimeoutExpired as error:
         raise DeployError(
-            f"deployments: `{words}` did not end within {seconds:g} s (stack.ready_seconds); see the log of Prefect's server "
-            f"(of the local one: logs/prefect.log)\n  next: `{again}` again"
+            f"deployments: `{words}` did not end within {seconds:g} s; the log of Prefect's server says why (of the local "
+            f"one: logs/prefect.log), and stack.ready_seconds is the time that it has\n  next: `{again}` again"
         ) from error
     if result.returncode != 0:
         output = "\n".join((result.stdout + result.stderr).splitlines()[-25:])
