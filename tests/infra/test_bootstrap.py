@@ -1,7 +1,6 @@
 """`python -m infra.bootstrap`: from empty servers to deployments in a pool of type kubernetes, and its errors."""
 
 import json
-import os
 import re
 import uuid
 from collections.abc import Iterator
@@ -19,7 +18,6 @@ from infra import bootstrap
 from infra.registry import Registry, RegistryError
 from infra.settings import LOCAL, PRODUCTION, Settings, SettingsError, load
 from infra.stack import orchestration, pools, prefect_api, seed
-from infra.stack.parts import client_environment
 from infra.stack.prefect_api import DeployError
 from infra.store import CHECKSUMS, ObjectStore, Refused
 from tests.stack import Stack, free_ports
@@ -112,9 +110,13 @@ def empty(orchestrated: Stack) -> Iterator[Settings]:
     pool = {"work_pool": "made-by-bootstrap", "work_pool_type": "kubernetes"}
     pool["job_configuration"] = load(PRODUCTION, {}).orchestration.job_configuration
     names = {"store": {"bucket": "made-by-bootstrap"}, "registry": {"model": "made-by-bootstrap"}, "orchestration": pool}
-    yield changed(orchestrated.settings, **names)
-    orchestration.deploy(orchestrated.settings, client_environment(orchestrated.settings, dict(os.environ)))
     with prefect_api.connect(orchestrated.settings) as prefect:
+        deployed = prefect.post("deployments/filter", json={}).json()
+        yield changed(orchestrated.settings, **names)
+        for one in deployed:  # back into the session's pool; quicker than to deploy again
+            before = {"work_pool_name": one["work_pool_name"], "version": one["version"]}
+            prefect.patch(f"deployments/{one['id']}", json=before).raise_for_status()
+        assert orchestration.outdated(orchestrated.settings) == []
         prefect.delete("work_pools/made-by-bootstrap").raise_for_status()
 
 
