@@ -16,7 +16,7 @@ import httpx
 
 from infra import settings as settings_
 from infra.settings import Settings
-from infra.stack import orchestration
+from infra.stack import prefect_api
 
 WAIT_SECONDS, POLL_SECONDS = 120.0, 0.2
 ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     flow = parameters.pop("flow")
     settings = settings_.load()
     try:
-        with orchestration.connect(settings) as prefect:
+        with prefect_api.connect(settings) as prefect:
             run = start(prefect, flow, parameters)
             return report(wait(prefect, run, time.monotonic), link(settings, run))
     except (NotStarted, httpx.HTTPError) as error:
@@ -51,7 +51,7 @@ def start(prefect: httpx.Client, flow: str, parameters: dict[str, Any]) -> str:
     """Start a run of a deployment; return its id."""
     found = prefect.get(f"deployments/name/{flow}/{flow}")
     if found.status_code == httpx.codes.NOT_FOUND:
-        raise NotStarted(f"Prefect has no deployment {flow}/{flow}: `make up` or `prefect --no-prompt deploy --all` makes it")
+        raise NotStarted(f"Prefect has no deployment {flow}/{flow}: `make up` or `python -m infra.bootstrap` makes it")
     identifier = found.raise_for_status().json()["id"]
     body = {"parameters": parameters, "idempotency_key": uuid.uuid4().hex}  # a repeated request starts one run
     return prefect.post(f"deployments/{identifier}/create_flow_run", json=body).raise_for_status().json()["id"]

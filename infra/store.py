@@ -9,14 +9,21 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
 import boto3
 import pyarrow as pa
 import pyarrow.parquet as pq
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError, IncompleteReadError, ReadTimeoutError, ResponseStreamingError
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    IncompleteReadError,
+    NoCredentialsError,
+    ReadTimeoutError,
+    ResponseStreamingError,
+)
 from urllib3.exceptions import HTTPError
 
 from infra import settings as settings_
@@ -43,6 +50,10 @@ class AlreadyExists(ValueError):
 
 class Unreachable(RuntimeError):
     """The object store did not respond completely in any attempt."""
+
+
+class Refused(RuntimeError):
+    """The object store refuses the credentials or the bucket."""
 
 
 class ConditionalPutsIgnored(RuntimeError):
@@ -100,13 +111,30 @@ class ObjectStore:
         )
         return cls(client, settings.bucket, lock=settings_.path(settings.lock) if settings.lock else None)
 
-    def ensure_bucket(self) -> None:
-        """Create the bucket if it is missing."""
+    def ensure_bucket(self) -> bool:
+        """Create the bucket if it is missing, and return whether it was.
+
+        Raises:
+            Refused: the server refuses the credentials, or the bucket belongs to someone else or to another region.
+        """
         with self._reporting("look for the bucket"):
             try:
                 self._client.head_bucket(Bucket=self.bucket)
-            except ClientError:
-                self._client.create_bucket(Bucket=self.bucket)
+                return False
+            except NoCredentialsError as error:
+                self._refuse("no credentials found", error)
+            except ClientError as error:
+                if _status(error) != 404:
+                    self._refuse(f"HTTP {_status(error)} for the bucket {self.bucket!r}", error)
+            # AWS wants the region in the body, except for its first.
+            region: Any = self._client.meta.region_name
+            place: Any = {} if region == "us-east-1" else {"CreateBucketConfiguration": {"LocationConstraint": region}}
+            try:
+                self._client.create_bucket(Bucket=self.bucket, **place)
+            except ClientError as error:
+                if error.response["Error"]["Code"] != "BucketAlreadyOwnedByYou":  # by an attempt whose response was lost
+                    self._refuse(f"the bucket {self.bucket!r} cannot be created", error)
+            return True
 
     def check_conditional_puts(self) -> None:
         """Check that two writers cannot overwrite each other's object: the server honours conditional puts, or a lock exists.
@@ -287,17 +315,31 @@ class ObjectStore:
         try:
             yield
         except ClientError as error:
-            if error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0) < 500:
+            if _status(error) < 500:
                 raise
             raise self._unreachable(what, key, error) from error
         except (BotoCoreError, HTTPError, OSError) as error:
             raise self._unreachable(what, key, error) from error
+
+    def _refuse(self, what: str, error: Exception) -> NoReturn:
+        """Raise Refused; of a failure of the server, the failure itself."""
+        if isinstance(error, ClientError) and _status(error) >= 500:
+            raise error
+        raise Refused(
+            f"object store {self._client.meta.endpoint_url}: {what}: {error}. Check store.bucket, store.region; expected in "
+            "store.access_key and store.secret_key (TABLOOP_STORE__ACCESS_KEY, TABLOOP_STORE__SECRET_KEY) a pair that may use "
+            "the bucket, or neither, and then one that boto3 finds (environment, profile, instance role)"
+        ) from error
 
     def _unreachable(self, what: str, key: str, error: Exception) -> Unreachable:
         return Unreachable(
             f"object store {self._client.meta.endpoint_url}: could not {what} {self.uri(key)}: {error}; gave up after "
             f"{ATTEMPTS} attempts. Check store.endpoint, and with `make status` that the server runs; then run the step again"
         )
+
+
+def _status(error: ClientError) -> int:
+    return error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
 
 
 def to_parquet(rows: Sequence[Record]) -> bytes:

@@ -9,7 +9,6 @@ import contextlib
 import json
 import logging
 import os
-import signal
 import sys
 import tempfile
 from dataclasses import asdict, dataclass
@@ -38,8 +37,9 @@ from serving.gateway.browsers import accepted_hosts
 from serving.gateway.completions import Gateway
 from serving.gateway.detokenizer import load_tokenizer, stop_token_ids
 from serving.gateway.dialects import CLIENT_NAMES
+from serving.gateway.drain import Drain
 from serving.gateway.feedback import FeedbackService
-from serving.gateway.server import Server, make_connections, make_server
+from serving.gateway.server import make_connections, make_server
 from serving.metrics import Metrics
 from serving.recording.event_redactor import EventRedactor
 from serving.recording.long_texts import LongTexts
@@ -62,7 +62,8 @@ from serving.status.request_history import RequestHistory
 from serving.status.routes import StatusSources
 
 log = logging.getLogger("serving")
-LAST_SHIPPING_SECONDS = 10.0
+EXIT_SECONDS = 0.5
+"""Time at the end of the grace period for the process to end by itself."""
 
 
 def policy(settings: Settings) -> Policy:
@@ -123,7 +124,7 @@ class Parts:
     feedback: FastAPI
 
 
-def wire(settings: Settings, http: aiohttp.ClientSession, metrics: Metrics) -> Parts:
+def wire(settings: Settings, http: aiohttp.ClientSession, metrics: Metrics, drain: Drain) -> Parts:
     """Make every part from the settings. Nothing is started, and no other server is asked."""
     serving = settings.serving
     spool = Spool(settings_.path(serving.spool), serving.spool_bytes)
@@ -142,20 +143,20 @@ def wire(settings: Settings, http: aiohttp.ClientSession, metrics: Metrics) -> P
     gateway = Gateway(settings.model.name, access, arms, sampling, recorder, serving.showing)
     feedback = FeedbackService(access, recorder)
     data = StatusData(registry, CycleHistory(store), MoveHistory(store), LookHistory(store), RequestHistory(store))
-    status = StatusSources(access, arms, spool, shipper, metrics, data, links(settings))
+    status = StatusSources(access, arms, spool, shipper, metrics, data, links(settings), drain)
     completions_app = create_completions_app(gateway, feedback, status, hosts)
-    feedback_app = create_feedback_app(feedback, metrics, hosts)
+    feedback_app = create_feedback_app(feedback, metrics, hosts, drain)
     return Parts(metrics, access, redactor, recorder, shipper, follower, completions_app, feedback_app)
 
 
 async def serve(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT, then ship what the object store takes within LAST_SHIPPING_SECONDS."""
+    """Serve until SIGTERM or SIGINT, then end as serving.drain says."""
     serving = settings.serving
-    metrics = Metrics(CLIENT_NAMES)
+    metrics, drain = Metrics(CLIENT_NAMES), Drain(serving.drain)
     connections = make_connections(serving.limits, metrics)
     connections.fit_to_descriptors()
     async with client.session() as http:
-        parts = wire(settings, http, metrics)
+        parts = wire(settings, http, metrics, drain)
         access, redactor, recorder = parts.access, parts.redactor, parts.recorder
         shipper, follower = parts.shipper, parts.follower
         completions_app, feedback_app = parts.completions, parts.feedback
@@ -166,11 +167,10 @@ async def serve(settings: Settings) -> None:
         )
         background = [asyncio.create_task(run) for run in endless]
         try:
-            await _serve_both(
-                make_server(completions_app, connections, host=serving.host, port=serving.port, timeout_graceful_shutdown=5),
-                make_server(
-                    feedback_app, connections, host=serving.host, port=serving.feedback_port, timeout_graceful_shutdown=5
-                ),
+            options: dict[str, Any] = {"host": serving.host, "timeout_graceful_shutdown": serving.drain.stream_seconds}
+            await drain.serve(
+                make_server(completions_app, connections, port=serving.port, **options),
+                make_server(feedback_app, connections, port=serving.feedback_port, **options),
             )
         finally:
             for task in background:
@@ -178,8 +178,9 @@ async def serve(settings: Settings) -> None:
             await asyncio.gather(*background, return_exceptions=True)
             await recorder.settle()
             await recorder.spool.close()
+            drain.recorded = True
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(shipper.ship(), LAST_SHIPPING_SECONDS)
+                await asyncio.wait_for(shipper.ship(), drain.seconds_left - EXIT_SECONDS)
 
 
 async def describe(settings: Settings) -> dict[str, Any]:
@@ -189,30 +190,12 @@ async def describe(settings: Settings) -> dict[str, Any]:
         changes = {"spool": Path(folder, "spool"), "state": Path(folder, "state"), "token": unused, "user_secret": unused}
         settings = settings.model_copy(update={"serving": settings.serving.model_copy(update=changes)})
         async with client.session() as http:
-            parts = wire(settings, http, Metrics(CLIENT_NAMES))
+            parts = wire(settings, http, Metrics(CLIENT_NAMES), Drain(settings.serving.drain))
         return {
             "completions": parts.completions.openapi(),
             "feedback": parts.feedback.openapi(),
             "metrics": [asdict(metric) for metric in parts.metrics.described()],
         }
-
-
-async def _serve_both(*servers: Server) -> None:
-    def stop() -> None:
-        for server in servers:
-            server.should_exit = True
-
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
-
-    async def run(server: Server) -> None:
-        try:
-            await server.serve()
-        finally:
-            stop()  # the app needs both ports
-
-    await asyncio.gather(*(run(server) for server in servers))
 
 
 def main() -> int:

@@ -7,6 +7,7 @@ from fastapi import FastAPI
 
 from serving.gateway.browsers import BrowserGuard
 from serving.gateway.completions import Gateway, add_completions
+from serving.gateway.drain import CloseWhileDraining, Drain
 from serving.gateway.errors import add_errors
 from serving.gateway.feedback import FeedbackService, add_feedback
 from serving.gateway.openapi import HEALTH, DocumentedApp, answers
@@ -18,6 +19,7 @@ def create_completions_app(gateway: Gateway, feedback: FeedbackService, status: 
     """Return the app of the completions port: completions, status and feedback, for requests that name one of its hosts."""
     app = DocumentedApp("tabloop completions")
     app.add_middleware(BrowserGuard, hosts=hosts, metrics=status.metrics)
+    app.add_middleware(CloseWhileDraining, drain=status.drain)
     add_errors(app, status.metrics)
     add_completions(app, gateway)
     add_status(app, status)
@@ -25,10 +27,11 @@ def create_completions_app(gateway: Gateway, feedback: FeedbackService, status: 
     return app
 
 
-def create_feedback_app(feedback: FeedbackService, metrics: Metrics, hosts: Collection[str]) -> FastAPI:
+def create_feedback_app(feedback: FeedbackService, metrics: Metrics, hosts: Collection[str], drain: Drain) -> FastAPI:
     """Return the app of the feedback port: feedback and health, for requests that name one of its hosts."""
     app = DocumentedApp("tabloop feedback")
     app.add_middleware(BrowserGuard, hosts=hosts, metrics=metrics)
+    app.add_middleware(CloseWhileDraining, drain=drain)
     add_errors(app, metrics)
     add_feedback(app, feedback)
 

@@ -22,6 +22,7 @@ SHARED = {
         "tests/test_releases.py",
         "tests/test_documented_commands.py",
         "tests/flows/test_stopped.py",
+        "tests/serving/test_drain.py",
     ),
     "trainer": ("tests/tasks/trainer/",),
     "flows": ("tests/flows/",),

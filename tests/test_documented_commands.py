@@ -42,6 +42,7 @@ WITH_STACK = (
     r"prefect --no-prompt deploy --all",
     r"prefect deployment run (promote|rollback|forget|retention|compaction)/.*",
     r"curl --fail .*",
+    r"python -m infra\.bootstrap",
 )
 """Commands that need the servers of `make up`."""
 NOT_RUN = {

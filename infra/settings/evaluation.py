@@ -142,6 +142,8 @@ class Evaluate(Section):
     engine_url: str = "http://127.0.0.1:18102"
     """URL of the evaluation's own engine (`python -m serving.engine --evaluation`). It reads checkpoints from the paths that the
     flow names, so both need train.folder on one disk."""
+    engine_host: str = ""
+    """Address on which that engine listens, at the URL's port; empty: the URL's host (serving.engine_host)."""
     engine_token: SecretStr | None = None
     """Bearer token of the evaluation's own engine; none: it does not start. The local stack generates one."""
     engine_seconds: float = Field(120.0, gt=0)

@@ -15,6 +15,7 @@ from infra.settings.section import Section
 from infra.settings.services import Orchestration, Registry, Stack, Store
 from infra.settings.serving import (
     AccessToken,
+    Drain,
     EngineSetting,
     External,
     Limits,
@@ -32,6 +33,7 @@ from infra.settings.training import Groups, Train
 __all__ = [
     "AccessToken",
     "Collect",
+    "Drain",
     "EngineSetting",
     "Evaluate",
     "Experiment",

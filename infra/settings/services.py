@@ -1,8 +1,9 @@
 """Settings of the services that tabloop stands on: object store, model registry, Prefect, and the local stack that runs them."""
 
 from pathlib import Path
+from typing import Literal, Self
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
 from infra.settings.section import Section
 
@@ -55,10 +56,26 @@ class Orchestration(Section):
     """URL to which Prefect posts {"text": ...} when a cycle fails, after a rollback, and when the watch of the experiments is
     silent; none: it posts nothing. `python -m infra.stack.automations` applies it."""
     work_pool: str = "tabloop"
-    """Prefect work pool of the deployments."""
+    """Name of the Prefect work pool of the deployments. `make up` and `python -m infra.bootstrap` make the pool."""
+    work_pool_type: Literal["process", "kubernetes"] = "process"
+    """Type of the work pool. process: a worker runs flows as its own processes, in the root of the checkout; kubernetes: as jobs
+    of a cluster, as job_configuration says."""
+    job_configuration: Path | None = None
+    """JSON file that configures the pool's jobs: the `job_configuration` of Prefect's base job template, in which "{{ gpus }}"
+    becomes train.processes for a cycle and 0 for other flows. Relative paths start at the repository. None: a process pool needs
+    none; a kubernetes pool needs one, of which infra/settings/kubernetes_job.json is an example."""
     dask_scheduler: str = Field("", pattern=r"^((tcp|tls)://[^/@\s]+:\d+)?$")
     """Address of a Dask scheduler whose workers join a window's partitions, "tcp://HOST:PORT" or "tls://HOST:PORT"; empty:
     threads of the flow's own process join them."""
+
+    @model_validator(mode="after")
+    def _jobs_of_a_cluster_are_configured(self) -> Self:
+        if self.work_pool_type == "kubernetes" and self.job_configuration is None:
+            raise ValueError(
+                "work_pool_type = 'kubernetes': job_configuration is not set; expected a JSON file with the jobs' image and "
+                "resources: copy infra/settings/kubernetes_job.json and name the copy"
+            )
+        return self
 
 
 class Stack(Section):

@@ -1,10 +1,10 @@
 """Settings of the serving app: sampling, access, terms of participation, engine slots, spool."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Discriminator, Field, SecretStr, Tag, field_validator
+from pydantic import AfterValidator, Discriminator, Field, SecretStr, Tag, field_validator, model_validator
 
 from infra.records import ShowLevel
 from infra.settings.section import Section
@@ -185,6 +185,34 @@ class Limits(Section):
     completion is shorter than that, so a stream is not affected."""
 
 
+class Drain(Section):
+    """How the app ends on SIGTERM: GET /ready returns 503, then no request is taken, streams end, and the spool is shipped."""
+
+    notice_seconds: float = Field(0.0, ge=0)
+    """Seconds from SIGTERM in which requests are still taken while GET /ready returns 503, so that a balancer goes elsewhere:
+    more than its interval of checks times the failures that it waits for. 0: none is taken."""
+    grace_seconds: float = Field(20.0, gt=0)
+    """Seconds from SIGTERM until the process has ended, at the latest. A supervisor that kills must wait longer (Kubernetes'
+    terminationGracePeriodSeconds)."""
+    ship_seconds: float = Field(5.0, gt=0)
+    """Seconds at the end of grace_seconds for shipping the spool. When they begin, requests that still run are cut, and recorded
+    as disconnected. What is not shipped stays on the disk."""
+
+    @property
+    def stream_seconds(self) -> float:
+        """Seconds for running requests after the notice."""
+        return self.grace_seconds - self.notice_seconds - self.ship_seconds
+
+    @model_validator(mode="after")
+    def _leaves_time_for_streams(self) -> Self:
+        if self.stream_seconds <= 0:
+            raise ValueError(
+                f"grace_seconds = {self.grace_seconds:g}: expected more than notice_seconds + ship_seconds = "
+                f"{self.notice_seconds + self.ship_seconds:g}; the rest is what running requests have to end"
+            )
+        return self
+
+
 class Serving(Section):
     host: str = "127.0.0.1"
     """Address to listen on."""
@@ -237,6 +265,9 @@ class Serving(Section):
     """Whether, and how much of, a completion is shown."""
     engines: tuple[EngineSetting, EngineSetting] = ("http://127.0.0.1:18100", "http://127.0.0.1:18101")
     """The two engine slots: the URL of an engine of tabloop, or a table that describes an external server."""
+    engine_host: str = ""
+    """Address on which tabloop's engines listen, at the ports of their URLs; empty: the URL's own host. Where that is the name of
+    a service or a proxy, an address of the engine's machine: "0.0.0.0" is all of them."""
     engine_arguments: dict[str, Any] = Field(default={})
     """Arguments passed to vLLM's engines verbatim (names as in vLLM's AsyncEngineArgs)."""
     personal_data: PersonalData = PersonalData()
@@ -253,3 +284,5 @@ class Serving(Section):
     """Directory of downloaded versions and the last known assignment of versions to slots."""
     limits: Limits = Limits()
     """Limits of connections."""
+    drain: Drain = Drain()
+    """How the app ends."""

@@ -12,8 +12,8 @@ from infra import settings as settings_
 from infra.registry import RegistryError
 from infra.settings import Settings, SettingsError
 from infra.stack import control
-from infra.stack.orchestration import DeployError
 from infra.stack.parts import clients
+from infra.stack.prefect_api import DeployError
 from infra.stack.seed import NoBaseModel
 
 USERS_ERRORS = (control.StackError, SettingsError, NoBaseModel, DeployError, RegistryError)

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from infra import settings as settings_
 from infra.settings import Settings
-from infra.stack import files, orchestration, processes, secrets, seed
-from infra.stack.parts import BIN, Part, clients, environment, parts
+from infra.stack import files, orchestration, pools, processes, secrets, seed
+from infra.stack.parts import BIN, Part, client_environment, environment, parts
 from infra.stack.supervision import Supervisor, sweep, tail
 
 # Stopped after the others: serving ships its spool to the store while it stops.
@@ -209,19 +209,15 @@ def _plan(settings: Settings, supervisor: Supervisor, selected: dict[str, Part],
     if "s3" in selected or "serving" in selected:
         plan["bucket"] = ("s3",), lambda: seed.bucket(settings)
     if "worker" in selected:
-        plan["work pool"] = ("prefect",), lambda: orchestration.ensure_pool(settings)
-        plan["deployments"] = ("work pool",), lambda: orchestration.deploy(settings, _environment(settings))
+        client = client_environment(settings, dict(os.environ))
+        plan["work pool"] = ("prefect",), lambda: pools.ensure(settings)
+        plan["deployments"] = ("work pool",), lambda: orchestration.deploy(settings, client)
         if settings.orchestration.webhook:
-            plan["automations"] = ("deployments",), lambda: orchestration.automate(settings, _environment(settings))
+            plan["automations"] = ("deployments",), lambda: orchestration.automate(settings, client)
     if "mlflow" in selected or "serving" in selected:
         plan["base model"] = ("bucket", "mlflow"), lambda: seed.base_model(settings)
     order = ("s3", "bucket", "mlflow", "base model", "prefect", "work pool", "worker", "deployments")
     return {name: plan[name] for name in (*order, *plan) if name in plan}
-
-
-def _environment(settings: Settings) -> dict[str, str]:
-    """Return the environment of a client of the stack's servers."""
-    return environment(settings, dict(os.environ)) | clients(settings)
 
 
 def _start(supervisor: Supervisor, part: Part, seconds: float, failed: threading.Event | None = None) -> None:

@@ -1,52 +1,17 @@
-"""Prefect's work pool, and the deployments of prefect.yaml."""
+"""The deployments of prefect.yaml, and the runs of a worker that died."""
 
+import hashlib
 import subprocess
 import sys
-import time
 from typing import Any
 
 import httpx
+import yaml
 
-from infra import authorization
 from infra.settings import ROOT, Settings
+from infra.stack.prefect_api import DeployError, connect
 
 DECLARATION = ROOT / "prefect.yaml"
-ATTEMPTS = 5
-POOL_SECONDS = 30.0
-"""How long Prefect's server may take to make the work pool; it takes less than one."""
-JOB_TEMPLATE: dict[str, Any] = {
-    "job_configuration": {"stream_output": True},
-    "variables": {"type": "object", "properties": {}, "additionalProperties": False},
-}
-"""Template of the pool's jobs. Prefect's own lets a run name a command, environment variables and a directory; this one has no
-variables, so that the server refuses a run with any and the worker starts the deployment's flow alone."""
-
-
-class DeployError(RuntimeError):
-    """prefect.yaml could not be deployed; the message contains Prefect's output."""
-
-
-def ensure_pool(settings: Settings) -> None:
-    """Create the work pool if it is missing; over HTTP, since Prefect's command takes 4 s to import.
-
-    On SQLite the server may block itself while it starts and never answer a request, so the request is sent again.
-    """
-    for attempt in range(1, ATTEMPTS + 1):
-        try:
-            return _put_pool(settings)
-        except httpx.ReadTimeout:
-            if attempt == ATTEMPTS:
-                raise
-
-
-def _put_pool(settings: Settings) -> None:
-    pool = settings.orchestration.work_pool
-    with connect(settings) as http:
-        body = {"name": pool, "type": "process", "base_job_template": JOB_TEMPLATE}
-        response = http.post("work_pools/", json=body, timeout=POOL_SECONDS)
-        if response.status_code == httpx.codes.CONFLICT:  # made by an earlier start, perhaps with another template
-            response = http.patch(f"work_pools/{pool}", json={"base_job_template": JOB_TEMPLATE}, timeout=POOL_SECONDS)
-        response.raise_for_status()
 
 
 def end_dead_runs(settings: Settings) -> int:
@@ -69,24 +34,57 @@ def end_dead_runs(settings: Settings) -> int:
     return len(runs)
 
 
-def deploy(settings: Settings, environment: dict[str, str]) -> None:
-    """Deploy prefect.yaml.
+def variables(settings: Settings) -> dict[str, str]:
+    """Return the environment variables that prefect.yaml refers to."""
+    return {"DEPLOY_WORK_POOL": settings.orchestration.work_pool, "DEPLOY_TRAIN_GPUS": str(settings.train.processes)}
+
+
+def declared() -> list[dict[str, Any]]:
+    """Return the deployments of prefect.yaml, as written."""
+    return yaml.safe_load(DECLARATION.read_text())["deployments"]
+
+
+def release(settings: Settings) -> str:
+    """Return the version that deployments get: a hash of prefect.yaml, of what it refers to and of the flows' files."""
+    digest = hashlib.sha256(DECLARATION.read_bytes())
+    for text in (*sorted(variables(settings).values()), *(deployment["entrypoint"] for deployment in declared())):
+        digest.update(b"\0" + text.encode())
+    for file in sorted({deployment["entrypoint"].partition(":")[0] for deployment in declared()}):
+        digest.update(b"\0" + (ROOT / file).read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def outdated(settings: Settings) -> list[str]:
+    """Return the names of those deployments that the server lacks, or has from another release or in another pool."""
+    wanted = (release(settings), settings.orchestration.work_pool)
+    with connect(settings) as http:
+        found = {name: _found(http, name) for name in (deployment["name"] for deployment in declared())}
+    return [name for name, one in found.items() if one is None or (one["version"], one["work_pool_name"]) != wanted]
+
+
+def deploy(settings: Settings, environment: dict[str, str], again: str = "make up") -> None:
+    """Deploy prefect.yaml, and give each deployment the release as its version.
+
+    Args:
+        environment: the environment of Prefect's command, with addresses and credentials (parts.client_environment).
+        again: the command that repeats this, for errors.
 
     Raises:
         DeployError: Prefect refused it, or did not finish in time: on SQLite its server can block itself.
     """
-    if not DECLARATION.exists():
-        print(f"  deployments: {DECLARATION.name} is missing, so nothing is deployed")
-        return
-    _run(["prefect", "--no-prompt", "deploy", "--all"], settings, environment)
+    _run(["prefect", "--no-prompt", "deploy", "--all"], settings, environment, again)
+    with connect(settings) as http:
+        for deployment in declared():
+            if found := _found(http, deployment["name"]):
+                http.patch(f"deployments/{found['id']}", json={"version": release(settings)}).raise_for_status()
 
 
-def automate(settings: Settings, environment: dict[str, str]) -> None:
+def automate(settings: Settings, environment: dict[str, str], again: str = "make up") -> None:
     """Make the automations of infra/stack/automations.py. Raises DeployError as `deploy` does."""
-    _run(["infra.stack.automations"], settings, environment)
+    _run(["infra.stack.automations"], settings, environment, again)
 
 
-def _run(module: list[str], settings: Settings, environment: dict[str, str]) -> None:
+def _run(module: list[str], settings: Settings, environment: dict[str, str], again: str) -> None:
     """Run a Python module that talks to Prefect's server."""
     words, seconds = " ".join(module), settings.stack.ready_seconds
     command = [sys.executable, "-m", *module]
@@ -94,12 +92,18 @@ def _run(module: list[str], settings: Settings, environment: dict[str, str]) -> 
         result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=seconds)
     except subprocess.TimeoutExpired as error:
         raise DeployError(
-            f"deployments: `{words}` did not end within {seconds:g} s; the server's log is logs/prefect.log"
-            "\n  next: `make up` again, which restarts the server"
+            f"deployments: `{words}` did not end within {seconds:g} s; the log of Prefect's server says why (of the local "
+            f"one: logs/prefect.log), and stack.ready_seconds is the time that it has\n  next: `{again}` again"
         ) from error
     if result.returncode != 0:
         output = "\n".join((result.stdout + result.stderr).splitlines()[-25:])
-        raise DeployError(f"deployments: `{words}` failed ({DECLARATION}):\n{output}\n  next: fix it, then `make up`")
+        raise DeployError(f"deployments: `{words}` failed ({DECLARATION}):\n{output}\n  next: fix it, then `{again}`")
+
+
+def _found(http: httpx.Client, name: str) -> dict[str, Any] | None:
+    """Return a deployment of the server, whose flow has the same name; None if there is none."""
+    response = http.get(f"deployments/name/{name}/{name}")
+    return None if response.status_code == httpx.codes.NOT_FOUND else response.raise_for_status().json()
 
 
 def set_schedules(settings: Settings, *, paused: bool) -> None:
@@ -108,27 +112,6 @@ def set_schedules(settings: Settings, *, paused: bool) -> None:
         for deployment in _post(http, "deployments/filter").json():
             if deployment["schedules"]:
                 _post(http, f"deployments/{deployment['id']}/{'pause' if paused else 'resume'}_deployment")
-
-
-class PatientTransport(httpx.HTTPTransport):
-    """Sends a request again while the server's SQLite database is locked, which it answers with HTTP 503."""
-
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Send the request."""
-        for attempt in range(1, ATTEMPTS):
-            response = super().handle_request(request)
-            if response.status_code != httpx.codes.SERVICE_UNAVAILABLE:
-                return response
-            response.close()
-            time.sleep(attempt)
-        return super().handle_request(request)
-
-
-def connect(settings: Settings) -> httpx.Client:
-    """Return a client of Prefect's API with its credential; it waits for a locked database."""
-    orchestration = settings.orchestration
-    headers = authorization.of_prefect(orchestration)
-    return httpx.Client(base_url=orchestration.api, headers=headers, timeout=60, transport=PatientTransport())
 
 
 def _post(http: httpx.Client, path: str) -> httpx.Response:

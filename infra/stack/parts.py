@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -16,6 +17,7 @@ from pydantic import SecretStr
 from infra import settings as settings_
 from infra.authorization import basic, mlflow_variables
 from infra.settings import Settings
+from infra.stack import orchestration
 from infra.stack.door import CREDENTIAL
 from infra.stack.processes import MARK
 
@@ -124,14 +126,20 @@ def unused_services(settings: Settings) -> tuple[str, ...]:
 
 
 def clients(settings: Settings) -> dict[str, str]:
-    """Return the environment variables by which the clients of Prefect and MLflow find and enter the servers."""
+    """Return the environment variables by which clients find and enter Prefect and MLflow, and those of prefect.yaml."""
     registry, auth = settings.registry, _text(settings.orchestration.auth_string)
     variables = {"PREFECT_API_URL": settings.orchestration.api, "MLFLOW_TRACKING_URI": registry.uri}
+    variables |= orchestration.variables(settings)
     if auth:
         variables["PREFECT_API_AUTH_STRING"] = auth
         # Prefect's client sends the string in the first message of a WebSocket; the door asks for it before.
         variables["PREFECT_CLIENT_CUSTOM_HEADERS"] = json.dumps({"Authorization": basic(auth)})
     return variables | mlflow_variables(registry)
+
+
+def client_environment(settings: Settings, given: dict[str, str]) -> dict[str, str]:
+    """Return the environment of a command that talks to the servers: that of all parts, with addresses and credentials."""
+    return environment(settings, given) | clients(settings)
 
 
 def _keys(settings: Settings) -> tuple[str, str]:
@@ -192,7 +200,7 @@ def _prefect(settings: Settings) -> Part:
 
 def _worker(settings: Settings) -> Part:
     api, pool = settings.orchestration.api, settings.orchestration.work_pool
-    command = (sys.executable, "-m", "infra.stack.worker", pool, WORKER)
+    command = (sys.executable, "-m", "infra.stack.worker", pool, settings.orchestration.work_pool_type, WORKER)
     auth = _text(settings.orchestration.auth_string)
 
     def ready(since: float) -> bool:
@@ -222,8 +230,10 @@ def _serving(settings: Settings) -> Part:
     host, ports = settings.serving.host, (settings.serving.port, settings.serving.feedback_port)
     # An app that listens on all addresses is reached by the loopback address.
     address = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{ports[0]}"
-    command = (sys.executable, "-m", "serving")
-    return Part("serving", command, "serving", lambda _: request(f"{address}/ready")[0] == OK, address, ports, stop_seconds=30)
+    command, seconds = (sys.executable, "-m", "serving"), math.ceil(settings.serving.drain.grace_seconds) + 10
+    return Part(
+        "serving", command, "serving", lambda _: request(f"{address}/ready")[0] == OK, address, ports, stop_seconds=seconds
+    )
 
 
 def request(url: str, body: bytes | None = None, credential: str = "") -> tuple[int, bytes]:

@@ -1,6 +1,7 @@
-"""Seed a fresh stack: the bucket, the registered model, and the base model as version 1."""
+"""Seed empty servers: the bucket, the registered model, and the base model as version 1. Each step can be repeated."""
 
 import time
+from dataclasses import dataclass
 
 from infra import architectures
 from infra import settings as settings_
@@ -26,22 +27,36 @@ def check_base(settings: Settings) -> None:
         ) from None
 
 
-def bucket(settings: Settings) -> None:
-    """Create the bucket if it is missing, and check that conditional puts are safe."""
+@dataclass(frozen=True)
+class Seeded:
+    """A frozen record of the registry after `base_model`."""
+
+    champion: str
+    """The champion's version."""
+    made: bool
+    """Whether this call made it the champion."""
+
+
+def bucket(settings: Settings) -> bool:
+    """Create the bucket if it is missing, and check that conditional puts are safe; return whether it was missing."""
     store = ObjectStore.connect(settings.store)
-    store.ensure_bucket()
+    made = store.ensure_bucket()
     store.check_conditional_puts()
+    return made
 
 
-def base_model(settings: Settings) -> str:
-    """Upload and register the base model if the registry has no champion; return the champion's version.
+def base_model(settings: Settings) -> Seeded:
+    """Upload, register and make champion the base model, if the registry has no champion.
 
     An interrupted call can be repeated: it uses what already exists.
+
+    Raises:
+        NoBaseModel: model.base names no model that can be served and trained.
     """
     registry = Registry.connect(settings.registry)
     registry.ensure_model()
     if champion := registry.aliases().champion:
-        return champion
+        return Seeded(champion, made=False)
     store = ObjectStore.connect(settings.store)
     source = f"s3://{store.bucket}/{BASE_CHECKPOINT}"
     known = [version.version for version in registry.versions() if version.source == source]
@@ -51,4 +66,4 @@ def base_model(settings: Settings) -> str:
         tags = {"parent": "", "cycle": "", "created": f"{time.time():.0f}", "files": str(len(checksums))}
         known = [registry.create_version(source, tags, "The base model this stack started from.").version]
     registry.set_alias(CHAMPION, known[0])
-    return known[0]
+    return Seeded(known[0], made=True)

@@ -14,8 +14,10 @@ from infra import architectures
 from infra import settings as settings_
 from infra.architectures import UnsupportedCheckpoint
 from infra.settings import Settings
-from serving.engine import version_cache
+from infra.store import ObjectStore
+from serving.engine.checkpoints import Checkpoints
 from serving.engine.protocol import BASE_VERSION
+from serving.engine.where import evaluation_address, slot_address
 
 SPECULATION = (
     "vLLM 0.32 crashes in top_k sampling with n-gram speculation and stalls for seconds without top_k, and no "
@@ -60,31 +62,20 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
             raise SystemExit(f"engine: serving.engine_arguments.{name} = {str(arguments[name])[:80]}: {reason}; remove it")
 
 
-def choose_model(settings: Settings, slot: int | None, model: Path | None, version: str | None) -> tuple[Path, str]:
-    """Return the checkpoint directory and the version to start with; the evaluation's own engine has no slot."""
+def choose_model(
+    settings: Settings, last: tuple[Path, str] | None, model: Path | None = None, version: str | None = None
+) -> tuple[Path, str]:
+    """Return the checkpoint directory and the version to start with: those given, else the last, else the base model."""
     if model:
         return model, version or BASE_VERSION
-    state = version_cache.VersionCache(settings_.path(settings.serving.state))
-    cached = state.slot_version(slot) if slot is not None else None
-    return cached or (settings_.path(settings.model.base), BASE_VERSION)
+    return last or (settings_.path(settings.model.base), BASE_VERSION)
 
 
-def slot_address(settings: Settings, slot: int) -> tuple[str, str]:
-    """Return the URL and the token of a slot's engine, or raise SystemExit."""
-    url, token = settings.serving.engines[slot], settings.serving.engine_token
-    if not isinstance(url, str):
-        raise SystemExit(f"engine: serving.engines[{slot}] is an external server, {url.url}: it has no engine to start here")
-    if not token:
-        raise SystemExit("engine: serving.engine_token is not set: `make up` generates it, or set TABLOOP_SERVING__ENGINE_TOKEN")
-    return url, token.get_secret_value()
-
-
-def evaluation_address(settings: Settings) -> tuple[str, str]:
-    """Return the URL and the token of the evaluation's own engine, or raise SystemExit."""
-    token = settings.evaluate.engine_token
-    if not token:
-        raise SystemExit("evaluate.engine_token is not set: `make up` generates it, or set TABLOOP_EVALUATE__ENGINE_TOKEN")
-    return settings.evaluate.engine_url, token.get_secret_value()
+def checkpoints_of(settings: Settings, slot: int | None) -> Checkpoints | None:
+    """Return the checkpoints of a slot's engine; none of the evaluation's, which reads the paths that the flow names."""
+    if slot is None:
+        return None
+    return Checkpoints.of_slot(settings_.path(settings.serving.state), slot, lambda: ObjectStore.connect(settings.store))
 
 
 def main(arguments: list[str], variables: Mapping[str, str]) -> int:
@@ -97,11 +88,14 @@ def main(arguments: list[str], variables: Mapping[str, str]) -> int:
     options = parser.parse_args(arguments)
     settings = settings_.load()
     check_arguments(settings.serving.engine_arguments)
-    url, token = evaluation_address(settings) if options.evaluation else slot_address(settings, options.slot)
+    where = evaluation_address(settings) if options.evaluation else slot_address(settings, options.slot)
+    where.check()
     for name, value in environment(settings).items():
         if name not in variables:
             os.environ[name] = value
-    model, version = choose_model(settings, options.slot, options.model, options.version)
+    checkpoints = checkpoints_of(settings, options.slot)
+    last = checkpoints.last(options.slot) if checkpoints else None
+    model, version = choose_model(settings, last, options.model, options.version)
     try:
         architectures.check(model)
     except UnsupportedCheckpoint as error:
@@ -112,7 +106,7 @@ def main(arguments: list[str], variables: Mapping[str, str]) -> int:
     from serving.engine import server
 
     llm = server.build_llm(settings.serving.engine_arguments, str(model))
-    return uvloop.run(server.serve(llm, version, url, token, settings.serving.limits.header_seconds))
+    return uvloop.run(server.serve(llm, version, where, settings.serving.limits.header_seconds, checkpoints))
 
 
 if __name__ == "__main__":

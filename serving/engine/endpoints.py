@@ -8,6 +8,7 @@ import logging
 from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 from aiohttp import web
@@ -71,30 +72,51 @@ class EngineBackend(Protocol):
     def health(self) -> Health: ...
 
 
+class CheckpointSource(Protocol):
+    """Where the engine finds versions (checkpoints.Checkpoints)."""
+
+    def fetch(self, version: str, source: str) -> Path:
+        """Raises ValueError if the checkpoint is refused, other exceptions if it cannot be had now."""
+        ...
+
+    def loaded(self, version: str, path: Path) -> None: ...
+
+
 class Endpoints:
     """An engine's routes. Every request must carry the engine's token, which no client of the app holds.
 
     Without the token, /health tells a supervisor only whether the engine works.
     """
 
-    def __init__(self, engine: EngineBackend, token: str, names: Collection[str], strangers: Strangers) -> None:
+    def __init__(
+        self,
+        engine: EngineBackend,
+        token: str,
+        names: Collection[str],
+        strangers: Strangers,
+        checkpoints: CheckpointSource | None = None,
+    ) -> None:
         """Serve an engine.
 
         Args:
             token: bearer token of the app.
             names: host names of this engine (infra.web.own_names); a request that names another host is refused.
             strangers: the connections that have not shown the token.
+            checkpoints: where the engine of a slot finds versions; none: it reads the paths that it is given, and has no /fetch.
         """
         self._engine = engine
         self._token = token
         self._names = frozenset(names)
         self._strangers = strangers
+        self._checkpoints = checkpoints
         self._running: dict[web.WebSocketResponse, RunningTasks] = {}
 
     def app(self) -> web.Application:
         app = web.Application(middlewares=[_refuse_pages(self._names)], client_max_size=MAX_BYTES)
         routes = [web.get("/generate", self._generate), web.post("/swap", self._swap), web.get("/health", self._health)]
         routes.append(web.post("/batch", self._batch))
+        if self._checkpoints:
+            routes.append(web.post("/fetch", partial(self._fetch, self._checkpoints)))
         app.add_routes(routes)
         app.on_shutdown.append(self._stop)
         return app
@@ -164,12 +186,27 @@ class Endpoints:
         await response.write_eof()
         return response
 
+    async def _fetch(self, checkpoints: CheckpointSource, http: web.Request) -> web.Response:
+        if refusal := self._check_token(http):
+            return refusal
+        body = await http.json()
+        try:
+            path = await asyncio.to_thread(checkpoints.fetch, body["version"], body["source"])
+            return web.json_response({"path": str(path)})
+        except ValueError as error:
+            return web.json_response({"error": str(error)}, status=409)
+        except Exception as error:
+            log.warning("version %s cannot be fetched: %s: %s", body.get("version"), type(error).__name__, error)
+            return web.json_response({"error": f"{type(error).__name__}: {error}"}, status=503)
+
     async def _swap(self, http: web.Request) -> web.Response:
         if refusal := self._check_token(http):
             return refusal
         body = await http.json()
         try:
             swapped = await self._engine.swap(body["path"], body["version"], idle=body.get("idle", False))
+            if self._checkpoints:
+                await asyncio.to_thread(self._checkpoints.loaded, body["version"], Path(body["path"]))
             return web.json_response(dataclasses.asdict(swapped))
         except SwapRefused as error:
             return web.json_response({"error": str(error)}, status=409)

@@ -5,6 +5,8 @@
                 [number]                        stop that completion
         engine  [number, *Delta]                tokens, the last row with a finish
                 [number, status, explanation]   error: 409 it holds another version, 400 bad request, 503 the engine is ending
+    POST /fetch     {"version": ., "source": .} -> {"path": .}, the version's directory on the engine's disk, downloaded from the
+                                                object store if needed; 409 if it is refused, 503 if it cannot be had now
     POST /swap      {"path": ..., "version": .} -> SwapResult; 409, with the engine unchanged, if the checkpoint does not fit;
                                                 with "idle": true also 503 while it samples completions
     GET  /health                                -> Health; without the token an empty object

@@ -10,7 +10,6 @@ import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
-from urllib.parse import urlsplit
 
 from aiohttp import web
 from vllm import SamplingParams
@@ -24,9 +23,11 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from infra.engine import Batch, BatchResult
 from infra.web import own_names
 from serving.engine import batches
+from serving.engine.checkpoints import Checkpoints
 from serving.engine.endpoints import BadRequest, Busy, Endpoints, EngineDead, SwapRefused
 from serving.engine.protocol import Delta, EngineRequest, Health, SwapResult
 from serving.engine.strangers import Strangers, listen
+from serving.engine.where import Where
 
 REQUIRED_ARGUMENTS: dict[str, Any] = {
     "logprobs_mode": "processed_logprobs",  # of the sampled distribution, temperature included
@@ -168,12 +169,11 @@ def build_llm(arguments: Mapping[str, Any], model: str) -> AsyncLLM:
     return AsyncLLM.from_vllm_config(config, disable_log_stats=quiet)
 
 
-async def serve(llm: AsyncLLM, version: str, url: str, token: str, stranger_seconds: float) -> int:
-    """Serve at a URL until a signal or until the engine fails; return the exit status.
+async def serve(llm: AsyncLLM, version: str, where: Where, stranger_seconds: float, checkpoints: Checkpoints | None) -> int:
+    """Serve until a signal or until the engine fails; return the exit status.
 
     Connections that do not show the token are closed after `stranger_seconds`.
     """
-    address = urlsplit(url)
     loop = asyncio.get_running_loop()
     engine = VLLMEngine(llm, version)
     await engine.start()
@@ -190,13 +190,13 @@ async def serve(llm: AsyncLLM, version: str, url: str, token: str, stranger_seco
 
     strangers = Strangers(stranger_seconds)
     background = [asyncio.create_task(run) for run in (watch(), strangers.close_expired())]
-    app = Endpoints(engine, token, own_names(url), strangers).app()
+    app = Endpoints(engine, where.token, own_names(where.url), strangers, checkpoints).app()
     # Longer than the app keeps idle connections, so that it never writes to one that is closing.
     runner = web.AppRunner(app, access_log=None, keepalive_timeout=75.0, shutdown_timeout=1.0)
     await runner.setup()
-    server = await listen(runner, strangers, address.hostname or "127.0.0.1", address.port or 80)
+    server = await listen(runner, strangers, where.host, where.port)
     try:
-        print(f"engine: version {version} at {url}", flush=True)
+        print(f"engine: version {version} at {where.url}, on {where.host}:{where.port}", flush=True)
         await stopping.wait()
     finally:
         server.close()

@@ -62,7 +62,7 @@ class VersionCache:
         if address.scheme != "s3" or address.netloc != store.bucket:
             raise ValueError(f"version {version}: source {source!r} is not in s3://{store.bucket}/")
         path = self._state / "versions" / version
-        partial = path.with_name(f".{version}.partial")
+        partial = path.with_name(f".{version}.partial")  # of one process: an engine's cache is its own
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         store.get_directory(address.path.strip("/"), partial)

@@ -11,6 +11,8 @@ from serving.engine.channel import Channel, Row
 from serving.engine.protocol import Delta, EngineRequest, Health, SwapResult
 
 SWAP_SECONDS = 120.0
+FETCH_SECONDS = 1800.0
+"""Longest download of a checkpoint by an engine: 60 GB at 35 MB/s."""
 GENERATE_SECONDS = 60.0
 HEARTBEAT_SECONDS = 30.0
 """Interval of WebSocket pings. A machine that vanishes is noticed within one and a half intervals."""
@@ -64,6 +66,10 @@ class SlotEngine(Protocol):
         """See EngineClient.health."""
         ...
 
+    async def fetch(self, version: str, source: str, path: str) -> str:
+        """See EngineClient.fetch."""
+        ...
+
     async def swap(self, path: str, version: str) -> SwapResult:
         """See EngineClient.swap."""
         ...
@@ -109,8 +115,22 @@ class EngineClient:
         """Return the engine's state. Raises EngineDown."""
         return Health(**await self._call("GET", "/health", timeout=5.0))
 
+    async def fetch(self, version: str, source: str, path: str) -> str:
+        """Return the directory of a version on the engine's disk; the engine downloads it from the object store if needed.
+
+        Args:
+            source: URI of the checkpoint, from the registry.
+            path: its directory on the app's disk, which the engine may not see.
+
+        Raises:
+            SwapRefused: the checkpoint is corrupt, or in another store.
+            EngineDown: any other failure.
+        """
+        body = {"version": version, "source": source}
+        return str((await self._call("POST", "/fetch", timeout=FETCH_SECONDS, json=body))["path"])
+
     async def swap(self, path: str, version: str) -> SwapResult:
-        """Load the weights in a directory under a version.
+        """Load the weights in a directory of the engine's disk under a version.
 
         Raises:
             SwapRefused: the checkpoint does not fit.

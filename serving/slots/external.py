@@ -112,6 +112,10 @@ class ExternalEngine:
             self._untrainable_reason = None
             raise EngineDown(f"{self.url}: not OpenAI's API: {type(error).__name__}: {error}") from error
 
+    async def fetch(self, version: str, source: str, path: str) -> str:
+        """Return the directory on the app's disk: the server sees it under the same path."""
+        return path
+
     async def swap(self, path: str, version: str) -> SwapResult:
         """Load the weights in a directory that the server sees under the same path.
 

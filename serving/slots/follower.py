@@ -20,7 +20,7 @@ from serving.metrics import Metrics
 from serving.slots.arms import Arms, Slot
 from serving.slots.client import EngineDown, SwapRefused, WrongVersion
 from serving.slots.plan import Load, SlotPlan, plan_slots
-from serving.slots.version_source import SourceMismatch, VersionSource
+from serving.slots.version_source import Downloaded, SourceMismatch, VersionSource
 
 log = logging.getLogger(__name__)
 DRAIN_SECONDS = 10.0
@@ -65,7 +65,7 @@ class Follower:
         self._aliases = source.cache.aliases() or Aliases(None, None, None, None)
         self._retry_at: dict[str, float] = {}
         self._loading: Loading | None = None
-        self._downloads: dict[str, asyncio.Task[str]] = {}
+        self._downloads: dict[str, asyncio.Task[Downloaded]] = {}
         self._locks = [asyncio.Lock() for _ in arms.slots]
         """One per slot, held while it is verified or its weights are swapped."""
 
@@ -179,7 +179,8 @@ class Follower:
         load = loading.load
         slot = self._arms.slots[load.slot]
         try:
-            path = await self._downloaded(load.version)
+            downloaded = await self._downloaded(load.version)
+            path = await slot.engine.fetch(load.version, downloaded.source, downloaded.path)
             async with self._locks[load.slot]:
                 result = await self._swap(slot, path, loading)
         except (
@@ -195,15 +196,15 @@ class Follower:
         await asyncio.to_thread(self._remember, load)
         log.info("slot %d: loaded version %s, paused %.0f ms", load.slot, load.version, result.pause_ms + result.commit_ms)
 
-    async def _downloaded(self, version: str) -> str:
-        """Return a version's directory. Its download outlives a cancelled load and serves the next load of that version."""
+    async def _downloaded(self, version: str) -> Downloaded:
+        """Return a version on the app's disk. Its download outlives a cancelled load and serves the next load of that version."""
         task = self._downloads.get(version)
         if task is None:
             task = self._downloads[version] = asyncio.create_task(asyncio.to_thread(self._source.fetch, version))
             task.add_done_callback(lambda done: self._forget_download(version, done))
         return await asyncio.shield(task)
 
-    def _forget_download(self, version: str, done: asyncio.Task[str]) -> None:
+    def _forget_download(self, version: str, done: asyncio.Task[Downloaded]) -> None:
         del self._downloads[version]
         if not done.cancelled():
             done.exception()  # mark it as retrieved: its load may have been cancelled

@@ -17,6 +17,16 @@ class SourceMismatch(RuntimeError):
 
 
 @dataclass(frozen=True)
+class Downloaded:
+    """A frozen record of a version on this machine's disk."""
+
+    path: str
+    """Its directory."""
+    source: str
+    """URI of the checkpoint in the object store."""
+
+
+@dataclass(frozen=True)
 class VersionSource:
     """Reads aliases and fetches checkpoints; works from the cache while the registry is unavailable."""
 
@@ -28,15 +38,15 @@ class VersionSource:
         """Return the registry's aliases. Raises RegistryError."""
         return self.registry.aliases()
 
-    def fetch(self, version: str) -> str:
-        """Return a version's directory, downloading it if needed. Raises what VersionCache.download raises, or RegistryError."""
+    def fetch(self, version: str) -> Downloaded:
+        """Return a version on this disk, downloading it if needed. Raises what VersionCache.download raises, or RegistryError."""
         try:
             source = self.registry.version(version).source
         except RegistryError:
             if path := self.cache.path(version):
-                return str(path)
+                return Downloaded(str(path), self.cache.source(version) or "")
             raise
-        return str(self.cache.download(version, source, self.store))
+        return Downloaded(str(self.cache.download(version, source, self.store)), source)
 
     def check(self, version: str) -> None:
         """Compare the cached version's source with the registry's. A slot restarted from the cache may hold another registry's.

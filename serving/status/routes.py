@@ -24,6 +24,7 @@ from infra.experiment_view import duration, metric_rows, progress, sequences
 from infra.login import CODE_HEADER, QUERY, Answer
 from infra.records import Decision, Rate
 from serving.access import Access, Denied
+from serving.gateway.drain import Drain
 from serving.gateway.openapi import HEALTH, SECURITY, TEXT, Answers, DocumentedApp, answers, object_schema, optional
 from serving.metrics import Metrics, SlotState, SpoolState
 from serving.recording.shipping import Shipper
@@ -63,6 +64,7 @@ class StatusSources:
     metrics: Metrics
     data: StatusData
     links: Links
+    drain: Drain
     clock: Callable[[], float] = time.time
 
 
@@ -100,7 +102,7 @@ def add_status(app: DocumentedApp, sources: StatusSources) -> None:
 
     @app.get("/ready", responses=answers(READY, 200, 503))
     async def ready() -> Response:
-        is_ready = sources.arms.ready
+        is_ready = _ready(sources)
         return JSONResponse({"ready": is_ready}, 200 if is_ready else 503)
 
     @app.get("/metrics", response_class=PlainTextResponse, openapi_extra=SECURITY)
@@ -168,6 +170,10 @@ def _roles(arms: Arms) -> dict[int | None, str]:
     return {arms.champion: "champion", arms.challenger: "challenger"}
 
 
+def _ready(sources: StatusSources) -> bool:
+    return sources.arms.ready and not sources.drain.began
+
+
 def _status(sources: StatusSources) -> dict[str, Any]:
     arms, spool, roles = sources.arms, sources.spool, _roles(sources.arms)
     slots = [
@@ -184,7 +190,7 @@ def _status(sources: StatusSources) -> dict[str, Any]:
     ]
     versions = {role: arms.slots[index].version for index, role in roles.items() if index is not None}
     return {
-        "ready": arms.ready,
+        "ready": _ready(sources),
         "champion": versions.get("champion"),
         "challenger": versions.get("challenger"),
         "experiment": arms.experiment.model_dump() if arms.experiment else None,

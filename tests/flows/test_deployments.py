@@ -1,7 +1,8 @@
-"""prefect.yaml: every deployment is a flow of flows/, in the work pool of the settings, one run at a time."""
+"""prefect.yaml: every deployment is a flow of flows/, in the settings' work pool, one run at a time."""
 
 import importlib
 import inspect
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ import yaml
 from prefect.utilities.callables import parameter_schema
 
 from infra.settings import LOCAL, ROOT, load
+from infra.stack import orchestration
+from infra.stack.parts import clients
 
 REMOVING = ("retention", "compaction")
 DECLARED = yaml.safe_load((ROOT / "prefect.yaml").read_text())
@@ -19,7 +22,8 @@ def test_a_deployment_has_its_flow_its_pool_its_limit_and_its_schedule(deploymen
     path, name = deployment["entrypoint"].split(":")
     flow = getattr(importlib.import_module(path.removesuffix(".py").replace("/", ".")), name)
     assert flow.name == deployment["name"]
-    assert deployment["work_pool"]["name"] == load(LOCAL, {}).orchestration.work_pool
+    assert deployment["work_pool"]["name"] == "{{ $DEPLOY_WORK_POOL }}"
+    assert deployment["work_pool"].get("job_variables") == ({"gpus": "{{ $DEPLOY_TRAIN_GPUS }}"} if name == "cycle" else None)
     assert deployment["concurrency_limit"]["limit"] == 1
     scheduled = deployment["name"] in ("cycle", "experiment", *REMOVING)
     assert bool(deployment.get("schedules")) == scheduled
@@ -35,9 +39,14 @@ def test_schedules_that_remove_data_are_inactive_and_dry_runs_are_the_default(na
     assert inspect.signature(flow.fn).parameters["dry_run"].default is True
 
 
+def test_every_variable_of_the_file_is_set_for_prefects_command() -> None:
+    named = re.findall(r"{{ \$(\w+) }}", (ROOT / "prefect.yaml").read_text())
+    assert set(named) == set(orchestration.variables(load(LOCAL, {}))) <= set(clients(load(LOCAL, {})))
+
+
 def test_the_file_names_no_directory_of_this_machine() -> None:
     assert str(Path.home()) not in (ROOT / "prefect.yaml").read_text()
-    assert DECLARED["pull"] is None
+    assert DECLARED["pull"] == [{"prefect.deployments.steps.set_working_directory": {"directory": "."}}]
 
 
 @pytest.mark.parametrize("name", ["promote", "rollback"])

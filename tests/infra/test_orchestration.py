@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from infra.settings import LOCAL, load
-from infra.stack import orchestration
+from infra.stack import pools, prefect_api
 
 
 class LockedAtFirst(http.server.BaseHTTPRequestHandler):
@@ -36,14 +36,14 @@ class LockedAtFirst(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[type[LockedAtFirst], httpx.Client]]:
-    monkeypatch.setattr(orchestration.time, "sleep", lambda _: None)
+    monkeypatch.setattr(prefect_api.time, "sleep", lambda _: None)
     handler = type("Handler", (LockedAtFirst,), {"bodies": []})
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as listening:
         thread = threading.Thread(target=listening.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         api = f"http://127.0.0.1:{listening.server_port}/api"
         settings = load(LOCAL, {"TABLOOP_ORCHESTRATION__API": api})
-        with orchestration.connect(settings) as client:
+        with prefect_api.connect(settings) as client:
             yield handler, client
         listening.shutdown()
         thread.join()
@@ -60,14 +60,14 @@ def test_a_database_that_stays_locked_is_an_error(server: tuple[type[LockedAtFir
     handler.refusals = 99
     with pytest.raises(httpx.HTTPStatusError, match="503"):
         client.post("work_pools/", json={}).raise_for_status()
-    assert len(handler.bodies) == orchestration.ATTEMPTS
+    assert len(handler.bodies) == prefect_api.ATTEMPTS
 
 
 def test_the_pool_is_asked_for_again_where_the_server_does_not_answer(
     server: tuple[type[LockedAtFirst], httpx.Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handler, client = server
-    monkeypatch.setattr(orchestration, "POOL_SECONDS", 0.2)
+    monkeypatch.setattr(pools, "POOL_SECONDS", 0.2)
     handler.refusals, handler.silent_seconds = 0, 1.0
-    orchestration.ensure_pool(load(LOCAL, {"TABLOOP_ORCHESTRATION__API": str(client.base_url).rstrip("/")}))
+    pools.ensure(load(LOCAL, {"TABLOOP_ORCHESTRATION__API": str(client.base_url).rstrip("/")}))
     assert [json.loads(body)["type"] for body in handler.bodies] == ["process"] * 2

@@ -8,7 +8,7 @@ import pytest
 
 from infra import settings as settings_
 from infra.registry import Registry
-from infra.stack import orchestration
+from infra.stack import prefect_api
 from infra.stack.__main__ import login_links
 from infra.store import ObjectStore
 from tests.infra import attacks, browser
@@ -33,7 +33,7 @@ def marker(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def targets(stack: Stack, marker: Path) -> Iterator[list[Attack]]:
     """The requests; afterwards, none of them has left anything behind."""
-    with orchestration.connect(stack.settings) as prefect:
+    with prefect_api.connect(stack.settings) as prefect:
         found = prefect.post("deployments/filter", json={}).raise_for_status().json()
         deployment = next(each["id"] for each in found if each["name"] == "rollback")
         yield attacks.attacks(stack.settings, deployment, marker)
@@ -106,7 +106,7 @@ def test_a_run_takes_no_command_even_from_a_client_of_prefect(
     stack: Stack, targets: list[Attack], variables: dict[str, object]
 ) -> None:
     path = next(target.path for target in targets if target.path.endswith("create_flow_run"))
-    with orchestration.connect(stack.settings) as prefect:
+    with prefect_api.connect(stack.settings) as prefect:
         answer = prefect.post(path.removeprefix("/api"), json={"name": PLANTED, "job_variables": variables})
         assert answer.status_code == 422 and "not allowed" in answer.text
 

@@ -18,7 +18,7 @@ from pydantic import SecretStr
 from infra import settings as settings_
 from infra.settings import LOCAL, PRODUCTION, load
 from infra.stack import __main__ as stack_command
-from infra.stack import control, orchestration, processes, secrets, try_it
+from infra.stack import control, orchestration, pools, prefect_api, processes, secrets, try_it
 from infra.stack.parts import clients, environment, parts
 from infra.stack.seed import NoBaseModel
 from infra.stack.supervision import Supervisor
@@ -69,7 +69,7 @@ def test_a_shell_gets_the_credentials_of_prefect_and_mlflow(tmp_path: Path, caps
         patch.setenv("TABLOOP_STACK__STATE", str(tmp_path))
         assert stack_command.main(["env"]) == 0
         names = [line.split("=")[0] for line in capsys.readouterr().out.splitlines()]
-        assert names == [f"export {name}" for name in clients(load())] and len(names) == 6
+        assert names == [f"export {name}" for name in clients(load())] and len(names) == 8
         stack_command.print_addresses(load())
         made = [
             value for entries in tomllib.loads((tmp_path / "secrets.toml").read_text()).values() for value in entries.values()
@@ -106,7 +106,7 @@ def test_no_secret_is_on_a_command_line(tmp_path: Path) -> None:
 def test_an_unresponsive_prefect_is_an_error_with_the_next_step(tmp_path: Path) -> None:
     settings = load(LOCAL, {"TABLOOP_STACK__STATE": str(tmp_path)})
     settings_with_short_timeout = settings.model_copy(update={"stack": settings.stack.model_copy(update={"ready_seconds": 0.01})})
-    with pytest.raises(orchestration.DeployError, match=r"(?s)did not end within 0.01 s; .*next: `make up` again"):
+    with pytest.raises(prefect_api.DeployError, match=r"(?s)did not end within 0.01 s; .*next: `make up` again"):
         orchestration.deploy(settings_with_short_timeout, environment(settings, dict(os.environ)))
 
 
@@ -180,8 +180,8 @@ def test_ending_a_dead_run_frees_its_deployments_slot(orchestrated: Stack) -> No
     # This test's work pool has no worker.
     orchestration_settings = orchestrated.settings.orchestration.model_copy(update={"work_pool": "without-a-worker"})
     settings = orchestrated.settings.model_copy(update={"orchestration": orchestration_settings})
-    orchestration.ensure_pool(settings)
-    with orchestration.connect(settings) as api:
+    pools.ensure(settings)
+    with prefect_api.connect(settings) as api:
 
         def post(path: str, body: dict[str, Any]) -> Any:
             return api.post(path, json=body).raise_for_status().json()
@@ -228,7 +228,7 @@ def test_a_second_up_restarts_no_part(pids_before_second_up: dict[str, int]) -> 
 
 @pytest.mark.stack
 def test_up_can_leave_the_schedules_paused(stack: Stack, pids_before_second_up: dict[str, int]) -> None:
-    with orchestration.connect(stack.settings) as api:
+    with prefect_api.connect(stack.settings) as api:
         deployments = [d for d in api.post("/deployments/filter", json={}).json() if d["schedules"]]
         assert {d["name"] for d in deployments} == {"cycle", "experiment", "retention", "compaction"}
         assert all(d["paused"] for d in deployments)

@@ -7,6 +7,7 @@ import pytest
 
 from infra.records import ObjectReference
 from infra.registry import REMOVED_TAG
+from infra.settings.schema import Store
 from infra.store import (
     CHECKSUMS,
     AlreadyExists,
@@ -14,6 +15,7 @@ from infra.store import (
     Corrupt,
     Incomplete,
     ObjectStore,
+    Refused,
     from_parquet,
     sha256,
     to_parquet,
@@ -152,5 +154,20 @@ def test_a_file_with_a_wrong_checksum_is_reported_as_corrupt(any_store: ObjectSt
 
 def test_ensure_bucket_can_be_repeated(any_store: ObjectStore) -> None:
     any_store.put("t/kept", b"1")
-    any_store.ensure_bucket()
+    assert not any_store.ensure_bucket()
     assert any_store.get("t/kept") == b"1"
+
+
+def test_a_bucket_is_created_in_the_region_of_the_settings(moto: str) -> None:
+    settings = Store(bucket="in-frankfurt", endpoint=moto, region="eu-central-1", access_key="k", secret_key="s")
+    assert ObjectStore.connect(settings).ensure_bucket(), "AWS, and moto as AWS, refuses a request without the region"
+    assert not ObjectStore.connect(settings).ensure_bucket()
+
+
+def test_missing_credentials_are_an_error_that_names_the_settings(moto: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
+    with pytest.raises(Refused, match=r"no credentials found.*TABLOOP_STORE__ACCESS_KEY"):
+        ObjectStore.connect(Store(endpoint=moto)).ensure_bucket()

@@ -26,7 +26,7 @@ from infra.settings.schema import Serving as ServingSettings
 from infra.store import AlreadyExists, ObjectStore, from_parquet
 from serving.access import Access
 from serving.app import create_completions_app, create_feedback_app
-from serving.engine.endpoints import Busy, Endpoints, EngineDead, SwapRefused, WrongVersion
+from serving.engine.endpoints import Busy, CheckpointSource, Endpoints, EngineDead, SwapRefused, WrongVersion
 from serving.engine.protocol import Delta, EngineRequest, Health, SwapResult
 from serving.engine.strangers import Strangers
 from serving.engine.version_cache import VersionCache
@@ -34,6 +34,7 @@ from serving.gateway.browsers import accepted_hosts
 from serving.gateway.completions import Gateway
 from serving.gateway.detokenizer import stop_token_ids
 from serving.gateway.dialects import CLIENT_NAMES
+from serving.gateway.drain import Drain
 from serving.gateway.feedback import FeedbackService
 from serving.gateway.server import make_connections
 from serving.metrics import Metrics
@@ -84,6 +85,16 @@ def tokenizer() -> Tokenizer:
     return bpe
 
 
+class AnyVersion:
+    """Checkpoints of an engine that has every version."""
+
+    def fetch(self, version: str, source: str) -> Path:
+        return Path("/versions", version)
+
+    def loaded(self, version: str, path: Path) -> None:
+        pass
+
+
 class FakeEngine:
     """An engine that samples given tokens, behind a real engine's routes."""
 
@@ -108,12 +119,13 @@ class FakeEngine:
         self.aborted = 0
         self.up = True
         self.url = ""
+        self.checkpoints: CheckpointSource = AnyVersion()
         self._connections: set[asyncio.Transport] = set()
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[str]:
         """Run the engine and yield its address."""
-        self.endpoints = Endpoints(self, ENGINE_TOKEN, {"127.0.0.1"}, Strangers(60))
+        self.endpoints = Endpoints(self, ENGINE_TOKEN, {"127.0.0.1"}, Strangers(60), self.checkpoints)
         app = self.endpoints.app()
         app.middlewares.append(self._add_connection)
         async with aiohttp_app(app) as self.url:
@@ -346,9 +358,10 @@ class House:
         histories = [kind(self.store) for kind in (CycleHistory, MoveHistory, LookHistory, RequestHistory)]
         data = StatusData(self.registry.client(), *histories, clock=lambda: self.clock)
         links = Links("http://mlflow.test", "http://prefect.test", "m")
-        status = StatusSources(access, self.arms, self.spool, self.shipper, self.metrics, data, links)
+        self.drain = drain = Drain(self.settings.drain)
+        status = StatusSources(access, self.arms, self.spool, self.shipper, self.metrics, data, links, drain)
         completions_app = create_completions_app(gateway, feedback, status, hosts)
-        self.apps = (completions_app, create_feedback_app(feedback, self.metrics, hosts))
+        self.apps = (completions_app, create_feedback_app(feedback, self.metrics, hosts, drain))
         self.connections = make_connections(self.settings.limits, self.metrics)
         closing = asyncio.create_task(self.connections.close_expired())
         self.exit_stack.callback(closing.cancel)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,9 @@ import pytest
 
 from infra.settings import ROOT, Settings
 from infra.settings.schema import Evaluate, Serving
-from serving.engine.__main__ import check_arguments, choose_model, evaluation_address
+from serving.engine.__main__ import check_arguments, checkpoints_of, choose_model
+from serving.engine.where import evaluation_address, slot_address
+from tests.stack import free_ports
 
 
 @pytest.mark.parametrize(
@@ -34,8 +37,31 @@ def test_the_evaluations_engine_needs_a_token_of_its_own() -> None:
     with pytest.raises(SystemExit, match=r"evaluate\.engine_token is not set: .*TABLOOP_EVALUATE__ENGINE_TOKEN"):
         evaluation_address(Settings(serving=Serving(engine_token="secret")))
     own = Evaluate(engine_url="http://127.0.0.1:1", engine_token="own")
-    assert evaluation_address(Settings(evaluate=own)) == ("http://127.0.0.1:1", "own")
-    assert choose_model(Settings(), None, None, None) == (ROOT / "infra/base_model", "0")
+    where = evaluation_address(Settings(evaluate=own))
+    assert (where.url, where.token, where.host, where.port) == ("http://127.0.0.1:1", "own", "127.0.0.1", 1)
+    assert choose_model(Settings(), None) == (ROOT / "infra/base_model", "0") and checkpoints_of(Settings(), None) is None
+
+
+def test_an_engine_behind_a_services_name_listens_on_an_address_of_its_machine() -> None:
+    (port,) = free_ports(1)
+    serving = Serving(engine_token="t", engines=(f"http://engine-0.tabloop.svc:{port}", "http://engine-1.tabloop.svc"))
+    with pytest.raises(SystemExit, match=rf"cannot listen on engine-0\.tabloop\.svc:{port}.*set serving.engine_host"):
+        slot_address(Settings(serving=serving), 0).check()
+    bound = Settings(serving=serving.model_copy(update={"engine_host": "0.0.0.0"}))
+    where = slot_address(bound, 0)
+    where.check()
+    assert (where.url, where.host, where.port) == (serving.engines[0], "0.0.0.0", port)
+    assert slot_address(bound, 1).port == 80
+
+
+def test_a_taken_port_is_told_before_the_engine_is_built() -> None:
+    with socket.socket() as owner:
+        owner.bind(("127.0.0.1", 0))
+        owner.listen()
+        address = f"http://127.0.0.1:{owner.getsockname()[1]}"
+        serving = Serving(engine_token="t", engines=(address, address))
+        with pytest.raises(SystemExit, match=r"in use.*if the port is taken"):
+            slot_address(Settings(serving=serving), 0).check()
 
 
 def test_an_engine_with_a_refused_argument_exits_with_the_reason(tmp_path: Path) -> None:

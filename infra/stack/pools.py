@@ -1,0 +1,97 @@
+"""Prefect's work pool: its base job template, by type, and the pool itself."""
+
+import json
+from typing import Any, Literal
+
+import httpx
+
+from infra import settings as settings_
+from infra.settings import Settings
+from infra.stack import prefect_api
+from infra.stack.prefect_api import DeployError
+
+Change = Literal["made", "changed", "unchanged"]
+POOL_SECONDS = 30.0
+"""How long Prefect's server may take to make the work pool; it takes less than one."""
+PLACEHOLDER = "{{ gpus }}"
+
+
+def job_template(settings: Settings) -> dict[str, Any]:
+    """Return the base job template of the pool.
+
+    Prefect's own templates let a run name a command, environment variables, an image or a directory. This one has a single
+    variable with two values, so that the server refuses a run with any other and a worker starts the deployment's flow alone.
+
+    Raises:
+        DeployError: the file of orchestration.job_configuration is missing or is no configuration of jobs.
+    """
+    numbers = sorted({0, settings.train.processes})
+    gpus = {
+        "type": "string",
+        "enum": [str(number) for number in numbers],
+        "default": "0",
+        "description": "GPUs of a run: train.processes for a cycle, else 0. Runs of a process pool see all of the machine's.",
+    }
+    variables = {"type": "object", "properties": {"gpus": gpus}, "additionalProperties": False}
+    return {"job_configuration": _job_configuration(settings), "variables": variables}
+
+
+def _job_configuration(settings: Settings) -> dict[str, Any]:
+    orchestration = settings.orchestration
+    if orchestration.job_configuration is None:  # of a process pool: the settings refuse it for a Kubernetes pool
+        return {"stream_output": True, "working_dir": str(settings_.ROOT)}
+    file = settings_.path(orchestration.job_configuration)
+    wrong = f"orchestration.job_configuration = {str(orchestration.job_configuration)!r}: "
+    try:
+        text = file.read_text()
+        configuration = json.loads(text)
+    except OSError as error:
+        raise DeployError(f"{wrong}cannot be read: {error}; copy infra/settings/kubernetes_job.json and name the copy") from None
+    except ValueError as error:
+        raise DeployError(f"{wrong}expected JSON: {error}") from None
+    kubernetes = orchestration.work_pool_type == "kubernetes"
+    if not isinstance(configuration, dict) or (kubernetes and not isinstance(configuration.get("job_manifest"), dict)):
+        raise DeployError(f"{wrong}expected a table{' with a job_manifest' if kubernetes else ''}, as kubernetes_job.json has")
+    if kubernetes and PLACEHOLDER not in text:
+        raise DeployError(f'{wrong}expected "{PLACEHOLDER}" as the limit of the container\'s GPUs, as kubernetes_job.json has')
+    if other := set(prefect_api.placeholders(text)) - {"gpus"}:
+        raise DeployError(f"{wrong}placeholders {', '.join(sorted(other))}: expected values, since a run could set a variable")
+    return configuration
+
+
+def ensure(settings: Settings) -> Change:
+    """Make the work pool, or give it the settings' job template; over HTTP, since Prefect's command takes 4 s to import.
+
+    On SQLite the server may block itself while it starts and never answer a request, so the request is sent again.
+
+    Raises:
+        DeployError: the pool exists with another type, or the job configuration is wrong.
+    """
+    template = job_template(settings)
+    for attempt in range(1, prefect_api.ATTEMPTS + 1):
+        try:
+            return _ensure(settings, template)
+        except httpx.ReadTimeout:
+            if attempt == prefect_api.ATTEMPTS:
+                raise
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _ensure(settings: Settings, template: dict[str, Any]) -> Change:
+    pool, kind = settings.orchestration.work_pool, settings.orchestration.work_pool_type
+    with prefect_api.connect(settings) as http:
+        body = {"name": pool, "type": kind, "base_job_template": template}
+        response = http.post("work_pools/", json=body, timeout=POOL_SECONDS)
+        if response.status_code != httpx.codes.CONFLICT:
+            response.raise_for_status()
+            return "made"
+        found = http.get(f"work_pools/{pool}", timeout=POOL_SECONDS).raise_for_status().json()
+        if found["type"] != kind:
+            raise DeployError(
+                f"orchestration.work_pool_type = {kind!r}: the work pool {pool!r} exists with the type {found['type']!r}; name "
+                f"another pool in orchestration.work_pool, or remove this one: `prefect work-pool delete {pool}`"
+            )
+        if found["base_job_template"] == template:
+            return "unchanged"
+        http.patch(f"work_pools/{pool}", json={"base_job_template": template}, timeout=POOL_SECONDS).raise_for_status()
+        return "changed"

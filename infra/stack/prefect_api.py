@@ -1,0 +1,57 @@
+"""A client of Prefect's API, and what its errors mean for the settings."""
+
+import re
+import time
+
+import httpx
+
+from infra import authorization
+from infra.settings import Settings, masked
+
+ATTEMPTS = 5
+
+
+class DeployError(RuntimeError):
+    """Prefect's server does not take what is deployed; the message says what to change."""
+
+
+class PatientTransport(httpx.HTTPTransport):
+    """Sends a request again while the server's SQLite database is locked, which it answers with HTTP 503."""
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Send the request."""
+        for attempt in range(1, ATTEMPTS):
+            response = super().handle_request(request)
+            if response.status_code != httpx.codes.SERVICE_UNAVAILABLE:
+                return response
+            response.close()
+            time.sleep(attempt)
+        return super().handle_request(request)
+
+
+def connect(settings: Settings) -> httpx.Client:
+    """Return a client of Prefect's API with its credential; it waits for a locked database."""
+    orchestration = settings.orchestration
+    headers = authorization.of_prefect(orchestration)
+    return httpx.Client(base_url=orchestration.api, headers=headers, timeout=60, transport=PatientTransport())
+
+
+def explained(settings: Settings, error: httpx.HTTPError) -> DeployError:
+    """Return the error of a request with the setting that it concerns."""
+    api = f"orchestration.api = {masked(settings.orchestration.api)!r}"
+    status = error.response.status_code if isinstance(error, httpx.HTTPStatusError) else 0
+    if status in (401, 403):
+        return DeployError(
+            f"{api}: HTTP {status}: orchestration.auth_string is not the server's PREFECT_SERVER_API_AUTH_STRING; expected "
+            '"USER:PASSWORD" in TABLOOP_ORCHESTRATION__AUTH_STRING'
+        )
+    if status in (404, 405):
+        return DeployError(f"{api}: HTTP {status}: expected the URL of Prefect's API, which ends in /api")
+    if status:
+        return DeployError(f"{api}: HTTP {status}: {error}")
+    return DeployError(f"{api}: no response: {error or type(error).__name__}; start Prefect's server, or correct the setting")
+
+
+def placeholders(text: str) -> list[str]:
+    """Return the names in the placeholders {{ NAME }} of a text."""
+    return re.findall(r"{{\s*([^}\s]+)\s*}}", text)

@@ -1,0 +1,58 @@
+"""Where an engine finds a version's checkpoint: on the app's disk if it sees that, else on its own, from the object store."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from infra.store import ObjectStore
+from serving.engine.version_cache import VersionCache
+
+SLOT = 0
+"""The only slot in an engine's own cache."""
+
+
+class Checkpoints:
+    """The checkpoints of one engine. Its methods block, and may be called from threads."""
+
+    def __init__(self, shared: VersionCache, own: VersionCache, connect: Callable[[], ObjectStore]) -> None:
+        """Look in two caches.
+
+        Args:
+            shared: the app's cache, in serving.state; empty if the engine does not see the app's disk.
+            own: the engine's cache, to which it downloads what the app's lacks.
+            connect: returns the object store; called for the first download.
+        """
+        self._shared = shared
+        self._own = own
+        self._connect = connect
+        self._lock = threading.Lock()
+
+    @classmethod
+    def of_slot(cls, state: Path, slot: int, connect: Callable[[], ObjectStore]) -> "Checkpoints":
+        """Return the checkpoints of a slot's engine, whose state lies below serving.state."""
+        return cls(VersionCache(state), VersionCache(state / f"engine-{slot}"), connect)
+
+    def fetch(self, version: str, source: str) -> Path:
+        """Return the directory of a version, whose source is the registry's; download and verify it if needed.
+
+        Raises:
+            ValueError: the version is no number, the source is not in this store, or a file does not match its checksum.
+            KeyError: the checkpoint is not complete in the store.
+            Unreachable: the store does not answer.
+        """
+        if not version.isdecimal():
+            raise ValueError(f"version {version[:40]!r}: expected a number of the registry")
+        with self._lock:  # a download whose request was cancelled goes on
+            if (path := self._shared.path(version)) and self._shared.source(version) == source:
+                return path
+            return self._own.download(version, source, self._connect())
+
+    def loaded(self, version: str, path: Path) -> None:
+        """Remember the version that the engine loaded, if from its own cache, and delete old ones there."""
+        if path == self._own.path(version):
+            self._own.remember_slot(SLOT, version)
+            self._own.prune({version})
+
+    def last(self, slot: int) -> tuple[Path, str] | None:
+        """Return the directory and version that the engine of a slot held last; None if neither cache knows."""
+        return self._shared.slot_version(slot) or self._own.slot_version(SLOT)

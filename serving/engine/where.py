@@ -1,0 +1,61 @@
+"""The address by which the app reaches an engine, and the one on which the engine listens."""
+
+import socket
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from infra.settings import Settings
+
+PORTS = {"http": 80, "https": 443}
+
+
+@dataclass(frozen=True)
+class Where:
+    """A frozen record of an engine's addresses and its token."""
+
+    url: str
+    """URL by which the app, or the evaluation, reaches it; requests must name its host."""
+    token: str
+    host: str
+    """Address on which it listens: of this machine."""
+    port: int
+    setting: str
+    """Setting of `host`."""
+
+    @classmethod
+    def of(cls, url: str, token: str, host: str, setting: str) -> "Where":
+        """Return an engine's addresses. An empty host: the URL's own."""
+        address = urlsplit(url)
+        return cls(url, token, host or address.hostname or "127.0.0.1", address.port or PORTS.get(address.scheme, 80), setting)
+
+    def check(self) -> None:
+        """Raise SystemExit if this machine cannot listen there: building the engine would take minutes before it is told."""
+        try:
+            family, kind, protocol, _, address = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0]
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
+        except OSError as error:
+            raise SystemExit(
+                f"engine: cannot listen on {self.host}:{self.port}, for {self.url}: {error}. If {self.host} is the name of a "
+                f"service or a proxy, set {self.setting} to an address of this machine, as 0.0.0.0; if the port is taken, end "
+                "its owner"
+            ) from None
+
+
+def slot_address(settings: Settings, slot: int) -> Where:
+    """Return the addresses of a slot's engine, or raise SystemExit."""
+    url, token = settings.serving.engines[slot], settings.serving.engine_token
+    if not isinstance(url, str):
+        raise SystemExit(f"engine: serving.engines[{slot}] is an external server, {url.url}: it has no engine to start here")
+    if not token:
+        raise SystemExit("engine: serving.engine_token is not set: `make up` generates it, or set TABLOOP_SERVING__ENGINE_TOKEN")
+    return Where.of(url, token.get_secret_value(), settings.serving.engine_host, "serving.engine_host")
+
+
+def evaluation_address(settings: Settings) -> Where:
+    """Return the addresses of the evaluation's own engine, or raise SystemExit."""
+    token = settings.evaluate.engine_token
+    if not token:
+        raise SystemExit("evaluate.engine_token is not set: `make up` generates it, or set TABLOOP_EVALUATE__ENGINE_TOKEN")
+    return Where.of(settings.evaluate.engine_url, token.get_secret_value(), settings.evaluate.engine_host, "evaluate.engine_host")

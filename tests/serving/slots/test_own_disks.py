@@ -1,0 +1,91 @@
+"""Engines without the app's disk: each fetches versions from the object store, verified."""
+
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from serving.engine.checkpoints import Checkpoints
+from serving.engine.version_cache import VersionCache
+from serving.slots.client import EngineDown, SwapRefused
+from tests.serving.fakes import House
+
+
+@pytest.fixture
+async def apart(tmp_path: Path, tokenizer: Tokenizer) -> House:
+    """An app and two engines, each with a disk of its own."""
+    house = House(tmp_path / "app", tokenizer)
+    for slot, engine in enumerate(house.engines):
+        engine.checkpoints = Checkpoints.of_slot(tmp_path / f"machine-{slot}", slot, lambda: house.store)
+    async with house:
+        house.add_version("1")
+        house.add_version("2")
+        house.registry.aliases = {"champion": "1"}
+        await house.follow()
+        yield house
+
+
+def disk(house: House, slot: int) -> Path:
+    return house.directory.parent / f"machine-{slot}"
+
+
+async def test_an_engine_loads_what_it_fetched_to_its_own_disk(apart: House) -> None:
+    champion = apart.arms.champion
+    assert champion is not None
+    engine = apart.engines[champion]
+    folder = Path(engine.path)
+    assert engine.version == "1" and folder.is_relative_to(disk(apart, champion))
+    assert (folder / "weights").read_bytes() == b"v1"
+    assert (await apart.complete()).status_code == 200
+    assert Checkpoints.of_slot(disk(apart, champion), champion, lambda: apart.store).last(champion) == (folder, "1"), (
+        "after a restart the engine begins with it"
+    )
+
+
+async def test_a_corrupt_checkpoint_is_refused_and_the_engine_keeps_its_weights(apart: House) -> None:
+    idle = 1 - (apart.arms.champion or 0)
+    apart.versions.download("2", apart.registry.sources["2"], apart.store)  # by the app, while it was intact
+    apart.store.objects["checkpoints/v2/weights"] = b"other bytes"
+    with pytest.raises(SwapRefused, match=r"weights: SHA-256 .*, expected"):
+        await apart.arms.slots[idle].engine.fetch("2", apart.registry.sources["2"], "")
+    before = apart.engines[idle].version
+    apart.registry.aliases = {"champion": "1", "challenger": "2"}
+    await apart.follow()
+    assert apart.engines[idle].version == before and "weights: SHA-256" in apart.arms.problems["challenger"]
+    assert not (disk(apart, idle) / f"engine-{idle}/versions/2").exists()
+
+
+async def test_a_store_that_is_away_is_tried_again_and_another_bucket_is_refused(apart: House) -> None:
+    engine = apart.arms.slots[0].engine
+    apart.store.unavailable = True
+    with pytest.raises(EngineDown, match="HTTP 503: ConnectionError"):
+        await engine.fetch("2", apart.registry.sources["2"], "")
+    apart.store.unavailable = False
+    assert Path(await engine.fetch("2", apart.registry.sources["2"], "")).name == "2"
+    for version, source, expected in (
+        ("3", "s3://other/checkpoints/v2", "not in s3://bucket/"),
+        ("../3", "s3://bucket/a", "number"),
+    ):
+        with pytest.raises(SwapRefused, match=expected):
+            await engine.fetch(version, source, "")
+
+
+async def test_on_one_disk_nothing_is_downloaded_twice(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    house = House(tmp_path, tokenizer)
+    for slot, engine in enumerate(house.engines):
+        engine.checkpoints = Checkpoints.of_slot(tmp_path / "state", slot, lambda: pytest.fail("it asks the store"))
+    async with house:
+        house.add_version("1")
+        house.registry.aliases = {"champion": "1"}
+        await house.follow()
+        assert house.engines[house.arms.champion or 0].path == str(tmp_path / "state/versions/1")
+
+
+def test_an_engines_own_disk_keeps_a_few_versions(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    house = House(tmp_path, tokenizer)
+    checkpoints = Checkpoints.of_slot(tmp_path, 0, lambda: house.store)
+    for number in range(1, 9):
+        source = house.store.add_version(f"v{number}")
+        checkpoints.loaded(str(number), checkpoints.fetch(str(number), source))
+    kept = {path.name for path in (tmp_path / "engine-0/versions").iterdir()}
+    assert "8" in kept and len(kept) <= 5 and VersionCache(tmp_path / "engine-0").slot_version(0) is not None
