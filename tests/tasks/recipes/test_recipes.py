@@ -69,7 +69,7 @@ def test_settled_text_is_mined_from_later_requests_and_its_first_line_is_taught(
 
 
 def test_a_team_whose_editors_report_nothing_teaches_the_same_settled_text(settings: Settings, schedule: Schedule) -> None:
-    given = interactions(settings, schedule, 60)
+    given = interactions(settings, schedule, 240)
     assert {pause.developer.silent for pause in given.pauses} == {True, False}
     assert RECIPES["silent"].samples(given) == RECIPES["settled"].samples(given)
 
