@@ -8,7 +8,7 @@ from serving.recording.opt_outs import OptOuts
 from tests.serving.fakes import House
 from tests.tasks.made import feedback
 
-PROMPT = "def secret_of_ada(x):\n    value = compute_something(x)\n    "
+PROMPT = "def secret_of_sheila(x):\n    value = compute_something(x)\n    "
 OPT_OUT = {"X-Tabloop-Opt-Out": "1"}
 NATIVE, CONTINUE = "/v1/feedback", "/v1/continue/events"
 
@@ -25,7 +25,7 @@ async def opted_out(house: House) -> str:
 
 def no_text(house: House) -> bool:
     spooled = "".join(file.read_text() for file in (house.directory / "spool").rglob("*.jsonl"))
-    return "ada" not in spooled and "compute" not in spooled and bool(spooled)
+    return "sheila" not in spooled and "compute" not in spooled and bool(spooled)
 
 
 async def test_by_the_completion_id(house: House) -> None:
@@ -44,13 +44,13 @@ async def test_by_the_place_also_where_the_developer_typed_on(house: House, type
 async def test_by_the_editors_id_of_an_earlier_event(house: House) -> None:
     await opted_out(house)
     await house.send_feedback(CONTINUE, event(prefix=PROMPT, suffix="\nprint(1)\n", completion="compute()", accepted=False))
-    await house.send_feedback(CONTINUE, event(prefix="ada = compute(", suffix=")", completion="compute()"))
+    await house.send_feedback(CONTINUE, event(prefix="sheila = compute(", suffix=")", completion="compute()"))
     assert no_text(house)
 
 
 async def test_by_an_event_with_the_header_of_its_own(house: House) -> None:
-    await house.send_feedback(CONTINUE, event(prefix="ada", suffix="", completion="compute()"), headers=OPT_OUT)
-    await house.send_feedback(CONTINUE, event(prefix="ada", suffix="", completion="compute()"))
+    await house.send_feedback(CONTINUE, event(prefix="sheila", suffix="", completion="compute()"), headers=OPT_OUT)
+    await house.send_feedback(CONTINUE, event(prefix="sheila", suffix="", completion="compute()"))
     assert no_text(house)
 
 
@@ -91,7 +91,7 @@ def test_a_restarted_app_remembers_and_the_file_holds_no_text(tmp_path: Path) ->
     assert again.hold(feedback(completion_id="cmpl-0123456789abcdef"), opted_out=False)
     assert again.hold(feedback(prefix=PROMPT + "x", suffix="\n"), opted_out=False)
     assert not OptOuts(b"another key", file).hold(feedback(prefix=PROMPT + "x", suffix="\n"), opted_out=False)
-    assert "ada" not in file.read_text() and "cmpl" not in file.read_text() and file.stat().st_mode & 0o077 == 0
+    assert "sheila" not in file.read_text() and "cmpl" not in file.read_text() and file.stat().st_mode & 0o077 == 0
 
 
 def test_a_broken_line_of_the_file_is_left_out(tmp_path: Path) -> None:
