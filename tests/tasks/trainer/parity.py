@@ -46,7 +46,7 @@ OBJECTIVES = {
     "all options": {"proximal": "step", **WITH_OPTIONS},
     "settled": {"settled_weight": 0.7, "surrogate_weight": 0.6},
     "settled by likelihood": {"settled_weight": 0.7, "settled_exponent": 0.1, "surrogate_weight": 0.9},
-    "settled by beginnings": {"settled_weight": 0.7, "settled_exponent": 0.1, "settled_beginnings": 0.6},
+    "settled by beginnings": {"settled_weight": 0.7, "settled_exponent": 0.1, "settled_beginnings": 0.6, "surrogate_weight": 0.8},
     "settled in a band": {"settled_weight": 0.7, "settled_min_loss": 4.57, "settled_max_loss": 4.9, "proximal": "step"},
 }
 """Options with which the gradients are compared."""
