@@ -83,6 +83,9 @@ class UpdateSettings(Section):
     """Exponent q of the loss of a settled text of probability p, (1 - p^q) / q: the gradient of the cross-entropy, times p^q.
     1: minus the chance that the policy samples the text; 0: the cross-entropy, -ln p, which spends most of the update on text
     that the policy would hardly ever write."""
+    settled_beginnings: float = Field(0.0, ge=0, le=1)
+    """Share of a settled text's loss that its beginnings have, each token's alike; the whole text has the rest. What is shown may
+    end early, so that a right beginning counts. 0: the whole text counts alone."""
     settled_min_loss: float = Field(0.0, ge=0)
     """Least mean cross-entropy of a settled text, in nats per token, that is trained on: below it, the policy writes the text
     anyway. Measured at each step, and where a share of the weight is limited also at the update's start."""
@@ -90,8 +93,9 @@ class UpdateSettings(Section):
     """Largest mean cross-entropy of a settled text, in nats per token, that is trained on: above it, the text is far from
     anything the policy could write. 0: no bound."""
     settled_least_power: float = Field(0.0, ge=0, lt=1)
-    """Least p^q (`settled_exponent`) of a settled text at the update's start that is trained on: rarer ones cost as much and
-    hardly move the weights. Finding them takes a forward pass over all settled text. 0: all are trained on."""
+    """Least power of a settled text at the update's start that is trained on: p^q, or with `settled_beginnings` the mean factor
+    of its tokens' gradients. The others cost as much and hardly move the weights. It takes a forward pass over all settled text.
+    0: all are trained on."""
     context_weight: float = Field(0.0, ge=0)
     """Weight of the language-model loss of a prompt token, relative to 1 for a sampled token; 0: no such loss."""
     context_tokens: int = Field(32, ge=1)
@@ -113,11 +117,12 @@ class UpdateSettings(Section):
 
     @model_validator(mode="after")
     def _probability_weighs(self) -> Self:
-        if self.settled_least_power and not self.settled_exponent:
-            raise ValueError(
-                f"settled_least_power = {self.settled_least_power:g}, expected 0 with settled_exponent = 0: a text's probability "
-                "does not change its weight; set settled_exponent, 0.3 for example"
-            )
+        for name in ("settled_least_power", "settled_beginnings"):
+            if (value := getattr(self, name)) and not self.settled_exponent:
+                raise ValueError(
+                    f"{name} = {value:g}, expected 0 with settled_exponent = 0: a text's probability does not change its weight; "
+                    "set settled_exponent, 0.3 for example"
+                )
         return self
 
 

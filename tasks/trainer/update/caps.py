@@ -2,9 +2,10 @@
 
 The cycle caps a user's settled tokens (tasks/rewards/weights.py). With `settled_exponent` q the trainer multiplies a row's
 gradient by p^q, so a user whose text is likely (boilerplate, pastes) would have more of the update than of the tokens. So p is
-computed at the update's start. A row's size is its tokens times `settled_weight` times p^q; sizes are scaled as the
-tokens are. Each row then has a ceiling for its p^q at every step: where all rows of a user are at their ceilings, the user has
-the share, and no more. So a text that becomes likely during the update, as one that is repeated does, gains nothing by it.
+computed at the update's start. A row's power is p^q, or with `settled_beginnings` the mean factor of its tokens' gradients. Its
+size is its tokens times `settled_weight` times its power; sizes are scaled as the tokens are. Each row then has a ceiling for its
+power at every step: where all rows of a user are at their ceilings, the user has the share, and no more. So a text that becomes
+likely during the update, as one that is repeated does, gains nothing by it.
 
 In a large team hardly anybody could reach a share, whatever their text becomes. Some rows tell the average; then only the rows of
 those who could are computed.
@@ -26,7 +27,7 @@ SAMPLED = 512
 MARGIN = 0.8
 """Of the average as these rows tell it, to be sure."""
 LEAST_POWER = -600.0
-"""Least logarithm of p^q; the sum of any number of rows of it is a float64 above 0."""
+"""Least logarithm of a power; the sum of any number of rows of it is a float64 above 0."""
 
 
 def needed(job: Job) -> bool:
@@ -41,14 +42,26 @@ def some_rows(samples: Sequence[Sample]) -> list[int]:
     return sorted(random.Random(len(rows)).sample(rows, min(SAMPLED, len(rows))))
 
 
+def log_power(logprobs: Sequence[float], job: Job) -> float:
+    """Return the logarithm of a row's power, from the log-probabilities of its tokens; minus infinity outside the band."""
+    count = len(logprobs)
+    if not job.settled_min_loss <= -math.fsum(logprobs) / count <= (job.settled_max_loss or math.inf):
+        return -math.inf
+    powers = np.exp(job.settled_exponent * np.cumsum(np.asarray(logprobs, np.float64)))
+    share = job.settled_beginnings
+    # The beginning of s tokens counts at each of them.
+    mean = share * float(powers @ np.arange(1, count + 1)) / count**2 + (1 - share) * float(powers[-1])
+    return max(math.log(mean), LEAST_POWER) if mean else LEAST_POWER
+
+
 def typical_power(samples: Sequence[Sample], some: Mapping[int, Sequence[float]], job: Job) -> float:
-    """Return the mean p^q at the update's start, by the weight of the rows and less MARGIN; 0 without any weight.
+    """Return the mean power at the update's start, by the weight of the rows and less MARGIN; 0 without any weight.
 
     Args:
         some: log-probabilities of the settled tokens of `some_rows`, by the sample's index.
     """
     sizes = np.array([len(values) * samples[i].settled_weight for i, values in some.items()])
-    powers = np.exp([max(job.settled_exponent * math.fsum(values), LEAST_POWER) for values in some.values()])
+    powers = np.exp([log_power(values, job) for values in some.values()])
     return MARGIN * float((sizes * powers).sum() / sizes.sum()) if sizes.any() else 0.0
 
 
@@ -56,7 +69,7 @@ def within_reach(samples: Sequence[Sample], typical: float, job: Job) -> list[in
     """Return the indices of the rows whose group exceeds a share if all of its text becomes certain; others need no ceiling.
 
     Args:
-        typical: mean p^q of all rows; the sum of the sizes is as large as that times the sum of their largest.
+        typical: mean power of all rows; the sum of the sizes is as large as that times the sum of their largest.
     """
     rows = [i for i, sample in enumerate(samples) if sample.settled_token_ids]
     if job.settled_min_loss or job.settled_max_loss:
@@ -69,33 +82,26 @@ def within_reach(samples: Sequence[Sample], typical: float, job: Job) -> list[in
     return [i for i, reaches in zip(rows, reach, strict=True) if reaches]
 
 
-def filled(
-    samples: Sequence[Sample], known: Mapping[int, Sequence[float]], typical: float, job: Job
-) -> dict[int, Sequence[float]]:
-    """Return log-probabilities of all rows: the known ones, and for the others those of a typical p^q."""
-    others = {
-        i: [math.log(typical) / (job.settled_exponent * len(sample.settled_token_ids))] * len(sample.settled_token_ids)
-        for i, sample in enumerate(samples)
-        if sample.settled_token_ids and i not in known
-    }
-    return {**known, **others}
+def log_powers(samples: Sequence[Sample], known: Mapping[int, Sequence[float]], typical: float, job: Job) -> dict[int, float]:
+    """Return the logarithm of the power of each row with a settled text, by the sample's index; `typical` where unknown."""
+    computed = {i: log_power(values, job) for i, values in known.items()}
+    others = [i for i, sample in enumerate(samples) if sample.settled_token_ids and i not in known]
+    return computed | (dict.fromkeys(others, math.log(typical)) if others else {})
 
 
-def settled_ceilings(samples: Sequence[Sample], logprobs: Mapping[int, Sequence[float]], job: Job) -> dict[int, float]:
+def settled_ceilings(samples: Sequence[Sample], powers: Mapping[int, float], job: Job) -> dict[int, float]:
     """Return the logarithm of each row's ceiling, by the sample's index; minus infinity for a row outside the band at the start.
 
     Args:
-        logprobs: of the settled tokens at the update's start, by the sample's index.
+        powers: logarithms at the update's start (log_powers).
 
     Raises:
         HarmfulUpdate: fewer groups have a weight than the shares ask for.
     """
-    indices = sorted(logprobs)
-    totals, lengths = (np.array([measure(logprobs[i]) for i in indices], np.float64) for measure in (math.fsum, len))
-    means = -totals / lengths
-    inside = (means >= job.settled_min_loss) & (means <= (job.settled_max_loss or math.inf))
-    powers = np.maximum(job.settled_exponent * totals, LEAST_POWER)
-    sizes = lengths * np.array([samples[i].settled_weight for i in indices]) * np.exp(powers) * inside
+    indices = sorted(powers)
+    tokens = np.array([len(samples[i].settled_token_ids) * samples[i].settled_weight for i in indices])
+    logs = np.array([powers[i] for i in indices])
+    sizes = tokens * np.exp(logs)
     groups = [(_codes([getattr(samples[i], name) for i in indices]), share) for name, share in job.weight_shares.items()]
     factors = headroom(sizes, groups)
     if sizes.any() and not (sizes * factors).any():
@@ -107,7 +113,7 @@ def settled_ceilings(samples: Sequence[Sample], logprobs: Mapping[int, Sequence[
             "each; wait for more users, or set the shares by infra/docs/how/caps.md"
         )
     with np.errstate(divide="ignore"):
-        ceilings = np.where(inside, powers + np.log(factors), -math.inf)
+        ceilings = logs + np.log(factors)
     return dict(zip(indices, ceilings.tolist(), strict=True))
 
 

@@ -119,7 +119,7 @@ def settled_ceilings(model: TrainedModel, samples: Sequence[Sample], job: Job) -
     typical = caps.typical_power(samples, known, job)
     rows = caps.within_reach(samples, typical, job)
     known |= settled_logprobs(model, samples, job, [i for i in rows if i not in known])
-    ceilings = caps.settled_ceilings(samples, caps.filled(samples, known, typical, job), job) if rows else {}
+    ceilings = caps.settled_ceilings(samples, caps.log_powers(samples, known, typical, job), job) if rows else {}
     return {i: ceilings[i] for i in rows}
 
 

@@ -132,7 +132,7 @@ class SettledLoss(NamedTuple):
     """The loss of settled text; sums over the micro-batch."""
 
     loss: torch.Tensor
-    """Scalar: the weighted negative log-probability of the settled tokens inside the band, times p^q of their row."""
+    """Scalar: the weighted negative log-probability of the settled tokens inside the band, times their factors."""
     inside: torch.Tensor
     """Scalar: settled tokens of rows inside the band."""
     total: torch.Tensor
@@ -152,13 +152,14 @@ def settled_loss(
     of a row's cross-entropy is multiplied by p^q, where p is the probability of the whole row and q `settled_exponent`: that of
     (1 - p^q) / q (Zhang and Sabuncu 2018, "Generalized cross entropy loss for training deep neural networks with noisy labels"),
     here of a text and not of a class. At q = 1 it is the gradient of -p: of the reward of a policy that is paid for this text.
+    With `settled_beginnings` a, the loss of a row is 1 - a of that and a of the mean of the same of its beginnings.
 
     Args:
         losses: [S], in nats, rows end to end.
         weights: [S].
         lengths: tokens of each row.
         options: the band and the exponent.
-        ceilings: [rows], logarithm of the most that p^q is taken for, so that no user has more than a share; none: no bound.
+        ceilings: [rows], logarithm of each row's largest mean factor, so that no user has more than a share; none: no bound.
     """
     with torch.no_grad():
         sizes = torch.tensor(list(lengths), dtype=torch.long, device=losses.device)
@@ -166,10 +167,28 @@ def settled_loss(
         means = sums / sizes
         inside = (means >= options.settled_min_loss) & (means <= (options.settled_max_loss or torch.inf))
         mask = inside.float().repeat_interleave(sizes)
-        powers = -options.settled_exponent * sums
-        powers = powers if ceilings is None else torch.minimum(powers, ceilings.to(powers))
-        likely = powers.exp().repeat_interleave(sizes)
-    return SettledLoss((losses * weights * mask * likely).sum(), mask.sum(), losses.detach().sum())
+        bounds = [None] * len(lengths) if ceilings is None else ceilings.to(losses)
+        rows = zip(losses.split(list(lengths)), bounds, strict=True)
+        parts = [bounded_factors(token_factors(row, options), bound) for row, bound in rows]
+        factors = torch.cat(parts) if parts else losses.new_zeros(0)
+    return SettledLoss((losses * weights * mask * factors).sum(), mask.sum(), losses.detach().sum())
+
+
+def token_factors(losses: torch.Tensor, options: UpdateSettings) -> torch.Tensor:
+    """Return the factors [n] by which the gradients of a row's cross-entropies `losses` [n] are multiplied (settled_loss)."""
+    powers = (-options.settled_exponent * losses.cumsum(0)).exp()  # of each beginning
+    share = options.settled_beginnings
+    ends = torch.full_like(powers, share / len(powers))
+    ends[-1] += 1 - share
+    return (ends * powers).flip(0).cumsum(0).flip(0)  # a token is part of every beginning that ends behind it
+
+
+def bounded_factors(factors: torch.Tensor, ceiling: torch.Tensor | None) -> torch.Tensor:
+    """Return a row's factors, scaled so that the logarithm of their mean is at most `ceiling`."""
+    if ceiling is None:
+        return factors
+    mean = factors.mean()
+    return factors * torch.where(mean > 0, (torch.minimum(mean.log(), ceiling) - mean.log()).exp(), 0.0)
 
 
 class Outputs(NamedTuple):

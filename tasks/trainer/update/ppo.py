@@ -33,6 +33,7 @@ from tasks.trainer.model.process_group import Parallel, process_memory
 from tasks.trainer.plan import check_fits
 from tasks.trainer.update import optimizer_state, reports, safety
 from tasks.trainer.update.batches import FixedPolicies, MicroBatch, micro_batches, minibatches, read
+from tasks.trainer.update.caps import log_powers
 from tasks.trainer.update.logged import logged_answers
 from tasks.trainer.update.logit_scale import LogitScale
 from tasks.trainer.update.logprobs import current_logprobs, fixed_policies, logits_of, outputs_of, settled_logprobs, shape_of
@@ -254,7 +255,7 @@ def run(job: Job) -> Metrics:
     agreement = compare_with_server(model, every, job)
     if job.settled_least_power and job.settled_weight:
         settled = [i for i, sample in enumerate(samples) if sample.settled_token_ids]
-        samples = likely_enough(samples, settled_logprobs(model, samples, job, settled), job)
+        samples = likely_enough(samples, log_powers(samples, settled_logprobs(model, samples, job, settled), 1.0, job), job)
     trained_rows = trained_part(samples, job)
     policies = fixed_policies(model, trained_rows, job)
 

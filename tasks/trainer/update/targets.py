@@ -37,24 +37,24 @@ def trained_part(samples: Sequence[Sample], options: UpdateSettings) -> Sequence
     return [sample.model_copy(update={"token_ids": (), "logprobs": ()}) for sample in samples]
 
 
-def likely_enough(samples: Sequence[Sample], logprobs: Mapping[int, Sequence[float]], options: UpdateSettings) -> list[Sample]:
-    """Return samples without the settled texts whose p^q is below `settled_least_power`.
+def likely_enough(samples: Sequence[Sample], powers: Mapping[int, float], options: UpdateSettings) -> list[Sample]:
+    """Return samples without the settled texts whose power is below `settled_least_power`.
 
     A sample that then teaches nothing is left out.
 
     Args:
-        logprobs: of the settled tokens at the update's start, by the sample's index.
+        powers: logarithms of the settled texts' powers at the update's start, by the sample's index (caps.log_powers).
 
     Raises:
         HarmfulUpdate: no sample is left.
     """
     least = math.log(options.settled_least_power)
-    unlikely = {i for i, values in logprobs.items() if options.settled_exponent * math.fsum(values) < least}
+    unlikely = {i for i, power in powers.items() if power < least}
     kept = [s.model_copy(update={"settled_token_ids": ()}) if i in unlikely else s for i, s in enumerate(samples)]
     scored = uses_sampled_tokens(options)
     found = [sample for sample in kept if sample.settled_token_ids or (scored and sample.token_ids)]
     if not found:
         raise HarmfulUpdate(
-            f"settled_least_power = {options.settled_least_power:g}: none of {len(logprobs)} settled texts is as likely; lower it"
+            f"settled_least_power = {options.settled_least_power:g}: none of {len(powers)} settled texts is as likely; lower it"
         )
     return found

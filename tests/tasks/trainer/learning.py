@@ -23,6 +23,7 @@ from tasks.trainer.model.trained_model import Optimization, TrainedModel
 from tasks.trainer.pretraining.pretrain import BatchSize, Schedule, train
 from tasks.trainer.update import ppo, safety
 from tasks.trainer.update.batches import NO_POLICIES, FixedPolicies, micro_batches
+from tasks.trainer.update.caps import log_powers
 from tasks.trainer.update.logit_scale import LogitScale
 from tasks.trainer.update.logprobs import current_logprobs, fixed_policies, logits_of, settled_logprobs
 from tasks.trainer.update.losses import settled_loss
@@ -93,7 +94,7 @@ def check_unlikely(directory: Path, work: Path) -> dict[str, object]:
     trained = trained_model(directory, Parallel())
     rows = capped_rows(trained)
     scores = settled_logprobs(trained, rows, CAPPED_JOB, range(len(rows)))
-    powers = {i: math.exp(CAPPED_JOB.settled_exponent * math.fsum(values)) for i, values in scores.items()}
+    powers = {i: math.exp(power) for i, power in log_powers(rows, scores, 1.0, CAPPED_JOB).items()}
     least = sorted(powers.values())[len(rows) // 4] * (1 + 1e-6)
     kept = [row for i, row in enumerate(rows) if powers[i] >= least]
     found, counts = [], []

@@ -206,6 +206,11 @@ def _settled_loss(model: PreTrainedModel, rows: list[Sample], job: Job, scale: t
         losses = -scores.gather(-1, tokens[:, None])[:, 0]
         written += len(tokens)
         if job.settled_min_loss <= losses.mean().item() <= (job.settled_max_loss or math.inf):
-            likely = losses.sum().detach().mul(-job.settled_exponent).exp()
-            loss, inside = loss + sample.settled_weight * likely * losses.sum(), inside + len(tokens)
+            q, share, count = job.settled_exponent, job.settled_beginnings, len(losses)
+            whole, beginnings = (
+                (sum((1 - (-q * losses[:end].sum()).exp()) / q for end in ends) / len(ends) if q else losses.sum())
+                for ends in ([count], range(1, count + 1))
+            )
+            loss = loss + sample.settled_weight * ((1 - share) * whole + share * beginnings)
+            inside += count
     return loss, inside, written

@@ -23,7 +23,7 @@ from tasks.trainer.model.process_group import Parallel, parallel_state
 from tasks.trainer.model.trained_model import LAST_NORM, TrainedModel
 from tasks.trainer.update import ppo
 from tasks.trainer.update.batches import FixedPolicies, Logprobs, context_positions, micro_batches
-from tasks.trainer.update.caps import settled_ceilings
+from tasks.trainer.update.caps import log_powers, settled_ceilings
 from tasks.trainer.update.logit_scale import LogitScale
 from tasks.trainer.update.logprobs import current_logprobs, fixed_policies, proximal_logprobs, rank_logprobs, reference_logprobs
 from tests.tasks.trainer.models import (
@@ -46,6 +46,7 @@ OBJECTIVES = {
     "all options": {"proximal": "step", **WITH_OPTIONS},
     "settled": {"settled_weight": 0.7, "surrogate_weight": 0.6},
     "settled by likelihood": {"settled_weight": 0.7, "settled_exponent": 0.1, "surrogate_weight": 0.9},
+    "settled by beginnings": {"settled_weight": 0.7, "settled_exponent": 0.1, "settled_beginnings": 0.6, "surrogate_weight": 0.8},
     "settled in a band": {"settled_weight": 0.7, "settled_min_loss": 4.57, "settled_max_loss": 4.9, "proximal": "step"},
 }
 """Options with which the gradients are compared."""
@@ -183,7 +184,7 @@ def check_reference(directory: Path, parallel: Parallel) -> dict[str, float]:
 def check_ceilings(directory: Path, model: PreTrainedModel, parallel: Parallel) -> dict[str, float]:
     """Compare the ceilings of settled text with those of transformers' probabilities, and those of the ranks with each other."""
     rows = [row.model_copy(update={"user": "abc"[n % 3]}) for n, row in enumerate(with_settled_text(samples(model, drift=0.4)))]
-    changes = {"settled_exponent": 0.1, "weight_shares": {"user": 0.35}, "proximal": "step"}
+    changes = {"settled_exponent": 0.1, "settled_beginnings": 0.3, "weight_shares": {"user": 0.35}, "proximal": "step"}
     job = JOB.model_copy(update=changes)
     computed = fixed_policies(trained_model(directory, parallel), rows, job).ceilings
     with torch.no_grad():
@@ -192,10 +193,10 @@ def check_ceilings(directory: Path, model: PreTrainedModel, parallel: Parallel) 
             for n, row in enumerate(rows)
             if row.settled_token_ids
         }
-    expected = settled_ceilings(rows, exact, job)
+    bare = log_powers(rows, exact, 1.0, job)
+    expected = settled_ceilings(rows, bare, job)
     of_ranks: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(of_ranks, computed)
-    bare = {n: job.settled_exponent * sum(values) for n, values in exact.items()}
     return {
         "apart": max(abs(computed[n] - expected[n]) for n in expected),
         "missing": len(expected.keys() ^ computed.keys()),

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from infra.records import Sample
 from tasks.trainer.job import Job
-from tasks.trainer.update.caps import MARGIN, filled, needed, settled_ceilings, some_rows, typical_power, within_reach
+from tasks.trainer.update import caps
+from tasks.trainer.update.caps import MARGIN, log_powers, needed, some_rows, typical_power, within_reach
 from tasks.trainer.update.losses import settled_loss
 from tasks.trainer.update.safety import HarmfulUpdate
 from tests.tasks.made import sample
@@ -19,13 +20,18 @@ from tests.tasks.made import sample
 JOB = Job(checkpoint=Path(), samples=Path(), output=Path(), current_version="1", settled_exponent=0.3)
 
 
-def job(exponent: float = 0.3, **shares: float) -> Job:
-    return JOB.model_copy(update={"settled_exponent": exponent, "weight_shares": shares})
+def job(exponent: float = 0.3, beginnings: float = 0.0, **shares: float) -> Job:
+    return JOB.model_copy(update={"settled_exponent": exponent, "settled_beginnings": beginnings, "weight_shares": shares})
 
 
 def row(name: str, user: str, tokens: int, weight: float = 1.0) -> Sample:
     ids = [7] * tokens
     return sample(name, user=user, project=name[-1], token_ids=[], logprobs=[], settled_token_ids=ids, settled_weight=weight)
+
+
+def settled_ceilings(rows: list[Sample], logprobs: dict[int, list[float]], options: Job) -> dict[int, float]:
+    """Return the ceilings where every row's log-probabilities are known."""
+    return caps.settled_ceilings(rows, log_powers(rows, logprobs, 1.0, options), options)
 
 
 def weight_of(rows: list[Sample], logprobs: dict[int, list[float]], ceilings: dict[int, float], options: Job) -> dict[int, float]:
@@ -51,13 +57,16 @@ ROWS = st.lists(
 )
 
 
-@given(ROWS, st.sampled_from([0.1, 0.3, 1.0]), st.floats(0.2, 0.7), st.sampled_from([0.4, 0.8, 1.0]))
+BEGINNINGS = st.sampled_from([0.0, 0.5, 1.0])
+
+
+@given(ROWS, st.sampled_from([0.1, 0.3, 1.0]), BEGINNINGS, st.floats(0.2, 0.7), st.sampled_from([0.4, 0.8, 1.0]))
 def test_nobody_exceeds_the_cap_at_the_start_nor_that_cap_later(
-    made: list[tuple[str, int, float, float, float]], exponent: float, of_user: float, of_project: float
+    made: list[tuple[str, int, float, float, float]], exponent: float, beginnings: float, of_user: float, of_project: float
 ) -> None:
     rows = [row(f"c{n % 3}", user, tokens, weight) for n, (user, tokens, _, weight, _) in enumerate(made)]
     start = {n: [-loss] * tokens for n, (_, tokens, loss, _, _) in enumerate(made)}
-    options = job(exponent, user=of_user, project=of_project)
+    options = job(exponent, beginnings, user=of_user, project=of_project)
     try:
         ceilings = settled_ceilings(rows, start, options)
     except HarmfulUpdate:
@@ -83,13 +92,13 @@ def test_a_user_with_likely_text_is_scaled_to_the_cap_and_the_others_are_left_al
     assert {i: math.exp(c) for i, c in ceilings.items()} == pytest.approx({0: 0.5, 1: 0.5, 2: 0.5, 3: 0.5})
 
 
-@given(ROWS, st.sampled_from([0.1, 0.3, 1.0]), st.floats(0.2, 0.9))
+@given(ROWS, st.sampled_from([0.1, 0.3, 1.0]), BEGINNINGS, st.floats(0.2, 0.9))
 def test_who_is_out_of_reach_of_a_share_stays_below_it_whatever_their_text_becomes(
-    made: list[tuple[str, int, float, float, float]], exponent: float, share: float
+    made: list[tuple[str, int, float, float, float]], exponent: float, beginnings: float, share: float
 ) -> None:
     rows = [row("c", user, tokens, weight) for user, tokens, _, weight, _ in made]
     start = {n: [-loss] * tokens for n, (_, tokens, loss, _, _) in enumerate(made)}
-    options, free = job(exponent, user=share), dict.fromkeys(start, math.inf)
+    options, free = job(exponent, beginnings, user=share), dict.fromkeys(start, math.inf)
     reach = {rows[i].user for i in within_reach(rows, typical_power(rows, start, options), options)}
     whole = sum(weight_of(rows, start, free, options).values())
     certain = {n: [0.0] * len(values) for n, values in start.items()}
@@ -116,7 +125,7 @@ def test_the_ceilings_with_a_typical_weight_of_the_others_hold_the_cap() -> None
     rows = [*(row("c", f"user-{n % 50}", 4) for n in range(500)), *(row("c", "heavy", 40) for _ in range(50))]
     options, known = job(user=0.2), {i: [-0.5] * 40 for i in range(500, 550)}
     typical = MARGIN * math.exp(0.3 * -4)
-    ceilings = settled_ceilings(rows, filled(rows, known, typical, options), options)
+    ceilings = caps.settled_ceilings(rows, log_powers(rows, known, typical, options), options)
     start = {i: [-1.0] * 4 for i in range(500)} | known
     certain = {i: [0.0] * len(values) for i, values in start.items()}
     bounded = {i: ceilings[i] if rows[i].user == "heavy" else math.inf for i in start}

@@ -138,3 +138,16 @@ def test_the_exponent_gives_the_gradient_of_a_power_of_a_rows_probability() -> N
         rows = zip(other.split(list(lengths)), weights.split(list(lengths)), strict=True)
         sum(w[0] * (1 - (-q * row.sum()).exp()) / q for row, w in rows).backward()
         torch.testing.assert_close(losses.grad, other.grad)
+
+
+def test_beginnings_have_their_share_of_a_rows_loss() -> None:
+    lengths, weights, q, share = (2, 1, 3), torch.tensor([1.0, 1.0, 0.5, 2.0, 2.0, 2.0]), 0.3, 0.4
+    values = torch.tensor([0.3, 1.2, 2.0, 0.1, 0.4, 0.2])
+    losses = values.clone().requires_grad_()
+    settled_loss(losses, weights, lengths, UpdateSettings(settled_exponent=q, settled_beginnings=share)).loss.backward()
+    other = values.clone().requires_grad_()
+    for row, w in zip(other.split(list(lengths)), weights.split(list(lengths)), strict=True):
+        parts = (1 - (-q * row.cumsum(0)).exp()) / q
+        (w[0] * ((1 - share) * parts[-1] + share * parts.mean())).backward()
+    torch.testing.assert_close(losses.grad, other.grad)
+    assert losses.grad[3] > losses.grad[4] > losses.grad[5], "the first token is part of every beginning"

@@ -42,15 +42,16 @@ def test_an_update_that_nothing_teaches_is_refused(samples, options) -> None:
 
 def test_settled_text_that_the_policy_hardly_ever_writes_is_left_out() -> None:
     options = SETTLED_ONLY.model_copy(update={"settled_exponent": 0.5, "settled_least_power": math.exp(-2.0)})
-    logprobs = {0: [-2.0, -2.1], 2: [-4.0]}  # 0 by its whole text, 2 just within
-    assert likely_enough([BOTH, SHOWN, ALONE], logprobs, options) == [ALONE]
+    powers = {0: -2.05, 2: -2.0}
+    assert likely_enough([BOTH, SHOWN, ALONE], powers, options) == [ALONE]
     without = BOTH.model_copy(update={"settled_token_ids": ()})
     surrogate = options.model_copy(update={"surrogate_weight": 1.0})
-    assert likely_enough([BOTH, SHOWN, ALONE], logprobs, surrogate) == [without, SHOWN, ALONE], "what was shown still teaches"
+    assert likely_enough([BOTH, SHOWN, ALONE], powers, surrogate) == [without, SHOWN, ALONE], "what was shown still teaches"
     with pytest.raises(HarmfulUpdate, match=r"settled_least_power = 0\.135335: none of 1 settled texts"):
-        likely_enough([BOTH], {0: [-9.0, 0.0]}, options)
+        likely_enough([BOTH], {0: -9.0}, options)
 
 
-def test_a_least_power_needs_an_exponent() -> None:
-    with pytest.raises(ValueError, match=r"settled_least_power = 0\.01, expected 0 with settled_exponent = 0"):
-        UpdateSettings(settled_least_power=0.01)
+@pytest.mark.parametrize("name", ["settled_least_power", "settled_beginnings"])
+def test_what_depends_on_a_texts_probability_needs_an_exponent(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"{name} = 0\.01, expected 0 with settled_exponent = 0"):
+        UpdateSettings.model_validate({name: 0.01})
