@@ -84,8 +84,8 @@ class UpdateSettings(Section):
     1: minus the chance that the policy samples the text; 0: the cross-entropy, -ln p, which spends most of the update on text
     that the policy would hardly ever write."""
     settled_beginnings: float = Field(0.0, ge=0, le=1)
-    """Share of a settled text's loss that its beginnings have, each token's alike; the whole text has the rest. What is shown may
-    end early, so that a right beginning counts. 0: the whole text counts alone."""
+    """Weight of a settled text's beginnings in its loss, one after each token; the whole text has the rest, up to 1. What is
+    shown may end early, and then a right beginning is enough. 0: only the whole text counts."""
     settled_min_loss: float = Field(0.0, ge=0)
     """Least mean cross-entropy of a settled text, in nats per token, that is trained on: below it, the policy writes the text
     anyway. Measured at each step, and where a share of the weight is limited also at the update's start."""

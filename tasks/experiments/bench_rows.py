@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -54,9 +55,9 @@ class Row:
     """Whether it is judged by the rule before plans were recorded."""
 
 
-def row(name: str, world: World, settings: Experiment = GATE, **fields: object) -> Row:
+def row(name: str, world: World, settings: Experiment = GATE, **fields: Any) -> Row:
     """Return a kind of test with the plan of its settings and its world's size."""
-    return Row(name, world, plan_for(world, settings, False), **fields)  # type: ignore[arg-type]
+    return Row(name, world, plan_for(world, settings, False), **fields)
 
 
 def rows() -> Iterator[Row]:
@@ -102,7 +103,7 @@ def power() -> Iterator[Row]:
 def traps(design: Design, settings: Experiment) -> Iterator[Row]:
     """Yield tests in which no version is better for its users, by a design."""
     team = TEAM if design == "by_user" else World(users=60, each=400.0, history=400.0)
-    for name, fields in {
+    changes: dict[str, dict[str, Any]] = {
         "champion_loses_10_percent_of_its_labels": {"judged": 0.9},
         "champion_loses_5_percent_of_its_labels": {"judged": 0.95},
         "champion_labels_a_quarter_late": {"late": 0.25},
@@ -115,8 +116,9 @@ def traps(design: Design, settings: Experiment) -> Iterator[Row]:
         "hasty_rejections": {"cancels": 4.0, "accepted": 1.1},
         "fades_to_nothing": {"accepted": 1.2, "fading": True},
         "spam": SPAM,
-    }.items():
-        yield row(f"trap.{design}.{name}", replace(team, **fields), settings, rate=False, most=True)  # type: ignore[arg-type]
+    }
+    for name, fields in changes.items():
+        yield row(f"trap.{design}.{name}", replace(team, **fields), settings, rate=False, most=True)
     liars = World(users=120, each=57.0, history=57.0, named=True, blocks=team.blocks)
     yield row(f"trap.{design}.2_liars_of_60", replace(liars, liars=2), settings, rate=False, most=True)
     yield row(f"trap.{design}.5_liars_of_60", replace(liars, liars=5), settings, rate=False, most=True)
@@ -138,13 +140,12 @@ def planned() -> Iterator[Row]:
     gain = prospects(week, open_plan)[1].smallest["a week"]
     a_week = superiority.model_copy(update={"max_seconds": 7 * DAY})
     yield proposed(f"planner.20_users_in_a_week_plus_{100 * gain:.0f}", week, a_week, least=0.76, accepted=1 + gain)
-    for name, fields in (("equal", {}), ("plus_10", {"accepted": 1.1}), ("cursor", CURSOR), ("spam", SPAM)):
-        expected: dict[str, object] = (
-            {"most": True} if name in ("equal", "spam") else {"least": 0.76 if name == "plus_10" else 0.8}
-        )
-        yield proposed(f"planner.20_users.{name}", week, superiority, **expected, **fields)  # type: ignore[arg-type]
+    changes: dict[str, dict[str, Any]] = {"equal": {}, "plus_10": {"accepted": 1.1}, "cursor": CURSOR, "spam": SPAM}
+    for name, fields in changes.items():
+        expected: dict[str, Any] = {"most": True} if name in ("equal", "spam") else {"least": 0.76 if name == "plus_10" else 0.8}
+        yield proposed(f"planner.20_users.{name}", week, superiority, **expected, **fields)
         large = traffic_of(World(users=300, each=1050.0, blocks=56), 7.0)
-        yield proposed(f"planner.300_users.{name}", large, superiority, **expected, **fields)  # type: ignore[arg-type]
+        yield proposed(f"planner.300_users.{name}", large, superiority, **expected, **fields)
     fast = superiority.model_copy(update={"mode": "non_inferiority"})
     yield proposed("planner.20_users_fast.harmless", week, fast, least=0.8)
     yield proposed("planner.20_users_fast.minus_5", week, fast, accepted=0.95)
@@ -174,13 +175,13 @@ def propose_plan(traffic: Traffic, settings: Experiment) -> Plan:
 
 
 def proposed(
-    name: str, traffic: Traffic, settings: Experiment, *, most: bool = False, least: float | None = None, **fields: float
+    name: str, traffic: Traffic, settings: Experiment, *, most: bool = False, least: float | None = None, **fields: Any
 ) -> Row:
     """Return tests of a team by the plan that is chosen from its traffic, in blocks of an eighth of a day."""
     plan = propose_plan(traffic, settings)
     days, each = plan.max_seconds / DAY, traffic.per_day / traffic.users
     blocks = max(round(days * 8), 10) if plan.design == "crossover" else 10
-    world = World(users=traffic.users, each=each * days, history=each, blocks=blocks, **fields)  # type: ignore[arg-type]
+    world = World(users=traffic.users, each=each * days, history=each, blocks=blocks, **fields)
     return Row(name, world, plan, most=most, least=least)
 
 

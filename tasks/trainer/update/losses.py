@@ -152,7 +152,7 @@ def settled_loss(
     of a row's cross-entropy is multiplied by p^q, where p is the probability of the whole row and q `settled_exponent`: that of
     (1 - p^q) / q (Zhang and Sabuncu 2018, "Generalized cross entropy loss for training deep neural networks with noisy labels"),
     here of a text and not of a class. At q = 1 it is the gradient of -p: of the reward of a policy that is paid for this text.
-    With `settled_beginnings` a, the loss of a row is 1 - a of that and a of the mean of the same of its beginnings.
+    With `settled_beginnings` a, this loss has the weight 1 - a, and its mean over the row's beginnings the weight a.
 
     Args:
         losses: [S], in nats, rows end to end.
