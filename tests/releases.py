@@ -5,6 +5,7 @@ into them, verifies them and fails over as with any engine. Only the text and th
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import pickle
@@ -169,7 +170,8 @@ class Watch:
             if killed_after is not None:
                 await asyncio.wait([ended], timeout=killed_after)
                 if not ended.done():
-                    os.kill(child, signal.SIGKILL)
+                    with contextlib.suppress(ProcessLookupError):  # it ended by itself just now
+                        os.kill(child, signal.SIGKILL)
             name, message = json.loads(await ended)
             assert name != "failed", self._log.read_text()[-3000:]
             if killed_after is None:
