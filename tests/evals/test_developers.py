@@ -315,7 +315,7 @@ async def test_a_run_ends_at_the_stop_event_and_at_its_time_limit():
         assert progress_reports and 25 <= tally.total.requests <= 100
         started_at = time.monotonic()
         await run(RunSettings(address=address, speed=5000, seconds=0.5), CODE)
-        assert time.monotonic() - started_at < 3
+        assert time.monotonic() - started_at < 8
 
 
 async def test_each_version_is_measured_with_the_same_developers_at_the_same_positions():

@@ -135,12 +135,12 @@ def test_transient_failures_are_retried():
         assert judge_at(url).score([item()]) == [Scored(7.0)]
 
 
-@pytest.mark.parametrize("slow", [lambda *_: (time.sleep(1.0), (200, chat(5)))[1], lambda *_: (200, [b" "] * 15)])
+@pytest.mark.parametrize("slow", [lambda *_: (time.sleep(3.0), (200, chat(5)))[1], lambda *_: (200, [b" "] * 30)])
 def test_the_deadline_bounds_all_attempts_of_a_judgement(slow):
     with Endpoint(slow).running() as url:
         started_at = time.monotonic()
         (judgement,) = judge_at(url, timeout=0.3).score([item()])
-        assert time.monotonic() - started_at < 0.9
+        assert time.monotonic() - started_at < 2
     assert isinstance(judgement, Failed) and judgement.kind == "timeout"
 
 

@@ -136,7 +136,7 @@ async def test_streams_end_or_are_cut_and_all_events_are_shipped(
         with pytest.raises(httpx.ConnectError):
             await client.get(f"{url}/ready")
         assert await process.wait() == 0, (tmp_path / "log").read_text()
-        assert time.monotonic() - told < GRACE + 1
+        assert time.monotonic() - told < GRACE + 3
         assert cut_after > GRACE - SHIP - 0.2, "it had all of the time for streams"
         assert [engine.up for engine in engines] == [True, True]
         for engine in engines:  # they are servers of their own
@@ -171,7 +171,7 @@ async def test_a_store_that_does_not_answer_holds_the_end_no_longer_than_the_gra
             told = time.monotonic()
             process.send_signal(signal.SIGTERM)
             assert await process.wait() == 0, (tmp_path / "log").read_text()
-            assert time.monotonic() - told < 3 + 1
+            assert time.monotonic() - told < 3 + 3
     (segment,) = (tmp_path / "spool/feedback").glob("*.jsonl")
     assert "made-up" in segment.read_text(), "the next start ships it"
 

@@ -215,13 +215,13 @@ async def test_invented_key_ids_cause_few_reads(team: Team) -> None:
 
 
 async def test_a_slow_issuer_delays_no_other_request(tmp_path: Path, tokenizer: Tokenizer, team: Team) -> None:
-    team.delay = 1.0
+    team.delay = 3.0
     async with House(tmp_path, tokenizer, settings={"oidc": team.setting()}) as house:
         waiting = asyncio.create_task(house.complete(headers={"Authorization": f"Bearer {team.token()}"}))
         await asyncio.sleep(0.2)
         began = time.monotonic()
         assert (await house.complete()).status_code == 200
-        assert time.monotonic() - began < 0.6 and not waiting.done()
+        assert time.monotonic() - began < 2 and not waiting.done()
         assert (await waiting).status_code == 200
 
 

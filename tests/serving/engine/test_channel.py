@@ -80,7 +80,7 @@ async def test_rows_that_can_wait_are_sent_with_the_next_row_or_after_the_maximu
 
 async def test_first_and_last_tokens_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("serving.engine.channel.MAX_WAIT_SECONDS", 60.0)
-    async with client_of(FakeEngine([5, 6, 7])) as client, asyncio.timeout(5):
+    async with client_of(FakeEngine([5, 6, 7])) as client, asyncio.timeout(20):
         assert [delta.token_ids for delta in await _generate(client, REQUEST)] == [[5], [6, 7]]
 
 
