@@ -35,22 +35,42 @@ class Outcomes:
 
 
 @dataclass(frozen=True)
+class AtPlaces:
+    """What developers do with a model's completions at the same places."""
+
+    all_shown: Outcomes
+    served: Outcomes
+    """With the decision to show, fitted to the model."""
+
+
+@dataclass(frozen=True)
 class Gain:
-    """Outcomes at the same places: of the base at its best temperature and as served, and of the trained model as served."""
+    """Outcomes at the same places."""
 
     ground: Ground
     interactions: int
-    """Interactions that the model has learnt from."""
+    """Interactions that the trained model has learnt from."""
     best: Outcomes
+    """Of the base at its best temperature, all of it shown: what a team has without tabloop."""
     served: Outcomes
+    """Of the base as people are served: at their temperature, with a decision to show."""
     trained: Outcomes
+    """Of the trained model as people are served."""
+    weights: tuple[Outcomes, Outcomes]
+    """Of the base at its best and of the trained model at the served temperature, all shown: what the weights alone gain."""
 
 
-def gain_of(ground: Ground, interactions: int, measured: tuple[Outcomes, Outcomes, Outcomes]) -> Gain:
-    """Return the outcomes of the base at its best, of the base as served and of a trained model at the same places."""
-    best, served, trained = measured
-    assert best.users == served.users == trained.users
-    return Gain(ground, interactions, best, served, trained)
+def gain_of(ground: Ground, interactions: int, *, best: AtPlaces, base: AtPlaces, trained: AtPlaces) -> Gain:
+    """Return the gain of a trained model.
+
+    Args:
+        best: of the base at its best temperature.
+        base: of the base at the served temperature.
+        trained: of the trained model at the served temperature.
+    """
+    every = (best.all_shown, base.served, trained.served)
+    assert all(one.users == best.all_shown.users for one in every)
+    return Gain(ground, interactions, *every, weights=(best.all_shown, trained.all_shown))
 
 
 def difference(gains: Sequence[Gain], measure: Measure) -> tuple[float, float]:
@@ -112,6 +132,20 @@ def cell_figures(recipe: str, ground: Ground, interactions: int, gains: Sequence
         figure(f"{name}, high", 100 * (accepted + width), "points"),
         figure(f"{name}, kept characters", 100 * characters / kept, "% of the base's", least=least.get("kept")),
         figure(f"{name}, half of their interval", 100 * kept_width / kept, "%"),
+        *part_figures(f"{name}, of training alone", [gain.weights for gain in gains]),
+        *part_figures(f"{name}, against the base as served", [(gain.served, gain.trained) for gain in gains]),
+    ]
+
+
+def part_figures(name: str, pairs: Sequence[tuple[Outcomes, Outcomes]]) -> list[Figure]:
+    """Return by how much the second outcomes of each pair are above the first."""
+    (accepted, width), (characters, kept_width) = paired(pairs, "accepted"), paired(pairs, "kept")
+    kept = mean([before for before, _ in pairs], "kept") or 1.0
+    return [
+        figure(f"{name}: accepted", 100 * accepted, "points"),
+        figure(f"{name}: half of the interval", 100 * width, "points"),
+        figure(f"{name}: kept characters", 100 * characters / kept, "%"),
+        figure(f"{name}: half of their interval", 100 * kept_width / kept, "%"),
     ]
 
 

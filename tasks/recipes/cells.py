@@ -13,20 +13,26 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from evals.bench.gains import Gain, Outcomes, gain_of
+from tokenizers import Tokenizer
+
+from evals.bench.gains import AtPlaces, Gain, Outcomes, gain_of
 from evals.developers import Schedule
-from evals.generation import Generator
+from evals.generation import Generator, SampledCompletion
 from evals.grounds import GROUNDS, Ground
 from infra import settings as configuration
 from infra.settings import Settings
 from infra.store import to_parquet
 from tasks.recipes.samples import Interactions
+from tasks.recipes.served import cross_fitted, outcomes_of, shown_of
 from tasks.recipes.table import RECIPES
+from tasks.showing.places import Places, completed
 from tasks.trainer.job import CHECKPOINT_NAME
 from tasks.trainer.run import command, follow, write_job
 
 READ_SETTINGS = {"model", "train", "reward", "collect", "serving"}
 WEIGHTS = "model.safetensors"
+FITTED: Ground = "later"
+"""Ground that the decision to show is fitted on, half by half of the developers."""
 
 
 class Paused(Exception):
@@ -113,8 +119,15 @@ class Bench:
             if stop not in self.sizes.interactions:
                 continue
             for ground in GROUNDS:
-                base = self.outcomes(self.base, ground, best), self.outcomes(self.base, ground, served)
-                found.append(gain_of(ground, stop, (*base, self.outcomes(checkpoint, ground, served))))
+                found.append(
+                    gain_of(
+                        ground,
+                        stop,
+                        best=self.outcomes(self.base, ground, best),
+                        base=self.outcomes(self.base, ground, served),
+                        trained=self.outcomes(checkpoint, ground, served),
+                    )
+                )
         return found
 
     def trained(self, recipe: str, number: int, span: tuple[int, int], parent: Path) -> Path:
@@ -145,25 +158,37 @@ class Bench:
             write_whole(file, to_parquet(RECIPES[recipe].samples(given)))
         return file
 
-    def outcomes(self, checkpoint: Path, ground: Ground, temperature: float) -> Outcomes:
+    def outcomes(self, checkpoint: Path, ground: Ground, temperature: float) -> AtPlaces:
         """Return what developers do with a checkpoint's completions at the places of a ground."""
-        count, model = self.sizes.places_of(ground), self.settings.model.model_dump_json()
-        key = f"{self.seed} {self.sizes.users} {ground} {count} {temperature} {self.settings.serving.sampling.max_tokens}"
-        file = self.folder / "outcomes" / f"{digest(weights_of(checkpoint), key, model)}.json"
+        showing, sampling = self.settings.serving.showing, self.settings.serving.sampling
+        key = f"{self._places_key(checkpoint, ground, temperature)} {showing.model_dump_json()}"
+        file = self.folder / "outcomes" / f"{digest(key)}.json"
+        if not file.exists():
+            places = self._places(checkpoint, ground, temperature)
+            estimates = cross_fitted(places if ground == FITTED else self._places(checkpoint, FITTED, temperature))
+            everything = [len(completion.ends) for completion in places.completions]
+            all_shown, served = outcomes_of(places, [everything, shown_of(estimates, places, showing, sampling)])
+            write_whole(file, json.dumps(asdict(AtPlaces(all_shown, served))).encode())
+        return AtPlaces(**{name: Outcomes(**made) for name, made in json.loads(file.read_text()).items()})
+
+    def _places_key(self, checkpoint: Path, ground: Ground, temperature: float) -> str:
+        count, sampling = self.sizes.places_of(ground), self.settings.serving.sampling
+        of = f"{self.seed} {self.sizes.users} {ground} {count} {temperature} {sampling.max_tokens}"
+        return digest(weights_of(checkpoint), of, self.settings.model.model_dump_json())
+
+    def _places(self, checkpoint: Path, ground: Ground, temperature: float) -> Places:
+        """Return the places of a ground with the completions of a checkpoint."""
+        count, model = self.sizes.places_of(ground), self.settings.model
+        pauses = [self.schedule.first_pause(number, ground) for number in range(count)]
+        file = self.folder / "completions" / f"{self._places_key(checkpoint, ground, temperature)}.json"
         if not file.exists():
             self.parts.begin(f"seed {self.seed}: {count} places of {ground} at {temperature}")
-            pauses = [self.schedule.first_pause(number, ground) for number in range(count)]
-            generator = Generator(checkpoint, self.settings.model)
             contexts = [(pause.prefix, pause.suffix) for pause in pauses]
-            completions = generator.sample(contexts, self.settings.serving.sampling.max_tokens, temperature, self.seed)
-            judged = [pause.judge(completion.text)[0] for pause, completion in zip(pauses, completions, strict=True)]
-            made = Outcomes(
-                users=[pause.developer.name for pause in pauses],
-                accepted=[outcome.accepted for outcome in judged],
-                kept=[outcome.kept_characters for outcome in judged],
-            )
-            write_whole(file, json.dumps(asdict(made)).encode())
-        return Outcomes(**json.loads(file.read_text()))
+            most = self.settings.serving.sampling.max_tokens
+            made = Generator(checkpoint, model).sample(contexts, most, temperature, self.seed)
+            write_whole(file, json.dumps([asdict(completion) for completion in made]).encode())
+        sampled = [SampledCompletion(**row) for row in json.loads(file.read_text())]
+        return completed(pauses, sampled, Tokenizer.from_file(str(checkpoint / "tokenizer.json")), temperature)
 
 
 def best_temperature(settings: Settings) -> float:

@@ -9,55 +9,29 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from rich.console import Console
 from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
 
 from evals.bench.figures import Figure, figure, write
-from evals.developers import Pause, Schedule, code_from
-from evals.generation import Generator, SampledCompletion
+from evals.developers import Schedule, code_from
+from evals.generation import Generator
 from evals.reliability import reliability
 from infra import settings as configuration
-from infra.acceptance import PastAcceptance
 from infra.settings import Settings
-from infra.showing import Decision, Estimate, Place, decide
+from infra.showing import Estimate, decide
 from tasks.showing import frontier
 from tasks.showing.fit import Unfitted, checked, chosen, fit
-from tasks.showing.frontier import Outcomes, Shown, comparison
-from tasks.showing.labels import LabelledCompletion, kept_up_to
+from tasks.showing.frontier import Shown, comparison
+from tasks.showing.places import Places, completed, decisions
 
-TAUGHT = ("typed", "accepted", "rewritten")
-"""What became of places whose text is a label; a paste and an unfinished line are none."""
-PROJECT = "bench"
 PRICES = (0.0, *(0.05 * 1.03**step for step in range(180)))
 """Prices of the frontier, in kept characters: 0, then 0.05 to about 10."""
 HOLDS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
 """Total probabilities below which the first plain rule holds a completion back."""
 CUTS = (0.05, 0.15, 0.3, 0.5, 0.7, 0.9, 0.97)
 """Cumulative probabilities below which the second plain rule cuts a completion."""
-
-
-@dataclass(frozen=True, eq=False)
-class Places:
-    """Pauses with a completion each, in order of time."""
-
-    pauses: Sequence[Pause]
-    texts: Sequence[str]
-    completions: Sequence[LabelledCompletion]
-
-    def __getitem__(self, part: slice) -> "Places":
-        return Places(self.pauses[part], self.texts[part], self.completions[part])
-
-    def outcomes(self) -> Outcomes:
-        """Return what the developers do when they are shown the text up to each token."""
-        columns = []
-        for pause, text, completion in zip(self.pauses, self.texts, self.completions, strict=True):
-            judged = [pause.judge(text[:end])[0] for end in completion.ends]
-            columns.append(np.array([(o.accepted, o.kept_characters, bool(o.shown)) for o in judged], float))
-        return Outcomes([pause.developer.name for pause in self.pauses], columns)
 
 
 def places_of(settings: Settings, requests: int, users: int, seed: int) -> Places:
@@ -68,43 +42,7 @@ def places_of(settings: Settings, requests: int, users: int, seed: int) -> Place
     generator = Generator(base, settings.model)
     contexts = [(pause.prefix, pause.suffix) for pause in pauses]
     sampled = generator.sample(contexts, sampling.max_tokens, sampling.temperature, seed)
-    tokenizer, past = Tokenizer.from_file(str(base / "tokenizer.json")), PastAcceptance()
-    texts, completions = [], []
-    for pause, completion in zip(pauses, sampled, strict=True):
-        text, ends = decoded(tokenizer, completion)
-        texts.append(text)
-        completions.append(labelled(pause, completion, (text, ends), past, sampling.temperature))
-    return Places(pauses, texts, completions)
-
-
-def decoded(tokenizer: Tokenizer, completion: SampledCompletion) -> tuple[str, list[int]]:
-    """Return the text of a completion, and its length up to each token, as serving records it."""
-    stream, text, ends = DecodeStream(skip_special_tokens=True), "", []
-    for token in completion.tokens:
-        text += stream.step(tokenizer, token) or ""
-        ends.append(len(text))
-    return text, ends
-
-
-def labelled(
-    pause: Pause, completion: SampledCompletion, decoded: tuple[str, list[int]], past: PastAcceptance, temperature: float
-) -> LabelledCompletion:
-    """Return a completion with its labels, and count what the developer did with all of it in `past`."""
-    (text, ends), developer = decoded, pause.developer
-    place = Place(pause.prefix, pause.suffix, "", *past.shares(PROJECT, developer.name))
-    choice = None if developer.silent else pause.judge(text)[1]
-    if choice:
-        past.add(PROJECT, developer.name, choice.accepted)
-    truth, kept = pause.settled, np.full(len(ends), np.nan)
-    if truth and truth.text and truth.kind in TAUGHT:
-        kept = kept_up_to(text, ends, truth.text, truth.whole)
-    return LabelledCompletion(place, temperature, completion.logprobs, ends, kept, choice.accepted if choice else None)
-
-
-def decisions(chances: Sequence[np.ndarray], places: Places, price: float, max_tokens: int) -> list[Decision]:
-    """Return what is shown of each completion at a price, by the chances of its beginnings [T] each."""
-    completions = zip(chances, places.completions, places.texts, strict=True)
-    return [decide(own, c.ends, text, price, max_tokens) for own, c, text in completions]
+    return completed(pauses, sampled, Tokenizer.from_file(str(base / "tokenizer.json")), sampling.temperature)
 
 
 def held(places: Places, least: float) -> Shown:

@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,10 +16,14 @@ from evals.generation import SampledCompletion
 from infra import settings as configuration
 from infra.records import Sample
 from infra.settings import Settings
-from tasks.recipes import bench_recipes, cells, samples
+from infra.showing import Place
+from tasks.recipes import bench_recipes, cells, samples, served
 from tasks.recipes.cells import Bench, Parts, Paused, Sizes
 from tasks.recipes.samples import Interactions, matched
 from tasks.recipes.table import RECIPES, Recipe
+from tasks.showing.fit import Unfitted
+from tasks.showing.labels import LabelledCompletion
+from tasks.showing.places import Places
 from tasks.trainer.job import Job
 from tasks.trainer.update.targets import taught_by
 
@@ -141,7 +146,7 @@ def gain(change: float, seed: int = 0, interactions: int = 7200, ground: str = "
     trained = base + change + rng.normal(0, 0.01, 1000)
     users = [f"u{i % 50}" for i in range(1000)]
     best, served, after = (Outcomes(users, list(values), list(10 * values)) for values in (base, base - 0.01, trained))
-    return Gain(ground, interactions, best, served, after)  # type: ignore[arg-type]
+    return Gain(ground, interactions, best, served, after, (best, after))  # type: ignore[arg-type]
 
 
 def test_a_gain_is_in_points_with_an_interval_over_the_users_of_all_seeds() -> None:
@@ -208,15 +213,32 @@ def test_a_run_that_was_stopped_goes_on_and_equal_rows_make_one_model(
     rest = replace(bench, parts=Parts(math.inf, said.append))
     first = rest.gains("settled")
     assert [(g.ground, g.interactions, len(g.trained.users)) for g in first] == [("later", 8, 4), ("new", 8, 2), ("seen", 8, 1)]
-    assert first[0].trained == first[0].best, "the model that was copied is the base"
+    assert first[0].trained == first[0].served, "the model that was copied is the base"
+    assert first[0].weights[0] == first[0].weights[1] == first[0].best, "too few places for an estimate: all is shown"
     done = len(said)
     assert rest.gains("silent") == first and made["trained"] == 1
     assert said[done:] == ["seed 0, silent: samples 0 to 8"]
 
 
+def test_nobody_meets_a_decision_that_was_fitted_on_what_they_wrote(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    users, fitted_on = [f"u{number}" for number in range(40)], []
+    rows = [LabelledCompletion(Place(user, ""), 0.1, [-0.1, -3.0], [1, 2], np.array([1.0, 0.0]), None) for user in users]
+    pauses = [SimpleNamespace(developer=SimpleNamespace(name=user)) for user in users]
+    places = Places(pauses, ["ab"] * 40, rows)  # type: ignore[arg-type]
+
+    def fit(completions: list[LabelledCompletion]) -> Unfitted:
+        fitted_on.append({completion.place.prefix for completion in completions})
+        return Unfitted(reason="too few")
+
+    monkeypatch.setattr(served, "fit", fit)
+    estimates = served.cross_fitted(places)
+    assert all(user not in fitted_on[served.half_of(user)] for user in users) and set.union(*fitted_on) == {*users}
+    assert served.shown_of(estimates, places, settings.serving.showing, settings.serving.sampling) == [2] * 40
+
+
 @pytest.mark.stack
 def test_a_recipe_trains_and_is_compared(settings: Settings, tmp_path: Path) -> None:
     bench = Bench(0, Sizes(20, (32,), 32, 8), Schedule(20, 0, code_from()), settings, tmp_path, Parts(math.inf, print))
-    trained = {gain.ground: gain.trained.accepted != gain.best.accepted for gain in bench.gains("both")}
+    trained = {gain.ground: gain.weights[1].accepted != gain.best.accepted for gain in bench.gains("both")}
     assert trained.keys() == {"later", "new", "seen"}
     assert len(list((tmp_path / "models").glob("*/checkpoint/model.safetensors"))) == 1

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from infra.showing import Place
-from tasks.showing.bench_showing import Places, cut, held
+from tasks.showing.bench_showing import cut, held
 from tasks.showing.frontier import Outcomes, comparison, gain, gain_per_shown, level_figures
 from tasks.showing.labels import LabelledCompletion
+from tasks.showing.places import Places
 
 # Four completions of two tokens, of two users: accepted, kept characters and shown, if so many tokens are shown.
 VALUES = [np.array(rows, float) for rows in ([(1, 3, 1), (0, 0, 1)], [(0, 0, 1), (1, 9, 1)], [(0, 0, 1)] * 2, [(1, 2, 1)] * 2)]
