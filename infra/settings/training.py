@@ -24,6 +24,15 @@ class UpdateSettings(Section):
     """Megatron tensor-parallel size."""
     pipeline_parallel: int = Field(1, ge=1)
     """Megatron pipeline-parallel size."""
+    sequence_parallel: bool = False
+    """Split norms and residual states by tokens over the tensor-parallel processes (Megatron's sequence parallelism): less memory at
+    the same communication. It needs `tensor_parallel` above 1."""
+    distributed_optimizer: bool = False
+    """Split the float32 masters and Adam's moments over the data-parallel processes (Megatron's distributed optimizer): 12 bytes of
+    a parameter divided by their number. Off: each process holds them whole. The stored state can be read with either."""
+    recompute: Literal["none", "selective", "full"] = "none"
+    """Activations that the backward pass computes again instead of keeping them. selective: those of the MLPs. full: those of all
+    layers but the last, whose positions are selected; for a third more computation. `python -m tasks.trainer.plan` proposes it."""
     threads: int = Field(0, ge=0)
     """CPU threads of each trainer process; 0: torch's default, which OMP_NUM_THREADS sets."""
     precision: Literal["float32", "bfloat16", "fastest"] = "float32"
@@ -114,6 +123,20 @@ class UpdateSettings(Section):
     megatron_arguments: dict[str, Any] = Field(default={})
     """Arguments of Megatron-core, passed through verbatim to its TransformerConfig and OptimizerConfig (names as there). Names
     that the trainer must set itself are refused."""
+
+    @model_validator(mode="after")
+    def _layout_is_whole(self) -> Self:
+        if self.sequence_parallel and self.tensor_parallel == 1:
+            raise ValueError(
+                "sequence_parallel = true, expected false with tensor_parallel = 1: it splits states over tensor-parallel processes; "
+                "raise tensor_parallel, or remove it"
+            )
+        if self.recompute == "full" and self.frozen_layers:
+            raise ValueError(
+                f'recompute = "full", expected "none" or "selective" with frozen_layers = {self.frozen_layers}: the first trained '
+                "layer would get no gradient; frozen layers keep no activations as it is"
+            )
+        return self
 
     @model_validator(mode="after")
     def _probability_weighs(self) -> Self:

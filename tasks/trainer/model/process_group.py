@@ -19,6 +19,8 @@ class Parallel:
 
     tensor: int = 1
     pipeline: int = 1
+    sequence: bool = False
+    """Whether tensor-parallel processes split norms and residual states by tokens."""
 
 
 def start(parallel: Parallel, seed: int) -> None:

@@ -223,12 +223,15 @@ def check_memory(job: Job, config: dict[str, Any], samples: Sequence[Sample], me
 
 def load_model(job: Job, config: dict[str, Any]) -> TrainedModel:
     """Return the job's model, on its checkpoint and optimizer state."""
-    model = TrainedModel(
-        config,
-        Parallel(job.tensor_parallel, job.pipeline_parallel),
-        Optimization(job.learning_rate, max_grad_norm=job.max_grad_norm, bf16=in_bfloat16(job), frozen_layers=job.frozen_layers),
-        job.megatron_arguments,
+    optimization = Optimization(
+        job.learning_rate,
+        max_grad_norm=job.max_grad_norm,
+        bf16=in_bfloat16(job),
+        frozen_layers=job.frozen_layers,
+        distributed=job.distributed_optimizer,
     )
+    parallel = Parallel(job.tensor_parallel, job.pipeline_parallel, job.sequence_parallel)
+    model = TrainedModel(config, parallel, optimization, job.megatron_arguments, job.recompute)
     model.make_optimizer()
     model.load(job.checkpoint)
     if job.optimizer:
