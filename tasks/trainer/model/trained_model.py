@@ -129,7 +129,7 @@ class TrainedModel:
             params_dtype=self.config.params_dtype,
             use_distributed_optimizer=options.distributed,
         )
-        self.optimizer = get_megatron_optimizer(config, [self.megatron])
+        self.optimizer = get_megatron_optimizer(config, [self.megatron], use_gloo_process_groups=False)
         if options.distributed:
             (sharing,) = self.optimizer.chained_optimizers
             for parameter, parts in parts_of(sharing):

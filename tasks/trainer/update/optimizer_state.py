@@ -2,8 +2,8 @@
 
 The state tensors have the weights' shapes and are stored as the weights are: whole float32 tensors in Hugging Face's layout.
 Each rank writes its share, and reads the tensors of its part of the model, whichever layout of processes wrote them, with the
-distributed optimizer or without. The checkpoint holds the float32 masters. No random state belongs to an update: its seed gives the order of samples, and nothing
-else is random.
+distributed optimizer or without. The checkpoint holds the float32 masters. No random state belongs to an update: its seed gives
+the order of samples, and nothing else is random.
 """
 
 import json
