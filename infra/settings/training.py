@@ -31,8 +31,8 @@ class UpdateSettings(Section):
     """Split the float32 masters and Adam's moments, 12 bytes of a parameter, over the data-parallel processes (Megatron's
     distributed optimizer). Off: each process holds them whole. Either reads the state that the other stored."""
     recompute: Literal["none", "selective", "full"] = "none"
-    """Activations that the backward pass computes again, and does not keep. selective: those of the MLPs. full: those of all layers
-    but the last, whose positions are selected, for a third more computation. `python -m tasks.trainer.plan` proposes one."""
+    """Activations that the backward pass computes again, and does not keep. selective: those of the MLPs. full: those of all
+    layers but the last, whose positions are selected; a third more computation. `python -m tasks.trainer.plan` proposes one."""
     threads: int = Field(0, ge=0)
     """CPU threads of each trainer process; 0: torch's default, which OMP_NUM_THREADS sets."""
     precision: Literal["float32", "bfloat16", "fastest"] = "float32"
@@ -187,7 +187,7 @@ class Train(UpdateSettings):
     def _nodes_meet(self) -> "Train":
         if self.nodes > 1 and not self.rendezvous:
             raise ValueError(
-                f'nodes = {self.nodes}, rendezvous = "": expected HOST:PORT of the flow\'s machine, where the nodes\' processes meet'
+                f'nodes = {self.nodes}, rendezvous = "": expected HOST:PORT of the flow\'s machine, where the processes meet'
             )
         return self
 
