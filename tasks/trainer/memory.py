@@ -228,9 +228,9 @@ def propose(model: Architecture, card: int, cards: int, *, bf16: bool = True, fr
     """Return the layouts of all cards that fit, the best first.
 
     First come those with micro-batches of GOOD_TOKENS; of these, those without full recomputation, which costs a third more
-    computation; then the fewest parts of the model, then no recomputation. Parts cost communication in every layer (tensor) or idle
-    time at both ends of a step (pipeline), data parallelism only a sum of gradients a step. The distributed optimizer and sequence
-    parallelism send as much as the sums that they replace, so they are always proposed where there is something to split.
+    computation; then the fewest parts of the model, then no recomputation. Parts cost communication in every layer (tensor) or
+    idle time at both ends of a step (pipeline), data parallelism only a sum of gradients a step. The distributed optimizer and
+    sequence parallelism send as much as the sums that they replace, so they are proposed wherever there is something to split.
 
     Args:
         card: bytes of a card.

@@ -10,11 +10,12 @@ from tasks.trainer.model.trained_model import Optimization, TrainedModel
 
 # isort: split
 import torch
+import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from infra.architectures import parse
-from tasks.trainer.memory import Layout, MicroBatchSize, estimate
+from tasks.trainer.memory import Layout, Means, MicroBatchSize, estimate
 from tasks.trainer.plan import DoesNotFit
 from tasks.trainer.update import ppo
 from tasks.trainer.update.batches import micro_batches
@@ -35,6 +36,8 @@ SHAPES = {
     },
 }
 """Changes of the tiny model's configuration."""
+DEEP = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 12}
+"""A shape of whose layers most are computed again."""
 PROMPT, COMPLETION, ROWS = 560, 40, 3
 """Tokens of a prompt and a completion, and rows of the micro-batch: longer than those for which attention keeps its scores."""
 
@@ -81,18 +84,26 @@ def held(model: Any) -> int:
 
 
 def check_peaks() -> dict[str, dict[str, float]]:
-    """Return planned over measured bytes, of what stays between steps and of the peak, for each shape and precision."""
-    return {
-        f"{name}, {'bfloat16' if bf16 else 'float32'}": peak_of(shape, bf16)
+    """Return planned over measured bytes, of what stays between steps and of the peak, for shapes, precisions and means."""
+    plain = {
+        f"{name}, {'bfloat16' if bf16 else 'float32'}": peak_of(shape, bf16, Means())
         for name, shape in SHAPES.items()
         for bf16 in (False, True)
     }
+    return plain | {f"deep, {means.recompute}": peak_of(DEEP, True, means) for means in (Means("selective"), Means("full"))}
 
 
-def peak_of(shape: dict[str, Any], bf16: bool) -> dict[str, float]:
+def check_stays() -> dict[str, float]:
+    """Return planned over measured bytes of what stays between steps under the distributed optimizer, in each precision."""
+    means = Means(distributed=True)
+    return {str(bf16): peak_of(SHAPES["untied"], bf16, means)["stays"] for bf16 in (False, True)}
+
+
+def peak_of(shape: dict[str, Any], bf16: bool, means: Means) -> dict[str, float]:
     """Return planned over measured bytes of one shape."""
     config = tiny().config.to_dict() | {"max_position_embeddings": 1024} | shape
-    trained = TrainedModel(config, Parallel(), Optimization(1e-4, bf16=bf16))
+    optimization = Optimization(1e-4, bf16=bf16, distributed=means.distributed)
+    trained = TrainedModel(config, Parallel(), optimization, recompute=means.recompute)
     trained.make_optimizer()
     row = samples(tiny(), drift=0.0, count=1)[0]
     tokens = {"prompt_token_ids": (1,) * PROMPT, "token_ids": (2,) * COMPLETION, "logprobs": (-1.0,) * COMPLETION}
@@ -104,7 +115,8 @@ def peak_of(shape: dict[str, Any], bf16: bool) -> dict[str, float]:
     with PeakBytes() as counted:
         trained.accumulate(step, [batch], (1, batch.tokens.numel()))
     size = MicroBatchSize(batch.tokens.numel(), batch.at.numel())
-    planned = estimate(parse(config, "the model"), Layout(), size, bf16=bf16)
+    layout = Layout(data=dist.get_world_size())
+    planned = estimate(parse(config, "the model"), layout, size, bf16=bf16, means=means)
     stays_planned = planned.weights + planned.masters + planned.gradients + planned.adam
     activations = planned.activations + max(planned.logits, planned.backward)
     return {"stays": stays_planned / stays, "peak": (stays_planned + activations) / (stays + counted.peak)}
