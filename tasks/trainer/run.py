@@ -27,7 +27,7 @@ from tasks.trainer.job import CHECKPOINT_NAME, JOB_NAME, METRICS_NAME, OPTIMIZER
 from tasks.trainer.worker import end_with_parent
 
 LOG_NAME = "trainer.log"
-TAIL_LINES = 40
+TAIL_LINES, MOST_ERRORS = 40, 8
 REPEATED_LINES = re.compile(r"^(step|trainer:|.*Error)")
 """Lines of the trainer's output that the flow repeats; the log file has all lines."""
 STOP_SECONDS = 10.0
@@ -203,6 +203,7 @@ def follow(
         TrainingFailed: its exit status is not 0, or `watch` gave a reason.
     """
     tail: deque[str] = deque(maxlen=TAIL_LINES)
+    errors: list[str] = []
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **environment}
     with log.open("w") as copy:
         process = subprocess.Popen(
@@ -228,6 +229,8 @@ def follow(
                 tail.append(line)
                 if REPEATED_LINES.search(line):
                     say(line.rstrip("\n"))
+                    if not line.startswith("step") and len(errors) < MOST_ERRORS:
+                        errors.append(line)
             code = process.wait()
         finally:
             ended.set()
@@ -238,13 +241,20 @@ def follow(
         raise TrainingFailed(f"trainer: ended, because {reasons[0]}")
     if code:
         shown = " ".join(command)
-        raise TrainingFailed(f"trainer: exit status {code}; the end of {log}:\n{''.join(tail)}\nto run it alone: {shown}")
+        # torchrun's own report, many lines for each rank, comes after the rank's error.
+        first = f"its first errors:\n{''.join(errors)}" if errors else ""
+        end = f"the end of {log}:\n{''.join(tail)}"
+        raise TrainingFailed(f"trainer: exit status {code}; {first}{end}\nto run it alone: {shown}")
 
 
 def _watch(process: "subprocess.Popen[str]", watch: Callable[[], str], ended: threading.Event, reasons: list[str]) -> None:
     """Call `watch` each second until the process has ended; end its group for a reason."""
     while not ended.is_set():
-        if reason := watch():
+        try:
+            reason = watch()
+        except OSError as error:  # without the shared disk, nobody learns of a lost process
+            reason = str(error)
+        if reason:
             reasons.append(reason)
             end_group(process)
             return

@@ -28,14 +28,14 @@ from pathlib import Path
 mark = Path(__file__).with_name("died")
 
 def on_event(event, arguments):
-    if event == "open" and str(arguments[0]).endswith("model.safetensors") and not mark.exists():
+    if event == "open" and str(arguments[0]).endswith("parent/config.json") and not mark.exists():
         mark.touch()
         raise OSError("this rank has lost its disk")
 
 if "RANK" in os.environ:
     sys.addaudithook(on_event)
 """
-"""Of the second node's processes: the first that opens the weights fails, and none after it."""
+"""Of the second node's processes: the first that reads the model's configuration fails, and none after it."""
 
 
 @pytest.fixture
