@@ -147,7 +147,10 @@ def _stage(
     still = max(0, min(layers, frozen - stage * layers)) * layer + (embedding * int(first or model.tied) if frozen else 0)
     trained = parameters - min(still, parameters)
     own = trained // layout.data if means.distributed else trained
-    again = _layer_bytes(model, layout, width, means).whole * size.tokens if means.recompute == "full" else 0
+    whole = _layer_bytes(
+        model, layout, width, Means(sequence=means.sequence)
+    )  # of the layer that the backward pass computes again
+    again = {"none": 0, "selective": whole.mlp, "full": whole.whole}[means.recompute] * size.tokens
     return Memory(
         weights=width * parameters,
         masters=MASTER * (parameters - trained + own) if bf16 else 0,
