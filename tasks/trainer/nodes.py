@@ -26,8 +26,8 @@ from infra.settings.training import Train
 ANNOUNCED_NAME = "update.json"
 SILENT_SECONDS = 120.0
 """Seconds without a beat after which a machine counts as lost; file times of network disks are up to a minute old."""
-JOIN_SECONDS = 600
-"""Seconds that a node's processes wait for those of the others."""
+JOIN_SECONDS, ALIVE_SECONDS = 600, 30
+"""Seconds that a node's launcher waits for the others, and between its signs of life to them, of which three may be missing."""
 REPORT_SECONDS = 15.0
 """Seconds that the flow waits for the other nodes' reports once its own processes have failed: one of them may be the cause."""
 
@@ -72,7 +72,7 @@ def command(update: Update, settings: Train, *, flow: bool) -> tuple[str, ...]:
     Args:
         flow: whether this is the flow's machine, which listens at `train.rendezvous` and prints the metrics.
     """
-    conf = f"is_host={int(flow)},join_timeout={JOIN_SECONDS}"
+    conf = f"is_host={int(flow)},join_timeout={JOIN_SECONDS},read_timeout={JOIN_SECONDS},keep_alive_interval={ALIVE_SECONDS}"
     meeting = ("--rdzv_backend", "c10d", "--rdzv_endpoint", settings.rendezvous, "--rdzv_id", update.id, "--rdzv_conf", conf)
     size = ("--nnodes", str(settings.nodes), "--nproc_per_node", str(settings.processes), "--max_restarts", "0")
     worker = ("-m", "tasks.trainer.worker", "--job", str(update.job), *(() if flow else ("--silent",)))

@@ -15,10 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from infra.architectures import parse
-from tasks.trainer.memory import Layout, Means, MicroBatchSize, estimate
+from tasks.trainer.memory import Layout, Means, Memory, MicroBatchSize, estimate
 from tasks.trainer.plan import DoesNotFit
 from tasks.trainer.update import ppo
-from tasks.trainer.update.batches import micro_batches
+from tasks.trainer.update.batches import MicroBatch, micro_batches
 from tasks.trainer.update.logit_scale import LogitScale
 from tests.tasks.trainer.models import samples, tiny
 from tests.tasks.trainer.trained_models import JOB
@@ -40,6 +40,8 @@ DEEP = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 12}
 """A shape of whose layers most are computed again."""
 PROMPT, COMPLETION, ROWS = 560, 40, 3
 """Tokens of a prompt and a completion, and rows of the micro-batch: longer than those for which attention keeps its scores."""
+
+STEP = ppo.objective_step(JOB, LogitScale(0.0))
 
 
 class PeakBytes(TorchDispatchMode):
@@ -96,12 +98,21 @@ def check_peaks() -> dict[str, dict[str, float]]:
 def check_stays() -> dict[str, float]:
     """Return planned over measured bytes of what stays between steps under the distributed optimizer, in each precision."""
     means = Means(distributed=True)
-    return {str(bf16): peak_of(SHAPES["untied"], bf16, means)["stays"] for bf16 in (False, True)}
+    answers = {}
+    for bf16 in (False, True):
+        config = configuration(SHAPES["untied"])
+        trained, batch = stepped(config, bf16, means)
+        answers[str(bf16)] = stays_of(planned_for(config, batch, bf16, means)) / held(trained)
+    return answers
 
 
-def peak_of(shape: dict[str, Any], bf16: bool, means: Means) -> dict[str, float]:
-    """Return planned over measured bytes of one shape."""
-    config = tiny().config.to_dict() | {"max_position_embeddings": 1024} | shape
+def configuration(shape: dict[str, Any]) -> dict[str, Any]:
+    """Return the tiny model's configuration with a shape's changes."""
+    return tiny().config.to_dict() | {"max_position_embeddings": 1024} | shape
+
+
+def stepped(config: dict[str, Any], bf16: bool, means: Means) -> tuple[TrainedModel, MicroBatch]:
+    """Return a model after one step, so that Adam's moments are there, and its micro-batch."""
     optimization = Optimization(1e-4, bf16=bf16, distributed=means.distributed)
     trained = TrainedModel(config, Parallel(), optimization, recompute=means.recompute)
     trained.make_optimizer()
@@ -109,17 +120,33 @@ def peak_of(shape: dict[str, Any], bf16: bool, means: Means) -> dict[str, float]
     tokens = {"prompt_token_ids": (1,) * PROMPT, "token_ids": (2,) * COMPLETION, "logprobs": (-1.0,) * COMPLETION}
     rows = [row.model_copy(update=tokens)] * ROWS
     (batch,) = micro_batches(rows, range(ROWS), 1 << 20)
-    step = ppo.objective_step(JOB, LogitScale(0.0))
-    trained.step(step, [batch], (1, batch.tokens.numel()), 1e-4)  # so that Adam's moments are there
-    stays = held(trained)
-    with PeakBytes() as counted:
-        trained.accumulate(step, [batch], (1, batch.tokens.numel()))
+    trained.step(STEP, [batch], (1, batch.tokens.numel()), 1e-4)
+    return trained, batch
+
+
+def planned_for(config: dict[str, Any], batch: MicroBatch, bf16: bool, means: Means) -> Memory:
+    """Return the plan of a micro-batch, in data parallelism."""
     size = MicroBatchSize(batch.tokens.numel(), batch.at.numel())
-    layout = Layout(data=dist.get_world_size())
-    planned = estimate(parse(config, "the model"), layout, size, bf16=bf16, means=means)
-    stays_planned = planned.weights + planned.masters + planned.gradients + planned.adam
+    return estimate(parse(config, "the model"), Layout(data=dist.get_world_size()), size, bf16=bf16, means=means)
+
+
+def stays_of(planned: Memory) -> int:
+    """Return the planned bytes between steps."""
+    return planned.weights + planned.masters + planned.gradients + planned.adam
+
+
+def peak_of(shape: dict[str, Any], bf16: bool, means: Means) -> dict[str, float]:
+    """Return planned over measured bytes of one shape."""
+    config = configuration(shape)
+    trained, batch = stepped(config, bf16, means)
+    stays, planned = held(trained), planned_for(config, batch, bf16, means)
+    with PeakBytes() as counted:
+        trained.accumulate(STEP, [batch], (1, batch.tokens.numel()))
     activations = planned.activations + max(planned.logits, planned.backward)
-    return {"stays": stays_planned / stays, "peak": (stays_planned + activations) / (stays + counted.peak)}
+    return {
+        "stays": stays_of(planned) / stays,
+        "peak": (stays_of(planned) + activations) / (stays + counted.peak),
+    }
 
 
 def check_refused(directory: Path) -> list[str]:

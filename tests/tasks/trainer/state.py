@@ -164,7 +164,7 @@ def check_killed(job: Job) -> dict[str, object]:
     assert status_of(child(lambda: None)) == 0
     seconds, expected = time.monotonic() - start_time, written()
     deaths = differing = halves = 0
-    for point in [*range(1, 40, 3), 0.2, 0.6, "optimizer", "checkpoint"]:
+    for point in [*range(1, 20, 2), 0.2, 0.6, "optimizer", "checkpoint"]:
         act = {int: die_at, float: lambda _: None, str: die_writing}[type(point)]
         pid = child(partial(act, point))
         if isinstance(point, float):

@@ -39,34 +39,34 @@ if "RANK" in os.environ:
 
 
 @pytest.fixture
-def second_node(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """Start the command of the second node, whose first rank fails once; its settings are the flow's, by environment."""
+def rendezvous(tmp_path: Path) -> Iterator[str]:
+    """Start the command of the second node, whose first rank fails once; return where it meets the flow."""
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "sitecustomize.py").write_text(DIES_ONCE)
+    endpoint = f"127.0.0.1:{free_ports(1)[0]}"
     values = {
         "TABLOOP_TRAIN__NODES": "2",
-        "TABLOOP_TRAIN__RENDEZVOUS": f"127.0.0.1:{free_ports(1)[0]}",
+        "TABLOOP_TRAIN__PROCESSES": "1",
+        "TABLOOP_TRAIN__RENDEZVOUS": endpoint,
         "TABLOOP_TRAIN__FOLDER": str(tmp_path),
         "TABLOOP_TRAIN__ENVIRONMENT": f'{{"PYTHONPATH": "{ROOT}:{tmp_path / "broken"}", "OMP_NUM_THREADS": "1"}}',
     }
     command = [sys.executable, "-m", "tasks.trainer.node"]
     with subprocess.Popen(command, cwd=ROOT, env=os.environ | values, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout and "waits for updates in" in process.stdout.readline()
-        process.rendezvous = values["TABLOOP_TRAIN__RENDEZVOUS"]  # type: ignore[attr-defined]
-        yield process
+        yield endpoint
         process.kill()
 
 
 @pytest.mark.stack
 def test_a_lost_rank_of_another_node_ends_the_update_with_its_error_and_the_next_attempt_trains(
-    tmp_path: Path, second_node: subprocess.Popen[str]
+    tmp_path: Path, rendezvous: str
 ) -> None:
     model = models.tiny()
     model.save_pretrained(tmp_path / "parent")
     store, body = MemoryStore(), to_parquet(models.samples(model, 0.0))
     store.put("samples", body)
     shared = {"minibatch": 4, "epochs": 1, "learning_rate": 1e-3, "environment": {"OMP_NUM_THREADS": "1"}}
-    rendezvous = second_node.rendezvous  # type: ignore[attr-defined]
     both = Train(nodes=2, rendezvous=rendezvous, folder=tmp_path, distributed_optimizer=True, **shared)
     said: list[str] = []
 
@@ -82,7 +82,8 @@ def test_a_lost_rank_of_another_node_ends_the_update_with_its_error_and_the_next
     assert not (tmp_path / nodes.ANNOUNCED_NAME).exists(), "no node joins an update that has ended"
     said.clear()
     over_two, alone = trained(both, "cycle"), trained(Train(**shared), "alone")
-    assert [line.split(":")[0] for line in said] == ["step 1", "step 2", "step 3"] * 2, "one of the processes prints"
+    steps = [line.split(":")[0] for line in said if line.startswith("step")]
+    assert steps == ["step 1", "step 2", "step 3"] * 2, "one of the two nodes' processes prints"
     weights, expected = (load_file(c.checkpoint / "model.safetensors") for c in (over_two, alone))
     # Adam's first steps are nearly signs, which rounding turns where a gradient is near zero.
     moved = load_file(tmp_path / "parent" / "model.safetensors")
