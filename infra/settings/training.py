@@ -24,6 +24,15 @@ class UpdateSettings(Section):
     """Megatron tensor-parallel size."""
     pipeline_parallel: int = Field(1, ge=1)
     """Megatron pipeline-parallel size."""
+    sequence_parallel: bool = False
+    """Split norms and residual states by tokens over the tensor-parallel processes (Megatron's sequence parallelism): less memory
+    at the same communication. It needs `tensor_parallel` above 1."""
+    distributed_optimizer: bool = False
+    """Split the float32 masters and Adam's moments, 12 bytes of a parameter, over the data-parallel processes (Megatron's
+    distributed optimizer). Off: each process holds them whole. Either reads the state that the other stored."""
+    recompute: Literal["none", "selective", "full"] = "none"
+    """Activations that the backward pass computes again, and does not keep. selective: those of the MLPs. full: those of all
+    layers but the last, whose positions are selected; a third more computation. `python -m tasks.trainer.plan` proposes one."""
     threads: int = Field(0, ge=0)
     """CPU threads of each trainer process; 0: torch's default, which OMP_NUM_THREADS sets."""
     precision: Literal["float32", "bfloat16", "fastest"] = "float32"
@@ -116,6 +125,20 @@ class UpdateSettings(Section):
     that the trainer must set itself are refused."""
 
     @model_validator(mode="after")
+    def _layout_is_whole(self) -> Self:
+        if self.sequence_parallel and self.tensor_parallel == 1:
+            raise ValueError(
+                "sequence_parallel = true, expected false with tensor_parallel = 1: it splits states over tensor-parallel "
+                "processes; raise tensor_parallel, or remove it"
+            )
+        if self.recompute == "full" and self.frozen_layers:
+            raise ValueError(
+                f'recompute = "full", expected "none" or "selective" with frozen_layers = {self.frozen_layers}: the first '
+                "trained layer would get no gradient; frozen layers keep no activations as it is"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _probability_weighs(self) -> Self:
         for name in ("settled_least_power", "settled_beginnings"):
             if (value := getattr(self, name)) and not self.settled_exponent:
@@ -146,13 +169,27 @@ class Train(UpdateSettings):
     """Groups that nobody saw."""
 
     processes: int = Field(1, ge=1)
-    """Trainer processes (torchrun's nproc_per_node)."""
+    """Trainer processes of each node (torchrun's nproc_per_node)."""
+    nodes: int = Field(1, ge=1)
+    """Machines that train together. The flow's machine is one; on each other, `python -m tasks.trainer.node` waits for updates.
+    `folder` is on a disk that they share."""
+    rendezvous: str = ""
+    """HOST:PORT of the flow's machine as the other nodes reach it, where torchrun's processes find each other; empty with one
+    node."""
     kl_reference: Literal["start", "champion"] = "start"
     """Reference policy of the KL term: the weights that the update starts from, or the champion's."""
     environment: dict[str, str] = Field(default={})
     """Environment variables of the trainer's processes."""
     folder: Path = Path("var/cycles")
     """Directory of the working files of cycles: samples, logs, and checkpoints until they are registered."""
+
+    @model_validator(mode="after")
+    def _nodes_meet(self) -> "Train":
+        if self.nodes > 1 and not self.rendezvous:
+            raise ValueError(
+                f'nodes = {self.nodes}, rendezvous = "": expected HOST:PORT of the flow\'s machine, where the processes meet'
+            )
+        return self
 
     @model_validator(mode="after")
     def _groups_teach(self) -> "Train":

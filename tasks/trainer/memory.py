@@ -9,6 +9,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
+from typing import Literal
 
 from infra.architectures import Architecture
 
@@ -23,6 +24,7 @@ LEAST_TOKENS, GOOD_TOKENS = 2048, 8192
 """Tokens of a micro-batch below which a layout is not proposed, and above which more of them hardly make a step faster."""
 GRAIN, MOST_GRAINS = 512, 256
 """Proposals are multiples of this many tokens, up to so many of them."""
+RECOMPUTATIONS: tuple[Literal["none", "selective", "full"], ...] = ("none", "selective", "full")
 SELECTED_SHARE = 8
 """A proposal expects at most one selected position for this many tokens."""
 
@@ -42,6 +44,21 @@ class Layout:
 
     def __str__(self) -> str:
         return f"TP {self.tensor}, PP {self.pipeline}, DP {self.data}"
+
+
+@dataclass(frozen=True)
+class Means:
+    """Megatron's means to need less memory in a layout."""
+
+    recompute: Literal["none", "selective", "full"] = "none"
+    """Activations that the backward pass computes again: none, the MLPs', or those of all layers but the last."""
+    sequence: bool = False
+    """Whether tensor-parallel processes split norms and residual states by tokens."""
+    distributed: bool = False
+    """Whether data-parallel processes split masters and moments."""
+
+
+PLAIN = Means()
 
 
 @dataclass(frozen=True)
@@ -84,20 +101,20 @@ def estimate(
     *,
     bf16: bool = True,
     frozen_layers: int = 0,
-    recompute_mlp: bool = False,
+    means: Means = PLAIN,
 ) -> Memory:
     """Return the memory of the process that needs most.
 
     Args:
         bf16: whether matrix products are computed in bfloat16, over float32 masters.
         frozen_layers: lowest layers without gradient and moments, with the embeddings.
-        recompute_mlp: whether the MLPs' activations are computed again in the backward pass (selective recomputation).
+        means: how memory is saved in this layout.
 
     Raises:
         ValueError: the model cannot be split so.
     """
     check(model, layout)
-    stages = (_stage(model, layout, size, stage, bf16, frozen_layers, recompute_mlp) for stage in range(layout.pipeline))
+    stages = (_stage(model, layout, size, stage, bf16, frozen_layers, means) for stage in range(layout.pipeline))
     return max(stages, key=lambda memory: memory.total)
 
 
@@ -118,7 +135,7 @@ def check(model: Architecture, layout: Layout) -> None:
 
 
 def _stage(
-    model: Architecture, layout: Layout, size: MicroBatchSize, stage: int, bf16: bool, frozen: int, recompute_mlp: bool
+    model: Architecture, layout: Layout, size: MicroBatchSize, stage: int, bf16: bool, frozen: int, means: Means
 ) -> Memory:
     split, width = layout.tensor, 2 if bf16 else 4
     layers = model.layers // layout.pipeline
@@ -129,38 +146,69 @@ def _stage(
     parameters = layers * layer + ends
     still = max(0, min(layers, frozen - stage * layers)) * layer + (embedding * int(first or model.tied) if frozen else 0)
     trained = parameters - min(still, parameters)
+    own = trained // layout.data if means.distributed else trained
+    whole = _layer_bytes(
+        model, layout, width, Means(sequence=means.sequence)
+    )  # of the layer that the backward pass computes again
+    again = {"none": 0, "selective": whole.mlp, "full": whole.whole}[means.recompute] * size.tokens
     return Memory(
         weights=width * parameters,
-        masters=MASTER * parameters if bf16 else 0,
+        masters=MASTER * (parameters - trained + own) if bf16 else 0,
         gradients=GRADIENT * trained,
-        adam=ADAM * trained,
-        activations=_activations(model, layout, size, stage, width, frozen, recompute_mlp),
+        adam=ADAM * own,
+        activations=_activations(model, layout, size, stage, width, frozen, means),
         logits=size.positions * model.vocabulary // split * LOGIT_BYTES if last else 0,
-        step=STEP * trained,
-        backward=size.tokens * (3 * model.mlp // split + 2 * model.hidden) * width,
+        step=STEP * own,
+        backward=again + size.tokens * (3 * model.mlp // split + 2 * model.hidden) * width,
+    )
+
+
+@dataclass(frozen=True)
+class _LayerBytes:
+    """What a layer keeps for its backward pass, in bytes a token."""
+
+    states: int
+    """Input and output of both norms."""
+    attention: int
+    """Rotated queries and keys, values, output twice."""
+    norms: int
+    """Queries and keys before their norms."""
+    mlp: int
+    """Gate and value, the activated gate, their product."""
+
+    @property
+    def whole(self) -> int:
+        """All of them."""
+        return self.states + self.attention + self.norms + self.mlp
+
+
+def _layer_bytes(model: Architecture, layout: Layout, width: int, means: Means) -> _LayerBytes:
+    queries, keys = model.heads * model.head, model.groups * model.head
+    return _LayerBytes(
+        states=4 * model.hidden * width // (layout.tensor if means.sequence else 1),
+        attention=(3 * queries + 2 * keys) * width // layout.tensor,
+        norms=(queries + keys) * width // layout.tensor if model.qk_norm else 0,
+        mlp=(0 if means.recompute == "selective" else 4) * model.mlp * width // layout.tensor,
     )
 
 
 def _activations(
-    model: Architecture, layout: Layout, size: MicroBatchSize, stage: int, width: int, frozen: int, recompute_mlp: bool
+    model: Architecture, layout: Layout, size: MicroBatchSize, stage: int, width: int, frozen: int, means: Means
 ) -> int:
     """Return the bytes that a stage saves for the backward passes of the micro-batches that it has under way (1F1B)."""
-    layers = model.layers // layout.pipeline
-    queries, keys = model.heads * model.head, model.groups * model.head
-    states = 4 * model.hidden * width  # input and output of both norms
-    attention = (3 * queries + 2 * keys) * width // layout.tensor  # rotated queries and keys, values, output twice
-    norms = (queries + keys) * width // layout.tensor if model.qk_norm else 0
-    mlp = (0 if recompute_mlp else 4) * model.mlp * width // layout.tensor  # gate and value, the activated gate, their product
+    layers, layer = model.layers // layout.pipeline, _layer_bytes(model, layout, width, means)
+    keys, states = model.groups * model.head * width // layout.tensor, layer.states // 4
     total = 0
     for number in range(stage * layers, (stage + 1) * layers):
         if number < frozen:
             continue
-        tokens = size.positions if number == model.layers - 1 else size.tokens
-        total += tokens * (states + mlp) + tokens * attention + size.tokens * norms
         if number == model.layers - 1:  # its keys, values and the first norm cover all tokens
-            total += (size.tokens - size.positions) * (2 * model.hidden + 2 * keys // layout.tensor) * width
+            total += size.positions * (layer.whole - layer.norms) + size.tokens * layer.norms
+            total += (size.tokens - size.positions) * (2 * states + 2 * keys)
+        else:
+            total += size.tokens * (states if means.recompute == "full" else layer.whole)
     if stage == layout.pipeline - 1:
-        total += 2 * size.positions * model.hidden * width
+        total += 2 * size.positions * states
     return total * (layout.pipeline - stage)
 
 
@@ -175,35 +223,41 @@ class Proposal:
 
     layout: Layout
     size: MicroBatchSize
-    recompute_mlp: bool
+    means: Means
     memory: Memory
 
 
 def propose(model: Architecture, card: int, cards: int, *, bf16: bool = True, frozen_layers: int = 0) -> list[Proposal]:
     """Return the layouts of all cards that fit, the best first.
 
-    First come those with micro-batches of GOOD_TOKENS; of these, the fewest parts of the model, then no recomputation. Parts cost
-    communication in every layer (tensor) or idle time at both ends of a step (pipeline), data parallelism only a sum of gradients
-    a step.
+    First come those with micro-batches of GOOD_TOKENS; of these, those without full recomputation, which costs a third more
+    computation; then the fewest parts of the model, then no recomputation. Parts cost communication in every layer (tensor) or
+    idle time at both ends of a step (pipeline), data parallelism only a sum of gradients a step. The distributed optimizer and
+    sequence parallelism send as much as the sums that they replace, so they are proposed wherever there is something to split.
 
     Args:
         card: bytes of a card.
     """
     found = []
     for layout in _layouts(model, cards):
-        for recompute in (False, True):
-            size = largest(model, layout, card, bf16=bf16, frozen_layers=frozen_layers, recompute_mlp=recompute)
+        for recompute in RECOMPUTATIONS[: 2 if frozen_layers else 3]:
+            means = Means(recompute, sequence=layout.tensor > 1, distributed=layout.data > 1)
+            size = largest(model, layout, card, bf16=bf16, frozen_layers=frozen_layers, means=means)
             if size and size.tokens >= LEAST_TOKENS:
-                memory = estimate(model, layout, size, bf16=bf16, frozen_layers=frozen_layers, recompute_mlp=recompute)
-                found.append(Proposal(layout, size, recompute, memory))
-    return sorted(
-        found,
-        key=lambda p: (p.size.tokens < GOOD_TOKENS, p.layout.tensor * p.layout.pipeline, p.recompute_mlp, p.layout.pipeline),
-    )
+                memory = estimate(model, layout, size, bf16=bf16, frozen_layers=frozen_layers, means=means)
+                found.append(Proposal(layout, size, means, memory))
+    return sorted(found, key=_preference)
+
+
+def _preference(proposal: Proposal) -> tuple[bool, bool, int, int, int]:
+    layout, recompute = proposal.layout, proposal.means.recompute
+    parts = layout.tensor * layout.pipeline
+    small = proposal.size.tokens < GOOD_TOKENS
+    return small, recompute == "full", parts, RECOMPUTATIONS.index(recompute), layout.pipeline
 
 
 def largest(
-    model: Architecture, layout: Layout, card: int, *, bf16: bool, frozen_layers: int = 0, recompute_mlp: bool = False
+    model: Architecture, layout: Layout, card: int, *, bf16: bool, frozen_layers: int = 0, means: Means = PLAIN
 ) -> MicroBatchSize | None:
     """Return the largest micro-batch of a proposal that fits a card; None where the weights alone do not."""
 
@@ -211,7 +265,7 @@ def largest(
         return MicroBatchSize(grains * GRAIN, grains * GRAIN // SELECTED_SHARE)
 
     def needs_too_much(grains: int) -> bool:
-        needed = estimate(model, layout, size(grains), bf16=bf16, frozen_layers=frozen_layers, recompute_mlp=recompute_mlp)
+        needed = estimate(model, layout, size(grains), bf16=bf16, frozen_layers=frozen_layers, means=means)
         return needed.total > usable(card)
 
     grains = bisect_left(range(1, MOST_GRAINS), True, key=needs_too_much)

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from infra.architectures import Architecture, UnsupportedCheckpoint, read
 from infra.settings.training import UpdateSettings
-from tasks.trainer.memory import Layout, Memory, MicroBatchSize, Proposal, estimate, propose, usable
+from tasks.trainer.memory import RECOMPUTATIONS, Layout, Means, Memory, MicroBatchSize, Proposal, estimate, propose, usable
 
 GB = 1e9
 UNITS = {"GB": 1e9, "GIB": 2**30}
@@ -51,8 +51,10 @@ def check_fits(
         DoesNotFit: names the need, the memory and the settings that fit.
         ValueError: the model cannot be split so.
     """
-    recompute = settings.megatron_arguments.get("recompute_granularity") == "selective"
-    needed = estimate(model, layout, size, bf16=bf16, frozen_layers=settings.frozen_layers, recompute_mlp=recompute)
+    selective = settings.megatron_arguments.get("recompute_granularity") == "selective"
+    recompute = "selective" if selective else settings.recompute
+    means = Means(recompute, settings.sequence_parallel, settings.distributed_optimizer)
+    needed = estimate(model, layout, size, bf16=bf16, frozen_layers=settings.frozen_layers, means=means)
     if needed.total <= card:
         return
     fitting = propose(model, card, layout.processes, bf16=bf16, frozen_layers=settings.frozen_layers)
@@ -70,12 +72,18 @@ def in_parts(memory: Memory) -> str:
 
 def in_settings(proposal: Proposal) -> str:
     """Return a proposal as settings."""
-    layout, size = proposal.layout, proposal.size
-    recompute = ', train.megatron_arguments = {recompute_granularity = "selective", recompute_modules = ["mlp"]}'
-    return (
-        f"train.tensor_parallel = {layout.tensor}, train.pipeline_parallel = {layout.pipeline}, "
-        f"train.micro_batch_tokens = {size.tokens}, train.micro_batch_positions = {size.positions}"
-        f"{recompute if proposal.recompute_mlp else ''}"
+    layout, size, means = proposal.layout, proposal.size, proposal.means
+    saving = [
+        *([f'train.recompute = "{means.recompute}"'] if means.recompute != "none" else []),
+        *(["train.sequence_parallel = true"] if means.sequence else []),
+        *(["train.distributed_optimizer = true"] if means.distributed else []),
+    ]
+    return ", ".join(
+        (
+            *(f"train.tensor_parallel = {layout.tensor}", f"train.pipeline_parallel = {layout.pipeline}"),
+            *(f"train.micro_batch_tokens = {size.tokens}", f"train.micro_batch_positions = {size.positions}"),
+            *saving,
+        )
     )
 
 
@@ -91,7 +99,7 @@ def bytes_of(text: str) -> int:
     return int(float(found[1]) * UNITS[found[2].upper()])
 
 
-def show(model: Architecture, card: int, cards: int, wanted: tuple[Layout, MicroBatchSize] | None, bf16: bool) -> bool:
+def show(model: Architecture, card: int, cards: int, wanted: tuple[Layout, MicroBatchSize, Means] | None, bf16: bool) -> bool:
     """Print the plan; return whether something fits."""
     console = Console(width=120 if not sys.stdout.isatty() else None)
     console.print(
@@ -99,10 +107,10 @@ def show(model: Architecture, card: int, cards: int, wanted: tuple[Layout, Micro
         f"{usable(card) / GB:.1f} GB are planned with; {'bfloat16 over float32 masters' if bf16 else 'float32'}"
     )
     if wanted:
-        layout, size = wanted
-        needed = estimate(model, layout, size, bf16=bf16)
+        layout, size, means = wanted
+        needed = estimate(model, layout, size, bf16=bf16, means=means)
         verdict = "fits" if needed.total <= usable(card) else "does not fit"
-        console.print(table([Proposal(layout, size, False, needed)], f"asked for: {verdict}"))
+        console.print(table([Proposal(layout, size, means, needed)], f"asked for: {verdict}"))
         return needed.total <= usable(card)
     fitting = propose(model, card, cards, bf16=bf16)
     if not fitting:
@@ -114,9 +122,12 @@ def show(model: Architecture, card: int, cards: int, wanted: tuple[Layout, Micro
 
 
 def table(proposals: Sequence[Proposal], title: str) -> Table:
-    """Return a table of layouts with their parts in GB; "again" names what is recomputed."""
+    """Return a table of layouts with their parts in GB.
+
+    "with" names the means: dist, the distributed optimizer; seq, sequence parallelism; and what is recomputed.
+    """
     shown = Table(title=title, title_justify="left", box=box.SIMPLE, padding=(0, 1, 0, 0))
-    for name in ("TP", "PP", "DP", "tokens", "selected", "again", *PARTS.values(), "peak"):
+    for name in ("TP", "PP", "DP", "tokens", "selected", "with", *PARTS.values(), "peak"):
         shown.add_column(name, justify="right", no_wrap=True)
     for proposal in proposals:
         layout, size = proposal.layout, proposal.size
@@ -126,10 +137,16 @@ def table(proposals: Sequence[Proposal], title: str) -> Table:
             layout.data,
             size.tokens,
             size.positions,
-            "mlp" if proposal.recompute_mlp else "",
+            in_short(proposal.means),
         )
         shown.add_row(*map(str, values), *(f"{getattr(proposal.memory, part) / GB:.1f}" for part in (*PARTS, "total")))
     return shown
+
+
+def in_short(means: Means) -> str:
+    """Return the means in the words of the table."""
+    names = {"dist": means.distributed, "seq": means.sequence, means.recompute: means.recompute != "none"}
+    return " ".join(name for name, used in names.items() if used)
 
 
 def main(arguments: list[str]) -> int:
@@ -143,6 +160,9 @@ def main(arguments: list[str]) -> int:
     add("--pipeline", type=int, default=1, help="with --tensor: pipeline-parallel size (default %(default)s)")
     add("--tokens", type=int, default=8192, help="with --tensor: tokens of a micro-batch (default %(default)s)")
     add("--positions", type=int, help="with --tensor: selected positions of a micro-batch (default: an eighth of the tokens)")
+    add("--recompute", choices=RECOMPUTATIONS, default="none", help="with --tensor: train.recompute (default %(default)s)")
+    add("--sequence", action="store_true", help="with --tensor: train.sequence_parallel")
+    add("--distributed", action="store_true", help="with --tensor: train.distributed_optimizer")
     add("--float32", action="store_true", help="plan for train.precision = float32")
     options = parser.parse_args(arguments)
     try:
@@ -152,7 +172,8 @@ def main(arguments: list[str]) -> int:
             if rest or not data:
                 parser.error(f"--gpus {options.gpus}: expected a multiple of --tensor x --pipeline")
             size = MicroBatchSize(options.tokens, options.positions or max(1, options.tokens // 8))
-            wanted = Layout(options.tensor, options.pipeline, data), size
+            means = Means(options.recompute, options.sequence, options.distributed)
+            wanted = Layout(options.tensor, options.pipeline, data), size, means
         fits = show(read(options.model), bytes_of(options.gpu), options.gpus, wanted, not options.float32)
     except (UnsupportedCheckpoint, ValueError) as error:
         sys.exit(f"plan: {error}")

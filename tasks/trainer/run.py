@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -18,17 +19,21 @@ from pathlib import Path
 from infra import architectures
 from infra.records import Manifest
 from infra.settings import ROOT
+from infra.settings import path as settings_path
 from infra.settings.training import Train, UpdateSettings
 from infra.store import Corrupt, ObjectStore, sha256
+from tasks.trainer import nodes
 from tasks.trainer.job import CHECKPOINT_NAME, JOB_NAME, METRICS_NAME, OPTIMIZER_NAME, REFUSED_NAME, Job, Metrics
 from tasks.trainer.worker import end_with_parent
 
 LOG_NAME = "trainer.log"
-TAIL_LINES = 40
+TAIL_LINES, MOST_ERRORS = 40, 8
 REPEATED_LINES = re.compile(r"^(step|trainer:|.*Error)")
 """Lines of the trainer's output that the flow repeats; the log file has all lines."""
 STOP_SECONDS = 10.0
 """Seconds between SIGTERM and SIGKILL."""
+WATCH_SECONDS = 1.0
+"""Seconds between two looks at the other nodes of an update."""
 
 
 class TrainingFailed(RuntimeError):
@@ -114,7 +119,7 @@ def train(
     refused = folder / REFUSED_NAME
     refused.unlink(missing_ok=True)
     try:
-        follow(command(job, settings.processes), folder / LOG_NAME, settings.environment, output.say)
+        _launch(job, settings, output)
     except TrainingFailed:
         # No retry: the same samples would be refused again.
         if refused.exists():
@@ -128,6 +133,26 @@ def train(
     result = Metrics.model_validate_json(metrics.read_text())
     optimizer = folder / OPTIMIZER_NAME
     return Candidate(checkpoint, result, sum(result.seconds.values()), optimizer if settings.keep_optimizer else None)
+
+
+def _launch(job: Path, settings: Train, output: TrainerOutput) -> None:
+    """Run the processes of an update on this machine, and with `nodes` above 1 those of the other nodes.
+
+    Raises:
+        TrainingFailed: processes failed; with several nodes, the message has each node's own error.
+    """
+    log = output.folder / LOG_NAME
+    if settings.nodes == 1:
+        follow(command(job, settings.processes), log, settings.environment, output.say)
+        return
+    shared = settings_path(settings.folder)
+    with nodes.announced(shared, job) as update:
+        watch = nodes.FlowWatch(shared, update)
+        try:
+            follow(nodes.command(update, settings, flow=True), log, settings.environment, output.say, watch)
+        except TrainingFailed as error:
+            reports = nodes.awaited_reports(job.parent, settings.nodes)
+            raise TrainingFailed(f"{error}\n{reports}" if reports not in str(error) else str(error)) from error
 
 
 def write_job(
@@ -160,17 +185,25 @@ def command(job: Path, processes: int) -> tuple[str, ...]:
     return (sys.executable, *launcher, "-m", "tasks.trainer.worker", "--job", str(job))
 
 
-def follow(command: tuple[str, ...], log: Path, environment: dict[str, str], say: Callable[[str], None]) -> None:
+def follow(
+    command: tuple[str, ...],
+    log: Path,
+    environment: dict[str, str],
+    say: Callable[[str], None],
+    watch: Callable[[], str] | None = None,
+) -> None:
     """Run a command in its own process group, copy its output to a log, and end the whole group with it.
 
     Args:
         environment: variables added to this process's own.
         say: receives the lines that match REPEATED_LINES.
+        watch: called each second; the group ends for the reason that it returns.
 
     Raises:
-        TrainingFailed: its exit status is not 0.
+        TrainingFailed: its exit status is not 0, or `watch` gave a reason.
     """
     tail: deque[str] = deque(maxlen=TAIL_LINES)
+    errors: list[str] = []
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **environment}
     with log.open("w") as copy:
         process = subprocess.Popen(
@@ -185,6 +218,10 @@ def follow(command: tuple[str, ...], log: Path, environment: dict[str, str], say
             preexec_fn=partial(end_with_parent, signal.SIGTERM),
         )
         assert process.stdout is not None
+        ended, reasons = threading.Event(), list[str]()
+        watcher = threading.Thread(target=_watch, args=(process, watch, ended, reasons)) if watch else None
+        if watcher:
+            watcher.start()
         try:
             for line in process.stdout:
                 copy.write(line)
@@ -192,12 +229,36 @@ def follow(command: tuple[str, ...], log: Path, environment: dict[str, str], say
                 tail.append(line)
                 if REPEATED_LINES.search(line):
                     say(line.rstrip("\n"))
+                    if not line.startswith("step") and len(errors) < MOST_ERRORS:
+                        errors.append(line)
             code = process.wait()
         finally:
+            ended.set()
+            if watcher:
+                watcher.join()
             end_group(process)
+    if reasons:
+        raise TrainingFailed(f"trainer: ended, because {reasons[0]}")
     if code:
         shown = " ".join(command)
-        raise TrainingFailed(f"trainer: exit status {code}; the end of {log}:\n{''.join(tail)}\nto run it alone: {shown}")
+        # torchrun's own report, many lines for each rank, comes after the rank's error.
+        first = f"its first errors:\n{''.join(errors)}" if errors else ""
+        end = f"the end of {log}:\n{''.join(tail)}"
+        raise TrainingFailed(f"trainer: exit status {code}; {first}{end}\nto run it alone: {shown}")
+
+
+def _watch(process: "subprocess.Popen[str]", watch: Callable[[], str], ended: threading.Event, reasons: list[str]) -> None:
+    """Call `watch` each second until the process has ended; end its group for a reason."""
+    while not ended.is_set():
+        try:
+            reason = watch()
+        except OSError as error:  # without the shared disk, nobody learns of a lost process
+            reason = str(error)
+        if reason:
+            reasons.append(reason)
+            end_group(process)
+            return
+        ended.wait(WATCH_SECONDS)
 
 
 def end_group(process: "subprocess.Popen[str]") -> None:

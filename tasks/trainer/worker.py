@@ -29,10 +29,11 @@ def main() -> None:
     end_with_parent(signal.SIGKILL)
     parser = argparse.ArgumentParser(prog="python -m tasks.trainer.worker", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--job", type=Path, required=True, help="job.json (tasks/trainer/job.py)")
-    path = parser.parse_args().job
+    parser.add_argument("--silent", action="store_true", help="print no metrics: another node of the update does")
+    options = parser.parse_args()
 
     # Imported here: the launcher's process imports this module, without the seconds of torch and Megatron.
-    from tasks.trainer.model.process_group import Parallel, start, stop
+    from tasks.trainer.model.process_group import Parallel, node_and_place, start, stop
 
     # isort: split
     import torch
@@ -46,15 +47,16 @@ def main() -> None:
 
     warnings.filterwarnings("ignore", module="megatron")
     try:
-        job = Job.model_validate_json(path.read_text())
+        job = Job.model_validate_json(options.job.read_text())
         check_arguments(job.megatron_arguments)
     except ValueError as error:
         sys.exit(f"trainer: {error}")
     if job.threads:
         torch.set_num_threads(job.threads)
     start(Parallel(job.tensor_parallel, job.pipeline_parallel), job.seed)
-    # Every rank has the same metrics: rank 0 prints them.
-    logging.basicConfig(level=logging.INFO if dist.get_rank() == 0 else logging.WARNING, format="%(message)s")
+    # Every rank has the same metrics: the first one of the flow's machine prints them.
+    says = node_and_place()[1] and not options.silent
+    logging.basicConfig(level=logging.INFO if says else logging.WARNING, format="%(message)s")
     job.output.mkdir(parents=True, exist_ok=True)
     try:
         ppo.run(job)

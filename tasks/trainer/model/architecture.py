@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import fields
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Literal
 
 from tasks.trainer.model import process_setup  # noqa: F401  # before Megatron
 
@@ -15,13 +15,17 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.optimizer import OptimizerConfig
 from megatron.core.tensor_parallel.layers import RowParallelLinear
 from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from infra.architectures import Architecture
 from tasks.trainer.model.attention import SDPACoreAttention
 from tasks.trainer.model.elementwise import RMSNorm, SwiGLU
-from tasks.trainer.model.megatron_arguments import check_known, check_reserved
+from tasks.trainer.model.megatron_arguments import RECOMPUTE, check_known, check_reserved
 from tasks.trainer.model.process_group import Parallel
+
+Recompute = Literal["none", "selective", "full"]
+"""As the setting train.recompute."""
 
 
 def check_arguments(arguments: Mapping[str, Any]) -> None:
@@ -61,12 +65,13 @@ def _field_names(configuration: type[Any]) -> set[str]:
 
 
 def transformer_config(
-    model: Architecture, parallel: Parallel, bf16: bool, arguments: Mapping[str, Any], init_std: float
+    model: Architecture, parallel: Parallel, bf16: bool, recompute: Recompute, arguments: Mapping[str, Any], init_std: float
 ) -> TransformerConfig:
-    """Return Megatron's configuration of a model.
+    """Return Megatron's configuration of this rank's part of a model.
 
     Args:
         bf16: whether matrix products are computed in bfloat16.
+        recompute: activations that the backward pass computes again.
         arguments: a user's Megatron arguments, already checked.
         init_std: standard deviation of random weights.
 
@@ -95,6 +100,7 @@ def transformer_config(
         init_method_std=init_std,
         tensor_model_parallel_size=parallel.tensor,
         pipeline_model_parallel_size=parallel.pipeline,
+        sequence_parallel=parallel.sequence,
         bf16=bf16,
         params_dtype=dtype,
         pipeline_dtype=dtype,
@@ -112,7 +118,23 @@ def transformer_config(
         bias_dropout_fusion=False,
         apply_rope_fusion=False,
         use_te_activation_func=True,  # takes the activation of the layer spec, SwiGLU
+        **_recomputed(recompute, model.layers // parallel.pipeline),
     )
+
+
+def _recomputed(recompute: Recompute, layers: int) -> dict[str, Any]:
+    """Return Megatron's arguments of a recomputation.
+
+    Args:
+        layers: layers of a pipeline stage.
+    """
+    if recompute == "none":
+        return {}
+    if recompute == "selective":
+        return dict(RECOMPUTE)
+    # The last layer's positions are left before the backward pass (last_layer.py).
+    some = layers - 1 if parallel_state.is_pipeline_last_stage() else layers
+    return {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": some} if some else {}
 
 
 def gpt_model(model: Architecture, transformer: TransformerConfig) -> GPTModel:
@@ -123,7 +145,10 @@ def gpt_model(model: Architecture, transformer: TransformerConfig) -> GPTModel:
     """
     return GPTModel(
         config=transformer,
-        transformer_layer_spec=_layer_spec(model),
+        transformer_layer_spec=TransformerBlockSubmodules(
+            layer_specs=[_layer_spec(model)] * (transformer.num_layers // transformer.pipeline_model_parallel_size),
+            layer_norm=RMSNorm,
+        ),
         vocab_size=model.vocabulary,
         max_sequence_length=model.positions,
         pre_process=parallel_state.is_pipeline_first_stage(),

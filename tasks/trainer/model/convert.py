@@ -3,7 +3,7 @@
 Megatron fuses q, k and v per key-value group ([q..., k, v] per group, groups split over tensor-parallel ranks) and gate with up
 (per rank: its gate rows, then its up rows). The last pipeline stage has a copy of the tied output matrix. Once the optimizer
 exists, a bfloat16 parameter has a float32 master (`main_param`): loading and saving then use the master, since bfloat16 loses
-small steps.
+small steps. Under the distributed optimizer each data-parallel rank holds a part of the master (`data_parallel_parts`, parts.py).
 """
 
 import re
@@ -17,6 +17,8 @@ from megatron.core import parallel_state
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from megatron.core.utils import unwrap_model
 from safetensors import safe_open
+
+from tasks.trainer.model.parts import Parts
 
 Entry = tuple[list[str], str, int | None]
 """Hugging Face names, how their tensors are merged, and the axis that is split over tensor-parallel ranks."""
@@ -76,7 +78,8 @@ def load_weights(model: Any, weights: Mapping[str, torch.Tensor]) -> None:
     for parameter, tensor in shards(model, weights, partly=False):
         parameter.copy_(tensor)
         if (master := getattr(parameter, "main_param", None)) is not None:
-            master.copy_(tensor)
+            shared = parts_shared(parameter)
+            master.copy_(tensor if shared is None else shared.own(tensor))
 
 
 def parameter_names(model: Any) -> Iterator[tuple[torch.Tensor, list[str]]]:
@@ -133,12 +136,29 @@ def freeze(model: Any, layers: int) -> None:
 
 
 TensorOf = Callable[[torch.Tensor], torch.Tensor | None]
-"""Maps a parameter to a tensor of its shape, or to none; none on all tensor-parallel ranks or on no rank."""
+"""Maps a parameter to a tensor of its shape, or to none; none on all tensor- and data-parallel ranks or on no rank."""
+
+
+def parts_shared(parameter: torch.Tensor) -> Parts | None:
+    """Return the parts of the parameter's master and moments; none where each data-parallel rank holds them whole."""
+    return getattr(parameter, "data_parallel_parts", None)
 
 
 def master_of(parameter: torch.Tensor) -> torch.Tensor:
-    """Return the parameter's float32 master, or the parameter itself where it has none."""
+    """Return the parameter's float32 master, or the parameter itself where it has none.
+
+    Under the distributed optimizer all data-parallel ranks call it: they send each other their parts.
+    """
+    shared = parts_shared(parameter)
+    if shared is not None and hasattr(parameter, "main_param"):
+        return shared.whole(parameter.main_param, parameter)
     return getattr(parameter, "main_param", parameter)
+
+
+def stepped_by(parameter: torch.Tensor) -> torch.Tensor | None:
+    """Return the tensor that the optimizer steps on this rank for a parameter; none where it steps no part of it."""
+    shared = parts_shared(parameter)
+    return getattr(parameter, "main_param", parameter) if shared is None else shared.stepped
 
 
 @torch.no_grad()

@@ -14,6 +14,7 @@ class RMSNorm(torch.nn.RMSNorm):
 
     def __init__(self, config: Any, hidden_size: int, eps: float, **_: Any) -> None:
         super().__init__(hidden_size, eps)
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]  # Megatron then sums its gradient
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """Return the normalised states, computed in float32; on a GPU by torch's kernel."""

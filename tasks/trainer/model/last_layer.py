@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 
 from tasks.trainer.model.packed import Packed
 from tasks.trainer.model.shapes import ROW_MULTIPLE, TOKEN_MULTIPLE
@@ -60,12 +62,9 @@ def at_positions(model: Any, at: torch.Tensor, packed: Packed) -> Iterator[None]
     layer = core.decoder.layers[-1]
     positions = SelectedPositions(_padded(at, packed), packed)
     attention, add = layer.self_attention.core_attention, layer.self_attn_bda
-    # As one row, [1, K, H]: with K in front, a frozen output layer would compute its gradient by a matmul for each position.
-    hooks = [
-        core.output_layer.register_forward_pre_hook(lambda _, inputs: (inputs[0].transpose(0, 1), *inputs[1:])),
-        core.output_layer.register_forward_hook(lambda _, __, outputs: (outputs[0].transpose(0, 1)[: len(at)], outputs[1])),
-    ]
-    attention.positions, layer.self_attn_bda = positions, _at_positions(add, positions)
+    split = core.config.sequence_parallel
+    hooks = _split_hooks(core.output_layer, len(at)) if split else _row_hooks(core.output_layer, len(at))
+    attention.positions, layer.self_attn_bda = positions, _at_positions(add, positions, split)
     try:
         yield
     finally:
@@ -74,17 +73,43 @@ def at_positions(model: Any, at: torch.Tensor, packed: Packed) -> Iterator[None]
             hook.remove()
 
 
+def _row_hooks(output_layer: Any, count: int) -> list[Any]:
+    """Let the output layer see one row, [1, K, H], and return the first `count` positions, [count, 1, V / TP].
+
+    With K in front, a frozen output layer would compute its gradient by a matmul for each position.
+    """
+    return [
+        output_layer.register_forward_pre_hook(lambda _, inputs: (inputs[0].transpose(0, 1), *inputs[1:])),
+        output_layer.register_forward_hook(lambda _, __, outputs: (outputs[0].transpose(0, 1)[:count], outputs[1])),
+    ]
+
+
+def _split_hooks(output_layer: Any, count: int) -> list[Any]:
+    """Let the output layer gather its input from [K / TP, 1, H] and return the first `count` positions, [count, 1, V / TP]."""
+    return [output_layer.register_forward_hook(lambda _, __, outputs: (outputs[0][:count], outputs[1]))]
+
+
 def _padded(at: torch.Tensor, packed: Packed) -> torch.Tensor:
     """Pad positions to a multiple of TOKEN_MULTIPLE with samples' first tokens, so that matmuls have few shapes."""
     first = packed.cu_seqlens_q[torch.arange(-len(at) % TOKEN_MULTIPLE, device=at.device) % packed.shape[0]]
     return torch.cat([at, first.to(at.dtype)])
 
 
-def _at_positions(add: Callable[..., Any], positions: SelectedPositions) -> Callable[..., Any]:
-    """Wrap Megatron's bias_dropout_add for an attention that returns states at the positions only."""
+def _at_positions(add: Callable[..., Any], positions: SelectedPositions, split: bool) -> Callable[..., Any]:
+    """Wrap Megatron's bias_dropout_add for an attention that returns states at the positions only.
+
+    Args:
+        split: whether the tensor-parallel processes each hold a part of the residual's tokens (sequence parallelism).
+    """
+
+    def chosen(residual: torch.Tensor) -> torch.Tensor:
+        if not split:
+            return residual[positions.at]
+        size, rank = parallel_state.get_tensor_model_parallel_world_size(), parallel_state.get_tensor_model_parallel_rank()
+        return gather_from_sequence_parallel_region(residual)[positions.at.chunk(size)[rank]]
 
     def add_at_positions(training: bool, fused: bool) -> Callable[..., torch.Tensor]:
         add_to = add(training, fused)
-        return lambda states, residual, dropout: add_to(states, residual[positions.at], dropout)
+        return lambda states, residual, dropout: add_to(states, chosen(residual), dropout)
 
     return add_at_positions

@@ -12,10 +12,11 @@ _PRECISION = "train.precision sets the data types, over float32 masters"
 _CLIP = "train.max_grad_norm sets it"
 _RATE = "train.learning_rate and train.warmup_steps set the learning rate of every step"
 _GRADIENT = "the update needs the mean gradient over the sampled tokens of all ranks, between steps of its own"
-_SPLIT = "the trainer splits a model evenly, by train.tensor_parallel and train.pipeline_parallel only"
-_LAST_LAYER = "the last layer runs at selected positions, which only the first forward pass knows"
+_SPLIT = "the trainer splits a model evenly, by train.tensor_parallel, train.pipeline_parallel and train.sequence_parallel only"
+_LAST_LAYER = "the last layer runs at positions that only the first forward pass knows; train.recompute is for the other layers"
 _DROPOUT = "dropout would change the probabilities that the policy ratio compares"
-_STATE = "checkpoints and optimizer state are written from Adam's float32 masters and state, whole on each rank"
+_STATE = "checkpoints and optimizer state are written from Adam's float32 masters and state"
+_SHARED_STATE = "train.distributed_optimizer sets it"
 
 _RESERVED_BY_REASON: dict[str, tuple[str, ...]] = {
     _CHECKPOINT: (
@@ -51,8 +52,9 @@ _RESERVED_BY_REASON: dict[str, tuple[str, ...]] = {
         *("enable_cuda_graph", "external_cuda_graph", "cuda_graph_impl"),
     ),
     _RATE: ("lr", "min_lr", "decoupled_lr", "decoupled_min_lr"),
+    _SHARED_STATE: ("use_distributed_optimizer",),
     _STATE: (
-        *("optimizer", "use_distributed_optimizer", "use_precision_aware_optimizer", "optimizer_cpu_offload"),
+        *("optimizer", "use_precision_aware_optimizer", "optimizer_cpu_offload"),
         *("overlap_param_gather", "overlap_param_gather_with_optimizer_step", "store_param_remainders"),
         *("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"),
     ),
@@ -60,7 +62,7 @@ _RESERVED_BY_REASON: dict[str, tuple[str, ...]] = {
 RESERVED = {name: reason for reason, names in _RESERVED_BY_REASON.items() for name in names}
 """Reason by the name of each argument that a user may not set."""
 RECOMPUTE = {"recompute_granularity": "selective", "recompute_modules": ["mlp"]}
-"""The recomputation of activations that does not need the last layer's positions in the backward pass."""
+"""Megatron's arguments of `train.recompute = "selective"`, which users may also give themselves."""
 
 
 def check_reserved(arguments: Mapping[str, Any]) -> None:

@@ -19,6 +19,8 @@ class Parallel:
 
     tensor: int = 1
     pipeline: int = 1
+    sequence: bool = False
+    """Whether tensor-parallel processes split norms and residual states by tokens."""
 
 
 def start(parallel: Parallel, seed: int) -> None:
@@ -31,9 +33,14 @@ def start(parallel: Parallel, seed: int) -> None:
         backend = "nccl" if torch.cuda.is_available() else "gloo"
         alone: dict[str, Any] = {"store": dist.HashStore(), "rank": 0, "world_size": 1} if os.environ["WORLD_SIZE"] == "1" else {}
         dist.init_process_group(backend, **alone)
-    parallel_state.initialize_model_parallel(parallel.tensor, parallel.pipeline)
+    parallel_state.initialize_model_parallel(parallel.tensor, parallel.pipeline, create_gloo_process_groups=False)
     torch.manual_seed(seed)
     tensor_parallel.model_parallel_cuda_manual_seed(seed)
+
+
+def node_and_place() -> tuple[int, bool]:
+    """Return the number of this process's machine, and whether it is the first process there, as torchrun counts them."""
+    return int(os.environ.get("GROUP_RANK", "0")), os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def process_memory() -> int:

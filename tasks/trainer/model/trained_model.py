@@ -20,9 +20,10 @@ from megatron.core.transformer.module import Float16Module
 from safetensors.torch import save_file
 
 from infra.architectures import parse
-from tasks.trainer.model.architecture import check_arguments, configured, gpt_model, transformer_config
+from tasks.trainer.model.architecture import Recompute, check_arguments, configured, gpt_model, transformer_config
 from tasks.trainer.model.convert import StoredTensors, freeze, gather_on_rank_0, load_weights
 from tasks.trainer.model.muon import MuonWithAdamW
+from tasks.trainer.model.parts import parts_of
 from tasks.trainer.model.process_group import Parallel
 
 WEIGHTS = "model.safetensors"
@@ -44,6 +45,8 @@ class Optimization:
     """Whether matrix products are computed in bfloat16, over float32 masters."""
     frozen_layers: int = 0
     """Lowest layers to freeze, with the embeddings; 0: everything is trained."""
+    distributed: bool = False
+    """Whether data-parallel ranks share the masters and Adam's state (Megatron's distributed optimizer)."""
 
 
 class TrainedModel:
@@ -55,12 +58,14 @@ class TrainedModel:
         parallel: Parallel,
         optimization: Optimization,
         megatron_arguments: Mapping[str, Any] = MappingProxyType({}),
+        recompute: Recompute = "none",
     ) -> None:
         """Build the model with random weights.
 
         Args:
             config: Hugging Face's config.json.
             megatron_arguments: more arguments of Megatron's TransformerConfig and OptimizerConfig.
+            recompute: activations that the backward pass computes again.
 
         Raises:
             UnsupportedCheckpoint: the trainer has not the configuration's layers.
@@ -70,14 +75,16 @@ class TrainedModel:
         self.hf_config = config
         architecture = parse(config, "the model")
         init_std = config.get("initializer_range", 0.02)
-        self.config = transformer_config(architecture, parallel, optimization.bf16, megatron_arguments, init_std)
+        self.config = transformer_config(architecture, parallel, optimization.bf16, recompute, megatron_arguments, init_std)
         model: Any = gpt_model(architecture, self.config)
         freeze(model, optimization.frozen_layers)
         if torch.cuda.is_available():
             model = model.cuda()
         wrapped = Float16Module(self.config, model) if optimization.bf16 else model
         # `gradient_is_finite` checks gradients before the step: Megatron's own check ends the process, and the other ranks hang.
-        ddp = DistributedDataParallelConfig(grad_reduce_in_fp32=True, check_for_nan_in_grad=False)
+        ddp = DistributedDataParallelConfig(
+            grad_reduce_in_fp32=True, check_for_nan_in_grad=False, use_distributed_optimizer=optimization.distributed
+        )
         self.megatron = DistributedDataParallel(self.config, ddp, wrapped)
         """Megatron's model of this rank, wrapped for data parallelism."""
         self.config.finalize_model_grads_func = finalize_model_grads
@@ -120,8 +127,13 @@ class TrainedModel:
             clip_grad=options.max_grad_norm,
             bf16=options.bf16,
             params_dtype=self.config.params_dtype,
+            use_distributed_optimizer=options.distributed,
         )
-        self.optimizer = get_megatron_optimizer(config, [self.megatron])
+        self.optimizer = get_megatron_optimizer(config, [self.megatron], use_gloo_process_groups=False)
+        if options.distributed:
+            (sharing,) = self.optimizer.chained_optimizers
+            for parameter, parts in parts_of(sharing):
+                parameter.data_parallel_parts = parts
         self.config.grad_scale_func = self.optimizer.scale_loss
 
     def run(self, forward_step: ForwardStep, batches: Sequence[Any], shape: tuple[int, int], *, forward_only: bool) -> list[Any]:

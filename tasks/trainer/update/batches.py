@@ -1,4 +1,4 @@
-"""Samples, checked and packed into micro-batches.
+"""Samples, packed into micro-batches.
 
 A sample becomes up to two rows: its prompt with the sampled tokens, for the surrogate, and its prompt with the settled text, for
 the cross-entropy. Legend: B rows of a micro-batch, N tokens of all of them (prompts and completions), K sampled tokens, S settled
@@ -9,10 +9,8 @@ import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import NamedTuple
 
-import pyarrow.parquet as pq
 import torch
 
 from infra.records import Sample
@@ -90,49 +88,6 @@ class MicroBatch:
     """[C] int64: index of the token whose hidden state predicts the prompt token."""
     context_targets: torch.Tensor
     """[C] int64: prompt tokens."""
-
-
-def read(path: Path, vocabulary: int, positions: int) -> list[Sample]:
-    """Read samples and check them.
-
-    Raises:
-        ValueError: names the sample, the field, the value and what was expected.
-    """
-    samples = [Sample.model_validate(row) for row in pq.read_table(path).to_pylist()]
-    if not samples:
-        raise ValueError(f"{path}: no samples, expected at least one; a cycle waits for collect.min_samples")
-    for sample in samples:
-        _check(sample, vocabulary, positions)
-    return samples
-
-
-def _check(sample: Sample, vocabulary: int, positions: int) -> None:
-    def refuse(name: str, value: object, expected: str) -> None:
-        raise ValueError(f"sample {sample.completion_id}: {name} = {value!r}, expected {expected}")
-
-    if not sample.prompt_token_ids:
-        refuse("prompt_token_ids", (), "at least one token")
-    if not sample.token_ids and not sample.settled_token_ids:
-        refuse("token_ids", (), "at least one token, there or in settled_token_ids")
-    if len(sample.token_ids) != len(sample.logprobs):
-        refuse("logprobs", f"{len(sample.logprobs)} values", f"one for each of {len(sample.token_ids)} token_ids")
-    for name in ("token_ids", "settled_token_ids"):
-        length = len(sample.prompt_token_ids) + len(getattr(sample, name))
-        if length > positions:
-            refuse(name, f"{length} tokens with the prompt", f"at most {positions}, the model's positions")
-    for name in ("prompt_token_ids", "token_ids", "settled_token_ids"):
-        for token in getattr(sample, name):
-            if not 0 <= token < vocabulary:
-                refuse(name, token, f"a token id below {vocabulary}")
-    for value in sample.logprobs:
-        if not (math.isfinite(value) and value <= 1e-3):
-            refuse("logprobs", value, "a finite log-probability")
-    if not math.isfinite(sample.advantage):
-        refuse("advantage", sample.advantage, "a finite number")
-    if not 0 <= sample.settled_weight < math.inf:
-        refuse("settled_weight", sample.settled_weight, "a finite number, 0 or above")
-    if not sample.temperature > 0:
-        refuse("temperature", sample.temperature, "above 0: greedy sampling is not a policy that can be trained")
 
 
 def minibatches(count: int, size: int, epochs: int, seed: int) -> Iterator[list[int]]:

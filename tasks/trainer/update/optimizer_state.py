@@ -1,9 +1,9 @@
 """The optimizer's state from one update to the next: Adam's two tensors per weight, and its step counts.
 
 The state tensors have the weights' shapes and are stored as the weights are: whole float32 tensors in Hugging Face's layout.
-Each rank writes its share, and reads the tensors of its part of the model, whichever layout of processes wrote them. The
-checkpoint holds the float32 masters. No random state belongs to an update: its seed gives the order of samples, and nothing
-else is random.
+Each rank writes its share, and reads the tensors of its part of the model, whichever layout of processes wrote them, with the
+distributed optimizer or without. The checkpoint holds the float32 masters. No random state belongs to an update: its seed gives
+the order of samples, and nothing else is random.
 """
 
 import json
@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
-from tasks.trainer.model.convert import StoredTensors, master_of, parameter_names, rank_share, shards
+from tasks.trainer.model.convert import StoredTensors, parameter_names, parts_shared, rank_share, shards, stepped_by
 from tasks.trainer.model.trained_model import TrainedModel
 
 STATE_TENSORS = ("exp_avg", "exp_avg_sq")
@@ -25,31 +25,41 @@ STEPS_NAME = "steps.json"
 
 def save(model: TrainedModel, directory: Path) -> None:
     """Write the state atomically; every rank calls it. Frozen layers have none."""
-    state = _state(model)
+    state, counts = _state(model), _counts_of_all_ranks(model)
     partial, rank = directory.with_name(directory.name + ".partial"), dist.get_rank()
     if rank == 0:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
     dist.barrier()
+    names_of = dict(parameter_names(model.megatron))
     for kind in STATE_TENSORS:
 
         def tensor_of(parameter: torch.Tensor, kind: str = kind) -> torch.Tensor | None:
-            return state.get(master_of(parameter), {}).get(kind)
+            if names_of[parameter][0] not in counts:
+                return None
+            own, parts = state.get(stepped_by(parameter), {}).get(kind), parts_shared(parameter)
+            return own if parts is None else parts.whole(own, parameter)
 
         save_file(rank_share(model.megatron, tensor_of), partial / f"{kind}-{rank:05d}.safetensors")
-    counts = {
-        name: int(state[master_of(parameter)]["step"])
-        for parameter, names in parameter_names(model.megatron)
-        if master_of(parameter) in state
-        for name in names
-    }
-    counts_by_rank: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(counts_by_rank, counts)  # returns once every rank has written
+    dist.barrier()
     if rank == 0:
-        merged = {name: count for counts in counts_by_rank for name, count in counts.items()}
-        (partial / STEPS_NAME).write_text(json.dumps(merged, indent=1, sort_keys=True))
+        (partial / STEPS_NAME).write_text(json.dumps(counts, indent=1, sort_keys=True))
         shutil.rmtree(directory, ignore_errors=True)
         partial.rename(directory)
+
+
+def _counts_of_all_ranks(model: TrainedModel) -> dict[str, int]:
+    """Return Adam's step counts of all ranks' parts of the model, by the names of the tensors."""
+    state = _state(model)
+    own = {
+        name: int(state[tensor]["step"])
+        for parameter, names in parameter_names(model.megatron)
+        if (tensor := stepped_by(parameter)) in state
+        for name in names
+    }
+    counts: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(counts, own)
+    return {name: count for of_rank in counts for name, count in of_rank.items()}
 
 
 @torch.no_grad()
@@ -64,8 +74,9 @@ def load(model: TrainedModel, directory: Path) -> None:
     counts = json.loads((directory / STEPS_NAME).read_text())
     state = _state(model)
     for parameter, names in parameter_names(model.megatron):
-        if parameter.requires_grad and all(name in counts for name in names):
-            state[master_of(parameter)] = {"step": torch.tensor(float(counts[names[0]]))}
+        tensor = stepped_by(parameter)
+        if tensor is not None and parameter.requires_grad and all(name in counts for name in names):
+            state[tensor] = {"step": torch.tensor(float(counts[names[0]]))}
     for kind in STATE_TENSORS:
         stored = StoredTensors(directory.glob(f"{kind}-*.safetensors"))
         if missing := sorted(counts.keys() - stored.keys()):
@@ -74,8 +85,10 @@ def load(model: TrainedModel, directory: Path) -> None:
                 "folder again, or train without keep_optimizer"
             )
         for parameter, tensor in shards(model.megatron, stored):
-            if (entry := state.get(master_of(parameter))) is not None:
-                entry[kind] = tensor.to(parameter.device, torch.float32, copy=True).contiguous()
+            if (entry := state.get(stepped_by(parameter))) is not None:
+                parts = parts_shared(parameter)
+                own = tensor if parts is None else parts.own(tensor)
+                entry[kind] = own.to(parameter.device, torch.float32, copy=True).contiguous()
 
 
 def _state(model: TrainedModel) -> Any:

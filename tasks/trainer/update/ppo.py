@@ -29,10 +29,10 @@ from infra.records import Sample
 from tasks.trainer.job import CHECKPOINT_NAME, LOGGED_NAME, METRICS_NAME, OPTIMIZER_NAME, Job, Metrics, StepMetrics
 from tasks.trainer.memory import Layout, MicroBatchSize
 from tasks.trainer.model import flops, matmul
-from tasks.trainer.model.process_group import Parallel, process_memory
+from tasks.trainer.model.process_group import Parallel, node_and_place, process_memory
 from tasks.trainer.plan import check_fits
-from tasks.trainer.update import optimizer_state, reports, safety
-from tasks.trainer.update.batches import FixedPolicies, MicroBatch, micro_batches, minibatches, read
+from tasks.trainer.update import optimizer_state, reports, safety, stored
+from tasks.trainer.update.batches import FixedPolicies, MicroBatch, micro_batches, minibatches
 from tasks.trainer.update.caps import log_powers
 from tasks.trainer.update.logged import logged_answers
 from tasks.trainer.update.logit_scale import LogitScale
@@ -221,14 +221,36 @@ def check_memory(job: Job, config: dict[str, Any], samples: Sequence[Sample], me
     check_fits(parse(config, str(job.checkpoint)), job, layout, size, memory, in_bfloat16(job))
 
 
+def read(job: Job, config: dict[str, Any]) -> list[Sample]:
+    """Return the job's samples, whose tokens a rank reads where it packs them (stored.py); every rank calls it.
+
+    Raises:
+        ValueError: a sample is refused, on the first rank of each machine; the message names it, the field and what was expected.
+    """
+    node, first = node_and_place()
+    shared = job.output / f"samples-{node}.arrow"
+    if first:
+        job.output.mkdir(parents=True, exist_ok=True)
+        stored.store(job.samples, shared, config["vocab_size"], config["max_position_embeddings"])
+    dist.barrier()
+    samples = stored.opened(shared)
+    dist.barrier()
+    if first:
+        shared.unlink()  # it stays mapped
+    return samples
+
+
 def load_model(job: Job, config: dict[str, Any]) -> TrainedModel:
     """Return the job's model, on its checkpoint and optimizer state."""
-    model = TrainedModel(
-        config,
-        Parallel(job.tensor_parallel, job.pipeline_parallel),
-        Optimization(job.learning_rate, max_grad_norm=job.max_grad_norm, bf16=in_bfloat16(job), frozen_layers=job.frozen_layers),
-        job.megatron_arguments,
+    optimization = Optimization(
+        job.learning_rate,
+        max_grad_norm=job.max_grad_norm,
+        bf16=in_bfloat16(job),
+        frozen_layers=job.frozen_layers,
+        distributed=job.distributed_optimizer,
     )
+    parallel = Parallel(job.tensor_parallel, job.pipeline_parallel, job.sequence_parallel)
+    model = TrainedModel(config, parallel, optimization, job.megatron_arguments, job.recompute)
     model.make_optimizer()
     model.load(job.checkpoint)
     if job.optimizer:
@@ -245,7 +267,7 @@ def run(job: Job) -> Metrics:
     """
     clock = [("load", time.monotonic())]
     config = json.loads((job.checkpoint / "config.json").read_text())
-    every = read(job.samples, config["vocab_size"], config["max_position_embeddings"])
+    every = read(job, config)
     safety.check_classes(every)
     samples = taught_by(every, job)
     check_memory(job, config, trained_part(samples, job), process_memory())

@@ -1,89 +1,152 @@
-"""Runs the checks in trainer processes. The tests start it with torchrun and assert on the numbers that it writes.
+"""Runs the checks in trainer processes. The tests start it and assert on the numbers that it writes.
 
-torchrun --standalone --nproc_per_node 2 -m tests.tasks.trainer.checks --work FOLDER --states FOLDER
+python -m tests.tasks.trainer.checks --work FOLDER
 
 The trainer's compatibility patches apply to a whole process, so the tests' own process never imports Megatron. It imports only
-`models` and `processes` of the helpers here.
+`models` and `processes` of the helpers here. The libraries are imported once: all layouts' processes are forked from this one.
 """
 
 import argparse
 import json
 import os
+import signal
+import traceback
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from transformers import Qwen2ForCausalLM
+from transformers import PreTrainedModel, Qwen2ForCausalLM
 
-from tasks.trainer.model.process_group import Parallel, parallel_state, start, stop
+from tasks.trainer.model.process_group import Parallel, start, stop
 from tasks.trainer.update import ppo
 from tests.tasks.trainer import learning, memory, parity, refusals, state
 from tests.tasks.trainer.models import OTHERS, tiny
-from tests.tasks.trainer.trained_models import JOB, LAYOUTS, write_job
+from tests.tasks.trainer.trained_models import JOB, LAYOUTS, SHARING, VARIANTS, Variant, restart, write_job
+
+Models = Mapping[str, PreTrainedModel]
+NAMES = {1: "one", 2: "two", 4: "four", 8: "eight"}
 
 
-def all_checks(model: Qwen2ForCausalLM, work: Path, states: Path) -> dict[str, Any]:
+def forked(processes: int, work: Path, name: str, task: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Run a task in forked ranks of a process group; return what it returns on the first one.
+
+    Raises:
+        RuntimeError: a rank failed; the others are ended.
+    """
+    pids = {_fork(rank, processes, work, name, task): rank for rank in range(processes)}
+    while pids:
+        pid, status = os.wait()
+        rank = pids.pop(pid)
+        if status:
+            for other in pids:
+                os.kill(other, signal.SIGKILL)
+            raise RuntimeError(f"{name}: rank {rank} of {processes} ended with status {os.waitstatus_to_exitcode(status)}")
+    return json.loads((work / f"{name}.json").read_text())
+
+
+def _fork(rank: int, processes: int, work: Path, name: str, task: Callable[[], dict[str, Any]]) -> int:
+    if pid := os.fork():
+        return pid
+    try:
+        size = str(processes)
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+        if processes > 1:
+            store = dist.FileStore(str(work / f"{name}.store"), processes)
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=processes)
+            keep_groups()
+        answers = task()
+        if rank == 0:
+            (work / f"{name}.json").write_text(json.dumps(answers, indent=1))
+        stop()
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+
+
+def keep_groups() -> None:
+    """Make one group of each set of ranks for all layouts: each has a thread that spins once a peer has left the group."""
+    made, new_group = {}, dist.new_group
+
+    def kept(ranks: list[int] | None = None, **options: Any) -> Any:
+        key = tuple(ranks) if ranks else None
+        if key not in made:
+            made[key] = new_group(ranks, **options)
+        return made[key]
+
+    dist.new_group = kept
+
+
+def in_layouts(models: Models, work: Path) -> dict[str, Any]:
     """Run every check that fits the number of processes, in every layout."""
-    directory = work / "model"
+    size, model, directory = dist.get_world_size(), models["model"], work / "model"
     answers: dict[str, Any] = {}
-    if os.environ["WORLD_SIZE"] == "1":
-        model.save_pretrained(directory)
-        job = write_job(work, model).model_copy(update={"output": work / "killed", "keep_optimizer": True})
-        job.output.mkdir()
-        answers["killed"] = state.check_killed(job)
-    start(Parallel(), 0)
-    others = {name: tiny(**changes) for name, changes in OTHERS.items()} if dist.get_world_size() < 4 else {}
-    if dist.get_rank() == 0:
-        for name, saved in {"model": model, **others}.items():
-            saved.save_pretrained(work / name)
-    dist.barrier()
-    for name, parallel in LAYOUTS[dist.get_world_size()].items():
-        parallel_state.destroy_model_parallel()
-        start(parallel, 0)
-        if dist.get_world_size() >= 4:
-            answers[name] = parity.check_parity(directory, model, parallel)
+    for name, parallel in LAYOUTS[size].items():
+        restart(parallel)
+        if size >= 4:
+            answers[name] = parity.check_parity(directory, model, Variant(parallel))
             continue
-        answers[name] = in_layout(directory, model, parallel, states / name)
+        answers[name] = in_layout(directory, model, parallel, work / "states" / name, name in SHARING)
         answers[name]["others"] = {
-            other: parity.check_parity(work / other, other_model, parallel)
-            for other, other_model in others.items()
-            if name != "data" and other_model.config.num_hidden_layers % parallel.pipeline == 0
+            other: parity.check_parity(work / other, models[other], Variant(parallel))
+            for other in OTHERS
+            if name in ("one", "tensor", "pipeline") and models[other].config.num_hidden_layers % parallel.pipeline == 0
         }
         if name == "pipeline":
             answers[name]["nothing_left"] = refusals.nothing_left(directory, parallel)
         if name in ("tensor", "pipeline"):
             answers[name]["pretraining"] = refusals.pretraining(directory, parallel)
-    if dist.get_world_size() == 1:
-        answers |= in_one_process(directory, model)
-    elif dist.get_world_size() == 2:
-        answers["moved"] = state.check_moves(model, states)
+    return answers | {"variants": in_variants(models, work)}
+
+
+def in_variants(models: Models, work: Path) -> dict[str, Any]:
+    """Compare the layouts with Megatron's means, for a model of each family where two processes split the states by tokens."""
+    answers: dict[str, Any] = {}
+    for name, variant in VARIANTS[dist.get_world_size()].items():
+        restart(variant.parallel)
+        families = ("model", "Qwen3", "Llama with biases") if name == "tensor, sequence, full" else ("model",)
+        answers |= {f"{name}, {family}": parity.check_parity(work / family, models[family], variant) for family in families}
     return answers
 
 
-def in_layout(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel, states: Path) -> dict[str, Any]:
+def in_layout(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel, states: Path, distributed: bool) -> dict[str, Any]:
     """Run the checks of a layout of one or two processes; `states` gets the states for other layouts."""
     precisions = (False, True)  # computing in bfloat16 or not
-    return {
+    of_state = {
+        "gathered": state.check_gathered(directory, parallel, distributed),
+        "shares": state.check_shares(directory, parallel, distributed),
+        "resumed": [
+            state.check_resumed(directory, model, parallel, bf16, states / str(bf16), distributed) for bf16 in precisions
+        ],
+        "frozen": [state.check_frozen(directory, model, parallel, bf16, distributed) for bf16 in precisions],
+    }
+    if distributed:
+        return of_state | {"stays": memory.check_stays()}
+    return of_state | {
         "logprobs": parity.check_logprobs(directory, model, parallel),
         "round_trip": parity.check_round_trip(directory, parallel),
-        "gathered": state.check_gathered(directory, parallel),
-        "shares": state.check_shares(directory, parallel),
         "gradients": {
             objective: parity.check_gradients(directory, model, parallel, JOB.model_copy(update=changes))
             for objective, changes in parity.OBJECTIVES.items()
         },
         "refusals": refusals.check_refusals(directory, model, parallel),
-        "resumed": [state.check_resumed(directory, model, parallel, bf16, states / str(bf16)) for bf16 in precisions],
-        "frozen": [state.check_frozen(directory, model, parallel, bf16) for bf16 in precisions],
         "reference": parity.check_reference(directory, parallel),
         "ceilings": parity.check_ceilings(directory, model, parallel),
         "step_metrics": parity.check_step_metrics(directory, model, parallel),
     }
 
 
-def in_one_process(directory: Path, model: Qwen2ForCausalLM) -> dict[str, Any]:
+def in_one_process(models: Models, work: Path) -> dict[str, Any]:
     """Run the checks of one process. The update that the command's is compared with, and that of the early end, come last."""
-    answers = {
+    model, directory = models["model"], work / "model"
+    job = write_job(work, model)
+    # It forks, so it runs before the process group starts.
+    killed = state.check_killed(job.model_copy(update={"output": work / "killed", "keep_optimizer": True, "epochs": 1}))
+    start(Parallel(), 0)
+    answers = in_layouts(models, work) | {
+        "killed": killed,
         "muon": learning.check_muon(directory),
         "selected": parity.check_selected(),
         "stretched_rotary": refusals.stretched_rotary(directory),
@@ -91,18 +154,31 @@ def in_one_process(directory: Path, model: Qwen2ForCausalLM) -> dict[str, Any]:
         "bandit": learning.check_bandit(directory, Parallel()),
         "grouped_bandit": learning.check_bandit(directory, Parallel(), group=8),
         "caps": learning.check_caps(directory, Parallel()),
-        "unlikely": learning.check_unlikely(directory, directory.parent),
+        "unlikely": learning.check_unlikely(directory, work),
         "rejections": learning.check_rejections(directory, model),
         "peaks": memory.check_peaks(),
         "memory": memory.check_refused(directory),
     }
-    job = write_job(directory.parent, model)
     ppo.run(job)
     return answers | {"ended": refusals.check_ended(job), "megatron_arguments": refusals.megatron_arguments(directory, job)}
 
 
+def in_several(models: Models, work: Path) -> dict[str, Any]:
+    """Run the checks of several processes."""
+    start(Parallel(), 0)
+    answers = in_layouts(models, work)
+    return answers | ({"moved": state.check_moves(models["model"], work / "states")} if dist.get_world_size() == 2 else {})
+
+
+def moved_back(models: Models, work: Path) -> dict[str, Any]:
+    """Resume in one process from the states of several."""
+    start(Parallel(), 0)
+    return {"moved": state.check_moves(models["model"], work / "states")}
+
+
 def on_device(model: Qwen2ForCausalLM, work: Path) -> dict[str, Any]:
     """Run the checks that depend on the device, and one update in bfloat16."""
+    work.mkdir(exist_ok=True)
     directory = work / "model"
     model.save_pretrained(directory)
     start(Parallel(), 0)
@@ -111,31 +187,36 @@ def on_device(model: Qwen2ForCausalLM, work: Path) -> dict[str, Any]:
     return answers
 
 
-def resume_moved(model: Qwen2ForCausalLM, states: Path) -> dict[str, Any]:
-    """Resume from the states of other layouts."""
-    start(Parallel(), 0)
-    return {"moved": state.check_moves(model, states)}
+def on_cpus(model: Qwen2ForCausalLM, work: Path) -> dict[str, Any]:
+    """Run all checks on CPUs, one number of processes after the other."""
+    models = {"model": model} | {name: tiny(**changes) for name, changes in OTHERS.items()}
+    for name, saved in models.items():
+        saved.save_pretrained(work / name)
+    answers = forked(1, work, NAMES[1], partial(in_one_process, models, work))
+    of_several = [forked(count, work, NAMES[count], partial(in_several, models, work)) for count in (2, 4, 8)]
+    back = forked(1, work, "back", partial(moved_back, models, work))
+    device = forked(1, work, "device", partial(on_device, model, work / "cpu"))
+    merged = {"moved": of_several[0]["moved"] | back["moved"], "cpu": device}
+    merged["variants"] = {name: found for part in (answers, *of_several) for name, found in part["variants"].items()}
+    for part in of_several:
+        answers |= part
+    return answers | merged
 
 
 def main() -> None:
     """Run the checks of the command line and write their numbers to answers.json."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--states", type=Path, required=True, help="folder of the states for other layouts")
-    parser.add_argument("--moves", action="store_true", help="only resume from the states of other layouts")
     parser.add_argument("--device", action="store_true", help="only the checks of the device, and one update in bfloat16")
     options = parser.parse_args()
     # Not from_pretrained: under the trainer's patches transformers 5.19 loads a model whose rotary embedding does nothing.
     model = tiny()
-    if options.moves:
-        answers = resume_moved(model, options.states)
-    elif options.device:
+    if options.device:
         answers = on_device(model, options.work)
+        stop()
     else:
-        answers = all_checks(model, options.work, options.states)
-    if dist.get_rank() == 0:
-        (options.work / "answers.json").write_text(json.dumps(answers, indent=1))
-    stop()
+        answers = on_cpus(model, options.work)
+    (options.work / "answers.json").write_text(json.dumps(answers, indent=1))
 
 
 if __name__ == "__main__":

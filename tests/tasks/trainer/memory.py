@@ -10,14 +10,15 @@ from tasks.trainer.model.trained_model import Optimization, TrainedModel
 
 # isort: split
 import torch
+import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from infra.architectures import parse
-from tasks.trainer.memory import Layout, MicroBatchSize, estimate
+from tasks.trainer.memory import Layout, Means, Memory, MicroBatchSize, estimate
 from tasks.trainer.plan import DoesNotFit
 from tasks.trainer.update import ppo
-from tasks.trainer.update.batches import micro_batches
+from tasks.trainer.update.batches import MicroBatch, micro_batches
 from tasks.trainer.update.logit_scale import LogitScale
 from tests.tasks.trainer.models import samples, tiny
 from tests.tasks.trainer.trained_models import JOB
@@ -35,8 +36,12 @@ SHAPES = {
     },
 }
 """Changes of the tiny model's configuration."""
+DEEP = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 12}
+"""A shape of whose layers most are computed again."""
 PROMPT, COMPLETION, ROWS = 560, 40, 3
 """Tokens of a prompt and a completion, and rows of the micro-batch: longer than those for which attention keeps its scores."""
+
+STEP = ppo.objective_step(JOB, LogitScale(0.0))
 
 
 class PeakBytes(TorchDispatchMode):
@@ -81,33 +86,67 @@ def held(model: Any) -> int:
 
 
 def check_peaks() -> dict[str, dict[str, float]]:
-    """Return planned over measured bytes, of what stays between steps and of the peak, for each shape and precision."""
-    return {
-        f"{name}, {'bfloat16' if bf16 else 'float32'}": peak_of(shape, bf16)
+    """Return planned over measured bytes, of what stays between steps and of the peak, for shapes, precisions and means."""
+    plain = {
+        f"{name}, {'bfloat16' if bf16 else 'float32'}": peak_of(shape, bf16, Means())
         for name, shape in SHAPES.items()
         for bf16 in (False, True)
     }
+    return plain | {f"deep, {means.recompute}": peak_of(DEEP, True, means) for means in (Means("selective"), Means("full"))}
 
 
-def peak_of(shape: dict[str, Any], bf16: bool) -> dict[str, float]:
-    """Return planned over measured bytes of one shape."""
-    config = tiny().config.to_dict() | {"max_position_embeddings": 1024} | shape
-    trained = TrainedModel(config, Parallel(), Optimization(1e-4, bf16=bf16))
+def check_stays() -> dict[str, float]:
+    """Return planned over measured bytes of what stays between steps under the distributed optimizer, in each precision."""
+    means = Means(distributed=True)
+    answers = {}
+    for bf16 in (False, True):
+        config = configuration(SHAPES["untied"])
+        trained, batch = stepped(config, bf16, means)
+        answers[str(bf16)] = stays_of(planned_for(config, batch, bf16, means)) / held(trained)
+    return answers
+
+
+def configuration(shape: dict[str, Any]) -> dict[str, Any]:
+    """Return the tiny model's configuration with a shape's changes."""
+    return tiny().config.to_dict() | {"max_position_embeddings": 1024} | shape
+
+
+def stepped(config: dict[str, Any], bf16: bool, means: Means) -> tuple[TrainedModel, MicroBatch]:
+    """Return a model after one step, so that Adam's moments are there, and its micro-batch."""
+    optimization = Optimization(1e-4, bf16=bf16, distributed=means.distributed)
+    trained = TrainedModel(config, Parallel(), optimization, recompute=means.recompute)
     trained.make_optimizer()
     row = samples(tiny(), drift=0.0, count=1)[0]
     tokens = {"prompt_token_ids": (1,) * PROMPT, "token_ids": (2,) * COMPLETION, "logprobs": (-1.0,) * COMPLETION}
     rows = [row.model_copy(update=tokens)] * ROWS
     (batch,) = micro_batches(rows, range(ROWS), 1 << 20)
-    step = ppo.objective_step(JOB, LogitScale(0.0))
-    trained.step(step, [batch], (1, batch.tokens.numel()), 1e-4)  # so that Adam's moments are there
-    stays = held(trained)
-    with PeakBytes() as counted:
-        trained.accumulate(step, [batch], (1, batch.tokens.numel()))
+    trained.step(STEP, [batch], (1, batch.tokens.numel()), 1e-4)
+    return trained, batch
+
+
+def planned_for(config: dict[str, Any], batch: MicroBatch, bf16: bool, means: Means) -> Memory:
+    """Return the plan of a micro-batch, in data parallelism."""
     size = MicroBatchSize(batch.tokens.numel(), batch.at.numel())
-    planned = estimate(parse(config, "the model"), Layout(), size, bf16=bf16)
-    stays_planned = planned.weights + planned.masters + planned.gradients + planned.adam
+    return estimate(parse(config, "the model"), Layout(data=dist.get_world_size()), size, bf16=bf16, means=means)
+
+
+def stays_of(planned: Memory) -> int:
+    """Return the planned bytes between steps."""
+    return planned.weights + planned.masters + planned.gradients + planned.adam
+
+
+def peak_of(shape: dict[str, Any], bf16: bool, means: Means) -> dict[str, float]:
+    """Return planned over measured bytes of one shape."""
+    config = configuration(shape)
+    trained, batch = stepped(config, bf16, means)
+    stays, planned = held(trained), planned_for(config, batch, bf16, means)
+    with PeakBytes() as counted:
+        trained.accumulate(STEP, [batch], (1, batch.tokens.numel()))
     activations = planned.activations + max(planned.logits, planned.backward)
-    return {"stays": stays_planned / stays, "peak": (stays_planned + activations) / (stays + counted.peak)}
+    return {
+        "stays": stays_of(planned) / stays,
+        "peak": (stays_of(planned) + activations) / (stays + counted.peak),
+    }
 
 
 def check_refused(directory: Path) -> list[str]:

@@ -1,7 +1,10 @@
 """Compares the trainer with transformers and plain autograd: log-probabilities, gradients, a step's metrics, conversion."""
 
 import copy
+import hashlib
 import math
+import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +19,7 @@ from infra.records import Sample
 from tasks.trainer.job import Job
 from tasks.trainer.model import flops
 from tasks.trainer.model.attention import SDPACoreAttention
-from tasks.trainer.model.convert import full_weights
+from tasks.trainer.model.convert import full_weights, parts_shared
 from tasks.trainer.model.last_layer import SelectedPositions
 from tasks.trainer.model.packed import Packed
 from tasks.trainer.model.process_group import Parallel, parallel_state
@@ -28,6 +31,7 @@ from tasks.trainer.update.logit_scale import LogitScale
 from tasks.trainer.update.logprobs import current_logprobs, fixed_policies, proximal_logprobs, rank_logprobs, reference_logprobs
 from tests.tasks.trainer.models import (
     OLDER,
+    Expected,
     logprobs,
     reference_loss,
     samples,
@@ -36,7 +40,7 @@ from tests.tasks.trainer.models import (
     with_settled_text,
     without_biases,
 )
-from tests.tasks.trainer.trained_models import JOB, trained_model, weights_of
+from tests.tasks.trainer.trained_models import JOB, Variant, trained_model, weights_of
 
 WITH_OPTIONS = {"dual_clip": 1.5, "kl_weight": 0.2, "entropy_weight": 0.05}
 OBJECTIVES = {
@@ -81,52 +85,81 @@ def check_logprobs(directory: Path, model: PreTrainedModel, parallel: Parallel) 
     return answers
 
 
-def check_parity(directory: Path, model: PreTrainedModel, parallel: Parallel) -> dict[str, object]:
+def check_parity(directory: Path, model: PreTrainedModel, variant: Variant) -> dict[str, object]:
     """Compare log-probabilities, and the plain objective's gradient and one step along it, in Hugging Face's layout."""
-    exact = largest_gap(trained_model(directory, parallel), model, samples(model, drift=0.0))
-    gradients = check_gradients(directory, model, parallel, JOB)
-    return {"logprobs": exact, "gradients": gradients, "step": check_step(directory, model, parallel)}
+    means = {"distributed": variant.distributed, "recompute": variant.recompute}
+    exact = largest_gap(trained_model(directory, variant.parallel, **means), model, samples(model, drift=0.0))
+    gradients = check_gradients(directory, model, variant.parallel, JOB, **means)
+    return {"logprobs": exact, "gradients": gradients, "step": check_step(directory, model, variant.parallel, **means)}
 
 
-def check_step(directory: Path, model: PreTrainedModel, parallel: Parallel) -> float:
-    """Return the relative difference of the weights' change in one optimizer step from that of torch's AdamW."""
+def once(directory: Path, name: str, compute: Callable[[], Any]) -> Any:
+    """Return a value of a saved model that is the same in every layout: computed by the first that asks, and kept on disk."""
+    file = directory.with_name(f"{directory.name}, {name}.reference")
+    if not file.exists():
+        partial = file.with_suffix(f".{os.getpid()}")
+        torch.save(compute(), partial)
+        partial.rename(file)
+    return torch.load(file, weights_only=False)
+
+
+def stepped(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """Return the weights after one step of torch's AdamW along the plain objective's gradient."""
     rows, other = samples(model, drift=0.4), copy.deepcopy(model)
     prompted = [context_positions(sample, JOB.context_tokens) for sample in rows]
     optimizer = torch.optim.AdamW(other.parameters(), JOB.learning_rate, (0.9, 0.95), weight_decay=0.0)
     reference_loss(other, rows, JOB, prompted).loss.backward()
     torch.nn.utils.clip_grad_norm_(other.parameters(), 1.0)
     optimizer.step()
+    return {name: tensor.detach() for name, tensor in other.named_parameters()}
 
-    trained = trained_model(directory, parallel)
+
+def check_step(directory: Path, model: PreTrainedModel, parallel: Parallel, **means: Any) -> float:
+    """Return the relative difference of the weights' change in one optimizer step from that of torch's AdamW."""
+    rows = samples(model, drift=0.4)
+    trained = trained_model(directory, parallel, **means)
     before = weights_of(trained)
     older = [i for i, s in enumerate(rows) if s.policy_version == OLDER]
     policies = FixedPolicies(proximal_logprobs(trained, rows, older, JOB), synthetic_reference(rows))
     own = range(parallel_state.get_data_parallel_rank(), len(rows), parallel_state.get_data_parallel_world_size())
     batches = micro_batches(rows, own, 128, policies, JOB.context_tokens, settled=True)
     trained.step(ppo.objective_step(JOB, LogitScale(0.0)), batches, (1, 128), JOB.learning_rate)
-    expected = dict(other.named_parameters())
-    moved = {
-        name: (tensor - before[name], expected[name].detach() - before[name]) for name, tensor in weights_of(trained).items()
-    }
+    expected = once(directory, "stepped", lambda: stepped(model))
+    moved = {name: (tensor - before[name], expected[name] - before[name]) for name, tensor in weights_of(trained).items()}
     apart = sum((ours - theirs).square().sum().item() for ours, theirs in moved.values())
     return (apart / sum(theirs.square().sum().item() for _, theirs in moved.values())) ** 0.5
 
 
+def plain_gradients(
+    model: PreTrainedModel, rows: list[Sample], job: Job
+) -> tuple[Expected, dict[str, torch.Tensor], torch.Tensor]:
+    """Return the plain objective with its gradients by tensor, and that of the logarithm of the logits' scale."""
+    prompted = [context_positions(sample, JOB.context_tokens) for sample in rows]
+    scale = torch.zeros((), requires_grad=True)
+    expected = reference_loss(model, rows, job, prompted, scale)
+    model.zero_grad()
+    expected.loss.backward()
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    return expected._replace(loss=expected.loss.detach(), settled=expected.settled.detach()), gradients, scale.grad
+
+
+def main_gradient(parameter: torch.Tensor) -> torch.Tensor:
+    """Return a parameter's whole gradient: with the distributed optimizer a data-parallel rank has the sum of its part only."""
+    shared = parts_shared(parameter)
+    return parameter.main_grad if shared is None else shared.whole(shared.own(parameter.main_grad), parameter)
+
+
 def check_gradients(
-    directory: Path, model: PreTrainedModel, parallel: Parallel, job: Job, bf16: bool = False
+    directory: Path, model: PreTrainedModel, parallel: Parallel, job: Job, bf16: bool = False, **means: Any
 ) -> dict[str, float]:
     """Compare the PPO gradient with autograd over transformers: largest relative error of a tensor, loss, clipped tokens."""
     rows = samples(model, drift=0.4)
     if "settled_weight" in job.model_fields_set:
         rows = with_settled_text(rows)
-    prompted = [context_positions(sample, JOB.context_tokens) for sample in rows]
-    plain_scale = torch.zeros((), requires_grad=True)
-    expected = reference_loss(model, rows, job, prompted, plain_scale)
-    model.zero_grad()
-    expected.loss.backward()
-    expected_gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    name = hashlib.sha256(job.model_dump_json().encode()).hexdigest()[:12]
+    expected, expected_gradients, scale_gradient = once(directory, name, lambda: plain_gradients(model, rows, job))
 
-    trained = trained_model(directory, parallel, bf16)
+    trained = trained_model(directory, parallel, bf16, **means)
     # Before the first step, both kinds of proximal policy are the current weights.
     recomputed = [i for i, s in enumerate(rows) if s.policy_version == OLDER or job.recomputed == "all"]
     policies = FixedPolicies(proximal_logprobs(trained, rows, recomputed, job), synthetic_reference(rows))
@@ -134,7 +167,7 @@ def check_gradients(
     batches = micro_batches(rows, own, 128, policies, JOB.context_tokens, settled=True)
     scale = LogitScale(rate=1.0)
     totals = ppo.total(trained.accumulate(ppo.objective_step(job, scale), batches, (1, 128)))
-    actual = {name: tensor.cpu() for name, tensor in full_weights(trained.megatron, lambda parameter: parameter.main_grad)}
+    actual = {name: tensor.cpu() for name, tensor in full_weights(trained.megatron, main_gradient)}
     error = max(
         ((actual[n] - expected_gradients[n]).norm() / expected_gradients[n].norm().clamp(min=1e-9)).item()
         for n in expected_gradients
@@ -142,7 +175,6 @@ def check_gradients(
     sums = totals.sums
     trained_tokens = sums.tokens + sums.settled_tokens
     scale.step(trained_tokens)
-    assert plain_scale.grad is not None
     return {
         "relative_error": error,
         "tensors": len(actual),
@@ -157,7 +189,7 @@ def check_gradients(
         "wanted_bounded": expected.bounded,
         "micro_batches": len(batches),
         "logit_scale": math.log(scale.factor),
-        "wanted_logit_scale": -plain_scale.grad.item(),
+        "wanted_logit_scale": -scale_gradient.item(),
     }
 
 

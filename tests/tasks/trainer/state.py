@@ -18,27 +18,29 @@ from transformers import Qwen2ForCausalLM
 
 from tasks.trainer.job import Job
 from tasks.trainer.model.convert import StoredTensors, full_weights, gather_on_rank_0, rank_share
-from tasks.trainer.model.process_group import Parallel, parallel_state, start
+from tasks.trainer.model.process_group import Parallel, start
 from tasks.trainer.model.trained_model import WEIGHTS, Optimization, TrainedModel
 from tasks.trainer.update import optimizer_state, ppo
 from tasks.trainer.update.batches import NO_POLICIES
 from tasks.trainer.update.logit_scale import LogitScale
 from tests.tasks.trainer.models import samples
-from tests.tasks.trainer.trained_models import JOB, LAYOUTS, trained_model, weights_of
+from tests.tasks.trainer.trained_models import JOB, LAYOUTS, SHARING, restart, trained_model, weights_of
 
 FIRST = JOB.model_copy(update={"minibatch": 4, "warmup_steps": 0, "epochs": 1})
 SECOND = FIRST.model_copy(update={"seed": 1})
 MOVES = {
-    1: [("tensor", "one"), ("pipeline", "one")],
-    2: [("one", "data"), ("tensor", "data"), ("data", "tensor"), ("data", "pipeline")],
+    1: [("tensor", "one"), ("pipeline", "one"), ("distributed", "one")],
+    2: [("one", "data"), ("tensor", "distributed"), ("data", "tensor"), ("distributed", "pipeline"), ("one", "distributed")],
 }
 """Pairs of layouts, from and to, by the number of processes of the second."""
 
 
-def check_resumed(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel, bf16: bool, state: Path) -> dict[str, float]:
+def check_resumed(
+    directory: Path, model: Qwen2ForCausalLM, parallel: Parallel, bf16: bool, state: Path, distributed: bool
+) -> dict[str, float]:
     """Compare two updates with and without a break between them; the folder `state` keeps the state for other layouts."""
     rows = samples(model, drift=0.0)
-    straight = trained_model(directory, parallel, bf16)
+    straight = trained_model(directory, parallel, bf16, distributed)
     before = torch.get_rng_state()
     ppo.update(straight, rows, FIRST, NO_POLICIES, LogitScale(0.0))
     drew = not torch.equal(torch.get_rng_state(), before)
@@ -50,14 +52,16 @@ def check_resumed(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel, 
     dist.barrier()
     return {
         "drew": float(drew),
-        "resumed": resume(model, parallel, bf16, state),
-        "without": resume(model, parallel, bf16, state, with_state=False),
+        "resumed": resume(model, parallel, bf16, state, distributed),
+        "without": resume(model, parallel, bf16, state, distributed, with_state=False),
     }
 
 
-def resume(model: Qwen2ForCausalLM, parallel: Parallel, bf16: bool, state: Path, with_state: bool = True) -> float:
+def resume(
+    model: Qwen2ForCausalLM, parallel: Parallel, bf16: bool, state: Path, distributed: bool, with_state: bool = True
+) -> float:
     """Return the largest difference of a weight after the second update from the same update without a break."""
-    trained = trained_model(state / "model", parallel, bf16)
+    trained = trained_model(state / "model", parallel, bf16, distributed)
     if with_state:
         optimizer_state.load(trained, state / "optimizer")
     ppo.update(trained, samples(model, drift=0.0), SECOND, NO_POLICIES, LogitScale(0.0))
@@ -69,10 +73,10 @@ def largest_difference(left: dict[str, torch.Tensor], right: dict[str, torch.Ten
     return max((left[name] - right[name]).abs().max().item() for name in left)
 
 
-def check_moved(model: Qwen2ForCausalLM, parallel: Parallel, bf16: bool, state: Path) -> dict[str, Any]:
+def check_moved(model: Qwen2ForCausalLM, parallel: Parallel, bf16: bool, state: Path, distributed: bool) -> dict[str, Any]:
     """Resume from another layout's state; return what changes when it is written again, and the error for a lost file."""
-    answers: dict[str, Any] = {"apart": resume(model, parallel, bf16, state)}
-    trained = trained_model(state / "model", parallel, bf16)
+    answers: dict[str, Any] = {"apart": resume(model, parallel, bf16, state, distributed)}
+    trained = trained_model(state / "model", parallel, bf16, distributed)
     optimizer_state.load(trained, state / "optimizer")
     rewritten = state.with_name("again")
     optimizer_state.save(trained, rewritten)
@@ -105,10 +109,9 @@ def check_moves(model: Qwen2ForCausalLM, states: Path) -> dict[str, list[dict[st
     answers = {}
     for source, target in MOVES[dist.get_world_size()]:
         parallel = LAYOUTS[dist.get_world_size()][target]
-        parallel_state.destroy_model_parallel()
-        start(parallel, 0)
+        restart(parallel)
         answers[f"{source} to {target}"] = [
-            check_moved(model, parallel, bf16, states / source / str(bf16)) for bf16 in (False, True)
+            check_moved(model, parallel, bf16, states / source / str(bf16), target in SHARING) for bf16 in (False, True)
         ]
     return answers
 
@@ -161,7 +164,7 @@ def check_killed(job: Job) -> dict[str, object]:
     assert status_of(child(lambda: None)) == 0
     seconds, expected = time.monotonic() - start_time, written()
     deaths = differing = halves = 0
-    for point in [*range(1, 40, 2), 0.2, 0.4, 0.6, "optimizer", "checkpoint"]:
+    for point in [*range(1, 20, 2), 0.2, 0.6, "optimizer", "checkpoint"]:
         act = {int: die_at, float: lambda _: None, str: die_writing}[type(point)]
         pid = child(partial(act, point))
         if isinstance(point, float):
@@ -184,10 +187,11 @@ def check_killed(job: Job) -> dict[str, object]:
     }
 
 
-def check_frozen(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel, bf16: bool) -> dict[str, float]:
+def check_frozen(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel, bf16: bool, distributed: bool) -> dict[str, float]:
     """Freeze the lowest of four layers in one update; count frozen tensors that moved, and free tensors that did not."""
     config = json.loads((directory / "config.json").read_text()) | {"num_hidden_layers": 4}
-    trained = TrainedModel(config, parallel, Optimization(JOB.learning_rate, bf16=bf16, frozen_layers=1))
+    optimization = Optimization(JOB.learning_rate, bf16=bf16, frozen_layers=1, distributed=distributed)
+    trained = TrainedModel(config, parallel, optimization)
     trained.make_optimizer()
     before = {name: tensor.clone() for name, tensor in full_weights(trained.megatron)}
     ppo.update(trained, samples(model, drift=0.0), JOB.model_copy(update={"minibatch": 6}), NO_POLICIES, LogitScale(0.0))
@@ -201,16 +205,17 @@ def check_frozen(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel, b
     }
 
 
-def check_gathered(directory: Path, parallel: Parallel) -> list[int]:
+def check_gathered(directory: Path, parallel: Parallel, distributed: bool) -> list[int]:
     """Return the number of tensors in each rank's memory after the weights are gathered for writing."""
     held: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(held, len(gather_on_rank_0(trained_model(directory, parallel).megatron, torch.float32)))
+    model = trained_model(directory, parallel, distributed=distributed).megatron
+    dist.all_gather_object(held, len(gather_on_rank_0(model, torch.float32)))
     return held
 
 
-def check_shares(directory: Path, parallel: Parallel) -> dict[str, Any]:
+def check_shares(directory: Path, parallel: Parallel, distributed: bool) -> dict[str, Any]:
     """Return the number of elements in each rank's share and in all; count the tensors in no share or in several."""
-    model = trained_model(directory, parallel).megatron
+    model = trained_model(directory, parallel, distributed=distributed).megatron
     shares: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(shares, {name: tensor.numel() for name, tensor in rank_share(model).items()})
     sizes = {name: tensor.numel() for name, tensor in full_weights(model)}

@@ -13,6 +13,7 @@ from tasks.trainer.run import UpdateInputs, write_job
 from tests.tasks.made import MemoryStore
 
 CHANGED = Train(
+    sequence_parallel=True, distributed_optimizer=True, recompute="selective",
     tensor_parallel=2, pipeline_parallel=3, threads=4, precision="bfloat16", learning_rate=0.5, warmup_steps=0, final_rate=0.5,
     epochs=7, surrogate_weight=0.3, settled_weight=0.4, settled_exponent=0.6, settled_min_loss=0.1, settled_max_loss=9.0,
     settled_least_power=0.02, settled_beginnings=0.4,
@@ -57,7 +58,9 @@ def test_the_job_holds_every_option_of_the_update(tmp_path: Path) -> None:
     for name, field in UpdateSettings.model_fields.items():
         assert getattr(CHANGED, name) != field.default, f"{name} is at its default: this test proves nothing for it"
         assert getattr(job, name) == getattr(CHANGED, name), name
-    assert Train.model_fields.keys() - Job.model_fields.keys() == {"processes", "kl_reference", "environment", "folder", "groups"}
+    assert Train.model_fields.keys() - Job.model_fields.keys() == {
+        *("processes", "nodes", "rendezvous", "kl_reference", "environment", "folder", "groups"),
+    }
 
 
 @pytest.mark.parametrize("bound", [0.5, 1.0])

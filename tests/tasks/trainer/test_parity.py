@@ -25,15 +25,18 @@ def test_a_mistake_in_the_conversion_exceeds_the_tolerance(answers, mistake):
 
 
 @pytest.mark.parametrize(("device", "backend"), [("cpu", "gloo"), pytest.param("cuda", "nccl", marks=GPU)])
-def test_each_device_agrees_with_transformers_within_bfloat16(tmp_path, device, backend):
-    values = check(1, tmp_path, tmp_path / "states", "--device", device=device)
+def test_each_device_agrees_with_transformers_within_bfloat16(request, tmp_path, device, backend):
+    if device == "cpu":
+        values, folder = request.getfixturevalue("answers")["cpu"], request.getfixturevalue("work") / "cpu"
+    else:
+        values, folder = check(tmp_path, "--device", device=device), tmp_path
     assert (values["device"], values["backend"]) == (device, backend)
     assert values["logprobs"]["exact"] < 1e-4
     assert values["logprobs"]["bf16"] < 0.1 < values["logprobs"]["wrong_rope"]
     assert values["gradients"]["relative_error"] < 0.05
-    metrics = Metrics.model_validate_json((tmp_path / "direct" / "metrics.json").read_text())
+    metrics = Metrics.model_validate_json((folder / "direct" / "metrics.json").read_text())
     assert metrics.steps and all(step.gradient_norm > 0 for step in metrics.steps)
-    trained, before = (load_file(tmp_path / name / "model.safetensors") for name in ("direct/checkpoint", "model"))
+    trained, before = (load_file(folder / name / "model.safetensors") for name in ("direct/checkpoint", "model"))
     assert all((trained[name] != before[name]).any() for name in before)
 
 
@@ -125,6 +128,25 @@ def test_other_configurations_agree_with_transformers(answers, layout, other, te
 @pytest.mark.parametrize("layout", ["data and tensor", "data and pipeline", "tensor and pipeline", "data, tensor and pipeline"])
 def test_combined_layouts_agree_with_transformers(answers, layout):
     values = answers[layout]
+    assert values["logprobs"] < 1e-5
+    assert_equals_reference(values["gradients"])
+    assert values["step"] < 1e-2
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        *("one, full, model", "one, selective, model", "data, distributed, model", "tensor, sequence, model"),
+        *(f"tensor, sequence, full, {family}" for family in ("model", "Qwen3", "Llama with biases")),
+        *("pipeline, full, model", "data and tensor, sequence, distributed, full, model"),
+        *("data and pipeline, distributed, full, model", "tensor and pipeline, sequence, selective, model"),
+        "data, tensor and pipeline, all means, model",
+    ],
+)
+def test_means_to_need_less_memory_change_no_gradient(answers, variant):
+    """Distributed optimizer, recomputation and sequence parallelism, in every layout."""
+    assert len(answers["variants"]) == 12
+    values = answers["variants"][variant]
     assert values["logprobs"] < 1e-5
     assert_equals_reference(values["gradients"])
     assert values["step"] < 1e-2

@@ -44,6 +44,17 @@ def test_the_plan_is_within_a_tenth_of_the_measured_peak(answers, shape, precisi
 
 
 @pytest.mark.stack
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+def test_the_plan_counts_what_is_computed_again(answers, recompute):
+    assert answers["peaks"][f"deep, {recompute}"]["peak"] == pytest.approx(1, abs=0.1)
+
+
+@pytest.mark.stack
+def test_the_plan_counts_what_each_rank_holds_of_the_distributed_optimizer(answers):
+    assert answers["distributed"]["stays"] == pytest.approx({"False": 1, "True": 1}, abs=0.01)
+
+
+@pytest.mark.stack
 def test_an_update_that_cannot_fit_is_refused_before_it_loads(answers):
     enough, too_little = answers["memory"]
     assert enough == ""
@@ -61,7 +72,8 @@ def test_the_micro_batch_of_the_desk_check_does_not_fit():
     assert needed.weights + needed.masters + needed.gradients + needed.adam == pytest.approx(27.8e9, rel=0.01)
     assert needed.activations == pytest.approx(86.5e9, rel=0.05)
     settings = Train(micro_batch_tokens=size.tokens)
-    with pytest.raises(plan.DoesNotFit, match=r"needs 124.* GB .*; these settings fit: .*micro_batch_tokens = 15360"):
+    advice = r"these settings fit: .*_tokens = 20992.*distributed_optimizer = true"
+    with pytest.raises(plan.DoesNotFit, match=r"needs 124.* GB .*; " + advice):
         plan.check_fits(qwen("1.5B"), settings, Layout(data=8), size, CARD, bf16=True)
 
 
@@ -73,7 +85,7 @@ def test_every_proposal_fits_and_uses_all_cards(name, cards):
         assert proposal.layout.processes == cards
         assert proposal.memory.total <= usable(CARD)
         larger = MicroBatchSize(proposal.size.tokens + 2048, proposal.size.positions + 256)
-        wide = estimate(qwen(name), proposal.layout, larger, recompute_mlp=proposal.recompute_mlp)
+        wide = estimate(qwen(name), proposal.layout, larger, means=proposal.means)
         assert wide.total > usable(CARD) or proposal.size.tokens > 1 << 16
 
 

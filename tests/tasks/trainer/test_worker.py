@@ -18,7 +18,7 @@ from tests.tasks.trainer.processes import launch
 pytestmark = pytest.mark.stack
 
 
-def test_the_command_writes_a_checkpoint_that_transformers_reads(work):
+def test_the_command_writes_a_checkpoint_that_transformers_reads(work, answers):
     launch(1, "-m", "tasks.trainer.worker", "--job", str(work / "job.json"))
     metrics = Metrics.model_validate_json((work / "command" / "metrics.json").read_text())
     assert (metrics.samples, len(metrics.steps)) == (12, 6)
@@ -50,7 +50,7 @@ def test_the_command_writes_a_checkpoint_that_transformers_reads(work):
     assert all((trained[name] == repeated[name]).all() for name in before)
 
 
-def test_an_unknown_megatron_argument_ends_the_worker_at_once(work, tmp_path):
+def test_an_unknown_megatron_argument_ends_the_worker_at_once(work, answers, tmp_path):
     job = json.loads((work / "job.json").read_text()) | {"megatron_arguments": {"weight_decoy": 0.1}, "checkpoint": "nowhere"}
     (tmp_path / "job.json").write_text(json.dumps(job))
     command = [sys.executable, "-m", "tasks.trainer.worker", "--job", str(tmp_path / "job.json")]

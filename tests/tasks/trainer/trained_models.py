@@ -5,8 +5,9 @@ For trainer processes only: it imports Megatron.
 
 import json
 from pathlib import Path
+from typing import NamedTuple
 
-from tasks.trainer.model.process_group import Parallel
+from tasks.trainer.model.process_group import Parallel, parallel_state, start
 from tasks.trainer.model.trained_model import Optimization, TrainedModel
 
 # isort: split
@@ -16,6 +17,7 @@ import torch
 from transformers import Qwen2ForCausalLM
 
 from tasks.trainer.job import Job
+from tasks.trainer.model.architecture import Recompute
 from tasks.trainer.model.convert import full_weights
 from tests.tasks.trainer.models import CURRENT, samples
 
@@ -34,7 +36,10 @@ JOB = Job(
 )
 LAYOUTS = {
     1: {"one": Parallel()},
-    2: {"data": Parallel(), "tensor": Parallel(tensor=2), "pipeline": Parallel(pipeline=2)},
+    2: {
+        **{"data": Parallel(), "tensor": Parallel(tensor=2), "pipeline": Parallel(pipeline=2)},
+        "distributed": Parallel(),
+    },
     4: {
         "data and tensor": Parallel(tensor=2),
         "data and pipeline": Parallel(pipeline=2),
@@ -43,11 +48,55 @@ LAYOUTS = {
     8: {"data, tensor and pipeline": Parallel(tensor=2, pipeline=2)},
 }
 
+SHARING = {"distributed"}
+"""Layouts with the distributed optimizer."""
 
-def trained_model(directory: Path, parallel: Parallel, bf16: bool = False, **config: object) -> TrainedModel:
+
+class Variant(NamedTuple):
+    """A layout with Megatron's means to need less memory."""
+
+    parallel: Parallel
+    distributed: bool = False
+    recompute: Recompute = "none"
+
+
+SEQUENCE, SEQUENCE_STAGED = Parallel(tensor=2, sequence=True), Parallel(tensor=2, pipeline=2, sequence=True)
+VARIANTS = {
+    1: {"one, full": Variant(Parallel(), recompute="full"), "one, selective": Variant(Parallel(), recompute="selective")},
+    2: {
+        "data, distributed": Variant(Parallel(), distributed=True),
+        "tensor, sequence": Variant(SEQUENCE),
+        "tensor, sequence, full": Variant(SEQUENCE, distributed=True, recompute="full"),
+        "pipeline, full": Variant(Parallel(pipeline=2), distributed=True, recompute="full"),
+    },
+    4: {
+        "data and tensor, sequence, distributed, full": Variant(SEQUENCE, distributed=True, recompute="full"),
+        "data and pipeline, distributed, full": Variant(Parallel(pipeline=2), distributed=True, recompute="full"),
+        "tensor and pipeline, sequence, selective": Variant(SEQUENCE_STAGED, recompute="selective"),
+    },
+    8: {"data, tensor and pipeline, all means": Variant(SEQUENCE_STAGED, distributed=True, recompute="full")},
+}
+"""Means in layouts, by the number of processes."""
+
+
+def restart(parallel: Parallel) -> None:
+    """Leave a layout for another one of the same processes."""
+    parallel_state.destroy_model_parallel()
+    start(parallel, 0)
+
+
+def trained_model(
+    directory: Path,
+    parallel: Parallel,
+    bf16: bool = False,
+    distributed: bool = False,
+    recompute: Recompute = "none",
+    **config: object,
+) -> TrainedModel:
     """Load a saved model into the trainer's model; `config` overrides values of its configuration."""
     configuration = json.loads((directory / "config.json").read_text()) | config
-    trained = TrainedModel(configuration, parallel, Optimization(JOB.learning_rate, bf16=bf16))
+    optimization = Optimization(JOB.learning_rate, bf16=bf16, distributed=distributed)
+    trained = TrainedModel(configuration, parallel, optimization, recompute=recompute)
     trained.make_optimizer()
     trained.load(directory)
     return trained

@@ -25,7 +25,7 @@ def test_a_pipeline_stage_without_a_trainable_layer_is_refused(answers):
     [
         ({"lr": 1.0}, r"megatron_arguments.lr = 1.0: the trainer sets it itself \(train.learning_rate"),
         ({"weight_decay": 0.1, "bf16": True}, r"megatron_arguments.bf16 = True: .*train.precision"),
-        ({"sequence_parallel": True}, r"sequence_parallel = True: .*train.tensor_parallel and train.pipeline_parallel"),
+        ({"sequence_parallel": True}, r"sequence_parallel = True: .*train.pipeline_parallel and train.sequence_parallel"),
         ({"recompute_granularity": "full"}, r"recompute_granularity.*full.*expected .*selective.* the last layer"),
         ({"recompute_granularity": "selective"}, r"recompute_modules.*None.*expected .*mlp"),
     ],

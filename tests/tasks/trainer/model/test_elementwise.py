@@ -1,6 +1,7 @@
 """Elementwise functions and their gradients equal torch's own."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -36,7 +37,7 @@ def assert_equal_with_gradients(
 
 @PRECISIONS
 def test_norm_equals_torchs(dtype: torch.dtype, error: float) -> None:
-    norm = RMSNorm(None, 24, eps=1e-3)
+    norm = RMSNorm(SimpleNamespace(sequence_parallel=False), 24, eps=1e-3)
 
     def own(states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return torch.func.functional_call(norm, {"weight": weight}, states)

@@ -1,77 +1,13 @@
-"""Reading refuses bad samples by name, and micro-batches hold every token once."""
+"""Micro-batches hold every token once."""
 
-import math
-
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.records import Sample
 from tasks.trainer.model.shapes import TOKEN_MULTIPLE
-from tasks.trainer.update.batches import FixedPolicies, micro_batches, minibatches, read
+from tasks.trainer.update.batches import FixedPolicies, micro_batches, minibatches
 from tests.tasks.made import sample
-
-GOOD = Sample(
-    completion_id="cmpl-1",
-    user="u",
-    policy_version="1",
-    prompt_token_ids=(1, 2, 3),
-    token_ids=(4, 5),
-    logprobs=(-0.5, -1.0),
-    temperature=0.8,
-    outcome="accepted",
-    shown_characters=3,
-    accepted_characters=3,
-    advantage=0.5,
-)
-
-
-def write_samples(folder, *samples):
-    pq.write_table(pa.Table.from_pylist([s.model_dump() for s in samples]), folder / "samples.parquet")
-    return folder / "samples.parquet"
-
-
-def test_valid_samples_are_read_as_written(tmp_path):
-    other = GOOD.model_copy(update={"completion_id": "cmpl-2", "token_ids": (9,), "logprobs": (0.0,)})
-    assert read(write_samples(tmp_path, GOOD, other), 10, 5) == [GOOD, other]
-
-
-@pytest.mark.parametrize(
-    ("change", "field", "value"),
-    [
-        ({"logprobs": (-0.5,)}, "logprobs", "1 values"),
-        ({"logprobs": (-0.5, math.nan)}, "logprobs", "nan"),
-        ({"logprobs": (-0.5, -math.inf)}, "logprobs", "-inf"),
-        ({"logprobs": (-0.5, 0.3)}, "logprobs", "0.3"),
-        ({"token_ids": (), "logprobs": ()}, "token_ids", "()"),
-        ({"prompt_token_ids": ()}, "prompt_token_ids", "()"),
-        ({"token_ids": (4, 10)}, "token_ids", "10"),
-        ({"settled_token_ids": (4, 10)}, "settled_token_ids", "10"),
-        ({"settled_token_ids": (4, 5, 6)}, "settled_token_ids", "6 tokens"),
-        ({"settled_token_ids": (4,), "settled_weight": math.inf}, "settled_weight", "inf"),
-        ({"prompt_token_ids": (-1, 2)}, "prompt_token_ids", "-1"),
-        ({"prompt_token_ids": (1, 2, 3, 4)}, "token_ids", "6 tokens"),
-        ({"advantage": math.nan}, "advantage", "nan"),
-        ({"temperature": 0.0}, "temperature", "0.0"),
-        ({"temperature": math.nan}, "temperature", "nan"),
-    ],
-)
-def test_a_bad_sample_is_refused_with_id_field_and_value(tmp_path, change, field, value):
-    bad = GOOD.model_copy(update={"completion_id": "cmpl-bad", **change})
-    with pytest.raises(ValueError) as error:
-        read(write_samples(tmp_path, GOOD, bad), 10, 5)
-    for part in ("cmpl-bad", field, value, "expected"):
-        assert part in str(error.value)
-
-
-def test_an_empty_file_is_refused(tmp_path):
-    empty = pa.Table.from_pylist([GOOD.model_dump()]).slice(0, 0)
-    pq.write_table(empty, tmp_path / "samples.parquet")
-    with pytest.raises(ValueError, match="no samples"):
-        read(tmp_path / "samples.parquet", 10, 5)
-
+from tests.tasks.trainer.update.made import GOOD
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 12)), min_size=1, max_size=30)
 

@@ -2,11 +2,14 @@
 
 import pytest
 
-from tests.tasks.trainer.processes import LAYOUTS
-
 pytestmark = pytest.mark.stack
 
-MOVES = ["one to data", "data to tensor", "data to pipeline", "tensor to data", "tensor to one", "pipeline to one"]
+MOVES = [
+    *("one to data", "data to tensor", "distributed to pipeline", "tensor to distributed", "one to distributed"),
+    *("tensor to one", "pipeline to one", "distributed to one"),
+]
+LAYOUTS = pytest.mark.parametrize("layout", ["one", "data", "tensor", "pipeline", "distributed"])
+"""The distributed optimizer's ranks each hold a part of the state."""
 
 
 @LAYOUTS
