@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from infra import charts
-from infra.charts import ConfidenceSequence, Point
+from infra.charts import Chart, ConfidenceSequence, Point
 from infra.records import ExperimentRecord, Look, MetricResult, Plan, PlannedMetric, Verdict
 
 PER = {
@@ -14,6 +14,8 @@ PER = {
     "judged": "judged completion",
     "user": "user",
 }
+MOST_ROWS = 20
+"""Looks in the table beneath a chart."""
 WORDS = {"better": "better", "not_worse": "not worse", "unsure": "unsure", "worse": "worse than its margin"}
 
 
@@ -37,14 +39,6 @@ class MetricRow:
     """ "yes", "no" or empty: how the state is shown."""
     picture: str
     """The interval beside zero and its margin, as SVG; empty where there is none."""
-
-
-@dataclass(frozen=True)
-class Chart:
-    """A drawn chart."""
-
-    title: str
-    svg: str
 
 
 @dataclass(frozen=True)
@@ -147,7 +141,15 @@ def _sequence(metric: PlannedMetric, looks: Sequence[Look], plan: Plan) -> Chart
         end=plan.planned_requests,
         margins=_margins(found[-1][1], metric),
     )
-    return Chart(chart.title, charts.sequence(chart))
+    return Chart(chart.title, charts.sequence(chart), ("requests on the smaller arm", "difference", "from", "to"), _rows(points))
+
+
+def _rows(points: Sequence[Point]) -> tuple[tuple[str, ...], ...]:
+    """Return the newest points of a sequence as rows of a table, the newest first."""
+    return tuple(
+        (f"{p.x:.0f}", *("" if value is None else _signed(value) for value in (p.value, p.low, p.high)))
+        for p in points[: -MOST_ROWS - 1 : -1]
+    )
 
 
 def _margins(result: MetricResult, planned: PlannedMetric | None) -> tuple[float, ...]:
