@@ -1,9 +1,9 @@
 """Static charts as SVG for pages that load and run nothing: no script, no network, no inline style.
 
-Each chart has a title and a description for screen readers, can have a table beneath it, and says nothing by colour alone. Colours are CSS variables of STYLE,
-for light and dark; a page includes STYLE, and an image that stands alone holds it (`standalone`). Charts are 360 pixels wide, so
-that their words can be read on a phone. Plotting libraries write
-`style` attributes, which the status page's content security policy forbids.
+Each chart has a title and a description for screen readers, can have a table beneath it, and says nothing by colour alone. Its
+colours are CSS variables of STYLE, for light and dark; a page includes STYLE, and an image that stands alone holds it
+(`standalone`). Charts are 360 pixels wide, so that their words can be read on a phone. Plotting libraries write `style` attributes,
+which the status page's content security policy forbids.
 """
 
 import base64
@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import accumulate, pairwise
 
 STYLE = """
 :root{color-scheme:light dark;
@@ -30,8 +31,8 @@ STYLE = """
 .chart circle.second{fill:var(--second)}.chart circle.third{fill:var(--third)}.chart .bar{fill:var(--mark)}
 .chart .span{fill:var(--mark);fill-opacity:.3;stroke:var(--mark)}
 .chart .yes{stroke:var(--yes);fill:var(--yes)}.chart .no{stroke:var(--no);fill:var(--no)}
-.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(300px,100%),1fr));gap:1.2rem;margin:.6rem 0}
-.charts>*{min-width:0}.charts .chart{width:100%}
+.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(340px,100%),1fr));gap:1.2rem;margin:.6rem 0}
+.charts>*{min-width:0}.charts .chart{width:100%;max-width:460px}
 figure{margin:0}figcaption{font-size:13px;color:var(--faint)}
 .scroll{overflow-x:auto}.numbers{font-size:13px}.numbers summary{cursor:pointer;color:var(--faint)}
 """.strip()
@@ -169,8 +170,8 @@ def series(
     """Return labelled values side by side, with their intervals where they have some.
 
     Args:
-        connected: draw a line through the values.
-        groups: names of neighbouring points, each with their number; they stand apart.
+        connected: draw a line through the values, of each group by itself.
+        groups: names of neighbouring points, each with their number, for all points; they stand apart.
     """
     bounds = [bound for p in points for bound in (p.value, p.low, p.high) if bound is not None]
     bottom, top = min(0.0, *bounds), max(0.0, *bounds)
@@ -179,12 +180,14 @@ def series(
     at = [LEFT + (index + 0.5) * step for index in range(len(points))]
     marks = frame(width, height, y, ticks(bottom, top))
     if connected:
-        marks.append(f'<polyline class="line" points="{path([(x, y(p.value)) for x, p in zip(at, points, strict=True)])}"/>')
-    every = -(-len(points) // MOST_LABELS)
+        ends = [0, *accumulate(count for _, count in groups)] if groups else [0, len(points)]
+        lines = [[(x, y(p.value)) for x, p in zip(at[a:b], points[a:b], strict=True)] for a, b in pairwise(ends)]
+        marks += [f'<polyline class="line" points="{path(line)}"/>' for line in lines]
+    every, radius = -(-len(points) // MOST_LABELS), 4 if len(points) <= 2 * MOST_LABELS else 2
     for index, (x, p) in enumerate(zip(at, points, strict=True)):
         if p.low is not None and p.high is not None:
             marks.append(upright(x, y(p.low), y(p.high), "interval"))
-        marks.append(f'<circle class="dot" cx="{x:.1f}" cy="{y(p.value):.1f}" r="4"/>')
+        marks.append(f'<circle class="dot" cx="{x:.1f}" cy="{y(p.value):.1f}" r="{radius}"/>')
         if len(points) <= MOST_NOTES:
             marks.append(text(x + 8, y(p.value) - 5, p.note))
         if (len(points) - 1 - index) % every == 0:  # the newest always has its label

@@ -67,9 +67,19 @@ def metric_rows(verdict: Verdict, plan: Plan | None) -> list[MetricRow]:
 
 
 def sequences(looks: Sequence[Look], plan: Plan) -> list[Chart]:
+    """Return the chart of each success metric's confidence sequence."""
+    return [sequence_chart(found) for found in confidence_sequences(looks, plan)]
+
+
+def confidence_sequences(looks: Sequence[Look], plan: Plan) -> list[ConfidenceSequence]:
     """Return the confidence sequence of each success metric over the requests of the smaller arm."""
-    drawn = [_sequence(metric, looks, plan) for metric in plan.metrics if metric.role == "success"]
-    return [chart for chart in drawn if chart]
+    found = [_sequence(metric, looks, plan) for metric in plan.metrics if metric.role == "success"]
+    return [sequence for sequence in found if sequence]
+
+
+def sequence_chart(found: ConfidenceSequence) -> Chart:
+    """Return a confidence sequence drawn, with its newest points as a table."""
+    return Chart(found.title, charts.sequence(found), (found.x_label, "difference", "from", "to"), _rows(found.points))
 
 
 def progress(experiment: ExperimentRecord, look: Look) -> Progress | None:
@@ -120,7 +130,7 @@ def _row(result: MetricResult, planned: PlannedMetric | None) -> MetricRow:
     )
 
 
-def _sequence(metric: PlannedMetric, looks: Sequence[Look], plan: Plan) -> Chart | None:
+def _sequence(metric: PlannedMetric, looks: Sequence[Look], plan: Plan) -> ConfidenceSequence | None:
     found = [(look, result) for look in looks for result in look.verdict.metrics if result.name == metric.name]
     points = [
         Point(_requests(look), result.estimate, result.low, result.high) for look, result in found if result.estimate is not None
@@ -133,7 +143,7 @@ def _sequence(metric: PlannedMetric, looks: Sequence[Look], plan: Plan) -> Chart
         f"{_signed(last.value)}, interval from {_signed(last.low or 0.0)} to {_signed(last.high or 0.0)} at {level}, "
         f"valid at every look. Zero is no difference."
     )
-    chart = ConfidenceSequence(
+    return ConfidenceSequence(
         title=f"{words(metric.name)} per {PER[metric.per]} ({metric.better} is better), {level} confidence sequence",
         description=description,
         points=points,
@@ -141,7 +151,6 @@ def _sequence(metric: PlannedMetric, looks: Sequence[Look], plan: Plan) -> Chart
         end=plan.planned_requests,
         margins=_margins(found[-1][1], metric),
     )
-    return Chart(chart.title, charts.sequence(chart), ("requests on the smaller arm", "difference", "from", "to"), _rows(points))
 
 
 def _rows(points: Sequence[Point]) -> tuple[tuple[str, ...], ...]:

@@ -44,7 +44,7 @@ class Track:
 
 
 def lines(title: str, description: str, drawn: Sequence[Line], width: int = WIDTH, height: int = 220) -> str:
-    """Return values over time with their intervals, from zero, each line with its name at its end. There is at least one point."""
+    """Return values over time with their intervals, from zero, each line with its name at its end; at least one point."""
     points = [point for line in drawn for point in line.points]
     bounds = [bound for p in points for bound in (p.value, p.low, p.high) if bound is not None]
     bottom, top = min(0.0, *bounds), max(0.0, *bounds)
