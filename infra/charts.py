@@ -2,8 +2,8 @@
 
 Each chart has a title and a description for screen readers, can have a table beneath it, and says nothing by colour alone. Its
 colours are CSS variables of STYLE, for light and dark; a page includes STYLE, and an image that stands alone holds it
-(`standalone`). Charts are 360 pixels wide, so that their words can be read on a phone. Plotting libraries write `style` attributes,
-which the status page's content security policy forbids.
+(`standalone`). Charts are 360 pixels wide, so that their words can be read on a phone. Plotting libraries write `style`
+attributes, which the status page's content security policy forbids.
 """
 
 import base64
@@ -89,7 +89,7 @@ class Chart:
         name = escape(f"Numbers: {self.title}")
         return (
             f'<details class="numbers" data-key="{name}"><summary>The numbers as a table</summary>'
-            f'<div class="scroll" tabindex="0" role="region" aria-label="{name}">'
+            f'<div class="scroll" tabindex="0" role="group" aria-label="{name}">'
             f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div></details>"
         )
 

@@ -50,7 +50,7 @@ def lines(title: str, description: str, drawn: Sequence[Line], width: int = WIDT
     bottom, top = min(0.0, *bounds), max(0.0, *bounds)
     top = bottom + ((top - bottom) or 1.0) * SPACE
     start, end = min(p.x for p in points), max(p.x for p in points)
-    right = width - 10 - CHARACTER * max(len(line.name) for line in drawn)
+    right = width - 10 - round(CHARACTER * max(len(line.name) for line in drawn))
     x, y = charts.scale(start, end, LEFT + 6, right - 6), charts.scale(bottom, top, height - BOTTOM, TOP)
     marks = charts.frame(right, height, y, charts.ticks(bottom, top), right=0)
     marks += [charts.text(at, height - BOTTOM + 14, words, anchor) for at, words, anchor in _times(start, end, LEFT, right)]

@@ -201,7 +201,8 @@ def _example(example: Example) -> str:
         mark = {True: "yes", False: "no", None: ""}[accepted]
         code = snippets.completed(example.file, example.prefix, text)
         label = escape(f"{name} in {example.file}")
-        return f'<div><p>{name}{said}{shown}</p><pre class="code {mark}" tabindex="0" aria-label="{label}">{code}</pre></div>'
+        block = f'<pre class="code {mark}" role="group" tabindex="0" aria-label="{label}">{code}</pre>'
+        return f"<div><p>{name}{said}{shown}</p>{block}</div>"
 
     kind = f"{example.kind.capitalize()}, {example.right} characters right"
     return (
@@ -242,6 +243,6 @@ def _table(name: str, headings: Sequence[str], rows: Iterable[Sequence[str]], *,
         for title, *cells in rows
     )
     return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(name)}">'
+        f'<div class="scroll" tabindex="0" role="group" aria-label="{escape(name)}">'
         f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )

@@ -69,12 +69,20 @@ def ground(base: float, champion: float) -> GroundRow:
 
 
 def cycle(number: int, verdict: str) -> CycleRow:
-    sums = Measures(requests=6400, shown=5000, accepted=1200, kept_characters=9000, completed_characters=800, typed_characters=9000)
+    sums = Measures(
+        requests=6400, shown=5000, accepted=1200, kept_characters=9000, completed_characters=800, typed_characters=9000
+    )
     buckets = {"trained": 3100, "unlabelled": 1900, "waiting": 900, "over_share": 350, "quarantined": 150, "stale": 0}
     return CycleRow.model_validate(
         {
             **{"cycle": f"cycle-{number:06d}", "parent": "1", "version": str(number + 1), "samples": 3100, "requests": 6400},
-            **{"buckets": buckets, "quarantined": {"secret": 150}, "clip_fraction": 0.01, "kl": 0.002, "logprob_difference": 1e-6},
+            **{
+                "buckets": buckets,
+                "quarantined": {"secret": 150},
+                "clip_fraction": 0.01,
+                "kl": 0.002,
+                "logprob_difference": 1e-6,
+            },
             "measures": (MeasuredGroup(by="all", name="", measures=sums), MeasuredGroup(by="language", name="py", measures=sums)),
             **{"mean_reward": 0.1 * number, "judge": 5.0, "verdict": verdict, "reason": "the gain in acceptance is sure"},
             **{"estimate": 0.02, "low": 0.01, "high": 0.05, "calibration": CALIBRATION},
@@ -111,7 +119,15 @@ def report() -> Report:
     gain = Difference(estimate=0.04, low=0.03, high=0.05)
     same = Comparison(base=rate(0.2), champion=rate(0.24), difference=gain)
     return Report(
-        **{"seed": 0, "seconds": 612.0, "base_version": "1", "champion_version": "3", "cycles": 2, "promotions": 1, "rejections": 1},
+        **{
+            "seed": 0,
+            "seconds": 612.0,
+            "base_version": "1",
+            "champion_version": "3",
+            "cycles": 2,
+            "promotions": 1,
+            "rejections": 1,
+        },
         **{"judge": "reference", "acceptance": same, "acceptance_of_shown": same, "accepted_characters_per_request": same},
         shown=same,
         grounds={"later": ground(0.2, 0.24), "new": ground(0.18, 0.185), "seen": ground(0.3, 0.4)},

@@ -31,7 +31,7 @@ OUTCOME = 'document.getElementById("outcome").textContent'
 async def page(house: House, tmp_path: Path) -> AsyncIterator[Tab]:
     await run_watched_test(house, time.time())
     async with tab(tmp_path / "profile") as opened:
-        await opened.open(house.urls[0] + "/", ADMIN)
+        await opened.open(house.urls[0], ADMIN)
         yield opened
 
 
