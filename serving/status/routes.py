@@ -154,7 +154,7 @@ def _login_answer(answer: Answer) -> Response:
 
 
 def security_headers(page: str) -> dict[str, str]:
-    """Return the headers of what a browser shows: the page's own style, and this app's script, which may ask this app alone; no frame."""
+    """Return the headers of what a browser shows: the page's own style, this app's script, no frame."""
     policy = {
         "default-src": "'none'",
         "style-src": _hashes(STYLE.findall(page)),

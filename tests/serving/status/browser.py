@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -45,6 +46,14 @@ class Tab:
         found = await self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
+
+    async def until(self, script: str) -> None:
+        """Wait until JavaScript is true in the page. Raises AssertionError with the page's text if it is not in time."""
+        deadline = time.monotonic() + ANSWER_SECONDS
+        while not await self.run(script):
+            shown = await self.run("document.body.innerText.slice(0, 2000)")
+            assert time.monotonic() < deadline, f"{script}: never true in {shown}"
+            await asyncio.sleep(0.1)
 
     async def show(self, url: str, reached: str = "") -> None:
         """Open an address, and wait until it, or the one that it leads to, is loaded."""
