@@ -40,7 +40,7 @@ class Recent:
 
 @dataclass(frozen=True)
 class Latency:
-    """The latency of completions that ended at about the same time."""
+    """The latency of completions that were asked for at about the same time."""
 
     time: float
     """End of the moment, in Unix seconds."""

@@ -7,14 +7,17 @@ GROUND_NAMES = {"later": "the team's later code", "new": "new files", "seen": "t
 
 
 def sentence(report: Report) -> str:
-    """Return the result in a sentence."""
-    accepted = report.grounds["later"]
-    figures = (
-        f"at {100 * accepted.champion.rate:.1f} % of places in {GROUND_NAMES['later']}, the base at its best at "
-        f"{100 * accepted.base_best.rate:.1f} %: {interval(accepted.difference, 100)} points."
+    """Return the result as a sentence."""
+    later, cycles = report.grounds["later"], "one cycle" if report.cycles == 1 else f"{report.cycles} cycles"
+    done = f"{cycles} in {report.seconds / 60:.0f} minutes"
+    if report.champion_version == report.base_version:
+        return f"No version beat the base in {done}: the champion is still version {report.base_version}."
+    better = "beats" if report.improved else "does not surely beat"
+    before, after = (f"{100 * rate.rate:.1f} %" for rate in (later.base_best, later.champion))
+    return (
+        f"After {done}, version {report.champion_version} {better} the base at its best on {GROUND_NAMES['later']}: "
+        f"{after} of requests accepted against {before}, {interval(later.difference, 100)} points (95 %)."
     )
-    verb = "beats the base at its best" if report.improved else "does not surely beat the base at its best, or is surely worse"
-    return f"Version {report.champion_version} {verb}: it is accepted {figures}"
 
 
 def comparison_rows(report: Report) -> list[tuple[str, Comparison, Rate | None, float]]:

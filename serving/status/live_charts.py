@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from infra import time_charts
 from infra.charts import Chart, Point
-from infra.records import ServedVersion
+from infra.records import ExperimentRecord, ServedVersion
 from infra.time_charts import Line, Span, Track, when
 from serving.metrics import PERCENTILES, Latency
 from serving.status.cycle_history import Cycle
@@ -68,18 +68,24 @@ def _percentiles(title: str, rows: Sequence[tuple[Latency, tuple[float, ...]]]) 
     return Chart(title, time_charts.lines(title, f"Over the last minutes; newest: {newest}.", drawn), headings, table)
 
 
-def timeline(cycles: Sequence[Cycle], now: float) -> Chart | None:
-    """Return when the newest cycles collected, and when their tests ran; None without a cycle. `cycles` are newest first."""
+def timeline(cycles: Sequence[Cycle], running: ExperimentRecord | None, now: float) -> Chart | None:
+    """Return when the newest cycles collected, and when their tests ran; None without a cycle.
+
+    Args:
+        cycles: newest first.
+        running: the running experiment.
+        now: Unix seconds.
+    """
     shown = cycles[:MOST_TRACKS]
     if not shown:
         return None
-    tracks = [Track(cycle.manifest.cycle, [_window(cycle), *_test(cycle, now)]) for cycle in shown]
+    tracks = [Track(cycle.manifest.cycle, [_window(cycle), *_test(cycle, running, now)]) for cycle in shown]
     title = "Cycles over time: the window collected (thin), the A/B test of its candidate (thick)"
     rows = tuple(
         (
             cycle.manifest.cycle,
             *(f"{when(t, True)} UTC" for t in (cycle.manifest.since, cycle.manifest.until)),
-            *(f"{when(t, True)} UTC" if t else "" for t in _ends(cycle)),
+            *(f"{when(t, True)} UTC" if t else "" for t in _ends(cycle, running)),
         )
         for cycle in shown
     )
@@ -94,13 +100,15 @@ def _window(cycle: Cycle) -> Span:
     return Span(max(manifest.since, manifest.until - time_charts.DAY), manifest.until, "bar")
 
 
-def _test(cycle: Cycle, now: float) -> list[Span]:
-    began, ended = _ends(cycle)
+def _test(cycle: Cycle, running: ExperimentRecord | None, now: float) -> list[Span]:
+    began, ended = _ends(cycle, running)
     return [Span(began, ended or now, "span")] if began else []
 
 
-def _ends(cycle: Cycle) -> tuple[float, float]:
-    """Return when the test of a cycle's candidate began and ended; 0: not yet, or not known."""
+def _ends(cycle: Cycle, running: ExperimentRecord | None) -> tuple[float, float]:
+    """Return when the test of a cycle's candidate began and ended; 0: not yet."""
     if cycle.decision:
         return cycle.decision.experiment.started, cycle.decision.decided
+    if running and cycle.outcome and cycle.outcome.experiment == running.id:
+        return running.started, 0.0
     return 0.0, 0.0

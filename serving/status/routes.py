@@ -75,6 +75,37 @@ class StatusSources:
 
 def add_status(app: DocumentedApp, sources: StatusSources) -> None:
     """Add health, readiness, metrics, status, the verdict, moves by hand and the page."""
+    headers = _add_page(app, sources)
+
+    @app.get("/health", responses=answers(HEALTH))
+    async def health() -> Any:
+        return {"status": "ok"}
+
+    @app.get("/ready", responses=answers(READY, 200, 503))
+    async def ready() -> Response:
+        is_ready = _ready(sources)
+        return JSONResponse({"ready": is_ready}, 200 if is_ready else 503)
+
+    @app.get("/metrics", response_class=PlainTextResponse, openapi_extra=SECURITY)
+    async def metrics(request: Request) -> Response:
+        await sources.access.check(request.headers, "metrics", password=True)
+        await _measure(sources)
+        await sources.data.refresh(sources.arms.experiment)
+        sources.metrics.measured(sources.data.cycles[0].manifest.measures if sources.data.cycles else ())
+        return PlainTextResponse(metrics_text(sources.metrics, sources.spool, sources.arms), headers=headers)
+
+    @app.get("/admin/status", responses=answers(STATUS), openapi_extra=SECURITY)
+    async def status(request: Request) -> Response:
+        await sources.access.check(request.headers, "admin", password=True)
+        await _measure(sources)
+        return JSONResponse(_status(sources), headers=headers)
+
+    add_verdict(app, VerdictSources(sources.access, sources.arms, sources.data))
+    add_moves_by_hand(app, HandSources(sources.access, sources.data.registry, sources.data.requests, sources.clock))
+
+
+def _add_page(app: DocumentedApp, sources: StatusSources) -> dict[str, str]:
+    """Add the page, its parts that change, its script and its login; return the headers of what a browser shows."""
     source = (FOLDER / "status.html").read_text().replace("/* charts */", charts.STYLE)
     environment, headers = _environment(), security_headers(source)
     page, live = environment.from_string(source), environment.from_string((FOLDER / "live.html").read_text())
@@ -122,31 +153,7 @@ def add_status(app: DocumentedApp, sources: StatusSources) -> None:
             return PlainTextResponse("expected a login link of `make status`\n", 403, headers)
         return _login_answer(logins.answer("POST", request.headers.get(CODE_HEADER, "")))
 
-    @app.get("/health", responses=answers(HEALTH))
-    async def health() -> Any:
-        return {"status": "ok"}
-
-    @app.get("/ready", responses=answers(READY, 200, 503))
-    async def ready() -> Response:
-        is_ready = _ready(sources)
-        return JSONResponse({"ready": is_ready}, 200 if is_ready else 503)
-
-    @app.get("/metrics", response_class=PlainTextResponse, openapi_extra=SECURITY)
-    async def metrics(request: Request) -> Response:
-        await sources.access.check(request.headers, "metrics", password=True)
-        await _measure(sources)
-        await sources.data.refresh(sources.arms.experiment)
-        sources.metrics.measured(sources.data.cycles[0].manifest.measures if sources.data.cycles else ())
-        return PlainTextResponse(metrics_text(sources.metrics, sources.spool, sources.arms), headers=headers)
-
-    @app.get("/admin/status", responses=answers(STATUS), openapi_extra=SECURITY)
-    async def status(request: Request) -> Response:
-        await sources.access.check(request.headers, "admin", password=True)
-        await _measure(sources)
-        return JSONResponse(_status(sources), headers=headers)
-
-    add_verdict(app, VerdictSources(sources.access, sources.arms, sources.data))
-    add_moves_by_hand(app, HandSources(sources.access, sources.data.registry, sources.data.requests, sources.clock))
+    return headers
 
 
 def _login_answer(answer: Answer) -> Response:

@@ -51,7 +51,7 @@ def page_values(
         "projects": sorted(({project} | served | metrics.recent_projects(now)) - {ALL_PROJECTS}),
         "acceptance": live_charts.acceptance(data.cycles, project),
         "latency": live_charts.latency(metrics.latency(now, project)),
-        "timeline": live_charts.timeline(data.cycles, now),
+        "timeline": live_charts.timeline(data.cycles, running, now),
     }
 
 

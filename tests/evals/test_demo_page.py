@@ -73,7 +73,8 @@ def test_the_looks_of_each_test_are_read_with_its_verdict() -> None:
 def test_the_result_stands_first_and_every_chart_has_its_words_and_numbers() -> None:
     html = page(report())
     text = re.sub(r"\s+", " ", re.sub("<[^>]+>", " ", html.partition("<main>")[2]))
-    assert text.startswith(" tabloop: demo report Version 3 beats the base at its best: it is accepted at 24.0 %")
+    assert text.startswith(" tabloop: demo report After 2 cycles in 10 minutes, version 3 beats the base at its best")
+    assert "24.0 % of requests accepted against 20.0 %, +4.00 [+3.00, +5.00] points" in text
     charts = [ElementTree.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", html, re.DOTALL)]
     titles = [chart.findtext("title") or "" for chart in charts]
     for kind in ("Accepted per request", "99.83 %", "Mean reward", "KL from", "cycle-000002: 6400", "Reliability"):

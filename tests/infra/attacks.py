@@ -73,6 +73,7 @@ def attacks(settings: Settings, deployment: str, marker: Path) -> list[Attack]:
                 ("GET", "/", None),
                 ("GET", "/ready", None),
                 ("GET", "/metrics", None),
+                ("GET", "/admin/live", None),
                 ("POST", "/v1/completions", prompt),
                 ("POST", "/admin/promote", move),
             ],
