@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from infra import charts
 from infra.records import Record
 
 BINS = 10
@@ -62,23 +63,20 @@ def diagram(rows: Sequence[tuple[int, float, float]], error: float) -> str:
         error: expected calibration error.
     """
     most = max((count for count, *_ in rows), default=1)
-
-    def at(share: float) -> float:
-        return EDGE + share * (SIDE - 2 * EDGE)
-
-    frame = f'<rect x="{EDGE}" y="{EDGE}" width="{SIDE - 2 * EDGE}" height="{SIDE - 2 * EDGE}" fill="none" stroke="#9aa5b1"/>'
-    line = f'<line x1="{at(0)}" y1="{SIDE - at(0)}" x2="{at(1)}" y2="{SIDE - at(1)}" stroke="#9aa5b1" stroke-dasharray="4"/>'
-    points = "".join(
-        f'<circle cx="{at(chance):.1f}" cy="{SIDE - at(kept):.1f}" r="{3 + 7 * (count / most) ** 0.5:.1f}" fill="#3a6ea5" '
-        f'fill-opacity="0.7"><title>{count} beginnings: chance {chance:.3f}, kept {kept:.3f}</title></circle>'
+    across = charts.scale(0.0, 1.0, EDGE, SIDE - EDGE)
+    up = charts.scale(0.0, 1.0, SIDE - EDGE, EDGE)
+    points = [
+        f'<circle class="span" cx="{across(chance):.1f}" cy="{up(kept):.1f}" r="{3 + 7 * (count / most) ** 0.5:.1f}">'
+        f"<title>{count} beginnings: chance {chance:.3f}, kept {kept:.3f}</title></circle>"
         for count, chance, kept in rows
-    )
-    texts = (
-        f'<text x="{SIDE / 2}" y="{SIDE - 10}" text-anchor="middle">estimated chance, 0 to 1</text>'
-        f'<text x="14" y="{SIDE / 2}" text-anchor="middle" transform="rotate(-90 14 {SIDE / 2})">share kept, 0 to 1</text>'
-        f'<text x="{SIDE / 2}" y="{EDGE - 12}" text-anchor="middle">calibration error {error:.4f}</text>'
-    )
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {SIDE} {SIDE}" width="{SIDE}" font-size="12" '
-        f'font-family="sans-serif" role="img" aria-label="Reliability diagram">{frame}{line}{points}{texts}</svg>'
-    )
+    ]
+    marks = [
+        *charts.frame(SIDE, SIDE, up, (0.0, 0.5, 1.0), left=EDGE, right=EDGE, top=EDGE, bottom=EDGE),
+        f'<line class="end" x1="{across(0)}" y1="{up(0)}" x2="{across(1)}" y2="{up(1)}"/>',
+        *points,
+        *(charts.text(across(tick), SIDE - EDGE + 14, f"{tick:g}", "middle") for tick in (0.0, 0.5, 1.0)),
+        charts.text(SIDE / 2, SIDE - 8, "estimated chance", "middle", "faint"),
+        charts.text(EDGE - 30, EDGE - 10, "share kept", "start", "faint"),
+    ]
+    told = f"Share kept over estimated chance; on the diagonal both are equal. Calibration error {error:.4f}."
+    return charts.svg(SIDE, SIDE, f"Reliability diagram, calibration error {error:.4f}", told, marks)

@@ -1,8 +1,9 @@
 """Static charts as SVG for pages that load and run nothing: no script, no network, no inline style.
 
-Each chart has a title and a description for screen readers, and says nothing by colour alone. Colours are CSS variables of STYLE,
-for light and dark; a page includes STYLE, and an image that stands alone holds it (`standalone`). Plotting libraries write
-`style` attributes, which the status page's content security policy forbids.
+Each chart has a title and a description for screen readers, can have a table beneath it, and says nothing by colour alone. Its
+colours are CSS variables of STYLE, for light and dark; a page includes STYLE, and an image that stands alone holds it
+(`standalone`). Charts are 360 pixels wide, so that their words can be read on a phone. Plotting libraries write `style`
+attributes, which the status page's content security policy forbids.
 """
 
 import base64
@@ -10,26 +11,42 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import accumulate, pairwise
 
 STYLE = """
 :root{color-scheme:light dark;
---ink:#1b2330;--paper:#fff;--faint:#5b6675;--rule:#dde3ea;--axis:#8792a0;--mark:#2f6299;--yes:#1c7c45;--no:#b3261e}
+--ink:#1b2330;--paper:#fff;--faint:#5b6675;--rule:#dde3ea;--axis:#6f7a88;--mark:#2f6299;--yes:#1c7c45;--no:#b3261e;
+--second:#8a5a00;--third:#7a3e9d}
 @media(prefers-color-scheme:dark){:root{
---ink:#e4e8ee;--paper:#14181f;--faint:#a3adba;--rule:#303845;--axis:#7d8897;--mark:#7db2ea;--yes:#6fce95;--no:#ff9389}}
+--ink:#e4e8ee;--paper:#14181f;--faint:#a3adba;--rule:#303845;--axis:#7d8897;--mark:#7db2ea;--yes:#6fce95;--no:#ff9389;
+--second:#f0b95a;--third:#c79bea}}
 .chart{display:block;max-width:100%;height:auto}
 .chart text{font:11px system-ui,sans-serif;fill:var(--ink);stroke:none}
 .chart .faint{fill:var(--faint)}.chart .axis{stroke:var(--axis)}.chart .zero{stroke:var(--ink);stroke-width:1.2}
 .chart .margin{stroke:var(--no);stroke-dasharray:5 3}.chart .end{stroke:var(--axis);stroke-dasharray:2 3}
 .chart .band{fill:var(--mark);fill-opacity:.22;stroke:none}.chart .line{fill:none;stroke:var(--mark);stroke-width:2}
 .chart .interval{stroke:var(--mark);stroke-width:3}.chart .dot{fill:var(--mark)}
+.chart .second{stroke:var(--second)}.chart .third{stroke:var(--third)}
+.chart .line.second{stroke-dasharray:7 3}.chart .line.third{stroke-dasharray:2 3}
+.chart circle.second{fill:var(--second)}.chart circle.third{fill:var(--third)}.chart .bar{fill:var(--mark)}
+.chart .span{fill:var(--mark);fill-opacity:.3;stroke:var(--mark)}
 .chart .yes{stroke:var(--yes);fill:var(--yes)}.chart .no{stroke:var(--no);fill:var(--no)}
+.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(340px,100%),1fr));gap:1.2rem;margin:.6rem 0}
+.charts>*{min-width:0}.charts .chart{width:100%;max-width:460px}
+figure{margin:0}figcaption{font-size:13px;color:var(--faint)}
+.scroll{overflow-x:auto}.numbers{font-size:13px}.numbers summary{cursor:pointer;color:var(--faint)}
 """.strip()
-"""The style of every chart; a page takes its own colours from the same variables."""
+"""The style of every chart and of its table; a page takes its own colours from the same variables."""
+WIDTH = 360
 LEFT, RIGHT, TOP, BOTTOM = 46, 12, 14, 34
 """Space around the plot, in pixels."""
 TICKS = 4
 SPACE = 1.15
 """Range of an axis, in multiples of what it shows."""
+MOST_LABELS, MOST_NOTES = 8, 5
+"""Points of a series up to which every label, and every value, is written."""
+CHARACTER = 6.0
+"""Width of a character of a chart's words, about, in pixels."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +65,36 @@ class Point:
 
 
 @dataclass(frozen=True)
+class Chart:
+    """A drawn chart, with its numbers for who cannot see it."""
+
+    title: str
+    svg: str
+    headings: tuple[str, ...] = ()
+    """Of the table beneath; without any there is no table."""
+    rows: tuple[tuple[str, ...], ...] = ()
+
+    def html(self) -> str:
+        """Return the chart above its table, which a page shows on demand."""
+        return f"<figure><figcaption>{escape(self.title)}</figcaption>{self.svg}{self._table()}</figure>"
+
+    def _table(self) -> str:
+        if not self.headings:
+            return ""
+        head = "".join(f'<th scope="col">{escape(name)}</th>' for name in self.headings)
+        body = "".join(
+            "<tr>" + f'<th scope="row">{escape(row[0])}</th>' + "".join(f"<td>{escape(cell)}</td>" for cell in row[1:]) + "</tr>"
+            for row in self.rows
+        )
+        name = escape(f"Numbers: {self.title}")
+        return (
+            f'<details class="numbers" data-key="{name}"><summary>The numbers as a table</summary>'
+            f'<div class="scroll" tabindex="0" role="group" aria-label="{name}">'
+            f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div></details>"
+        )
+
+
+@dataclass(frozen=True)
 class ConfidenceSequence:
     """A confidence sequence: a value with its interval after more and more observations."""
 
@@ -62,15 +109,15 @@ class ConfidenceSequence:
     """Bounds that the value must not pass."""
 
 
-def sequence(chart: ConfidenceSequence, width: int = 360, height: int = 210) -> str:
+def sequence(chart: ConfidenceSequence, width: int = WIDTH, height: int = 210) -> str:
     """Return a confidence sequence with the zero line, the margins and the planned end."""
     last = chart.points[-1].x
     right = chart.end if last >= chart.end / 4 else 1.6 * max(last, 1.0)
-    x = _scale(0, max(right, last) * 1.04, LEFT, width - RIGHT)
+    x = scale(0, max(right, last) * 1.04, LEFT, width - RIGHT)
     settled = [p for p in chart.points if p.x >= last / 2]  # the first intervals are wide, and the plot cuts them off
     bounds = [b for p in settled for b in (p.value, p.low, p.high) if b is not None]
     bottom, top = _around([*bounds, *chart.margins, 0.0])
-    y = _scale(bottom, top, height - BOTTOM, TOP)
+    y = scale(bottom, top, height - BOTTOM, TOP)
 
     def cut(value: float) -> float:
         return y(min(max(value, bottom), top))
@@ -78,17 +125,17 @@ def sequence(chart: ConfidenceSequence, width: int = 360, height: int = 210) -> 
     ranged = [(x(p.x), cut(p.low), cut(p.high)) for p in chart.points if p.low is not None and p.high is not None]
     outline = [(at, high) for at, _, high in ranged] + [(at, low) for at, low, _ in reversed(ranged)]
     marks = [
-        *_frame(width, height, y, _ticks(bottom, top)),
-        *(_text(x(tick), height - BOTTOM + 14, _number(tick), "middle") for tick in _ticks(0, right)),
-        _text((LEFT + width - RIGHT) / 2, height - 4, chart.x_label, "middle", "faint"),
-        f'<polygon class="band" points="{_path(outline)}"/>' if outline else "",
-        f'<polyline class="line" points="{_path([(x(p.x), cut(p.value)) for p in chart.points])}"/>',
+        *frame(width, height, y, ticks(bottom, top)),
+        *(text(x(tick), height - BOTTOM + 14, _number(tick), "middle") for tick in ticks(0, right)),
+        text((LEFT + width - RIGHT) / 2, height - 4, chart.x_label, "middle", "faint"),
+        f'<polygon class="band" points="{path(outline)}"/>' if outline else "",
+        f'<polyline class="line" points="{path([(x(p.x), cut(p.value)) for p in chart.points])}"/>',
         f'<circle class="dot" cx="{x(last):.1f}" cy="{cut(chart.points[-1].value):.1f}" r="4"/>',
         _across(y(0.0), width, "zero", ""),
         *(_across(y(margin), width, "margin", "margin") for margin in chart.margins),
         *_planned_end(chart.end, right, x, width, height),
     ]
-    return _svg(width, height, chart.title, chart.description, marks)
+    return svg(width, height, chart.title, chart.description, marks)
 
 
 def interval(point: Point, margins: Sequence[float], state: str, description: str, width: int = 150, height: int = 22) -> str:
@@ -96,41 +143,78 @@ def interval(point: Point, margins: Sequence[float], state: str, description: st
     low, high = (point.value if bound is None else bound for bound in (point.low, point.high))
     # An interval much wider than its margins is cut off: what counts is where it lies beside them.
     reach = 2.5 * max((abs(margin) for margin in margins), default=0.0) or max(abs(low), abs(high)) * SPACE or 1.0
-    x, middle = _scale(-reach, reach, 4, width - 4), height / 2
+    x, middle = scale(-reach, reach, 4, width - 4), height / 2
 
     def cut(value: float) -> float:
         return x(min(max(value, -reach), reach))
 
     marks = [
-        *(_upright(x(margin), 2, height - 2, "margin") for margin in margins),
-        _upright(x(0.0), 2, height - 2, "zero"),
+        *(upright(x(margin), 2, height - 2, "margin") for margin in margins),
+        upright(x(0.0), 2, height - 2, "zero"),
         f'<line class="interval {state}" x1="{cut(low):.1f}" x2="{cut(high):.1f}" y1="{middle}" y2="{middle}"/>',
         f'<circle class="dot {state}" cx="{cut(point.value):.1f}" cy="{middle}" r="4"/>',
     ]
-    return _svg(width, height, description, "", marks)
+    return svg(width, height, description, "", marks)
 
 
 def series(
-    title: str, description: str, points: Sequence[Point], *, connected: bool = False, width: int = 640, height: int = 220
+    title: str,
+    description: str,
+    points: Sequence[Point],
+    *,
+    connected: bool = False,
+    groups: Sequence[tuple[str, int]] = (),
+    width: int = WIDTH,
+    height: int = 220,
 ) -> str:
-    """Return labelled values side by side, with their intervals where they have some; `connected` draws a line through them."""
+    """Return labelled values side by side, with their intervals where they have some.
+
+    Args:
+        connected: draw a line through the values, of each group by itself.
+        groups: names of neighbouring points, each with their number, for all points; they stand apart.
+    """
     bounds = [bound for p in points for bound in (p.value, p.low, p.high) if bound is not None]
     bottom, top = min(0.0, *bounds), max(0.0, *bounds)
     top = bottom + ((top - bottom) or 1.0) * SPACE
-    y, step = _scale(bottom, top, height - BOTTOM, TOP), (width - LEFT - RIGHT) / len(points)
+    y, step = scale(bottom, top, height - BOTTOM, TOP + 8), (width - LEFT - RIGHT) / len(points)
     at = [LEFT + (index + 0.5) * step for index in range(len(points))]
-    marks = _frame(width, height, y, _ticks(bottom, top))
+    marks = frame(width, height, y, ticks(bottom, top))
     if connected:
-        marks.append(f'<polyline class="line" points="{_path([(x, y(p.value)) for x, p in zip(at, points, strict=True)])}"/>')
-    for x, p in zip(at, points, strict=True):
+        ends = [0, *accumulate(count for _, count in groups)] if groups else [0, len(points)]
+        lines = [[(x, y(p.value)) for x, p in zip(at[a:b], points[a:b], strict=True)] for a, b in pairwise(ends)]
+        marks += [f'<polyline class="line" points="{path(line)}"/>' for line in lines]
+    every, radius = -(-len(points) // MOST_LABELS), 4 if len(points) <= 2 * MOST_LABELS else 2
+    for index, (x, p) in enumerate(zip(at, points, strict=True)):
         if p.low is not None and p.high is not None:
-            marks.append(_upright(x, y(p.low), y(p.high), "interval"))
+            marks.append(upright(x, y(p.low), y(p.high), "interval"))
+        marks.append(f'<circle class="dot" cx="{x:.1f}" cy="{y(p.value):.1f}" r="{radius}"/>')
+        if len(points) <= MOST_NOTES:
+            marks.append(text(x + 8, y(p.value) - 5, p.note))
+        if (len(points) - 1 - index) % every == 0:  # the newest always has its label
+            marks.append(text(x, height - BOTTOM + 14, p.label, "middle"))
+    begin = 0
+    for name, count in groups:
+        marks.append(text(LEFT + (begin + count / 2) * step, height - 4, name, "middle", "faint"))
+        begin += count
+        if begin < len(points):
+            marks.append(upright(LEFT + begin * step, TOP, height - BOTTOM, "end"))
+    return svg(width, height, title, description, marks)
+
+
+def bars(title: str, description: str, rows: Sequence[tuple[str, float, str]], width: int = WIDTH) -> str:
+    """Return horizontal bars, each with its name and what is written beside it."""
+    label = min(width * 0.45, 6 + CHARACTER * max((len(name) for name, *_ in rows), default=0))
+    note = CHARACTER * max((len(words) for *_, words in rows), default=0)
+    x = scale(0.0, max((value for _, value, _ in rows), default=0.0), label, width - note - 8)
+    marks = []
+    for index, (name, value, words) in enumerate(rows):
+        top = 4 + 22 * index
         marks += [
-            f'<circle class="dot" cx="{x:.1f}" cy="{y(p.value):.1f}" r="4"/>',
-            _text(x + 8, y(p.value) - 5, p.note),
-            _text(x, height - BOTTOM + 16, p.label, "middle"),
+            text(label - 6, top + 13, name, "end"),
+            f'<rect class="bar" x="{label:.1f}" y="{top}" width="{max(x(value) - label, 0.0):.1f}" height="16"/>',
+            text(x(value) + 4, top + 13, words),
         ]
-    return _svg(width, height, title, description, marks)
+    return svg(width, 8 + 22 * len(rows), title, description, marks)
 
 
 def standalone(svg: str) -> str:
@@ -145,7 +229,7 @@ def data_uri(svg: str) -> str:
     return "data:image/svg+xml;base64," + base64.b64encode(standalone(svg).encode()).decode()
 
 
-def _svg(width: int, height: int, title: str, description: str, marks: Sequence[str]) -> str:
+def svg(width: int, height: int, title: str, description: str, marks: Sequence[str]) -> str:
     told = f"<desc>{escape(description)}</desc>" if description else ""
     return (
         f'<svg class="chart" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
@@ -154,7 +238,7 @@ def _svg(width: int, height: int, title: str, description: str, marks: Sequence[
     )
 
 
-def _scale(low: float, high: float, first: float, last: float) -> Callable[[float], float]:
+def scale(low: float, high: float, first: float, last: float) -> Callable[[float], float]:
     """Return the function from values to pixels."""
     return lambda value: first + (value - low) / ((high - low) or 1.0) * (last - first)
 
@@ -166,7 +250,7 @@ def _around(values: Sequence[float]) -> tuple[float, float]:
     return low - space, high + space
 
 
-def _ticks(low: float, high: float) -> list[float]:
+def ticks(low: float, high: float) -> list[float]:
     """Return about TICKS round numbers within a range."""
     rough = (high - low) / TICKS
     power = 10.0 ** math.floor(math.log10(rough))
@@ -180,34 +264,44 @@ def _number(value: float) -> str:
     return f"{value:g}" if value else "0"
 
 
-def _frame(width: int, height: int, y: Callable[[float], float], ticks: Sequence[float]) -> list[str]:
+def frame(
+    width: int,
+    height: int,
+    y: Callable[[float], float],
+    ticks: Sequence[float],
+    *,
+    left: int = LEFT,
+    right: int = RIGHT,
+    top: int = TOP,
+    bottom: int = BOTTOM,
+) -> list[str]:
     """Return the axes with the numbers of the upright one."""
     return [
-        _upright(LEFT, TOP, height - BOTTOM, "axis"),
-        f'<line class="axis" x1="{LEFT}" x2="{width - RIGHT}" y1="{height - BOTTOM}" y2="{height - BOTTOM}"/>',
-        *(_text(LEFT - 5, y(tick) + 4, _number(float(f"{tick:.6g}")), "end") for tick in ticks),
+        upright(left, top, height - bottom, "axis"),
+        f'<line class="axis" x1="{left}" x2="{width - right}" y1="{height - bottom}" y2="{height - bottom}"/>',
+        *(text(left - 5, y(tick) + 4, _number(float(f"{tick:.6g}")), "end") for tick in ticks),
     ]
 
 
 def _planned_end(end: float, right: float, x: Callable[[float], float], width: int, height: int) -> list[str]:
     if right < end:
-        return [_text(width - RIGHT, TOP - 3, f"planned end at {_number(end)} →", "end", "faint")]
-    return [_upright(x(end), TOP, height - BOTTOM, "end"), _text(x(end) - 4, TOP - 3, "planned end", "end", "faint")]
+        return [text(width - RIGHT, TOP - 3, f"planned end at {_number(end)} →", "end", "faint")]
+    return [upright(x(end), TOP, height - BOTTOM, "end"), text(x(end) - 4, TOP - 3, "planned end", "end", "faint")]
 
 
 def _across(y: float, width: int, kind: str, label: str) -> str:
     line = f'<line class="{kind}" x1="{LEFT}" x2="{width - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-    return line + (_text(LEFT + 4, y - 4, label, "start", "faint") if label else "")
+    return line + (text(LEFT + 4, y - 4, label, "start", "faint") if label else "")
 
 
-def _upright(x: float, first: float, last: float, kind: str) -> str:
+def upright(x: float, first: float, last: float, kind: str) -> str:
     return f'<line class="{kind}" x1="{x:.1f}" x2="{x:.1f}" y1="{first:.1f}" y2="{last:.1f}"/>'
 
 
-def _text(x: float, y: float, words: str, anchor: str = "start", kind: str = "") -> str:
+def text(x: float, y: float, words: str, anchor: str = "start", kind: str = "") -> str:
     shown = f' class="{kind}"' if kind else ""
     return f'<text{shown} x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>' if words else ""
 
 
-def _path(points: Sequence[tuple[float, float]]) -> str:
+def path(points: Sequence[tuple[float, float]]) -> str:
     return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from infra import charts
-from infra.charts import ConfidenceSequence, Point
+from infra.charts import Chart, ConfidenceSequence, Point
 from infra.records import ExperimentRecord, Look, MetricResult, Plan, PlannedMetric, Verdict
 
 PER = {
@@ -14,6 +14,8 @@ PER = {
     "judged": "judged completion",
     "user": "user",
 }
+MOST_ROWS = 20
+"""Looks in the table beneath a chart."""
 WORDS = {"better": "better", "not_worse": "not worse", "unsure": "unsure", "worse": "worse than its margin"}
 
 
@@ -37,14 +39,6 @@ class MetricRow:
     """ "yes", "no" or empty: how the state is shown."""
     picture: str
     """The interval beside zero and its margin, as SVG; empty where there is none."""
-
-
-@dataclass(frozen=True)
-class Chart:
-    """A drawn chart."""
-
-    title: str
-    svg: str
 
 
 @dataclass(frozen=True)
@@ -73,9 +67,19 @@ def metric_rows(verdict: Verdict, plan: Plan | None) -> list[MetricRow]:
 
 
 def sequences(looks: Sequence[Look], plan: Plan) -> list[Chart]:
+    """Return the chart of each success metric's confidence sequence."""
+    return [sequence_chart(found) for found in confidence_sequences(looks, plan)]
+
+
+def confidence_sequences(looks: Sequence[Look], plan: Plan) -> list[ConfidenceSequence]:
     """Return the confidence sequence of each success metric over the requests of the smaller arm."""
-    drawn = [_sequence(metric, looks, plan) for metric in plan.metrics if metric.role == "success"]
-    return [chart for chart in drawn if chart]
+    found = [_sequence(metric, looks, plan) for metric in plan.metrics if metric.role == "success"]
+    return [sequence for sequence in found if sequence]
+
+
+def sequence_chart(found: ConfidenceSequence) -> Chart:
+    """Return a confidence sequence drawn, with its newest points as a table."""
+    return Chart(found.title, charts.sequence(found), (found.x_label, "difference", "from", "to"), _rows(found.points))
 
 
 def progress(experiment: ExperimentRecord, look: Look) -> Progress | None:
@@ -126,7 +130,7 @@ def _row(result: MetricResult, planned: PlannedMetric | None) -> MetricRow:
     )
 
 
-def _sequence(metric: PlannedMetric, looks: Sequence[Look], plan: Plan) -> Chart | None:
+def _sequence(metric: PlannedMetric, looks: Sequence[Look], plan: Plan) -> ConfidenceSequence | None:
     found = [(look, result) for look in looks for result in look.verdict.metrics if result.name == metric.name]
     points = [
         Point(_requests(look), result.estimate, result.low, result.high) for look, result in found if result.estimate is not None
@@ -139,7 +143,7 @@ def _sequence(metric: PlannedMetric, looks: Sequence[Look], plan: Plan) -> Chart
         f"{_signed(last.value)}, interval from {_signed(last.low or 0.0)} to {_signed(last.high or 0.0)} at {level}, "
         f"valid at every look. Zero is no difference."
     )
-    chart = ConfidenceSequence(
+    return ConfidenceSequence(
         title=f"{words(metric.name)} per {PER[metric.per]} ({metric.better} is better), {level} confidence sequence",
         description=description,
         points=points,
@@ -147,7 +151,14 @@ def _sequence(metric: PlannedMetric, looks: Sequence[Look], plan: Plan) -> Chart
         end=plan.planned_requests,
         margins=_margins(found[-1][1], metric),
     )
-    return Chart(chart.title, charts.sequence(chart))
+
+
+def _rows(points: Sequence[Point]) -> tuple[tuple[str, ...], ...]:
+    """Return the newest points of a sequence as rows of a table, the newest first."""
+    return tuple(
+        (f"{p.x:.0f}", *("" if value is None else _signed(value) for value in (p.value, p.low, p.high)))
+        for p in points[: -MOST_ROWS - 1 : -1]
+    )
 
 
 def _margins(result: MetricResult, planned: PlannedMetric | None) -> tuple[float, ...]:

@@ -14,6 +14,9 @@ from infra.records import Completion, Feedback, MeasuredGroup
 SECONDS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 RECENT_SECONDS = 300.0
 MAX_RECENT = 20_000
+LATENCY_SECONDS = 15.0
+"""Length of a moment of the latency's chart."""
+PERCENTILES = (50, 95, 99)
 SERVED, EXPLORING = "served", "exploring"
 """How a completion was sampled: at the temperature that people are served at, or at the exploring one."""
 
@@ -33,6 +36,33 @@ class Recent:
     first_ms: tuple[float, float] | None
     """Time to the first token, median and 95 % quantile; none for fewer than two."""
     total_ms: tuple[float, float] | None
+
+
+@dataclass(frozen=True)
+class Latency:
+    """The latency of completions that were asked for at about the same time."""
+
+    time: float
+    """End of the moment, in Unix seconds."""
+    requests: int
+    first_ms: tuple[float, ...] | None
+    """Time to the first token, at each of PERCENTILES; none for fewer than two."""
+    total_ms: tuple[float, ...] | None
+
+
+@dataclass(frozen=True)
+class _Served:
+    """One completion, as far as the status page needs it."""
+
+    time: float
+    sampled: tuple[str, str, str]
+    """Arm, version and sampling."""
+    project: str
+    shown: bool
+    left: bool
+    """The client closed the connection."""
+    first_ms: float | None
+    total_ms: float
 
 
 @dataclass(frozen=True)
@@ -135,7 +165,7 @@ class Metrics:
             ("measure", "by", "group"),
             registry=registry,
         )
-        self._latest: deque[tuple[float, str, str, str, bool, bool, float | None, float]] = deque(maxlen=MAX_RECENT)
+        self._latest: deque[_Served] = deque(maxlen=MAX_RECENT)
         self.feedback_counts: Tally[tuple[str, str]] = Tally()
         """Feedback events by client and outcome since the start."""
 
@@ -144,7 +174,7 @@ class Metrics:
         labels = (row.arm, row.policy_version)
         sampled = (*labels, EXPLORING if row.exploring else SERVED)
         shown, left = bool(row.text.strip()), row.finish_reason == "disconnected"
-        self._latest.append((row.time, *sampled, shown, left, row.ttft_ms, row.total_ms))
+        self._latest.append(_Served(row.time, sampled, row.project, shown, left, row.ttft_ms, row.total_ms))
         self._completions.labels(*sampled, row.finish_reason).inc()
         self._tokens.labels(*sampled).inc(len(row.token_ids))
         self._total.labels(*labels).observe(row.total_ms / 1e3)
@@ -167,26 +197,56 @@ class Metrics:
         if row.reason:
             self._not_taken.labels(client, row.reason).inc()
 
-    def recent(self, now: float) -> list[Recent]:
-        """Return the completions of the last minutes by arm and version; `now` in Unix seconds."""
-        rows = [row for row in self._latest if row[0] > now - RECENT_SECONDS]
+    def recent(self, now: float, project: str = "") -> list[Recent]:
+        """Return the completions of the last minutes by arm and version.
+
+        Args:
+            now: Unix seconds.
+            project: of these completions; empty: of every project.
+        """
+        rows = self._recent(now, project)
         summaries = []
-        for arm, version, sampling in sorted({row[1:4] for row in rows}):
-            of_arm = [row for row in rows if row[1:4] == (arm, version, sampling)]
-            firsts = [row[6] for row in of_arm if row[6] is not None]
+        for arm, version, sampling in sorted({row.sampled for row in rows}):
+            of_arm = [row for row in rows if row.sampled == (arm, version, sampling)]
             summaries.append(
                 Recent(
                     arm=arm,
                     version=version,
                     sampling=sampling,
                     requests=len(of_arm),
-                    shown=sum(row[4] for row in of_arm),
-                    disconnected=sum(row[5] for row in of_arm),
-                    first_ms=_median_and_95(firsts),
-                    total_ms=_median_and_95([row[7] for row in of_arm]),
+                    shown=sum(row.shown for row in of_arm),
+                    disconnected=sum(row.left for row in of_arm),
+                    first_ms=_median_and_95([row.first_ms for row in of_arm if row.first_ms is not None]),
+                    total_ms=_median_and_95([row.total_ms for row in of_arm]),
                 )
             )
         return summaries
+
+    def latency(self, now: float, project: str = "") -> list[Latency]:
+        """Return the latency of the last minutes, oldest first, a moment for each LATENCY_SECONDS with at least two completions.
+
+        The arguments are those of `recent`.
+        """
+        moments: dict[int, list[_Served]] = {}
+        for row in self._recent(now, project):
+            moments.setdefault(int(row.time // LATENCY_SECONDS), []).append(row)
+        return [
+            Latency(
+                time=(number + 1) * LATENCY_SECONDS,
+                requests=len(rows),
+                first_ms=_percentiles([row.first_ms for row in rows if row.first_ms is not None]),
+                total_ms=_percentiles([row.total_ms for row in rows]),
+            )
+            for number, rows in sorted(moments.items())
+            if len(rows) > 1
+        ]
+
+    def recent_projects(self, now: float) -> set[str]:
+        """Return the projects of the completions of the last minutes; `now` in Unix seconds."""
+        return {row.project for row in self._recent(now, "")}
+
+    def _recent(self, now: float, project: str) -> list[_Served]:
+        return [row for row in self._latest if row.time > now - RECENT_SECONDS and project in ("", row.project)]
 
     def measured(self, groups: Iterable[MeasuredGroup]) -> None:
         """Set the measures of the last cycle's window; a ratio that is unknown has no series."""
@@ -224,3 +284,11 @@ def _median_and_95(values: list[float]) -> tuple[float, float] | None:
         return None
     cuts = quantiles(values, n=20, method="inclusive")
     return cuts[9], cuts[18]
+
+
+def _percentiles(values: list[float]) -> tuple[float, ...] | None:
+    """Return PERCENTILES of values; None for fewer than two."""
+    if len(values) < 2:
+        return None
+    cuts = quantiles(values, n=100, method="inclusive")
+    return tuple(cuts[percent - 1] for percent in PERCENTILES)

@@ -56,6 +56,7 @@ NOT_RUN = {
     r"make promote VERSION=3 DRY_RUN=1": "the version that is promoted before cannot be promoted again; tests/flows run dry runs",
     r"prefect deployment run cycle/cycle": "trains; tests/flows runs the flow",
     r"python -m evals\.(bench|compare|demo|evaluation|developers)( (?!--help$).*)?": "takes minutes; tests/evals runs the parts",
+    r"python -m evals\.demo\.screens": "needs a finished demo and a browser; tests/evals/test_screens.py takes pictures",
     r"(TABLOOP_\S+ )?python -m tasks\.([\w.]*bench_\w+|groups|trainer\.\w+)( .*)?": "takes minutes; tests/tasks runs the parts",
     r"(TABLOOP_\S+ )?python -m tasks\.judged( .*)?": "takes minutes; tests/tasks/judged runs the parts",
     r"python -m (serving|serving\.engine)( .*)?": "serves until it is stopped; `make up` starts it",

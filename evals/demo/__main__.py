@@ -144,7 +144,8 @@ async def demo(options: argparse.Namespace, settings: Settings, code: Code, cons
         versions=comparison.live_rows(live),
         calibration=next((row.calibration for row in reversed(rows) if row.calibration), None),
         history=rows,
-        examples=comparison.examples(paired["later"]),
+        experiments=await asyncio.to_thread(history.experiment_rows, store, state),
+        changes=comparison.changes(paired["later"]),
         addresses={
             "Prefect": configuration.masked(settings.orchestration.api, "").removesuffix("/api"),
             "MLflow": configuration.masked(settings.registry.uri, ""),

@@ -6,15 +6,18 @@ The difference of two versions that met the same users is computed from the diff
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
 
-from evals.demo.record import Baselines, Comparison, Difference, Example, Exploration, GroundRow, RateAt, VersionRow
+from evals.demo.record import Baselines, Changes, Comparison, Difference, Example, Exploration, GroundRow, RateAt, VersionRow
 from evals.developers import ExpectedOutcome, PairedRun, Tally
+from evals.developers.tally import Example as Seen
 from evals.statistics import margin, rate, ratio
 
-EXAMPLES = 8
+EXAMPLES = 4
+"""Gains that are shown, and losses."""
 LEAST_USERS = 2
 """Users of each kind of request that an interval needs."""
 
@@ -124,19 +127,33 @@ def live_rows(tally: Tally) -> list[VersionRow]:
     return rows
 
 
-def examples(paired: PairedRun) -> list[Example]:
-    """Return some positions where the two versions' suggestions differ: first gains and losses, then equal decisions."""
-    by_pin = [{(e.user, e.file, e.before, e.truth): e for e in tally.examples} for tally in paired.tallies]
-    both = [(by_pin[0][key], by_pin[1][key]) for key in by_pin[0] if key in by_pin[1]]
-    differing = [(a, b) for a, b in both if a.shown != b.shown]
-    # Losses are shown beside gains: a page of gains alone would flatter the champion.
-    gains = [pair for pair in differing if pair[1].accepted and not pair[0].accepted]
-    losses = [pair for pair in differing if pair[0].accepted and not pair[1].accepted]
-    rest = [pair for pair in differing if pair[0].accepted == pair[1].accepted]
-    selection = [*gains[: EXAMPLES // 2], *losses[: EXAMPLES // 4], *rest][:EXAMPLES]
-    return [
-        Example(
-            prefix=a.before, truth=a.truth, base=a.shown, base_accepted=a.accepted, champion=b.shown, champion_accepted=b.accepted
-        )
-        for a, b in selection
-    ]
+def changes(paired: PairedRun) -> Changes:
+    """Return the gains and losses of the second version over the first.
+
+    The examples are the EXAMPLES gains and as many losses whose accepted suggestion has the most right characters from its start,
+    each place once, ties in the order of files and places. Gains alone would flatter the champion.
+    """
+    base, champion = ({(e.file, e.before, e.truth, e.user): e for e in tally.examples} for tally in paired.tallies[:2])
+    both = [(base[key], champion[key]) for key in base.keys() & champion.keys()]
+    differing = [_example(a, b) for a, b in both if a.accepted != b.accepted]
+    ranked = sorted(differing, key=lambda e: (-e.right, e.file, e.prefix, e.truth, e.base, e.champion))
+    once = list({(e.file, e.prefix, e.truth): e for e in reversed(ranked)}.values())[::-1]
+    chosen = [each for kind in ("gain", "loss") for each in [e for e in once if e.kind == kind][:EXAMPLES]]
+    return Changes(
+        gains=sum(e.kind == "gain" for e in differing), losses=sum(e.kind == "loss" for e in differing), examples=chosen
+    )
+
+
+def _example(base: Seen, champion: Seen) -> Example:
+    accepted = champion if champion.accepted else base
+    return Example(
+        kind="gain" if champion.accepted else "loss",
+        file=base.file,
+        right=sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(accepted.shown, accepted.truth, strict=False))),
+        prefix=base.before,
+        truth=base.truth,
+        base=base.shown,
+        base_accepted=base.accepted,
+        champion=champion.shown,
+        champion_accepted=champion.accepted,
+    )

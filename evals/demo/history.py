@@ -7,12 +7,17 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from evals.demo.record import Calibration, CycleRow
-from infra import cycles
-from infra.records import Decision
+from evals.demo.record import Calibration, CycleRow, ExperimentRow, MetricSequence, SequencePoint, Step
+from infra import cycles, looks
+from infra.charts import ConfidenceSequence
+from infra.experiment_view import confidence_sequences
+from infra.records import Decision, ExperimentRecord
 from infra.registry import Aliases, Registry
 from infra.showing import FILE
 from infra.store import ObjectStore
+
+MOST_LOOKS = 60
+"""Looks of a test in the report, about: enough for a chart."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,35 @@ def _row(store: ObjectStore, state: LoopState, cycle: str, outcome: dict[str, An
         low=verdict.low if verdict else None,
         high=verdict.high if verdict else None,
         calibration=_calibration(_json(store, cycles.key(cycle, FILE))),
+        steps=[Step(reward=step["reward"], kl=step["kl"]) for step in training.get("steps", [])],
+    )
+
+
+def experiment_rows(store: ObjectStore, state: LoopState) -> list[ExperimentRow]:
+    """Return the report's row of the A/B test of each ended cycle that had one, oldest first."""
+    return [_experiment(store, state, name) for outcome in state.outcomes.values() if (name := outcome["experiment"])]
+
+
+def _experiment(store: ObjectStore, state: LoopState, name: str) -> ExperimentRow:
+    record = ExperimentRecord.model_validate(store.get_json(f"experiments/{name}.json"))
+    decision, seen = state.decisions.get(name), looks.some(store, name, looks.newest_number(store, name), MOST_LOOKS)
+    return ExperimentRow(
+        experiment=name,
+        champion=record.champion,
+        challenger=record.challenger,
+        verdict=decision.verdict.verdict if decision else "running",
+        reason=decision.verdict.reason if decision else "",
+        sequences=[_sequence(each) for each in confidence_sequences(seen, record.plan)] if record.plan else [],
+    )
+
+
+def _sequence(drawn: ConfidenceSequence) -> MetricSequence:
+    return MetricSequence(
+        title=drawn.title,
+        description=drawn.description,
+        points=[SequencePoint(requests=p.x, estimate=p.value, low=p.low, high=p.high) for p in drawn.points],
+        planned_requests=drawn.end,
+        margins=list(drawn.margins),
     )
 
 

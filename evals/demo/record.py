@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from evals.grounds import Ground
-from infra.records import MeasuredGroup, Rate
+from infra.records import MeasuredGroup, Rate, VerdictName
 
 
 class Part(BaseModel):
@@ -110,6 +110,15 @@ class Exploration(Part):
     """Exploring requests that an update was trained on: what exploring brings."""
 
 
+class Step(Part):
+    """One step of the optimizer."""
+
+    reward: float
+    """Mean reward of its samples."""
+    kl: float
+    """Estimate of the divergence from the policy it began with, per token (tasks/trainer/job.py)."""
+
+
 class CycleRow(Part):
     """One cycle of the loop."""
 
@@ -141,17 +150,69 @@ class CycleRow(Part):
     high: float | None
     calibration: Calibration | None = None
     """Of the estimate that the cycle fitted; none without one."""
+    steps: list[Step] = []
+    """Steps of the update, in order."""
+
+
+class SequencePoint(Part):
+    """What was known of a metric at one look."""
+
+    requests: float
+    """Requests on the smaller arm."""
+    estimate: float
+    """Challenger minus champion."""
+    low: float | None
+    high: float | None
+
+
+class MetricSequence(Part):
+    """The confidence sequence of a success metric over the requests of one test."""
+
+    title: str
+    description: str
+    points: list[SequencePoint]
+    planned_requests: float
+    margins: list[float]
+    """Bounds that the difference must not pass."""
+
+
+class ExperimentRow(Part):
+    """One A/B test."""
+
+    experiment: str
+    champion: str
+    challenger: str
+    verdict: VerdictName | Literal["running"]
+    reason: str
+    sequences: list[MetricSequence]
+    """One for each success metric of its plan; none before the first look."""
 
 
 class Example(Part):
-    """One position, with the suggestions of base and champion."""
+    """One place, with the suggestions of base and champion."""
 
+    kind: Literal["gain", "loss"]
+    """gain: the champion's was accepted and the base's was not; loss: the reverse."""
+    file: str
+    right: int
+    """Characters of the accepted suggestion that the file goes on with."""
     prefix: str
     truth: str
     base: str
     base_accepted: bool
     champion: str
     champion_accepted: bool
+
+
+class Changes(Part):
+    """Places of the closing comparison on later code, by what became of them."""
+
+    gains: int
+    """Places where only the champion's suggestion was accepted."""
+    losses: int
+    """Places where only the base's was."""
+    examples: list[Example]
+    """Of gains and of losses those with the most right characters, as many of each; infra/docs/demo-report.md has the rule."""
 
 
 class Report(Part):
@@ -184,7 +245,9 @@ class Report(Part):
     """Of the chances by which the champion's completions were shown in the closing comparison; none without an estimate."""
     versions: list[VersionRow]
     history: list[CycleRow]
-    examples: list[Example]
+    experiments: list[ExperimentRow]
+    """Every A/B test of a cycle, oldest first."""
+    changes: Changes
     addresses: dict[str, str]
 
     @property

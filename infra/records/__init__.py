@@ -24,7 +24,7 @@ from infra.records.experiments import (
 )
 from infra.records.heldout import Case, HeldOutCompletion, HeldOutPlace, HeldOutSet, Program
 from infra.records.looks import Look
-from infra.records.measures import QUICK_MS, RATIOS, MeasuredGroup, Measures
+from infra.records.measures import QUICK_MS, RATIOS, MeasuredGroup, Measures, ServedVersion
 from infra.records.moves import Change, Move, MoveKind, State
 from infra.records.requests import MoveAnswer, MoveRequest
 
@@ -71,6 +71,7 @@ __all__ = [
     "Record",
     "RewardTotals",
     "Sample",
+    "ServedVersion",
     "ShadowCopy",
     "ShowLevel",
     "Stage",

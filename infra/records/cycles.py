@@ -6,7 +6,7 @@ from pydantic import Field
 
 from infra.records.base import LabelOutcome, ObjectReference, Record
 from infra.records.heldout import HeldOutSet
-from infra.records.measures import MeasuredGroup
+from infra.records.measures import MeasuredGroup, ServedVersion
 
 Bucket = Literal[
     "trained",
@@ -156,6 +156,9 @@ class Manifest(Record):
     """Reward totals by language and length, for later baselines; empty in manifests written before this field existed."""
     measures: tuple[MeasuredGroup, ...] = ()
     """What the window's completions were worth, for all and by group; empty in manifests written before this field existed."""
+    served: tuple[ServedVersion, ...] = ()
+    """How often each version was accepted in the window, over all projects and in the largest; empty in manifests written before
+    this field existed."""
     held_out: tuple[HeldOutSet, ...] = ()
     """The sets that the candidate is scored on; empty in manifests written before this field existed."""
     code: str = ""

@@ -9,6 +9,7 @@ from typing import Literal
 from pydantic import Field
 
 from infra.records.base import Record
+from infra.records.experiments import Rate
 
 MeasuredBy = Literal["all", "language", "activity", "sampling"]
 QUICK_MS = 750.0
@@ -98,6 +99,17 @@ class MeasuredGroup(Record):
     "10"; "exploring"."""
     measures: Measures
     """The group's sums."""
+
+
+class ServedVersion(Record):
+    """How often the completions of one version were accepted in a window."""
+
+    project: str
+    """The project; empty: all of them."""
+    version: str
+    """Policy version that served."""
+    acceptance: Rate
+    """Accepted per request of those that Measures.requests counts, exploring ones aside; its interval is clustered by user."""
 
 
 def _ratio(part: int, whole: int) -> float | None:

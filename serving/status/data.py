@@ -17,6 +17,9 @@ REFRESH_SECONDS = 5.0
 """Shortest interval between two reads."""
 MAX_VERSIONS = 12
 MAX_CYCLES = 8
+"""Cycles in the table."""
+MAX_DRAWN = 24
+"""Cycles in the charts."""
 MAX_MOVES = 8
 MAX_REQUESTS = 3
 WAIT_SECONDS = 3.0
@@ -84,7 +87,7 @@ class StatusData:
         self.versions = self.registry.versions()[::-1][:MAX_VERSIONS]
 
     def _read_cycles(self) -> None:
-        self.cycles = self.history.last(MAX_CYCLES)
+        self.cycles = self.history.last(MAX_DRAWN)
         self.moves = self.log.last(MAX_MOVES)
         self.asked = self.requests.last(MAX_REQUESTS)
 

@@ -1,7 +1,8 @@
 """The status routes: for supervisors, for Prometheus, and the page at / for people.
 
 The page shows what this replica served, the registry's tests and versions, and the last cycles in the object store. The gate
-stores each analysis of a running test in the registry, its looks in the object store, and each verdict on its version.
+stores each analysis of a running test in the registry, its looks in the object store, and each verdict on its version. The page's
+script, /status.js, asks for what has changed at /admin/live.
 """
 
 import asyncio
@@ -20,11 +21,12 @@ from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Res
 from jinja2 import Environment, StrictUndefined
 
 from infra import charts
-from infra.experiment_view import duration, metric_rows, progress, sequences
+from infra.experiment_view import duration
 from infra.login import CODE_HEADER, QUERY, Answer
-from infra.records import Decision, Rate
+from infra.records import Rate
 from serving.access import Access, Denied
 from serving.gateway.drain import Drain
+from serving.gateway.errors import BadRequest
 from serving.gateway.openapi import HEALTH, SECURITY, TEXT, Answers, DocumentedApp, answers, object_schema, optional
 from serving.metrics import Metrics, SlotState, SpoolState
 from serving.recording.shipping import Shipper
@@ -33,10 +35,11 @@ from serving.slots.arms import Arms
 from serving.status.by_hand import HandSources, add_moves_by_hand
 from serving.status.data import Links, StatusData
 from serving.status.verdicts import VerdictSources, add_verdict
+from serving.status.views import page_values
 
-PAGE = Path(__file__).with_name("status.html")
+FOLDER = Path(__file__).parent
 STYLE = re.compile(r"<style>(.*?)</style>", re.DOTALL)
-SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
+PROJECT = re.compile(r"[A-Za-z0-9_.-]{0,64}")
 READY = object_schema(("ready",), ready={"type": "boolean"})
 STATUS = object_schema(
     ("ready", "champion", "challenger", "experiment", "slots", "problems", "spool", "shipped", "store_error"),
@@ -50,6 +53,8 @@ STATUS = object_schema(
     shipped={"type": "object"},
     store_error=TEXT,
 )
+LIVE_ANSWERS: Answers = {200: {"description": "the parts of the page that change", "content": {"text/html": {"schema": TEXT}}}}
+SCRIPT_ANSWERS: Answers = {200: {"description": "the page's script", "content": {"text/javascript": {"schema": TEXT}}}}
 PAGE_ANSWERS: Answers = {401: {"description": "the browser asks for a password", "content": {"text/plain": {"schema": TEXT}}}}
 
 
@@ -70,31 +75,7 @@ class StatusSources:
 
 def add_status(app: DocumentedApp, sources: StatusSources) -> None:
     """Add health, readiness, metrics, status, the verdict, moves by hand and the page."""
-    source = PAGE.read_text().replace("/* charts */", charts.STYLE)
-    page, headers = _template(source), security_headers(source)
-
-    @app.get("/", response_class=HTMLResponse, responses=PAGE_ANSWERS, openapi_extra=SECURITY)
-    async def status_page(request: Request) -> Response:
-        if request.url.query == QUERY and (logins := sources.access.logins):
-            return _login_answer(logins.answer("GET", ""))
-        try:
-            await sources.access.check(request.headers, "admin", password=True)
-        except Denied as denied:
-            if denied.status != 401:
-                raise
-            # A browser then asks for a user name, which is ignored, and a password: the token.
-            text = "log in with a link that `make status` prints; as a password, an administrator's token is taken"
-            return PlainTextResponse(text, 401, headers | {"WWW-Authenticate": 'Basic realm="tabloop"'})
-        await _measure(sources)
-        await sources.data.refresh(sources.arms.experiment)
-        return HTMLResponse(page.render(_page_values(sources)), headers=headers)
-
-    @app.post("/", include_in_schema=False)  # of the login page alone
-    async def log_in(request: Request) -> Response:
-        logins = sources.access.logins if request.url.query == QUERY else None
-        if logins is None:
-            return PlainTextResponse("expected a login link of `make status`\n", 403, headers)
-        return _login_answer(logins.answer("POST", request.headers.get(CODE_HEADER, "")))
+    headers = _add_page(app, sources)
 
     @app.get("/health", responses=answers(HEALTH))
     async def health() -> Any:
@@ -123,16 +104,68 @@ def add_status(app: DocumentedApp, sources: StatusSources) -> None:
     add_moves_by_hand(app, HandSources(sources.access, sources.data.registry, sources.data.requests, sources.clock))
 
 
+def _add_page(app: DocumentedApp, sources: StatusSources) -> dict[str, str]:
+    """Add the page, its parts that change, its script and its login; return the headers of what a browser shows."""
+    source = (FOLDER / "status.html").read_text().replace("/* charts */", charts.STYLE)
+    environment, headers = _environment(), security_headers(source)
+    page, live = environment.from_string(source), environment.from_string((FOLDER / "live.html").read_text())
+    script = (FOLDER / "status.js").read_bytes()
+
+    async def values(request: Request) -> dict[str, Any]:
+        """Return the values of the templates, read again."""
+        if not PROJECT.fullmatch(project := request.query_params.get("project", "")):
+            raise BadRequest("project: expected at most 64 letters, digits, '_', '.' and '-'", "project")
+        await _measure(sources)
+        running = sources.arms.experiment
+        await sources.data.refresh(running)
+        now = sources.clock()
+        return page_values(_status(sources), sources.data, running, sources.metrics, sources.links, now, project)
+
+    @app.get("/", response_class=HTMLResponse, responses=PAGE_ANSWERS, openapi_extra=SECURITY)
+    async def status_page(request: Request) -> Response:
+        if request.url.query == QUERY and (logins := sources.access.logins):
+            return _login_answer(logins.answer("GET", ""))
+        try:
+            await sources.access.check(request.headers, "admin", password=True)
+        except Denied as denied:
+            if denied.status != 401:
+                raise
+            # A browser then asks for a user name, which is ignored, and a password: the token.
+            text = "log in with a link that `make status` prints; as a password, an administrator's token is taken"
+            return PlainTextResponse(text, 401, headers | {"WWW-Authenticate": 'Basic realm="tabloop"'})
+        shown = await values(request)
+        return HTMLResponse(page.render(shown, live=live.render(shown)), headers=headers)
+
+    @app.get("/admin/live", response_class=HTMLResponse, responses=LIVE_ANSWERS, openapi_extra=SECURITY)
+    async def live_parts(request: Request, project: str = "") -> Response:
+        await sources.access.check(request.headers, "admin", password=True)
+        return HTMLResponse(live.render(await values(request)), headers=headers)
+
+    @app.get("/status.js", response_class=Response, responses=SCRIPT_ANSWERS, openapi_extra=SECURITY)
+    async def status_script(request: Request) -> Response:
+        await sources.access.check(request.headers, "admin", password=True)
+        return Response(script, headers=headers, media_type="text/javascript")
+
+    @app.post("/", include_in_schema=False)  # of the login page alone
+    async def log_in(request: Request) -> Response:
+        logins = sources.access.logins if request.url.query == QUERY else None
+        if logins is None:
+            return PlainTextResponse("expected a login link of `make status`\n", 403, headers)
+        return _login_answer(logins.answer("POST", request.headers.get(CODE_HEADER, "")))
+
+    return headers
+
+
 def _login_answer(answer: Answer) -> Response:
     return Response(answer.body, answer.status, answer.headers)
 
 
 def security_headers(page: str) -> dict[str, str]:
-    """Return the headers of what a browser shows: the page's own style and script, which may ask this app alone; no frame."""
+    """Return the headers of what a browser shows: the page's own style, this app's script, no frame."""
     policy = {
         "default-src": "'none'",
         "style-src": _hashes(STYLE.findall(page)),
-        "script-src": _hashes(SCRIPT.findall(page)),
+        "script-src": "'self'",
         "connect-src": "'self'",
         "base-uri": "'none'",
         "form-action": "'none'",
@@ -202,61 +235,19 @@ def _status(sources: StatusSources) -> dict[str, Any]:
     }
 
 
-def _page_values(sources: StatusSources) -> dict[str, Any]:
-    status, data = _status(sources), sources.data
-    running = sources.arms.experiment
-    errors = {"object store": sources.shipper.error, **data.problems}
-    # The analysis of an earlier test says nothing about the running one.
-    analysis = data.analysis if data.analysis and (running is None or data.analysis.experiment.id == running.id) else None
-    return {
-        **status,
-        "problems": [*status["problems"].items(), *((part, problem) for part, problem in errors.items() if problem)],
-        "running": running is not None,
-        "analysis": analysis,
-        "asked": data.asked,
-        "now": sources.clock(),
-        **_experiment(sources, analysis),
-        "recent": sources.metrics.recent(sources.clock()),
-        "feedback_counts": sorted(sources.metrics.feedback_counts.items()),
-        "versions": data.versions,
-        "cycles": data.cycles,
-        "moves": data.moves,
-        "runs": {version.tags.get("cycle"): version.tags.get("run") for version in data.versions},
-        "links": sources.links,
-    }
-
-
-def _experiment(sources: StatusSources, analysis: Decision | None) -> dict[str, Any]:
-    """Return what the looks at the shown experiment tell."""
-    watched = sources.data.watched
-    if watched and analysis and watched.experiment.id != analysis.experiment.id:
-        watched = None
-    experiment = watched.experiment if watched else analysis.experiment if analysis else None
-    stages = experiment.stages if experiment else ()
-    drawn = sequences(watched.looks, experiment.plan) if watched and experiment and experiment.plan else []
-    return {
-        "share": experiment.stage_at(sources.clock()).share if experiment else 0.0,
-        "stages": stages,
-        "planned": experiment.plan.planned if experiment and experiment.plan else "",
-        "progress": progress(watched.experiment, watched.last) if watched else None,
-        "charts": drawn,
-        "metrics": metric_rows(analysis.verdict, experiment.plan) if analysis and experiment else [],
-    }
-
-
 def _ago(seconds: float) -> str:
     minutes = max(0.0, time.time() - seconds) / 60
     return f"{minutes:.0f} min ago" if minutes < 120 else f"{minutes / 60:.0f} h ago"
 
 
-def _template(source: str) -> Any:
+def _environment() -> Environment:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters["percent"] = _percent
     environment.filters["median_and_95"] = lambda ms: f"{ms[0]:.0f} / {ms[1]:.0f} ms" if ms else ""
     environment.filters["when"] = lambda seconds: datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     environment.filters["ago"] = _ago
     environment.filters["until"] = lambda seconds: duration(seconds - time.time())
-    return environment.from_string(source)
+    return environment
 
 
 def _percent(rate: Rate) -> str:

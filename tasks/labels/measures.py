@@ -8,12 +8,15 @@ from typing import get_args
 
 import polars as pl
 
-from infra.records import QUICK_MS, RATIOS, Bucket, LabelOutcome, Manifest, MeasuredGroup, Measures
+from evals.statistics import rate
+from infra.records import QUICK_MS, RATIOS, Bucket, LabelOutcome, Manifest, MeasuredGroup, Measures, ServedVersion
 from infra.records.measures import MeasuredBy
 
 LEFT_OUT: tuple[Bucket, ...] = ("duplicate", "opted_out", "waiting", "pinned")
 """Buckets whose requests are measured in another cycle, or in none."""
 DECILES = 10
+MOST_PROJECTS = 20
+"""Projects whose acceptance by version a manifest has."""
 
 JUDGED = pl.col("outcome").cast(pl.String).is_in(get_args(LabelOutcome)).fill_null(False)
 """The developer decided about it."""
@@ -72,6 +75,31 @@ def measure(classified: pl.DataFrame) -> tuple[MeasuredGroup, ...]:
     groups.append(("sampling", "exploring", values.filter("exploring")))
     found = [MeasuredGroup(by=by, name=name, measures=_summed(rows)) for by, name, rows in groups]
     return tuple(sorted((g for g in found if g.measures.requests), key=_order))
+
+
+def served(classified: pl.DataFrame) -> tuple[ServedVersion, ...]:
+    """Return the acceptance of each version that served in a window, over all projects and in each of the MOST_PROJECTS largest.
+
+    Left out are versions with fewer than two users, of which no interval is known.
+
+    Args:
+        classified: labelled requests with their `bucket` (tasks/labels/accounting.py).
+    """
+    rows = classified.filter(counted() & ~pl.col("exploring"))
+    by_user = rows.group_by("project", "policy_version", "user").agg(
+        requests=pl.len(), accepted=ACCEPTED.fill_null(False).cast(pl.Int64).sum()
+    )
+    largest = by_user.group_by("project").agg(pl.col("requests").sum()).sort("requests", "project", descending=[True, False])
+    everyone = by_user.group_by("policy_version", "user").agg(pl.col("requests", "accepted").sum())
+    parts = {"": everyone} | {name: by_user.filter(pl.col("project") == name) for name in largest["project"].head(MOST_PROJECTS)}
+    return tuple(
+        ServedVersion(
+            project=project, version=str(version), acceptance=rate(users["accepted"].to_list(), users["requests"].to_list())
+        )
+        for project, part in parts.items()
+        for (version,), users in part.sort("policy_version", "user").partition_by("policy_version", as_dict=True).items()
+        if len(users) > 1
+    )
 
 
 def counted() -> pl.Expr:

@@ -1,6 +1,7 @@
 """What people see of an estimate: its line in the log, its metrics in MLflow, its page."""
 
 from evals.reliability import Reliability, diagram
+from infra.charts import standalone
 from tasks.showing.fit import FittedEstimate, Unfitted
 
 
@@ -37,9 +38,9 @@ def page(fitted: FittedEstimate | Unfitted) -> str:
 
 
 def chart(fitted: FittedEstimate) -> str:
-    """Return an estimate's reliability diagram as SVG."""
+    """Return an estimate's reliability diagram as an SVG image of its own."""
     found = fitted.reliability
-    return diagram([(bin.count, bin.chance, bin.kept) for bin in found.bins], found.error)
+    return standalone(diagram([(bin.count, bin.chance, bin.kept) for bin in found.bins], found.error))
 
 
 def _table(reliability: Reliability) -> list[str]:

@@ -11,7 +11,7 @@ from infra.settings import Settings, dump
 from infra.store import ObjectStore, sha256
 from infra.version import code_version
 from tasks.labels.collect import Collected
-from tasks.labels.measures import measure
+from tasks.labels.measures import measure, served
 from tasks.labels.partitions import references
 from tasks.validation.drift import profile
 from tasks.validation.quarantine import ValidationEvidence
@@ -55,6 +55,7 @@ def manifest_fields(collected: Collected, evidence: ValidationEvidence, now: flo
         "docs": evidence.docs,
         "profile": profile(accounting.samples),
         "measures": measure(accounting.classified),
+        "served": served(accounting.classified),
         "code": code_version(),
     }
 

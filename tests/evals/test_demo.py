@@ -2,13 +2,26 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from evals.demo import chances, closing, comparison, report
-from evals.demo.record import Bin, Calibration, Comparison, CycleRow, Difference, Example, Exploration, GroundRow, Rate, Report
+from evals.demo.record import (
+    Bin,
+    Calibration,
+    Changes,
+    Comparison,
+    CycleRow,
+    Difference,
+    Example,
+    Exploration,
+    GroundRow,
+    Rate,
+    Report,
+)
 from evals.developers import Counts, ExpectedOutcome, Pair, PairedRun, Pin, Tally
 from infra.records import MeasuredGroup, Measures
 from infra.settings import load
@@ -105,12 +118,15 @@ def _report(later=BETTER, kept=UNDECIDED, new=UNDECIDED, new_kept=UNDECIDED) -> 
         clip_fraction=0.0, kl=0.0,
         logprob_difference=1e-6, judge=5.0, verdict="promote", reason="won", estimate=0.02, low=low, high=0.05,
     )  # fmt: skip
-    example = Example(prefix="<script>", truth="'&'", base="<b>", base_accepted=False, champion="", champion_accepted=False)
+    example = Example(
+        kind="loss", file="<i>.py", right=3, prefix="<script>", truth="'&'", base="<b>", base_accepted=True, champion="",
+        champion_accepted=False,
+    )  # fmt: skip
     return Report(
         seed=0, seconds=1.0, base_version="1", champion_version="2", cycles=1, promotions=1, rejections=0, judge="reference",
         acceptance=same, acceptance_of_shown=same, accepted_characters_per_request=changed, shown=same, versions=[],
         grounds=grounds, exploration=Exploration(share=0.0), calibration=CALIBRATION,
-        history=[row], examples=[example], addresses={"MLflow": "http://127.0.0.1:5000"},
+        history=[row], experiments=[], changes=Changes(gains=0, losses=1, examples=[example]), addresses={"MLflow": "http://127.0.0.1:5000"},
     )  # fmt: skip
 
 
@@ -207,16 +223,17 @@ def test_the_report_has_the_documented_fields(tmp_path: Path) -> None:
         assert report_json[metric]["difference"].keys() == {"estimate", "low", "high"}
     assert report_json["calibration"] == {"error": 0.0123, "bins": [{"count": 7, "chance": 0.25, "kept": 0.3}]}
     page = (tmp_path / "report.html").read_text()
-    assert "<script>" not in page
-    assert "&lt;script&gt;" in page
-    assert "(nothing shown)" in page
-    assert page.count('<th class="n">base as served</th>') == 1 and "calibration error 0.0123" in page
+    assert not re.search("<script|<i>|<b>\\.", page) and "&lt;i&gt;.py" in page
+    assert "not accepted: nothing shown" in page
+    assert page.count('<th scope="col" class="n">base as served</th>') == 1 and "calibration error 0.0123" in page
     assert "7 beginnings: chance 0.250, kept 0.300" in page
-    rows = [f'<tr><td>{name}</td><td class="n">{count}</td></tr>' for name, count in (("trained", 10), ("quarantined", 3))]
+    rows = [
+        f'<tr><th scope="row">{name}</th><td class="n">{count}</td></tr>' for name, count in (("trained", 10), ("quarantined", 3))
+    ]
     rows += [
-        f'<tr><td>{name}</td><td class="n">{n}</td></tr>'
+        f'<tr><th scope="row">{name}</th><td class="n">{n}</td></tr>'
         for name, n in (("quarantined: &lt;secret&gt;", 3), ("all requests", 13))
     ]
     assert "".join(rows) in page
-    assert '<tr><td>share of completed code</td><td class="n">0.2500</td></tr>' in page
-    assert '<td class="n">language &lt;py&gt;</td><td class="n">10</td><td class="n">0.2000</td>' in page
+    assert '<tr><th scope="row">share of completed code</th><td class="n">0.2500</td></tr>' in page
+    assert '<th scope="row">language &lt;py&gt;</th><td class="n">10</td><td class="n">0.2000</td>' in page

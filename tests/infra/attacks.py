@@ -73,6 +73,7 @@ def attacks(settings: Settings, deployment: str, marker: Path) -> list[Attack]:
                 ("GET", "/", None),
                 ("GET", "/ready", None),
                 ("GET", "/metrics", None),
+                ("GET", "/admin/live", None),
                 ("POST", "/v1/completions", prompt),
                 ("POST", "/admin/promote", move),
             ],
@@ -218,7 +219,7 @@ def play(program: str, targets: Sequence[Attack], links: Mapping[str, str], fold
         links: login links of parts, by part.
 
     Raises:
-        AssertionError: a link logs nobody in, or the pages did not report in time.
+        TimeoutError: a link logs nobody in, or the pages did not report in time.
     """
     attacker = Attacker(targets)
     with serving(attacker) as port, browser.running(program, folder, [f"--proxy-server=http://127.0.0.1:{port}"]) as victim:

@@ -6,10 +6,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from infra import charts
-from infra.charts import BOTTOM, LEFT, RIGHT, TOP, ConfidenceSequence, Point
+from infra import charts, time_charts
+from infra.charts import BOTTOM, CHARACTER, LEFT, RIGHT, TOP, WIDTH, Chart, ConfidenceSequence, Point
+from infra.time_charts import Line, Span, Track
 
-HEIGHT, WIDTH = 210, 360
+HEIGHT = 210
 POINTS = [Point(100.0, 0.03, -0.4, 0.5), Point(200.0, 0.02, -0.1, 0.14), Point(400.0, 0.025, -0.02, 0.07)]
 CHART = ConfidenceSequence("accepted <b>", "from -0.02 & to 0.07", POINTS, "requests", 800.0, (-0.05,))
 SERIES = [Point(0, 0.1, 0.05, 0.15, "v1", "10 %"), Point(0, 0.2, 0.15, 0.25, "v2", "20 %")]
@@ -23,14 +24,21 @@ def of_kind(svg: str, kind: str) -> list[ElementTree.Element]:
     return [element for element in parsed(svg).iter() if kind in element.get("class", "").split()]
 
 
+LINES = [Line("v1", [Point(0.0, 0.2, 0.1, 0.3), Point(3600.0, 0.4)]), Line("v<2>", [Point(3600.0, 0.41, 0.4, 0.5)])]
+TRACKS = [Track("cycle-2", [Span(3600, 7200, "bar"), Span(5400, 9e9, "span")]), Track("cycle-1", [Span(0, 3600, "bar")])]
+
+
 @pytest.mark.parametrize(
     "svg",
     [
         charts.sequence(CHART),
+        charts.bars("a <b>", "c & d", [("trained & kept", 3, "3, 75 %"), ("waiting", 1, "1, 25 %")]),
+        time_charts.lines("a <b>", "c & d", LINES),
+        time_charts.timeline("a <b>", "c & d", TRACKS, 9000.0),
         charts.series("a <b>", "c & d", SERIES, connected=True),
         charts.interval(POINTS[-1], (-0.05,), "no", "worse <than> its margin"),
     ],
-    ids=["sequence", "series", "interval"],
+    ids=["sequence", "bars", "lines", "timeline", "series", "interval"],
 )
 def test_a_chart_tells_itself_in_words_and_runs_and_loads_nothing(svg: str) -> None:
     root = parsed(svg)
@@ -68,6 +76,46 @@ def test_a_series_writes_labels_and_values_and_draws_intervals() -> None:
     assert all(f">{words}<" in svg for words in ("v1", "v2", "10 %", "20 %"))
     assert len(of_kind(svg, "interval")) == 2 and of_kind(svg, "line") == []
     assert len(of_kind(charts.series("a", "b", [Point(0, 0.0)], connected=True), "line")) == 1
+
+
+def test_groups_of_a_series_stand_apart_and_their_lines_too() -> None:
+    svg = charts.series("a", "b", [Point(0, float(n)) for n in range(5)], connected=True, groups=[("first", 2), ("second", 3)])
+    lines = [len((line.get("points") or "").split()) for line in of_kind(svg, "line")]
+    assert lines == [2, 3] and len(of_kind(svg, "end")) == 1 and ">first<" in svg and ">second<" in svg
+
+
+def test_bars_are_as_long_as_their_values_and_end_within_the_chart() -> None:
+    svg = charts.bars("a", "b", [("one", 4.0, "4, 80 %"), ("two", 1.0, "1, 20 %"), ("none", 0.0, "0")])
+    widths = [float(bar.get("width") or 0) for bar in of_kind(svg, "bar")]
+    assert widths[0] == pytest.approx(4 * widths[1], abs=0.3) and widths[2] == 0
+    (first, *_) = of_kind(svg, "bar")
+    assert float(first.get("x") or 0) + widths[0] + CHARACTER * len("4, 80 %") <= WIDTH
+
+
+def test_lines_over_time_lie_where_their_values_are_and_their_names_stand_apart() -> None:
+    svg = time_charts.lines("a", "b", LINES)
+    first, second, third = of_kind(svg, "dot")
+    assert second.get("cx") == third.get("cx") and float(first.get("cx") or 0) < float(second.get("cx") or 0)
+    assert float(third.get("cy") or 0) < float(second.get("cy") or 0), "0.41 is above 0.4"
+    assert len(of_kind(svg, "interval")) == 2 and "second" in (third.get("class") or ""), "told apart by more than colour"
+    heights = [float(text.get("y") or 0) for text in parsed(svg).iter("text") if (text.text or "").startswith("v")]
+    assert abs(heights[0] - heights[1]) >= time_charts.LINE_HEIGHT - 0.1
+
+
+def test_a_timeline_ends_now() -> None:
+    svg = time_charts.timeline("a", "b", TRACKS, 9000.0)
+    window, older = of_kind(svg, "bar")
+    (test,) = of_kind(svg, "span")
+    right = float(test.get("x") or 0) + float(test.get("width") or 0)
+    assert right == pytest.approx(WIDTH - 6, abs=0.2), "what still runs is drawn up to now"
+    assert float(older.get("x") or 0) + float(older.get("width") or 0) == pytest.approx(float(window.get("x") or 0), abs=0.2)
+
+
+def test_the_numbers_of_a_chart_stand_beneath_it_as_a_table() -> None:
+    html = Chart("a <b>", charts.series("a", "b", SERIES), ("version", "accepted"), (("v1", "10 %"), ("<v2>", "20 %"))).html()
+    figure = ElementTree.fromstring(html)
+    assert [cell.text for cell in figure.iter("th")] == ["version", "accepted", "v1", "<v2>"]
+    assert [cell.text for cell in figure.iter("td")] == ["10 %", "20 %"] and figure.findtext("figcaption") == "a <b>"
 
 
 def test_an_image_that_stands_alone_holds_its_style_for_light_and_dark() -> None:

@@ -1,9 +1,9 @@
 """A page of a browser without a screen, with what the browser logs about it."""
 
 import asyncio
-import base64
 import itertools
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,7 +11,11 @@ from typing import Any
 
 import aiohttp
 
+from infra import login
 from tests.infra import browser
+
+ANSWER_SECONDS = 300.0
+"""Longest wait for the browser: on a machine with other work, checking a long page takes minutes."""
 
 
 class Tab:
@@ -28,14 +32,14 @@ class Tab:
         number = next(self._numbers)
         await self._socket.send_json({"id": number, "method": method, "params": parameters})
         while True:
-            message = await self._socket.receive_json(timeout=60)
+            message = await self._socket.receive_json(timeout=ANSWER_SECONDS)
             if message.get("id") == number:
                 assert "error" not in message, message
                 return message["result"]
-            if message.get("method") in ("Log.entryAdded", "Runtime.exceptionThrown"):
-                problem = message["params"].get("entry", {"level": "error"})
-                if problem["level"] in ("error", "warning"):
-                    self.problems.append(json.dumps(message["params"]))
+            if message.get("method") in ("Log.entryAdded", "Runtime.exceptionThrown", "Runtime.consoleAPICalled"):
+                logged = message["params"]
+                if logged.get("entry", {}).get("level", logged.get("type", "error")) in ("error", "warning"):
+                    self.problems.append(json.dumps(logged))
 
     async def run(self, script: str) -> Any:
         """Run a script in the page, and return the value of its promise or of its last expression."""
@@ -43,17 +47,25 @@ class Tab:
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
-    async def open(self, url: str, password: str) -> None:
-        """Open an address with a password, and wait until it is loaded."""
-        for domain in ("Page", "Runtime", "Log", "Network"):
+    async def until(self, script: str) -> None:
+        """Wait until JavaScript is true in the page. Raises AssertionError with the page's text if it is not in time."""
+        deadline = time.monotonic() + ANSWER_SECONDS
+        while not await self.run(script):
+            shown = await self.run("document.body.innerText.slice(0, 2000)")
+            assert time.monotonic() < deadline, f"{script}: never true in {shown}"
+            await asyncio.sleep(0.1)
+
+    async def show(self, url: str, reached: str = "") -> None:
+        """Open an address, and wait until it, or the one that it leads to, is loaded."""
+        for domain in ("Page", "Runtime", "Log"):
             await self.call(f"{domain}.enable")
-        login = base64.b64encode(f"me:{password}".encode()).decode()
-        await self.call("Network.setExtraHTTPHeaders", headers={"Authorization": f"Basic {login}"})
         await self.call("Page.navigate", url=url)
-        while await self.run("document.readyState") != "complete" or await self.run("location.href") != url:
+        while await self.run("location.href") != (reached or url) or await self.run("document.readyState") != "complete":
             await asyncio.sleep(0.05)
-        # As in a browser that remembers a password: it is sent with the page, and not with what a script sends elsewhere.
-        await self.call("Network.setExtraHTTPHeaders", headers={})
+
+    async def open(self, address: str, credential: str) -> None:
+        """Open an app's page with a login link: the browser then remembers a session's password, and sends it to that origin."""
+        await self.show(login.link(address, credential), address + "/")
 
 
 @asynccontextmanager

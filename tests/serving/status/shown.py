@@ -3,7 +3,21 @@
 import math
 
 from infra import looks
-from infra.records import CheckResult, Decision, ExperimentRecord, Look, MetricResult, Plan, PlannedMetric, Rate, Stage, Verdict
+from infra.records import (
+    CheckResult,
+    Decision,
+    ExperimentRecord,
+    Look,
+    Manifest,
+    MetricResult,
+    ObjectReference,
+    Plan,
+    PlannedMetric,
+    Rate,
+    ServedVersion,
+    Stage,
+    Verdict,
+)
 from tests.serving.fakes import House, experiment
 from tests.serving.helpers import run_experiment
 
@@ -105,3 +119,35 @@ async def run_watched_test(house: House, now: float, last: int = 1400) -> Experi
     brief = record.model_copy(update={"plan": None, "stages": ()})
     house.registry.decision = Decision(experiment=brief, verdict=verdict(last), decided=now, by="gate")
     return record
+
+
+def manifest(cycle: str) -> Manifest:
+    return Manifest(
+        cycle=cycle,
+        created=0.0,
+        champion="1",
+        parent="1",
+        since=0.0,
+        until=0.0,
+        completions=(),
+        feedback=(),
+        samples=ObjectReference(key="k", sha256="", rows=300),
+        buckets={},
+        requests=0,
+        settings_sha256="",
+        run=f"run-of-{cycle}",
+    )
+
+
+def add_cycles(house: House, until: float) -> None:
+    """Write three cycles whose windows, of an hour each, end at a time; two versions served, in two projects and in all."""
+    accepted = {("", "1"): 0.2, ("", "2"): 0.24, ("payments", "1"): 0.3, ("search", "2"): 0.1}
+    for number in (1, 2, 3):
+        end, cycle = until - 3600 * (3 - number), f"cycle-{number:06d}"
+        served = tuple(
+            ServedVersion(project=project, version=version, acceptance=Rate(rate=rate, low=rate - 0.02, high=rate + 0.02, n=900))
+            for (project, version), rate in accepted.items()
+            if version == "1" or number > 1
+        )
+        record = manifest(cycle).model_copy(update={"since": end - 3600, "until": end, "served": served})
+        house.store.objects[f"cycles/{cycle}/manifest.json"] = record.model_dump_json().encode()

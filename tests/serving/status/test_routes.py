@@ -8,13 +8,13 @@ from fastapi import FastAPI
 from starlette.routing import Route
 
 from infra import login, looks, moves
-from infra.records import Change, CycleOutcome, Decision, Look, Manifest, Move, ObjectReference, Rate, Record, Verdict
+from infra.records import Change, CycleOutcome, Decision, Look, Move, Rate, Record, Verdict
 from infra.settings import ROOT, load
 from serving.__main__ import links
 from serving.status.data import Links
 from tests.serving.fakes import ADMIN, TOKEN, House, experiment
 from tests.serving.helpers import run_experiment
-from tests.serving.status.shown import METRICS, run_watched_test, verdict
+from tests.serving.status.shown import METRICS, add_cycles, manifest, run_watched_test, verdict
 
 NOON = 1_800_000_000.0
 VERDICT = Verdict(
@@ -111,7 +111,8 @@ async def test_the_page_shows_sequences_margins_checks_stages_and_the_planned_en
         "labels hold judged per shown completion differs",
     ):
         assert expected in text, expected
-    assert page.count("<figure>") == 3 and page.count('class="chart"') == 3 + len(METRICS)
+    test = page[page.index('<section id="test"') : page.index('<section id="served"')]
+    assert test.count("<figure>") == 3 and test.count('class="chart"') == 3 + len(METRICS)
     # More looks: the page reads what is new, and the chart follows.
     looks.append(house.store, Look(experiment="e1", number=71, time=now, stage="test", share=0.5, verdict=verdict(1900)))
     house.clock += 10
@@ -147,7 +148,7 @@ async def test_the_page_lists_the_last_cycles_with_and_without_a_version(house: 
     _put(house, "decisions/e1.json", Decision(experiment=experiment(), verdict=rejected, decided=0.0, by="gate"))
     page = await _page(house)
     text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page))
-    cycles = re.findall(r"cycle-\d{6}", text[text.index(" Cycles ") : text.index(" Versions ")])
+    cycles = re.findall(r"cycle-\d{6}", text[text.index(" cycle created parent ") : text.index(" Versions ")])
     assert cycles == [f"cycle-{number:06d}" for number in range(12, 4, -1)]
     assert "running" in text and "refused it got worse" in text and "registered better 2 reject , by gate" in text
     assert 'href="http://prefect.test/runs/flow-run/run-of-cycle-000012"' in page
@@ -187,29 +188,33 @@ async def test_the_page_is_served_while_the_store_is_unavailable(house: House) -
     assert "the store is away" in await _page(house)
 
 
+async def test_the_page_shows_acceptance_latency_and_cycles_of_every_project_or_of_one(house: House) -> None:
+    add_cycles(house, NOON)
+    house.registry.aliases = {"champion": "1"}
+    for project in ("payments", "payments", "search", "search"):
+        await house.complete(headers={"X-Project-ID": project})
+    page = await _page(house)
+    assert [name for name in re.findall("<option>([^<]+)</option>", page)] == ["payments", "search"]
+    words = " ".join(re.findall('aria-label="([^"]+)"', page))
+    assert "version, %, in all projects" in words and "In the last window: version 1, 20.0%; version 2, 24.0%" in words
+    assert "Time to the first token" in words and "3 cycles, the newest cycle-000003" in words
+    text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page))
+    assert re.search(r"champion 0 served 4 100.0 %", text)
+    own = await house.client.get(house.urls[0] + "/admin/live?project=payments", headers=basic_auth(ADMIN))
+    assert "<html" not in own.text and "in project payments" in own.text
+    assert "In the last window: version 1, 30.0%" in own.text and 'served</td><td class="n">2</td>' in own.text
+    assert (await house.client.get(house.urls[0] + "/?project=<b>", headers=basic_auth(ADMIN))).status_code == 400
+    for path in ("/admin/live", "/status.js"):
+        assert (await house.client.get(house.urls[0] + path, headers=basic_auth(TOKEN))).status_code == 403
+    policy = own.headers["content-security-policy"]
+    assert "script-src 'self'" in policy and "unsafe" not in policy and not re.search(r"<script>|\son\w+=|style=", page)
+
+
 def test_page_settings_replace_api_addresses_in_links() -> None:
     cluster = {"TABLOOP_REGISTRY__URI": "http://mlflow.svc:5000", "TABLOOP_ORCHESTRATION__API": "http://prefect.svc:4200/api"}
     assert links(load(environment=cluster)) == Links("http://mlflow.svc:5000", "http://prefect.svc:4200", "tabloop")
     pages = {"TABLOOP_REGISTRY__PAGE": "https://mlflow.example/", "TABLOOP_ORCHESTRATION__PAGE": "https://prefect.example"}
     assert links(load(environment=cluster | pages)) == Links("https://mlflow.example", "https://prefect.example", "tabloop")
-
-
-def manifest(cycle: str) -> Manifest:
-    return Manifest(
-        cycle=cycle,
-        created=0.0,
-        champion="1",
-        parent="1",
-        since=0.0,
-        until=0.0,
-        completions=(),
-        feedback=(),
-        samples=ObjectReference(key="k", sha256="", rows=300),
-        buckets={},
-        requests=0,
-        settings_sha256="",
-        run=f"run-of-{cycle}",
-    )
 
 
 def _put(house: House, key: str, record: Record) -> None:

@@ -1,5 +1,6 @@
 """What completions are worth: each measure counted by hand, and the same sums for any division into groups."""
 
+import math
 import random
 from typing import Any
 
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.records import Completion, Feedback, MeasuredGroup, Measures
+from tasks.labels import measures
 from tasks.labels.measures import deciles, measure
 from tests.tasks.labels.test_accounting import account
 from tests.tasks.labels.test_hindsight import LIMITS, TEXT, asked, behind
@@ -156,6 +158,27 @@ def test_a_decile_holds_a_tenth_of_the_users_from_the_least_active(requests: lis
     assert max(sizes) - min(sizes) <= 1 or len(counts) < 10
     ordered = [counts[user] for user in found.sort("decile", maintain_order=True)["user"]]
     assert ordered == sorted(ordered)
+
+
+def test_acceptance_by_version_and_project_has_an_interval_over_users() -> None:
+    # Two users, 1 of 2 and 1 of 4: the rate is 1/3, the influences (1 - 2/3)/6 and (1 - 4/3)/6, t(1) = 12.706.
+    first = served(*"ab", user="one", project="p") + served(*"cdef", user="two", project="q")
+    alone = served("lonely", user="three", policy_version="2")
+    exploring = served("x", "y", user="one", exploring=True)
+    events = [told(request, "accepted" if request.id in ("a", "c") else "rejected", project=request.project) for request in first]
+    events += [told(request, "accepted", project=request.project) for request in (*alone, *exploring)]
+    classified = account([*first, *alone, *exploring], events, limits=LIMITS, until=NOW + 1000).classified
+    (found,) = measures.served(classified)
+    assert (found.project, found.version, found.acceptance.n) == ("", "1", 6)
+    assert found.acceptance.rate == pytest.approx(1 / 3)
+    assert found.acceptance.high - found.acceptance.rate == pytest.approx(12.7062 * math.sqrt(2 * 2 / 18**2), rel=1e-4)
+    # With a second user in a project, that project has a row of its own.
+    more = served("g", user="four", project="q")
+    classified = account(
+        [*first, *more], [*events[:6], told(*more, "rejected", project="q")], limits=LIMITS, until=NOW + 1000
+    ).classified
+    rows = {(row.project, row.version): (row.acceptance.rate, row.acceptance.n) for row in measures.served(classified)}
+    assert rows == {("", "1"): (pytest.approx(2 / 7), 7), ("q", "1"): (pytest.approx(1 / 5), 5)}
 
 
 def test_a_group_survives_json() -> None:

@@ -65,7 +65,11 @@ def test_the_run_names_the_data_set_and_holds_the_reports(tmp_path: Path, monkey
     pages = {path: Path(client.download_artifacts(run_id, path)).read_text() for path in names}
     assert f"calibration error {fitted.reliability.error:.4f}" in pages["showing.md"]
     chart = pages["showing.svg"]
-    assert chart.startswith("<svg xmlns=") and chart.count("<circle") == len(fitted.reliability.bins)
+    assert (
+        chart.startswith("<svg ")
+        and ' xmlns="http://www.w3.org/2000/svg"' in chart
+        and chart.count("<circle") == len(fitted.reliability.bins)
+    )
     assert "| stale | 3 | 75.0% |" in pages["requests.md"]
     assert (logged.data.metrics["measure.accepted_per_request"], logged.data.metrics["measure.accepted_per_shown"]) == (
         0.125,

@@ -1,0 +1,139 @@
+"""Make pictures of the five screens of a finished demo: python -m evals.demo.screens
+
+The terminal's last screen, the report, the status page, and the pages of the champion in MLflow and of the newest cycle's run in
+Prefect. It needs var/demo/report.json, the running stack and a browser, and writes PNG files, for light or for dark.
+"""
+
+import argparse
+import base64
+import io
+import re
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from rich.console import Console
+
+from evals.demo import report as report_
+from evals.demo.record import Report
+from infra import browser, cycles
+from infra import settings as configuration
+from infra.browser import Tab
+from infra.settings import Settings
+from infra.stack.__main__ import login_links
+from infra.store import ObjectStore
+
+DEMO = Path("var/demo")
+OUT = Path("infra/docs/assets/screens")
+WIDTH, HEIGHT = 1280, 1000
+COLUMNS = 110
+"""Width of the terminal."""
+
+
+@dataclass(frozen=True)
+class Screen:
+    """A page to take a picture of."""
+
+    name: str
+    url: str
+    shown: str
+    """JavaScript that is true once the page shows what it is for."""
+    login: str = ""
+    """A link that logs the browser in before; empty: none is needed."""
+
+
+def screens(settings: Settings, found: Report, run: str, folder: Path) -> list[Screen]:
+    """Return the five screens.
+
+    Args:
+        found: the demo's report.
+        run: id of the flow run in Prefect.
+        folder: where the terminal's screen is written.
+    """
+    terminal = folder / "terminal.html"
+    terminal.write_text(terminal_page(found))
+    links, model = login_links(settings), settings.registry.model
+    mlflow, prefect = (_origin(links[part]) for part in ("mlflow", "prefect"))
+    version = found.champion_version
+    text = "document.body.innerText.includes"
+    return [
+        Screen("terminal", terminal.as_uri(), "document.querySelector('svg') !== null"),
+        Screen("report", (configuration.ROOT / DEMO / "report.html").as_uri(), f"{text}('demo report')"),
+        Screen("status", f"{_origin(links['serving'])}/", "document.querySelector('#test') !== null", links["serving"]),
+        Screen("mlflow", f"{mlflow}/#/models/{model}/versions/{version}", f"{text}('Version {version}')", links["mlflow"]),
+        Screen("prefect", f"{prefect}/runs/flow-run/{run}", f"{text}('Logs')", links["prefect"]),
+    ]
+
+
+def terminal_page(found: Report) -> str:
+    """Return the last screen of the terminal as a page with one SVG image, which loads no font."""
+    console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
+    report_.show(found, console)
+    svg = re.sub(r"@font-face \{.*?\}", "", console.export_svg(title="make demo"), flags=re.DOTALL)
+    return f'<!doctype html><meta charset="utf-8"><style>body{{margin:0}}svg{{width:100%;height:auto}}</style>{svg}'
+
+
+def take(tab: Tab, screen: Screen, scheme: str, out: Path) -> Path:
+    """Show a screen in a tab and write its picture; return the file.
+
+    Raises:
+        TimeoutError: the page does not show what it is for.
+    """
+    tab.call("Emulation.setDeviceMetricsOverride", width=WIDTH, height=HEIGHT, deviceScaleFactor=1, mobile=False)
+    tab.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+    if screen.login:
+        tab.call("Page.navigate", url=screen.login)
+        tab.until(f"location.href.startsWith({_origin(screen.login)!r}) && !location.href.includes('login')")
+    tab.call("Page.navigate", url=screen.url)
+    tab.until(f"document.readyState === 'complete' && ({screen.shown})")
+    # Applications in a page draw what they have fetched in the next frames.
+    tab.evaluate("new Promise(done => setTimeout(done, 2000))")
+    file = out / f"{screen.name}.png"
+    file.write_bytes(base64.b64decode(tab.call("Page.captureScreenshot", format="png")["data"]))
+    return file
+
+
+def newest_run(store: ObjectStore) -> str:
+    """Return the id of the flow run that sealed the newest cycle. Raises ValueError if no cycle names one."""
+    for cycle in reversed(cycles.sealed(cycles.index(store))):
+        if run := cycles.manifest_of(store, cycle).run:
+            return run
+    raise ValueError(f"{store.uri('cycles/')}: no cycle with a flow run; run `make demo` first")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the pictures. Exit code 2: what they need is missing."""
+    parser = argparse.ArgumentParser(prog="python -m evals.demo.screens", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--out", type=Path, default=OUT, metavar="DIR", help="folder of the pictures (default %(default)s)")
+    parser.add_argument("--scheme", choices=["light", "dark"], default="light", help="colour scheme (default %(default)s)")
+    options = parser.parse_args(arguments)
+    written, program = configuration.ROOT / DEMO / "report.json", browser.find()
+    if not written.exists():
+        return _missing(f"{written}: not found; run `make demo` first, and let the stack run")
+    if program is None:
+        return _missing(f"no browser is installed: expected one of {', '.join(browser.PROGRAMS)} on the PATH")
+    settings, found = configuration.load(), Report.model_validate_json(written.read_text())
+    options.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        shown = screens(settings, found, newest_run(ObjectStore.connect(settings.store)), Path(folder))
+        with browser.running(program, Path(folder) / "profile") as running, running.tab(running.open("about:blank")) as tab:
+            for screen in shown:
+                print(take(tab, screen, options.scheme, options.out))
+    return 0
+
+
+def _missing(problem: str) -> int:
+    print(f"evals.demo.screens: {problem}", file=sys.stderr)
+    return 2
+
+
+def _origin(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,132 @@
+// The status page's script: shows what has changed, and asks for moves by hand.
+"use strict";
+{
+  const REFRESH_MS = 5000, ANSWER_MS = 15000;
+  const at = (name) => document.getElementById(name);
+  const wait = (milliseconds) => new Promise((done) => setTimeout(done, milliseconds));
+
+  // --- what changes
+
+  const shown = new Map(); // of each section, the HTML that it was made of
+  const warn = (words) => {
+    at("stale").textContent = words;
+    at("stale").hidden = !words;
+  };
+
+  const replace = (section, fresh) => {
+    // What a reader opened, scrolled or reached with the keyboard stays so.
+    const open = new Set([...section.querySelectorAll("details[open]")].map((each) => each.dataset.key));
+    const scrolled = [...section.querySelectorAll(".scroll")].map((each) => each.scrollLeft);
+    const reachable = "a, summary, [tabindex]";
+    const focused = [...section.querySelectorAll(reachable)].indexOf(document.activeElement);
+    section.replaceChildren(...fresh.childNodes);
+    Object.assign(section.dataset, fresh.dataset);
+    section.querySelectorAll("details").forEach((each) => { each.open = open.has(each.dataset.key); });
+    section.querySelectorAll(".scroll").forEach((each, index) => { each.scrollLeft = scrolled[index] ?? 0; });
+    if (focused >= 0) section.querySelectorAll(reachable)[focused]?.focus({ preventScroll: true });
+  };
+
+  const choose = () => {
+    const select = at("version"), before = select.value;
+    select.replaceChildren(at("choices").content.cloneNode(true));
+    if ([...select.options].some((each) => each.value === before)) select.value = before;
+  };
+
+  const refresh = async () => {
+    const project = at("project")?.value ?? "";
+    const options = { credentials: "same-origin", cache: "no-store", redirect: "error", signal: AbortSignal.timeout(ANSWER_MS) };
+    const answer = await fetch("/admin/live?project=" + encodeURIComponent(project), options);
+    if (answer.status === 401) throw new Error("this browser is no longer logged in; open a link of `make status`");
+    if (!answer.ok) throw new Error("HTTP " + answer.status);
+    const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+    if (project !== (at("project")?.value ?? "")) return; // another one was chosen meanwhile
+    for (const section of fresh.querySelectorAll("section")) {
+      if (shown.get(section.id) === section.outerHTML) continue;
+      shown.set(section.id, section.outerHTML);
+      replace(at(section.id), section);
+      if (section.id === "now" && !asking()) choose();
+    }
+    document.title = "tabloop: " + (at("now").dataset.champion ? "version " + at("now").dataset.champion : "not ready");
+  };
+
+  const follow = async () => {
+    let since = new Date();
+    for (;;) {
+      await wait(REFRESH_MS);
+      if (document.hidden) continue;
+      try {
+        await refresh();
+        since = new Date();
+        warn("");
+      } catch (error) {
+        warn(`As of ${since.toLocaleTimeString()}: ${error.message}`);
+      }
+    }
+  };
+
+  at("project")?.addEventListener("change", () => {
+    const project = at("project").value;
+    history.replaceState(null, "", project ? "/?project=" + encodeURIComponent(project) : "/");
+    refresh().then(() => warn(""), (error) => warn(error.message));
+  });
+
+  // --- moves by hand
+
+  const kinds = [...document.querySelectorAll("#hand [data-kind]")];
+  const say = (words) => { at("outcome").textContent = words; };
+  let kind = "", body = {};
+
+  // The token goes into this header alone: a cookie or a remembered password would be sent for other pages, too.
+  const call = async (path, sent) => {
+    const headers = { Authorization: "Bearer " + at("token").value, "Content-Type": "application/json" };
+    const options = { headers, credentials: "omit", cache: "no-store", redirect: "error" };
+    const answer = await fetch(path, sent ? { ...options, method: "POST", body: JSON.stringify(sent) } : options);
+    const told = await answer.json();
+    if (!answer.ok) throw new Error(told.error.message);
+    return told;
+  };
+
+  const asking = () => at("version").disabled;
+  const ask = (now) => {
+    at("sure").hidden = !now;
+    for (const each of [...kinds, ...["version", "reason", "token"].map(at)]) each.disabled = now;
+  };
+
+  for (const button of kinds) {
+    button.addEventListener("click", () => {
+      kind = button.dataset.kind;
+      body = { version: at("version").value, champion: at("now").dataset.champion, reason: at("reason").value.trim() };
+      if (!body.version || !body.reason || !at("token").value) return say("Choose a version, and give a reason and the token.");
+      const left = kind === "promote" ? "retired" : "rolled back";
+      at("summary").textContent = body.version === body.champion
+        ? `Version ${body.version} stays champion; the paused test ends, and its challenger is rejected.`
+        : `Version ${body.version} becomes champion; version ${body.champion} is ${left}, and a running test ends.`;
+      say("");
+      ask(true);
+      at("confirm").focus();
+    });
+  }
+  at("cancel").addEventListener("click", () => {
+    ask(false);
+    kinds.find((each) => each.dataset.kind === kind).focus();
+  });
+  at("confirm").addEventListener("click", async () => {
+    at("sure").hidden = true;
+    try {
+      let told = await call("/admin/" + kind, body);
+      while (told.state === "waiting") {
+        say("waiting: " + told.message);
+        await wait(2000);
+        told = await call("/admin/requests/" + told.id);
+      }
+      say(told.state + ": " + told.message);
+    } catch (error) {
+      say("refused: " + error.message);
+    }
+    ask(false);
+    choose();
+  });
+
+  choose();
+  follow();
+}

@@ -1,0 +1,73 @@
+"""What the status page shows, from the last answers of registry and store and from what this replica served."""
+
+from typing import Any
+
+from infra.experiment_view import metric_rows, progress, sequences
+from infra.records import Decision, ExperimentRecord
+from serving.metrics import Metrics
+from serving.status import live_charts
+from serving.status.data import MAX_CYCLES, Links, StatusData
+
+ALL_PROJECTS = ""
+
+
+def page_values(
+    status: dict[str, Any],
+    data: StatusData,
+    running: ExperimentRecord | None,
+    metrics: Metrics,
+    links: Links,
+    now: float,
+    project: str,
+) -> dict[str, Any]:
+    """Return the values of the page's template.
+
+    Args:
+        status: what GET /admin/status answers.
+        running: the running experiment.
+        now: Unix seconds.
+        project: whose requests are shown, where they are told apart by project; ALL_PROJECTS: those of every one.
+    """
+    # The analysis of an earlier test says nothing about the running one.
+    analysis = data.analysis if data.analysis and (running is None or data.analysis.experiment.id == running.id) else None
+    errors = {"object store": status["store_error"], **data.problems}
+    served = {served.project for cycle in data.cycles for served in cycle.manifest.served}
+    return {
+        **status,
+        "problems": [*status["problems"].items(), *((part, problem) for part, problem in errors.items() if problem)],
+        "running": running is not None,
+        "analysis": analysis,
+        "asked": data.asked,
+        "now": now,
+        **_experiment(data, analysis, now),
+        "recent": metrics.recent(now, project),
+        "feedback_counts": sorted(metrics.feedback_counts.items()),
+        "versions": data.versions,
+        "cycles": data.cycles[:MAX_CYCLES],
+        "moves": data.moves,
+        "runs": {version.tags.get("cycle"): version.tags.get("run") for version in data.versions},
+        "links": links,
+        "project": project,
+        "projects": sorted(({project} | served | metrics.recent_projects(now)) - {ALL_PROJECTS}),
+        "acceptance": live_charts.acceptance(data.cycles, project),
+        "latency": live_charts.latency(metrics.latency(now, project)),
+        "timeline": live_charts.timeline(data.cycles, running, now),
+    }
+
+
+def _experiment(data: StatusData, analysis: Decision | None, now: float) -> dict[str, Any]:
+    """Return what the looks at the shown experiment tell."""
+    watched = data.watched
+    if watched and analysis and watched.experiment.id != analysis.experiment.id:
+        watched = None
+    experiment = watched.experiment if watched else analysis.experiment if analysis else None
+    stages = experiment.stages if experiment else ()
+    drawn = sequences(watched.looks, experiment.plan) if watched and experiment and experiment.plan else []
+    return {
+        "share": experiment.stage_at(now).share if experiment else 0.0,
+        "stages": stages,
+        "planned": experiment.plan.planned if experiment and experiment.plan else "",
+        "progress": progress(watched.experiment, watched.last) if watched else None,
+        "charts": drawn,
+        "metrics": metric_rows(analysis.verdict, experiment.plan) if analysis and experiment else [],
+    }

@@ -1,0 +1,97 @@
+"""The demo's page: what it says first, how it chooses examples, its charts, and how a browser shows it."""
+
+import re
+from dataclasses import replace
+from html import unescape
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from evals.demo import comparison, history, snippets
+from evals.demo.page import EXAMPLES_RULE, page
+from evals.developers import PairedRun, Pin, Tally
+from evals.developers.tally import Example
+from infra import looks
+from infra.records import CycleOutcome, Look
+from infra.registry import Aliases
+from tests.evals.made_report import report
+from tests.infra import pages
+from tests.serving.fakes import MemoryStore, experiment
+from tests.serving.status import shown
+from tests.serving.status.browser import tab
+
+SEEN = Example("u", "1", "a.py", "x = ", "", "value + 1", False, "wrong")
+
+
+def _run(*places: tuple[Example, Example]) -> PairedRun:
+    sides = tuple(Tally({}, tuple(side), 0.0) for side in zip(*places, strict=True))
+    return PairedRun((Pin("1"), Pin("2")), (), sides, 0)
+
+
+def test_examples_are_the_gains_and_losses_with_the_most_right_characters_and_each_place_once() -> None:
+    def place(file: str, base: str, champion: str, winner: int, user: str = "u") -> tuple[Example, Example]:
+        first, second = (replace(SEEN, file=file, shown=text, user=user) for text in (base, champion))
+        return replace(first, accepted=winner == 1), replace(second, accepted=winner == 2)
+
+    gains = [place(f"{n}.py", "no", "value + 1"[: n + 1], 2) for n in range(7)]
+    twice = place("6.py", "none", "value +", 2, "another")
+    losses = [place("l.py", "value", "v", 1), place("m.py", "value + 2", "", 1)]
+    both = place("b.py", "value + 1", "value + 1", 0)
+    found = comparison.changes(_run(*gains, twice, *losses, both))
+    assert (found.gains, found.losses) == (8, 2)
+    assert [(e.kind, e.file, e.right) for e in found.examples] == [
+        *(("gain", f"{n}.py", n + 1) for n in (6, 5, 4, 3)),
+        *(("loss", "m.py", 8), ("loss", "l.py", 5)),
+    ]
+
+
+def test_code_is_coloured_as_one_piece_and_stays_as_it_is() -> None:
+    html = snippets.completed("a.py", 'def f(x):\n    """<one', ' two>"""\n    return 1')
+    assert '<span class="k">def</span>' in html and '<ins><span class="s"> two' in html, "the text before decides"
+    assert unescape(re.sub("<[^>]+>", "", html)) == 'def f(x):\n    """<one two>"""\n    return 1'
+    assert snippets.completed("a.unknown", "a <b", "\n") == "a &lt;b<ins>▮</ins>"
+
+
+def test_the_looks_of_each_test_are_read_with_its_verdict() -> None:
+    store = MemoryStore()
+    record = experiment().model_copy(update={"plan": shown.plan()})
+    store.put("experiments/e1.json", record.model_dump_json().encode())
+    for number, requests in enumerate((100, 400, 1600), 1):
+        seen = Look(experiment="e1", number=number, time=1.0, stage="test", share=0.5, verdict=shown.verdict(requests))
+        looks.append(store, seen)
+    outcomes = [CycleOutcome(cycle=f"c{n}", result="registered", reason="", experiment="e1" * (n == 2)) for n in (1, 2)]
+    state = history.LoopState(Aliases("1", "2", None, None), {outcome.cycle: outcome.model_dump() for outcome in outcomes}, {})
+    (row,) = history.experiment_rows(store, state)
+    assert (row.challenger, row.verdict) == ("2", "running")
+    assert [sequence.title.split()[0] for sequence in row.sequences] == ["accepted", "characters", "annoyed"]
+    first = row.sequences[0]
+    assert [point.requests for point in first.points] == [100, 400, 1600] and first.planned_requests == shown.PLANNED
+    assert first.margins == [pytest.approx(-0.024)] and first.points[-1].estimate == 0.02
+
+
+def test_the_result_stands_first_and_every_chart_has_its_words_and_numbers() -> None:
+    html = page(report())
+    text = re.sub(r"\s+", " ", re.sub("<[^>]+>", " ", html.partition("<main>")[2]))
+    assert text.startswith(" tabloop: demo report After 2 cycles in 10 minutes, version 3 beats the base at its best")
+    assert "24.0 % of requests accepted against 20.0 %, +4.00 [+3.00, +5.00] points" in text
+    charts = [ElementTree.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", html, re.DOTALL)]
+    titles = [chart.findtext("title") or "" for chart in charts]
+    for kind in ("Accepted per request", "99.83 %", "Mean reward", "KL from", "cycle-000002: 6400", "Reliability"):
+        assert any(kind in title for title in titles), kind
+    assert all(chart.get("role") == "img" and chart.findtext("desc") for chart in charts)
+    assert html.count("<figure>") == html.count('<details class="numbers"') == len(charts)
+    words = " ".join(chart.get("aria-label") or "" for chart in charts)
+    assert "closing comparison, base v1, best: 20.00%, from 18.00% to 22.00%" in words and "live traffic, v3: 26.00%" in words
+    assert EXAMPLES_RULE in text and "140 places" in text and re.search("Gain, 21 .* Loss, 12 ", text)
+    assert not re.search(r"<script|<link|@import|url\(|src=", html), "nothing is loaded, nothing runs"
+
+
+async def test_a_browser_shows_the_page_wide_and_narrow_light_and_dark(tmp_path: Path) -> None:
+    file = tmp_path / "report.html"
+    file.write_text(page(report()))
+    async with tab(tmp_path / "profile") as opened:
+        await opened.show(file.as_uri())
+        await opened.run("for (const each of document.querySelectorAll('details')) each.open = true")
+        await pages.check(opened.call, opened.run)
+        assert opened.problems == []
