@@ -75,7 +75,8 @@ class Browser:
     @contextmanager
     def tab(self, address: str) -> Iterator[Tab]:
         """Connect to a tab by its debugging address."""
-        with connect(address, max_size=None) as socket:
+        with connect(address, max_size=None, create_connection=ClientConnection) as socket:
+            assert isinstance(socket, ClientConnection)
             yield Tab(socket)
 
     def evaluate(self, tab: str, script: str) -> Any:

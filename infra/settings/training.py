@@ -103,8 +103,8 @@ class UpdateSettings(Section):
     anything the policy could write. 0: no bound."""
     settled_least_power: float = Field(0.0, ge=0, lt=1)
     """Least power of a settled text at the update's start that is trained on: p^q, or with `settled_beginnings` the mean factor
-    of its tokens' gradients. The others cost as much and hardly move the weights. It takes a forward pass over all settled text.
-    0: all are trained on."""
+    of its tokens' gradients. The others cost as much and move the weights less, but not for nothing (infra/docs/measurements.md).
+    It takes a forward pass over all settled text. 0: all are trained on."""
     context_weight: float = Field(0.0, ge=0)
     """Weight of the language-model loss of a prompt token, relative to 1 for a sampled token; 0: no such loss."""
     context_tokens: int = Field(32, ge=1)

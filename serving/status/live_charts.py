@@ -30,7 +30,7 @@ def acceptance(cycles: Sequence[Cycle], project: str) -> Chart | None:
     drawn = [
         Line(
             f"v{version}",
-            [Point(t, *(100 * bound for bound in (s.acceptance.rate, s.acceptance.low, s.acceptance.high))) for t, s in rows],
+            [Point(t, 100 * s.acceptance.rate, 100 * s.acceptance.low, 100 * s.acceptance.high) for t, s in rows],
         )
         for version, rows in sorted(found.items(), key=lambda each: (len(each[0]), each[0]))
     ]

@@ -18,7 +18,7 @@ from megatron.core.transformer.transformer_layer import get_transformer_layer_of
 from megatron.core.utils import unwrap_model
 from safetensors import safe_open
 
-from tasks.trainer.model.parts import Parts
+from tasks.trainer.model.parts import PARTS, Parts
 
 Entry = tuple[list[str], str, int | None]
 """Hugging Face names, how their tensors are merged, and the axis that is split over tensor-parallel ranks."""
@@ -141,7 +141,7 @@ TensorOf = Callable[[torch.Tensor], torch.Tensor | None]
 
 def parts_shared(parameter: torch.Tensor) -> Parts | None:
     """Return the parts of the parameter's master and moments; none where each data-parallel rank holds them whole."""
-    return getattr(parameter, "data_parallel_parts", None)
+    return getattr(parameter, PARTS, None)
 
 
 def master_of(parameter: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+PARTS = "data_parallel_parts"
+"""Attribute of a parameter that holds its Parts."""
+
 
 @dataclass(frozen=True)
 class Part:

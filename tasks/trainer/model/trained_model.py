@@ -23,7 +23,7 @@ from infra.architectures import parse
 from tasks.trainer.model.architecture import Recompute, check_arguments, configured, gpt_model, transformer_config
 from tasks.trainer.model.convert import StoredTensors, freeze, gather_on_rank_0, load_weights
 from tasks.trainer.model.muon import MuonWithAdamW
-from tasks.trainer.model.parts import parts_of
+from tasks.trainer.model.parts import PARTS, parts_of
 from tasks.trainer.model.process_group import Parallel
 
 WEIGHTS = "model.safetensors"
@@ -133,7 +133,7 @@ class TrainedModel:
         if options.distributed:
             (sharing,) = self.optimizer.chained_optimizers
             for parameter, parts in parts_of(sharing):
-                parameter.data_parallel_parts = parts
+                setattr(parameter, PARTS, parts)
         self.config.grad_scale_func = self.optimizer.scale_loss
 
     def run(self, forward_step: ForwardStep, batches: Sequence[Any], shape: tuple[int, int], *, forward_only: bool) -> list[Any]:

@@ -88,6 +88,7 @@ def load(model: TrainedModel, directory: Path) -> None:
             if (entry := state.get(stepped_by(parameter))) is not None:
                 parts = parts_shared(parameter)
                 own = tensor if parts is None else parts.own(tensor)
+                assert own is not None, "a parameter that this rank steps has a part here"
                 entry[kind] = own.to(parameter.device, torch.float32, copy=True).contiguous()
 
 
