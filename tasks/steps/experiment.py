@@ -16,6 +16,7 @@ from tasks.experiments.page import experiment_page
 from tasks.experiments.plan import plan_of
 from tasks.steps import clients
 from tasks.steps.step import IO_RETRIES, attempt_to_show, show_page, step
+from tasks.versions import register as registering
 
 LEADS = 3
 """Reads of the registry by a replica of serving between the decision on a stage and its start."""
@@ -82,8 +83,11 @@ def advance(settings: Settings, experiment: ExperimentRecord, stage: Stage) -> E
 
 @step("conclude", retries=IO_RETRIES)
 def conclude(settings: Settings, decision: Decision) -> Decision:
-    """Write the decision once, then move the aliases."""
-    return release.conclude(clients.store_of(settings), clients.registry_of(settings), decision)
+    """Write the decision once, move the aliases, and describe the version with its verdict."""
+    store, registry = clients.store_of(settings), clients.registry_of(settings)
+    standing = release.conclude(store, registry, decision)
+    attempt_to_show("MLflow", lambda: registering.describe_again(store, registry, settings, standing))
+    return standing
 
 
 @step("settle", retries=IO_RETRIES)
