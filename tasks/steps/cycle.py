@@ -41,6 +41,7 @@ from tasks.showing.fit import FittedEstimate, Unfitted
 from tasks.showing.labels import labelled_completions
 from tasks.steps import clients, pages, sealing
 from tasks.steps import experiment as watching
+from tasks.steps.naming import call_run
 from tasks.steps.runner import runner
 from tasks.steps.step import IO_RETRIES, attempt_to_show, show_page, step
 from tasks.trainer import run as training
@@ -84,7 +85,10 @@ def inspect(settings: Settings) -> CycleState:
     store = clients.store_of(settings)
     store.check_conditional_puts()
     unfinished = cycles.unfinished(cycles.index(store))
-    return CycleState(clients.registry_of(settings).aliases().experiment, unfinished)
+    running = clients.registry_of(settings).aliases().experiment
+    if running and not unfinished:
+        call_run(f"cycle waits for {running.id}", "nothing to do")
+    return CycleState(running, unfinished)
 
 
 @step("collect", retries=IO_RETRIES)
@@ -93,6 +97,7 @@ def collect(settings: Settings) -> Collected:
     store, registry = clients.store_of(settings), clients.registry_of(settings)
     collected = collecting.collect(store, registry, settings, time.time(), lambda window: join_all(settings, window))
     accounting = collected.accounting
+    call_if_waiting(accounting.waiting)
     get_run_logger().info(
         "training continues from version %s; %d requests, %d to train on; %s",
         collected.parent,
@@ -101,6 +106,12 @@ def collect(settings: Settings) -> Collected:
         {bucket: count for bucket, count in accounting.buckets.items() if count},
     )
     return collected
+
+
+def call_if_waiting(waiting: Waiting | None) -> None:
+    """Name a run that begins no cycle by what it waits for."""
+    if waiting:
+        call_run(f"no cycle: {waiting.state}", "nothing to do")
 
 
 @step("join", retries=IO_RETRIES)
@@ -129,6 +140,7 @@ def validate(settings: Settings, collected: Collected) -> Validated:
     evidence = ValidationEvidence(quarantine.write(store, cycle, rows), write_docs(store, cycle, validation))
     validated = Validated(collected.quarantine(validation.quarantined), evidence)
     show_validation(store, cycle, validated, validation)
+    call_if_waiting(validated.collected.accounting.waiting)
     validation.check(settings.collect.max_quarantined, [store.uri(key) for key in evidence.keys])
     get_run_logger().info("%d rows, %d quarantined; %s", validation.rows, len(validation.quarantined), stats)
     return validated
@@ -176,11 +188,14 @@ def reward(settings: Settings, validated: Validated, estimate: FittedEstimate | 
             samples.with_settled_tokens(chosen, tokens), settings.reward, weight_shares(settings.collect), past
         )
     except TooFewToShare as error:
-        return Waiting("WaitingForUsers", str(error))
+        waiting = Waiting("WaitingForUsers", str(error))
+        call_if_waiting(waiting)
+        return waiting
     groups = drawn_groups(settings, validated)
     tombstones.check(store, requests)  # nor their tokens
     body = samples.parquet([*samples.tables(store, plan.partitions, batch, tokens), *groups])
     cycle = cycles.next_name(cycles.index(store))
+    call_run(cycle, cycle, f"from v{collected.parent}")
     held_out = held_out_sets(settings, cycle, collected, body)
     tombstones.check(store, requests)
     reasons = {"quarantined": collected.accounting.reasons, "orphans": collected.orphans}
@@ -261,6 +276,7 @@ def resume(settings: Settings, cycle: str, run: str) -> Manifest | CycleOutcome:
     """Return the manifest of a cycle to complete, or its outcome if it was resumed too often or the champion changed."""
     store = clients.store_of(settings)
     manifest = cycles.manifest_of(store, cycle)
+    call_run(f"{cycle}, resumed", cycle, f"from v{manifest.parent}", "resumed")
     champion = clients.registry_of(settings).aliases().champion
     if champion != manifest.champion:
         return abandon(settings, cycle, f"to be tested against version {manifest.champion}, but the champion is {champion} now")

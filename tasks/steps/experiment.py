@@ -15,6 +15,7 @@ from tasks.experiments.looking import Found, Sight
 from tasks.experiments.page import experiment_page
 from tasks.experiments.plan import plan_of
 from tasks.steps import clients
+from tasks.steps.naming import call_run, name_of
 from tasks.steps.step import IO_RETRIES, attempt_to_show, show_page, step
 from tasks.versions import register as registering
 
@@ -49,7 +50,10 @@ def requested(settings: Settings) -> list[MoveAnswer]:
 @step("running experiment", retries=IO_RETRIES)
 def running_experiment(settings: Settings) -> ExperimentRecord | None:
     """Return the test that runs, or whose promoted version is watched."""
-    return clients.registry_of(settings).aliases().routed
+    running = clients.registry_of(settings).aliases().routed
+    if running:
+        call_run(name_of(running), running.id, running.stage.name, f"v{running.challenger}")
+    return running
 
 
 @step("look", retries=IO_RETRIES)
