@@ -30,23 +30,23 @@ from infra.settings import Settings
 from infra.stack.files import PRIVATE
 
 MINUTES: Mapping[str, Size[float]] = {
-    "serving": Size(20, 1.5),
-    "feedback": Size(3, 0.4),
-    "hostile": Size(8, 1.0),
-    "redaction": Size(3, 0.5),
-    "loop": Size(2, 0.8),
-    "evaluation": Size(4, 0.6),
-    "survival": Size(10, 1.2),
-    "kills": Size(10, 1.8),
+    "serving": Size(20, 1.2),
+    "feedback": Size(3, 0.3),
+    "hostile": Size(8, 0.8),
+    "redaction": Size(3, 0.4),
+    "loop": Size(2, 0.7),
+    "evaluation": Size(4, 0.5),
+    "survival": Size(10, 1.0),
+    "kills": Size(10, 1.6),
     "trainer": Size(10, 0.6),
-    "join": Size(5, 0.5),
-    "caps": Size(5, 0.4),
-    "experiments": Size(120, 1.0),
-    "gate": Size(15, 0.8),
-    "showing": Size(6, 0.7),
-    "recipes": Size(300, 0.8),
+    "join": Size(5, 0.4),
+    "caps": Size(5, 0.3),
+    "experiments": Size(120, 0.8),
+    "gate": Size(15, 0.7),
+    "showing": Size(6, 0.5),
+    "recipes": Size(300, 0.6),
 }
-"""Benchmarks in their order, with their usual time on two cores: what the time left is counted by."""
+"""Benchmarks in their order, with their rough time on two cores: what the time left is counted by."""
 WITHOUT_STACK = ("trainer", "join", "caps", "experiments", "gate", "showing", "recipes")
 """Benchmarks that need no stack."""
 

@@ -15,7 +15,7 @@ from infra.settings import Settings
 from infra.stack import control
 
 PARTS = Size(
-    full=("engine-0", "engine-1", "evaluation", "serving", "s3", "mlflow", "prefect", "worker"), quick=("serving", "worker")
+    full=("engine-0", "engine-1", "evaluation", "serving", "s3", "mlflow", "prefect", "worker"), quick=("serving",)
 )
 LABELS, USERS = Size(full=600, quick=200), 60
 BACK_SECONDS, CYCLE_SECONDS = 240.0, 900.0

@@ -30,7 +30,7 @@ from tasks.showing.fit import Unfitted, checked, chosen, fit
 from tasks.showing.frontier import Outcomes, Shown, comparison
 from tasks.showing.labels import LabelledCompletion, kept_up_to
 
-REQUESTS = Size(full=14_000, quick=1500)
+REQUESTS = Size(full=14_000, quick=1200)
 """Pauses, of which the estimate learns from half."""
 TAUGHT = ("typed", "accepted", "rewritten")
 """What became of places whose text is a label; a paste and an unfinished line are none."""
