@@ -14,9 +14,7 @@ from infra.registry import CHALLENGER, Registry
 from infra.settings import Settings
 from infra.stack import control
 
-PARTS = Size(
-    full=("engine-0", "engine-1", "evaluation", "serving", "s3", "mlflow", "prefect", "worker"), quick=("serving",)
-)
+PARTS = Size(full=("engine-0", "engine-1", "evaluation", "serving", "s3", "mlflow", "prefect", "worker"), quick=("serving",))
 LABELS, USERS = Size(full=600, quick=200), 60
 BACK_SECONDS, CYCLE_SECONDS = 240.0, 900.0
 PAUSE_SECONDS = 5.0

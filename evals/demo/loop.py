@@ -114,7 +114,7 @@ class Loop:
         raise RuntimeError("the registry did not answer for a minute; run `make status` to see which part is down and its log")
 
     async def _until_answered(self, requests: int) -> None:
-        with self._view.stage("developers type, requests", requests) as stage:
+        with self._view.stage("developers type", requests) as stage:
             while not self._late and (total := self._traffic.tally.total).telling < requests:
                 self._show_arms()
                 stage.at(total.telling)
@@ -136,7 +136,7 @@ class Loop:
         assert experiment is not None
         before = self._traffic.of_version(experiment.champion).answered
         needed = SETTLING * self._plan.verdict_requests
-        name = f"A/B test, v{experiment.challenger} vs v{experiment.champion}, requests an arm"
+        name = f"A/B test, v{experiment.challenger} vs v{experiment.champion}"
         with self._view.stage(name, needed) as stage:
             while state.aliases.experiment:
                 if await self._before_test(state.aliases.experiment):

@@ -17,7 +17,7 @@ from evals.progress import Part, duration
 
 PLAIN_SECONDS = 15.0
 """Seconds between two plain lines of a stage."""
-BAR_WIDTH = 20
+BAR_WIDTH = 16
 MOST_RATE = 0.4
 """Acceptance at which an arm's bar is full."""
 
@@ -68,7 +68,7 @@ class View:
         """Show a stage until the block ends; `total`: how much there is to do, in any unit, 0 where that is unknown."""
         before = self._stage
         self._stage = stage = Part(name, total, 0.0, self._clock(), self._moved)
-        if not self._live:
+        if not self._live and before is None:
             self._tell(stage)
         try:
             yield stage
@@ -136,5 +136,5 @@ def _grid() -> Table:
     line = Table.grid(padding=(0, 1), expand=True)
     line.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
     line.add_column(no_wrap=True, width=BAR_WIDTH)
-    line.add_column(no_wrap=True, width=34, overflow="ellipsis")
+    line.add_column(no_wrap=True, width=33, overflow="ellipsis")
     return line
