@@ -8,7 +8,7 @@ from rich.text import Text
 
 from evals.demo.record import Baselines, Difference, Report
 
-GROUNDS = {"later": "later code", "new": "new files", "seen": "files it learnt from"}
+GROUNDS = {"later": "later code", "new": "new files", "seen": "seen files"}
 
 
 class LastScreen:
