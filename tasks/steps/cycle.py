@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import polars as pl
 import pyarrow as pa
-from prefect.artifacts import create_table_artifact
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 from tokenizers import Tokenizer
@@ -27,7 +26,7 @@ from infra.store import ObjectStore, sha256
 from tasks.experiments import release
 from tasks.labels import collect as collecting
 from tasks.labels import explain, partitions, samples, standing, users
-from tasks.labels.accounting import Waiting, account_rows
+from tasks.labels.accounting import Waiting
 from tasks.labels.collect import Collected
 from tasks.labels.partitions import JoinedPartition, Partition
 from tasks.labels.samples import SettledTokens
@@ -41,7 +40,7 @@ from tasks.showing.fit import FittedEstimate, Unfitted
 from tasks.showing.labels import labelled_completions
 from tasks.steps import clients, pages, sealing
 from tasks.steps import experiment as watching
-from tasks.steps.naming import call_run
+from tasks.steps.naming import call_run, call_waiting
 from tasks.steps.runner import runner
 from tasks.steps.step import IO_RETRIES, attempt_to_show, show_page, step
 from tasks.trainer import run as training
@@ -97,7 +96,7 @@ def collect(settings: Settings) -> Collected:
     store, registry = clients.store_of(settings), clients.registry_of(settings)
     collected = collecting.collect(store, registry, settings, time.time(), lambda window: join_all(settings, window))
     accounting = collected.accounting
-    call_if_waiting(accounting.waiting)
+    call_waiting(accounting.waiting)
     get_run_logger().info(
         "training continues from version %s; %d requests, %d to train on; %s",
         collected.parent,
@@ -106,12 +105,6 @@ def collect(settings: Settings) -> Collected:
         {bucket: count for bucket, count in accounting.buckets.items() if count},
     )
     return collected
-
-
-def call_if_waiting(waiting: Waiting | None) -> None:
-    """Name a run that begins no cycle by what it waits for."""
-    if waiting:
-        call_run(f"no cycle: {waiting.state}", "nothing to do")
 
 
 @step("join", retries=IO_RETRIES)
@@ -139,8 +132,10 @@ def validate(settings: Settings, collected: Collected) -> Validated:
     rows = quarantine.rows(accounting, validation.quarantined, collected.malformed, failed)
     evidence = ValidationEvidence(quarantine.write(store, cycle, rows), write_docs(store, cycle, validation))
     validated = Validated(collected.quarantine(validation.quarantined), evidence)
-    show_validation(store, cycle, validated, validation)
-    call_if_waiting(validated.collected.accounting.waiting)
+    # Before the batch is judged, so that people see what stops a cycle.
+    pages.show_accounting(cycle, validated.collected.accounting)
+    show_page("validation", quarantine.validation_page(store, cycle, validated.evidence, validation))
+    call_waiting(validated.collected.accounting.waiting)
     validation.check(settings.collect.max_quarantined, [store.uri(key) for key in evidence.keys])
     get_run_logger().info("%d rows, %d quarantined; %s", validation.rows, len(validation.quarantined), stats)
     return validated
@@ -153,15 +148,6 @@ def write_docs(store: ObjectStore, cycle: str, validation: suite.Validation) -> 
     except Exception as error:
         get_run_logger().warning("Data Docs: %s", error)
         return ()
-
-
-def show_validation(store: ObjectStore, cycle: str, validated: Validated, validation: suite.Validation) -> None:
-    """Show the buckets and the validation in Prefect before the batch is judged, so that people see what stops a cycle."""
-    accounting = validated.collected.accounting
-    rows = account_rows(accounting.buckets, accounting.quarantined, accounting.requests)
-    description = f"{cycle}: every request once"
-    attempt_to_show("artifacts", lambda: create_table_artifact(rows, key="buckets", description=description))
-    show_page("validation", quarantine.validation_page(store, cycle, validated.evidence, validation))
 
 
 @step("estimate", retries=IO_RETRIES)
@@ -188,9 +174,7 @@ def reward(settings: Settings, validated: Validated, estimate: FittedEstimate | 
             samples.with_settled_tokens(chosen, tokens), settings.reward, weight_shares(settings.collect), past
         )
     except TooFewToShare as error:
-        waiting = Waiting("WaitingForUsers", str(error))
-        call_if_waiting(waiting)
-        return waiting
+        return call_waiting(Waiting("WaitingForUsers", str(error)))
     groups = drawn_groups(settings, validated)
     tombstones.check(store, requests)  # nor their tokens
     body = samples.parquet([*samples.tables(store, plan.partitions, batch, tokens), *groups])

@@ -8,6 +8,7 @@ from prefect.client.orchestration import get_client
 from prefect.runtime import flow_run
 
 from infra.records import ExperimentRecord
+from tasks.labels.accounting import Waiting
 from tasks.steps.step import attempt_to_show
 
 P = ParamSpec("P")
@@ -30,6 +31,16 @@ def call_run(name: str, *tags: str) -> None:
             client.update_flow_run(identifier, name=name, tags=every).raise_for_status()
 
     attempt_to_show("name of the run", change)
+
+
+W = TypeVar("W", Waiting, Waiting | None)
+
+
+def call_waiting(waiting: W) -> W:
+    """Give a run that begins no cycle a name that says what it waits for; return what it waits for."""
+    if waiting:
+        call_run(f"no cycle: {waiting.state}", "nothing to do")
+    return waiting
 
 
 def name_of(experiment: ExperimentRecord) -> str:

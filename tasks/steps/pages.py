@@ -2,10 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 
+from prefect.artifacts import create_table_artifact
+
 from infra import charts
 from infra.charts import Point
 from infra.records import CycleOutcome, Manifest
+from tasks.labels.accounting import Accounting, account_rows
 from tasks.labels.measures import measures_table
+from tasks.steps.step import attempt_to_show
 from tasks.trainer.run import Candidate
 from tasks.versions.evaluate import Evaluation
 
@@ -43,6 +47,13 @@ def cycle_page(manifest: Manifest, candidate: Candidate, evaluation: Evaluation,
         *(f"- {key}" for key in manifest.docs),
     ]
     return "\n".join(lines)
+
+
+def show_accounting(cycle: str, accounting: Accounting) -> None:
+    """Show every request of a window by its bucket, as a table in Prefect."""
+    rows = account_rows(accounting.buckets, accounting.quarantined, accounting.requests)
+    description = f"{cycle}: every request once"
+    attempt_to_show("artifacts", lambda: create_table_artifact(rows, key="buckets", description=description))
 
 
 def curves(found: Mapping[str, Sequence[float]]) -> list[str]:
