@@ -33,7 +33,7 @@ def call_run(name: str, *tags: str) -> None:
     attempt_to_show("name of the run", change)
 
 
-W = TypeVar("W", Waiting, Waiting | None)
+W = TypeVar("W", bound=Waiting | None)
 
 
 def call_waiting(waiting: W) -> W:

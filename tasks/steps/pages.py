@@ -7,7 +7,7 @@ from prefect.artifacts import create_table_artifact
 from infra import charts
 from infra.charts import Point
 from infra.records import CycleOutcome, Manifest
-from tasks.labels.accounting import Accounting, account_rows
+from tasks.labels.accounting import RequestAccounting, account_rows
 from tasks.labels.measures import measures_table
 from tasks.steps.step import attempt_to_show
 from tasks.trainer.run import Candidate
@@ -49,7 +49,7 @@ def cycle_page(manifest: Manifest, candidate: Candidate, evaluation: Evaluation,
     return "\n".join(lines)
 
 
-def show_accounting(cycle: str, accounting: Accounting) -> None:
+def show_accounting(cycle: str, accounting: RequestAccounting) -> None:
     """Show every request of a window by its bucket, as a table in Prefect."""
     rows = account_rows(accounting.buckets, accounting.quarantined, accounting.requests)
     description = f"{cycle}: every request once"
