@@ -5,9 +5,13 @@ from prefect.states import Completed, State
 
 from infra import settings as settings_
 from tasks.steps import compaction as steps
+from tasks.steps.naming import advised
+
+WHAT_TO_DO = "read the log of the red task on this page; a run that ended halfway loses nothing, and the next one goes on."
 
 
-@flow(name="compaction", persist_result=False)
+@flow(name="compaction", flow_run_name="compaction, dry run: {dry_run}", persist_result=False)
+@advised(WHAT_TO_DO)
 def compaction(dry_run: bool = True) -> State:
     """Put small objects together; what lies in a container since the pass before is removed."""
     found = steps.compact(settings_.load(), dry_run)

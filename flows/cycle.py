@@ -12,10 +12,17 @@ from infra.records import CycleOutcome, Manifest
 from infra.settings import Settings
 from tasks.labels.accounting import Waiting
 from tasks.steps import cycle as steps
+from tasks.steps.naming import advised
 from tasks.trainer.run import UpdateRefused
 
+WHAT_TO_DO = (
+    "read the log of the red task on this page; `make status` shows a part that is down. The next run, within a minute, resumes "
+    "a sealed cycle from the same samples, three times at most, and then abandons it. See infra/docs/operate/cycle-fails.md."
+)
 
-@flow(name="cycle", persist_result=False)
+
+@flow(name="cycle", flow_run_name="cycle", persist_result=False)
+@advised(WHAT_TO_DO)
 def cycle() -> State | CycleOutcome:
     """Turn the champion's window of labels into a challenger, or complete the cycle that was killed."""
     settings = settings_.load()

@@ -9,6 +9,7 @@ from infra.records import ExperimentRecord, StageName
 from infra.settings import Settings
 from tasks.experiments.looking import Found
 from tasks.steps import experiment as steps
+from tasks.steps.naming import advised
 
 GOES_ON: dict[StageName, str] = {
     "shadow": "Shadow",
@@ -21,7 +22,14 @@ GOES_ON: dict[StageName, str] = {
 ENDED = {"reject": "Rejected", "breach": "RolledBack", "broken": "Broken"}
 
 
-@flow(name="experiment", persist_result=False)
+WHAT_TO_DO = (
+    "read the log of the red task on this page; `make status` shows a part that is down. The next run, in 20 seconds, looks "
+    "again; a decision that was written is carried out then. `python -m tasks.experiments history` lists what has moved."
+)
+
+
+@flow(name="experiment", flow_run_name="experiment", persist_result=False)
+@advised(WHAT_TO_DO)
 def experiment() -> State:
     """Look once: wait, enter the next stage, promote, reject, roll back, or end a broken test."""
     settings = settings_.load()

@@ -5,9 +5,15 @@ from prefect.states import Completed, State
 
 from infra import settings as settings_
 from tasks.steps import forget as steps
+from tasks.steps.naming import advised
+
+WHAT_TO_DO = (
+    "read the log of the red task on this page; run it again with the same parameters: it completes what a run left undone."
+)
 
 
-@flow(name="forget", persist_result=False)
+@flow(name="forget", flow_run_name="forget, dry run: {dry_run}", persist_result=False)
+@advised(WHAT_TO_DO)
 def forget(user: str = "", project: str = "", by: str = "operator", reason: str = "", dry_run: bool = True) -> State:
     """Remove the events and samples of one, and say which versions were trained on them."""
     found = steps.forget(settings_.load(), user, project, by, reason, dry_run)

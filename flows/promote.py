@@ -6,9 +6,16 @@ from prefect.states import Completed, State
 from infra import settings as settings_
 from tasks.steps import promote as steps
 from tasks.steps.approval import consent
+from tasks.steps.naming import advised
+
+WHAT_TO_DO = (
+    "the message above says what was expected; `python -m tasks.experiments history` lists what has moved. A move whose run was "
+    "killed is completed by the next run of the flow `experiment`; one that is refused changes nothing."
+)
 
 
-@flow(name="promote", persist_result=False)
+@flow(name="promote", flow_run_name="promote by {by}", persist_result=False)
+@advised(WHAT_TO_DO)
 def promote(
     version: int | str = "", by: str = "operator", reason: str = "", dry_run: bool = False, approve: bool = False
 ) -> State:

@@ -5,9 +5,13 @@ from prefect.states import Completed, State
 
 from infra import settings as settings_
 from tasks.steps import retention as steps
+from tasks.steps.naming import advised
+
+WHAT_TO_DO = "read the log of the red task on this page; a run that ended halfway is completed by the next one."
 
 
-@flow(name="retention", persist_result=False)
+@flow(name="retention", flow_run_name="retention, dry run: {dry_run}", persist_result=False)
+@advised(WHAT_TO_DO)
 def retention(dry_run: bool = True) -> State:
     """Remove old events, the rows of old cycles, and old weights that nobody can want any more."""
     found = steps.retain(settings_.load(), dry_run)

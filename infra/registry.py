@@ -1,8 +1,8 @@
 """A client of the model registry, over MLflow's REST API.
 
 A model version is an immutable checkpoint in the object store; `champion` and `challenger` are aliases; the running
-experiment and the watch over a promoted version are tags of the registered model. MLflow's own client is not used since
-importing it takes 4 s.
+experiment and the watch over a promoted version are tags of the registered model, so that one request reads all of them. MLflow's
+own client is not used since importing it takes 4 s.
 """
 
 from dataclasses import dataclass
@@ -16,10 +16,13 @@ from infra.settings import masked
 from infra.settings.schema import Registry as RegistrySettings
 
 CHAMPION, CHALLENGER = "champion", "challenger"
-EXPERIMENT_TAG = "tabloop.experiment"
-WATCH_TAG = "tabloop.watch"
-PREVIOUS_TAG = "tabloop.previous_champion"
-LOOK_TAG = "tabloop.look"
+EXPERIMENT_TAG = "mlflow.tabloop.experiment"
+WATCH_TAG = "mlflow.tabloop.watch"
+PREVIOUS_TAG = "mlflow.tabloop.previous_champion"
+LOOK_TAG = "mlflow.tabloop.look"
+"""Tags that machines read. MLflow's pages show no tag whose name begins with "mlflow."."""
+EARLIER_TAGS = {tag: tag.removeprefix("mlflow.") for tag in (EXPERIMENT_TAG, WATCH_TAG, PREVIOUS_TAG, LOOK_TAG)}
+"""Their names in earlier releases, which are read where the present ones are missing."""
 VERDICT_TAG = "verdict"
 ROLLED_BACK_TAG = "rolled_back"
 """Tag of a model version: who took it back as champion, and why."""
@@ -29,6 +32,22 @@ REMOVED_TAG = "checkpoint_removed"
 """Tag of a model version: when its checkpoint was removed (ISO 8601, UTC); the version cannot be served or trained."""
 PAGE = 200
 """Versions per request."""
+MOST_DESCRIPTION = 5000
+"""Characters of a description that MLflow stores."""
+DESCRIPTION = """\
+The code completion model of this team: each version is a checkpoint that was trained from an earlier version on what became of
+its completions. Version 1 is the base model.
+
+- **`champion`** (alias) completes for everybody. **`challenger`** meets a share of the users in an A/B test.
+- A version's **description** decides a review: the verdicts of the offline gate and of the A/B test with their intervals, metrics
+  beside champion and base, examples, the requests it learnt from, and links.
+- **`state`**, **`verdict`** and **`verdict.reason`** (tags) say where a version stands and why; **`parent`** is what it was
+  trained from, **`manifest_sha256`** its data set, **`evaluation`** the offline gate's verdict.
+- To move the champion: the status page, `make promote`, `make rollback`, or the alias here. The next run of the flow `experiment`
+  records a move of the alias.
+- **Source run** holds settings, curves and reports. `python -m tasks.experiments explain VERSION` tells a version's history.
+"""
+"""Description of the registered model, where nobody has written another one."""
 
 
 @dataclass(frozen=True)
@@ -82,15 +101,25 @@ class Registry:
         return cls(http, settings.model)
 
     def ensure_model(self) -> None:
-        """Create the registered model if it is missing."""
-        if self._model() is None:
-            self._call("POST", "registered-models/create", json={"name": self.model})
+        """Create the registered model if it is missing, describe it, and rename the tags of an earlier release."""
+        model = self._model()
+        if model is None:
+            self._call("POST", "registered-models/create", json={"name": self.model, "description": DESCRIPTION})
+            return
+        if not model.get("description"):
+            self._call("PATCH", "registered-models/update", json={"name": self.model, "description": DESCRIPTION})
+        found = {t["key"]: t.get("value", "") for t in model.get("tags", [])}
+        for tag, earlier in EARLIER_TAGS.items():
+            if earlier in found:
+                if tag not in found:
+                    self.set_tag(tag, found[earlier])
+                self._call("DELETE", "registered-models/delete-tag", json={"name": self.model, "key": earlier}, missing_ok=True)
 
     def aliases(self) -> Aliases:
         """Return the aliases and the experiment, read in one request and so consistent."""
         model = self._model() or {}
         versions = {a["alias"]: str(a["version"]) for a in model.get("aliases", [])}
-        tags = {t["key"]: t.get("value", "") for t in model.get("tags", [])}
+        tags = _tags(model)
         experiment, watch = tags.get(EXPERIMENT_TAG), tags.get(WATCH_TAG)
         return Aliases(
             champion=versions.get(CHAMPION),
@@ -106,7 +135,7 @@ class Registry:
 
     def last_look(self) -> Decision | None:
         """Return the A/B gate's latest verdict, undecided ones included; none if it never ran."""
-        tags = {t["key"]: t.get("value", "") for t in (self._model() or {}).get("tags", [])}
+        tags = _tags(self._model() or {})
         return Decision.model_validate_json(tags[LOOK_TAG]) if tags.get(LOOK_TAG) else None
 
     def version(self, version: str) -> ModelVersion:
@@ -129,12 +158,17 @@ class Registry:
         body = {
             "name": self.model,
             "source": source,
-            "description": description,
+            "description": description[:MOST_DESCRIPTION],
             "tags": [{"key": k, "value": v} for k, v in tags.items()],
         }
         if run_id:
             body["run_id"] = run_id
         return _version(self._call("POST", "model-versions/create", json=body)["model_version"])
+
+    def describe_version(self, version: str, description: str) -> None:
+        """Replace a version's description, in Markdown of at most MOST_DESCRIPTION characters."""
+        body = {"name": self.model, "version": version, "description": description[:MOST_DESCRIPTION]}
+        self._call("PATCH", "model-versions/update", json=body)
 
     def delete_version(self, version: str) -> None:
         """Remove a version from the registry; its checkpoint stays."""
@@ -188,6 +222,12 @@ class Registry:
             )
         failure = NotRegistered if response.status_code == 404 else RegistryError
         raise failure(f"registry: {method} {path}: HTTP {response.status_code}: {response.text[:300]}")
+
+
+def _tags(model: dict[str, Any]) -> dict[str, str]:
+    """Return a registered model's tags, those that machines read by their present names."""
+    tags = {t["key"]: t.get("value", "") for t in model.get("tags", [])}
+    return {tag: tags[earlier] for tag, earlier in EARLIER_TAGS.items() if earlier in tags} | tags
 
 
 def _version(entry: dict[str, Any]) -> ModelVersion:

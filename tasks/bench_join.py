@@ -4,7 +4,7 @@ Completions with their feedback, as serving ships them, are read, joined by the 
 Expectations, rewarded and written as a batch, by the code of a cycle: once for so many completions, once for them in fewer
 partitions, once without hindsight, once for twice as many over twice the hours, each in a process of its own. Settled text and
 standing lines become tokens of as many samples as a production's cycle trains on. Objects lie on the disk of this machine; no
-network is measured. The figures are written to var/bench/join.json.
+network is measured. The figures are written to var/bench/join.json, of --quick to var/bench/quick.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -27,7 +27,8 @@ import pyarrow.parquet as pq
 from rich.console import Console
 from tokenizers import Tokenizer
 
-from evals.bench.figures import figure, write
+from evals.bench.figures import Figure, figure, told, write
+from evals.progress import Progress
 from infra.fim import Renderer
 from infra.settings import ROOT, Settings
 from infra.settings.schema import Collect, Hindsight
@@ -51,6 +52,8 @@ from tasks.rewards.reward import reward_samples
 from tasks.validation.batch import batch_stats, bounds
 from tasks.validation.suite import validate
 
+COMPLETIONS, QUICK_COMPLETIONS = 1_000_000, 100_000
+STEPS = ("plan", "join", "account", "validate", "batch")
 BEGIN = 1_800_000_000.0 - 1_800_000_000.0 % 86_400
 HOUR = 3600.0
 SEGMENT_ROWS = 2_000
@@ -291,7 +294,10 @@ def settled_tokens(collect: Collect) -> SettledTokens:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and write the figures. Exit code 1 if a target is missed."""
     parser = argparse.ArgumentParser(prog="python -m tasks.bench_join", description=__doc__.split("\n")[0])
-    parser.add_argument("--completions", type=int, default=1_000_000, help="completions (default %(default)s), and twice as many")
+    parser.add_argument("--completions", type=int, help=f"completions (default {COMPLETIONS}), and twice as many")
+    parser.add_argument(
+        "--quick", action="store_true", help=f"{QUICK_COMPLETIONS} completions: less sure, written to var/bench/quick"
+    )
     parser.add_argument("--hours", type=int, default=24, help="hours that they are spread over (default %(default)s)")
     parser.add_argument("--workers", type=int, default=0, help="Dask workers on this machine that join, in place of threads")
     parser.add_argument("--measure", type=json.loads, help=argparse.SUPPRESS)
@@ -299,44 +305,60 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.measure:
         print(json.dumps(measure(Path(options.measure[0]), *options.measure[1:])))
         return 0
-    per_hour, hours = options.completions // options.hours, options.hours
-    with tempfile.TemporaryDirectory(prefix="tabloop-bench-") as folder:
+    completions = options.completions or (QUICK_COMPLETIONS if options.quick else COMPLETIONS)
+    with Progress(Console()) as progress:
+        rows = told(figures_of(completions, options.hours, options.workers, progress), progress)
+        return 0 if write("join-dask" if options.workers else "join", rows, progress, quick=options.quick) else 1
+
+
+def figures_of(completions: int, hours: int, workers: int, progress: Progress) -> Iterator[Figure]:
+    """Make completions, join them with and without hindsight and in fewer partitions, then twice as many; yield the figures."""
+    per_hour = completions // hours
+    with tempfile.TemporaryDirectory(prefix="tabloop-bench-") as folder, progress.part("join: steps", 7) as part:
         store = FolderStore(Path(folder))
 
         def run(end: int, least: int, hindsight: bool = True) -> dict[str, float]:
             command = [sys.executable, "-m", "tasks.bench_join"]
-            measured = ["--measure", json.dumps([folder, end, served, options.workers, least, hindsight])]
+            measured = ["--measure", json.dumps([folder, end, served, workers, least, hindsight])]
             done = subprocess.run([*command, *measured], cwd=ROOT, capture_output=True, text=True, check=True)
+            part.advance()
             return dict(json.loads(done.stdout))
 
         served = make(store, per_hour, range(hours))
+        part.advance()
         once = run(hours, LEAST_REQUESTS)
+        yield from of_one_run(once, completions, per_hour * hours)
         without = run(hours, LEAST_REQUESTS, hindsight=False)
+        yield figure("join.without_hindsight", total_of(without), "s")
+        yield figure("join.hindsight", total_of(once) / total_of(without), "times the time without", most=TARGET_HINDSIGHT)
+        yield figure("join.hindsight_cpu", once["cpu"] / without["cpu"], "times the CPU without")
         fewer = run(hours, LEAST_REQUESTS * PARTITIONS_FEWER)
+        yield figure("join.fewer_partitions", fewer["partitions"], "")
+        yield figure("join.memory_of_more_partitions", once["memory"] / fewer["memory"], "of that of fewer", most=TARGET_FLAT)
         served += make(store, per_hour, range(hours, 2 * hours))
+        part.advance()
         twice = run(2 * hours, LEAST_REQUESTS)
-    steps = ("plan", "join", "account", "validate", "batch")
-    total, before, longer = (sum(row[step] for step in steps) for row in (once, without, twice))
-    rows = [
-        *(figure(f"join.{step}", once[step], "s") for step in steps),
-        figure("join.tokens", once["tokens"], f"s for {min(MOST_TRAINED, int(once['samples']))} samples"),
-        figure("join.total", total, "s", most=TARGET_SECONDS_A_MILLION * options.completions / 1_000_000),
-        figure("join.cpu", once["cpu"], "s"),
-        figure("join.without_hindsight", before, "s"),
-        figure("join.hindsight", total / before, "times the time without", most=TARGET_HINDSIGHT),
-        figure("join.hindsight_cpu", once["cpu"] / without["cpu"], "times the CPU without"),
-        figure("join.settled", once["settled"] / once["samples"], "of the samples"),
-        figure("join.memory", once["memory"], "MB", most=TARGET_MEGABYTES),
-        figure("join.completions", per_hour * hours, ""),
-        *(figure(f"join.{name}", once[name], "") for name in ("partitions", "samples", "rows", "orphans", "duplicates")),
-        figure("join.fewer_partitions", fewer["partitions"], ""),
-        figure("join.memory_of_more_partitions", once["memory"] / fewer["memory"], "of that of fewer", most=TARGET_FLAT),
-        figure("join.twice", longer / total, "times the time", most=TARGET_TWICE),
-        figure("join.twice_cpu", twice["cpu"] / once["cpu"], "times the CPU", most=TARGET_TWICE),
-        figure("join.twice_memory", twice["memory"], "MB", most=TARGET_MEGABYTES),
-        figure("join.twice_partitions", twice["partitions"], ""),
-    ]
-    return 0 if write("join-dask" if options.workers else "join", rows, Console()) else 1
+    yield figure("join.twice", total_of(twice) / total_of(once), "times the time", most=TARGET_TWICE)
+    yield figure("join.twice_cpu", twice["cpu"] / once["cpu"], "times the CPU", most=TARGET_TWICE)
+    yield figure("join.twice_memory", twice["memory"], "MB", most=TARGET_MEGABYTES)
+    yield figure("join.twice_partitions", twice["partitions"], "")
+
+
+def of_one_run(once: Mapping[str, float], completions: int, made: int) -> Iterator[Figure]:
+    """Yield the figures of the run with all steps."""
+    yield from (figure(f"join.{step}", once[step], "s") for step in STEPS)
+    yield figure("join.tokens", once["tokens"], f"s for {min(MOST_TRAINED, int(once['samples']))} samples")
+    yield figure("join.total", total_of(once), "s", most=TARGET_SECONDS_A_MILLION * completions / 1_000_000)
+    yield figure("join.cpu", once["cpu"], "s")
+    yield figure("join.settled", once["settled"] / once["samples"], "of the samples")
+    yield figure("join.memory", once["memory"], "MB", most=TARGET_MEGABYTES)
+    yield figure("join.completions", made, "")
+    yield from (figure(f"join.{name}", once[name], "") for name in ("partitions", "samples", "rows", "orphans", "duplicates"))
+
+
+def total_of(run: Mapping[str, float]) -> float:
+    """Return the seconds of a run's steps."""
+    return sum(run[step] for step in STEPS)
 
 
 if __name__ == "__main__":

@@ -1,56 +1,103 @@
-"""Benchmarks: python -m evals.bench [NAME...]
+"""Benchmarks: python -m evals.bench [--quick] [NAME...]
 
 All but `trainer`, `join`, `caps`, `experiments`, `gate`, `showing` and `recipes` need the stack (`make up`) without a running A/B
-test, and pause the schedules meanwhile. Exit code 1 if a target is missed.
+test, and pause the schedules meanwhile. Each figure is printed as it is had. Exit code 1 if a target is missed.
 """
 
 import argparse
 import asyncio
 import os
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
 from importlib import import_module
 
 import httpx
 from rich.console import Console
+from rich.table import Table
 
 from evals.bench import figures
+from evals.bench.figures import Bench, Figure, Size
+from evals.bench.process import COMMANDS, run_command
 from evals.demo.loop import CYCLE, WATCH
 from evals.demo.orchestration import Orchestration
+from evals.progress import Progress, duration
 from infra import settings as configuration
 from infra.registry import CHALLENGER, Registry
 from infra.settings import Settings
 from infra.stack.files import PRIVATE
 
+MINUTES: Mapping[str, Size[float]] = {
+    "serving": Size(20, 1.2),
+    "feedback": Size(3, 0.3),
+    "hostile": Size(8, 0.8),
+    "redaction": Size(3, 0.4),
+    "loop": Size(2, 0.7),
+    "evaluation": Size(4, 0.5),
+    "survival": Size(10, 1.0),
+    "kills": Size(10, 1.6),
+    "trainer": Size(10, 0.6),
+    "join": Size(5, 0.4),
+    "caps": Size(5, 0.3),
+    "experiments": Size(120, 0.8),
+    "gate": Size(15, 0.7),
+    "showing": Size(6, 0.5),
+    "recipes": Size(300, 0.6),
+}
+"""Benchmarks in their order, with their rough time on two cores: what the time left is counted by."""
 WITHOUT_STACK = ("trainer", "join", "caps", "experiments", "gate", "showing", "recipes")
 """Benchmarks that need no stack."""
-BENCHES = ("serving", "feedback", "hostile", "redaction", "loop", "evaluation", "survival", "kills", *WITHOUT_STACK)
-"""Modules of this package, imported one by one since some import torch."""
 
 
-async def run_benches(settings: Settings, names: Sequence[str], console: Console) -> bool:
-    """Run benchmarks one after another, those on the stack first. Return whether all targets are met."""
-    met = True
+@dataclass(frozen=True)
+class Ended:
+    """A benchmark that ended."""
+
+    name: str
+    figures: Sequence[Figure]
+    seconds: float
+
+    @property
+    def missed(self) -> list[str]:
+        """The figures whose target is missed."""
+        return [one.name for one in self.figures if not one.met]
+
+
+async def run_benches(settings: Settings, names: Sequence[str], quick: bool, progress: Progress) -> list[Ended]:
+    """Run benchmarks one after another, those on the stack first."""
+    ended = []
     if on_stack := [name for name in names if name not in WITHOUT_STACK]:
-        met = await run_on_stack(settings, on_stack, console)
+        ended += await run_on_stack(settings, on_stack, quick, progress)
     for name in names:
         if name in WITHOUT_STACK:
-            met &= await run_bench(name, settings, console)
-    return met
+            ended.append(await run_bench(settings, Bench(name, quick, progress, MINUTES[name].of(quick))))
+    return ended
 
 
-async def run_bench(name: str, settings: Settings, console: Console) -> bool:
-    """Run one benchmark and write its figures. Return whether its targets are met."""
-    return figures.write(name, await import_module(f"evals.bench.{name}").run(settings), console)
+async def run_bench(settings: Settings, bench: Bench) -> Ended:
+    """Run one benchmark, tell its figures and write them."""
+    began, found = time.monotonic(), list[Figure]()
+    if bench.name in COMMANDS:
+        found = await asyncio.to_thread(run_command, bench)
+        return Ended(bench.name, found, time.monotonic() - began)
+    module = import_module(f"evals.bench.{bench.name}")  # one by one, since some import torch
+    with bench.progress.part(bench.name, work=bench.minutes):
+        async with aclosing(module.run(settings, bench)) as running:
+            async for one in running:
+                found += figures.told([one], bench.progress)
+    figures.write(bench.name, found, bench.progress, quick=bench.quick, folder=bench.folder)
+    return Ended(bench.name, found, time.monotonic() - began)
 
 
-async def run_on_stack(settings: Settings, names: Sequence[str], console: Console) -> bool:
-    """Run benchmarks while the rest of the loop is idle. Return whether all targets are met.
+async def run_on_stack(settings: Settings, names: Sequence[str], quick: bool, progress: Progress) -> list[Ended]:
+    """Run benchmarks while the rest of the loop is idle.
 
     Raises:
         RuntimeError: an A/B test is running.
     """
-    met = True
+    ended = []
     async with Orchestration(settings.orchestration) as prefect:
         for deployment in (CYCLE, WATCH):
             await prefect.pause(deployment, True)
@@ -61,29 +108,53 @@ async def run_on_stack(settings: Settings, names: Sequence[str], console: Consol
             if experiment := registry.aliases().experiment:
                 raise RuntimeError(f"A/B test {experiment.id} is running and would be disturbed; start again after its verdict")
             for name in names:
-                met &= await run_bench(name, settings, console)
+                ended.append(await run_bench(settings, Bench(name, quick, progress, MINUTES[name].of(quick))))
                 # A measured cycle opens an A/B test, which would keep the next cycle from beginning.
                 registry.set_experiment(None)
                 registry.delete_alias(CHALLENGER)
         finally:
             for deployment in (CYCLE, WATCH):
                 await prefect.pause(deployment, False)
-    return met
+    return ended
+
+
+def summary(ended: Sequence[Ended], quick: bool) -> Table:
+    """Return what ran, how long it took and which targets are missed."""
+    table = Table("benchmark", "figures", "time", "targets missed", title="Quick run" if quick else None, title_justify="left")
+    for one in ended:
+        table.add_row(one.name, str(len(one.figures)), duration(one.seconds), ", ".join(one.missed) or "none")
+    return table
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return the command line's options."""
+    parser = argparse.ArgumentParser(prog="python -m evals.bench", description=__doc__.split("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"benchmarks to run (default all: {', '.join(MINUTES)})")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="run each in a small size, about 10 minutes for all: wider intervals, written to var/bench/quick",
+    )
+    options = parser.parse_args(arguments)
+    if unknown := [name for name in options.names if name not in MINUTES]:
+        parser.error(f"unknown benchmark {', '.join(unknown)}; choose from {', '.join(MINUTES)}")
+    options.names = options.names or list(MINUTES)
+    return options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the named benchmarks. Return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m evals.bench", description=__doc__.split("\n")[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"benchmarks to run (default all: {', '.join(BENCHES)})")
-    names = parser.parse_args(arguments).names
-    if unknown := [name for name in names if name not in BENCHES]:
-        parser.error(f"unknown benchmark {', '.join(unknown)}; choose from {', '.join(BENCHES)}")
+    options, console = parse(arguments), Console()
     os.umask(PRIVATE)
     settings = configuration.load()
+    work = sum(MINUTES[name].of(options.quick) for name in options.names)
     try:
-        return 0 if asyncio.run(run_benches(settings, names or BENCHES, Console())) else 1
+        with Progress(console, work=work) as progress:
+            ended = asyncio.run(run_benches(settings, options.names, options.quick, progress))
     except httpx.ConnectError as error:
         sys.exit(f"bench: no answer from {error.request.url}; start the stack with `make up`")
+    console.print(summary(ended, options.quick))
+    return 1 if any(one.missed for one in ended) else 0
 
 
 if __name__ == "__main__":

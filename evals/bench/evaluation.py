@@ -3,7 +3,6 @@
 The same evaluation by transformers in a process of its own, as cycles did before they had an engine, stands beside it.
 """
 
-import asyncio
 import json
 import shutil
 import subprocess
@@ -11,11 +10,11 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from evals.bench.figures import Figure, figure
+from evals.bench.figures import Bench, Figure, Size, figure, in_thread
 from evals.compare.scoring import Contestant, ScoredModels, score_models
 from evals.completions import set_of
 from evals.engine import EngineModels, engine_models
@@ -27,11 +26,13 @@ from infra import settings as configuration
 from infra.settings import ROOT, Settings
 from infra.settings.schema import Sampling
 
-SIZES = (250, 500, 1000)
-MOST_SECONDS = 90.0
-"""For the largest size."""
+SIZES = Size(full=(250, 500, 1000), quick=(50, 100, 200))
+MOST_SECONDS = 0.09
+"""Per place, at the largest size."""
 MOST_GROWTH = 1.25
 """Of the time per place, from the smallest to the largest size: the cost is linear."""
+MOST_COMPARED = Size(full=10_000, quick=60)
+"""Most places at which both ways are compared."""
 MOST_RATIO = 1.0
 """Time of a cycle's evaluation over that of transformers, at the demo's size."""
 
@@ -65,37 +66,41 @@ class Timed:
         return found
 
 
-async def run(settings: Settings) -> list[Figure]:
-    """Run the benchmark and return its figures."""
-    return await asyncio.to_thread(measure, settings)
+async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
+    """Run the benchmark and yield its figures."""
+    async for one in in_thread(measure(settings, bench)):
+        yield one
 
 
-def measure(settings: Settings) -> list[Figure]:
+def measure(settings: Settings, bench: Bench) -> Iterator[Figure]:
     """Evaluate one model at each size, then two at the demo's size in both ways."""
-    figures: list[Figure] = []
+    sizes, places = SIZES.of(bench.quick), min(settings.evaluate.samples, MOST_COMPARED.of(bench.quick))
     with tempfile.TemporaryDirectory() as folder, engine_models(settings, "") as engine:
         base, candidate = configuration.path(settings.model.base), copy(settings, Path(folder) / "candidate")
         score(engine, [base], 50, settings)  # the engine's first prompts compile what the others use
         per_place = []
-        for size in SIZES:
-            parts = one_model(engine, [base], size, settings)
+        for size in sizes:
+            with bench.part(f"{size} places", share=0.5 * size / sum(sizes)):
+                parts = one_model(engine, [base], size, settings)
             per_place.append(sum(parts.values()) / size)
-            largest = MOST_SECONDS if size == SIZES[-1] else None
-            figures.append(figure(f"evaluation.{size}_places", sum(parts.values()), "s", most=largest))
-        figures += [figure(f"evaluation.{SIZES[-1]}_places.{part}", value, "s") for part, value in parts.items()]
+            largest = size * MOST_SECONDS if size == sizes[-1] else None
+            yield figure(f"evaluation.{size}_places", sum(parts.values()), "s", most=largest)
+        for name, value in parts.items():
+            yield figure(f"evaluation.{sizes[-1]}_places.{name}", value, "s")
         growth = per_place[-1] / per_place[0]
-        figures.append(figure("evaluation.growth_per_place", growth, f"{SIZES[0]} to {SIZES[-1]} places", most=MOST_GROWTH))
-        began = time.monotonic()
-        scored = score(engine, [base, candidate], settings.evaluate.samples, settings)
-        finish(scored, settings)
-        by_engine = time.monotonic() - began
-        figures += compared(by_engine, by_transformers([base, candidate], settings), settings)
-    return figures
+        yield figure("evaluation.growth_per_place", growth, f"{sizes[0]} to {sizes[-1]} places", most=MOST_GROWTH)
+        with bench.part("two models, by the engine and by transformers", share=0.5):
+            began = time.monotonic()
+            scored = score(engine, [base, candidate], places, settings)
+            finish(scored, settings)
+            by_engine = time.monotonic() - began
+            others = by_transformers([base, candidate], places)
+        yield from compared(by_engine, others, places)
 
 
-def compared(by_engine: float, by_transformers: float, settings: Settings) -> list[Figure]:
+def compared(by_engine: float, by_transformers: float, places: int) -> list[Figure]:
     """Return both times and their ratio."""
-    size = f"s, two models at {settings.evaluate.samples} places"
+    size = f"s, two models at {places} places"
     return [
         figure("evaluation.cycle.engine", by_engine, size),
         figure("evaluation.cycle.transformers", by_transformers, f"{size}, sampled once, without truths"),
@@ -135,14 +140,14 @@ def finish(scored: ScoredModels, settings: Settings) -> None:
     judge_candidate(rows[-1], rows[0], settings.evaluate.gate)
 
 
-def by_transformers(checkpoints: Sequence[Path], settings: Settings) -> float:
-    """Return the seconds in which a process of its own completes the demo's places with each checkpoint by transformers.
+def by_transformers(checkpoints: Sequence[Path], places: int) -> float:
+    """Return the seconds in which a process of its own completes so many places with each checkpoint by transformers.
 
     Raises:
         RuntimeError: it failed.
     """
     began = time.monotonic()
-    command = [sys.executable, "-m", "evals.bench.evaluation", json.dumps([str(folder) for folder in checkpoints])]
+    command = [sys.executable, "-m", "evals.bench.evaluation", json.dumps([str(folder) for folder in checkpoints]), str(places)]
     process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if process.returncode:
         raise RuntimeError(f"transformers: exit status {process.returncode}: {process.stderr[-2000:]}")
@@ -150,12 +155,12 @@ def by_transformers(checkpoints: Sequence[Path], settings: Settings) -> float:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Complete the demo's places with checkpoints by transformers, each line up to its end, and score them."""
+    """Complete places with checkpoints by transformers, each line up to its end, and score them."""
     from evals.evaluation import evaluate
     from evals.judge import ReferenceJudge
 
     settings = configuration.load()
-    places = held_out_positions(settings.evaluate.samples, settings.evaluate.seed)
+    places = held_out_positions(int(arguments[1]), settings.evaluate.seed)
     for folder in json.loads(arguments[0]):
         sampling, seed = settings.serving.sampling, settings.evaluate.seed
         evaluate(Path(folder), places, settings.model, sampling, ReferenceJudge(), seed=seed)

@@ -12,24 +12,25 @@ import signal
 import tempfile
 import time
 from collections import Counter
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import psutil
 
-from evals.bench.figures import Figure, figure
+from evals.bench.figures import Bench, Figure, Size, figure
 from evals.bench.own_app import BUCKET, WITHOUT_ENGINES, running_app
 from infra.records import Feedback
 from infra.settings import Settings
 from infra.settings.schema import Store
 from infra.store import ObjectStore
 
-CONNECTIONS, SECONDS = 64, 10.0
+CONNECTIONS, SECONDS = 64, Size(full=10.0, quick=3.0)
 EVENTS_PER_CPU_SECOND = 2000.0
-KILLS, MAX_LIFE_SECONDS = 50, 1.5
+KILLS, MAX_LIFE_SECONDS = Size(full=50, quick=4), 1.5
 SHIPPED_SECONDS = 60.0
 
 
-async def run(settings: Settings) -> list[Figure]:
+async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
     """Measure the rate, then kill the app repeatedly.
 
     Raises:
@@ -39,16 +40,21 @@ async def run(settings: Settings) -> list[Figure]:
     ObjectStore.connect(store).ensure_bucket()
     folder = Path(tempfile.mkdtemp(prefix="tabloop-bench-"))
     try:
-        return [*await _rate(settings, folder / "rate"), *await _kills(settings, store, folder / "kills")]
+        with bench.part("events per second", share=0.1):
+            rates = await _rate(settings, folder / "rate", SECONDS.of(bench.quick))
+        for one in rates:
+            yield one
+        for one in await _kills(settings, store, folder / "kills", bench):
+            yield one
     finally:
         shutil.rmtree(folder)
 
 
-async def _rate(settings: Settings, folder: Path) -> list[Figure]:
+async def _rate(settings: Settings, folder: Path, duration: float) -> list[Figure]:
     async with running_app(folder, WITHOUT_ENGINES) as (process, _, port):
         app, acknowledged = psutil.Process(process.pid), list[str]()
         before, began = sum(app.cpu_times()[:2]), time.monotonic()
-        await _load(settings, port, began + SECONDS, acknowledged)
+        await _load(settings, port, began + duration, acknowledged)
         seconds, cpu = time.monotonic() - began, sum(app.cpu_times()[:2]) - before
     return [
         figure("events_per_second", len(acknowledged) / seconds, "1/s"),
@@ -56,16 +62,19 @@ async def _rate(settings: Settings, folder: Path) -> list[Figure]:
     ]
 
 
-async def _kills(settings: Settings, store: Store, folder: Path) -> list[Figure]:
+async def _kills(settings: Settings, store: Store, folder: Path, bench: Bench) -> list[Figure]:
     acknowledged: list[str] = []
     rng = random.Random(0)
-    for _ in range(KILLS):
-        async with running_app(folder, WITHOUT_ENGINES) as (process, _, port):
-            life = rng.uniform(0.05, MAX_LIFE_SECONDS)
-            load = asyncio.create_task(_load(settings, port, time.monotonic() + MAX_LIFE_SECONDS + 5, acknowledged))
-            await asyncio.sleep(life)
-            os.killpg(process.pid, signal.SIGKILL)
-            await load
+    kills = KILLS.of(bench.quick)
+    with bench.part("kills", kills, share=0.9) as part:
+        for _ in range(kills):
+            async with running_app(folder, WITHOUT_ENGINES) as (process, _, port):
+                life = rng.uniform(0.05, MAX_LIFE_SECONDS)
+                load = asyncio.create_task(_load(settings, port, time.monotonic() + MAX_LIFE_SECONDS + 5, acknowledged))
+                await asyncio.sleep(life)
+                os.killpg(process.pid, signal.SIGKILL)
+                await load
+            part.advance()
     async with running_app(folder, WITHOUT_ENGINES):
         deadline = time.monotonic() + SHIPPED_SECONDS
         while any((folder / "spool" / "feedback").glob("*.jsonl")):
@@ -74,7 +83,7 @@ async def _kills(settings: Settings, store: Store, folder: Path) -> list[Figure]
             await asyncio.sleep(0.2)
     stored = await asyncio.to_thread(_stored_events, store)
     return [
-        figure("kills", KILLS, ""),
+        figure("kills", kills, ""),
         figure("kills.acknowledged_events", len(acknowledged), ""),
         figure("kills.lost", len(set(acknowledged) - stored.keys()), "", most=0),
         figure("kills.twice_in_the_store", sum(count > 1 for count in stored.values()), "", most=0),

@@ -1,16 +1,22 @@
-"""The result of a benchmark: a list of figures, written to var/bench/NAME.json and printed as a table."""
+"""The result of a benchmark: figures, told one by one as they are had and written to var/bench/NAME.json."""
 
+import asyncio
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Generic, TypeVar
 
-from rich.console import Console
-from rich.table import Table
-
+from evals.progress import Part, Progress
 from infra.settings import ROOT
 
 FOLDER = ROOT / "var" / "bench"
+QUICK = "quick"
+"""Folder of the figures of quick runs, below FOLDER."""
+NAME_WIDTH, WIDTH = 46, 80
+"""Columns of a figure's name, and of a terminal."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -22,6 +28,37 @@ class Figure:
     unit: str
     target: float | None
     met: bool
+    quick: bool = False
+    """Whether it is of a quick run: of fewer repetitions, so less sure."""
+
+
+@dataclass(frozen=True)
+class Size(Generic[T]):
+    """How much a benchmark does, in full and in its quick form."""
+
+    full: T
+    quick: T
+
+    def of(self, quick: bool) -> T:
+        """Return the size of a run."""
+        return self.quick if quick else self.full
+
+
+@dataclass(frozen=True)
+class Bench:
+    """One run of a benchmark."""
+
+    name: str
+    quick: bool
+    progress: Progress
+    minutes: float = 0.0
+    """The time that it usually takes."""
+    folder: Path = FOLDER
+    """Where its figures are written."""
+
+    def part(self, name: str, total: float = 0.0, share: float = 0.0) -> AbstractContextManager[Part]:
+        """Show a part of the benchmark, with its share of the benchmark's time."""
+        return self.progress.part(f"{self.name}: {name}", total, work=self.minutes * share)
 
 
 def figure(name: str, value: float, unit: str, *, most: float | None = None, least: float | None = None) -> Figure:
@@ -30,13 +67,52 @@ def figure(name: str, value: float, unit: str, *, most: float | None = None, lea
     return Figure(name, round(value, 4), unit, least if most is None else most, met)
 
 
-def write(name: str, figures: Sequence[Figure], console: Console, folder: Path = FOLDER) -> bool:
-    """Write and print the figures. Return whether all targets are met."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.json").write_text(json.dumps([asdict(f) for f in figures], indent=2) + "\n")
-    table = Table("figure", "value", "unit", "target", "met", title=name, title_justify="left")
-    for f in figures:
-        target = "" if f.target is None else f"{f.target:g}"
-        table.add_row(f.name, f"{f.value:g}", f.unit, target, "yes" if f.met else "no")
-    console.print(table)
-    return all(f.met for f in figures)
+async def in_thread(figures: Iterator[Figure]) -> AsyncIterator[Figure]:
+    """Yield figures that are computed in a thread."""
+    while (found := await asyncio.to_thread(next, figures, None)) is not None:
+        yield found
+
+
+def told(figures: Iterable[Figure], progress: Progress) -> list[Figure]:
+    """Return figures, and say each as it is had."""
+    found = []
+    for one in figures:
+        progress.say(line(one))
+        found.append(one)
+    return found
+
+
+def line(found: Figure) -> str:
+    """Return a figure as a line: name, value and unit, target; what is too long for a terminal follows on a second line."""
+    target = "" if found.target is None else f"  (target {found.target:g}{'' if found.met else ', MISSED'})"
+    measured = f"{found.value:g} {found.unit}{target}".rstrip()
+    row = f"{found.name:{NAME_WIDTH}} {measured}"
+    return row if len(row) <= WIDTH else f"{found.name}\n    {measured}"
+
+
+def file_of(name: str, quick: bool, folder: Path = FOLDER) -> Path:
+    """Return the file of a benchmark's figures."""
+    return (folder / QUICK if quick else folder) / f"{name}.json"
+
+
+def read(name: str, quick: bool, folder: Path = FOLDER) -> list[Figure]:
+    """Return the figures that a run wrote."""
+    return [Figure(**row) for row in json.loads(file_of(name, quick, folder).read_text())]
+
+
+def write(name: str, figures: Sequence[Figure], progress: Progress | None, *, quick: bool = False, folder: Path = FOLDER) -> bool:
+    """Write the figures, and say how many targets are missed. Return whether all are met."""
+    file = file_of(name, quick, folder)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps([asdict(replace(f, quick=quick)) for f in figures], indent=2) + "\n")
+    missed = [f.name for f in figures if not f.met]
+    if progress:
+        ended = f"{len(missed)} of {sum(f.target is not None for f in figures)} targets missed" if missed else "all targets met"
+        progress.say(f"{name}: {len(figures)} figures, {ended}; wrote {_shown(file)}")
+        if quick:
+            progress.say("This was a quick run: its intervals are wide, and a missed target calls for the full run.")
+    return not missed
+
+
+def _shown(file: Path) -> Path:
+    return file.relative_to(ROOT) if file.is_relative_to(ROOT) else file

@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -29,16 +29,16 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from evals.bench.figures import Figure, figure
+from evals.bench.figures import Bench, Figure, Size, figure
 from evals.bench.hostile_bodies import bodies
 from evals.bench.hostile_connections import silent, unfinished
 from evals.bench.own_app import BUCKET, ready, running_app
 from infra.settings import Settings
 from infra.store import ObjectStore
 
-CASES, BATCH = 10_000, 250
+CASES, BATCH = Size(full=10_000, quick=500), 250
 """Requests in all, and those of one run of hypothesis, which remembers its examples."""
-WARM_UP = 2_000
+WARM_UP = Size(full=2_000, quick=250)
 """Cases after which the app's memory is measured first: by then caches are full."""
 MAX_GROWTH_MB = 16.0
 CHECKS = [
@@ -47,7 +47,7 @@ CHECKS = [
 ]
 
 
-async def run(settings: Settings) -> list[Figure]:
+async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
     """Send hostile requests and bodies, then hold connections.
 
     Raises:
@@ -56,27 +56,27 @@ async def run(settings: Settings) -> list[Figure]:
     ObjectStore.connect(settings.store.model_copy(update={"bucket": BUCKET})).ensure_bucket()
     folder = Path(tempfile.mkdtemp(prefix="tabloop-bench-"))
     try:
-        return [
-            *await _fuzz(settings, folder / "fuzz"),
-            *await bodies(settings, folder / "bodies"),
-            *await unfinished(settings, folder / "unfinished"),
-            *await silent(settings, folder / "silent"),
-        ]
+        for name, measure in {"fuzz": _fuzz, "bodies": bodies, "unfinished": unfinished, "silent": silent}.items():
+            for one in await measure(settings, folder / name, bench):
+                yield one
     finally:
         shutil.rmtree(folder)
 
 
-async def _fuzz(settings: Settings, folder: Path) -> list[Figure]:
+async def _fuzz(settings: Settings, folder: Path, bench: Bench) -> list[Figure]:
+    cases, warm_up = CASES.of(bench.quick), WARM_UP.of(bench.quick)
     async with running_app(folder, {}) as (process, *ports):
         await ready(ports[0])
         app, outcome = psutil.Process(process.pid), Counter[str]()
         urls = [f"http://127.0.0.1:{port}" for port in ports]
         operations = [(url, operation) for url in urls for operation in await asyncio.to_thread(_operations, url)]
         began, warm = time.monotonic(), 0
-        while outcome["cases"] < CASES:
-            await asyncio.to_thread(_send_batch, settings, operations, outcome)
-            if not warm and outcome["cases"] >= WARM_UP:
-                warm = app.memory_info().rss
+        with bench.part("requests", cases, share=0.5) as part:
+            while outcome["cases"] < cases:
+                await asyncio.to_thread(_send_batch, settings, operations, outcome)
+                part.at(outcome["cases"])
+                if not warm and outcome["cases"] >= warm_up:
+                    warm = app.memory_info().rss
         growth = (app.memory_info().rss - warm) / 1e6
         seconds = time.monotonic() - began
     return [

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Mapping
 from pathlib import Path
 
-from evals.bench.figures import Figure, figure
+from evals.bench.figures import Bench, Figure, Size, figure
 from evals.bench.health import Waits, watched_health
 from evals.bench.own_app import ready, running_app
 from evals.bench.redaction import hostile_texts
@@ -17,6 +17,8 @@ from infra.settings import Settings
 MEGABYTE = 1 << 20
 TRIES = 3
 """Times that a body is sent; the least of the longest waits counts, since only a wait that comes back is the body's."""
+EVERY = Size(full=1, quick=12)
+"""Of the bodies, every so many are sent."""
 AT_ONCE = 8
 """Clients that send the same body at once."""
 MAX_CPU_MS = 20.0
@@ -85,7 +87,7 @@ def hostile_bodies(values: Mapping[str, bytes], texts: Mapping[str, bytes]) -> d
     return bodies
 
 
-async def bodies(settings: Settings, folder: Path) -> list[Figure]:
+async def bodies(settings: Settings, folder: Path, bench: Bench) -> list[Figure]:
     """Measure how long /health waits beside each body, and beside AT_ONCE of those with a hostile prompt.
 
     Raises:
@@ -93,12 +95,17 @@ async def bodies(settings: Settings, folder: Path) -> list[Figure]:
     """
     token = settings.serving.token.get_secret_value() if settings.serving.token else ""
     secrets = {name: json.dumps(text).encode() for name, text in hostile_texts(random.Random(0)).items()}
-    requests = {key: _request(key[0], body, token) for key, body in hostile_bodies(STRUCTURES, {**TEXTS, **secrets}).items()}
+    every = list(hostile_bodies(STRUCTURES, {**TEXTS, **secrets}).items())
+    requests = {key: _request(key[0], body, token) for key, body in every[:: EVERY.of(bench.quick)]}
+    prompts = [raw for (_, field, _), raw in requests.items() if field in ("prompt", "data.prompt")]
+    alone, together = list[float](), list[float]()
     async with running_app(folder, {}) as (app, port, _):
         await ready(port)
-        alone = [await _longest_cpu(port, app.pid, raw, 1) for raw in requests.values()]
-        prompts = [raw for (_, field, _), raw in requests.items() if field in ("prompt", "data.prompt")]
-        together = [await _longest_cpu(port, app.pid, raw, AT_ONCE) for raw in prompts]
+        with bench.part("bodies", len(requests) + len(prompts), share=0.2) as part:
+            for found, sent, at_once in ((alone, requests.values(), 1), (together, prompts, AT_ONCE)):
+                for raw in sent:
+                    found.append(await _longest_cpu(port, app.pid, raw, at_once))
+                    part.advance()
     return [
         figure("bodies.tried", len(requests), ""),
         figure("bodies.health.alone.median_cpu", statistics.median(alone), "ms"),

@@ -5,24 +5,25 @@ import statistics
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
-from evals.bench.figures import Figure, figure
+from evals.bench.figures import Bench, Figure, Size, figure
 from evals.bench.health import Waits, watched_health
 from evals.bench.own_app import ready, running_app
 from evals.bench.serving import editor_body, prompts
 from evals.bench.streams import first_token_percentiles, session, stream_completions
+from evals.progress import Part
 from infra.settings import ROOT, Settings
 
 UNFINISHED = 50
 """Connections of each kind that never finish."""
 GRACE_SECONDS = 5.0
 """Seconds after a deadline within which the connection is closed."""
-SILENT, PEERS = 10_000, 100
+SILENT, PEERS = Size(full=10_000, quick=2_000), 100
 """Silent connections, and the addresses that they come from."""
-BLOCK, BLOCKS = 25, 8
+BLOCK, BLOCKS = 25, Size(full=8, quick=2)
 """Completions of a block, and blocks, by turns without and with silent connections."""
 HELD_SECONDS = 1.0
 """Seconds for which /health is asked for while the silent connections are held."""
@@ -33,7 +34,7 @@ MAX_CPU_MS, MAX_QUEUE_CPU_MS = 20.0, 300.0
 accepted before it."""
 
 
-async def unfinished(settings: Settings, folder: Path) -> list[Figure]:
+async def unfinished(settings: Settings, folder: Path, bench: Bench) -> list[Figure]:
     """Hold connections that never finish until the server closes them."""
     limits = settings.serving.limits
     head = "POST /v1/feedback HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
@@ -50,6 +51,11 @@ async def unfinished(settings: Settings, folder: Path) -> list[Figure]:
             limits.body_seconds,
         ),
     }
+    with bench.part("connections that never finish", share=0.15):
+        return await _unfinished(folder, kinds)
+
+
+async def _unfinished(folder: Path, kinds: Mapping[str, tuple[bytes, bytes, float]]) -> list[Figure]:
     async with running_app(folder, {}) as (_, _, port):
         seconds = {
             kind: asyncio.gather(*(_seconds_open(port, start, piece, deadline + GRACE_SECONDS) for _ in range(UNFINISHED)))
@@ -85,25 +91,31 @@ async def _seconds_open(port: int, start: bytes, piece: bytes, most: float) -> f
         writer.close()
 
 
-async def silent(settings: Settings, folder: Path) -> list[Figure]:
-    """Measure /health while SILENT connections open, are held and close, and completions with and without them.
+async def silent(settings: Settings, folder: Path, bench: Bench) -> list[Figure]:
+    """Measure /health while silent connections open, are held and close, and completions with and without them.
 
     Raises:
         RuntimeError: completions fail.
     """
+    blocks = BLOCKS.of(bench.quick)
+    with bench.part("blocks beside silent connections", blocks, share=0.15) as part:
+        return await _silent(settings, folder, SILENT.of(bench.quick), blocks, part)
+
+
+async def _silent(settings: Settings, folder: Path, count: int, blocks: int, part: Part) -> list[Figure]:
     token = settings.serving.token.get_secret_value() if settings.serving.token else ""
-    bodies = [editor_body(settings, prompt) for prompt, _ in prompts(settings, BLOCK * BLOCKS)]
+    bodies = [editor_body(settings, prompt) for prompt, _ in prompts(settings, BLOCK * blocks)]
     medians: dict[bool, list[float]] = {False: [], True: []}
     kept, new, held, closing = Waits(), Waits(), Waits(), Waits()
     variables = {"TABLOOP_SERVING__LIMITS__HEADER_SECONDS": "600"}  # so that they are open while completions are measured
     async with running_app(folder, variables) as (app, port, _), session(token) as http:
         await ready(port)
         url = f"http://127.0.0.1:{port}/v1/completions"
-        for number in range(BLOCKS):
+        for number in range(blocks):
             beside = number % 2 == 1
             async with AsyncExitStack() as stack:
                 if beside:
-                    clients = await stack.enter_async_context(_silent_clients(port))
+                    clients = await stack.enter_async_context(_silent_clients(port, count))
                     async with watched_health(port, app.pid, kept, keep=True), watched_health(port, app.pid, new, keep=False):
                         await clients.open()
                         await ready(port)  # a new connection, so all before it are accepted now
@@ -116,9 +128,10 @@ async def silent(settings: Settings, folder: Path) -> list[Figure]:
             if errors := [result.error for result in results if result.error]:
                 raise RuntimeError(f"{url}: {len(errors)} of {len(results)} requests failed: {errors[0]}")
             medians[beside].append(first_token_percentiles(results)[0])
+            part.advance()
     without, beside_silent = (statistics.median(medians[beside]) for beside in (False, True))
     return [
-        figure("silent.connections", SILENT, ""),
+        figure("silent.connections", count, ""),
         figure("silent.first_token.median_without", without, "ms"),
         figure("silent.first_token.added_median", beside_silent - without, "ms", most=MAX_ADDED_MS),
         figure("silent.health.opening.kept.longest_cpu", max(kept.cpu), "ms", most=MAX_CPU_MS),
@@ -152,8 +165,8 @@ class SilentClients:
 
 
 @asynccontextmanager
-async def _silent_clients(port: int) -> AsyncIterator[SilentClients]:
-    command = (sys.executable, "-m", "evals.bench.silent_clients", str(port), str(SILENT), str(PEERS))
+async def _silent_clients(port: int, count: int) -> AsyncIterator[SilentClients]:
+    command = (sys.executable, "-m", "evals.bench.silent_clients", str(port), str(count), str(PEERS))
     process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdin=PIPE, stdout=PIPE)
     clients = SilentClients(process)
     try:

@@ -13,12 +13,13 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pyarrow.parquet as pq
 
 from evals import developers
-from evals.bench.figures import FOLDER, Figure, figure
+from evals.bench.figures import FOLDER, Bench, Figure, Size, figure, in_thread
 from evals.demo.loop import Traffic
 from evals.demo.orchestration import Orchestration
 from infra.records import Manifest, Sample
@@ -27,13 +28,13 @@ from infra.settings import ROOT, Settings
 from infra.stack.parts import environment
 from infra.store import CHECKSUMS, ObjectStore, sha256
 
-LABELS, USERS, KILLS = 800, 100, 12
+LABELS, USERS, KILLS = Size(full=800, quick=300), 100, Size(full=12, quick=1)
 MAX_KILLS_PER_CYCLE = 3
 """A cycle that fails more often is abandoned, and the next one uses its labels (flows/README.md)."""
 MAX_CYCLE_SECONDS = 600.0
 
 
-async def run(settings: Settings) -> list[Figure]:
+async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
     """Let developers type, run undisturbed cycles, then kill and resume others.
 
     Raises:
@@ -44,46 +45,53 @@ async def run(settings: Settings) -> list[Figure]:
     address = developers.stack_address(settings)
     run = developers.RunSettings(address=address, users=USERS, concurrency=8, seed=int(time.time()), speed=200)
     typing = asyncio.create_task(developers.run(run, developers.code_from(), stop=stop, progress=traffic, rate=traffic.rate))
-    while traffic.tally.total.answered < LABELS and not typing.done():
-        await asyncio.sleep(0.5)
+    labels = LABELS.of(bench.quick)
+    with bench.part("developers type, requests", labels, share=0.1) as part:
+        while traffic.tally.total.answered < labels and not typing.done():
+            await asyncio.sleep(0.5)
+            part.at(traffic.tally.total.answered)
     stop.set()
     await typing
     await asyncio.sleep(settings.collect.settle_seconds + 2 * settings.serving.ship_seconds)
     async with Orchestration(settings.orchestration) as prefect:
         try:
-            return await asyncio.to_thread(kill_cycles, settings)
+            async for one in in_thread(kill_cycles(settings, bench)):
+                yield one
         finally:
             await prefect.crash_orphaned_runs()
 
 
-def kill_cycles(settings: Settings) -> list[Figure]:
+def kill_cycles(settings: Settings, bench: Bench) -> Iterator[Figure]:
     """Run two undisturbed cycles, then cycles that are killed until KILLS kills are done."""
+    wanted = KILLS.of(bench.quick)
     store, registry = ObjectStore.connect(settings.store), Registry.connect(settings.registry)
     rng, log = random.Random(0), FOLDER / "kills.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     log.unlink(missing_ok=True)
-    run_cycle(settings, log)  # the first cycle also scores the champion, which later ones reuse
-    expected = take_candidate(store, registry)
-    began = time.monotonic()
-    run_cycle(settings, log)
-    seconds = time.monotonic() - began
+    with bench.part("undisturbed cycles", 2, share=0.2) as part:
+        run_cycle(settings, log)  # the first cycle also scores the champion, which later ones reuse
+        expected = take_candidate(store, registry)
+        part.advance()
+        began = time.monotonic()
+        run_cycle(settings, log)
+        seconds = time.monotonic() - began
+    yield figure("cycle_undisturbed", seconds, "s")
     kills = ended = 0
-    while True:
-        if (checksums := take_candidate(store, registry)) != expected:
-            raise RuntimeError(f"after {kills} kills: samples and checkpoint are {checksums}, expected {expected}; see {log}")
-        if kills == KILLS:
-            break
-        for kills_left in reversed(range(MAX_KILLS_PER_CYCLE + 1)):
-            if run_cycle(settings, log, rng.uniform(0, seconds) if kills_left and kills < KILLS else None):
+    with bench.part("kills of cycles", wanted, share=0.7) as part:
+        while True:
+            if (checksums := take_candidate(store, registry)) != expected:
+                raise RuntimeError(f"after {kills} kills: samples and checkpoint are {checksums}, expected {expected}; see {log}")
+            if kills == wanted:
                 break
-            kills += 1
-            verify_objects(store)
-        ended += 1
-    return [
-        figure("cycle_undisturbed", seconds, "s"),
-        figure("kills", kills, "", least=KILLS),
-        figure("killed_cycles_that_ended_in_the_same_candidate", ended, "", least=1),
-    ]
+            for kills_left in reversed(range(MAX_KILLS_PER_CYCLE + 1)):
+                if run_cycle(settings, log, rng.uniform(0, seconds) if kills_left and kills < wanted else None):
+                    break
+                kills += 1
+                part.advance()
+                verify_objects(store)
+            ended += 1
+    yield figure("kills", kills, "", least=wanted)
+    yield figure("killed_cycles_that_ended_in_the_same_candidate", ended, "", least=1)
 
 
 def run_cycle(settings: Settings, log: Path, kill_after: float | None = None) -> bool:

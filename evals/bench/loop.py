@@ -5,20 +5,24 @@ Developers type; while the cycle runs through its deployment, they type slowly.
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
 
 from evals import developers
-from evals.bench.figures import Figure, figure
+from evals.bench.figures import Bench, Figure, Size, figure
 from evals.demo.loop import CYCLE, Traffic
 from evals.demo.orchestration import Orchestration
+from evals.progress import Part
 from infra.settings import Settings
 
-LABELS, USERS = 1000, 120
+LABELS, USERS = Size(full=1000, quick=300), 120
 CYCLE_TARGET_SECONDS = 120.0
 FRESH_TARGET_SECONDS = 150.0
 SWAP_SECONDS = 60.0
+ASK_SECONDS = 5.0
+"""Between two questions which step runs, since Prefect shares the cores with the cycle."""
 
 
-async def run(settings: Settings) -> list[Figure]:
+async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
     """Type until there are enough labels, run a cycle, wait for its version in live answers.
 
     Raises:
@@ -30,13 +34,17 @@ async def run(settings: Settings) -> list[Figure]:
     typing = asyncio.create_task(developers.run(run, developers.code_from(), stop=stop, progress=traffic, rate=traffic.rate))
     try:
         began = time.monotonic()
-        while traffic.tally.total.answered < LABELS:
-            await asyncio.sleep(0.5)
+        labels = LABELS.of(bench.quick)
+        with bench.part("developers type, requests", labels, share=0.3) as part:
+            while traffic.tally.total.answered < labels:
+                await asyncio.sleep(0.5)
+                part.at(traffic.tally.total.answered)
         requests_per_second = traffic.tally.total.requests / (time.monotonic() - began)
         old_versions = set(traffic.tally.by_version())
         started, traffic.quiet = time.monotonic(), True
         async with Orchestration(settings.orchestration) as prefect:
-            steps = await _cycle_steps(prefect)
+            with bench.part("cycle", share=0.7) as part:
+                steps = await _cycle_steps(prefect, part)
         ended, traffic.quiet = time.monotonic(), False
         while traffic.tally.by_version().keys() <= old_versions:
             if time.monotonic() > ended + SWAP_SECONDS:
@@ -46,20 +54,25 @@ async def run(settings: Settings) -> list[Figure]:
     finally:
         stop.set()
         await typing
-    return [
-        *(figure(f"cycle.{name}", seconds, "s") for name, seconds in steps),
+    for name, seconds in steps:
+        yield figure(f"cycle.{name}", seconds, "s")
+    for one in (
         figure("cycle.total", ended - started, "s", most=CYCLE_TARGET_SECONDS),
         figure("cycle.outside_its_steps", ended - started - sum(seconds for _, seconds in steps), "s"),
         figure("last_label_to_first_new_completion", fresh, "s", most=FRESH_TARGET_SECONDS),
         figure("requests_per_second_while_typing", requests_per_second, "1/s"),
-    ]
+    ):
+        yield one
 
 
-async def _cycle_steps(prefect: Orchestration) -> list[tuple[str, float]]:
+async def _cycle_steps(prefect: Orchestration, part: Part) -> list[tuple[str, float]]:
     """Run the deployment. Return its steps and their seconds."""
-    identifier = await prefect.start(CYCLE)
+    identifier, asked = await prefect.start(CYCLE), time.monotonic()
     while not (run := await prefect.flow_run(identifier)).ended:
         await asyncio.sleep(0.5)
+        if time.monotonic() - asked > ASK_SECONDS:
+            part.rename(f"loop: cycle{await prefect.current_task(identifier)}")
+            asked = time.monotonic()
     steps = await prefect.task_seconds(identifier)
     if "register" not in {name for name, _ in steps}:
         raise RuntimeError(f"the cycle registered no version: {run.state}: {run.message}; see the run in Prefect")

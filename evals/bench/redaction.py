@@ -13,19 +13,19 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
 import httpx
 
 from evals.bench import project_files
-from evals.bench.figures import Figure, figure
+from evals.bench.figures import Bench, Figure, Size, figure
 from evals.bench.made_up_secrets import cases, draw, private_key
 from infra.redaction.redactor import REDACTED, Redactor
 from infra.redaction.texts import Kept, Texts
 from infra.settings import ROOT, Settings
 
-REQUESTS = 4_000
+REQUESTS = Size(full=4_000, quick=400)
 PREFIX, SUFFIX = 3_000, 1_000
 """Most characters before and after the cursor that editors send."""
 ENDINGS = ("py", "pyi", "js", "ts", "h", "c", "cpp", "sh", "md", "toml", "yaml", "yml", "cfg", "ini")
@@ -33,8 +33,8 @@ WITH_SECRETS = re.compile(r"/(tests?|testing|examples?|idlelib)/|/test_|_test\.|
 """Files that hold made-up secrets on purpose."""
 PROJECT_FILES = (("kind_told", True, 2.0), ("kind_not_told", False, 3.5))
 MEGABYTE = 900_000
-SEEDS = 3
-SECONDS, AT_ONCE, LEAST_ANSWERS = 5.0, 4, 40
+SEEDS = Size(full=3, quick=1)
+SECONDS, AT_ONCE, LEAST_ANSWERS = Size(full=5.0, quick=1.0), 4, 40
 
 
 def ordinary_requests(folders: Sequence[Path], count: int, rng: random.Random) -> Iterator[Texts]:
@@ -76,10 +76,10 @@ def hostile_texts(rng: random.Random) -> dict[str, str]:
     return {name: (part * (MEGABYTE // len(part) + 1))[:MEGABYTE] for name, part in parts.items()}
 
 
-def missed(redactor: Redactor) -> tuple[set[str], set[str]]:
+def missed(redactor: Redactor, seeds: int) -> tuple[set[str], set[str]]:
     """Return the kinds that are tried, and those of which something stays in some form."""
     tried, found_not = set(), set()
-    for seed in range(SEEDS):
+    for seed in range(seeds):
         for kind, _, ending, text, secret in cases(random.Random(seed)):
             tried.add(kind)
             for language in (ending, ""):
@@ -88,21 +88,32 @@ def missed(redactor: Redactor) -> tuple[set[str], set[str]]:
     return tried, found_not
 
 
-async def run(settings: Settings) -> list[Figure]:
+async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
     """Measure the search for secrets, then the app's answers beside hostile requests."""
     folders = [Path(sysconfig.get_paths()[name]) for name in ("stdlib", "purelib")]
-    return [*_ordinary(folders), *_kinds(), *_growth(), *await asyncio.to_thread(_queue), *await _delays(settings)]
+    seeds = SEEDS.of(bench.quick)
+    for one in _ordinary(folders, bench):
+        yield one
+    for name, measure in {"kinds of secrets": lambda: _kinds(seeds), "megabytes": _growth, "queue": _queue}.items():
+        with bench.part(name, share=0.2):
+            found = await asyncio.to_thread(measure)
+        for one in found:
+            yield one
+    async for one in _delays(settings, bench):
+        yield one
 
 
-def _ordinary(folders: Sequence[Path]) -> list[Figure]:
+def _ordinary(folders: Sequence[Path], bench: Bench) -> list[Figure]:
     redactor, seconds, lost, count = Redactor(), [], 0, 0
-    for request in ordinary_requests(folders, REQUESTS, random.Random(0)):
-        cut = Kept().cut(request)
-        began = time.process_time()
-        redactor.redact(cut)
-        seconds.append(time.process_time() - began)
-        lost += bool(changed(redactor, request))
-        count += 1
+    with bench.part("ordinary requests", REQUESTS.of(bench.quick), share=0.2) as part:
+        for request in ordinary_requests(folders, REQUESTS.of(bench.quick), random.Random(0)):
+            cut = Kept().cut(request)
+            began = time.process_time()
+            redactor.redact(cut)
+            seconds.append(time.process_time() - began)
+            lost += bool(changed(redactor, request))
+            count += 1
+            part.advance()
     return [
         figure("ordinary.median", statistics.median(seconds) * 1e3, "ms", most=1.0),
         figure("ordinary.p99", statistics.quantiles(seconds, n=100)[98] * 1e3, "ms"),
@@ -110,15 +121,15 @@ def _ordinary(folders: Sequence[Path]) -> list[Figure]:
     ]
 
 
-def _kinds() -> list[Figure]:
-    tried, not_found = missed(Redactor())
+def _kinds(seeds: int) -> list[Figure]:
+    tried, not_found = missed(Redactor(), seeds)
     figures = [figure("kinds.found", len(tried - not_found), "", least=80), figure("kinds.missed", len(not_found), "", most=0)]
-    return [*figures, *(_in_project_files(name, told=told, most=most) for name, told, most in PROJECT_FILES)]
+    return [*figures, *(_in_project_files(name, seeds, told=told, most=most) for name, told, most in PROJECT_FILES)]
 
 
-def _in_project_files(name: str, *, told: bool, most: float) -> Figure:
+def _in_project_files(name: str, seeds: int, *, told: bool, most: float) -> Figure:
     redactor = Redactor()
-    counts = [project_files.missed(redactor, random.Random(seed), told=told) for seed in range(SEEDS)]
+    counts = [project_files.missed(redactor, random.Random(seed), told=told) for seed in range(seeds)]
     staying = sum(len(secrets) for _, files in counts for secrets in files.values())
     return figure(f"project_files.{name}", 100 * staying / sum(tried for tried, _ in counts), "% of the secrets stay", most=most)
 
@@ -150,19 +161,19 @@ def _queue() -> list[Figure]:
     ]
 
 
-async def _delays(settings: Settings) -> list[Figure]:
-    """Return by how much hostile requests, AT_ONCE at a time, delay an innocent one (95th percentile)."""
-    serving = settings.serving
+async def _delays(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
+    """Yield by how much hostile requests, AT_ONCE at a time, delay an innocent one (95th percentile)."""
+    serving, seconds = settings.serving, SECONDS.of(bench.quick)
     headers = {"Authorization": f"Bearer {serving.token.get_secret_value()}"} if serving.token else {}
     address = f"http://{serving.host}:{serving.feedback_port}"
     async with httpx.AsyncClient(base_url=address, headers=headers, timeout=60) as client:
-        quiet = await _answer_seconds(client, asyncio.create_task(asyncio.sleep(SECONDS)))
-        figures = [figure("answer.quiet", quiet * 1e3, "ms")]
+        quiet = await _answer_seconds(client, asyncio.create_task(asyncio.sleep(seconds)))
+        yield figure("answer.quiet", quiet * 1e3, "ms")
         for name, text in hostile_texts(random.Random(0)).items():
-            beside = await _answer_seconds(client, asyncio.create_task(_attack(client, text)))
+            with bench.part(f"answers beside {name}", share=0.02):
+                beside = await _answer_seconds(client, asyncio.create_task(_attack(client, text, seconds)))
             label = name.replace(" ", "_").replace("-", "_")
-            figures.append(figure(f"answer.delay.{label}", (beside - quiet) * 1e3, "ms", most=20.0))
-    return figures
+            yield figure(f"answer.delay.{label}", (beside - quiet) * 1e3, "ms", most=20.0)
 
 
 async def _answer_seconds(client: httpx.AsyncClient, until: "asyncio.Task[None]") -> float:
@@ -177,10 +188,10 @@ async def _answer_seconds(client: httpx.AsyncClient, until: "asyncio.Task[None]"
     return statistics.quantiles(seconds, n=20)[18]
 
 
-async def _attack(client: httpx.AsyncClient, text: str) -> None:
-    """Send events with a megabyte in their prefix, AT_ONCE at a time, for SECONDS."""
+async def _attack(client: httpx.AsyncClient, text: str, seconds: float) -> None:
+    """Send events with a megabyte in their prefix, AT_ONCE at a time, for some seconds."""
     event = {"name": "autocomplete", "data": {"completionId": "bench", "accepted": True, "prefix": text, "completion": "x"}}
-    body, until = json.dumps(event).encode(), time.monotonic() + SECONDS
+    body, until = json.dumps(event).encode(), time.monotonic() + seconds
 
     async def send() -> None:
         while time.monotonic() < until:

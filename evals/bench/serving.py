@@ -11,7 +11,7 @@ load during one or two blocks sets the quantile (two plain servers differed by 2
 
 import secrets
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from operator import sub, truediv
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 
 from evals import developers, positions
 from evals.bench.cpu_time import CpuTime
-from evals.bench.figures import Figure, figure
+from evals.bench.figures import Bench, Figure, Size, figure
 from evals.bench.plain_vllm import plain_vllm
 from evals.bench.streams import StreamResult, first_token_percentiles, session, stream_completions
 from evals.bench.swap import measure_swaps
@@ -31,10 +31,10 @@ from infra import fim
 from infra import settings as configuration
 from infra.settings import Settings
 
-BLOCKS = {1: 36, 16: 36}
+BLOCKS = Size(full={1: 36, 16: 36}, quick={1: 6, 16: 6})
 """Number of blocks, by concurrent streams. With 16 streams the first 16 requests, which arrive together, set a block's 99 %
 quantile: it differs by 30 ms from block to block, so the median of 36 differences varies by 6 ms from run to run."""
-REQUESTS = {1: 100, 16: 200}
+REQUESTS = Size(full={1: 100, 16: 200}, quick={1: 20, 16: 64})
 """Requests of a block, by concurrent streams. Longer blocks let other load affect one side alone: with 12 and 24 blocks of
 150, runs of one program gave 0.92 to 1.01 of plain vLLM's throughput with one stream."""
 PROMPTS_PER_SPARE = 50
@@ -74,19 +74,22 @@ class Side:
         return sum(result.tokens for result in self.results)
 
 
-async def run(settings: Settings) -> list[Figure]:
+async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
     """Compare the app with plain vLLM, then measure swaps under load.
 
     Raises:
         RuntimeError: a server does not start, or requests fail.
     """
-    pairs = prompts(settings, sum(BLOCKS[concurrency] * requests for concurrency, requests in REQUESTS.items()))
+    blocks, requests = BLOCKS.of(bench.quick), REQUESTS.of(bench.quick)
+    pairs = prompts(settings, sum(blocks[concurrency] * requests[concurrency] for concurrency in blocks))
     token = developers.simulation_token(settings)
     app = f"http://{settings.serving.host}:{settings.serving.port}/v1/completions"
     async with session(token) as http:
         async with plain_vllm(settings, http) as plain:
-            figures = await compare(http, settings, pairs, app, plain)
-        return figures + await measure_swaps(http, settings, app, [editor_body(settings, prompt) for prompt, _ in pairs])
+            async for one in compare(http, settings, pairs, (app, plain), bench):
+                yield one
+        for one in await measure_swaps(http, settings, app, [editor_body(settings, prompt) for prompt, _ in pairs], bench):
+            yield one
 
 
 def prompts(settings: Settings, count: int) -> list[tuple[str, str]]:
@@ -122,24 +125,26 @@ def editor_body(settings: Settings, prompt: str) -> dict[str, Any]:
 
 
 async def compare(
-    http: aiohttp.ClientSession, settings: Settings, pairs: Sequence[tuple[str, str]], app: str, plain: str
-) -> list[Figure]:
-    """Send the same prompts to both servers, in blocks."""
+    http: aiohttp.ClientSession, settings: Settings, pairs: Sequence[tuple[str, str]], servers: tuple[str, str], bench: Bench
+) -> AsyncIterator[Figure]:
+    """Send the same prompts to both servers, the app and plain vLLM, in blocks."""
+    app, plain = servers
     sampling, waiting = settings.serving.sampling, iter(pairs)
     plain_body = {"model": "plain", "max_tokens": sampling.max_tokens, "temperature": sampling.temperature, "stream": True}
     app_ports = {"app": settings.serving.port, "engine": urlsplit(await _champion_url(http, settings)).port}
-    figures = []
-    for concurrency, requests in REQUESTS.items():
+    for concurrency, blocks in BLOCKS.of(bench.quick).items():
         own_side, plain_side = Side(app, app_ports), Side(plain, {"plain": urlsplit(plain).port})
-        for block in range(BLOCKS[concurrency]):
-            block_pairs = [next(waiting) for _ in range(requests)]
-            own_bodies = [editor_body(settings, prompt) for prompt, _ in block_pairs]
-            plain_bodies = [plain_body | {"prompt": text} for _, text in block_pairs]
-            turns = [(own_side, own_bodies), (plain_side, plain_bodies)]
-            for side, bodies in turns if block % 2 else reversed(turns):
-                await side.run_block(http, bodies, concurrency)
-        figures += _comparison_figures(f"{concurrency}_at_once", own_side, plain_side)
-    return figures
+        with bench.part(f"{concurrency} at once, blocks", blocks, share=0.45) as part:
+            for block in range(blocks):
+                block_pairs = [next(waiting) for _ in range(REQUESTS.of(bench.quick)[concurrency])]
+                own_bodies = [editor_body(settings, prompt) for prompt, _ in block_pairs]
+                plain_bodies = [plain_body | {"prompt": text} for _, text in block_pairs]
+                turns = [(own_side, own_bodies), (plain_side, plain_bodies)]
+                for side, bodies in turns if block % 2 else reversed(turns):
+                    await side.run_block(http, bodies, concurrency)
+                part.advance()
+        for one in _comparison_figures(f"{concurrency}_at_once", own_side, plain_side):
+            yield one
 
 
 def _comparison_figures(name: str, own: Side, plain: Side) -> list[Figure]:

@@ -4,22 +4,23 @@ import asyncio
 import os
 import signal
 import time
+from collections.abc import AsyncIterator
 
 from evals import developers
-from evals.bench.figures import Figure, figure
+from evals.bench.figures import Bench, Figure, Size, figure
 from evals.demo.loop import CYCLE, Traffic
 from evals.demo.orchestration import Orchestration
 from infra.registry import CHALLENGER, Registry
 from infra.settings import Settings
 from infra.stack import control
 
-PARTS = ("engine-0", "engine-1", "evaluation", "serving", "s3", "mlflow", "prefect", "worker")
-LABELS, USERS = 600, 60
+PARTS = Size(full=("engine-0", "engine-1", "evaluation", "serving", "s3", "mlflow", "prefect", "worker"), quick=("serving",))
+LABELS, USERS = Size(full=600, quick=200), 60
 BACK_SECONDS, CYCLE_SECONDS = 240.0, 900.0
 PAUSE_SECONDS = 5.0
 
 
-async def run(settings: Settings) -> list[Figure]:
+async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
     """Kill one part after another, then check that the app answers and a cycle completes.
 
     Raises:
@@ -29,14 +30,16 @@ async def run(settings: Settings) -> list[Figure]:
     address = developers.stack_address(settings)
     run = developers.RunSettings(address=address, users=USERS, concurrency=4, seed=int(time.time()), speed=200)
     typing = asyncio.create_task(developers.run(run, developers.code_from(), stop=stop, progress=traffic, rate=traffic.rate))
-    figures = []
     try:
-        await _until_answered(traffic, LABELS, "before the first kill")
+        with bench.part("developers type", share=0.1):
+            await _until_answered(traffic, LABELS.of(bench.quick), "before the first kill")
         async with Orchestration(settings.orchestration) as prefect:
             await prefect.start(CYCLE)
             await asyncio.sleep(4 * PAUSE_SECONDS)  # the cycle has begun
-        for part in PARTS:
-            figures.append(figure(f"{part}.back_after", await asyncio.to_thread(_kill, part), "s", most=BACK_SECONDS))
+        for part in PARTS.of(bench.quick):
+            with bench.part(f"{part} is killed", share=0.5 / len(PARTS.of(bench.quick))):
+                seconds = await asyncio.to_thread(_kill, part)
+            yield figure(f"{part}.back_after", seconds, "s", most=BACK_SECONDS)
             await _until_answered(traffic, traffic.tally.total.answered + 20, f"after the kill of {part}")
             await asyncio.sleep(PAUSE_SECONDS)
         # The first cycle may have completed, and its A/B test would keep the next one from beginning.
@@ -44,16 +47,14 @@ async def run(settings: Settings) -> list[Figure]:
         registry.set_experiment(None)
         registry.delete_alias(CHALLENGER)
         began = time.monotonic()
-        attempts = await _complete_cycle(settings)
-        figures += [
-            figure("cycle_after_all_kills", time.monotonic() - began, "s", most=CYCLE_SECONDS),
-            figure("cycle_runs_until_one_ended", attempts, ""),
-            figure("requests_answered", traffic.tally.total.answered, ""),
-        ]
+        with bench.part("cycle after the kills", share=0.4):
+            attempts = await _complete_cycle(settings)
+        yield figure("cycle_after_all_kills", time.monotonic() - began, "s", most=CYCLE_SECONDS)
+        yield figure("cycle_runs_until_one_ended", attempts, "")
+        yield figure("requests_answered", traffic.tally.total.answered, "")
     finally:
         stop.set()
         await typing
-    return figures
 
 
 def _kill(part: str) -> float:

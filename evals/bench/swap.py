@@ -9,12 +9,12 @@ from typing import Any
 
 import aiohttp
 
-from evals.bench.figures import Figure, figure
+from evals.bench.figures import Bench, Figure, Size, figure
 from evals.bench.streams import StreamResult, first_token_percentiles, stream_completion
 from infra.registry import CHAMPION, Registry
 from infra.settings import Settings
 
-SWAPS = 5
+SWAPS = Size(full=5, quick=2)
 """With one swap, its two latest requests alone would set the 99 % quantile."""
 STREAMS, SECONDS_BEFORE, SECONDS_AFTER, MAX_SECONDS = 8, 6.0, 4.0, 60.0
 MAX_P99_RATIO = 1.5
@@ -46,7 +46,7 @@ class Load:
 
 
 async def measure_swaps(
-    http: aiohttp.ClientSession, settings: Settings, url: str, bodies: Sequence[dict[str, Any]]
+    http: aiohttp.ClientSession, settings: Settings, url: str, bodies: Sequence[dict[str, Any]], bench: Bench
 ) -> list[Figure]:
     """Register the champion's weights as a new version SWAPS times, each time move the champion's alias to it.
 
@@ -58,23 +58,24 @@ async def measure_swaps(
     if champion is None:
         raise RuntimeError("registry: no version is champion, so there is nothing to swap; run `make status`")
     source = registry.version(champion).source
-    load = Load(http, url, bodies)
+    load, swaps_wanted = Load(http, url, bodies), SWAPS.of(bench.quick)
     swaps: list[tuple[str, float, float]] = []  # version, begin, end
     streams = [asyncio.create_task(load.stream(number)) for number in range(STREAMS)]
     try:
-        for _ in range(SWAPS):
-            await asyncio.sleep(SECONDS_BEFORE)
-            version = registry.create_version(source, {"bench": "swap"}, "The champion once more, to measure a swap.").version
-            moved = time.monotonic()
-            registry.set_alias(CHAMPION, version)
-            while version not in load.first_token_at:
-                if time.monotonic() > moved + MAX_SECONDS:
-                    raise RuntimeError(
-                        f"serving: version {version} is not served {MAX_SECONDS:.0f} s after the alias moved; run `make status`"
-                    )
-                await asyncio.sleep(0.02)
-            await asyncio.sleep(SECONDS_AFTER)
-            swaps.append((version, moved, time.monotonic()))
+        with bench.part("swaps", swaps_wanted, share=0.1) as part:
+            for _ in range(swaps_wanted):
+                await asyncio.sleep(SECONDS_BEFORE)
+                version = registry.create_version(source, {"bench": "swap"}, "The champion once more, to measure a swap.").version
+                moved = time.monotonic()
+                registry.set_alias(CHAMPION, version)
+                while version not in load.first_token_at:
+                    if time.monotonic() > moved + MAX_SECONDS:
+                        late = f"version {version} is not served {MAX_SECONDS:.0f} s after the alias moved"
+                        raise RuntimeError(f"serving: {late}; run `make status`")
+                    await asyncio.sleep(0.02)
+                await asyncio.sleep(SECONDS_AFTER)
+                swaps.append((version, moved, time.monotonic()))
+                part.advance()
     finally:
         load.stop()
         await asyncio.gather(*streams)

@@ -6,35 +6,35 @@ completions, without padding, per CPU-second of the best step, since other load 
 between the sides, since other load comes and goes.
 """
 
-import asyncio
 import json
 import os
 import random
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from tokenizers import Tokenizer
 
 from evals import positions
-from evals.bench.figures import FOLDER, Figure, figure
+from evals.bench.figures import FOLDER, Bench, Figure, Size, figure, in_thread
 from evals.bench.padded import LEARNING_RATE
 from evals.heldout import held_out_files, site_packages
+from evals.progress import Part
 from infra import settings as configuration
 from infra.fim import END, Renderer
 from infra.records import Sample
 from infra.settings import Settings
 from infra.store import to_parquet
 
-SIZES = {64: 4, 512: 1}
+SIZES = Size(full={64: 4, 512: 1}, quick={16: 1, 64: 1})
 """Number of turns of both sides, by the samples of a step."""
 FASTER = 1.5
 """Target: the trainer's tokens per CPU-second over those of transformers."""
 LINEAR = 1.15
 """Target: CPU-seconds per token with the most samples, over those with the fewest."""
-STEPS = 4
+STEPS = Size(full=4, quick=2)
 PRECISIONS = ("float32", "bfloat16")
 
 
@@ -100,14 +100,16 @@ def run_process(command: Sequence[str], log: Path) -> float:
     return usage.ru_maxrss / 1024
 
 
-async def run(settings: Settings) -> list[Figure]:
+async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
     """Measure both sides at every size, in processes of their own; writes their logs to var/bench/trainer."""
-    return await asyncio.to_thread(bench, settings, SIZES, STEPS, FOLDER / "trainer")
+    sizes, steps = SIZES.of(bench.quick), STEPS.of(bench.quick)
+    with bench.part("turns", len(PRECISIONS) * sum(sizes.values()), share=1.0) as part:
+        async for one in in_thread(measure(settings, sizes, steps, FOLDER / "trainer", part)):
+            yield one
 
 
-def bench(settings: Settings, sizes: Mapping[int, int], steps: int, folder: Path) -> list[Figure]:
-    """Measure both sides at every size and precision. Return the figures."""
-    figures: list[Figure] = []
+def measure(settings: Settings, sizes: Mapping[int, int], steps: int, folder: Path, part: Part) -> Iterator[Figure]:
+    """Measure both sides at every size and precision. Yield the figures."""
     cost = {}
     for count, turns in sizes.items():
         samples = samples_of(count, settings)
@@ -115,22 +117,22 @@ def bench(settings: Settings, sizes: Mapping[int, int], steps: int, folder: Path
         for precision in PRECISIONS:
             job_folder = folder / f"{count}-{precision}"
             job_folder.mkdir(parents=True, exist_ok=True)
-            pairs = [measure_sides(job_folder, samples, settings, steps, precision) for _ in range(turns)]
+            pairs = []
+            for _ in range(turns):
+                pairs.append(measure_sides(job_folder, samples, settings, steps, precision))
+                part.advance()
             own, other = (min(side.seconds for side in sides) for sides in zip(*pairs, strict=True))
             own_memory, other_memory = (max(side.memory for side in sides) for sides in zip(*pairs, strict=True))
             cost[count, precision] = own / tokens
             name = f"ppo_step.{count}.{precision}"
-            figures += [
-                figure(f"{name}.trainer", tokens / own, "tokens/CPU-s"),
-                figure(f"{name}.transformers", tokens / other, "tokens/CPU-s"),
-                figure(f"{name}.times_as_fast", other / own, "", least=FASTER),
-                figure(f"{name}.peak_memory", own_memory, "MiB", most=other_memory),
-                figure(f"{name}.peak_memory_of_transformers", other_memory, "MiB"),
-            ]
+            yield figure(f"{name}.trainer", tokens / own, "tokens/CPU-s")
+            yield figure(f"{name}.transformers", tokens / other, "tokens/CPU-s")
+            yield figure(f"{name}.times_as_fast", other / own, "", least=FASTER)
+            yield figure(f"{name}.peak_memory", own_memory, "MiB", most=other_memory)
+            yield figure(f"{name}.peak_memory_of_transformers", other_memory, "MiB")
     for precision in PRECISIONS:
         ratio = cost[max(sizes), precision] / cost[min(sizes), precision]
-        figures.append(figure(f"ppo_step.{precision}.cost_of_a_token_most_to_fewest", ratio, "", most=LINEAR))
-    return figures
+        yield figure(f"ppo_step.{precision}.cost_of_a_token_most_to_fewest", ratio, "", most=LINEAR)
 
 
 class Side(NamedTuple):

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from evals.compare import report, runs
 from evals.compare.comparison import compare
@@ -21,6 +20,7 @@ from evals.completions import set_of
 from evals.heldout.sets import Places, position_of
 from evals.in_process import InProcess
 from evals.positions import Position
+from evals.progress import Progress
 from evals.sandbox.scored import with_tests
 from infra import settings as configuration
 from infra.settings import Settings
@@ -69,15 +69,15 @@ def with_options(settings: Settings, options: argparse.Namespace) -> Settings:
 def score_with_progress(
     models: dict[str, Path], found: Sequence[Places], settings: Settings, store: ObjectStore | None
 ) -> ScoredModels:
-    """Score the models with a progress bar on stderr."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("places", total=len(models) * sum(len(one.places) for one in found))
+    """Score the models, with their progress on stderr."""
+    total = len(models) * sum(len(one.places) for one in found)
+    with Progress(Console(stderr=True)) as progress, progress.part("compare: places", total) as part:
         contestants = {name: Contestant(folder, settings.serving.sampling) for name, folder in models.items()}
         sets, local = [set_of(positions(one), one.name) for one in found], InProcess(settings.model)
-        scored = score_models(contestants, sets, settings, local, store, lambda done: progress.advance(task, done))
-    programs = {(one.name, place.id): place for one in found for place in one.places if place.program}
-    return with_tests(scored, programs, settings.evaluate.test_workers)
+        scored = score_models(contestants, sets, settings, local, store, part.advance)
+        programs = {(one.name, place.id): place for one in found for place in one.places if place.program}
+        part.rename("compare: tests of the completions; places")
+        return with_tests(scored, programs, settings.evaluate.test_workers)
 
 
 def positions(found: Places) -> tuple[Position, ...]:

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import time
+from asyncio.subprocess import PIPE, STDOUT
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -20,9 +21,11 @@ from rich.console import Console
 from evals import developers
 from evals.demo import chances, closing, comparison, history, report
 from evals.demo.closing import BASE
+from evals.demo.last_screen import LastScreen
 from evals.demo.loop import CYCLE, WATCH, Loop, Plan, Traffic
 from evals.demo.orchestration import Orchestration
 from evals.demo.record import Report
+from evals.demo.view import View
 from evals.positions import Code
 from infra import settings as configuration
 from infra.registry import Registry
@@ -80,23 +83,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if up.returncode:
         return up.returncode
     settings = configuration.load()
-    result = asyncio.run(demo(options, settings, code, console, began))
+    with View(console) as view:
+        result = asyncio.run(demo(options, settings, code, view, began))
     report.write(result, configuration.ROOT / OUT)
-    report.show(result, console)
-    console.print(f"report: {OUT / 'report.html'}, {OUT / 'report.json'}", highlight=False)
-    for name, address in result.addresses.items():
-        console.print(f"{name}: {address}", highlight=False)
-    console.print("`make status` prints links that log in to Prefect and MLflow", highlight=False)
-    console.print("`make down` stops the stack; `make demo` again continues from here", highlight=False)
-    if not result.improved:
-        console.print(
-            "the champion does not surely beat the base at its best, or is surely worse somewhere",
-            style="bold red",
-        )
+    console.print(LastScreen(result, report.files(OUT)))
     return 0 if result.improved else 1
 
 
-async def demo(options: argparse.Namespace, settings: Settings, code: Code, console: Console, began: float) -> Report:
+async def demo(options: argparse.Namespace, settings: Settings, code: Code, view: View, began: float) -> Report:
     """Run the loop and the closing comparison. Return the report."""
     temperature = closing.best_temperature(settings)
     store, registry = ObjectStore.connect(settings.store), Registry.connect(settings.registry)
@@ -108,15 +102,15 @@ async def demo(options: argparse.Namespace, settings: Settings, code: Code, cons
         if before.outcomes:
             # A repeated demo runs at least one more cycle.
             plan = replace(plan, cycles=max(options.cycles, len(before.outcomes) + 1))
-        loop = Loop(plan, store, registry, prefect, traffic, console)
+        loop = Loop(plan, store, registry, prefect, traffic, view)
         run = closing.run_settings(options, settings, first_visit=VISITS_APART * len(before.outcomes))
         typing = asyncio.create_task(developers.run(run, code, stop=stop, progress=traffic, rate=traffic.rate))
         try:
-            state, _ = await asyncio.gather(loop.run(), _start_later_part())
+            state, _ = await asyncio.gather(loop.run(), _start_later_part(view))
             stop.set()
             live = await typing
             champion, began_closing = state.aliases.champion or BASE, time.time()
-            paired = await closing.compare_with_base(options, settings, code, registry, champion, loop)
+            paired = await closing.compare_with_base(options, settings, code, registry, champion, view)
         finally:
             stop.set()
             typing.cancel()
@@ -154,13 +148,18 @@ async def demo(options: argparse.Namespace, settings: Settings, code: Code, cons
     )
 
 
-async def _start_later_part() -> None:
-    """Start the second engine while developers type.
+async def _start_later_part(view: View) -> None:
+    """Start the second engine while developers type, and say what it prints.
 
     Raises:
         RuntimeError: it does not start.
     """
-    process = await asyncio.create_subprocess_exec(*STACK_UP, *LATER_PARTS, cwd=configuration.ROOT)
+    command = (*STACK_UP, *LATER_PARTS)
+    process = await asyncio.create_subprocess_exec(*command, cwd=configuration.ROOT, stdout=PIPE, stderr=STDOUT)
+    assert process.stdout
+    async for line in process.stdout:
+        if text := line.decode(errors="replace").strip():
+            view.say(text)
     if await process.wait():
         raise RuntimeError(f"{' or '.join(LATER_PARTS)} did not start, see the output above; run `make status`")
 

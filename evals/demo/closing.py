@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 
 from evals import developers
-from evals.demo.loop import Interval, Loop
+from evals.demo.view import View
 from evals.developers import GROUNDS, Ground
 from evals.positions import Code
 from infra.registry import CHALLENGER, Registry
@@ -44,14 +44,15 @@ def pins_of(settings: Settings, champion: str, ground: Ground) -> dict[str, deve
 
 
 async def compare_with_base(
-    options: argparse.Namespace, settings: Settings, code: Code, registry: Registry, champion: str, loop: Loop
+    options: argparse.Namespace, settings: Settings, code: Code, registry: Registry, champion: str, view: View
 ) -> dict[Ground, developers.PairedRun]:
     """Serve the base in the challenger's slot, without an experiment, and measure both versions on each ground.
 
     Raises:
         RuntimeError: the versions are not both served.
     """
-    loop.say(f"closing comparison: base (version {BASE}) and champion (version {champion}), {options.visits} positions")
+    view.say(f"closing comparison: base (version {BASE}) and champion (version {champion}), {options.visits} positions")
+    view.arms(())
     challenger = (await asyncio.to_thread(registry.aliases)).challenger  # of a test without a verdict
     if champion != BASE:
         await asyncio.to_thread(registry.set_alias, CHALLENGER, BASE)
@@ -59,7 +60,7 @@ async def compare_with_base(
         run = run_settings(options, settings)
         await _until_served(run, code, {BASE, champion})
         return {
-            ground: await _measure(run, code, pins_of(settings, champion, ground), ground, options.visits, loop)
+            ground: await _measure(run, code, pins_of(settings, champion, ground), ground, options.visits, view)
             for ground in GROUNDS
         }
     finally:
@@ -70,15 +71,11 @@ async def compare_with_base(
 
 
 async def _measure(
-    run: developers.RunSettings, code: Code, pins: Mapping[str, developers.Pin], ground: Ground, visits: int, loop: Loop
+    run: developers.RunSettings, code: Code, pins: Mapping[str, developers.Pin], ground: Ground, visits: int, view: View
 ) -> developers.PairedRun:
-    message, count = Interval(), max(1, round(visits * SHARES[ground]))
-
-    def progress(done: int) -> None:
-        if message.due():
-            loop.say(f"closing comparison: {done} of {count} positions on the ground {ground!r}")
-
-    return await developers.measure(run, code, tuple(pins.values()), count, ground=ground, progress=progress)
+    count = max(1, round(visits * SHARES[ground]))
+    with view.stage(f"closing comparison, {ground}", count) as stage:
+        return await developers.measure(run, code, tuple(pins.values()), count, ground=ground, progress=stage.at)
 
 
 async def _until_served(run: developers.RunSettings, code: Code, versions: set[str]) -> None:

@@ -8,17 +8,21 @@ import asyncio
 import time
 from dataclasses import dataclass
 
-from rich.console import Console
-
 from evals.demo import history
 from evals.demo.orchestration import FlowRun, Orchestration
+from evals.demo.view import Arm, View
 from evals.developers import Counts, Tally
 from infra.records import ExperimentRecord
 from infra.registry import Registry, RegistryError
 from infra.store import ObjectStore
 
 CYCLE, WATCH = "cycle", "experiment"
-POLL_SECONDS, RETRY_SECONDS, MESSAGE_SECONDS = 2.0, 15.0, 15.0
+POLL_SECONDS, RETRY_SECONDS = 2.0, 15.0
+USUAL_SECONDS = {
+    **{"look": 1.0, "collect": 4.0, "validate": 5.0, "estimate": 2.0, "reward": 4.0, "train": 25.0, "evaluate": 25.0},
+    **{"register": 4.0, "open experiment": 2.0},
+}
+"""Steps of a cycle in their order with their usual time: what its progress is counted by."""
 SETTLING = 1.02
 """Answered requests at which the demo starts the gate, per request that the gate counts. The gate skips the youngest requests,
 whose labels may still change; they become old enough while its run starts."""
@@ -63,29 +67,14 @@ class Traffic:
         return self.tally.by_version().get(version, Counts())
 
 
-class Interval:
-    """Limits progress messages to one every MESSAGE_SECONDS."""
-
-    def __init__(self, due_at_once: bool = False) -> None:
-        self._last = 0.0 if due_at_once else time.monotonic()
-
-    def due(self) -> bool:
-        """Return whether a message is due, and start the next interval if so."""
-        if time.monotonic() - self._last <= MESSAGE_SECONDS:
-            return False
-        self._last = time.monotonic()
-        return True
-
-
 class Loop:
     """Runs cycles and experiments until the plan is complete."""
 
     def __init__(
-        self, plan: Plan, store: ObjectStore, registry: Registry, prefect: Orchestration, traffic: Traffic, console: Console
+        self, plan: Plan, store: ObjectStore, registry: Registry, prefect: Orchestration, traffic: Traffic, view: View
     ) -> None:
         self._plan, self._store, self._registry, self._prefect = plan, store, registry, prefect
-        self._traffic, self._console = traffic, console
-        self._began = time.monotonic()
+        self._traffic, self._view = traffic, view
 
     async def run(self) -> history.LoopState:
         """Run cycles and experiments. Return the final state.
@@ -120,52 +109,52 @@ class Loop:
             try:
                 return await asyncio.to_thread(history.read_state, self._store, self._registry)
             except (RegistryError, OSError) as error:
-                self.say(f"waiting for the registry: {error}")
+                self._view.say(f"waiting for the registry: {error}")
                 await asyncio.sleep(POLL_SECONDS)
         raise RuntimeError("the registry did not answer for a minute; run `make status` to see which part is down and its log")
 
     async def _until_answered(self, requests: int) -> None:
-        message = Interval(due_at_once=True)
-        while not self._late and (total := self._traffic.tally.total).telling < requests:
-            if message.due():
-                self.say(f"developers are typing: {total.telling} of {requests} requests, {total.accepted} accepted")
-            await asyncio.sleep(POLL_SECONDS)
+        with self._view.stage("developers type", requests) as stage:
+            while not self._late and (total := self._traffic.tally.total).telling < requests:
+                self._show_arms()
+                stage.at(total.telling)
+                await asyncio.sleep(POLL_SECONDS)
 
     async def _cycle(self, before: history.LoopState) -> history.LoopState:
-        self.say("cycle: collect, validate, reward, train, evaluate, register")
         run = await self._run_deployment(CYCLE)
         state = await self._state()
         for cycle in state.outcomes.keys() - before.outcomes.keys():
             outcome = state.outcomes[cycle]
-            self.say(f"{cycle}: {outcome['result']}: {outcome['reason']}")
+            self._view.verdict(f"{cycle}: {outcome['result']}: {outcome['reason']}")
         if state.outcomes.keys() == before.outcomes.keys():
-            self.say(f"cycle: {run.state}: {run.message}")
+            self._view.say(f"cycle: {run.state}: {run.message}")
         return state
 
     async def _experiment(self, state: history.LoopState) -> history.LoopState:
         """Run the gate's deployment whenever the arms have enough requests, until it ends the experiment."""
         experiment = state.aliases.experiment
         assert experiment is not None
-        self.say(f"A/B test: version {experiment.challenger} against {experiment.champion}, {experiment.share:.0%} of developers")
         before = self._traffic.of_version(experiment.champion).answered
-        needed, message = SETTLING * self._plan.verdict_requests, Interval()
-        while state.aliases.experiment:
-            if await self._before_test(state.aliases.experiment):
-                state, before = await self._state(), self._traffic.of_version(experiment.champion).answered
-                continue
-            champion = self._traffic.of_version(experiment.champion).answered - before
-            count = min(self._traffic.of_version(experiment.challenger).answered, champion)
-            if count < needed and time.time() < experiment.started + self._plan.verdict_seconds:
-                if message.due():
-                    self.say(f"A/B test: {self._arms(experiment)}")
-                await asyncio.sleep(POLL_SECONDS)
-                continue
-            needed = count + (SETTLING - 1) * self._plan.verdict_requests
-            run = await self._run_deployment(WATCH)
-            self.say(f"A/B test: {run.state}: {run.message[:220]} ({self._arms(experiment)})")
-            state = await self._state()
-            if state.aliases.experiment:
-                await asyncio.sleep(POLL_SECONDS)
+        needed = SETTLING * self._plan.verdict_requests
+        name = f"A/B test, v{experiment.challenger} vs v{experiment.champion}"
+        with self._view.stage(name, needed) as stage:
+            while state.aliases.experiment:
+                if await self._before_test(state.aliases.experiment):
+                    state, before = await self._state(), self._traffic.of_version(experiment.champion).answered
+                    continue
+                champion = self._traffic.of_version(experiment.champion).answered - before
+                count = min(self._traffic.of_version(experiment.challenger).answered, champion)
+                self._show_arms(experiment)
+                stage.at(count)
+                if count < needed and time.time() < experiment.started + self._plan.verdict_seconds:
+                    await asyncio.sleep(POLL_SECONDS)
+                    continue
+                stage.total = needed = count + (SETTLING - 1) * self._plan.verdict_requests
+                run = await self._run_deployment(WATCH)
+                self._view.verdict(f"A/B test, v{experiment.challenger}: {run.state}: {run.message[:220]}")
+                state = await self._state()
+                if state.aliases.experiment:
+                    await asyncio.sleep(POLL_SECONDS)
         return await self._state()
 
     async def _before_test(self, experiment: ExperimentRecord) -> bool:
@@ -174,31 +163,34 @@ class Loop:
             return False
         await asyncio.sleep(2 * POLL_SECONDS)
         run = await self._run_deployment(WATCH)
-        self.say(f"A/B test, {experiment.stage.name}: {run.state}: {run.message[:220]}")
+        self._view.say(f"A/B test, {experiment.stage.name}: {run.state}: {run.message[:220]}")
         return True
 
     async def _run_deployment(self, name: str) -> FlowRun:
-        """Run a deployment to its end, with progress messages, while developers type slowly."""
+        """Run a deployment to its end, with its progress, while developers type slowly."""
         self._traffic.quiet = True
         try:
             identifier = await self._prefect.start(name)
-            message, run = Interval(), await self._prefect.flow_run(identifier)
-            while not run.ended:
-                await asyncio.sleep(1.0)
-                run = await self._prefect.flow_run(identifier)
-                if message.due():
-                    self.say(f"{name}: {run.state.lower()}{await self._prefect.current_task(identifier)}")
+            run = await self._prefect.flow_run(identifier)
+            with self._view.stage(name, sum(USUAL_SECONDS.values()) if name == CYCLE else 0.0) as stage:
+                while not run.ended:
+                    await asyncio.sleep(1.0)
+                    run, task = await self._prefect.flow_run(identifier), await self._prefect.current_task(identifier)
+                    stage.rename(f"{name}{task}")
+                    stage.at(max(stage.done, before_step(task.strip(" ()"))))
         finally:
             self._traffic.quiet = False
         return run
 
-    def _arms(self, experiment: ExperimentRecord) -> str:
-        return f"challenger {self._acceptance(experiment.challenger)}, champion {self._acceptance(experiment.champion)}"
+    def _show_arms(self, experiment: ExperimentRecord | None = None) -> None:
+        """Show the acceptance of both arms of a test, else of each version that meets developers."""
+        versions = {"champion": experiment.champion, "challenger": experiment.challenger} if experiment else {}
+        chosen = versions.items() or [("version", v) for v in sorted(self._traffic.tally.by_version(), key=len)[-2:] if v]
+        counted = [(name, version, self._traffic.of_version(version)) for name, version in chosen]
+        self._view.arms([Arm(name, version, counts.accepted, counts.answered) for name, version, counts in counted])
 
-    def _acceptance(self, version: str) -> str:
-        counts = self._traffic.of_version(version)
-        return f"{counts.accepted} of {counts.answered} accepted" + (f" ({counts.acceptance:.1%})" if counts.answered else "")
 
-    def say(self, text: str) -> None:
-        """Print a line with the seconds since the loop began."""
-        self._console.print(f"[{time.monotonic() - self._began:5.0f} s] {text}", markup=False, highlight=False)
+def before_step(step: str) -> float:
+    """Return the usual seconds of a cycle's steps before one; 0 for a step that is not known."""
+    order = list(USUAL_SECONDS)
+    return sum(USUAL_SECONDS[name] for name in order[: order.index(step)]) if step in order else 0.0

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from rich.console import Console
 
 from evals.demo import report as report_
+from evals.demo.last_screen import LastScreen
 from evals.demo.record import Report
 from infra import browser, cycles
 from infra import settings as configuration
@@ -29,7 +30,7 @@ from infra.store import ObjectStore
 DEMO = Path("var/demo")
 OUT = Path("infra/docs/assets/screens")
 WIDTH, HEIGHT = 1280, 1000
-COLUMNS = 110
+COLUMNS = 90
 """Width of the terminal."""
 
 
@@ -71,7 +72,7 @@ def screens(settings: Settings, found: Report, run: str, folder: Path) -> list[S
 def terminal_page(found: Report) -> str:
     """Return the last screen of the terminal as a page with one SVG image, which loads no font."""
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
-    report_.show(found, console)
+    console.print(LastScreen(found, report_.files(DEMO)))
     svg = re.sub(r"@font-face \{.*?\}", "", console.export_svg(title="make demo"), flags=re.DOTALL)
     return f'<!doctype html><meta charset="utf-8"><style>body{{margin:0}}svg{{width:100%;height:auto}}</style>{svg}'
 

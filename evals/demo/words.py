@@ -1,4 +1,4 @@
-"""The words and rows of the report that the terminal and the page share."""
+"""The words and rows of the report that the terminal and the page show."""
 
 from evals.demo.record import Baselines, Comparison, CycleRow, Difference, Rate, Report
 from infra.records import RATIOS

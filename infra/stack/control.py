@@ -1,5 +1,6 @@
 """The commands up, down, status and restart: start the parts in order and wait until each is ready."""
 
+import fcntl
 import http.client
 import importlib.util
 import json
@@ -93,7 +94,7 @@ def _up(only: Collection[str], say: Callable[[str], None], *, paused: bool) -> S
             if was_up:
                 supervisor.stop_together(set(selected) - before)
             else:
-                _stop(supervisor)
+                _stop(supervisor, say)
             raise
     return settings
 
@@ -102,7 +103,7 @@ def down(say: Callable[[str], None] = say_now) -> None:
     """Stop every part, and end processes left by previous runs."""
     supervisor = Supervisor(settings_.path(settings_.load().stack.state))
     began = time.monotonic()
-    leftovers = _stop(supervisor)
+    leftovers = _stop(supervisor, say)
     ended = f"; ended {leftovers} leftover process(es)" if leftovers else ""
     say(f"stack: down in {time.monotonic() - began:.1f} s{ended}")
 
@@ -262,13 +263,15 @@ def _is_ready(part: Part, since: float) -> bool:
         return False
 
 
-def _stop(supervisor: Supervisor) -> int:
-    states = set(supervisor.states())
-    if states:
-        supervisor.stop_together(states - set(STOPPED_LAST))
-        supervisor.stop_together(states & set(STOPPED_LAST))
-    supervisor.shut_down()
-    return sweep(supervisor.directory)
+def _stop(supervisor: Supervisor, say: Callable[[str], None]) -> int:
+    """Stop every part and supervisord; return the number of processes that were left."""
+    with stopping(supervisor.directory, say):
+        states = set(supervisor.states())
+        if states:
+            supervisor.stop_together(states - set(STOPPED_LAST))
+            supervisor.stop_together(states & set(STOPPED_LAST))
+        supervisor.shut_down()
+        return sweep(supervisor.directory)
 
 
 def _close_files(settings: Settings) -> None:
@@ -279,10 +282,23 @@ def _close_files(settings: Settings) -> None:
 
 
 @contextmanager
+def stopping(state: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Let one command at a time stop the stack: another one waits, since it would kill parts that are still stopping."""
+    with files.private():
+        state.mkdir(parents=True, exist_ok=True)
+        lock = (state / "down.lock").open("w")
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("another command is stopping the stack; waiting until it ends")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
 def _lock(state: Path) -> Iterator[None]:
     """Allow one `up` at a time."""
-    import fcntl
-
     with (state / "up.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -121,7 +121,7 @@ class Supervisor:
     def stop_together(self, parts: Iterable[str]) -> None:
         """Stop parts at the same time, and wait until all have ended."""
         names = [n for n, s in self.states().items() if n in set(parts) and s.state in ("RUNNING", "STARTING", "BACKOFF")]
-        with self._connection() as remote:
+        with contextlib.suppress(*UNREACHABLE), self._connection() as remote:  # without supervisord, nothing is left to ask
             for name in names:
                 with contextlib.suppress(xmlrpc.client.Fault):  # it has ended by itself
                     remote.stopProcess(name, False)
@@ -134,7 +134,7 @@ class Supervisor:
             with self._connection() as remote:
                 daemon = psutil.Process(remote.getPID())
                 remote.shutdown()
-        except UNREACHABLE:
+        except (*UNREACHABLE, xmlrpc.client.Fault, psutil.NoSuchProcess):  # it has ended, or is ending
             return
         with contextlib.suppress(psutil.TimeoutExpired):
             daemon.wait(seconds)

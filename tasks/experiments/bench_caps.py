@@ -11,14 +11,15 @@ No server is needed: events are the frames that the join returns. The figures ar
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 from rich.console import Console
 
-from evals.bench.figures import Figure, figure, write
+from evals.bench.figures import Figure, Size, figure, told, write
+from evals.progress import Progress
 from infra.assignment import assigned_arm
 from infra.records import ExperimentRecord, VerdictName
 from infra.settings.schema import Collect, Experiment, Reward
@@ -49,7 +50,9 @@ OPEN = Experiment.model_validate(
 )
 """The gate without its caps, and blind to how many requests a user makes."""
 ARM = 60
-CROWDS = 20
+TESTS = Size(full=200, quick=10)
+"""Simulated tests of each kind."""
+CROWDS = Size(full=20, quick=1)
 """Tests with a crowd, each of some 200,000 requests before it."""
 RATE = 0.3
 """Acceptance of the team."""
@@ -252,8 +255,15 @@ def shared_bounds(each: int) -> tuple[float, float]:
     return share, share / (2 * RATE)
 
 
-def run(tests: int = 200) -> list[Figure]:
-    """Run every attack."""
+def run(tests: int, crowds: int, progress: Progress) -> Iterator[Figure]:
+    """Run every attack: on training, then simulated tests of each kind, some with a crowd."""
+    with progress.part("caps: attacks on training"):
+        yield from on_training()
+    yield from on_tests(tests, crowds, progress)
+
+
+def on_training() -> Iterator[Figure]:
+    """Run the attacks on a cycle's batch."""
     share, weight = LIMITS.max_user_share + 1e-6, LIMITS.max_user_weight + 1e-6
     slow = poisoner(20)
     cases: list[tuple[str, Callable[[], Batch], float, float]] = [
@@ -261,17 +271,18 @@ def run(tests: int = 200) -> list[Figure]:
         ("invented_with_a_token_each", lambda: invented(True), LIMITS.max_credential_share + 1e-6, weight),
         ("invented_with_a_shared_token", lambda: invented(False), *shared_bounds(4)),
     ]
-    figures: list[Figure] = []
     for name, made, most, most_weight in cases:
         found = made()
-        figures += [
-            figure(f"caps.{name}.samples", found.samples, "samples of the batch"),
-            figure(f"caps.{name}.users", found.users, "of the attacker's users", most=SHARED.max_new_users),
-            figure(f"caps.{name}.share", found.sample_share, "of the samples", most=most),
-            figure(f"caps.{name}.weight", found.weight_share, "of the weight", most=most_weight),
-        ]
+        yield figure(f"caps.{name}.samples", found.samples, "samples of the batch")
+        yield figure(f"caps.{name}.users", found.users, "of the attacker's users", most=SHARED.max_new_users)
+        yield figure(f"caps.{name}.share", found.sample_share, "of the samples", most=most)
+        yield figure(f"caps.{name}.weight", found.weight_share, "of the weight", most=most_weight)
     heaviest = max(made.weight_share for made in slow)
-    figures.append(figure("caps.poisoner.weight", heaviest, "of the weight, most of 20 cycles", most=weight))
+    yield figure("caps.poisoner.weight", heaviest, "of the weight, most of 20 cycles", most=weight)
+
+
+def on_tests(tests: int, crowds: int, progress: Progress) -> Iterator[Figure]:
+    """Run the attacks on A/B tests."""
     bound = bound_of(tests)
     rows: list[tuple[str, SimulatedTest, Experiment, float | None]] = [
         ("equal", SimulatedTest(), GATE, bound),
@@ -285,20 +296,28 @@ def run(tests: int = 200) -> list[Figure]:
         ("better_by_20", SimulatedTest(effect=0.2, each=100), GATE, None),
         ("better_by_20_uncapped", SimulatedTest(effect=0.2, each=100), OPEN, None),
     ]
-    for name, test, settings, most_promoted in rows:
-        share_promoted = promoted(test, settings, tests)
-        figures.append(figure(f"caps.gate.{name}", share_promoted, f"of {tests} tests promoted", most=most_promoted))
-    for name, tokens, most_promoted in (("a_token_each", True, bound_of(CROWDS)), ("a_shared_token", False, None)):
-        share_promoted = crowd_promoted(tokens, CROWDS)
-        figures.append(figure(f"caps.gate.crowd_with_{name}", share_promoted, f"of {CROWDS} tests promoted", most=most_promoted))
-    return figures
+    crowded = (("a_token_each", True, bound_of(crowds)), ("a_shared_token", False, None))
+    with progress.part("caps: kinds of A/B tests", len(rows) + len(crowded)) as part:
+        for name, test, settings, most_promoted in rows:
+            share = promoted(test, settings, tests)
+            yield figure(f"caps.gate.{name}", share, f"of {tests} tests promoted", most=most_promoted)
+            part.advance()
+        for name, tokens, most_promoted in crowded:
+            share = crowd_promoted(tokens, crowds)
+            yield figure(f"caps.gate.crowd_with_{name}", share, f"of {crowds} tests promoted", most=most_promoted)
+            part.advance()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the attacks and write the figures. Exit code 1 if a target is missed."""
     parser = argparse.ArgumentParser(prog="python -m tasks.experiments.bench_caps", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--tests", type=int, default=200, help="simulated A/B tests of each kind (default %(default)s)")
-    return 0 if write("caps", run(parser.parse_args(arguments).tests), Console()) else 1
+    parser.add_argument("--tests", type=int, help=f"simulated A/B tests of each kind (default {TESTS.full})")
+    parser.add_argument("--quick", action="store_true", help=f"{TESTS.quick} tests: wider intervals, written to var/bench/quick")
+    options = parser.parse_args(arguments)
+    with Progress(Console()) as progress:
+        tests, crowds = options.tests or TESTS.of(options.quick), CROWDS.of(options.quick)
+        figures = told(run(tests, crowds, progress), progress)
+        return 0 if write("caps", figures, progress, quick=options.quick) else 1
 
 
 if __name__ == "__main__":

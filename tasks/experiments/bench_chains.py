@@ -1,19 +1,20 @@
 """Chains of simulated cycles: whether a long series of tests makes champions worse than the base it began with."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import repeat
 
 import numpy as np
 
-from evals.bench.figures import Figure, figure
+from evals.bench.figures import Figure, Size, figure
 from evals.multiple import budgeted_level
 from infra.settings.schema import Collect, Experiment
 from tasks.experiments.plan import make_plan
 from tasks.experiments.simulate import Outcome, World, simulate
 
-CYCLES = 200
+CYCLES = Size(full=200, quick=20)
+"""Tests of a chain."""
 TEAM = World(users=40, each=100.0, history=100.0, blocks=16)
 LOOKS = 4
 SETTINGS = Experiment(design="crossover", planned_requests=2000, max_seconds=86_400, min_requests=200, min_users=5)
@@ -61,11 +62,11 @@ class _Line:
     """The champion that each was tested against."""
 
 
-def run_chain(drift: Drift, seed: int) -> End:
-    """Return the end of a chain of CYCLES tests through the gate's own decision."""
+def run_chain(drift: Drift, cycles: int, seed: int) -> End:
+    """Return the end of a chain of tests through the gate's own decision."""
     draw, line, champion = np.random.default_rng(seed), _Line([1.0], [-1], [False], [-1]), 0
     found: list[bool] = []
-    for cycle in range(CYCLES):
+    for cycle in range(cycles):
         parent = _parent(line, champion)
         quality = line.quality[parent] * (1 + drift.mean + drift.spread * draw.standard_normal())
         alpha = budgeted_level(found, SETTINGS.alpha) if drift.budget else SETTINGS.alpha
@@ -77,7 +78,7 @@ def run_chain(drift: Drift, seed: int) -> End:
         found.append(ended.verdict == "promote")
         if found[-1]:
             champion = len(line.quality) - 1
-    last = _test(1 / line.quality[champion], SETTINGS.alpha, seed * 10_007 + CYCLES)
+    last = _test(1 / line.quality[champion], SETTINGS.alpha, seed * 10_007 + cycles)
     return End(line.quality[champion], sum(found), last.fixed)
 
 
@@ -96,22 +97,22 @@ def _parent(line: _Line, champion: int) -> int:
     return champion
 
 
-def chains(pool: ProcessPoolExecutor, count: int) -> list[Figure]:
-    """Run chains of every drift and return their figures."""
-    found: list[Figure] = []
+def chains(
+    pool: ProcessPoolExecutor, count: int, cycles: int, ended: Callable[[Iterable[End]], Iterable[End]]
+) -> Iterator[Figure]:
+    """Run chains of every drift and yield their figures; `ended` passes on each end as it is had."""
     for drift in DRIFTS:
-        found += _figures(drift, list(pool.map(run_chain, repeat(drift), range(count))))
-    return found
+        yield from _figures(drift, list(ended(pool.map(run_chain, repeat(drift), repeat(cycles), range(count)))), cycles)
 
 
-def _figures(drift: Drift, ends: Sequence[End]) -> list[Figure]:
+def _figures(drift: Drift, ends: Sequence[End], cycles: int) -> list[Figure]:
     name, count, level = f"experiments.chain.{drift.name}", len(ends), SETTINGS.alpha
     bound = level + 3 * (level * (1 - level) / count) ** 0.5
     worse = sum(end.surely_worse for end in ends) / count
     quality = np.array([end.quality for end in ends])
     return [
-        figure(f"{name}.surely_worse", worse, f"of {count} chains of {CYCLES} cycles", most=bound),
+        figure(f"{name}.surely_worse", worse, f"of {count} chains of {cycles} cycles", most=bound),
         figure(f"{name}.quality", float(quality.mean()), "of the base's acceptance, mean of the last champions"),
         figure(f"{name}.lowest", float(np.quantile(quality, 0.05)), "of the base's acceptance, 5 % of the chains end below"),
-        figure(f"{name}.promotions", float(np.mean([end.promotions for end in ends])), f"of {CYCLES} tests, mean"),
+        figure(f"{name}.promotions", float(np.mean([end.promotions for end in ends])), f"of {cycles} tests, mean"),
     ]

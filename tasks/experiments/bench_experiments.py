@@ -17,19 +17,42 @@ No server is needed. The figures are written to var/bench/experiments.json. Seed
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from itertools import repeat
+from typing import TypeVar
 
 from rich.console import Console
 
-from evals.bench.figures import Figure, figure, write
+from evals.bench.figures import Figure, Size, figure, told, write
+from evals.progress import Part, Progress
 from infra.settings.schema import Experiment
-from tasks.experiments.bench_chains import chains
+from tasks.experiments.bench_chains import CYCLES, DRIFTS, chains
 from tasks.experiments.bench_rows import Row, rows
 from tasks.experiments.simulate import Outcome, plan_for, simulate
 
 PROCESSES = 2
+T = TypeVar("T")
+TESTS, TRAPS, CHAINS = Size(full=1000, quick=8), Size(full=200, quick=3), Size(full=100, quick=2)
+"""Simulated tests of each row of rates and of each trap, and chains."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is simulated."""
+
+    tests: int
+    """Tests of each row of rates."""
+    traps: int
+    """Tests of each trap."""
+    chains: int
+    cycles: int
+    """Tests of a chain."""
+
+    def of(self, row: Row) -> int:
+        """Return the number of tests of a row."""
+        return self.tests if row.rate else self.traps
 
 
 def run_test(row: Row, seed: int) -> Outcome:
@@ -56,20 +79,27 @@ def figures_of(row: Row, outcomes: Sequence[Outcome]) -> list[Figure]:
     return found
 
 
-def run(rates: int, traps: int, cycles: int, only: str = "", legacy: bool = False) -> list[Figure]:
-    """Run the rows whose name begins with `only`, in two processes."""
-    found: list[Figure] = []
-    with ProcessPoolExecutor(PROCESSES) as pool:
-        for row in rows():
-            if row.name.startswith(only):
-                if legacy:
-                    row = Row(
-                        row.name, row.world, plan_for(row.world, Experiment(), True), row.rate, most=row.most, least=row.least
-                    )
-                found += figures_of(row, list(pool.map(run_test, repeat(row), range(rates if row.rate else traps), chunksize=5)))
-        if "chain".startswith(only) or only.startswith("chain"):
-            found += chains(pool, cycles)
-    return found
+def run(sizes: Sizes, progress: Progress, only: str = "", legacy: bool = False) -> Iterator[Figure]:
+    """Run the rows whose name begins with `only`, in two processes; yield the figures of each row as it ends."""
+    chosen = [row for row in rows() if row.name.startswith(only)]
+    with_chains = "chain".startswith(only) or only.startswith("chain")
+    work = sum(map(sizes.of, chosen)) + with_chains * len(DRIFTS) * sizes.chains * sizes.cycles
+    with ProcessPoolExecutor(PROCESSES) as pool, progress.part("experiments: simulated tests", work) as part:
+        for row in chosen:
+            if legacy:
+                plan = plan_for(row.world, Experiment(), True)
+                row = Row(row.name, row.world, plan, row.rate, most=row.most, least=row.least)
+            found = pool.map(run_test, repeat(row), range(sizes.of(row)), chunksize=5)
+            yield from figures_of(row, list(counted(found, part, 1)))
+        if with_chains:
+            yield from chains(pool, sizes.chains, sizes.cycles, lambda ends: counted(ends, part, sizes.cycles))
+
+
+def counted(found: Iterable[T], part: Part, tests: int) -> Iterator[T]:
+    """Yield what is found, and count so many tests as done for each."""
+    for one in found:
+        part.advance(tests)
+        yield one
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -77,15 +107,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tasks.experiments.bench_experiments", description=(__doc__ or "").split("\n")[0]
     )
-    parser.add_argument("--tests", type=int, default=1000, help="simulated tests of each row of rates (default %(default)s)")
-    parser.add_argument("--traps", type=int, default=200, help="simulated tests of each trap (default %(default)s)")
-    parser.add_argument("--chains", type=int, default=100, help="simulated chains of 200 cycles (default %(default)s)")
+    parser.add_argument("--tests", type=int, help=f"simulated tests of each row of rates (default {TESTS.full})")
+    parser.add_argument("--traps", type=int, help=f"simulated tests of each trap (default {TRAPS.full})")
+    parser.add_argument("--chains", type=int, help=f"simulated chains of {CYCLES.full} cycles (default {CHAINS.full})")
     parser.add_argument("--only", default="", help="run the rows whose name begins with this (default all)")
     parser.add_argument("--legacy", action="store_true", help="judge by the rule before plans were recorded, for comparison")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help=f"{TESTS.quick} tests, {TRAPS.quick} of each trap, {CHAINS.quick} chains of {CYCLES.quick} cycles: wider intervals, "
+        "written to var/bench/quick",
+    )
     options = parser.parse_args(arguments)
-    name = "experiments_legacy" if options.legacy else "experiments"
-    figures = run(options.tests, options.traps, options.chains, options.only, options.legacy)
-    return 0 if write(name, figures, Console()) else 1
+    name, quick = "experiments_legacy" if options.legacy else "experiments", options.quick
+    sizes = Sizes(
+        options.tests or TESTS.of(quick), options.traps or TRAPS.of(quick), options.chains or CHAINS.of(quick), CYCLES.of(quick)
+    )
+    with Progress(Console()) as progress:
+        figures = told(run(sizes, progress, options.only, options.legacy), progress)
+        return 0 if write(name, figures, progress, quick=quick) else 1
 
 
 if __name__ == "__main__":

@@ -15,12 +15,16 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from rich.console import Console
 
 from evals import judge as judges
 from evals.judge.calibration import calibrate
+from evals.progress import Progress
 from infra import settings as configuration
+from infra.settings import Settings
 from tasks.judged import recipes, table
 from tasks.judged.places import TooFewPlaces, split_of
 from tasks.trainer.run import TrainingFailed
@@ -40,27 +44,46 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="what to train (default: both)",
     )
     options = parser.parse_args(arguments)
-    settings, console, began = configuration.load(), Console(), time.monotonic()
-    folder, base = configuration.path(options.out or settings.judged.folder), configuration.path(settings.model.base)
+    settings, console = configuration.load(), Console()
+    folder = configuration.path(options.out or settings.judged.folder)
     try:
-        split = split_of(settings.judged)
-        console.print(f"{len(split.train)} training and {len(split.test)} test places; left out: {split.left_out or 'none'}")
-        models = {"base": base, **{path.name: configuration.path(path) for path in settings.judged.models}}
-        trained = {
-            name: recipes.run(name, base, split.train, settings, folder, lambda line: console.print(line, highlight=False))
-            for name in options.recipes
-        }
+        with Progress(console) as progress:
+            result = compare(settings, options.recipes, folder, progress)
     except (TooFewPlaces, recipes.NothingToLearn, TrainingFailed, ValueError) as error:
         print(f"judged: {error}", file=sys.stderr)
         return 1
-    cycles = settings.judged.cycles
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / RESULT).write_text(json.dumps(result, indent=2))
+    console.print(f"{folder / RESULT}, {result['seconds']:.0f} s")
+    return 0
+
+
+def compare(settings: Settings, names: Sequence[str], folder: Path, progress: Progress) -> dict[str, Any]:
+    """Train by each recipe, score base and trained models, print the table; return the content of result.json.
+
+    Raises:
+        TooFewPlaces: there are not enough places.
+        NothingToLearn: the judge scored none of a cycle's completions.
+        TrainingFailed: the trainer failed.
+    """
+    began, base, cycles = time.monotonic(), configuration.path(settings.model.base), settings.judged.cycles
+    split = split_of(settings.judged)
+    progress.say(f"{len(split.train)} training and {len(split.test)} test places; left out: {split.left_out or 'none'}")
+    models = {"base": base, **{path.name: configuration.path(path) for path in settings.judged.models}}
+    with progress.part("judged: cycles", len(names) * cycles) as part:
+        trained = {name: recipes.run(name, base, split.train, settings, folder, progress.say, part.advance) for name in names}
     models |= {f"{name} after {cycles} cycles": one.checkpoint for name, one in trained.items()}
-    judge = judges.build(settings.evaluate.judge)
-    calibration = calibrate(judge, split.test, settings.evaluate.judge.calibration_places, settings.evaluate.judge.min_auc)
-    scores = {name: table.scores_of(path, split.test, judge, settings) for name, path in models.items()}
+    judge, scores = judges.build(settings.evaluate.judge), {}
+    with progress.part("judged: the judge is calibrated"):
+        calibration = calibrate(judge, split.test, settings.evaluate.judge.calibration_places, settings.evaluate.judge.min_auc)
+    with progress.part("judged: models are scored", len(models)) as part:
+        for name, path in models.items():
+            scores[name] = table.scores_of(path, split.test, judge, settings)
+            part.advance()
+            progress.say(f"{name}: mean score {np.nanmean(scores[name]):.3f}")
     rows = table.rows_of(scores, split.test, settings.judged.threshold)
-    console.print(table.shown(rows, calibration, settings.judged.threshold, len(split.test)))
-    result = {
+    progress.console.print(table.shown(rows, calibration, settings.judged.threshold, len(split.test)))
+    return {
         "rows": [asdict(row) for row in rows],
         "calibration": asdict(calibration),
         "rewards": {name: one.rewards for name, one in trained.items()},
@@ -69,10 +92,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "settings": settings.judged.model_dump(mode="json"),
         "seconds": time.monotonic() - began,
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / RESULT).write_text(json.dumps(result, indent=2))
-    console.print(f"{folder / RESULT}, {result['seconds']:.0f} s")
-    return 0
 
 
 if __name__ == "__main__":

@@ -38,9 +38,19 @@ class Trained:
 
 
 def run(
-    recipe: str, base: Path, places: Sequence[Position], settings: Settings, folder: Path, say: Callable[[str], None]
+    recipe: str,
+    base: Path,
+    places: Sequence[Position],
+    settings: Settings,
+    folder: Path,
+    say: Callable[[str], None],
+    ended: Callable[[], None] = lambda: None,
 ) -> Trained:
     """Run a recipe's cycles from the base on.
+
+    Args:
+        say: takes lines of progress.
+        ended: called after each cycle.
 
     Raises:
         NothingToLearn: the judge scored none of a cycle's completions.
@@ -65,6 +75,7 @@ def run(
         failed += sum(taught.failed.values())
         say(f"{recipe}, cycle {cycle}: {len(taught.samples)} samples, mean score {taught.mean:.2f} by {judge_name}")
         checkpoint = trained_from(checkpoint, f"{recipe}-{cycle}", work, training, say)
+        ended()
     return Trained(checkpoint, tuple(rewards), failed)
 
 

@@ -11,18 +11,34 @@ import argparse
 import math
 import re
 import sys
-import time
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rich.console import Console
 
-from evals.bench.figures import FOLDER, write
+from evals.bench.figures import FOLDER, Size, told, write
 from evals.bench.gains import Gain, difference, figures
 from evals.developers import Schedule, code_from
+from evals.progress import Progress
 from infra import settings as configuration
 from tasks.recipes.cells import Bench, Parts, Paused, Sizes
 from tasks.recipes.table import RECIPES
+
+
+@dataclass(frozen=True)
+class Amount:
+    """How much is compared, where the command line does not say."""
+
+    recipes: tuple[str, ...]
+    seeds: tuple[int, ...]
+    interactions: tuple[int, ...]
+    places: int
+
+
+AMOUNT = Size(
+    full=Amount(tuple(RECIPES), (0, 1, 2, 3, 4), (7200,), 3000), quick=Amount(("settled", "control"), (0,), (600,), 150)
+)
 
 
 def counts(text: str) -> list[int]:
@@ -45,42 +61,49 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Return the command line's options."""
     parser = argparse.ArgumentParser(prog="python -m tasks.recipes.bench_recipes", description=(__doc__ or "").split("\n")[0])
     add = parser.add_argument
-    add("--recipes", choices=RECIPES, nargs="+", default=list(RECIPES), help="(default: all)")
-    add("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4], help="of developers, places, sampling (default 0 1 2 3 4)")
+    add("--recipes", choices=RECIPES, nargs="+", help="(default: all)")
+    add("--seeds", type=int, nargs="+", help="of developers, places, sampling (default 0 1 2 3 4)")
     add("--users", type=int, default=240, help="developers (default %(default)s)")
-    add("--interactions", type=counts, default=[7200], help="pauses after which models are compared: 7200, or 1800..28800")
+    add("--interactions", type=counts, help="pauses after which models are compared: 1800..28800 (default 7200)")
     add("--update", type=int, default=7200, help="most pauses of one update (default %(default)s)")
-    add("--places", type=int, default=3000, help="places of later code; half on new files (default %(default)s)")
+    add("--places", type=int, help=f"places of later code; half on new files (default {AMOUNT.full.places})")
     add("--minutes", type=float, default=math.inf, help="begin no part after so many minutes and stop; the next call goes on")
-    return parser.parse_args(arguments)
+    quick = AMOUNT.quick
+    add(
+        "--quick",
+        action="store_true",
+        help=f"{' and '.join(quick.recipes)}, one seed, {quick.interactions[0]} pauses, {quick.places} places: wider intervals, "
+        "written to var/bench/quick",
+    )
+    options = parser.parse_args(arguments)
+    for name, amount in vars(AMOUNT.of(options.quick)).items():
+        if getattr(options, name) is None:
+            setattr(options, name, amount)
+    return options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the recipes and write the figures. Exit code 1 if a target is missed, 3 if parts are missing."""
-    options, settings, console = parse(arguments), configuration.load(), Console()
-    began, runs = time.monotonic(), defaultdict[str, dict[int, list[Gain]]](dict)
-    parts = Parts(60 * options.minutes, lambda what: console.print(f"[{time.monotonic() - began:.0f} s] {what}"))
+    options, settings, runs = parse(arguments), configuration.load(), defaultdict[str, dict[int, list[Gain]]](dict)
     sizes = Sizes(options.users, options.interactions, options.update, options.places)
     cells = [(seed, recipe) for seed in options.seeds for recipe in options.recipes]
     schedules = {seed: Schedule(options.users, seed, code_from()) for seed in options.seeds}
-    for done, (seed, recipe) in enumerate(cells, 1):
-        bench = Bench(seed, sizes, schedules[seed], settings, FOLDER / "recipes", parts)
-        try:
-            runs[recipe][seed] = bench.gains(recipe)
-        except Paused:
-            console.print(f"{done - 1} of {len(cells)} runs are made; the same command goes on")
-            return 3
-        later = [gain for gain in runs[recipe][seed] if gain.ground == "later"]
-        estimate, width = difference(later[-1:], "accepted")
-        passed = time.monotonic() - began
-        left = passed / done * (len(cells) - done) / 60
-        console.print(
-            f"{done} of {len(cells)}: {recipe}, seed {seed}: {100 * estimate:+.2f} ± {100 * width:.2f} points on later code; "
-            f"about {left:.0f} minutes to go"
-        )
-        if done < len(cells):
-            write("recipes-so-far", figures(runs), Console(quiet=True))
-    return 0 if write("recipes", figures(runs), console) else 1
+    with Progress(Console()) as progress, progress.part("recipes: runs", len(cells)) as part:
+        parts = Parts(60 * options.minutes, lambda what: part.rename(f"recipes: {what}; runs"))
+        for done, (seed, recipe) in enumerate(cells, 1):
+            bench = Bench(seed, sizes, schedules[seed], settings, FOLDER / "recipes", parts)
+            try:
+                runs[recipe][seed] = bench.gains(recipe)
+            except Paused:
+                progress.say(f"{done - 1} of {len(cells)} runs are made; the same command goes on")
+                return 3
+            part.advance()
+            later = [gain for gain in runs[recipe][seed] if gain.ground == "later"]
+            estimate, width = difference(later[-1:], "accepted")
+            progress.say(f"{recipe}, seed {seed}: {100 * estimate:+.2f} ± {100 * width:.2f} points on later code")
+            if done < len(cells):
+                write("recipes-so-far", figures(runs), None, quick=options.quick)
+        return 0 if write("recipes", told(figures(runs), progress), progress, quick=options.quick) else 1
 
 
 if __name__ == "__main__":

@@ -8,15 +8,16 @@ the developer there judges it. No server takes part. The figures are written to 
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from rich.console import Console
 from tokenizers import Tokenizer
 
-from evals.bench.figures import Figure, figure, write
+from evals.bench.figures import Figure, Size, figure, told, write
 from evals.developers import Schedule, code_from
 from evals.generation import Generator
+from evals.progress import Part, Progress
 from evals.reliability import reliability
 from infra import settings as configuration
 from infra.settings import Settings
@@ -26,6 +27,8 @@ from tasks.showing.fit import Unfitted, checked, chosen, fit
 from tasks.showing.frontier import Shown, comparison
 from tasks.showing.places import Places, completed, decisions
 
+REQUESTS = Size(full=14_000, quick=1200)
+"""Pauses, of which the estimate learns from half."""
 PRICES = (0.0, *(0.05 * 1.03**step for step in range(180)))
 """Prices of the frontier, in kept characters: 0, then 0.05 to about 10."""
 HOLDS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
@@ -34,14 +37,14 @@ CUTS = (0.05, 0.15, 0.3, 0.5, 0.7, 0.9, 0.97)
 """Cumulative probabilities below which the second plain rule cuts a completion."""
 
 
-def places_of(settings: Settings, requests: int, users: int, seed: int) -> Places:
+def places_of(settings: Settings, requests: int, users: int, seed: int, part: Part) -> Places:
     """Return the first pauses of the live sessions with the base's completions."""
     schedule, base = Schedule(users, seed, code_from()), configuration.path(settings.model.base)
     pauses = [schedule.first_pause(number) for number in range(requests)]
     sampling = settings.serving.sampling
     generator = Generator(base, settings.model)
     contexts = [(pause.prefix, pause.suffix) for pause in pauses]
-    sampled = generator.sample(contexts, sampling.max_tokens, sampling.temperature, seed)
+    sampled = generator.sample(contexts, sampling.max_tokens, sampling.temperature, seed, progress=part.advance)
     return completed(pauses, sampled, Tokenizer.from_file(str(base / "tokenizer.json")), sampling.temperature)
 
 
@@ -65,8 +68,8 @@ def decision_ms(estimate: Estimate, places: Places, max_tokens: int) -> float:
     return (time.perf_counter() - began) * 1e3 / rounds
 
 
-def figures(settings: Settings, places: Places, share: float = 0.5) -> list[Figure]:
-    """Fit on the first part of the places; return what the rules are worth at the others.
+def figures(settings: Settings, places: Places, share: float = 0.5) -> Iterator[Figure]:
+    """Fit on the first part of the places; yield what the rules are worth at the others.
 
     Raises:
         ValueError: the estimate cannot be fitted.
@@ -80,37 +83,40 @@ def figures(settings: Settings, places: Places, share: float = 0.5) -> list[Figu
     outcomes, chances = later.outcomes(), [estimate.at(c.place).chances(c.logprobs, c.ends) for c in later.completions]
     everything = [len(c.ends) for c in later.completions]
     base = outcomes.of(everything)
-    rows = [
-        figure("places", len(later.pauses), ""),
-        figure("shown all: accepted", 100 * base.mean("accepted"), "% of requests"),
-        figure("shown all: kept characters", base.mean("kept"), "a request"),
-        figure("expected calibration error", checked(estimate, later.completions).error, "", most=0.03),
-        figure("the same, where a beginning looks best", reliability(*chosen(estimate, later.completions)).error, ""),
-        figure("decision", decision_ms(estimate, later, most), "ms", most=1.0),
-    ]
+    yield figure("places", len(later.pauses), "")
+    yield figure("shown all: accepted", 100 * base.mean("accepted"), "% of requests")
+    yield figure("shown all: kept characters", base.mean("kept"), "a request")
+    yield figure("expected calibration error", checked(estimate, later.completions).error, "", most=0.03)
+    yield figure("the same, where a beginning looks best", reliability(*chosen(estimate, later.completions)).error, "")
+    yield figure("decision", decision_ms(estimate, later, most), "ms", most=1.0)
     for level in ("eager", "balanced", "quiet"):
         decided = decisions(chances, later, getattr(showing, level), most)
         sampled = 100 * (sum(d.sampled for d in decided) / sum(everything) - 1)
         own = outcomes.of([d.shown for d in decided])
-        rows += [*frontier.level_figures(level, own, base), figure(f"{level}: tokens sampled", sampled, "%")]
+        yield from frontier.level_figures(level, own, base)
+        yield figure(f"{level}: tokens sampled", sampled, "%")
     ours = [outcomes.of([d.shown for d in decisions(chances, later, price, most)]) for price in PRICES]
     for rule, thresholds in ((held, HOLDS), (cut, CUTS)):
         theirs = [outcomes.of(rule(later, threshold)) for threshold in thresholds]
-        rows += comparison(rule.__name__, thresholds, theirs, ours, base)
-    return rows
+        yield from comparison(rule.__name__, thresholds, theirs, ours, base)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compare the rules and write the figures. Exit code 1 if a target is missed."""
     parser = argparse.ArgumentParser(prog="python -m tasks.showing.bench_showing", description=(__doc__ or "").split("\n")[0])
     add = parser.add_argument
-    add("--requests", type=int, default=14_000, help="pauses, of which the estimate learns from half (default %(default)s)")
+    add("--requests", type=int, help=f"pauses, of which the estimate learns from half (default {REQUESTS.full})")
     add("--users", type=int, default=240, help="developers (default %(default)s)")
     add("--seed", type=int, default=0, help="of developers, sessions and sampling (default %(default)s)")
+    add("--quick", action="store_true", help=f"{REQUESTS.quick} pauses: wider intervals, written to var/bench/quick")
     options = parser.parse_args(arguments)
-    settings = configuration.load()
-    places = places_of(settings, options.requests, options.users, options.seed)
-    return 0 if write("showing", figures(settings, places), Console()) else 1
+    settings, requests = configuration.load(), options.requests or REQUESTS.of(options.quick)
+    with Progress(Console()) as progress:
+        with progress.part("showing: completions", requests) as part:
+            places = places_of(settings, requests, options.users, options.seed, part)
+        with progress.part("showing: rules"):
+            found = told(figures(settings, places), progress)
+        return 0 if write("showing", found, progress, quick=options.quick) else 1
 
 
 if __name__ == "__main__":

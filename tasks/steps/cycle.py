@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import polars as pl
 import pyarrow as pa
-from prefect.artifacts import create_table_artifact
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 from tokenizers import Tokenizer
@@ -27,7 +26,7 @@ from infra.store import ObjectStore, sha256
 from tasks.experiments import release
 from tasks.labels import collect as collecting
 from tasks.labels import explain, partitions, samples, standing, users
-from tasks.labels.accounting import Waiting, account_rows
+from tasks.labels.accounting import Waiting
 from tasks.labels.collect import Collected
 from tasks.labels.partitions import JoinedPartition, Partition
 from tasks.labels.samples import SettledTokens
@@ -41,6 +40,7 @@ from tasks.showing.fit import FittedEstimate, Unfitted
 from tasks.showing.labels import labelled_completions
 from tasks.steps import clients, pages, sealing
 from tasks.steps import experiment as watching
+from tasks.steps.naming import call_run, call_waiting
 from tasks.steps.runner import runner
 from tasks.steps.step import IO_RETRIES, attempt_to_show, show_page, step
 from tasks.trainer import run as training
@@ -84,7 +84,10 @@ def inspect(settings: Settings) -> CycleState:
     store = clients.store_of(settings)
     store.check_conditional_puts()
     unfinished = cycles.unfinished(cycles.index(store))
-    return CycleState(clients.registry_of(settings).aliases().experiment, unfinished)
+    running = clients.registry_of(settings).aliases().experiment
+    if running and not unfinished:
+        call_run(f"cycle waits for {running.id}", "nothing to do")
+    return CycleState(running, unfinished)
 
 
 @step("collect", retries=IO_RETRIES)
@@ -93,6 +96,7 @@ def collect(settings: Settings) -> Collected:
     store, registry = clients.store_of(settings), clients.registry_of(settings)
     collected = collecting.collect(store, registry, settings, time.time(), lambda window: join_all(settings, window))
     accounting = collected.accounting
+    call_waiting(accounting.waiting)
     get_run_logger().info(
         "training continues from version %s; %d requests, %d to train on; %s",
         collected.parent,
@@ -128,7 +132,10 @@ def validate(settings: Settings, collected: Collected) -> Validated:
     rows = quarantine.rows(accounting, validation.quarantined, collected.malformed, failed)
     evidence = ValidationEvidence(quarantine.write(store, cycle, rows), write_docs(store, cycle, validation))
     validated = Validated(collected.quarantine(validation.quarantined), evidence)
-    show_validation(store, cycle, validated, validation)
+    # Before the batch is judged, so that people see what stops a cycle.
+    pages.show_accounting(cycle, validated.collected.accounting)
+    show_page("validation", quarantine.validation_page(store, cycle, validated.evidence, validation))
+    call_waiting(validated.collected.accounting.waiting)
     validation.check(settings.collect.max_quarantined, [store.uri(key) for key in evidence.keys])
     get_run_logger().info("%d rows, %d quarantined; %s", validation.rows, len(validation.quarantined), stats)
     return validated
@@ -141,15 +148,6 @@ def write_docs(store: ObjectStore, cycle: str, validation: suite.Validation) -> 
     except Exception as error:
         get_run_logger().warning("Data Docs: %s", error)
         return ()
-
-
-def show_validation(store: ObjectStore, cycle: str, validated: Validated, validation: suite.Validation) -> None:
-    """Show the buckets and the validation in Prefect before the batch is judged, so that people see what stops a cycle."""
-    accounting = validated.collected.accounting
-    rows = account_rows(accounting.buckets, accounting.quarantined, accounting.requests)
-    description = f"{cycle}: every request once"
-    attempt_to_show("artifacts", lambda: create_table_artifact(rows, key="buckets", description=description))
-    show_page("validation", quarantine.validation_page(store, cycle, validated.evidence, validation))
 
 
 @step("estimate", retries=IO_RETRIES)
@@ -176,11 +174,12 @@ def reward(settings: Settings, validated: Validated, estimate: FittedEstimate | 
             samples.with_settled_tokens(chosen, tokens), settings.reward, weight_shares(settings.collect), past
         )
     except TooFewToShare as error:
-        return Waiting("WaitingForUsers", str(error))
+        return call_waiting(Waiting("WaitingForUsers", str(error)))
     groups = drawn_groups(settings, validated)
     tombstones.check(store, requests)  # nor their tokens
     body = samples.parquet([*samples.tables(store, plan.partitions, batch, tokens), *groups])
     cycle = cycles.next_name(cycles.index(store))
+    call_run(cycle, cycle, f"from v{collected.parent}")
     held_out = held_out_sets(settings, cycle, collected, body)
     tombstones.check(store, requests)
     reasons = {"quarantined": collected.accounting.reasons, "orphans": collected.orphans}
@@ -261,6 +260,7 @@ def resume(settings: Settings, cycle: str, run: str) -> Manifest | CycleOutcome:
     """Return the manifest of a cycle to complete, or its outcome if it was resumed too often or the champion changed."""
     store = clients.store_of(settings)
     manifest = cycles.manifest_of(store, cycle)
+    call_run(f"{cycle}, resumed", cycle, f"from v{manifest.parent}", "resumed")
     champion = clients.registry_of(settings).aliases().champion
     if champion != manifest.champion:
         return abandon(settings, cycle, f"to be tested against version {manifest.champion}, but the champion is {champion} now")

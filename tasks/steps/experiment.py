@@ -15,7 +15,9 @@ from tasks.experiments.looking import Found, Sight
 from tasks.experiments.page import experiment_page
 from tasks.experiments.plan import plan_of
 from tasks.steps import clients
+from tasks.steps.naming import call_run, name_of
 from tasks.steps.step import IO_RETRIES, attempt_to_show, show_page, step
+from tasks.versions import register as registering
 
 LEADS = 3
 """Reads of the registry by a replica of serving between the decision on a stage and its start."""
@@ -48,7 +50,10 @@ def requested(settings: Settings) -> list[MoveAnswer]:
 @step("running experiment", retries=IO_RETRIES)
 def running_experiment(settings: Settings) -> ExperimentRecord | None:
     """Return the test that runs, or whose promoted version is watched."""
-    return clients.registry_of(settings).aliases().routed
+    running = clients.registry_of(settings).aliases().routed
+    if running:
+        call_run(name_of(running), running.id, running.stage.name, f"v{running.challenger}")
+    return running
 
 
 @step("look", retries=IO_RETRIES)
@@ -82,8 +87,11 @@ def advance(settings: Settings, experiment: ExperimentRecord, stage: Stage) -> E
 
 @step("conclude", retries=IO_RETRIES)
 def conclude(settings: Settings, decision: Decision) -> Decision:
-    """Write the decision once, then move the aliases."""
-    return release.conclude(clients.store_of(settings), clients.registry_of(settings), decision)
+    """Write the decision once, move the aliases, and describe the version with its verdict."""
+    store, registry = clients.store_of(settings), clients.registry_of(settings)
+    standing = release.conclude(store, registry, decision)
+    attempt_to_show("MLflow", lambda: registering.describe_again(store, registry, settings, standing))
+    return standing
 
 
 @step("settle", retries=IO_RETRIES)

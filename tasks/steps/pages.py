@@ -1,9 +1,20 @@
 """The page of a cycle in Prefect."""
 
+from collections.abc import Mapping, Sequence
+
+from prefect.artifacts import create_table_artifact
+
+from infra import charts
+from infra.charts import Point
 from infra.records import CycleOutcome, Manifest
+from tasks.labels.accounting import RequestAccounting, account_rows
 from tasks.labels.measures import measures_table
+from tasks.steps.step import attempt_to_show
 from tasks.trainer.run import Candidate
 from tasks.versions.evaluate import Evaluation
+
+MOST_POINTS = 60
+"""Steps of a curve, about."""
 
 
 def cycle_page(manifest: Manifest, candidate: Candidate, evaluation: Evaluation, outcome: CycleOutcome) -> str:
@@ -15,6 +26,7 @@ def cycle_page(manifest: Manifest, candidate: Candidate, evaluation: Evaluation,
         f"\nTrained from version {manifest.parent} on {metrics.samples} samples "
         f"({metrics.tokens} tokens) in {candidate.seconds:.1f} s, {metrics.skipped} left out.",
         *(f"- {note}" for note in metrics.notes),
+        *curves({"Loss": [s.loss for s in metrics.steps], "KL from the anchor": [s.kl for s in metrics.steps]}),
         "\n| step | loss | clipped | KL | gradient norm |",
         "| --- | --- | --- | --- | --- |",
         *(
@@ -35,3 +47,28 @@ def cycle_page(manifest: Manifest, candidate: Candidate, evaluation: Evaluation,
         *(f"- {key}" for key in manifest.docs),
     ]
     return "\n".join(lines)
+
+
+def show_accounting(cycle: str, accounting: RequestAccounting) -> None:
+    """Show every request of a window by its bucket, as a table in Prefect."""
+    rows = account_rows(accounting.buckets, accounting.quarantined, accounting.requests)
+    description = f"{cycle}: every request once"
+    attempt_to_show("artifacts", lambda: create_table_artifact(rows, key="buckets", description=description))
+
+
+def curves(found: Mapping[str, Sequence[float]]) -> list[str]:
+    """Return a chart over the steps for each name, as images in Markdown; none without a step."""
+    return [f"\n![{name} by step]({charts.data_uri(curve(name, values))})" for name, values in found.items() if values]
+
+
+def curve(name: str, values: Sequence[float]) -> str:
+    """Return a figure of each step as a line, of which about MOST_POINTS are drawn; the first and the last always are."""
+    every = max(1, -(-len(values) // MOST_POINTS))
+    chosen = sorted({*range(0, len(values), every), len(values) - 1})
+    ends = (chosen[0], chosen[-1])
+    points = [
+        Point(0, values[n], label=f"step {n + 1}" if n in ends else "", note=f"{values[n]:.4g}" if n in ends else "")
+        for n in chosen
+    ]
+    told = f"{name} from {values[0]:.4g} in the first of {len(values)} steps to {values[-1]:.4g} in the last"
+    return charts.series(f"{name} by step", told, points, connected=True)

@@ -9,6 +9,7 @@ from infra.settings import Settings
 from tasks.experiments import manual
 from tasks.experiments.manual import Plan
 from tasks.steps import clients
+from tasks.steps.naming import call_run
 from tasks.steps.step import step
 
 
@@ -16,6 +17,7 @@ from tasks.steps.step import step
 def plan(settings: Settings, version: str, reason: str) -> Plan:
     """Find the version to promote, and check that it may be."""
     planned = manual.plan(clients.store_of(settings), clients.registry_of(settings), "promote", version, reason, time.time())
+    call_run(f"promote v{planned.version}, was v{planned.champion or 'none'}", f"v{planned.version}")
     if planned.warning:
         get_run_logger().warning("%s", planned.warning)
     return planned

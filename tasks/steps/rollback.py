@@ -7,13 +7,17 @@ from infra.settings import Settings
 from tasks.experiments import manual
 from tasks.experiments.manual import Plan
 from tasks.steps import clients
+from tasks.steps.naming import call_run
 from tasks.steps.step import step
 
 
 @step("plan")
 def plan(settings: Settings, version: str, reason: str) -> Plan:
     """Find the version to roll back to, and check that it may be."""
-    return manual.plan(clients.store_of(settings), clients.registry_of(settings), "roll_back", version, reason, time.time())
+    store, registry = clients.store_of(settings), clients.registry_of(settings)
+    planned = manual.plan(store, registry, "roll_back", version, reason, time.time())
+    call_run(f"roll back to v{planned.version}, was v{planned.champion or 'none'}", f"v{planned.version}")
+    return planned
 
 
 @step("roll back")

@@ -12,9 +12,11 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
+from rich.console import Console
 from tokenizers import Tokenizer
 
 from evals.heldout import read_source, training_files
+from evals.progress import Part, Progress
 from infra.fim import END, MIDDLE, PAD, SPECIAL_TOKENS, Renderer
 from tasks.trainer.model import matmul
 from tasks.trainer.model.process_group import Parallel, start, stop
@@ -110,9 +112,9 @@ def parse_arguments() -> argparse.Namespace:
 class Reporter:
     """Prints the progress of training on rank 0, and saves snapshots of the checkpoint."""
 
-    def __init__(self, model: TrainedModel, arguments: argparse.Namespace) -> None:
+    def __init__(self, model: TrainedModel, arguments: argparse.Namespace, progress: Progress, part: Part) -> None:
         """Start the clock."""
-        self._model, self._arguments = model, arguments
+        self._model, self._arguments, self._progress, self._part = model, arguments, progress, part
         self._start, self._steps, self._saved = time.monotonic(), 0, 0.0
         self.loss = 0.0
         """Exponential moving average of this rank's loss."""
@@ -121,12 +123,12 @@ class Reporter:
         """Take the figures of a step; see pretrain.train."""
         self._steps += 1
         self.loss = loss if self._steps == 1 else 0.97 * self.loss + 0.03 * loss
-        if dist.get_rank() == 0 and self._steps % REPORT_STEPS == 0:
-            speed = tokens / (time.monotonic() - self._start)
-            print(
-                f"{tokens / 1e6:7.2f} M tokens  loss {self.loss:.3f}  gradient {norm:.2f}  {speed:,.0f} tokens/s  {progress:.1%}",
-                flush=True,
-            )
+        if dist.get_rank() == 0:
+            self._part.at(progress)
+            if self._steps % REPORT_STEPS == 0:
+                speed = tokens / (time.monotonic() - self._start)
+                figures = f"loss {self.loss:.3f}  gradient {norm:.2f}  {speed:,.0f} tokens/s"
+                self._progress.say(f"{tokens / 1e6:7.2f} M tokens  {figures}  {progress:.1%}")
         if progress - self._saved > SNAPSHOT_EVERY:
             save(self._model, self._arguments)
             self._saved = progress
@@ -145,10 +147,18 @@ def main() -> None:
 
     start(Parallel(), arguments.seed)
     lead = dist.get_rank() == 0
+    with Progress(Console(quiet=not lead)) as progress:
+        make_base(arguments, start_time, lead, progress)
+    stop()
+
+
+def make_base(arguments: argparse.Namespace, start_time: float, lead: bool, progress: Progress) -> None:
+    """Prepare the data on the leading rank, then train on all, and tell the progress."""
     files = corpus.truncate(training_files(), arguments.seed)
     if lead:
-        print(f"{len(files)} files, {sum(file.stat().st_size for file in files) / 1e6:.0f} MB", flush=True)
-        prepare(files, arguments)
+        progress.say(f"{len(files)} files, {sum(file.stat().st_size for file in files) / 1e6:.0f} MB")
+        with progress.part("base: tokenizer and rows"):
+            prepare(files, arguments)
     dist.barrier()
     rows = np.load(arguments.work / ROWS, mmap_mode="r")
     bf16 = matmul.faster_in_bf16(matmul.processor())
@@ -157,26 +167,25 @@ def main() -> None:
     model.make_optimizer()
     if arguments.parent:
         model.load(arguments.parent)
-    if lead:
-        parameters = sum(p.numel() for p in model.megatron.parameters()) / 1e6
-        seconds = time.monotonic() - start_time
-        print(f"{rows.size / 1e6:.1f} M tokens prepared, {parameters:.2f} M parameters, {seconds:.0f} s", flush=True)
+    parameters = sum(p.numel() for p in model.megatron.parameters()) / 1e6
+    seconds = time.monotonic() - start_time
+    progress.say(f"{rows.size / 1e6:.1f} M tokens prepared, {parameters:.2f} M parameters, {seconds:.0f} s")
     middle, end = SPECIAL_TOKENS.index(MIDDLE), SPECIAL_TOKENS.index(END)
-    reporter = Reporter(model, arguments)
-    tokens = train(
-        model,
-        rows,
-        Schedule(arguments.learning_rate, arguments.tokens, arguments.minutes),
-        BATCH,
-        lambda batch: weights_of(batch, middle, end, MIDDLE_WEIGHT),
-        reporter,
-    )
+    with progress.part("base: training", 1.0) as part:
+        reporter = Reporter(model, arguments, progress, part)
+        tokens = train(
+            model,
+            rows,
+            Schedule(arguments.learning_rate, arguments.tokens, arguments.minutes),
+            BATCH,
+            lambda batch: weights_of(batch, middle, end, MIDDLE_WEIGHT),
+            reporter,
+        )
     save(model, arguments)
     if lead:
         (arguments.out / "SOURCES.md").write_text(sources.document(files))
-        seconds = time.monotonic() - start_time
-        print(f"done: {tokens} tokens, loss {reporter.loss:.3f}, {seconds:.0f} s; wrote {arguments.out}", flush=True)
-    stop()
+    seconds = time.monotonic() - start_time
+    progress.say(f"done: {tokens} tokens, loss {reporter.loss:.3f}, {seconds:.0f} s; wrote {arguments.out}")
 
 
 if __name__ == "__main__":

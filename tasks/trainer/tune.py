@@ -9,10 +9,12 @@ import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from rich.console import Console
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from evals.generation import Generator
+from evals.progress import Progress
 from infra import settings as configuration
 from infra.fim import Renderer
 from infra.settings import Settings
@@ -59,7 +61,7 @@ def update_settings(settings: Settings, learning_rate: float, exponent: float, s
     )
 
 
-def tune(settings: Settings, options: argparse.Namespace, sources: tuning.Sources) -> None:
+def tune(settings: Settings, options: argparse.Namespace, sources: tuning.Sources, progress: Progress) -> None:
     """Train the checkpoint on places of the tuned files, and replace its weights."""
     model, max_tokens = settings.model, settings.serving.sampling.max_tokens
     tokenizer = Tokenizer.from_file(str(options.model / "tokenizer.json"))
@@ -70,7 +72,14 @@ def tune(settings: Settings, options: argparse.Namespace, sources: tuning.Source
         (work / "samples.parquet").write_bytes(to_parquet(samples))
         options_of_update = update_settings(settings, options.learning_rate, options.exponent, options.seed)
         job = write_job(work, options.model.resolve(), work / "samples.parquet", "0", options_of_update)
-        follow(command(job, settings.train.processes), work / "trainer.log", settings.train.environment, print)
+        with progress.part("tune: steps", -(-len(samples) // options_of_update.minibatch)) as part:
+
+            def take(line: str) -> None:
+                progress.say(line)
+                if line.startswith("step "):
+                    part.advance()
+
+            follow(command(job, settings.train.processes), work / "trainer.log", settings.train.environment, take)
         weights = {name: tensor.bfloat16() for name, tensor in load_file(work / CHECKPOINT_NAME / WEIGHTS).items()}
         save_file(weights, options.model / WEIGHTS, metadata={"format": "pt"})  # as pretraining leaves it
 
@@ -79,16 +88,18 @@ def main() -> None:
     """Tune the model and write its best temperature."""
     options, settings = parse_arguments(), configuration.load()
     sources = tuning.sources(options.seed)
-    if options.places:
-        tune(settings, options, sources)
-    looks = tuning.pauses(sources.kept_back, options.compared, options.seed)
-    generator = Generator(options.model, settings.model)
-    scores = []
-    for temperature in tuning.TEMPERATURES:
-        scores.append(tuning.score(generator, looks, temperature, settings.serving.sampling.max_tokens, options.seed))
-        print(
-            f"temperature {temperature}: {scores[-1].accepted:.2%} accepted, {scores[-1].characters:.3f} characters", flush=True
-        )
+    with Progress(Console()) as progress:
+        if options.places:
+            tune(settings, options, sources, progress)
+        looks = tuning.pauses(sources.kept_back, options.compared, options.seed)
+        generator = Generator(options.model, settings.model)
+        scores = []
+        with progress.part("tune: temperatures", len(tuning.TEMPERATURES)) as part:
+            for temperature in tuning.TEMPERATURES:
+                scores.append(tuning.score(generator, looks, temperature, settings.serving.sampling.max_tokens, options.seed))
+                part.advance()
+                found = f"{scores[-1].accepted:.2%} accepted, {scores[-1].characters:.3f} characters"
+                progress.say(f"temperature {temperature}: {found}")
     path = options.model / GENERATION
     chosen = {"do_sample": True, "temperature": tuning.best(scores).temperature}
     path.write_text(json.dumps(json.loads(path.read_text()) | chosen, indent=2))

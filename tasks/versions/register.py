@@ -7,6 +7,7 @@ seconds to import, so it is imported inside the function.
 import logging
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,8 @@ from infra import cycles
 from infra.checkpoints import optimizer_prefix
 from infra.cycles import dataset_id
 from infra.lineage import CYCLE_TAG, DATASET_TAG, EVALUATION_TAG, PARENT_TAG
-from infra.records import Manifest
-from infra.registry import Registry
+from infra.records import Decision, Manifest
+from infra.registry import ModelVersion, Registry
 from infra.settings import Settings, masked
 from infra.showing import FILE
 from infra.store import CHECKSUMS, ObjectStore
@@ -26,7 +27,7 @@ from tasks.showing import fit as showing
 from tasks.showing import report
 from tasks.showing.fit import FittedEstimate, Unfitted
 from tasks.trainer.run import Candidate
-from tasks.versions import tracking
+from tasks.versions import review, tracking
 from tasks.versions.evaluate import Evaluation
 
 log = logging.getLogger(__name__)
@@ -58,7 +59,8 @@ def register(
     if trained.optimizer and not store.exists(f"{optimizer_prefix(prefix)}/{CHECKSUMS}"):
         store.put_directory(optimizer_prefix(prefix), trained.optimizer)
     dataset = dataset_id(store, manifest.cycle)
-    run = log_run(settings, store, manifest, dataset, trained, evaluation)
+    versions = registry.versions()
+    run = log_run(settings, store, manifest, dataset, trained, evaluation, versions)
     tags = {
         PARENT_TAG: manifest.parent,
         CYCLE_TAG: manifest.cycle,
@@ -70,7 +72,16 @@ def register(
         "samples": str(manifest.samples.rows),
     }
     source = f"s3://{store.bucket}/{prefix}"
-    return Registered(registry.create_version(source, tags, describe(manifest, trained, evaluation), run).version, run)
+    found = review.facts(store, settings, versions, manifest.cycle, run, None)
+    return Registered(registry.create_version(source, tags, review.description(found), run).version, run)
+
+
+def describe_again(store: ObjectStore, registry: Registry, settings: Settings, decision: Decision) -> None:
+    """Add the verdict on an A/B test to the description of its version; of a base, which no cycle made, there is none."""
+    version = registry.version(decision.experiment.challenger)
+    if cycle := version.tags.get(CYCLE_TAG):
+        found = review.facts(store, settings, registry.versions(), cycle, version.tags.get("run", ""), decision)
+        registry.describe_version(version.version, review.description(found))
 
 
 def ship_estimate(checkpoint: Path, fitted: FittedEstimate | Unfitted) -> None:
@@ -82,9 +93,15 @@ def ship_estimate(checkpoint: Path, fitted: FittedEstimate | Unfitted) -> None:
 
 
 def log_run(
-    settings: Settings, store: ObjectStore, manifest: Manifest, dataset: str, trained: Candidate, evaluation: Evaluation
+    settings: Settings,
+    store: ObjectStore,
+    manifest: Manifest,
+    dataset: str,
+    trained: Candidate,
+    evaluation: Evaluation,
+    versions: Sequence[ModelVersion] = (),
 ) -> str:
-    """Log settings, metrics, data set, accounting and Data Docs to a cycle's run, end the run, and return its id."""
+    """Log settings, metrics, data set, accounting, review and Data Docs to a cycle's run, end the run, and return its id."""
     from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
 
     client = tracking.connect(settings.registry)
@@ -108,7 +125,8 @@ def log_run(
     )
     client.log_inputs(run, [DatasetInput(data, [InputTag("mlflow.data.context", "training")])])
     try:
-        for path, text in run_artifacts(store, manifest).items():
+        whole = review.page(review.facts(store, settings, versions, manifest.cycle, run, None))
+        for path, text in (run_artifacts(store, manifest) | {review.ARTIFACT: whole}).items():
             client.log_text(run, text, path)
     except Exception as error:  # monitoring must not stop the cycle
         log.warning("MLflow: artifacts of %s: %s", manifest.cycle, error)
@@ -162,19 +180,3 @@ def flat_params(settings: Settings) -> dict[str, str]:
         return {} if value == SECRET else {prefix: masked(str(value))}
 
     return walk("", settings.model_dump(mode="json", exclude={"stack", "store", "orchestration"}))
-
-
-def describe(manifest: Manifest, trained: Candidate, evaluation: Evaluation) -> str:
-    """Return the version's description, in Markdown."""
-    last = trained.metrics.steps[-1] if trained.metrics.steps else None
-    rows = [
-        ("trained from", f"version {manifest.parent}"),
-        ("samples", f"{manifest.buckets.get('trained', 0)} of {manifest.requests} requests, {manifest.samples.rows} rows"),
-        ("mean reward", f"{trained.metrics.mean_reward:.4f}"),
-        ("KL, last step", f"{last.kl:.5f}" if last else ""),
-        ("clipped, last step", f"{last.clip_fraction:.2%}" if last else ""),
-        *(("not done", note) for note in trained.metrics.notes),
-        ("held-out", evaluation.reason),
-    ]
-    table = "\n".join(f"| {k} | {v} |" for k, v in rows)
-    return f"Candidate of {manifest.cycle}, {evaluation.verdict}.\n\n| | |\n| --- | --- |\n{table}"

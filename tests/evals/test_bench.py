@@ -1,23 +1,93 @@
 """Benchmarks write their figures to a file and compare them with targets."""
 
+import io
 import json
+import sys
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
-from evals.bench.__main__ import BENCHES, main
-from evals.bench.figures import figure, write
+from evals.bench import process
+from evals.bench.__main__ import MINUTES, main, parse, run_bench
+from evals.bench.figures import Bench, Figure, Size, figure, read, told, write
 from evals.bench.serving import median_figures
 from evals.bench.streams import StreamResult, first_token_percentiles
+from evals.progress import Progress
+from infra.settings import LOCAL, Settings, load
+
+
+class Shown:
+    """Progress on a terminal of 80 columns that is none, with what it printed."""
+
+    def __init__(self) -> None:
+        self._file = io.StringIO()
+        self.progress = Progress(Console(file=self._file, width=80, color_system=None))
+
+    @property
+    def lines(self) -> list[str]:
+        return self._file.getvalue().splitlines()
 
 
 def test_a_target_is_an_upper_or_a_lower_bound(tmp_path: Path) -> None:
-    figures = [figure("a", 3.0, "ms", most=3.0), figure("b", 0.94, "ratio", least=0.95), figure("c", 7, "s")]
+    figures, shown = [figure("a", 3.0, "ms", most=3.0), figure("b", 0.94, "ratio", least=0.95), figure("c", 7, "s")], Shown()
     assert [f.met for f in figures] == [True, False, True]
-    assert not write("x", figures, Console(quiet=True), tmp_path) and write("y", figures[:1], Console(quiet=True), tmp_path)
+    assert not write("x", figures, shown.progress, folder=tmp_path) and write("y", figures[:1], shown.progress, folder=tmp_path)
+    assert "x: 3 figures, 1 of 2 targets missed" in shown.lines[0] and "y: 1 figures, all targets met" in shown.lines[1]
     rows = json.loads((tmp_path / "x.json").read_text())
-    assert rows[1] == {"name": "b", "value": 0.94, "unit": "ratio", "target": 0.95, "met": False}
+    assert rows[1] == {"name": "b", "value": 0.94, "unit": "ratio", "target": 0.95, "met": False, "quick": False}
+
+
+def test_figures_of_a_quick_run_lie_beside_the_full_ones_and_say_so(tmp_path: Path) -> None:
+    shown = Shown()
+    write("x", [figure("a", 1.0, "ms")], shown.progress, folder=tmp_path)
+    write("x", [figure("a", 2.0, "ms")], shown.progress, quick=True, folder=tmp_path)
+    assert [f.value for quick in (False, True) for f in read("x", quick, tmp_path)] == [1.0, 2.0]
+    assert read("x", True, tmp_path)[0].quick and "quick run: its intervals are wide" in shown.lines[-1]
+
+
+def test_each_figure_is_said_when_it_is_had_and_fits_a_terminal() -> None:
+    shown, said = Shown(), list[int]()
+
+    def found() -> Iterator[Figure]:
+        yield figure("first_token.added_median", 1.25, "ms", most=3.0)
+        said.append(len(shown.lines))
+        yield figure("experiments.trap.by_user.champion_loses_10_percent_of_its_labels.promoted", 0.5, "of 10 tests", most=0.1)
+
+    assert len(told(found(), shown.progress)) == 2 and said == [1]
+    assert shown.lines[0].split() == ["first_token.added_median", "1.25", "ms", "(target", "3)"]
+    assert shown.lines[-1].split() == ["0.5", "of", "10", "tests", "(target", "0.1,", "MISSED)"]
+    assert all(len(line) <= 80 for line in shown.lines)
+
+
+async def test_a_benchmark_tells_its_figures_and_writes_them_in_full_and_quick(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
+        with bench.part("places", 2, share=0.5) as part:
+            part.advance(Size(full=2, quick=1).of(bench.quick))
+            yield figure("half", part.share, "")
+
+    monkeypatch.setitem(sys.modules, "evals.bench.made_up", SimpleNamespace(run=run))
+    shown = Shown()
+    for quick, value in ((False, 1.0), (True, 0.5)):
+        ended = await run_bench(load(LOCAL, {}), Bench("made_up", quick, shown.progress, 1.0, tmp_path))
+        assert [f.value for f in ended.figures] == [value] and [f.value for f in read("made_up", quick, tmp_path)] == [value]
+
+
+def test_a_benchmark_of_tasks_without_figures_is_an_error_that_names_its_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "COMMANDS", {"join": "evals.none"})
+    with pytest.raises(RuntimeError, match=r"join: exit status 1 and no figures; run it alone: python -m evals\.none"):
+        process.run_command(Bench("join", False, Shown().progress, folder=tmp_path))
+
+
+def test_the_quick_form_of_all_benchmarks_takes_about_ten_minutes() -> None:
+    assert 8 <= sum(size.quick for size in MINUTES.values()) <= 12 < sum(size.full for size in MINUTES.values())
+    assert parse(["--quick"]).names == list(MINUTES) and parse(["--quick"]).quick
 
 
 def test_percentiles_are_of_the_times_to_the_first_token() -> None:
@@ -40,4 +110,4 @@ def test_one_disturbed_block_moves_neither_the_median_nor_its_bounds() -> None:
 def test_the_error_names_the_unknown_benchmark_and_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["nothing"])
-    assert "nothing" in (output := capsys.readouterr().err) and all(name in output for name in BENCHES)
+    assert "nothing" in (output := capsys.readouterr().err) and all(name in output for name in MINUTES)

@@ -113,7 +113,7 @@ def world(prefect: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Wor
     monkeypatch.setattr(evaluate, "score", lambda *given: world.scored(given[-1].held_out))
     monkeypatch.setattr(suite, "validate", lambda samples, *_: suite.Validation(len(samples), 0, {}, ()))
 
-    def log_run(settings, store, manifest, dataset, trained, evaluation):
+    def log_run(settings, store, manifest, dataset, trained, evaluation, versions):
         world.logged.append((manifest.cycle, evaluation.passed, evaluation.reason))
         return "run"
 

@@ -8,6 +8,7 @@ import stat
 import time
 import tomllib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from infra.stack import __main__ as stack_command
 from infra.stack import control, orchestration, pools, prefect_api, processes, secrets, try_it
 from infra.stack.parts import clients, environment, parts
 from infra.stack.seed import NoBaseModel
-from infra.stack.supervision import Supervisor
+from infra.stack.supervision import State, Supervisor
 from tests import stack as stack_
 from tests.stack import Stack
 
@@ -173,6 +174,28 @@ def test_down_ends_processes_whose_supervisor_was_killed(tmp_path: Path) -> None
         lines: list[str] = []
         control.down(lines.append)
         assert "leftover" in lines[0] and processes.of_stack(stack.state) == []
+
+
+def test_down_beside_another_down_waits_for_it_and_is_no_error(tmp_path: Path) -> None:
+    with stack_.running(tmp_path, "s3") as stack, ThreadPoolExecutor(2) as pool:
+        said: list[list[str]] = [[], []]
+        with control.stopping(stack.state, said[0].append):  # so that both begin while the stack runs
+            downs = [pool.submit(control.down, lines.append) for lines in said]
+            _until(lambda: all(said), 60)
+            assert all("another command is stopping the stack" in lines[0] for lines in said)
+            assert Supervisor(stack.state).running(), "nothing is killed meanwhile"
+        for down in downs:
+            down.result(60)
+        assert all("stack: down" in lines[-1] for lines in said) and processes.of_stack(stack.state) == []
+
+
+def test_a_supervisor_that_ends_while_its_parts_are_stopped_is_no_error(tmp_path: Path) -> None:
+    supervisor = Supervisor(tmp_path)
+    states = {"s3": State("s3", "RUNNING", 1, 0.0)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Supervisor, "states", lambda self: dict([states.popitem()]) if states else {})
+        supervisor.stop_together(["s3"])  # its socket is gone
+    supervisor.shut_down()
 
 
 @pytest.mark.stack

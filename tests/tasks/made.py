@@ -179,6 +179,7 @@ class MemoryRegistry:
         self.versions = {name[1:]: tags for name, tags in versions.items()}
         self.aliases: dict[str, str] = {}
         self.tags: dict[str, str] = {}
+        self.descriptions: dict[str, str] = {}
         self.writes_left = 10**9
         self.client = Registry(httpx.Client(transport=httpx.MockTransport(self._answer), base_url="http://registry"), "tabloop")
 
@@ -206,11 +207,14 @@ class MemoryRegistry:
             case "POST", "model-versions/create":
                 version = str(len(self.versions) + 1)
                 self.versions[version] = {t["key"]: t["value"] for t in parameters["tags"]}
+                self.descriptions[version] = parameters["description"]
                 return httpx.Response(200, json={"model_version": self._version(version)})
             case "POST", "registered-models/alias":
                 self.aliases[parameters["alias"]] = parameters["version"]
             case "DELETE", "registered-models/alias":
                 self.aliases.pop(parameters["alias"], None)
+            case "PATCH", "model-versions/update":
+                self.descriptions[parameters["version"]] = parameters["description"]
             case "POST", "registered-models/set-tag":
                 self.tags[parameters["key"]] = parameters["value"]
             case "POST", "model-versions/set-tag":

@@ -5,13 +5,12 @@ models.py    a better model, and one for each way to get worse
 languages.py a model that lost one of two languages
 """
 
-import asyncio
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from evals import positions
-from evals.bench.figures import Figure, figure
+from evals.bench.figures import Bench, Figure, Size, figure, in_thread
 from evals.bench.gate import languages, rates
 from evals.bench.gate.models import BATCH, RECIPES, Recipe, train
 from evals.compare.scoring import Contestant, ScoredModels, score_models
@@ -26,44 +25,55 @@ from infra import settings as configuration
 from infra.settings import Settings
 from infra.settings.schema import HeldOut
 
-POOL_PLACES = 900
+POOL_PLACES = Size(full=900, quick=300)
 """Places at which the two models of the simulation are scored."""
-DRAWS = 4000
+DRAWS = Size(full=4000, quick=40)
+QUICK_RECIPES = frozenset({"empty", "sign_flipped"})
+"""Trained models of a quick run, beside the better one."""
 CHAMPION = "champion"
 
 
-async def run(settings: Settings) -> list[Figure]:
-    """Run the benchmark and return its figures."""
-    return await asyncio.to_thread(measure, settings)
+async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
+    """Run the benchmark and yield its figures."""
+    async for one in in_thread(measure(settings, bench)):
+        yield one
 
 
-def measure(settings: Settings) -> list[Figure]:
+def measure(settings: Settings, bench: Bench) -> Iterator[Figure]:
     """Train and score every model, judge each against the base, and simulate with the scores of the better one."""
     base, model, places = configuration.path(settings.model.base), settings.model, settings.evaluate.samples
-    pool = pool_places(settings)  # begins with the places of an evaluation
-    taught = training_places(max(recipe.steps for recipe in RECIPES) * BATCH)
-    better = next(recipe for recipe in RECIPES if not recipe.guardrails)
+    recipes = [one for one in RECIPES if not bench.quick or not one.guardrails or one.name in QUICK_RECIPES]
+    pool = pool_places(settings, POOL_PLACES.of(bench.quick))  # begins with the places of an evaluation
+    taught = training_places(max(recipe.steps for recipe in recipes) * BATCH)
+    better = next(recipe for recipe in recipes if not recipe.guardrails)
     with tempfile.TemporaryDirectory() as folder:
-        folders = {
-            recipe.name: train(base, Path(folder) / recipe.name, recipe, taught, model, settings.serving.sampling.max_tokens)
-            for recipe in RECIPES
-        }
-        scored = scores_of({CHAMPION: base, better.name: folders.pop(better.name)}, pool, settings)
-        rows = {name: list(scores.by_position) for name, scores in scored.scores.items()}
-        others = scores_of({CHAMPION: base, **folders}, pool[:places], settings)
+        folders = {}
+        with bench.part("models are trained, steps", sum(recipe.steps for recipe in recipes), share=0.2) as part:
+            for recipe in recipes:
+                path = Path(folder) / recipe.name
+                folders[recipe.name] = train(base, path, recipe, taught, model, settings.serving.sampling.max_tokens)
+                part.advance(recipe.steps)
+        with bench.part("models are scored", share=0.3):
+            scored = scores_of({CHAMPION: base, better.name: folders.pop(better.name)}, pool, settings)
+            rows = {name: list(scores.by_position) for name, scores in scored.scores.items()}
+            others = scores_of({CHAMPION: base, **folders}, pool[:places], settings)
     candidates = {name: scores.by_position for name, scores in others.scores.items()} | {better.name: rows[better.name][:places]}
     champion = others.scores[CHAMPION].by_position
-    return [
-        verdict_figure(CHAMPION, frozenset(), judge_candidate(champion, champion, settings.evaluate.gate)),
-        *(recipe_figure(recipe, list(candidates[recipe.name]), list(champion), settings) for recipe in RECIPES),
-        *languages.run(settings, rows_of),
-        *rates.run(rows[CHAMPION], rows[better.name], places, settings.evaluate.gate, DRAWS),
-    ]
+    yield verdict_figure(CHAMPION, frozenset(), judge_candidate(champion, champion, settings.evaluate.gate))
+    for recipe in recipes:
+        yield recipe_figure(recipe, list(candidates[recipe.name]), list(champion), settings)
+    if not bench.quick:
+        with bench.part("a model of two languages", share=0.1):
+            found = languages.run(settings, rows_of)
+        yield from found
+    with bench.part("simulated evaluations", DRAWS.of(bench.quick), share=0.4) as part:
+        simulated = rates.run((rows[CHAMPION], rows[better.name]), places, settings.evaluate.gate, int(part.total), part.advance)
+    yield from simulated
 
 
-def pool_places(settings: Settings) -> list[Position]:
+def pool_places(settings: Settings, count: int) -> list[Position]:
     """Return places as a cycle scores them, with their projects."""
-    wanted = HeldOut(name="packages", kind="packages", places=POOL_PLACES)
+    wanted = HeldOut(name="packages", kind="packages", places=count)
     return [sets.position_of(place) for place in build(wanted, settings.evaluate).places]
 
 

@@ -6,7 +6,7 @@ and they differ as much as a real candidate differs from its champion.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -54,9 +54,21 @@ class Pool:
         return candidate, champion
 
 
-def run(one: Sequence[PositionScore], other: Sequence[PositionScore], places: int, settings: Gate, draws: int) -> list[Figure]:
-    """Return how often equal candidates pass and fail, and how often each guardrail lets a loss of one margin through."""
-    pool, rng = Pool.of(one, other), np.random.default_rng(0)
+def run(
+    pair: tuple[Sequence[PositionScore], Sequence[PositionScore]],
+    places: int,
+    settings: Gate,
+    draws: int,
+    drawn: Callable[[], None] = lambda: None,
+) -> list[Figure]:
+    """Return how often equal candidates pass and fail, and how often each guardrail lets a loss of one margin through.
+
+    Args:
+        pair: scores of two models at the same places.
+        draws: simulated evaluations.
+        drawn: called after each.
+    """
+    pool, rng = Pool.of(*pair), np.random.default_rng(0)
     verdicts: dict[str, int] = defaultdict(int)
     blocked: dict[str, int] = defaultdict(int)
     passed: dict[str, int] = defaultdict(int)
@@ -67,9 +79,10 @@ def run(one: Sequence[PositionScore], other: Sequence[PositionScore], places: in
         verdicts[result.verdict] += 1
         for finding in result.findings:
             blocked[finding.name] += finding.verdict != "passed"
-        for check in planted(candidate, champion, one, settings, rng):
+        for check in planted(candidate, champion, pair[0], settings, rng):
             judged[check.name] += 1
             passed[check.name] += check.passed
+        drawn()
     figures = [
         figure("gate.equal.passed", verdicts["passed"] / draws, f"of {draws} equal candidates at {places} places", least=0.9),
         figure("gate.equal.failed", verdicts["failed"] / draws, f"of {draws}", most=settings.alpha),

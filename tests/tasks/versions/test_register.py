@@ -88,6 +88,7 @@ def test_the_run_names_the_data_set_and_holds_the_reports(tmp_path: Path, monkey
         "manifest.json",
         "measures.md",
         "requests.md",
+        "review.md",
         "showing.md",
         "showing.svg",
     }

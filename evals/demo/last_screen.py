@@ -1,0 +1,45 @@
+"""The last screen of the demo: the result in a sentence, one table, the links."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from evals.demo import words
+from evals.demo.record import Baselines, Report
+
+GROUNDS = {"later": "later code", "new": "new files", "seen": "seen files"}
+
+
+class LastScreen:
+    """A finished demo, for a terminal of 80 columns."""
+
+    def __init__(self, report: Report, files: Mapping[str, Path]) -> None:
+        """Take the report, and the paths of its files by name."""
+        self._report, self._files = report, files
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Text(words.sentence(self._report), style="bold green" if self._report.improved else "bold red")
+        yield table(self._report)
+        for name, address in {**self._files, **self._report.addresses}.items():
+            yield Text(f"{name + ':':<9} {address}", overflow="fold")
+        yield Text("`make status` prints links that log in; `make demo` goes on from here; `make down` stops the stack")
+
+
+def table(report: Report) -> Table:
+    """Return base and champion side by side on each ground."""
+    found = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in ("", f"base v{report.base_version}", f"champion v{report.champion_version}", "difference, 95 %"):
+        found.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+    for ground, values in report.grounds.items():
+        found.add_row(f"accepted, {GROUNDS[ground]}, %", *_cells(values, 100))
+    for ground, values in report.grounds.items():
+        found.add_row(f"kept characters, {GROUNDS[ground]}", *_cells(values.kept_characters, 1))
+    return found
+
+
+def _cells(values: Baselines, scale: float) -> tuple[str, str, str]:
+    base, champion = (f"{rate.rate * scale:.2f}" for rate in (values.base_best, values.champion))
+    return base, champion, words.interval(values.difference, scale)

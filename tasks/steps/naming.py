@@ -1,0 +1,69 @@
+"""What a run is called in Prefect, and what its failure says: names and tags of what runs, and what to do next."""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+from prefect.client.orchestration import get_client
+from prefect.runtime import flow_run
+
+from infra.records import ExperimentRecord
+from tasks.labels.accounting import Waiting
+from tasks.steps.step import attempt_to_show
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class FlowFailed(RuntimeError):
+    """A flow failed; the message says what to do."""
+
+
+def call_run(name: str, *tags: str) -> None:
+    """Give the present run a name that says what it does, and tags to find it by; a failure stops nothing."""
+    identifier = flow_run.id
+    if not identifier:
+        return
+    every = sorted({*flow_run.tags, *tags})
+
+    def change() -> None:
+        with get_client(sync_client=True) as client:
+            client.update_flow_run(identifier, name=name, tags=every).raise_for_status()
+
+    attempt_to_show("name of the run", change)
+
+
+W = TypeVar("W", bound=Waiting | None)
+
+
+def call_waiting(waiting: W) -> W:
+    """Give a run that begins no cycle a name that says what it waits for; return what it waits for."""
+    if waiting:
+        call_run(f"no cycle: {waiting.state}", "nothing to do")
+    return waiting
+
+
+def name_of(experiment: ExperimentRecord) -> str:
+    """Return the name of a run that looks at a test, or at the watch over its version."""
+    what = "watch" if experiment.stage.name == "watch" else "experiment"
+    return f"{what} v{experiment.challenger} vs v{experiment.champion or 'none'}"
+
+
+def advised(what_to_do: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Return a decorator of a flow's function that adds what to do to an error's message, which Prefect shows with the run."""
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        @wraps(function)
+        def run(*arguments: P.args, **keywords: P.kwargs) -> R:
+            try:
+                return function(*arguments, **keywords)
+            except Exception as error:
+                before, told = str(error), f"{error}\n\nWhat to do: {what_to_do}"
+                error.args = (told, *error.args[1:])
+                if str(error) in (told, repr(told)):  # the latter of a KeyError
+                    raise
+                raise FlowFailed(f"{type(error).__name__}: {before}\n\nWhat to do: {what_to_do}") from error
+
+        return run
+
+    return decorate

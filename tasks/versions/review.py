@@ -1,0 +1,237 @@
+"""What decides a review of a version, in Markdown: verdicts, metrics, data, links, examples.
+
+The page is computed from what the cycle and its test left in the object store, so that it is the same whoever makes it, and when.
+MLflow stores 5,000 characters of a version's description; the whole page is the artifact review.md of the version's run. Examples
+are of public code alone: what the team wrote stands in its set, where `forget` finds it.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from infra import cycles
+from infra.experiment_view import metric_rows, words
+from infra.lineage import CYCLE_TAG
+from infra.records import Decision, Manifest
+from infra.registry import MOST_DESCRIPTION, ModelVersion
+from infra.settings import Settings, masked
+from infra.store import ObjectStore
+from tasks.labels.accounting import account_rows
+
+ARTIFACT = "review.md"
+EXAMPLES = 10
+"""Half of them gains, half of them losses, where there are so many."""
+MOST_TEXT = 60
+"""Characters of a completion in an example."""
+HEADINGS = {
+    "promote": "promoted",
+    "reject": "rejected",
+    "breach": "taken back, since a guardrail was surely broken",
+    "broken": "ended without a verdict on the version",
+}
+MEASURES = ("judged", "exact", "edit_similarity", "matching_characters", "empty", "length")
+
+
+@dataclass(frozen=True)
+class Base:
+    """The base model's means on held-out code."""
+
+    cycle: str
+    """The cycle that measured them."""
+    means: Mapping[str, float]
+    same_places: bool
+    """Whether they are of the places of the reviewed cycle."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a review stands on."""
+
+    manifest: Manifest
+    evaluation: Mapping[str, Any]
+    """evaluation.json; empty where there is none."""
+    training: Mapping[str, Any]
+    """training.json."""
+    base: Base | None
+    decision: Decision | None
+    """Of the A/B test; none while it runs, or where there was none."""
+    links: Sequence[tuple[str, str]]
+    """Names and addresses."""
+
+
+def facts(
+    store: ObjectStore, settings: Settings, versions: Iterable[ModelVersion], cycle: str, run: str, decision: Decision | None
+) -> Facts:
+    """Read what a review of a cycle's version stands on.
+
+    Args:
+        run: MLflow's id of the cycle's run; empty: it has none.
+    """
+    manifest, evaluation = cycles.manifest_of(store, cycle), _object(store, cycle, "evaluation.json")
+    bases = {version.version for version in versions if not version.tags.get(CYCLE_TAG)}
+    return Facts(
+        manifest,
+        evaluation,
+        _object(store, cycle, "training.json"),
+        _base(store, manifest, evaluation, bases),
+        decision,
+        _links(store, settings, manifest, run),
+    )
+
+
+def page(found: Facts) -> str:
+    """Return the whole review."""
+    return "\n\n".join([*_head(found, every=True), *_examples(found.evaluation, EXAMPLES)])
+
+
+def description(found: Facts) -> str:
+    """Return the review as a version's description: with as many findings and examples as MLflow stores."""
+    head = _head(found, every=False)
+    for count in range(EXAMPLES, -1, -1):
+        text = "\n\n".join([*head, *_examples(found.evaluation, count)])
+        if len(text) <= MOST_DESCRIPTION:
+            return text
+    return text[:MOST_DESCRIPTION]
+
+
+def _head(found: Facts, every: bool) -> list[str]:
+    """Return all parts but the examples; `every`: also the findings of a slice that passed."""
+    manifest = found.manifest
+    verdict = found.evaluation.get("verdict", "unknown")
+    tested = HEADINGS[found.decision.verdict.verdict] if found.decision else "no verdict yet" if verdict == "passed" else "none"
+    return [
+        f"**Offline gate: {verdict}. A/B test: {tested}.** Candidate of {manifest.cycle}, trained from version {manifest.parent} "
+        f"to beat version {manifest.champion}.",
+        *(_test(found.decision) if found.decision else []),
+        *_gate(found.evaluation, every),
+        *_means(found),
+        _data(found),
+        "Links: "
+        + ", ".join(f"[{name}]({address})" if "//" in address else f"{name} {address}" for name, address in found.links),
+    ]
+
+
+def _test(decision: Decision) -> list[str]:
+    verdict = decision.verdict
+    rows = [
+        (r.name, r.role, r.champion, r.challenger, f"{r.difference} at {r.level}", r.margin, r.state)
+        for r in metric_rows(verdict, decision.experiment.plan)
+    ]
+    counts = ", ".join(f"{verdict.requests[arm]} requests of {verdict.users[arm]} users on the {arm}" for arm in verdict.requests)
+    names = ("A/B test", "role", "champion", "this", "difference", "margin", "state")
+    head = f"A/B test, by {decision.by}: {verdict.reason}{f' ({counts})' if counts else ''}"
+    return [head, *([_table(names, rows)] if rows else [])]
+
+
+def _gate(evaluation: Mapping[str, Any], every: bool) -> list[str]:
+    if not evaluation:
+        return []
+    shown = [f for f in evaluation.get("findings", ()) if every or not f["slice"] or f["verdict"] != "passed"]
+    rows = [
+        (
+            f"{words(f['guardrail'])}{f' ({one})' if (one := f['slice']) else ''}",
+            *map(_number, (f["champion"], f["candidate"])),
+            f"{_signed(f['difference'])} [{_signed(f['low'])}, {_signed(f['high'])}]",
+            f"at most {_number(f['margin'])} {f['worse']}",
+            f["verdict"],
+        )
+        for f in shown
+    ]
+    left_out = [f"Not checked: {reason}." for reason in evaluation.get("left_out", ())]
+    names = ("offline gate", "champion", "this", "difference", "margin", "verdict")
+    return [f"Offline gate: {evaluation['reason']}", *([_table(names, rows)] if rows else []), *left_out]
+
+
+def _means(found: Facts) -> list[str]:
+    ours, theirs, base = found.evaluation.get("candidate", {}), found.evaluation.get("champion", {}), found.base
+    if not ours:
+        return []
+    names = ["held-out code, mean", "this", f"champion (version {found.manifest.champion})"]
+    names += [f"base, of {base.cycle}{'' if base.same_places else ' at other places'}"] if base else []
+    rows = [
+        (words(name), _number(ours[name]), _number(theirs.get(name)), *([_number(base.means.get(name))] if base else []))
+        for name in MEASURES
+        if name in ours
+    ]
+    return [_table(names, rows)]
+
+
+def _data(found: Facts) -> str:
+    manifest, training = found.manifest, found.training
+    rows = account_rows(manifest.buckets, manifest.quarantined, manifest.requests)
+    counts = ", ".join(f"{row['requests']} {row['bucket']} ({row['share']})" for row in rows[:-1])
+    text = f"Data: {manifest.requests} requests, each once: {counts}. {manifest.samples.rows} rows of training data."
+    if steps := training.get("steps"):
+        text += (
+            f" {len(steps)} steps; mean reward {training['mean_reward']:.4f}; last step: KL {steps[-1]['kl']:.5f}, "
+            f"{steps[-1]['clip_fraction']:.2%} clipped."
+        )
+    return " ".join([text, *(f"Not done: {note}." for note in training.get("notes", ()))])
+
+
+def _examples(evaluation: Mapping[str, Any], count: int) -> list[str]:
+    """Return the places of public code with the largest gains, then those with the largest losses, of the edit similarity."""
+    pairs = zip(evaluation.get("positions", ()), evaluation.get("champion_positions", ()), strict=True)
+    told = [(ours["edit_similarity"] - theirs["edit_similarity"], ours, theirs) for ours, theirs in pairs if ours["truth"]]
+    gains = sorted((one for one in told if one[0] > 0), key=lambda one: -one[0])[: (count + 1) // 2]
+    losses = sorted((one for one in told if one[0] < 0), key=lambda one: one[0])[: count // 2]
+    if not gains and not losses:
+        return [f"Examples: in the artifact {ARTIFACT} of the run."] if told and not count else []
+    rows = [
+        (f"{change:+.2f}", *map(_code, (theirs["completion"], ours["completion"], ours["truth"])))
+        for change, ours, theirs in [*gains, *losses]
+    ]
+    names = (f"{len(gains)} largest gains, {len(losses)} largest losses (similarity)", "champion", "this", "what stands there")
+    return [_table(names, rows)]
+
+
+def _base(store: ObjectStore, manifest: Manifest, evaluation: Mapping[str, Any], bases: set[str]) -> Base | None:
+    """Return the base's means of this cycle, else of the newest one before it whose champion was a base."""
+    known = [cycle for cycle in cycles.sealed(cycles.index(store)) if cycle <= manifest.cycle]
+    for cycle in reversed(known):
+        measured = evaluation if cycle == manifest.cycle else _object(store, cycle, "evaluation.json")
+        if measured and cycles.manifest_of(store, cycle).champion in bases:
+            return Base(cycle, measured["champion"], _places(measured) == _places(evaluation))
+    return None
+
+
+def _places(evaluation: Mapping[str, Any]) -> list[tuple[str, str, list[str]]]:
+    return [(one["name"], one["sha256"], one.get("trained", [])) for one in evaluation.get("held_out", ())]
+
+
+def _links(store: ObjectStore, settings: Settings, manifest: Manifest, run: str) -> list[tuple[str, str]]:
+    prefect = settings.orchestration.page or masked(settings.orchestration.api).removesuffix("/api")
+    mlflow = settings.registry.page or masked(settings.registry.uri)
+    found = [("run in Prefect", f"{prefect}/runs/flow-run/{manifest.run}")] if manifest.run else []
+    if run:
+        found.append(("this report in full", f"{mlflow}/get-artifact?path={ARTIFACT}&run_uuid={run}"))
+    data = (("data set", f"`{cycles.dataset_id(store, manifest.cycle)}`"), ("samples", f"`{store.uri(manifest.samples.key)}`"))
+    return [*found, *data]
+
+
+def _object(store: ObjectStore, cycle: str, name: str) -> dict[str, Any]:
+    try:
+        return dict(store.get_json(cycles.key(cycle, name)))
+    except KeyError:
+        return {}
+
+
+def _table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(row)} |" for row in (names, ["---"] * len(names), *rows)]
+    return "\n".join(lines)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def _signed(value: float | None) -> str:
+    return "-" if value is None else f"{value:+.3g}"
+
+
+def _code(text: str) -> str:
+    """Return the first line of a text as code in a table's cell."""
+    line = next((line for line in text.split("\n") if line.strip()), "").strip()
+    cut = line if len(line) <= MOST_TEXT else f"{line[: MOST_TEXT - 1]}…"
+    # A backtick would end the code, and a bar the cell.
+    return f"`{cut.replace('`', 'ˋ').replace('|', '∣')}`" if cut else "(nothing)"

@@ -1,0 +1,119 @@
+"""The demo's view, as it is on a terminal of 80 columns and as plain lines, and its last screen."""
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from evals.demo.last_screen import LastScreen
+from evals.demo.loop import USUAL_SECONDS, before_step
+from evals.demo.view import Arm, View
+from tests.evals.test_demo import UNDECIDED, _report
+
+ARMS = (Arm("champion", "5", 230, 1600), Arm("challenger", "7", 288, 1590))
+LONG = "cycle-000012: registered: " + "the challenger is surely no worse in any guardrail " * 4
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def console(terminal: bool) -> Console:
+    return Console(file=io.StringIO(), force_terminal=terminal, width=80, color_system=None)
+
+
+def printed(out: Console) -> list[str]:
+    assert isinstance(out.file, io.StringIO)
+    return out.file.getvalue().splitlines()
+
+
+def picture(view: View, out: Console) -> list[str]:
+    """Return what the view shows at this moment."""
+    with out.capture() as captured:
+        out.print(view)
+    return captured.get().splitlines()
+
+
+def test_the_view_has_stage_progress_time_left_arms_and_the_last_verdict() -> None:
+    clock, out = Clock(), console(terminal=True)
+    view = View(out, clock=clock)
+    with view.stage("A/B test, v7 vs v5, requests an arm", 1632) as stage:
+        clock.now = 60.0
+        stage.at(408)
+        view.arms(ARMS)
+        with out.capture():
+            view.verdict(LONG)
+        shown = picture(view, out)
+    assert shown[0].rstrip() == "make demo, 60 s"
+    assert shown[1].startswith("A/B test, v7 vs v5") and "408 of 1,632, 3 min left" in shown[1]
+    assert shown[2].startswith("champion v5") and "14.4%  230 of 1,600 accepted" in shown[2]
+    assert shown[3].startswith("challenger v7") and "18.1%  288 of 1,590 accepted" in shown[3]
+    assert shown[4].startswith("last verdict: cycle-000012: registered:") and shown[4].endswith("…")
+    assert len(shown) == 5 and all(len(line) <= 80 for line in shown), "nothing wraps"
+
+
+def test_the_innermost_stage_is_shown_and_a_long_one_is_cut() -> None:
+    out = console(terminal=True)
+    view = View(out, clock=Clock())
+    with view.stage("A/B test", 10):
+        with view.stage("experiment (a task with a very long name)" * 3):
+            inner = picture(view, out)
+        outer = picture(view, out)
+    assert "experiment (a task" in inner[1] and len(inner) == 2 and len(inner[1].rstrip()) <= 80
+    assert outer[1].startswith("A/B test")
+
+
+def test_without_a_terminal_there_are_plain_lines() -> None:
+    clock, out = Clock(), console(terminal=False)
+    with View(out, clock=clock, every=10.0) as view, view.stage("developers type, requests", 400) as stage:
+        view.arms(ARMS[:1])
+        for _ in range(20):
+            clock.now += 1.0
+            stage.advance(10)
+        view.verdict("cycle-000001: registered: version 2 is the challenger")
+    arm = "champion v5 230 of 1,600 accepted (14.4%)"
+    assert printed(out) == [
+        "[    0 s] developers type, requests: 0 of 400",
+        f"[   10 s] developers type, requests: 100 of 400, 30 s left; {arm}",
+        f"[   20 s] developers type, requests: 200 of 400, 20 s left; {arm}",
+        "[   20 s] cycle-000001: registered: version 2 is the challenger",
+    ]
+
+
+def test_on_a_terminal_lines_that_stay_do_not_exceed_it() -> None:
+    out = console(terminal=True)
+    view = View(out, clock=Clock())
+    view.say(LONG)
+    assert len(printed(out)) > 1 and all(len(line) <= 80 for line in printed(out))
+
+
+def test_the_steps_of_a_cycle_tell_how_far_it_is() -> None:
+    assert before_step("look") == before_step("unknown") == 0
+    assert before_step("evaluate") == before_step("train") + USUAL_SECONDS["train"] < sum(USUAL_SECONDS.values())
+
+
+@pytest.mark.parametrize("improved", [True, False])
+def test_the_last_screen_is_one_sentence_one_table_and_the_links(improved: bool) -> None:
+    report = _report() if improved else _report(later=UNDECIDED)
+    out = console(terminal=False)
+    out.print(LastScreen(report, {"report": Path("var/demo/report.html")}))
+    lines = printed(out)
+    text = " ".join(" ".join(lines).split())
+    says = "version 2 beats the base" if improved else "version 2 does not surely beat the base"
+    assert text.startswith(f"After one cycle in 0 minutes, {says} at its best on the team's later code")
+    assert "accepted, later code, %" in text and "kept characters, new files" in text
+    assert (
+        text.count("difference, 95 %") == 1 and "report: var/demo/report.html" in text and "MLflow: http://127.0.0.1:5000" in text
+    )
+    assert all(len(line.rstrip()) <= 80 for line in lines)
+
+
+def test_the_last_screen_says_that_no_version_was_better() -> None:
+    out = console(terminal=False)
+    out.print(LastScreen(_report(later=UNDECIDED).model_copy(update={"champion_version": "1"}), {}))
+    assert printed(out)[0].startswith("No version beat the base in one cycle")
