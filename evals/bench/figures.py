@@ -30,10 +30,15 @@ def figure(name: str, value: float, unit: str, *, most: float | None = None, lea
     return Figure(name, round(value, 4), unit, least if most is None else most, met)
 
 
-def write(name: str, figures: Sequence[Figure], console: Console, folder: Path = FOLDER) -> bool:
-    """Write and print the figures. Return whether all targets are met."""
+def save(name: str, figures: Sequence[Figure], folder: Path = FOLDER) -> None:
+    """Write the figures."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.json").write_text(json.dumps([asdict(f) for f in figures], indent=2) + "\n")
+
+
+def write(name: str, figures: Sequence[Figure], console: Console, folder: Path = FOLDER) -> bool:
+    """Write and print the figures. Return whether all targets are met."""
+    save(name, figures, folder)
     table = Table("figure", "value", "unit", "target", "met", title=name, title_justify="left")
     for f in figures:
         target = "" if f.target is None else f"{f.target:g}"

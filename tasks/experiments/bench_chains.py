@@ -1,6 +1,6 @@
 """Chains of simulated cycles: whether a long series of tests makes champions worse than the base it began with."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import repeat
@@ -96,12 +96,10 @@ def _parent(line: _Line, champion: int) -> int:
     return champion
 
 
-def chains(pool: ProcessPoolExecutor, count: int) -> list[Figure]:
-    """Run chains of every drift and return their figures."""
-    found: list[Figure] = []
+def chains(pool: ProcessPoolExecutor, count: int) -> Iterator[list[Figure]]:
+    """Run chains of every drift; yield the figures of each."""
     for drift in DRIFTS:
-        found += _figures(drift, list(pool.map(run_chain, repeat(drift), range(count))))
-    return found
+        yield _figures(drift, list(pool.map(run_chain, repeat(drift), range(count))))
 
 
 def _figures(drift: Drift, ends: Sequence[End]) -> list[Figure]:

@@ -11,25 +11,25 @@ Rows (bench_rows.py) whose name begins with
     carry_over         a crossover in which the version before shows in the first half of a block
     chain              200 cycles in a row, each with a candidate trained from the last promising one (bench_chains.py)
 
-No server is needed. The figures are written to var/bench/experiments.json. Seeds are those of the row's tests, one after another.
+No server is needed. The figures are written to var/bench/experiments.json, of some rows to experiments_ROWS.json, after each row.
+Seeds are those of the row's tests, one after another.
 """
 
 import argparse
+import os
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from itertools import repeat
 
 from rich.console import Console
 
-from evals.bench.figures import Figure, figure, write
+from evals.bench.figures import Figure, figure, save, write
 from infra.settings.schema import Experiment
 from tasks.experiments.bench_chains import chains
 from tasks.experiments.bench_rows import Row, rows
 from tasks.experiments.simulate import Outcome, plan_for, simulate
-
-PROCESSES = 2
 
 
 def run_test(row: Row, seed: int) -> Outcome:
@@ -56,20 +56,18 @@ def figures_of(row: Row, outcomes: Sequence[Outcome]) -> list[Figure]:
     return found
 
 
-def run(rates: int, traps: int, cycles: int, only: str = "", legacy: bool = False) -> list[Figure]:
-    """Run the rows whose name begins with `only`, in two processes."""
-    found: list[Figure] = []
-    with ProcessPoolExecutor(PROCESSES) as pool:
+def run(rates: int, traps: int, cycles: int, processes: int, only: str = "", legacy: bool = False) -> Iterator[list[Figure]]:
+    """Run the rows whose name begins with `only`; yield the figures of each."""
+    with ProcessPoolExecutor(processes) as pool:
         for row in rows():
             if row.name.startswith(only):
                 if legacy:
                     row = Row(
                         row.name, row.world, plan_for(row.world, Experiment(), True), row.rate, most=row.most, least=row.least
                     )
-                found += figures_of(row, list(pool.map(run_test, repeat(row), range(rates if row.rate else traps), chunksize=5)))
+                yield figures_of(row, list(pool.map(run_test, repeat(row), range(rates if row.rate else traps), chunksize=5)))
         if "chain".startswith(only) or only.startswith("chain"):
-            found += chains(pool, cycles)
-    return found
+            yield from chains(pool, cycles)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -82,9 +80,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--chains", type=int, default=100, help="simulated chains of 200 cycles (default %(default)s)")
     parser.add_argument("--only", default="", help="run the rows whose name begins with this (default all)")
     parser.add_argument("--legacy", action="store_true", help="judge by the rule before plans were recorded, for comparison")
+    processes = len(os.sched_getaffinity(0))
+    parser.add_argument("--processes", type=int, default=processes, help="processes (default: the cores, %(default)s)")
     options = parser.parse_args(arguments)
-    name = "experiments_legacy" if options.legacy else "experiments"
-    figures = run(options.tests, options.traps, options.chains, options.only, options.legacy)
+    name = "_".join(filter(None, ("experiments", "legacy" if options.legacy else "", options.only)))
+    figures: list[Figure] = []
+    for found in run(options.tests, options.traps, options.chains, options.processes, options.only, options.legacy):
+        figures += found
+        save(name, figures)
     return 0 if write(name, figures, Console()) else 1
 
 

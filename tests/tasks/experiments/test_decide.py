@@ -6,8 +6,9 @@ import pytest
 from evals.statistics import Difference, by_user, difference
 from infra.records import Decision, ExperimentRecord, Verdict
 from infra.settings.schema import Collect, Experiment
-from tasks.experiments.decide import brief, decide, recompute
+from tasks.experiments.decide import brief, decide
 from tasks.experiments.plan import make_plan, plan_of
+from tasks.experiments.recompute import recompute
 from tasks.experiments.totals import ArmTotals
 from tests.tasks.experiments.arms import arm_totals, user
 from tests.tasks.made import NOW
@@ -216,7 +217,7 @@ def test_a_decision_is_computed_again_from_its_record_bit_by_bit() -> None:
     assert recompute(read, Experiment(alpha=0.4), Collect()) == reached
     assert "80-0" not in read.model_dump_json(), "the evidence names no user"
     of_old_rules = experiment.plan.model_copy(update={"rules": 1})
-    with pytest.raises(ValueError, match="expected rules 2, which this code has, found rules 1"):
+    with pytest.raises(ValueError, match="expected rules 3, which this code has, found rules 1"):
         recompute(
             read.model_copy(update={"experiment": experiment.model_copy(update={"plan": of_old_rules})}), SETTINGS, Collect()
         )

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from infra import moves as log
 from infra.assignment import assigned_arm, divides, next_start
 from infra.cycles import decision_of
-from infra.records import Completion, ExperimentRecord, Feedback, ShadowCopy, Stage
+from infra.records import Completion, Decision, ExperimentRecord, Feedback, ShadowCopy, Stage
 from infra.registry import CHAMPION, ROLLED_BACK_TAG
 from infra.settings import Settings
 from infra.settings.schema import Collect, Experiment
-from tasks.experiments import aftercare, looking, manual, moves, release, states
+from tasks.experiments import aftercare, looking, manual, moves, pausing, release, stages, states
 from tasks.experiments.looking import Found, Sight
+from tasks.experiments.recompute import recompute
 from tests.tasks.experiments.test_manual import cycle, world
 from tests.tasks.made import NOW, Killed, MemoryRegistry, MemoryStore, completion, feedback
 
@@ -56,6 +57,8 @@ class Life:
     experiment: ExperimentRecord
     draw: random.Random = field(default_factory=lambda: random.Random(5))
     batch: int = 0
+    recomputed: int = 0
+    """Decisions that were computed again from their record, with the same verdict."""
 
     @property
     def client(self) -> ExperimentRecord:
@@ -70,6 +73,10 @@ class Life:
         assert running.plan
         found = looking.look(Sight(self.store, running, running.plan, now, LEAD), self.registry.client.aliases())
         if found.decision:
+            if found.decision.evidence or found.decision.copies:
+                written = Decision.model_validate_json(found.decision.model_dump_json())
+                assert recompute(written, SETTINGS.experiment, SETTINGS.collect) == found.decision.verdict
+                self.recomputed += 1
             release.conclude(self.store, self.registry.client, found.decision)
         elif found.stage:
             release.advance(self.store, self.registry.client, running, found.stage, now)
@@ -178,6 +185,7 @@ def test_a_better_version_passes_every_stage_and_stays(life: Life) -> None:
     ]
     decided = decision_of(life.store, life.experiment.id)
     assert decided and [stage.share for stage in decided.experiment.stages] == [0.0, 0.1, 0.25, 0.5]
+    assert life.recomputed == 1
 
 
 @pytest.mark.parametrize(
@@ -193,12 +201,13 @@ def test_a_version_that_is_wrong_in_its_shadow_is_rejected_before_any_user(life:
     found = life.look(NOW + 5)
     assert found.verdict.verdict == "reject" and reason in found.verdict.reason, found.verdict.reason
     assert life.registry.aliases == {"champion": "1"} and life.registry.versions["2"]["state"] == "failed"
+    assert life.recomputed == 1
 
 
 def test_a_shadow_without_enough_copies_in_its_time_is_not_held_against_the_version(life: Life) -> None:
     life.copies(7)
     assert life.look(NOW + QUARTER - 1).verdict.verdict == "undecided"
-    assert life.look(NOW + QUARTER + 1).verdict.verdict == "broken"
+    assert life.look(NOW + QUARTER + 1).verdict.verdict == "broken" and life.recomputed == 1
     assert life.registry.versions["2"]["state"] == "candidate"
 
 
@@ -209,6 +218,7 @@ def test_a_version_that_fails_or_is_slow_is_taken_from_the_ramp_at_once(life: Li
     found = life.look(start + 31)
     assert found.verdict.verdict == "breach" and "ramp at 10%" in found.verdict.reason, found.verdict.reason
     assert life.registry.aliases == {"champion": "1"} and life.registry.versions["2"]["state"] == "failed"
+    assert life.recomputed == 1
 
 
 def test_a_check_that_fails_holds_the_ramp_and_does_not_count_against_the_version(life: Life) -> None:
@@ -222,7 +232,7 @@ def test_a_check_that_fails_holds_the_ramp_and_does_not_count_against_the_versio
     )
     found = life.look(start + QUARTER + 20)
     assert found.stage is None and found.decision is None and "held: judged" in found.verdict.reason, found.verdict.reason
-    assert life.look(NOW + 1300).verdict.verdict == "broken"
+    assert life.look(NOW + 1300).verdict.verdict == "broken" and life.recomputed == 1
     assert life.registry.versions["2"]["state"] == "candidate"
 
 
@@ -258,6 +268,49 @@ def test_an_end_without_proof_pauses_for_a_person_where_the_plan_says_so(life: L
     assert life.registry.aliases == {"champion": "1"}
 
 
+@pytest.mark.parametrize("in_ramp", [True, False])
+def test_a_test_that_a_person_paused_ends_by_a_breach_alone_and_goes_on_where_it_was(life: Life, in_ramp: bool) -> None:
+    start = at_ramp(life) if in_ramp else at_test(life)
+    before = life.client
+    life.ask(start, 20, 10, BETTER)
+    pausing.pause(life.store, life.registry.client, "2", "ada", "let me see", start + 30)
+    paused = life.client.stage
+    assert (paused.name, paused.share, paused.by) == ("paused", before.stage.share, "ada")
+    last = log.newest(life.store)
+    assert last and (last.kind, last.by, last.stage, last.reason) == ("advance", "ada", "paused", "let me see")
+    life.ask(start + 30, 20, 20, BETTER)
+    found = life.look(NOW + 1201)  # its time is over
+    assert found.stage is None and found.decision is None and "paused by ada, a person decides" in found.verdict.reason
+    pausing.pause(life.store, life.registry.client, "2", "ada", "again", start + 61)
+    assert life.client.stage == paused, "once"
+    pausing.resume(life.store, life.registry.client, "2", "bob", "go on", start + 62)
+    resumed = life.client
+    assert (resumed.stage.name, resumed.stage.share) == (before.stage.name, before.stage.share)
+    assert resumed.counts_from == start, "what was asked before and during the pause counts"
+    arms = [assigned_arm(resumed, f"u{user}", start + at) for user in range(USERS) for at in (1.0, 45.0, 63.0)]
+    assert arms[::3] == arms[1::3] == arms[2::3]
+    last = log.newest(life.store)
+    assert last and (last.by, last.stage, last.reason) == ("bob", before.stage.name, "go on")
+    pausing.pause(life.store, life.registry.client, "2", "ada", "slow", start + 64)
+    life.ask(start + 64, 20, 40, EQUAL, failing="2")
+    assert life.look(start + 90).verdict.verdict == "breach" and life.recomputed == 1
+    assert life.registry.aliases == {"champion": "1"}
+
+
+def test_a_shadow_and_what_the_gate_paused_cannot_be_paused_or_resumed(life: Life) -> None:
+    with pytest.raises(manual.NothingToDo, match="stage shadow, expected ramp or test"):
+        pausing.pause(life.store, life.registry.client, "2", "ada", "wait", NOW + 1)
+    with pytest.raises(manual.NothingToDo, match="no test of version 3 runs, the test of version 2 does"):
+        pausing.resume(life.store, life.registry.client, "3", "ada", "wait", NOW + 1)
+    start = at_test(life)
+    stage = stages.pause(life.client, start + 1, "no proof")
+    release.advance(life.store, life.registry.client, life.client, stage, start + 1)
+    with pytest.raises(manual.NothingToDo, match="is over, without proof either way"):
+        pausing.resume(life.store, life.registry.client, "2", "ada", "go on", start + 2)
+    with pytest.raises(states.IllegalStage, match="expected test at 50%, which was paused"):
+        states.enter(life.client, Stage(name="ramp", share=0.5, started=start + 2))
+
+
 def test_a_promoted_version_that_turns_bad_is_taken_back_by_the_watch(life: Life) -> None:
     start = at_watch(life)
     life.ask(start, 60, 10, EQUAL, failing="2")
@@ -269,6 +322,7 @@ def test_a_promoted_version_that_turns_bad_is_taken_back_by_the_watch(life: Life
     assert last and (last.kind, last.by, last.stage) == ("roll_back", "watch", "")
     assert "failures per request" in last.reason and last.reason in life.registry.versions["2"][ROLLED_BACK_TAG]
     assert {v: life.registry.versions[v]["state"] for v in "12"} == {"1": "champion", "2": "rolled_back"}
+    assert life.recomputed == 2
 
 
 def test_a_promoted_version_that_is_accepted_far_less_is_taken_back(life: Life) -> None:
