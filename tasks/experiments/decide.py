@@ -22,8 +22,8 @@ from tasks.experiments.totals import ARMS, ArmTotals
 EARLY_ALPHA_SHARE = 0.05
 """Share of the error level that is spent on looks before the planned end."""
 NOVELTY_ALPHA = 0.1
-"""Two-sided error level of the comparison of a gain in the two halves of a test, at its planned end. Half of it is lost of lasting
-gains: a test that can just tell a gain from none cannot tell whether it fades (infra/docs/measurements.md, 2026-11-24)."""
+"""Two-sided error level of the comparison of a gain in the two halves of a test, at its planned end. Half of it is lost of
+lasting gains: a test that can just tell a gain from none cannot tell whether it fades (measurements.md, 2026-11-24)."""
 SHORTENED = ("champion", "challenger", "estimate", "low", "high", "level", "margin")
 MOST_REASON = 1000
 """Characters of the reason of a verdict to look at."""

@@ -40,7 +40,7 @@ def resume(store: ObjectStore, registry: Registry, version: str, by: str, reason
         return
     if not running.stage.by:
         raise NothingToDo(
-            f"resume: the test of version {version} is over, without proof either way; `make promote` or `make rollback` decides it"
+            f"resume: the test of version {version} is over, without proof either way: `make promote` or `make rollback`"
         )
     _enter(store, registry, running, stages.resume(running, now, reason, by), now)
 

@@ -112,6 +112,7 @@ async def test_the_page_shows_sequences_margins_checks_stages_and_the_planned_en
     ):
         assert expected in text, expected
     assert page.count("<figure>") == 3 and page.count('class="chart"') == 3 + len(METRICS)
+    assert '<option value="pause">' in page and '<option value="resume">' not in page and 'data-challenger="2"' in page
     # More looks: the page reads what is new, and the chart follows.
     looks.append(house.store, Look(experiment="e1", number=71, time=now, stage="test", share=0.5, verdict=verdict(1900)))
     house.clock += 10

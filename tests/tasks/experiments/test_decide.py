@@ -57,7 +57,7 @@ def test_a_clearly_better_challenger_is_promoted_with_every_interval_in_its_verd
     assert (result.requests, result.users) == ({"champion": 4000, "challenger": 4000}, {"champion": 80, "challenger": 80})
     by_name = {metric.name: metric for metric in result.metrics}
     accepted, shown = by_name["accepted"], by_name["shown"]
-    assert accepted.level == pytest.approx(1 - 0.005 * 0.8) and shown.level == pytest.approx(0.995)
+    assert accepted.level == pytest.approx(1 - 0.0025 * 0.9) and shown.level == pytest.approx(0.9975)
     assert accepted.margin == pytest.approx(0.1 * accepted.champion) and shown.state == "not_worse"
     assert {check.state for check in result.checks} == {"passed"}
 
@@ -108,7 +108,7 @@ def test_a_guardrail_beyond_its_margin_rejects_a_better_model(name: str, count: 
 def test_without_a_single_failure_the_share_of_failures_has_a_bound_from_the_number_of_requests() -> None:
     result = verdict(arm(80, 0.15, 1), arm(80, 0.35, 2))
     failed = next(metric for metric in result.metrics if metric.name == "failed")
-    assert failed.high == pytest.approx(-np.log(0.0025) / 4000)
+    assert failed.high == pytest.approx(-np.log(0.00125) / 4000)
 
 
 def test_a_moderate_win_is_promoted_only_at_the_planned_size() -> None:
