@@ -47,7 +47,7 @@ def check_arms(made: World, experiment: ExperimentRecord) -> None:
         assert order == sorted(order)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 async def test_a_better_version_is_promoted_through_its_stages_and_taken_back_when_it_turns_bad(
     storage: Stack, tmp_path: Path
 ) -> None:
