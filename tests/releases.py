@@ -350,7 +350,8 @@ async def world(folder: Path) -> AsyncIterator[World]:
             store, registry = ObjectStore.connect(settings.store), Registry.connect(settings.registry)
             store.ensure_bucket()
             registry.ensure_model()
-            async with Watch(folder / "watch.log") as watch, httpx.AsyncClient(timeout=30) as http:
+            fresh = httpx.Limits(max_keepalive_connections=0)  # a kept connection may be closed while a request is sent on it
+            async with Watch(folder / "watch.log") as watch, httpx.AsyncClient(timeout=60, limits=fresh) as http:
                 serving = exits.enter_context(ExitStack())
                 made = World(settings, versions, watch, http, store, registry, folder, serving)
                 registry.set_alias(CHAMPION, made.add(Answers(0.3)))
