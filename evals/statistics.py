@@ -33,11 +33,11 @@ with the interval of a fixed sample (Haybittle 1971; Peto et al. 1976): the two 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from statistics import NormalDist
 
 import numpy as np
 from scipy.special import betaln, ndtr, stdtrit, xlog1py, xlogy
-from scipy.stats import t as student
 
 from infra.records import Rate
 
@@ -112,7 +112,7 @@ def margin(influence: np.ndarray) -> float:
     if users < 2:
         raise ValueError(f"an interval needs at least two users, got {users}")
     error = np.sqrt(users / (users - 1) * np.square(influence).sum())
-    return float(student.ppf((1 + LEVEL) / 2, users - 1) * error)
+    return float(stdtrit(users - 1, (1 + LEVEL) / 2) * error)
 
 
 def sample_ratio_p(challenger: float, champion: float, share: float) -> float:
@@ -159,13 +159,11 @@ def difference(rows: Regression, alpha: float, expected_requests: float, *, last
     expected_requests is when the interval is narrowest for its age: about as many requests as the experiment is planned for.
     `last_look`: the interval of a fixed sample, for one look at a time that was set before.
     """
-    counted = int(np.count_nonzero(rows.weights))
-    treated = rows.design[rows.weights > 0, -1]
-    crossed = rows.design.shape[1] == 1
-    if counted < LEAST_ROWS or (not crossed and min(treated.sum(), counted - treated.sum()) < 2):
-        return NoDifference(
-            f"{counted} users with requests, {treated.sum():.0f} of them on the challenger's arm: too few to compare"
-        )
+    met = rows.weights > 0
+    counted, crossed = int(np.count_nonzero(met)), rows.design.shape[1] == 1
+    treated = counted if crossed else int(np.count_nonzero(rows.design[:, -1][met]))
+    if counted < LEAST_ROWS or (not crossed and min(treated, counted - treated) < 2):
+        return NoDifference(f"{counted} users with requests, {treated} of them on the challenger's arm: too few to compare")
     found = weighted_fit(rows)
     if found is None:
         return NoDifference("the rate does not vary between users: its error cannot be told")
@@ -234,10 +232,11 @@ def within_user(counted: tuple[np.ndarray, np.ndarray], requests: tuple[np.ndarr
         counted: each user's sum on the champion's and on the challenger's arm, [U] each.
         requests: the same of requests.
     """
-    weights = requests[0] * requests[1] / np.maximum(requests[0] + requests[1], 1e-300)
-    rates = [np.divide(y, n, out=np.zeros_like(n), where=n > 0) for y, n in zip(counted, requests, strict=True)]
-    met = (requests[0] + requests[1])[weights > 0].sum()
-    return Regression(np.ones((len(weights), 1)), np.where(weights > 0, rates[1] - rates[0], 0.0), weights, float(met))
+    both = requests[0] + requests[1]
+    weights = requests[0] * requests[1] / np.maximum(both, 1e-300)
+    met = weights > 0
+    rates = [np.divide(y, n, out=np.zeros_like(n), where=met) for y, n in zip(counted, requests, strict=True)]
+    return Regression(np.ones((len(weights), 1)), rates[1] - rates[0], weights, float(both[met].sum()))
 
 
 def earlier_rates(counted: np.ndarray, requests: np.ndarray) -> np.ndarray:
@@ -261,6 +260,8 @@ def leave_one_out(rows: Regression) -> tuple[float, np.ndarray] | None:
     A row moves it by the coefficient with the row less that without it, whose squares add up to the HC3 variance.
     """
     design, outcome = rows.design, rows.outcome
+    if design.shape[1] == 1:
+        return _leave_one_out_of_mean(outcome, rows.weights)
     weighted = design * rows.weights[:, None]
     normal = design.T @ weighted
     if not np.linalg.det(normal) > 1e-12 * np.prod(np.diag(normal)):
@@ -274,6 +275,19 @@ def leave_one_out(rows: Regression) -> tuple[float, np.ndarray] | None:
     return float(coefficients[-1]), scores @ inverse[-1]
 
 
+def _leave_one_out_of_mean(outcome: np.ndarray, weights: np.ndarray) -> tuple[float, np.ndarray] | None:
+    """Return what `leave_one_out` returns where the design is a column of ones: it is the weighted mean."""
+    total = float(weights.sum())
+    if not total > 0:
+        return None
+    leverage = weights / total
+    if leverage.max() > 1 - 1e-9:
+        return None
+    mean = float(leverage @ outcome)
+    return mean, leverage * (outcome - mean) / (1 - leverage)
+
+
+@lru_cache(maxsize=1024)  # the metrics of a look ask for the same
 def boundary(t: float, alpha: float, expected: float) -> float:
     """Half width of the confidence sequence in standard errors, at time t (see the top of this file).
 
@@ -286,6 +300,7 @@ def boundary(t: float, alpha: float, expected: float) -> float:
     return math.sqrt(2 * (1 + 1 / age) * math.log(math.sqrt(age + 1) / alpha))
 
 
+@lru_cache(maxsize=1024)
 def widen(errors: float, freedom: int) -> float:
     """The multiple of an estimated standard error that leaves the tail that `errors` leaves of a known one (Student's t)."""
     return float(-stdtrit(freedom, ndtr(-errors)))

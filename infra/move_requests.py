@@ -11,11 +11,12 @@ from infra.records import MoveAnswer, MoveRequest
 from infra.store import ObjectStore
 
 REQUESTS, ANSWERS = "requests/moves/", "requests/answers/"
+Kind = Literal["promote", "roll_back", "pause", "resume"]
 EXPIRES_SECONDS = 300.0
 """Seconds in which the watch must find a request: an old one surprises whoever has done something else meanwhile."""
 
 
-def make(kind: Literal["promote", "roll_back"], version: str, champion: str, reason: str, *, by: str, now: float) -> MoveRequest:
+def make(kind: Kind, version: str, champion: str, reason: str, *, by: str, now: float) -> MoveRequest:
     """Return a new request."""
     identifier = f"{now:017.6f}-{secrets.token_hex(4)}"
     expires = now + EXPIRES_SECONDS

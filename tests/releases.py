@@ -25,8 +25,9 @@ from aiohttp import web
 
 from infra import settings as settings_
 from infra.records import Completion, ExperimentRecord
-from infra.registry import CHAMPION, Registry
+from infra.registry import CHAMPION, Registry, RegistryError
 from infra.settings import Settings
+from infra.stack import control
 from infra.store import ObjectStore
 from tasks.experiments import release
 from tests.serving import processes
@@ -55,7 +56,7 @@ EXPERIMENT = {
         "design": "by_user",
         "alpha": 0.1,
         "min_requests": 60,
-        "planned_requests": 400,
+        "planned_requests": 240,
         "min_users": 8,
         "max_seconds": 200,
     },
@@ -160,8 +161,12 @@ class Watch:
         self._process.stdin.close()
         await self._process.wait()
 
-    async def run(self, settings: Settings, killed_after: float | None = None) -> tuple[str, str]:
-        """Run the watch once, or kill it by SIGKILL after these seconds; return the name and the message of its state."""
+    async def run(self, settings: Settings, killed_after: float | None = None, *, may_fail: bool = False) -> tuple[str, str]:
+        """Run the watch once, or kill it by SIGKILL after these seconds; return the name and the message of its state.
+
+        Args:
+            may_fail: whether it may end by an error, as where the registry dies.
+        """
         assert self._process.stdin and self._process.stdout
         async with self._lock:
             self._process.stdin.write(pickle.dumps(settings).hex().encode() + b"\n")
@@ -173,7 +178,7 @@ class Watch:
                     with contextlib.suppress(ProcessLookupError):  # it ended by itself just now
                         os.kill(child, signal.SIGKILL)
             name, message = json.loads(await ended)
-            assert name != "failed", self._log.read_text()[-3000:]
+            assert may_fail or name != "failed", self._log.read_text()[-3000:]
             if killed_after is None:
                 self.seconds = time.monotonic() - began
             return name, message
@@ -190,6 +195,8 @@ class World:
     store: ObjectStore
     registry: Registry
     folder: Path
+    serving: ExitStack
+    """Ends the serving app by SIGKILL when it is closed."""
     draw: random.Random = field(default_factory=lambda: random.Random(7))
     said: list[tuple[str, str]] = field(default_factory=list)
     """Names and messages of the watch's runs that were not killed."""
@@ -248,6 +255,35 @@ class World:
         self.said.append(await self.watch.run(self.settings))
         return self.said[-1]
 
+    async def start_serving(self) -> None:
+        """Start the serving app, and wait until it serves the champion."""
+        url = f"http://127.0.0.1:{self.settings.serving.port}"
+        command, log = [sys.executable, "-m", "serving"], self.folder / "serving.log"
+        await asyncio.to_thread(self.serving.enter_context, processes.server(command, {}, url, log, 120))
+        champion = self.registry.aliases().champion
+        assert champion
+        await self.serves(champion)
+
+    async def kill_serving(self) -> None:
+        """Let every developer ask, kill the serving app by SIGKILL before it has shipped that, and start it again."""
+        await self.type(USERS)
+        await asyncio.to_thread(self.serving.close)
+        await self.start_serving()
+
+    async def kill_registry(self) -> None:
+        """Kill the registry by SIGKILL while the watch runs, and wait until it is there again."""
+        (server,) = [row for row in await asyncio.to_thread(control.status) if row.part == "mlflow"]
+        running = asyncio.create_task(self.watch.run(self.settings, may_fail=True))
+        await asyncio.sleep(self.draw.uniform(0.0, self.watch.seconds))
+        os.kill(server.pid, signal.SIGKILL)
+        await running
+        async with asyncio.timeout(180):
+            while True:
+                with contextlib.suppress(RegistryError):
+                    await asyncio.to_thread(self.registry.aliases)
+                    return
+                await asyncio.sleep(0.2)
+
     async def until(self, *names: str, requests: int = 2 * USERS, looks: int = 25) -> tuple[str, str]:
         """Type and look in turns until the watch ends in a state of one of these names; return it.
 
@@ -264,7 +300,7 @@ class World:
         admin = self.settings.serving.admin_token
         assert admin
         headers = {"Authorization": f"Bearer {admin.get_secret_value()}"}
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while True:
                 answer = await self.http.get(f"http://127.0.0.1:{self.settings.serving.port}/admin/status", headers=headers)
                 if any(slot["version"] == version and slot["up"] for slot in answer.json()["slots"]):
@@ -314,12 +350,11 @@ async def world(folder: Path) -> AsyncIterator[World]:
             store, registry = ObjectStore.connect(settings.store), Registry.connect(settings.registry)
             store.ensure_bucket()
             registry.ensure_model()
-            async with Watch(folder / "watch.log") as watch, httpx.AsyncClient(timeout=30) as http:
-                made = World(settings, versions, watch, http, store, registry, folder)
+            fresh = httpx.Limits(max_keepalive_connections=0)  # a kept connection may be closed while a request is sent on it
+            async with Watch(folder / "watch.log") as watch, httpx.AsyncClient(timeout=60, limits=fresh) as http:
+                serving = exits.enter_context(ExitStack())
+                made = World(settings, versions, watch, http, store, registry, folder, serving)
                 registry.set_alias(CHAMPION, made.add(Answers(0.3)))
-                url = f"http://127.0.0.1:{settings.serving.port}"
-                command, log = [sys.executable, "-m", "serving"], folder / "serving.log"
-                await asyncio.to_thread(exits.enter_context, processes.server(command, {}, url, log, 60))
-                await made.serves("1")
+                await made.start_serving()
                 await watch.run(settings)
                 yield made

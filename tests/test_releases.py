@@ -1,6 +1,7 @@
 """The life of a version on real servers: shadow, ramp, test, promotion, watch; rejection; rollback by a guardrail.
 
-Before each look of the watch that counts, another one is killed by SIGKILL at a random moment.
+Before each look of the watch that counts, another one is killed by SIGKILL at a random moment. The registry is killed in the
+ramp, and the serving app in the test and during the watch.
 """
 
 from pathlib import Path
@@ -46,7 +47,7 @@ def check_arms(made: World, experiment: ExperimentRecord) -> None:
         assert order == sorted(order)
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 async def test_a_better_version_is_promoted_through_its_stages_and_taken_back_when_it_turns_bad(
     storage: Stack, tmp_path: Path
 ) -> None:
@@ -54,11 +55,17 @@ async def test_a_better_version_is_promoted_through_its_stages_and_taken_back_wh
         version = made.add(Answers(0.8, text="value + 2"))
         experiment = made.open(version, "1")
         await made.serves(version)
-        await made.until("Promoted")
+        await made.until("Advanced")
+        await made.kill_registry()
+        state, _ = await made.until("Advanced", "Undecided", "Promoted")
+        await made.kill_serving()
+        if state != "Promoted":
+            await made.until("Promoted")
         check_arms(made, experiment)
         before = [("begin", ""), ("open", "shadow"), ("advance", "ramp"), ("advance", "test"), ("promote", "watch")]
         assert kinds(made) == before
         await made.type(96)
+        await made.kill_serving()
         made.versions[version].fails = True
         await made.until("RolledBack", looks=6)
         aliases = made.registry.aliases()

@@ -11,6 +11,7 @@ from infra.records.events import Completion, Feedback, FinishReason, NotTaken, O
 from infra.records.experiments import (
     ArmEvidence,
     CheckResult,
+    Copies,
     Decision,
     ExperimentRecord,
     MetricResult,
@@ -39,6 +40,7 @@ __all__ = [
     "Change",
     "CheckResult",
     "Completion",
+    "Copies",
     "CycleOutcome",
     "Decision",
     "ExperimentRecord",

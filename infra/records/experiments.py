@@ -15,13 +15,14 @@ Design = Literal["by_user", "crossover"]
 Denominator = Literal["requests", "shown", "labelled", "judged", "user"]
 """requests: all. shown: all, what was shown and not judged as what was judged. judged: the developer's answer is known. user: a
 number of each user's own. labelled: judged, or without anything to judge; only in earlier plans."""
-RULES = 2
+RULES = 3
 """Number of the gate's rules as this code has them; it grows when the same plan and totals give another verdict."""
 
 StageName = Literal["shadow", "ramp", "test", "paused", "watch"]
 """shadow: the challenger answers copies of requests that nobody sees. ramp: it serves a part of the planned share. test: it
-serves the planned share, and the verdict is computed from this stage alone. paused: the test ended without proof either way,
-and a person decides. watch: it was promoted, and the champion before it still serves the rest, the holdout."""
+serves the planned share, and the verdict is computed from this stage alone. paused: a person decides, because the test ended
+without proof either way or because they paused it. watch: it was promoted, and the champion before it still serves the rest, the
+holdout."""
 Inconclusive = Literal["reject", "pause"]
 """What the end of a test without proof either way does."""
 
@@ -136,6 +137,8 @@ class Stage(Record):
     """When it ends by itself, in Unix seconds; 0: the next stage, or the end of the test, ends it."""
     reason: str = ""
     """Why it was entered, as a sentence; empty for the first."""
+    by: str = ""
+    """Who asked for it; empty: the gate entered it."""
 
 
 class ExperimentRecord(Record):
@@ -170,10 +173,16 @@ class ExperimentRecord(Record):
         return self.stages[-1] if self.stages else Stage(name="test", share=self.share, started=self.started)
 
     @property
+    def counting(self) -> Stage:
+        """The last stage that is no pause."""
+        return next((stage for stage in reversed(self.stages) if stage.name != "paused"), self.stage)
+
+    @property
     def counts_from(self) -> float:
-        """Since when requests count: the start of the last stage, of a paused test that of the test."""
-        counting = [stage for stage in self.stages if stage.name != "paused"]
-        return counting[-1].started if counting else self.started
+        """Since when requests count: the start of the last stage that is no pause. One that a pause interrupted goes on: nobody
+        changed arms meanwhile."""
+        last = self.counting
+        return next((s.started for s in self.stages if (s.name, s.share) == (last.name, last.share)), last.started)
 
     def stage_at(self, now: float) -> Stage:
         """Return the stage to which a request at a time belongs; the first one also before its start."""
@@ -280,6 +289,25 @@ class ArmEvidence(Record):
     """Users with a history who are assigned to the arm and made no request that counts."""
 
 
+class Copies(Record):
+    """The figures of the copies that a test's challenger answered unseen."""
+
+    number: int
+    """Copies made."""
+    failed: int
+    """Copies that were not answered to their end."""
+    same_line: float = 0.0
+    """Share of the answered copies with the champion's first line."""
+    similarity: float = 0.0
+    """Mean similarity of the texts of the answered copies, 0 to 1."""
+    first: float = 0.0
+    """Ratio of the challenger's median time to the first token to the champion's, at the same requests; 0 without any."""
+    total: float = 0.0
+    """Likewise, to the end."""
+    empty: tuple[float, float] = (0.0, 0.0)
+    """Shares of blank texts, the champion's and the challenger's."""
+
+
 class Decision(Record):
     """A release decision with everything it is based on; written once."""
 
@@ -296,7 +324,11 @@ class Decision(Record):
     inputs: tuple[ObjectReference, ...] = ()
     """Event objects the verdict was computed from."""
     evidence: ArmEvidence | None = None
-    """The totals the verdict was computed from: `tasks.experiments.decide.recompute` returns the verdict again, bit by bit. None
-    for a decision by hand."""
+    """The totals the verdict was computed from: tasks/experiments/recompute.py returns the verdict again, bit by bit. None for a
+    decision by hand, on a test that is void, and in the shadow stage."""
+    copies: Copies | None = None
+    """What the verdict was computed from in the shadow stage."""
+    watched: ExperimentRecord | None = None
+    """Of a rollback by the watch, the test whose promoted version it watched, with its plan: `experiment` is the rollback."""
     dataset: str = ""
     """SHA-256 of the manifest the challenger was trained from; empty for a version that no cycle made."""

@@ -6,14 +6,14 @@ from infra.records.base import Record
 
 
 class MoveRequest(Record):
-    """A request to make a version champion, written once. The watch carries it out."""
+    """A request to make a version champion, or to pause or resume its test, written once. The watch carries it out."""
 
     id: str
     """Id of the request."""
-    kind: Literal["promote", "roll_back"]
+    kind: Literal["promote", "roll_back", "pause", "resume"]
     """What is asked for."""
     version: str
-    """Version to make champion."""
+    """Version to make champion, or whose test is paused or resumed."""
     champion: str
     """The champion that the administrator saw: with another one, the request is refused."""
     reason: str
@@ -32,7 +32,7 @@ class MoveAnswer(Record):
     id: str
     """Id of the request."""
     state: Literal["done", "refused"]
-    """done: the version is champion. refused: nothing was changed."""
+    """done: it is as was asked. refused: nothing was changed."""
     message: str
     """What was done, or why not and what to do."""
     time: float

@@ -1,4 +1,5 @@
-"""Promote and roll back by hand: POST /admin/promote and /admin/rollback ask for it, the watch carries it out.
+"""Promote, roll back, and pause a test by hand: POST /admin/promote, /admin/rollback, /admin/pause and /admin/resume ask for it,
+the watch carries it out.
 
 Nothing that a browser adds to a request by itself opens these routes: a password of basic authentication is refused. The status
 page's script sends an administrator's token in the Authorization header, which no page of another origin can do, since this app
@@ -10,7 +11,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
@@ -26,6 +27,13 @@ from serving.gateway.openapi import SECURITY, TEXT, DocumentedApp, Post, answer_
 from serving.gateway.requests import read_json
 from serving.status.request_history import Asked, RequestHistory
 
+KINDS: dict[str, move_requests.Kind] = {
+    "/admin/promote": "promote",
+    "/admin/rollback": "roll_back",
+    "/admin/pause": "pause",
+    "/admin/resume": "resume",
+}
+"""What each route asks for."""
 MAX_BYTES = 16_384
 MOST_REASON = 500
 """Characters of a reason."""
@@ -35,7 +43,7 @@ ASKED = answer_schema(("id", "state", "message"), id=TEXT, state=TEXT, message=T
 NUMBER = {"type": "string", "pattern": f"^{VERSION.pattern}$"}
 BODY = object_schema(
     ("version", "champion", "reason"),
-    version={**NUMBER, "description": "the version to make champion"},
+    version={**NUMBER, "description": "the version to make champion; to pause or resume, the challenger"},
     champion={**NUMBER, "description": "the champion as the page shows it; with another one the request is refused"},
     reason={"type": "string", "minLength": 1, "maxLength": MOST_REASON, "description": "why"},
 )
@@ -54,8 +62,7 @@ class HandSources:
 
 def add_moves_by_hand(app: DocumentedApp, sources: HandSources) -> None:
     """Add the routes."""
-    kinds: dict[str, Literal["promote", "roll_back"]] = {"/admin/promote": "promote", "/admin/rollback": "roll_back"}
-    for path, kind in kinds.items():
+    for path, kind in KINDS.items():
         app.add_route(path, _endpoint(sources, kind), methods=["POST"])
         app.posts[path] = Post(BODY, answers(ASKED, 202))
 
@@ -63,7 +70,7 @@ def add_moves_by_hand(app: DocumentedApp, sources: HandSources) -> None:
     async def asked(request: Request, identifier: str) -> Response:
         await sources.access.check(request.headers, "admin", password=True)
         if not IDENTIFIER.fullmatch(identifier):
-            raise BadRequest("id: expected the id that the answer to POST /admin/promote or /admin/rollback has", "id", 404)
+            raise BadRequest(f"id: expected the id that the answer to POST {' or '.join(KINDS)} has", "id", 404)
         try:
             found = await asyncio.to_thread(sources.requests.of, identifier)
         except KeyError:
@@ -73,14 +80,14 @@ def add_moves_by_hand(app: DocumentedApp, sources: HandSources) -> None:
         return JSONResponse(_told(found, sources.clock()))
 
 
-def _endpoint(sources: HandSources, kind: Literal["promote", "roll_back"]) -> Any:
+def _endpoint(sources: HandSources, kind: move_requests.Kind) -> Any:
     async def ask(request: Request) -> Response:
         credential = await sources.access.check(request.headers, "admin")
         require_json(request)
         version, champion, reason = parse(await read_json(request, MAX_BYTES))
         made = move_requests.make(kind, version, champion, reason, by=credential.name, now=sources.clock())
         try:
-            await asyncio.to_thread(_check, sources.registry, version, champion)
+            await asyncio.to_thread(_check, sources.registry, kind, version, champion)
             await asyncio.to_thread(sources.requests.ask, made)
         except (RegistryError, Unreachable) as error:
             raise Unavailable(str(error)) from None
@@ -101,14 +108,17 @@ def parse(body: dict[str, Any]) -> tuple[str, str, str]:
     return body["version"], body["champion"], reason.strip()
 
 
-def _check(registry: Registry, version: str, champion: str) -> None:
-    """Refuse at once what the watch would refuse anyway: an unknown version, and a champion that is another one now."""
+def _check(registry: Registry, kind: move_requests.Kind, version: str, champion: str) -> None:
+    """Refuse at once what the watch would refuse anyway: an unknown version, a champion that is another one now, no such test."""
     try:
         registry.version(version)
     except NotRegistered:
         raise BadRequest(f"version: the registry has no version {version}", "version") from None
-    if (now := registry.aliases().champion) != champion:
-        raise BadRequest(f"champion: it is {now} now, not {champion}: reload the page", "champion", 409)
+    aliases = registry.aliases()
+    if aliases.champion != champion:
+        raise BadRequest(f"champion: it is {aliases.champion} now, not {champion}: reload the page", "champion", 409)
+    if kind in ("pause", "resume") and (aliases.experiment is None or aliases.experiment.challenger != version):
+        raise BadRequest(f"version: no test of version {version} runs: reload the page", "version", 409)
 
 
 def _told(asked: Asked, now: float) -> dict[str, str]:

@@ -26,7 +26,10 @@
     if (focused >= 0) section.querySelectorAll(reachable)[focused]?.focus({ preventScroll: true });
   };
 
-  const choose = () => {
+  const OF_TEST = ["pause", "resume"];
+  const kinds = [...document.querySelectorAll("#hand [data-kind]")];
+  const offer = () => {
+    for (const each of kinds) each.hidden = OF_TEST.includes(each.dataset.kind) && each.dataset.kind !== at("now").dataset.offers;
     const select = at("version"), before = select.value;
     select.replaceChildren(at("choices").content.cloneNode(true));
     if ([...select.options].some((each) => each.value === before)) select.value = before;
@@ -44,7 +47,7 @@
       if (shown.get(section.id) === section.outerHTML) continue;
       shown.set(section.id, section.outerHTML);
       replace(at(section.id), section);
-      if (section.id === "now" && !asking()) choose();
+      if (section.id === "now" && !asking()) offer();
     }
     document.title = "tabloop: " + (at("now").dataset.champion ? "version " + at("now").dataset.champion : "not ready");
   };
@@ -72,7 +75,6 @@
 
   // --- moves by hand
 
-  const kinds = [...document.querySelectorAll("#hand [data-kind]")];
   const say = (words) => { at("outcome").textContent = words; };
   let kind = "", body = {};
 
@@ -95,12 +97,18 @@
   for (const button of kinds) {
     button.addEventListener("click", () => {
       kind = button.dataset.kind;
-      body = { version: at("version").value, champion: at("now").dataset.champion, reason: at("reason").value.trim() };
+      const now = at("now").dataset, ofTest = OF_TEST.includes(kind);
+      const version = ofTest ? now.challenger : at("version").value;
+      body = { version, champion: now.champion, reason: at("reason").value.trim() };
       if (!body.version || !body.reason || !at("token").value) return say("Choose a version, and give a reason and the token.");
       const left = kind === "promote" ? "retired" : "rolled back";
-      at("summary").textContent = body.version === body.champion
-        ? `Version ${body.version} stays champion; the paused test ends, and its challenger is rejected.`
-        : `Version ${body.version} becomes champion; version ${body.champion} is ${left}, and a running test ends.`;
+      at("summary").textContent = kind === "pause"
+        ? `The test of version ${version} is paused: developers keep their versions, only a breach ends it, and its time goes on.`
+        : kind === "resume"
+        ? `The test of version ${version} goes on.`
+        : version === body.champion
+        ? `Version ${version} stays champion; the paused test ends, and its challenger is rejected.`
+        : `Version ${version} becomes champion; version ${body.champion} is ${left}, and a running test ends.`;
       say("");
       ask(true);
       at("confirm").focus();
@@ -124,9 +132,9 @@
       say("refused: " + error.message);
     }
     ask(false);
-    choose();
+    offer();
   });
 
-  choose();
+  offer();
   follow();
 }

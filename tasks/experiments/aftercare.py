@@ -48,8 +48,20 @@ def rollback(watched: ExperimentRecord, verdict: Verdict, totals: ArmTotals, now
     experiment = ExperimentRecord(
         id=rollback_id(watched), champion=watched.challenger, challenger=watched.champion, share=1, started=now
     )
-    again = verdict.model_copy(update={"verdict": "promote"})
-    return Decision(experiment=experiment, verdict=again, decided=now, by=WATCH, inputs=totals.inputs)
+    return Decision(
+        experiment=experiment,
+        verdict=taken_back(verdict),
+        decided=now,
+        by=WATCH,
+        inputs=totals.inputs,
+        evidence=totals.evidence(),
+        watched=watched,
+    )
+
+
+def taken_back(verdict: Verdict) -> Verdict:
+    """Return the verdict of the rollback that a verdict on a watched version asks for: the holdout is made champion."""
+    return verdict.model_copy(update={"verdict": "promote"})
 
 
 def settle(store: ObjectStore, registry: Registry, watched: ExperimentRecord, now: float) -> bool:

@@ -11,10 +11,12 @@ Rows (bench_rows.py) whose name begins with
     carry_over         a crossover in which the version before shows in the first half of a block
     chain              200 cycles in a row, each with a candidate trained from the last promising one (bench_chains.py)
 
-No server is needed. The figures are written to var/bench/experiments.json. Seeds are those of the row's tests, one after another.
+No server is needed. The figures are written to var/bench/experiments.json, of some rows to experiments_ROWS.json, after each row.
+Seeds are those of the row's tests, one after another.
 """
 
 import argparse
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -32,7 +34,6 @@ from tasks.experiments.bench_chains import CYCLES, DRIFTS, chains
 from tasks.experiments.bench_rows import Row, rows
 from tasks.experiments.simulate import Outcome, plan_for, simulate
 
-PROCESSES = 2
 T = TypeVar("T")
 TESTS, TRAPS, CHAINS = Size(full=1000, quick=8), Size(full=200, quick=3), Size(full=100, quick=2)
 """Simulated tests of each row of rates and of each trap, and chains."""
@@ -79,12 +80,12 @@ def figures_of(row: Row, outcomes: Sequence[Outcome]) -> list[Figure]:
     return found
 
 
-def run(sizes: Sizes, progress: Progress, only: str = "", legacy: bool = False) -> Iterator[Figure]:
-    """Run the rows whose name begins with `only`, in two processes; yield the figures of each row as it ends."""
+def run(sizes: Sizes, progress: Progress, processes: int, only: str = "", legacy: bool = False) -> Iterator[Figure]:
+    """Run the rows whose name begins with `only`; yield the figures of each row as it ends."""
     chosen = [row for row in rows() if row.name.startswith(only)]
     with_chains = "chain".startswith(only) or only.startswith("chain")
     work = sum(map(sizes.of, chosen)) + with_chains * len(DRIFTS) * sizes.chains * sizes.cycles
-    with ProcessPoolExecutor(PROCESSES) as pool, progress.part("experiments: simulated tests", work) as part:
+    with ProcessPoolExecutor(processes) as pool, progress.part("experiments: simulated tests", work) as part:
         for row in chosen:
             if legacy:
                 plan = plan_for(row.world, Experiment(), True)
@@ -118,13 +119,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help=f"{TESTS.quick} tests, {TRAPS.quick} of each trap, {CHAINS.quick} chains of {CYCLES.quick} cycles: wider intervals, "
         "written to var/bench/quick",
     )
+    cores = len(os.sched_getaffinity(0))
+    parser.add_argument("--processes", type=int, default=cores, help="processes (default: the cores, %(default)s)")
     options = parser.parse_args(arguments)
-    name, quick = "experiments_legacy" if options.legacy else "experiments", options.quick
+    name = "_".join(filter(None, ("experiments", "legacy" if options.legacy else "", options.only)))
+    quick = options.quick
     sizes = Sizes(
         options.tests or TESTS.of(quick), options.traps or TRAPS.of(quick), options.chains or CHAINS.of(quick), CYCLES.of(quick)
     )
     with Progress(Console()) as progress:
-        figures = told(run(sizes, progress, options.only, options.legacy), progress)
+        figures = told(run(sizes, progress, options.processes, options.only, options.legacy), progress)
         return 0 if write(name, figures, progress, quick=quick) else 1
 
 

@@ -58,7 +58,10 @@ def _by_requests(sums: Mapping[Arm, Sums], metric: PlannedMetric, alpha: float) 
     """Return the bound on the loss from counts of requests; only for failures."""
     if metric.name != "failed" or (sums["challenger"]["requests"] > 0).sum() < LEAST_USERS:
         return -math.inf
-    champion, challenger = (bernoulli_bounds(*_counts(sums, metric, arm), alpha / 2) for arm in ARMS)
+    counts = [_counts(sums, metric, arm) for arm in ARMS]
+    if counts[1][0] / max(counts[1][1], 1.0) - counts[0][0] / max(counts[0][1], 1.0) <= metric.margin:
+        return -math.inf  # the bounds are farther apart
+    champion, challenger = (bernoulli_bounds(*count, alpha / 2) for count in counts)
     return challenger[0] - champion[1]
 
 
@@ -67,7 +70,7 @@ def _by_users(sums: Mapping[Arm, Sums], totals: ArmTotals, metric: PlannedMetric
     rows = compare_rates(sums, totals, metric.name, metric.per, plan)
     freedom = _least_users(rows) - 1
     estimate, error = weighted_fit(rows) or (constant_difference(rows), 0.0)
-    if estimate is None or freedom < 1:
+    if estimate is None or freedom < 1 or estimate <= metric.margin:
         return -math.inf
     error = math.hypot(error, _least_error(sums, metric))
     return estimate - error * widen(boundary(rows.requests, alpha, 2.0 * plan.min_requests), freedom)

@@ -108,7 +108,8 @@ def _turns(totals: ArmTotals) -> dict[Arm, float]:
 
 def labels(totals: ArmTotals, plan: Plan) -> CheckResult:
     """Judged per shown completion: as many on each arm. Where newer requests differ more than older ones, answers are late."""
-    parts: dict[str, Mapping[Arm, Sums]] = {"older": rest(totals.later, totals), "newer": totals.later, "all": totals.during}
+    older = rest(totals.later, totals, "judged", "visible")
+    parts: dict[str, Mapping[Arm, Sums]] = {"older": older, "newer": totals.later, "all": totals.during}
     gaps = {name: _label_gap(sums, totals, plan) for name, sums in parts.items()}
     numbers = ", ".join(f"{gap:+.1%} of {name} requests" for name, (gap, _) in gaps.items())
     reason = f"judged per shown completion differs between the arms: {numbers}"

@@ -11,25 +11,19 @@ import numpy as np
 
 from evals.multiple import joint_levels
 from evals.statistics import Difference, NoDifference, Regression, deciders, difference, interval, leave_one_out, rate
-from infra.records import Arm, CheckResult, Decision, ExperimentRecord, MetricResult, Plan, PlannedMetric, Rate, Verdict
-from infra.records.experiments import RULES
-from infra.settings.schema import Collect, Experiment
+from infra.records import Arm, CheckResult, ExperimentRecord, MetricResult, Plan, PlannedMetric, Rate, Verdict
 from tasks.experiments.breach import breach
 from tasks.experiments.checks import run_checks
-from tasks.experiments.designs import compare, compare_change, compare_rates, extend, units
+from tasks.experiments.designs import compare, compare_ahead, compare_change, extend, units
 from tasks.experiments.metrics import BY_NAME
-from tasks.experiments.plan import plan_of
 from tasks.experiments.rules import Compared, Judgement, judge
-from tasks.experiments.totals import ARMS, ArmTotals, of_evidence
+from tasks.experiments.totals import ARMS, ArmTotals
 
-EARLY_ALPHA_SHARE = 0.1
+EARLY_ALPHA_SHARE = 0.05
 """Share of the error level that is spent on looks before the planned end."""
-NOVELTY_ALPHA = 0.2
-"""Two-sided error level of the comparison of a gain in the two halves of a test, at its planned end."""
-SURE_NOVELTY_ALPHA = 0.02
-"""The level at which a gain surely fades."""
-EARLY_NOVELTY_ALPHA = 0.6
-"""The same before it: a promotion that waits for the end costs time and no power."""
+NOVELTY_ALPHA = 0.1
+"""Two-sided error level of the comparison of a gain in the two halves of a test, at its planned end. Half of it is lost of
+lasting gains: a test that can just tell a gain from none cannot tell whether it fades (measurements.md, 2026-11-24)."""
 SHORTENED = ("champion", "challenger", "estimate", "low", "high", "level", "margin")
 MOST_REASON = 1000
 """Characters of the reason of a verdict to look at."""
@@ -44,6 +38,8 @@ class Look:
     plan: Plan
     last: bool
     """Whether it is the look at the planned end."""
+    over: float = 1.0
+    """Part of the planned requests or time that is over, whichever is more, above 0 and at most 1."""
 
     @property
     def alpha(self) -> float:
@@ -116,7 +112,7 @@ def decide(experiment: ExperimentRecord, plan: Plan, totals: ArmTotals, now: flo
         return verdict.model_copy(update={"verdict": "broken", "reason": f"the test is broken: {'; '.join(broken)}"})
     if obstacle := too_small(totals, plan) or held_by(checks):
         return without_look(verdict, obstacle, plan, now - experiment.started >= plan.max_seconds)
-    return _looked(verdict, Look(plan, bool(end)), totals, end)
+    return _looked(verdict, Look(plan, bool(end), over(experiment, plan, totals, now)), totals, end)
 
 
 def _looked(verdict: Verdict, look: Look, totals: ArmTotals, end: str) -> Verdict:
@@ -141,27 +137,6 @@ def _looked(verdict: Verdict, look: Look, totals: ArmTotals, end: str) -> Verdic
     )
 
 
-def recompute(decision: Decision, settings: Experiment, collect: Collect) -> Verdict:
-    """Return the verdict of a decision of the gate again, from its record alone; the settings serve for records without a plan.
-
-    Raises:
-        ValueError: the decision holds no evidence, or was made by rules of another number.
-    """
-    if decision.evidence is None:
-        raise ValueError(
-            f"the decision on {decision.experiment.id}, by {decision.by}: expected one of the gate with `evidence`, found none; "
-            "a move by hand, an end in the shadow stage or the ramp, a rollback by the watch, and a decision before evidence was "
-            "recorded cannot be computed again"
-        )
-    plan = plan_of(decision.experiment, settings, collect)
-    if plan.rules != RULES:
-        raise ValueError(
-            f"the decision on {decision.experiment.id}: expected rules {RULES}, which this code has, found rules {plan.rules}; "
-            "check out a commit whose RULES (infra/records/experiments.py) are these to compute it again"
-        )
-    return decide(decision.experiment, plan, of_evidence(decision.evidence), decision.decided)
-
-
 def planned_end(experiment: ExperimentRecord, plan: Plan, totals: ArmTotals, now: float) -> str:
     """Return which planned end is reached, in words; empty before it."""
     if min(totals.requests.values()) >= plan.planned_requests:
@@ -169,6 +144,12 @@ def planned_end(experiment: ExperimentRecord, plan: Plan, totals: ArmTotals, now
     if now - experiment.started >= plan.max_seconds:
         return f"in {plan.max_seconds:.0f} s (experiment.max_seconds)"
     return ""
+
+
+def over(experiment: ExperimentRecord, plan: Plan, totals: ArmTotals, now: float) -> float:
+    """Return the part of a planned test that is over, by its requests or by its time."""
+    requests = min(totals.requests.values()) / plan.planned_requests
+    return min(1.0, max(requests, (now - experiment.started) / plan.max_seconds, 1e-3))
 
 
 def too_small(totals: ArmTotals, plan: Plan) -> str:
@@ -223,24 +204,23 @@ def robust(look: Look, totals: ArmTotals, compared: list[Compared], judgement: J
 def lasting(look: Look, totals: ArmTotals, judgement: Judgement) -> Judgement:
     """Return the verdict, but no promotion for a gain that fades from the first half of a test to the second.
 
-    Where that is likely and not sure, the second half alone must show the gain.
+    Where fading is likely, the gain to which both halves lead at the planned end must be sure. Before that end it must be in any
+    case, since an early gain says little about a later one and waiting costs no power.
     """
     if judgement.verdict != "promote" or look.plan.mode != "superiority":
         return judgement
     by = judgement.by
     assert by is not None, "superiority promotes by a gain"
     name, per, plan = by.metric.name, by.metric.per, look.plan
-    change = compare_change(totals.later, totals, name, per, plan)
-    likely, sure = (
-        isinstance(found := difference(change, alpha, look.expected, last_look=True), Difference) and by.benefit(found)[1] < 0
-        for alpha in (NOVELTY_ALPHA if look.last else EARLY_NOVELTY_ALPHA, SURE_NOVELTY_ALPHA)
-    )
-    if not likely:
+    change = difference(compare_change(totals.later, totals, name, per, plan), NOVELTY_ALPHA, look.expected, last_look=True)
+    fades = isinstance(change, Difference) and by.benefit(change)[1] < 0
+    if look.last and not fades:
         return judgement
-    later = difference(compare_rates(totals.later, totals, name, per, plan), by.gain_alpha, look.expected, last_look=look.last)
-    if not sure and isinstance(later, Difference) and by.benefit(later)[0] > 0:
+    ahead = difference(compare_ahead(totals, name, per, plan, look.over), plan.alpha, look.expected, last_look=True)
+    if isinstance(ahead, Difference) and by.benefit(ahead)[0] > 0:
         return judgement
-    return Judgement("undecided", f"{judgement.reason}, but less so in the second half than in the first")
+    doubt = "but less so in the second half than in the first" if fades else "but that it lasts is not sure yet"
+    return Judgement("undecided", f"{judgement.reason}, {doubt}")
 
 
 def tolerated_users(totals: ArmTotals, plan: Plan) -> int:

@@ -84,15 +84,36 @@ def compare_change(part: Mapping[Arm, Sums], totals: ArmTotals, name: str, per: 
 
     What a user's rates have in common is not in it.
     """
-    first = compare_rates(rest(part, totals), totals, name, per, plan)
-    later = compare_rates(part, totals, name, per, plan)
-    weights = first.weights * later.weights / np.maximum(first.weights + later.weights, 1e-300)
+    first, later, weights = _two_parts(part, totals, name, per, plan)
     return Regression(later.design, later.outcome - first.outcome, weights, first.requests + later.requests)
 
 
-def rest(part: Mapping[Arm, Sums], totals: ArmTotals) -> dict[Arm, Sums]:
-    """Return the sums without those of a part, by arm."""
-    return {arm: {name: totals.during[arm][name] - values for name, values in part[arm].items()} for arm in ARMS}
+def compare_ahead(totals: ArmTotals, name: str, per: Per, plan: Plan, over: float) -> Regression:
+    """Return the comparison that the two halves of a test lead to at its planned end, by a straight line through them.
+
+    Args:
+        over: part of the planned test that is over, above 0 and at most 1. The halves lie at a quarter and three quarters of it.
+    """
+    first, later, weights = _two_parts(totals.later, totals, name, per, plan)
+    ahead = (1 - 0.75 * over) / (0.5 * over)
+    outcome = later.outcome + ahead * (later.outcome - first.outcome)
+    return Regression(later.design, outcome, weights, first.requests + later.requests)
+
+
+def _two_parts(
+    part: Mapping[Arm, Sums], totals: ArmTotals, name: str, per: Per, plan: Plan
+) -> tuple[Regression, Regression, np.ndarray]:
+    """Return the comparisons in the rest of the requests and in a part, and the weights of the users' changes, [U]."""
+    first = compare_rates(rest(part, totals, name, per), totals, name, per, plan)
+    later = compare_rates(part, totals, name, per, plan)
+    weights = first.weights * later.weights / np.maximum(first.weights + later.weights, 1e-300)
+    return first, later, weights
+
+
+def rest(part: Mapping[Arm, Sums], totals: ArmTotals, name: str, per: Per) -> dict[Arm, Sums]:
+    """Return by arm the sums without those of a part: what `compare_rates` reads of a sum over a denominator."""
+    names = {name, "requests", "judged", "visible"} | (set() if per == "shown" else {per})
+    return {arm: {each: totals.during[arm][each] - part[arm][each] for each in names} for arm in ARMS}
 
 
 def units(totals: ArmTotals, plan: Plan) -> dict[str, int]:

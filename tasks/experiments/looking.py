@@ -7,14 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from infra.cycles import decision_of
-from infra.records import Decision, ExperimentRecord, ObjectReference, Plan, Stage, StageName, Verdict
+from infra.records import Copies, Decision, ExperimentRecord, Plan, Stage, StageName, Verdict
 from infra.registry import Aliases
 from infra.store import ObjectStore
-from tasks.experiments import aftercare, release, shadow, stages
-from tasks.experiments.breach import breach
-from tasks.experiments.checks import run_checks
+from tasks.experiments import aftercare, ramp, release, shadow, stages
 from tasks.experiments.decide import decide
-from tasks.experiments.totals import gather
+from tasks.experiments.totals import ArmTotals, gather
 
 
 @dataclass(frozen=True)
@@ -28,11 +26,6 @@ class Sight:
     """Unix seconds."""
     lead: float
     """Seconds between the decision on a stage and its start."""
-
-    @property
-    def seconds(self) -> float:
-        """Seconds since the last stage started."""
-        return self.now - self.experiment.stage.started
 
 
 @dataclass(frozen=True)
@@ -61,34 +54,19 @@ def look(sight: Sight, aliases: Aliases) -> Found:
 def _shadow(sight: Sight) -> Found:
     """Compare the copies, then pass to the first developers."""
     copies = shadow.gather(sight.store, sight.experiment, sight.now)
-    left = stages.seconds_each(sight.plan, sight.experiment.share) - sight.seconds
-    verdict = shadow.judge(sight.plan, copies, left)
+    verdict = shadow.judge(sight.plan, copies, shadow.seconds_left(sight.experiment, sight.plan, sight.now))
     if verdict.verdict == "promote":
         return _onward(sight, verdict)
-    return Found(verdict) if verdict.verdict == "undecided" else _ended(sight, verdict)
+    return Found(verdict) if verdict.verdict == "undecided" else _ended(sight, verdict, copies=copies)
 
 
 def _ramp(sight: Sight) -> Found:
     """Look for a breach; hold while a check fails; pass on once the stage has had its time and its requests."""
-    plan, experiment = sight.plan, sight.experiment
-    totals = gather(sight.store, experiment, plan, sight.now)
-    checks = run_checks(totals, experiment.stage.share, plan)
-    verdict = Verdict(verdict="undecided", reason="", requests=totals.requests, users=totals.counts, checks=checks)
-    seen = f"ramp at {experiment.stage.share:.0%}: {totals.requests['challenger']} requests on the challenger"
-    if found := breach(plan, totals):
-        reason = f"ramp at {experiment.stage.share:.0%}: {found.reason}"
-        return _ended(
-            sight, verdict.model_copy(update={"verdict": "breach", "reason": reason, "breached": found.metric}), totals.inputs
-        )
-    held = "; ".join(check.reason for check in checks if check.state != "passed")
-    if sight.now - experiment.started >= plan.max_seconds:
-        reason = f"{seen}; no test until experiment.max_seconds{f': held, {held}' if held else ''}"
-        return _ended(sight, verdict.model_copy(update={"verdict": "broken", "reason": reason}))
-    enough = totals.requests["challenger"] >= plan.ramp_requests
-    if held or not enough or sight.seconds < stages.seconds_each(plan, experiment.share):
-        wanted = "" if enough else f", {plan.ramp_requests} are asked (experiment.ramp_requests)"
-        return Found(verdict.model_copy(update={"reason": f"{seen}{wanted}{f'; held: {held}' if held else ''}"}))
-    return _onward(sight, verdict.model_copy(update={"reason": f"{seen}, no breach"}))
+    totals = gather(sight.store, sight.experiment, sight.plan, sight.now)
+    verdict, passed = ramp.judge(sight.experiment, sight.plan, totals, sight.now)
+    if passed:
+        return _onward(sight, verdict)
+    return Found(verdict) if verdict.verdict == "undecided" else _ended(sight, verdict, totals)
 
 
 def _test(sight: Sight) -> Found:
@@ -96,9 +74,6 @@ def _test(sight: Sight) -> Found:
     experiment, plan = sight.experiment, sight.plan
     totals = gather(sight.store, experiment, plan, sight.now)
     verdict = decide(experiment, plan, totals, sight.now)
-    if experiment.stage.name == "paused" and verdict.verdict != "breach":
-        reason = f"paused, a person decides (`make promote`, `make rollback`): {verdict.reason}"
-        return Found(verdict.model_copy(update={"verdict": "undecided", "reason": reason}))
     if verdict.inconclusive and plan.inconclusive == "pause":
         return Found(verdict, stage=stages.pause(experiment, sight.now, verdict.reason))
     if verdict.verdict == "undecided":
@@ -106,16 +81,21 @@ def _test(sight: Sight) -> Found:
     watch = None
     if verdict.verdict == "promote" and plan.watch_seconds:
         watch = stages.watch(experiment, plan, sight.now, sight.lead, verdict.reason)
-    decision = Decision(
-        experiment=experiment,
-        verdict=verdict,
-        decided=sight.now,
-        by=release.GATE,
-        inputs=totals.inputs,
-        evidence=totals.evidence(),
-        watch=watch,
-    )
-    return Found(verdict, decision=decision)
+    return _ended(sight, verdict, totals, watch=watch)
+
+
+def _paused(sight: Sight) -> Found:
+    """Look for a breach alone: a person decides on the rest."""
+    experiment, plan = sight.experiment, sight.plan
+    totals = gather(sight.store, experiment, plan, sight.now)
+    in_ramp = experiment.counting.name == "ramp"
+    verdict = ramp.judge(experiment, plan, totals, sight.now)[0] if in_ramp else decide(experiment, plan, totals, sight.now)
+    if verdict.verdict == "breach":
+        return _ended(sight, verdict, totals)
+    by = experiment.stage.by
+    ways = f"`make promote`, `make rollback`{', or resume on the status page' if by else ''}"
+    reason = f"paused{f' by {by}' if by else ''}, a person decides ({ways}): {verdict.reason}"
+    return Found(verdict.model_copy(update={"verdict": "undecided", "reason": reason}))
 
 
 def _watch(sight: Sight) -> Found:
@@ -130,7 +110,7 @@ def _watch(sight: Sight) -> Found:
     return Found(verdict, decision=aftercare.rollback(watched, verdict, totals, sight.now))
 
 
-STAGES: Mapping[StageName, Callable[[Sight], Found]] = {"shadow": _shadow, "ramp": _ramp, "test": _test, "paused": _test}
+STAGES: Mapping[StageName, Callable[[Sight], Found]] = {"shadow": _shadow, "ramp": _ramp, "test": _test, "paused": _paused}
 
 
 def _onward(sight: Sight, verdict: Verdict) -> Found:
@@ -138,6 +118,23 @@ def _onward(sight: Sight, verdict: Verdict) -> Found:
     return Found(verdict, stage=stage)
 
 
-def _ended(sight: Sight, verdict: Verdict, inputs: tuple[ObjectReference, ...] = ()) -> Found:
-    decision = Decision(experiment=sight.experiment, verdict=verdict, decided=sight.now, by=release.GATE, inputs=inputs)
+def _ended(
+    sight: Sight,
+    verdict: Verdict,
+    totals: ArmTotals | None = None,
+    *,
+    copies: Copies | None = None,
+    watch: Stage | None = None,
+) -> Found:
+    """Return the end of a test, with what it was computed from: totals, or copies; neither for a test that is void."""
+    decision = Decision(
+        experiment=sight.experiment,
+        verdict=verdict,
+        decided=sight.now,
+        by=release.GATE,
+        inputs=totals.inputs if totals else (),
+        evidence=totals.evidence() if totals else None,
+        copies=copies,
+        watch=watch,
+    )
     return Found(verdict, decision=decision)

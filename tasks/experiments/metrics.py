@@ -99,7 +99,7 @@ def _length(_: Plan) -> pl.Expr:
 
 
 METRICS: tuple[Metric, ...] = (
-    Metric("accepted", "acceptance per request", "success", "more", "shown", _accepted, relative=True, weight=0.8),
+    Metric("accepted", "acceptance per request", "success", "more", "shown", _accepted, relative=True, weight=0.9),
     Metric(
         "characters",
         "accepted characters per request",
@@ -108,10 +108,10 @@ METRICS: tuple[Metric, ...] = (
         "shown",
         _characters,
         relative=True,
-        weight=0.1,
+        weight=0.05,
         digits=3,
     ),
-    Metric("annoyed", "annoyances per request", "success", "fewer", "shown", _annoyed, relative=True, weight=0.1),
+    Metric("annoyed", "annoyances per request", "success", "fewer", "shown", _annoyed, relative=True, weight=0.05),
     Metric("shown", "shown per request", "guardrail", "more", "requests", lambda _: SHOWN, relative=True),
     Metric("cancelled", "explicit cancels per request", "guardrail", "fewer", "shown", _cancelled),
     Metric("quick", "rejections under 750 ms per request", "guardrail", "fewer", "shown", _quick),

@@ -122,7 +122,7 @@ def _advanced(last: Move, seen: Aliases, now: float) -> Move | None:
         number=last.number + 1,
         kind="settle" if settled else "advance",
         changes=(Change(version=version, before=state, after=state),),
-        by="watch" if state == "champion" else "gate",
+        by=(test.stage.by if test else "") or ("watch" if state == "champion" else "gate"),
         reason="the watch is over" if settled else test.stage.reason if test else "",
         time=now,
         experiment="" if settled or test is None else test.id,

@@ -1,12 +1,17 @@
-"""Compute a decision of the gate again, from its record alone, and compare the verdicts bit by bit."""
+"""Compute a decision of the gate or of the watch again, from its record alone, and compare the verdicts bit by bit."""
 
 from collections.abc import Iterator
 
 from infra.cycles import decision_of
 from infra.records import Decision, Verdict
+from infra.records.experiments import RULES
 from infra.settings import Settings
+from infra.settings.schema import Collect, Experiment
 from infra.store import ObjectStore
-from tasks.experiments import decide
+from tasks.experiments import aftercare, ramp, shadow
+from tasks.experiments.decide import decide
+from tasks.experiments.plan import plan_of
+from tasks.experiments.totals import of_evidence
 
 
 class NoDecision(KeyError):
@@ -27,6 +32,37 @@ def read(store: ObjectStore, identifier: str) -> Decision:
     )
 
 
+def recompute(decision: Decision, settings: Experiment, collect: Collect) -> Verdict:
+    """Return the verdict of a decision of the gate or of the watch again, from its record alone; the settings serve for records
+    without a plan.
+
+    Raises:
+        ValueError: the decision holds no evidence, or was made by rules of another number.
+    """
+    experiment, name = decision.watched or decision.experiment, decision.experiment.id
+    if decision.evidence is None and decision.copies is None:
+        raise ValueError(
+            f"the decision on {name}, by {decision.by}: expected one of the gate or the watch with `evidence` or `copies`, found "
+            "neither; a move by hand, the end of a test that was void, and a decision from before they were recorded cannot be "
+            "computed again"
+        )
+    plan = plan_of(experiment, settings, collect)
+    if plan.rules != RULES:
+        raise ValueError(
+            f"the decision on {name}: expected rules {RULES}, which this code has, found rules {plan.rules}; "
+            "check out a commit whose RULES (infra/records/experiments.py) are these to compute it again"
+        )
+    if decision.copies:
+        return shadow.judge(plan, decision.copies, shadow.seconds_left(experiment, plan, decision.decided))
+    assert decision.evidence
+    totals = of_evidence(decision.evidence)
+    if decision.watched:
+        return aftercare.taken_back(aftercare.judge(plan, totals))
+    if experiment.counting.name == "ramp":
+        return ramp.judge(experiment, plan, totals, decision.decided)[0]
+    return decide(experiment, plan, totals, decision.decided)
+
+
 def differences(decision: Decision, settings: Settings) -> Iterator[str]:
     """Yield each field of a decision's verdict that is computed differently now; nothing if all bits are the same.
 
@@ -35,7 +71,7 @@ def differences(decision: Decision, settings: Settings) -> Iterator[str]:
     Raises:
         ValueError: the decision holds no evidence, or was made by rules of another number.
     """
-    computed = decide.recompute(decision, settings.experiment, settings.collect)
+    computed = recompute(decision, settings.experiment, settings.collect)
     found = Verdict.model_validate_json(computed.model_dump_json()).model_dump()
     for name, recorded in decision.verdict.model_dump().items():
         if found[name] != recorded:

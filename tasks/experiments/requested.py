@@ -1,17 +1,19 @@
-"""Carry out what administrators asked for on the status page: each request once, as a move by hand.
+"""Carry out what administrators asked for on the status page: each request once, as a move by hand, a pause or its end.
 
-A run that is killed in between leaves a request without an answer. The next one finds the version champion, or the same decision
-again, whose id has the time of the request.
+A run that is killed in between leaves a request without an answer. The next one finds it done, or the same decision again, whose
+id has the time of the request.
 """
 
 from infra import move_requests as log
 from infra.records import MoveAnswer, MoveRequest
 from infra.registry import NotRegistered, Registry
 from infra.store import ObjectStore
-from tasks.experiments import manual
+from tasks.experiments import manual, pausing
 from tasks.experiments.states import IllegalMove
 
-MOVES = {"promote": manual.promote, "roll_back": manual.rollback}
+MOVES = {"promote": manual.promote, "roll_back": manual.rollback, "pause": pausing.pause, "resume": pausing.resume}
+DONE = {"pause": "the test of version {version} is paused", "resume": "the test of version {version} goes on"}
+"""What is said where it is not that the version is champion."""
 REFUSALS = (NotRegistered, IllegalMove, manual.NothingToDo, manual.CheckpointRemoved, manual.MovedMeanwhile)
 
 
@@ -25,7 +27,7 @@ def _answer(store: ObjectStore, registry: Registry, request: MoveRequest, now: f
     champion, running = aliases.champion or "", aliases.experiment
     ends_pause = request.kind == "roll_back" and running is not None and running.stage.name == "paused"
     again = "look at the status page and ask again"
-    if champion == request.version and not ends_pause:
+    if request.kind not in DONE and champion == request.version and not ends_pause:
         return _ended(request, now, "")
     if champion != request.champion:
         return _ended(request, now, f"the champion is {champion} now, not {request.champion} as when it was asked: {again}")
@@ -40,5 +42,6 @@ def _answer(store: ObjectStore, registry: Registry, request: MoveRequest, now: f
 
 
 def _ended(request: MoveRequest, now: float, refusal: str) -> MoveAnswer:
-    state, message = ("refused", refusal) if refusal else ("done", f"version {request.version} is champion")
+    done = DONE.get(request.kind, "version {version} is champion").format(version=request.version)
+    state, message = ("refused", refusal) if refusal else ("done", done)
     return MoveAnswer.model_validate({"id": request.id, "state": state, "message": message, "time": now})

@@ -1,35 +1,14 @@
 """The shadow stage of a test: what the copies that a challenger answered unseen say of it, before its first user."""
 
-from dataclasses import dataclass
-
 import polars as pl
 
 from infra.events import tables
 from infra.events.read import event_keys, fetch
-from infra.records import CheckResult, ExperimentRecord, Plan, ShadowCopy, Verdict
+from infra.records import CheckResult, Copies, ExperimentRecord, Plan, ShadowCopy, Verdict
 from infra.store import ObjectStore
+from tasks.experiments import stages
 
 KIND = "shadow"
-
-
-@dataclass(frozen=True)
-class Copies:
-    """The figures of a test's copies."""
-
-    number: int
-    """Copies made."""
-    failed: int
-    """Copies that were not answered to their end."""
-    same_line: float
-    """Share of the answered copies with the champion's first line."""
-    similarity: float
-    """Mean similarity of the texts of the answered copies, 0 to 1."""
-    first: float
-    """Ratio of the challenger's median time to the first token to the champion's, at the same requests; 0 without any."""
-    total: float
-    """Likewise, to the end."""
-    empty: tuple[float, float]
-    """Shares of blank texts, the champion's and the challenger's."""
 
 
 def gather(store: ObjectStore, experiment: ExperimentRecord, now: float) -> Copies:
@@ -44,7 +23,7 @@ def total(rows: pl.DataFrame) -> Copies:
     """Return the figures of copies, a row each with the fields of ShadowCopy."""
     answered = rows.filter(~pl.col("failed"))
     if answered.is_empty():
-        return Copies(rows.height, rows.height, 0.0, 0.0, 0.0, 0.0, (0.0, 0.0))
+        return Copies(number=rows.height, failed=rows.height)
     mean = answered.select(pl.col("same_line", "similarity", "champion_empty", "challenger_empty").mean()).row(0, named=True)
     timed = answered.filter(pl.col("challenger_first_ms").is_not_null())
     return Copies(
@@ -56,6 +35,11 @@ def total(rows: pl.DataFrame) -> Copies:
         total=_ratio(answered, "challenger_ms", "champion_ms"),
         empty=(mean["champion_empty"], mean["challenger_empty"]),
     )
+
+
+def seconds_left(experiment: ExperimentRecord, plan: Plan, now: float) -> float:
+    """Return the seconds until a shadow stage ends without enough copies."""
+    return stages.seconds_each(plan, experiment.share) - (now - experiment.stage.started)
 
 
 def judge(plan: Plan, copies: Copies, seconds_left: float) -> Verdict:

@@ -173,7 +173,8 @@ class Simulation:
 
     def totals(self, until: int) -> ArmTotals:
         """Return the totals after so many blocks."""
-        middle, met = (until + 1) // 2, self.requests[:, :until].any(axis=1)
+        middle, present = (until + 1) // 2, self.requests[:, :until].any(axis=1)
+        met = slice(None) if present.all() else np.flatnonzero(present)
         during: dict[Arm, dict[str, np.ndarray]] = {arm: {} for arm in ARMS}
         later: dict[Arm, dict[str, np.ndarray]] = {arm: {} for arm in ARMS}
         in_block: dict[Arm, dict[str, np.ndarray]] = {arm: {} for arm in ARMS}
@@ -188,7 +189,7 @@ class Simulation:
             for part in (during, later, in_block):
                 part[arm]["labelled"] = part[arm]["requests"] - part[arm]["visible"] + part[arm]["judged"]
         before = {name: values[met, 0] for name, values in self.before.items()}
-        return ArmTotals(during, later, before, self._absent(met), in_block=in_block)
+        return ArmTotals(during, later, before, self._absent(present), in_block=in_block)
 
     def _absent(self, met: np.ndarray) -> dict[Arm, int]:
         if self.design == "crossover":

@@ -1,7 +1,8 @@
 """The stages of a test: which comes next, and when.
 
-shadow -> ramp ... -> test -> (paused) -> promoted, watch. Each change of the share waits for `lead` seconds, so that every
-replica of serving divides requests by the same share at the same time (infra/assignment.py).
+shadow -> ramp ... -> test -> (paused) -> promoted, watch. A person may pause a ramp or a test, and resume it. Each change of the
+share waits for `lead` seconds, so that every replica of serving divides requests by the same share at the same time
+(infra/assignment.py).
 """
 
 from infra.assignment import next_start
@@ -23,9 +24,21 @@ def following(experiment: ExperimentRecord, plan: Plan, now: float, lead: float,
     return _served(plan, experiment.share, experiment.stage.share, next_start(experiment, now, lead), reason)
 
 
-def pause(experiment: ExperimentRecord, now: float, reason: str) -> Stage:
-    """Return the stage in which a person decides; nobody changes arms."""
-    return Stage(name="paused", share=experiment.stage.share, started=max(now, experiment.stage.started), reason=reason)
+def pause(experiment: ExperimentRecord, now: float, reason: str, by: str = "") -> Stage:
+    """Return the stage in which a person decides; nobody changes arms.
+
+    Args:
+        by: who asks for it; empty: the gate.
+    """
+    last = experiment.stage
+    return Stage(name="paused", share=last.share, started=max(now, last.started), reason=reason, by=by)
+
+
+def resume(experiment: ExperimentRecord, now: float, reason: str, by: str) -> Stage:
+    """Return the stage that a pause interrupted; nobody changes arms."""
+    paused, interrupted = experiment.stage, experiment.counting
+    started = max(now, paused.started)
+    return Stage(name=interrupted.name, share=interrupted.share, started=started, reason=reason, by=by)
 
 
 def watch(experiment: ExperimentRecord, plan: Plan, now: float, lead: float, reason: str) -> Stage:

@@ -32,12 +32,12 @@ LEGAL: Mapping[MoveKind, Mapping[State, State]] = {
 AFTER: Mapping[StageName | None, frozenset[StageName]] = {
     None: frozenset({"shadow", "ramp", "test"}),
     "shadow": frozenset({"ramp", "test"}),
-    "ramp": frozenset({"ramp", "test"}),
+    "ramp": frozenset({"ramp", "test", "paused"}),
     "test": frozenset({"paused", "watch"}),
-    "paused": frozenset({"watch"}),
+    "paused": frozenset({"ramp", "test", "watch"}),
     "watch": frozenset(),
 }
-"""The stages that may follow each stage of a challenger's test; None: it opens."""
+"""The stages that may follow each stage of a challenger's test; None: it opens. A pause is followed by what it interrupted."""
 LEAVES: Mapping[ManualKind, State] = {"promote": "retired", "roll_back": "rolled_back"}
 """The state of the champion that a move replaces."""
 NEEDS_REASON: frozenset[State] = frozenset({"failed", "rolled_back"})
@@ -78,6 +78,10 @@ def enter(experiment: ExperimentRecord, stage: Stage) -> ExperimentRecord:
     if stage.name not in AFTER[before]:
         expected = ", ".join(sorted(AFTER[before])) or "none: it has ended"
         raise IllegalStage(f"experiment {experiment.id}: stage {stage.name} after {before}, expected {expected}")
+    interrupted = experiment.counting
+    if before == "paused" and stage.name != "watch" and (stage.name, stage.share) != (interrupted.name, interrupted.share):
+        expected = f"{interrupted.name} at {interrupted.share:.0%}, which was paused"
+        raise IllegalStage(f"experiment {experiment.id}: {stage.name} at {stage.share:.0%} after a pause, expected {expected}")
     if last and stage.share < last.share:
         raise IllegalStage(f"experiment {experiment.id}: share {stage.share:g} after {last.share:g}, expected no smaller one")
     return experiment.model_copy(update={"stages": (*experiment.stages, stage)})

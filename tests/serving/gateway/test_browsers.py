@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from infra.settings.schema import Serving
 from infra.web import host_name
 from serving.gateway.browsers import accepted_hosts
+from serving.status.by_hand import KINDS
 from tests.serving.fakes import ADMIN, House
 from tests.serving.helpers import ADMINISTRATOR, AN_EDITOR
 
@@ -32,7 +33,7 @@ POSTS = ("/v1/completions", "/infill", "/v1/feedback", "/v1/continue/events", "/
 
 
 async def test_a_browsers_password_opens_no_route_that_changes_something(house: House) -> None:
-    for url, paths in zip(house.urls, ((*POSTS, "/admin/promote", "/admin/rollback"), POSTS[2:]), strict=True):
+    for url, paths in zip(house.urls, ((*POSTS, *KINDS), POSTS[2:]), strict=True):
         for path in paths:
             answer = await house.client.post(url + path, json=EVENT, headers=PASSWORD)
             assert answer.status_code == 401 and "www-authenticate" not in answer.headers

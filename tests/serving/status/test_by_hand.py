@@ -8,7 +8,8 @@ import pytest
 
 from infra import move_requests
 from infra.records import MoveAnswer
-from tests.serving.fakes import ADMIN, EDITOR, SIMULATION, House
+from serving.status.by_hand import KINDS
+from tests.serving.fakes import ADMIN, EDITOR, SIMULATION, House, experiment
 from tests.serving.helpers import ADMINISTRATOR
 from tests.serving.status.test_routes import _page, basic_auth
 
@@ -51,7 +52,7 @@ async def test_an_administrator_asks_for_a_move_and_reads_how_it_ended(moved: Ho
     assert "version 2 is champion" in await _page(moved)
 
 
-@pytest.mark.parametrize("path", ["/admin/promote", "/admin/rollback"])
+@pytest.mark.parametrize("path", list(KINDS))
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
@@ -91,6 +92,19 @@ async def test_a_mistake_is_told_at_once_and_asks_for_nothing(moved: House, chan
     response = await ask(moved, {**BODY, **change})
     assert response.status_code == status and words in response.json()["error"]["message"]
     assert requests(moved) == []
+
+
+async def test_a_running_test_is_paused_and_resumed_from_the_page(moved: House) -> None:
+    for path in ("/admin/pause", "/admin/resume"):
+        response = await ask(moved, path=path)
+        assert response.status_code == 409 and "no test of version 2 runs" in response.json()["error"]["message"]
+    moved.registry.experiment = experiment()
+    for path, kind in (("/admin/pause", "pause"), ("/admin/resume", "resume")):
+        assert (await ask(moved, path=path)).status_code == 202
+        assert requests(moved)[-1].items() >= {"kind": kind, "by": "admin", **BODY}.items()
+        moved.clock += 10
+        assert f"{kind} the test of 2" in await _page(moved)
+    assert (await ask(moved, {**BODY, "version": "1"}, "/admin/pause")).status_code == 409
 
 
 async def test_while_registry_or_store_is_away_nothing_can_be_asked(moved: House) -> None:

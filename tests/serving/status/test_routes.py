@@ -113,6 +113,7 @@ async def test_the_page_shows_sequences_margins_checks_stages_and_the_planned_en
         assert expected in text, expected
     test = page[page.index('<section id="test"') : page.index('<section id="served"')]
     assert test.count("<figure>") == 3 and test.count('class="chart"') == 3 + len(METRICS)
+    assert 'data-challenger="2" data-offers="pause"' in page
     # More looks: the page reads what is new, and the chart follows.
     looks.append(house.store, Look(experiment="e1", number=71, time=now, stage="test", share=0.5, verdict=verdict(1900)))
     house.clock += 10

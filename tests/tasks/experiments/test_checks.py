@@ -5,13 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from evals.statistics import Difference, difference, weighted_fit
+from evals.statistics import Difference, difference, leave_one_out, weighted_fit
 from infra.records import CheckResult, ExperimentRecord, Verdict
 from infra.settings.schema import Experiment
 from tasks.experiments.checks import run_checks
 from tasks.experiments.decide import decide, means_of
-from tasks.experiments.designs import compare
+from tasks.experiments.designs import compare, compare_ahead
 from tasks.experiments.simulate import Simulation, World, plan_for
+from tests.tasks.experiments.arms import arm_totals, user
 from tests.tasks.made import NOW
 
 TEAM = World(users=300, each=60.0, history=60.0, blocks=8)
@@ -143,3 +144,24 @@ def test_a_gain_that_surely_fades_within_the_test_promotes_nothing(settings: Exp
     assert fades.verdict == "reject" and "less so in the second half" in fades.reason
     lasts = [judged(replace(team, accepted=1.3), 8, 1000, settings, seed).verdict for seed in range(4)]
     assert lasts.count("promote") >= 3
+
+
+@DESIGNS
+def test_a_gain_before_the_planned_end_promotes_only_where_it_surely_lasts_until_then(settings: Experiment) -> None:
+    team = TEAM if settings.design == "by_user" else replace(TURNS, blocks=8)
+    lasting, fading = (
+        [judged(replace(team, accepted=2.0, fading=fades), 4, 500, settings, seed).verdict for seed in range(5)]
+        for fades in (False, True)
+    )
+    assert "promote" in lasting and "promote" not in fading
+
+
+def test_the_gain_at_the_planned_end_is_on_the_line_through_both_halves() -> None:
+    """A rate of 0.2 on the champion's arm; 0.2 + 0.10 in the first half of the challenger's, 0.2 + 0.06 in the second."""
+    champion = {f"a{i}": user(100, 20) for i in range(3)}
+    challenger = {f"b{i}": user(100, 28) for i in range(3)}
+    halves = {"champion": {f"a{i}": user(50, 10) for i in range(3)}, "challenger": {f"b{i}": user(50, 13) for i in range(3)}}
+    totals, plan = arm_totals(champion, challenger, later=halves), plan_for(TEAM, SETTINGS, False)
+    for over, expected in ((1.0, 0.06 - 0.5 * 0.04), (0.5, 0.06 - 2.5 * 0.04)):
+        found = leave_one_out(compare_ahead(totals, "accepted", "requests", plan, over))
+        assert found and found[0] == pytest.approx(expected)

@@ -6,8 +6,9 @@ import pytest
 from evals.statistics import Difference, by_user, difference
 from infra.records import Decision, ExperimentRecord, Verdict
 from infra.settings.schema import Collect, Experiment
-from tasks.experiments.decide import brief, decide, recompute
+from tasks.experiments.decide import brief, decide
 from tasks.experiments.plan import make_plan, plan_of
+from tasks.experiments.recompute import recompute
 from tasks.experiments.totals import ArmTotals
 from tests.tasks.experiments.arms import arm_totals, user
 from tests.tasks.made import NOW
@@ -56,7 +57,7 @@ def test_a_clearly_better_challenger_is_promoted_with_every_interval_in_its_verd
     assert (result.requests, result.users) == ({"champion": 4000, "challenger": 4000}, {"champion": 80, "challenger": 80})
     by_name = {metric.name: metric for metric in result.metrics}
     accepted, shown = by_name["accepted"], by_name["shown"]
-    assert accepted.level == pytest.approx(1 - 0.005 * 0.8) and shown.level == pytest.approx(0.995)
+    assert accepted.level == pytest.approx(1 - 0.0025 * 0.9) and shown.level == pytest.approx(0.9975)
     assert accepted.margin == pytest.approx(0.1 * accepted.champion) and shown.state == "not_worse"
     assert {check.state for check in result.checks} == {"passed"}
 
@@ -107,7 +108,7 @@ def test_a_guardrail_beyond_its_margin_rejects_a_better_model(name: str, count: 
 def test_without_a_single_failure_the_share_of_failures_has_a_bound_from_the_number_of_requests() -> None:
     result = verdict(arm(80, 0.15, 1), arm(80, 0.35, 2))
     failed = next(metric for metric in result.metrics if metric.name == "failed")
-    assert failed.high == pytest.approx(-np.log(0.0025) / 4000)
+    assert failed.high == pytest.approx(-np.log(0.00125) / 4000)
 
 
 def test_a_moderate_win_is_promoted_only_at_the_planned_size() -> None:
@@ -216,7 +217,7 @@ def test_a_decision_is_computed_again_from_its_record_bit_by_bit() -> None:
     assert recompute(read, Experiment(alpha=0.4), Collect()) == reached
     assert "80-0" not in read.model_dump_json(), "the evidence names no user"
     of_old_rules = experiment.plan.model_copy(update={"rules": 1})
-    with pytest.raises(ValueError, match="expected rules 2, which this code has, found rules 1"):
+    with pytest.raises(ValueError, match="expected rules 3, which this code has, found rules 1"):
         recompute(
             read.model_copy(update={"experiment": experiment.model_copy(update={"plan": of_old_rules})}), SETTINGS, Collect()
         )

@@ -58,6 +58,31 @@ def test_a_rollback_to_the_champion_ends_a_paused_test() -> None:
     assert states(registry)["2"] == "failed"
 
 
+@pytest.mark.parametrize("writes", range(6))
+def test_a_pause_and_its_end_are_carried_out_once_whatever_is_killed(writes: int) -> None:
+    store, registry = world()
+    opened = start_test(store, registry, "2")
+    for number, (kind, said, stage) in enumerate((("pause", "is paused", "paused"), ("resume", "goes on", opened.stage.name))):
+        ask(store, "2", kind=kind, at=NOW + 30 * number)
+        registry.writes_left = writes
+        try:
+            answers = run(store, registry, NOW + 30 * number + 10)
+        except Killed:
+            registry.writes_left = 10**9
+            answers = run(store, registry, NOW + 30 * number + 20)
+        assert answers == [("done", f"the test of version 2 {said}")]
+        registry.writes_left = 10**9
+        moves.record(store, registry.client, NOW + 30 * number + 21)
+        running = registry.client.aliases().experiment
+        assert running and (running.stage.name, running.stage.by) == (stage, "ada")
+    last = [(move.kind, move.by, move.stage) for move in log.backwards(store)][:2]
+    assert last == [("advance", "ada", opened.stage.name), ("advance", "ada", "paused")]
+    ask(store, "3", kind="pause", at=NOW + 70)
+    assert run(store, registry, NOW + 75) == [
+        ("refused", "no test of version 3 runs, the test of version 2 does; look at the status page and ask again")
+    ]
+
+
 @pytest.mark.parametrize(
     ("asked", "now", "expected"),
     [

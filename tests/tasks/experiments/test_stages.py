@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from infra import moves as log
 from infra.assignment import assigned_arm, divides, next_start
 from infra.cycles import decision_of
-from infra.records import Completion, ExperimentRecord, Feedback, ShadowCopy, Stage
+from infra.records import Completion, Decision, ExperimentRecord, Feedback, ShadowCopy, Stage
 from infra.registry import CHAMPION, ROLLED_BACK_TAG
 from infra.settings import Settings
 from infra.settings.schema import Collect, Experiment
 from tasks.experiments import aftercare, looking, manual, moves, release, states
 from tasks.experiments.looking import Found, Sight
+from tasks.experiments.recompute import recompute
 from tests.tasks.experiments.test_manual import cycle, world
 from tests.tasks.made import NOW, Killed, MemoryRegistry, MemoryStore, completion, feedback
 
@@ -56,6 +57,8 @@ class Life:
     experiment: ExperimentRecord
     draw: random.Random = field(default_factory=lambda: random.Random(5))
     batch: int = 0
+    recomputed: int = 0
+    """Decisions that were computed again from their record, with the same verdict."""
 
     @property
     def client(self) -> ExperimentRecord:
@@ -70,6 +73,10 @@ class Life:
         assert running.plan
         found = looking.look(Sight(self.store, running, running.plan, now, LEAD), self.registry.client.aliases())
         if found.decision:
+            if found.decision.evidence or found.decision.copies:
+                written = Decision.model_validate_json(found.decision.model_dump_json())
+                assert recompute(written, SETTINGS.experiment, SETTINGS.collect) == found.decision.verdict
+                self.recomputed += 1
             release.conclude(self.store, self.registry.client, found.decision)
         elif found.stage:
             release.advance(self.store, self.registry.client, running, found.stage, now)
@@ -122,12 +129,17 @@ EQUAL = {"1": 0.3, "2": 0.3}
 BETTER = {"1": 0.2, "2": 0.7}
 
 
-@pytest.fixture
-def life() -> Life:
+def opened() -> Life:
+    """Open a test of version 2."""
     store, registry = world()
     record = release.open_experiment(store, registry.client, release.propose(store, SETTINGS, cycle("2"), "2", "1", NOW))
     assert record
     return Life(store, registry, record)
+
+
+@pytest.fixture
+def life() -> Life:
+    return opened()
 
 
 def at_ramp(life: Life) -> float:
@@ -178,6 +190,7 @@ def test_a_better_version_passes_every_stage_and_stays(life: Life) -> None:
     ]
     decided = decision_of(life.store, life.experiment.id)
     assert decided and [stage.share for stage in decided.experiment.stages] == [0.0, 0.1, 0.25, 0.5]
+    assert life.recomputed == 1
 
 
 @pytest.mark.parametrize(
@@ -193,12 +206,13 @@ def test_a_version_that_is_wrong_in_its_shadow_is_rejected_before_any_user(life:
     found = life.look(NOW + 5)
     assert found.verdict.verdict == "reject" and reason in found.verdict.reason, found.verdict.reason
     assert life.registry.aliases == {"champion": "1"} and life.registry.versions["2"]["state"] == "failed"
+    assert life.recomputed == 1
 
 
 def test_a_shadow_without_enough_copies_in_its_time_is_not_held_against_the_version(life: Life) -> None:
     life.copies(7)
     assert life.look(NOW + QUARTER - 1).verdict.verdict == "undecided"
-    assert life.look(NOW + QUARTER + 1).verdict.verdict == "broken"
+    assert life.look(NOW + QUARTER + 1).verdict.verdict == "broken" and life.recomputed == 1
     assert life.registry.versions["2"]["state"] == "candidate"
 
 
@@ -209,6 +223,7 @@ def test_a_version_that_fails_or_is_slow_is_taken_from_the_ramp_at_once(life: Li
     found = life.look(start + 31)
     assert found.verdict.verdict == "breach" and "ramp at 10%" in found.verdict.reason, found.verdict.reason
     assert life.registry.aliases == {"champion": "1"} and life.registry.versions["2"]["state"] == "failed"
+    assert life.recomputed == 1
 
 
 def test_a_check_that_fails_holds_the_ramp_and_does_not_count_against_the_version(life: Life) -> None:
@@ -222,7 +237,7 @@ def test_a_check_that_fails_holds_the_ramp_and_does_not_count_against_the_versio
     )
     found = life.look(start + QUARTER + 20)
     assert found.stage is None and found.decision is None and "held: judged" in found.verdict.reason, found.verdict.reason
-    assert life.look(NOW + 1300).verdict.verdict == "broken"
+    assert life.look(NOW + 1300).verdict.verdict == "broken" and life.recomputed == 1
     assert life.registry.versions["2"]["state"] == "candidate"
 
 
@@ -269,6 +284,7 @@ def test_a_promoted_version_that_turns_bad_is_taken_back_by_the_watch(life: Life
     assert last and (last.kind, last.by, last.stage) == ("roll_back", "watch", "")
     assert "failures per request" in last.reason and last.reason in life.registry.versions["2"][ROLLED_BACK_TAG]
     assert {v: life.registry.versions[v]["state"] for v in "12"} == {"1": "champion", "2": "rolled_back"}
+    assert life.recomputed == 2
 
 
 def test_a_promoted_version_that_is_accepted_far_less_is_taken_back(life: Life) -> None:
