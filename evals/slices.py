@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evals.scores import PositionScore
+from evals.compare.values import Places
 
 POOLED = ("language", "project", "set")
 """Kinds of slices whose small ones count together: a loss in a language with few places would otherwise go unseen."""
@@ -21,13 +21,13 @@ class Slice:
     """[N], whether each place is in it."""
 
     @classmethod
-    def of(cls, names: Sequence[str], scores: Sequence[PositionScore]) -> "Slice":
+    def of(cls, names: Sequence[str], places: Places) -> "Slice":
         """Return the places that have one of the names."""
-        wanted = frozenset(names)
-        return cls(tuple(names), np.array([not wanted.isdisjoint(score.slices) for score in scores], dtype=bool))
+        within = [places.slices[name] for name in names]
+        return cls(tuple(names), np.any(within, axis=0) if within else np.zeros(len(places.files), dtype=bool))
 
 
-def of_scores(scores: Sequence[PositionScore], known: np.ndarray, least: int) -> tuple[dict[str, Slice], list[str]]:
+def of_places(places: Places, known: np.ndarray, least: int) -> tuple[dict[str, Slice], list[str]]:
     """Return the slices that are large enough by name, and what is said of the others.
 
     A slice that holds all places is none. Of languages, projects and sets, those that are too small make one slice together.
@@ -38,8 +38,8 @@ def of_scores(scores: Sequence[PositionScore], known: np.ndarray, least: int) ->
     """
     found: dict[str, Slice] = {}
     told: dict[str, str] = {}
-    for name in sorted({name for score in scores for name in score.slices}):
-        one = Slice.of([name], scores)
+    for name in places.slices:
+        one = Slice.of([name], places)
         count = int((known & one.within).sum())
         if one.within[known].all():
             continue
@@ -49,7 +49,7 @@ def of_scores(scores: Sequence[PositionScore], known: np.ndarray, least: int) ->
             told[name] = f"{name}: {count} places, a verdict needs {least}"
     for kind in POOLED:
         small = [name for name in told if name.startswith(f"{kind}: ")]
-        together, name = Slice.of(small, scores), f"{kind}: {len(small)} small ones"
+        together, name = Slice.of(small, places), f"{kind}: {len(small)} small ones"
         if len(small) > 1 and (known & together.within).sum() >= least and not together.within[known].all():
             found[name] = together
             told |= {one: f"{told[one]}; it counts with {name}" for one in small}

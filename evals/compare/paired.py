@@ -66,7 +66,7 @@ class Difference:
     files: int
 
 
-def differences(columns: Sequence[Column], files: Sequence[str], levels: Levels) -> list[Difference]:
+def differences(columns: Sequence[Column], files: Sequence[str] | np.ndarray, levels: Levels) -> list[Difference]:
     """Return the difference of each column; `files` names the file of each place."""
     number = np.unique(np.asarray(files), return_inverse=True)[1]
     sums = FileSums.of(columns, number)
@@ -126,7 +126,7 @@ class FileSums:
         return int((self.places[:, column] > 0).sum())
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=16)
 def times_drawn(files: int) -> np.ndarray:
     """Return how often each file is drawn in each resample, [R, F]: the same for every comparison of so many files."""
     return np.random.default_rng(SEED).multinomial(files, np.full(files, 1 / files), RESAMPLES).astype(float)

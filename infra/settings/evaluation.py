@@ -68,7 +68,7 @@ class GateMargins(Section):
     shorter: float = Field(0.35, gt=0)
     """Fall of the mean length, as a share of the champion's."""
     longer: float = Field(0.52, gt=0)
-    """Rise of the mean length, as a share of the champion's."""
+    """Rise of the characters beyond the true text, as a share of the true texts' length."""
     comments: float = Field(0.04, gt=0)
     """Rise of the share of completions with a comment."""
     repetition: float = Field(0.03, gt=0)

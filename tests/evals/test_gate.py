@@ -3,18 +3,20 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from evals.bench.gate.plants import measured_as, plant_of
+from evals.bench.gate.plants import worsened
 from evals.compare.measures import BY_NAME
+from evals.compare.values import Places, Values
 from evals.gate import GateResult, judge_candidate
-from evals.guardrails import GUARDRAILS, checks_of
+from evals.guardrails import GUARDRAILS, checks_of, column_of
 from evals.metrics.habits import repetition
 from evals.metrics.place import measure
 from evals.positions import Position
 from evals.scores import PositionScore
 from infra.settings.schema import Gate, GateMargins
-from tests.evals.made_scores import PLACES, scores, written
+from tests.evals.made_scores import PLACES, measured_as, scores, written
 
 SETTINGS = Gate(min_places=200, min_slice_places=60)
 
@@ -147,14 +149,16 @@ def test_scores_of_other_places_are_refused() -> None:
 
 def test_a_loss_of_one_margin_is_planted_as_large_as_it_says() -> None:
     """The bench's plants: on average each takes one margin of its guardrail."""
-    import numpy as np
-
-    champion = scores() * 10
-    for check in checks_of(champion, champion, SETTINGS).checks:
+    rows = [measured_as(s, passed=float(i % 2)) for i, s in enumerate(scores() * 10)]
+    champion, places = Values.of(rows), Places.of(rows)
+    checks = checks_of(champion, champion, places, SETTINGS).checks
+    assert {check.guardrail.name for check in checks} == set(GateMargins.model_fields) - {"slices", "drift", "silent"}
+    for check in checks:
         if check.slice:
             continue
-        worse = plant_of(check, champion)(champion, np.random.default_rng(0))
-        column = check.guardrail.measure.column(worse, champion)
+        mean = float(np.nanmean(champion.by_measure[check.guardrail.measure.name]))
+        worse = worsened(check, mean, champion, np.random.default_rng(0))
+        column = column_of(check.guardrail, worse, champion)
         loss = float(column.difference.sum() / column.weight.sum())
         sign = -1 if check.guardrail.worse == "less" else 1
         assert sign * loss == pytest.approx(check.margin, rel=0.25), check.guardrail.name

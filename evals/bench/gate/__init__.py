@@ -2,6 +2,7 @@
 
 rates.py     equal candidates, and candidates that are worse by one margin (plants.py), through the gate's own code
 models.py    a better model, and one for each way to get worse
+flipped.py   a model that the project's trainer made of the opposite reward
 languages.py a model that lost one of two languages
 """
 
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from evals import positions
 from evals.bench.figures import Figure, figure
-from evals.bench.gate import languages, rates
+from evals.bench.gate import flipped, languages, rates
 from evals.bench.gate.models import BATCH, RECIPES, Recipe, train
 from evals.compare.scoring import Contestant, ScoredModels, score_models
 from evals.completions import set_of
@@ -28,7 +29,7 @@ from infra.settings.schema import HeldOut
 
 POOL_PLACES = 900
 """Places at which the two models of the simulation are scored."""
-DRAWS = 4000
+DRAWS = 1000
 CHAMPION = "champion"
 
 
@@ -48,6 +49,7 @@ def measure(settings: Settings) -> list[Figure]:
             recipe.name: train(base, Path(folder) / recipe.name, recipe, taught, model, settings.serving.sampling.max_tokens)
             for recipe in RECIPES
         }
+        folders |= flipped.train(Path(folder))
         scored = scores_of({CHAMPION: base, better.name: folders.pop(better.name)}, pool, settings)
         rows = {name: list(scores.by_position) for name, scores in scored.scores.items()}
         others = scores_of({CHAMPION: base, **folders}, pool[:places], settings)
@@ -56,6 +58,7 @@ def measure(settings: Settings) -> list[Figure]:
     return [
         verdict_figure(CHAMPION, frozenset(), judge_candidate(champion, champion, settings.evaluate.gate)),
         *(recipe_figure(recipe, list(candidates[recipe.name]), list(champion), settings) for recipe in RECIPES),
+        *flipped_figures(candidates, champion, settings),
         *languages.run(settings, rows_of),
         *rates.run(rows[CHAMPION], rows[better.name], places, settings.evaluate.gate, DRAWS),
     ]
@@ -87,6 +90,19 @@ def training_places(count: int) -> list[positions.Position]:
 def recipe_figure(recipe: Recipe, candidate: list[PositionScore], champion: list[PositionScore], settings: Settings) -> Figure:
     """Return whether the gate says of a trained model what it must."""
     return verdict_figure(recipe.name, recipe.guardrails, judge_candidate(candidate, champion, settings.evaluate.gate))
+
+
+def flipped_figures(
+    candidates: Mapping[str, Sequence[PositionScore]], champion: Sequence[PositionScore], settings: Settings
+) -> list[Figure]:
+    """Return whether the gate fails the opposite reward and does not fail the reward as it is."""
+    seen, control = (
+        judge_candidate(candidates[name], champion, settings.evaluate.gate) for name in (flipped.FLIPPED, flipped.CONTROL)
+    )
+    return [
+        verdict_figure(flipped.FLIPPED, flipped.GUARDRAILS, seen),
+        figure(f"gate.trained.{flipped.CONTROL}", float(control.verdict != "failed"), control.verdict, least=1.0),
+    ]
 
 
 def verdict_figure(name: str, guardrails: frozenset[str], result: GateResult) -> Figure:
