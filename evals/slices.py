@@ -7,6 +7,7 @@ import numpy as np
 
 from evals.compare.values import Places
 
+PROJECT = "project: "
 POOLED = ("language", "project", "set")
 """Kinds of slices whose small ones count together: a loss in a language with few places would otherwise go unseen."""
 
@@ -27,7 +28,7 @@ class Slice:
         return cls(tuple(names), np.any(within, axis=0) if within else np.zeros(len(places.files), dtype=bool))
 
 
-def of_places(places: Places, known: np.ndarray, least: int) -> tuple[dict[str, Slice], list[str]]:
+def of_places(places: Places, known: np.ndarray, least: int, least_files: int) -> tuple[dict[str, Slice], list[str]]:
     """Return the slices that are large enough by name, and what is said of the others.
 
     A slice that holds all places is none. Of languages, projects and sets, those that are too small make one slice together.
@@ -35,22 +36,31 @@ def of_places(places: Places, known: np.ndarray, least: int) -> tuple[dict[str, 
     Args:
         known: whether each place counts, [N].
         least: least number of places of a slice.
+        least_files: least number of files of a project.
     """
     found: dict[str, Slice] = {}
     told: dict[str, str] = {}
     for name in places.slices:
         one = Slice.of([name], places)
-        count = int((known & one.within).sum())
+        count, files = int((known & one.within).sum()), files_of(places, known & one.within)
         if one.within[known].all():
             continue
-        if count >= least:
-            found[name] = one
-        else:
+        if count < least:
             told[name] = f"{name}: {count} places, a verdict needs {least}"
+        elif name.startswith(PROJECT) and files < least_files:
+            told[name] = f"{name}: {count} places in {files} files, a verdict needs {least_files} files"
+        else:
+            found[name] = one
     for kind in POOLED:
         small = [name for name in told if name.startswith(f"{kind}: ")]
         together, name = Slice.of(small, places), f"{kind}: {len(small)} small ones"
-        if len(small) > 1 and (known & together.within).sum() >= least and not together.within[known].all():
+        counted = known & together.within
+        if len(small) > 1 and counted.sum() >= least and not together.within[known].all():
             found[name] = together
             told |= {one: f"{told[one]}; it counts with {name}" for one in small}
     return found, list(told.values())
+
+
+def files_of(places: Places, within: np.ndarray) -> int:
+    """Return the number of files that hold some places, [N]."""
+    return len(np.unique(places.files[within]))

@@ -5,7 +5,9 @@
 
 A mean has a paired bootstrap by file (Koehn 2004, "Statistical significance tests for machine translation evaluation"; Field and
 Welsh 2007 for clusters), at quantiles corrected for skew (Efron 1987, "Better bootstrap confidence intervals": BCa) and
-widened for few files as Student's t is (Hesterberg 2015, "What teachers should know about the bootstrap", section 5.3).
+widened for few files as Student's t is (Hesterberg 2015, "What teachers should know about the bootstrap", section 5.3). Files of
+unequal size count as fewer (Carter, Schnepel and Steigerwald 2017, "Asymptotic behavior of a t-test robust to cluster
+heterogeneity", the effective number of clusters).
 
 A rate (d is -1, 0 or 1) has the score interval of paired proportions (Tango 1998, "Equivalence test and confidence interval for
 the difference in proportions for the paired-sample design"), which stays honest where few places or none differ. Its counts are
@@ -25,6 +27,8 @@ from scipy.special import betainc, ndtr, ndtri, stdtrit  # scipy.stats gives the
 SEED = 0
 """Seed of the resamples: the same scores give the same verdict."""
 RESAMPLES = 4000
+LEAST_EFFECTIVE = 1.5
+"""Fewest effective files that Student's t is asked for; with less than two the bounds are next to infinite anyway."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,6 +129,11 @@ class FileSums:
         """Return the number of files with a place that counts."""
         return int((self.places[:, column] > 0).sum())
 
+    def effective_files(self, column: int) -> float:
+        """Return the number of files of equal size that tell as much: (sum n)^2 / sum n^2 of their places n that count."""
+        places = self.places[:, column]
+        return float(places.sum() ** 2 / np.square(places).sum())
+
 
 @lru_cache(maxsize=16)
 def times_drawn(files: int) -> np.ndarray:
@@ -139,13 +148,14 @@ def _mean(resampled: np.ndarray, sums: FileSums, column: int, levels: Levels) ->
         return _unknown(estimate, sums, column)
     skew = sums.skew(column)
     below = float(np.mean(known < estimate) + np.mean(known == estimate) / 2)
-    errors = [sign * widened(level, files) for level in (levels.bound, levels.sure) for sign in (-1, 1)]
+    effective = max(sums.effective_files(column), LEAST_EFFECTIVE)
+    errors = [sign * widened(level, effective) for level in (levels.bound, levels.sure) for sign in (-1, 1)]
     shares = [corrected(z, below, skew) for z in errors]
     low, high, surely_low, surely_high = np.quantile(known, shares).tolist()
     return Difference(estimate, low, high, surely_low, surely_high, int(sums.places[:, column].sum()), files)
 
 
-def widened(level: float, files: int) -> float:
+def widened(level: float, files: float) -> float:
     """Return the normal quantile at which a bootstrap over so few files has this error level (Hesterberg 2015, section 5.3)."""
     return math.sqrt(files / (files - 1)) * -float(stdtrit(files - 1, level))
 

@@ -61,10 +61,11 @@ class Pool:
         return float(np.nanmean([self.one.by_measure[measure], self.other.by_measure[measure]]))
 
     def draw(self, count: int, rng: np.random.Generator) -> Drawn:
-        """Return an equal candidate and its champion at about so many places at which something should be written."""
-        share = count / self.places.asks.sum()
-        chosen = rng.integers(0, len(self.members), len(self.members))
-        kept = [self.members[index][rng.random(len(self.members[index])) < share] for index in chosen]
+        """Return an equal candidate and its champion at about so many places at which something should be written, as in an
+        evaluation, however long the drawn files are."""
+        files = [self.members[index] for index in rng.integers(0, len(self.members), len(self.members))]
+        share = count / sum(int(self.places.asks[members].sum()) for members in files)
+        kept = [members[rng.random(len(members)) < share] for members in files]
         sizes = [len(part) for part in kept]
         places, first = np.concatenate(kept), np.repeat(rng.random(len(kept)) < 0.5, sizes)
         return Drawn(
