@@ -51,10 +51,13 @@ def silence(scores: Sequence[PositionScore]) -> np.ndarray:
 
 
 def overshoot(scores: Sequence[PositionScore]) -> np.ndarray:
-    """Return the characters beyond the true text's number over the mean length of the true texts, [N]."""
+    """Return the characters beyond the true text's number over the mean length of the true texts, at most 1, [N].
+
+    Without the bound, the few longest completions decide the mean, and its interval errs.
+    """
     beyond = each(lambda s: max(0, len(s.completion.rstrip()) - len(s.truth.rstrip())))(scores)
     typical = np.mean([len(s.truth.rstrip()) for s in scores if s.asks] or [math.nan])
-    return beyond / float(typical)
+    return np.minimum(beyond / float(typical), 1.0)
 
 
 def surprisal(scores: Sequence[PositionScore]) -> np.ndarray:

@@ -63,7 +63,7 @@ class GateMargins(Section):
     """Rise of the share of completions after which the file has more syntax errors than with the true text."""
     silent: float | None = Field(None, gt=0)
     """Fall of the share of silence where nothing should be written; none: it is reported only, since few places tell little."""
-    empty: float = Field(0.035, gt=0)
+    empty: float = Field(0.04, gt=0)
     """Rise of the share of empty completions."""
     shorter: float = Field(0.35, gt=0)
     """Fall of the mean length, as a share of the champion's."""
@@ -84,7 +84,7 @@ class GateMargins(Section):
 
 
 class Gate(Section):
-    alpha: float = Field(0.035, gt=0, lt=0.5)
+    alpha: float = Field(0.03, gt=0, lt=0.5)
     """One-sided level of each guardrail's bounds. At this one, at most 5 % of candidates that are worse by one margin pass (`make
     bench ARGS=gate`): the bounds are approximations."""
     min_places: int = Field(200, ge=2)
