@@ -48,7 +48,7 @@ def of_places(places: Places, known: np.ndarray, least: int, least_files: int) -
         if count < least:
             told[name] = f"{name}: {count} places, a verdict needs {least}"
         elif name.startswith(PROJECT) and files < least_files:
-            told[name] = f"{name}: {count} places in {files} files, a verdict needs {least_files} files"
+            told[name] = f"{name}: {count} places in {files:.3g} files of equal size, a verdict needs {least_files}"
         else:
             found[name] = one
     for kind in POOLED:
@@ -61,6 +61,7 @@ def of_places(places: Places, known: np.ndarray, least: int, least_files: int) -
     return found, list(told.values())
 
 
-def files_of(places: Places, within: np.ndarray) -> int:
-    """Return the number of files that hold some places, [N]."""
-    return len(np.unique(places.files[within]))
+def files_of(places: Places, within: np.ndarray) -> float:
+    """Return the number of files of equal size that tell as much as those of some places, [N] (compare/paired.py)."""
+    counts = np.unique(places.files[within], return_counts=True)[1].astype(float)
+    return float(counts.sum() ** 2 / np.square(counts).sum()) if len(counts) else 0.0

@@ -112,7 +112,7 @@ def test_a_project_in_few_files_has_no_vote_of_its_own() -> None:
     champion = [replace(s, id=str(i)) for i, s in enumerate(champion)]
     result = judge_candidate(champion, champion, SETTINGS)
     assert {f.slice for f in result.findings} == {"", "project: many", "project: other"}
-    assert "project: few: 84 places in 7 files, a verdict needs 8 files" in result.left_out
+    assert "project: few: 84 places in 7 files of equal size, a verdict needs 8" in result.left_out
     looser = judge_candidate(champion, champion, SETTINGS.model_copy(update={"min_project_files": 7}))
     assert "project: few" in {f.slice for f in looser.findings}
 
