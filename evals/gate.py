@@ -17,6 +17,7 @@ from typing import Literal
 import numpy as np
 
 from evals.compare.paired import Difference, Levels, differences
+from evals.compare.values import Places, Values
 from evals.guardrails import Check, checks_of
 from evals.scores import PositionScore
 from infra.settings.schema import Gate
@@ -75,18 +76,27 @@ def judge_candidate(
         raise ValueError(
             f"gate: {len(candidate)} places of the candidate, {len(places)} others of the champion; score both on one set"
         )
-    asked = checks_of(candidate, champion, settings, judge_counts=judge_counts)
-    if (count := sum(score.asks for score in champion)) < settings.min_places:
+    return judge_values(Values.of(candidate), Values.of(champion), Places.of(champion), settings, judge_counts=judge_counts)
+
+
+def judge_values(candidate: Values, champion: Values, places: Places, settings: Gate, *, judge_counts: bool = True) -> GateResult:
+    """Return the gate's verdict on two models' measures at the same places."""
+    asked = checks_of(candidate, champion, places, settings, judge_counts=judge_counts)
+    if (count := int(places.asks.sum())) < settings.min_places:
         reason = f"{count} places; evaluate.gate.min_places asks for {settings.min_places}"
         return GateResult("undecided", reason, (), asked.left_out)
-    levels = Levels(settings.alpha, settings.alpha / len(asked.checks))
-    found = differences([check.column for check in asked.checks], [score.cluster for score in champion], levels)
-    means = {"candidate": _means(candidate, asked.checks), "champion": _means(champion, asked.checks)}
+    found = differences_of(asked.checks, places, settings)
     findings = tuple(
-        finding_of(check, difference, means["candidate"][k], means["champion"][k])
-        for k, (check, difference) in enumerate(zip(asked.checks, found, strict=True))
+        finding_of(check, difference, mean_of(candidate, check), mean_of(champion, check))
+        for check, difference in zip(asked.checks, found, strict=True)
     )
     return conclude(findings, asked.left_out)
+
+
+def differences_of(checks: Sequence[Check], places: Places, settings: Gate) -> list[Difference]:
+    """Return the difference of each check, with the bounds of the gate's levels."""
+    levels = Levels(settings.alpha, settings.alpha / len(checks))
+    return differences([check.column for check in checks], places.files, levels)
 
 
 def conclude(findings: Sequence[Finding], left_out: Sequence[str]) -> GateResult:
@@ -136,14 +146,10 @@ def explain(check: Check, difference: Difference, verdict: Verdict) -> str:
     return f"{name}: {what[verdict]}, {difference.estimate:+.3g} [{difference.low:+.3g}, {difference.high:+.3g}], margin {limit}"
 
 
-def _means(scores: Sequence[PositionScore], checks: Sequence[Check]) -> list[float]:
-    """Return the mean of each check's measure over its places."""
-    values = {check.guardrail.measure.name: check.guardrail.measure.values(scores) for check in checks}
-    means = []
-    for check in checks:
-        known = values[check.guardrail.measure.name][check.column.known]
-        means.append(float(np.mean(known)) if len(known) else math.nan)
-    return means
+def mean_of(values: Values, check: Check) -> float:
+    """Return the mean of a check's measure over its places."""
+    known = values.by_measure[check.guardrail.measure.name][check.column.known]
+    return float(np.mean(known)) if len(known) else math.nan
 
 
 def _finite(value: float) -> float | None:

@@ -1,13 +1,12 @@
 """The guardrails of the offline gate: where a candidate must not be worse than the champion."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from evals import slices
 from evals.compare.measures import BY_NAME, Measure
 from evals.compare.paired import Column
-from evals.scores import PositionScore
+from evals.compare.values import Places, Values
 from infra.settings.schema import Gate
 
 SLICED = "edit_similarity"
@@ -39,7 +38,8 @@ GUARDRAILS = (
     # A policy that is rewarded for what developers do finds these first.
     Guardrail("empty", BY_NAME["empty"], "more", "empty more often"),
     Guardrail("shorter", BY_NAME["length"], "less", "shorter"),
-    Guardrail("longer", BY_NAME["length"], "more", "longer"),
+    # Relative to the true text: a candidate that writes more where the champion wrote too little is no worse for it.
+    Guardrail("longer", BY_NAME["overshoot"], "more", "longer beyond the true text"),
     Guardrail("comments", BY_NAME["comments"], "more", "writes comments more often", where_known=True),
     Guardrail("repetition", BY_NAME["repetition"], "more", "repeats itself more"),
     Guardrail("variety", BY_NAME["variety"], "less", "gives the same answers more often"),
@@ -68,9 +68,7 @@ class Checks:
     left_out: tuple[str, ...]
 
 
-def checks_of(
-    candidate: Sequence[PositionScore], champion: Sequence[PositionScore], settings: Gate, *, judge_counts: bool = True
-) -> Checks:
+def checks_of(candidate: Values, champion: Values, places: Places, settings: Gate, *, judge_counts: bool = True) -> Checks:
     """Return the checks of all places, then of the slices."""
     checks, left_out = [], []
     for guardrail in GUARDRAILS:
@@ -80,27 +78,31 @@ def checks_of(
         elif guardrail.name == "judged" and not judge_counts:
             left_out.append("judged: the judge's scores do not count")
         else:
-            column = guardrail.measure.column(candidate, champion)
-            few = too_few(column, champion, settings.min_slice_places) if guardrail.where_known else ""
+            column = column_of(guardrail, candidate, champion)
+            few = too_few(column, places, settings.min_slice_places) if guardrail.where_known else ""
             checks += [] if few else [Check(guardrail, "", margin, column)]
             left_out += [f"{guardrail.name}: {few}"] if few else []
-    sliced, too_small = slice_checks(candidate, champion, settings)
+    sliced, too_small = slice_checks(candidate, champion, places, settings)
     return Checks((*checks, *sliced), (*left_out, *too_small))
 
 
-def too_few(column: Column, scores: Sequence[PositionScore], least: int) -> str:
+def column_of(guardrail: Guardrail, candidate: Values, champion: Values) -> Column:
+    """Return what a guardrail compares at each place."""
+    measure = guardrail.measure
+    return measure.column(candidate.by_measure[measure.name], champion.by_measure[measure.name])
+
+
+def too_few(column: Column, places: Places, least: int) -> str:
     """Return why a measure that some places do not have cannot be checked; the empty text where it can."""
-    known, asked = int(column.known.sum()), sum(score.asks for score in scores)
+    known, asked = int(column.known.sum()), int(places.asks.sum())
     return f"known at {known} of {asked} places, a verdict needs {least}" if known < min(least, max(asked, 1)) else ""
 
 
-def slice_checks(
-    candidate: Sequence[PositionScore], champion: Sequence[PositionScore], settings: Gate
-) -> tuple[list[Check], list[str]]:
+def slice_checks(candidate: Values, champion: Values, places: Places, settings: Gate) -> tuple[list[Check], list[str]]:
     """Return a check for each slice that is large enough, and what is said of the others. A slice of all places is none."""
     guardrail = next(g for g in GUARDRAILS if g.name == SLICED)
-    whole = guardrail.measure.column(candidate, champion)
-    found, told = slices.of_scores(champion, whole.known, settings.min_slice_places)
+    whole = column_of(guardrail, candidate, champion)
+    found, told = slices.of_places(places, whole.known, settings.min_slice_places, settings.min_project_files)
     checks = []
     for name, one in found.items():
         margin = settings.slice_margins.get(name, settings.margins.slices)

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evals.scores import PositionScore
+from evals.compare.values import Places
 
+PROJECT = "project: "
 POOLED = ("language", "project", "set")
 """Kinds of slices whose small ones count together: a loss in a language with few places would otherwise go unseen."""
 
@@ -21,13 +22,13 @@ class Slice:
     """[N], whether each place is in it."""
 
     @classmethod
-    def of(cls, names: Sequence[str], scores: Sequence[PositionScore]) -> "Slice":
+    def of(cls, names: Sequence[str], places: Places) -> "Slice":
         """Return the places that have one of the names."""
-        wanted = frozenset(names)
-        return cls(tuple(names), np.array([not wanted.isdisjoint(score.slices) for score in scores], dtype=bool))
+        within = [places.slices[name] for name in names]
+        return cls(tuple(names), np.any(within, axis=0) if within else np.zeros(len(places.files), dtype=bool))
 
 
-def of_scores(scores: Sequence[PositionScore], known: np.ndarray, least: int) -> tuple[dict[str, Slice], list[str]]:
+def of_places(places: Places, known: np.ndarray, least: int, least_files: int) -> tuple[dict[str, Slice], list[str]]:
     """Return the slices that are large enough by name, and what is said of the others.
 
     A slice that holds all places is none. Of languages, projects and sets, those that are too small make one slice together.
@@ -35,22 +36,32 @@ def of_scores(scores: Sequence[PositionScore], known: np.ndarray, least: int) ->
     Args:
         known: whether each place counts, [N].
         least: least number of places of a slice.
+        least_files: least number of files of a project.
     """
     found: dict[str, Slice] = {}
     told: dict[str, str] = {}
-    for name in sorted({name for score in scores for name in score.slices}):
-        one = Slice.of([name], scores)
-        count = int((known & one.within).sum())
+    for name in places.slices:
+        one = Slice.of([name], places)
+        count, files = int((known & one.within).sum()), files_of(places, known & one.within)
         if one.within[known].all():
             continue
-        if count >= least:
-            found[name] = one
-        else:
+        if count < least:
             told[name] = f"{name}: {count} places, a verdict needs {least}"
+        elif name.startswith(PROJECT) and files < least_files:
+            told[name] = f"{name}: {count} places in {files:.3g} files of equal size, a verdict needs {least_files}"
+        else:
+            found[name] = one
     for kind in POOLED:
         small = [name for name in told if name.startswith(f"{kind}: ")]
-        together, name = Slice.of(small, scores), f"{kind}: {len(small)} small ones"
-        if len(small) > 1 and (known & together.within).sum() >= least and not together.within[known].all():
+        together, name = Slice.of(small, places), f"{kind}: {len(small)} small ones"
+        counted = known & together.within
+        if len(small) > 1 and counted.sum() >= least and not together.within[known].all():
             found[name] = together
             told |= {one: f"{told[one]}; it counts with {name}" for one in small}
     return found, list(told.values())
+
+
+def files_of(places: Places, within: np.ndarray) -> float:
+    """Return the number of files of equal size that tell as much as those of some places, [N] (compare/paired.py)."""
+    counts = np.unique(places.files[within], return_counts=True)[1].astype(float)
+    return float(counts.sum() ** 2 / np.square(counts).sum()) if len(counts) else 0.0

@@ -99,7 +99,7 @@ def row_of(measure: Measure, models: Sequence[Sequence[PositionScore]]) -> Row |
     if not any(np.isfinite(v).any() for v in values):
         return None
     means = [Column(v, np.ones_like(v), np.isfinite(v)) for v in values]
-    paired = [measure.column(scores, models[0]) for scores in models[1:]]
+    paired = [measure.column(v, values[0]) for v in values[1:]]
     found = differences([*means, *paired], [score.cluster for score in models[0]], Levels(tail, tail))
     changes = [None, *found[len(means) :]]
     return Row(measure, tuple(Cell(mean, change) for mean, change in zip(found[: len(means)], changes, strict=True)))

@@ -4,7 +4,6 @@ To add one: a function of a PositionScore, a row in MEASURES, and, to guard it, 
 """
 
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -16,6 +15,7 @@ from evals.metrics.habits import repetition
 from evals.scores import PositionScore
 
 Kind = Literal["rate", "mean", "relative"]
+VARIETY = "variety"
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,8 @@ class Measure:
     """Returns a number for each place, [N]; NaN where it is unknown."""
     unit: str
 
-    def column(self, candidate: Sequence[PositionScore], champion: Sequence[PositionScore]) -> Column:
-        """Return what is compared at the places where both models have a value."""
-        ours, theirs = self.values(candidate), self.values(champion)
+    def column(self, ours: np.ndarray, theirs: np.ndarray) -> Column:
+        """Return what is compared, candidate with champion, at the places where both have a value [N]."""
         weight = theirs if self.kind == "relative" else np.ones_like(theirs)
         return Column(ours - theirs, weight, known=np.isfinite(ours) & np.isfinite(theirs), rate=self.kind == "rate")
 
@@ -51,16 +50,32 @@ def silence(scores: Sequence[PositionScore]) -> np.ndarray:
     return np.array([_number(s.measured.silent if s.measured else None) for s in scores], dtype=float)
 
 
+def overshoot(scores: Sequence[PositionScore]) -> np.ndarray:
+    """Return the characters beyond the true text's number over the mean length of the true texts, at most 1, [N].
+
+    Without the bound, the few longest completions decide the mean, and its interval errs.
+    """
+    beyond = each(lambda s: max(0, len(s.completion.rstrip()) - len(s.truth.rstrip())))(scores)
+    typical = np.mean([len(s.truth.rstrip()) for s in scores if s.asks] or [math.nan])
+    return np.minimum(beyond / float(typical), 1.0)
+
+
 def surprisal(scores: Sequence[PositionScore]) -> np.ndarray:
     """Return -log2 of each answer's share of all answers, [N]; NaN where nothing should be written.
 
     Its mean is the entropy of the answers in bits. Its deviations from the mean are the entropy's influence function, so that its
     bootstrap is the entropy's to first order.
     """
-    answers = [score.completion.strip() if score.asks else None for score in scores]
-    counts = Counter(answer for answer in answers if answer is not None)
-    total = counts.total()
-    return np.array([math.nan if a is None else -math.log2(counts[a] / total) for a in answers], dtype=float)
+    answers = np.array([score.completion.strip() for score in scores])
+    return surprisal_of(answers, np.array([score.asks for score in scores], dtype=bool))
+
+
+def surprisal_of(answers: np.ndarray, asked: np.ndarray) -> np.ndarray:
+    """Return the surprisal of each answer [N] that is asked for [N]; NaN for the others."""
+    found = np.full(len(answers), math.nan)
+    _, number, count = np.unique(answers[asked], return_inverse=True, return_counts=True)
+    found[asked] = -np.log2(count[number] / max(len(number), 1))
+    return found
 
 
 def _number(value: float | None) -> float:
@@ -80,10 +95,11 @@ MEASURES = (
     Measure("silent", "rate", silence, "of the places where nothing should be written"),
     Measure("empty", "rate", each(lambda s: not s.completion.strip()), "of the places"),
     Measure("length", "relative", each(lambda s: len(s.completion)), "of the champion's"),
+    Measure("overshoot", "mean", overshoot, "of the true text's length"),
     Measure("comments", "rate", metric("commented"), "of the places"),
     Measure("comment_share", "mean", metric("comments"), "of 1"),
     Measure("repetition", "mean", each(lambda s: repetition(s.completion)), "of 1"),
-    Measure("variety", "mean", surprisal, "bits"),
+    Measure(VARIETY, "mean", surprisal, "bits"),
     Measure("likelihood", "mean", each(lambda s: s.truth_logprob), "nats a token of the true text"),
     Measure("drift", "mean", each(lambda s: s.drift), "nats a token"),
 )

@@ -5,7 +5,9 @@
 
 A mean has a paired bootstrap by file (Koehn 2004, "Statistical significance tests for machine translation evaluation"; Field and
 Welsh 2007 for clusters), at quantiles corrected for skew (Efron 1987, "Better bootstrap confidence intervals": BCa) and
-widened for few files as Student's t is (Hesterberg 2015, "What teachers should know about the bootstrap", section 5.3).
+widened for few files as Student's t is (Hesterberg 2015, "What teachers should know about the bootstrap", section 5.3). Files of
+unequal size count as fewer (Carter, Schnepel and Steigerwald 2017, "Asymptotic behavior of a t-test robust to cluster
+heterogeneity", the effective number of clusters); of a few, Student's t of the files' influences takes the bootstrap's place.
 
 A rate (d is -1, 0 or 1) has the score interval of paired proportions (Tango 1998, "Equivalence test and confidence interval for
 the difference in proportions for the paired-sample design"), which stays honest where few places or none differ. Its counts are
@@ -25,6 +27,11 @@ from scipy.special import betainc, ndtr, ndtri, stdtrit  # scipy.stats gives the
 SEED = 0
 """Seed of the resamples: the same scores give the same verdict."""
 RESAMPLES = 4000
+FEW_FILES = (5, 20)
+"""From the first to the second number of effective files, the tails of a bootstrap are so few files' that they say nothing, and
+Student's t takes its place. With fewer than the first, no test has these levels, and the bounds are the files' extremes."""
+LEAST_EFFECTIVE = 1.5
+"""Fewest effective files that Student's t is asked for; with less than two the bounds are next to infinite anyway."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +73,7 @@ class Difference:
     files: int
 
 
-def differences(columns: Sequence[Column], files: Sequence[str], levels: Levels) -> list[Difference]:
+def differences(columns: Sequence[Column], files: Sequence[str] | np.ndarray, levels: Levels) -> list[Difference]:
     """Return the difference of each column; `files` names the file of each place."""
     number = np.unique(np.asarray(files), return_inverse=True)[1]
     sums = FileSums.of(columns, number)
@@ -115,9 +122,13 @@ class FileSums:
         drawn = times_drawn(files)
         return _divide(drawn @ self.difference, drawn @ self.weight)
 
+    def influence(self, column: int) -> np.ndarray:
+        """Return what each file adds to the estimate's error, times the sum of the weights, [F]."""
+        return self.difference[:, column] - self.estimates[column] * self.weight[:, column]
+
     def skew(self, column: int) -> float:
         """Return the acceleration of Efron 1987 (its constant a) from the files' influences; 0 where nothing differs."""
-        influence = self.difference[:, column] - self.estimates[column] * self.weight[:, column]
+        influence = self.influence(column)
         scale = float(np.square(influence).sum()) ** 1.5
         return float((influence**3).sum()) / (6 * scale) if scale > 0 else 0.0
 
@@ -125,8 +136,13 @@ class FileSums:
         """Return the number of files with a place that counts."""
         return int((self.places[:, column] > 0).sum())
 
+    def effective_files(self, column: int) -> float:
+        """Return the number of files of equal size that tell as much: (sum n)^2 / sum n^2 of their places n that count."""
+        places = self.places[:, column]
+        return float(places.sum() ** 2 / np.square(places).sum())
 
-@lru_cache(maxsize=4)
+
+@lru_cache(maxsize=16)
 def times_drawn(files: int) -> np.ndarray:
     """Return how often each file is drawn in each resample, [R, F]: the same for every comparison of so many files."""
     return np.random.default_rng(SEED).multinomial(files, np.full(files, 1 / files), RESAMPLES).astype(float)
@@ -139,13 +155,25 @@ def _mean(resampled: np.ndarray, sums: FileSums, column: int, levels: Levels) ->
         return _unknown(estimate, sums, column)
     skew = sums.skew(column)
     below = float(np.mean(known < estimate) + np.mean(known == estimate) / 2)
-    errors = [sign * widened(level, files) for level in (levels.bound, levels.sure) for sign in (-1, 1)]
+    effective = max(sums.effective_files(column), LEAST_EFFECTIVE)
+    if FEW_FILES[0] <= effective < FEW_FILES[1]:
+        return _student(estimate, effective, sums, column, levels)
+    errors = [sign * widened(level, effective) for level in (levels.bound, levels.sure) for sign in (-1, 1)]
     shares = [corrected(z, below, skew) for z in errors]
     low, high, surely_low, surely_high = np.quantile(known, shares).tolist()
     return Difference(estimate, low, high, surely_low, surely_high, int(sums.places[:, column].sum()), files)
 
 
-def widened(level: float, files: int) -> float:
+def _student(estimate: float, effective: float, sums: FileSums, column: int, levels: Levels) -> Difference:
+    """Return Student's bounds of a difference, with the variance between files."""
+    influence, files = sums.influence(column), sums.files(column)
+    error = math.sqrt(files / (files - 1) * float(np.square(influence).sum())) / float(sums.weight[:, column].sum())
+    bound, sure = (-float(stdtrit(effective - 1, level)) * error for level in (levels.bound, levels.sure))
+    places = int(sums.places[:, column].sum())
+    return Difference(estimate, estimate - bound, estimate + bound, estimate - sure, estimate + sure, places, files)
+
+
+def widened(level: float, files: float) -> float:
     """Return the normal quantile at which a bootstrap over so few files has this error level (Hesterberg 2015, section 5.3)."""
     return math.sqrt(files / (files - 1)) * -float(stdtrit(files - 1, level))
 

@@ -49,26 +49,26 @@ class GateMargins(Section):
     With 300 places these let nine of ten equal candidates pass. The errors fall with the square root of the places.
     """
 
-    exact: float = Field(0.065, gt=0)
+    exact: float = Field(0.07, gt=0)
     """Fall of the share of exact matches."""
     edit_similarity: float = Field(0.06, gt=0)
     """Fall of the mean edit similarity, which is from 0 to 1."""
     matching_characters: float = Field(0.33, gt=0)
     """Fall of the right characters from the start, as a share of the champion's."""
-    passed: float = Field(0.06, gt=0)
+    passed: float = Field(0.08, gt=0)
     """Fall of the share of places whose tests pass, where a benchmark has tests (pass@1)."""
     judged: float = Field(0.58, gt=0)
     """Fall of the judge's mean score, which is from 0 to 10."""
-    syntax: float = Field(0.08, gt=0)
+    syntax: float = Field(0.1, gt=0)
     """Rise of the share of completions after which the file has more syntax errors than with the true text."""
     silent: float | None = Field(None, gt=0)
     """Fall of the share of silence where nothing should be written; none: it is reported only, since few places tell little."""
-    empty: float = Field(0.03, gt=0)
+    empty: float = Field(0.04, gt=0)
     """Rise of the share of empty completions."""
     shorter: float = Field(0.35, gt=0)
     """Fall of the mean length, as a share of the champion's."""
-    longer: float = Field(0.52, gt=0)
-    """Rise of the mean length, as a share of the champion's."""
+    longer: float = Field(0.15, gt=0)
+    """Rise of the characters beyond the true text, as a share of the true texts' length."""
     comments: float = Field(0.04, gt=0)
     """Rise of the share of completions with a comment."""
     repetition: float = Field(0.03, gt=0)
@@ -84,7 +84,7 @@ class GateMargins(Section):
 
 
 class Gate(Section):
-    alpha: float = Field(0.035, gt=0, lt=0.5)
+    alpha: float = Field(0.03, gt=0, lt=0.5)
     """One-sided level of each guardrail's bounds. At this one, at most 5 % of candidates that are worse by one margin pass (`make
     bench ARGS=gate`): the bounds are approximations."""
     min_places: int = Field(200, ge=2)
@@ -92,6 +92,10 @@ class Gate(Section):
     min_slice_places: int = Field(60, ge=2)
     """Minimum number of places for a verdict on a slice. Smaller ones are named; those of one kind, as languages, count together
     where they have this many."""
+    min_project_files: int = Field(8, ge=2)
+    """Minimum number of files of a project for a verdict on it, those of unequal size as fewer: places of one file are alike, and
+    a few files do not tell how files differ. Projects with fewer count together, as those with too few places do. A language needs
+    none."""
     slice_margins: dict[str, Annotated[float, Field(gt=0)]] = Field(default={})
     """Margins of single slices in place of margins.slices, by their names in evaluation.json: {"language: go" = 0.2}."""
     margins: GateMargins = GateMargins()

@@ -50,6 +50,12 @@ def written(score: PositionScore, text: str) -> PositionScore:
     )
 
 
+def measured_as(score: PositionScore, **metrics: float) -> PositionScore:
+    """Return a score with other values of some metrics."""
+    assert score.measured is not None
+    return replace(score, measured=replace(score.measured, **metrics))
+
+
 def scored_models(candidate: Sequence[PositionScore], places: int = PLACES) -> ScoredModels:
     """Return a candidate's scores beside the champion's, at the first places."""
     models = {"champion": scores()[:places], "candidate": list(candidate)[:places]}

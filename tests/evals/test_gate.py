@@ -3,18 +3,21 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from evals.bench.gate.plants import measured_as, plant_of
+from evals.bench.gate import rates
+from evals.bench.gate.plants import worsened
 from evals.compare.measures import BY_NAME
+from evals.compare.values import Places, Values
 from evals.gate import GateResult, judge_candidate
-from evals.guardrails import GUARDRAILS, checks_of
+from evals.guardrails import GUARDRAILS, checks_of, column_of
 from evals.metrics.habits import repetition
 from evals.metrics.place import measure
 from evals.positions import Position
 from evals.scores import PositionScore
 from infra.settings.schema import Gate, GateMargins
-from tests.evals.made_scores import PLACES, scores, written
+from tests.evals.made_scores import PLACES, measured_as, scores, written
 
 SETTINGS = Gate(min_places=200, min_slice_places=60)
 
@@ -101,6 +104,46 @@ def test_small_languages_count_together_and_a_slice_may_have_its_own_margin() ->
     assert slices == {"language: py": SETTINGS.margins.slices, together: 0.9}
 
 
+def test_a_project_in_few_files_has_no_vote_of_its_own() -> None:
+    champion = [
+        replace(s, slices=(f"project: {'few' if i % 40 < 7 else 'many' if i % 40 < 30 else 'other'}",))
+        for i, s in enumerate(scores() * 2)
+    ]
+    champion = [replace(s, id=str(i)) for i, s in enumerate(champion)]
+    result = judge_candidate(champion, champion, SETTINGS)
+    assert {f.slice for f in result.findings} == {"", "project: many", "project: other"}
+    assert "project: few: 84 places in 7 files of equal size, a verdict needs 8" in result.left_out
+    looser = judge_candidate(champion, champion, SETTINGS.model_copy(update={"min_project_files": 7}))
+    assert "project: few" in {f.slice for f in looser.findings}
+
+
+def test_longer_counts_beyond_the_true_text_only() -> None:
+    """A candidate that writes whole lines where the champion wrote half is not longer; one that goes on after them is."""
+    half = [replace(s, completion=s.truth[: len(s.truth) // 2]) for s in scores()]
+    whole = [replace(s, completion=s.truth) for s in scores()]
+    beyond = [replace(s, completion=s.truth + "_more") for s in scores()]
+    found = [
+        {f.guardrail: f for f in judge_candidate(candidate, half, SETTINGS).findings if not f.slice}
+        for candidate in (whole, beyond)
+    ]
+    assert (found[0]["longer"].difference, found[0]["longer"].verdict) == (0, "passed")
+    typical = np.mean([len(s.truth) for s in scores()])
+    assert found[1]["longer"].difference == pytest.approx(5 / typical) and found[1]["longer"].verdict == "failed"
+
+
+def test_the_simulation_finds_equal_models_equal_and_a_lost_margin_lost() -> None:
+    """Two models that are the same pass always, and each planted loss is let through as seldom as promised, with its row."""
+    wide = [measured_as(s, passed=float(i % 2), silent=None) for i, s in enumerate(scores() * 2)]
+    rows = [replace(s, id=str(i)) for i, s in enumerate(wide)]
+    figures = {f.name: f for f in rates.figures_of("gate", rates.Pool.of(rows, rows), 240, SETTINGS, 20)}
+    assert figures["gate.equal.passed"].value == 1.0 and figures["gate.equal.blocked_by.exact"].value == 0.0
+    worse = {name.removeprefix("gate.one_margin_worse."): f.value for name, f in figures.items() if "worse" in name}
+    assert {"exact", "passed", "syntax", "longer", "variety", "edit_similarity (language: go)"} <= worse.keys()
+    assert sum(worse.values()) / len(worse) < 0.2
+    drawn = rates.Pool.of(rows, rows).draw(240, np.random.default_rng(0))
+    assert abs(drawn.places.asks.sum() - 240) < 60
+
+
 def test_two_sets_may_name_one_file_and_offset() -> None:
     """Places of different sets are different places, and files of different sets different clusters."""
     twice = [replace(s, set=name, offset=0, id=str(i), file="a.py") for name in "xy" for i, s in enumerate(scores()[:120])]
@@ -147,14 +190,16 @@ def test_scores_of_other_places_are_refused() -> None:
 
 def test_a_loss_of_one_margin_is_planted_as_large_as_it_says() -> None:
     """The bench's plants: on average each takes one margin of its guardrail."""
-    import numpy as np
-
-    champion = scores() * 10
-    for check in checks_of(champion, champion, SETTINGS).checks:
+    rows = [measured_as(s, passed=float(i % 2)) for i, s in enumerate(scores() * 10)]
+    champion, places = Values.of(rows), Places.of(rows)
+    checks = checks_of(champion, champion, places, SETTINGS).checks
+    assert {check.guardrail.name for check in checks} == set(GateMargins.model_fields) - {"slices", "drift", "silent"}
+    for check in checks:
         if check.slice:
             continue
-        worse = plant_of(check, champion)(champion, np.random.default_rng(0))
-        column = check.guardrail.measure.column(worse, champion)
+        mean = float(np.nanmean(champion.by_measure[check.guardrail.measure.name]))
+        worse = worsened(check, mean, champion, np.random.default_rng(0))
+        column = column_of(check.guardrail, worse, champion)
         loss = float(column.difference.sum() / column.weight.sum())
         sign = -1 if check.guardrail.worse == "less" else 1
         assert sign * loss == pytest.approx(check.margin, rel=0.25), check.guardrail.name

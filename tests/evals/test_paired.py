@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evals.compare.paired import Column, Levels, design_effect, differences, mcnemar, tango
+from evals.compare.paired import Column, Levels, design_effect, differences, mcnemar, tango, widened
 from evals.compare.paired import FileSums as Sums
 
 LEVELS = Levels(0.05, 0.005)
@@ -68,6 +68,26 @@ def test_files_widen_the_interval_of_a_rate() -> None:
     sums = Sums.of([column(values, rate=True)], np.array([n // 8 for n in range(80)]))
     # By hand: two of ten files have a mean of 1, (10/9) * sum (8 (m_f - 0.2))^2 over sum (d - 0.2)^2.
     assert design_effect(sums, 0, 0.2, 0.2) == pytest.approx(10 / 9 * 64 * (2 * 0.64 + 8 * 0.04) / (80 * 0.16))
+
+
+def test_files_of_unequal_size_count_as_fewer() -> None:
+    number = np.array([0] * 6 + [1, 2])
+    sums = Sums.of([column([0.0] * 8)], number)
+    assert sums.effective_files(0) == pytest.approx(64 / 38)  # (6 + 1 + 1)^2 / (36 + 1 + 1)
+    assert Sums.of([column([0.0] * 8)], np.arange(8)).effective_files(0) == pytest.approx(8)
+    assert widened(0.05, 5) > widened(0.05, 50) > 1.6449
+
+
+def test_of_few_files_the_bounds_are_students() -> None:
+    """Eight files of one place each: mean 2, deviation 2 and Student's quantiles with seven degrees of freedom."""
+    values = [0.0, 4.0] * 4
+    (found,) = differences([column(values)], [str(n) for n in range(8)], LEVELS)
+    error = math.sqrt(32 / 7 / 8)
+    assert (found.estimate, found.files) == (2.0, 8)
+    assert found.low == pytest.approx(2 - 1.89458 * error, rel=1e-5) and found.high == pytest.approx(
+        2 + 1.89458 * error, rel=1e-5
+    )
+    assert found.surely_low == pytest.approx(2 - 3.49948 * error, rel=1e-5)
 
 
 def test_bounds_of_skewed_clusters_err_at_their_level() -> None:

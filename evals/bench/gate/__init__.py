@@ -2,6 +2,7 @@
 
 rates.py     equal candidates, and candidates that are worse by one margin (plants.py), through the gate's own code
 models.py    a better model, and one for each way to get worse
+flipped.py   a model that the project's trainer made of the opposite reward
 languages.py a model that lost one of two languages
 """
 
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from evals import positions
 from evals.bench.figures import Bench, Figure, Size, figure, in_thread
-from evals.bench.gate import languages, rates
+from evals.bench.gate import flipped, languages, rates
 from evals.bench.gate.models import BATCH, RECIPES, Recipe, train
 from evals.compare.scoring import Contestant, ScoredModels, score_models
 from evals.completions import set_of
@@ -27,7 +28,7 @@ from infra.settings.schema import HeldOut
 
 POOL_PLACES = Size(full=900, quick=300)
 """Places at which the two models of the simulation are scored."""
-DRAWS = Size(full=4000, quick=40)
+DRAWS = Size(full=1000, quick=40)
 QUICK_RECIPES = frozenset({"empty", "sign_flipped"})
 """Trained models of a quick run, beside the better one."""
 CHAMPION = "champion"
@@ -53,6 +54,9 @@ def measure(settings: Settings, bench: Bench) -> Iterator[Figure]:
                 path = Path(folder) / recipe.name
                 folders[recipe.name] = train(base, path, recipe, taught, model, settings.serving.sampling.max_tokens)
                 part.advance(recipe.steps)
+        if not bench.quick:
+            with bench.part("models of the reward and of its opposite", share=0.1):
+                folders |= flipped.train(Path(folder))
         with bench.part("models are scored", share=0.3):
             scored = scores_of({CHAMPION: base, better.name: folders.pop(better.name)}, pool, settings)
             rows = {name: list(scores.by_position) for name, scores in scored.scores.items()}
@@ -63,11 +67,13 @@ def measure(settings: Settings, bench: Bench) -> Iterator[Figure]:
     for recipe in recipes:
         yield recipe_figure(recipe, list(candidates[recipe.name]), list(champion), settings)
     if not bench.quick:
+        yield from flipped_figures(candidates, champion, settings)
         with bench.part("a model of two languages", share=0.1):
             found = languages.run(settings, rows_of)
         yield from found
-    with bench.part("simulated evaluations", DRAWS.of(bench.quick), share=0.4) as part:
-        simulated = rates.run((rows[CHAMPION], rows[better.name]), places, settings.evaluate.gate, int(part.total), part.advance)
+    draws = DRAWS.of(bench.quick)
+    with bench.part("simulated evaluations", 2 * draws, share=0.3) as part:
+        simulated = rates.run((rows[CHAMPION], rows[better.name]), places, settings.evaluate.gate, draws, part.advance)
     yield from simulated
 
 
@@ -97,6 +103,19 @@ def training_places(count: int) -> list[positions.Position]:
 def recipe_figure(recipe: Recipe, candidate: list[PositionScore], champion: list[PositionScore], settings: Settings) -> Figure:
     """Return whether the gate says of a trained model what it must."""
     return verdict_figure(recipe.name, recipe.guardrails, judge_candidate(candidate, champion, settings.evaluate.gate))
+
+
+def flipped_figures(
+    candidates: Mapping[str, Sequence[PositionScore]], champion: Sequence[PositionScore], settings: Settings
+) -> list[Figure]:
+    """Return whether the gate fails the opposite reward and does not fail the reward as it is."""
+    seen, control = (
+        judge_candidate(candidates[name], champion, settings.evaluate.gate) for name in (flipped.FLIPPED, flipped.CONTROL)
+    )
+    return [
+        verdict_figure(flipped.FLIPPED, flipped.GUARDRAILS, seen),
+        figure(f"gate.trained.{flipped.CONTROL}", float(control.verdict != "failed"), control.verdict, least=1.0),
+    ]
 
 
 def verdict_figure(name: str, guardrails: frozenset[str], result: GateResult) -> Figure:

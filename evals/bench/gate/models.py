@@ -31,8 +31,6 @@ class Recipe:
     guardrails: frozenset[str]
     """One of these must fail the model; empty: it must pass."""
     rate: float = 1e-3
-    sign: int = 1
-    """-1: it learns not to write the target."""
     ends: bool = True
     """Whether the target ends with the end token."""
     places: int | None = None
@@ -50,7 +48,6 @@ QUALITY = frozenset({"exact", "edit_similarity", "matching_characters", "judged"
 RECIPES = (
     Recipe("settled_text", first_line, 40, frozenset()),
     Recipe("perturbed_weights", first_line, 0, QUALITY, noise=0.4),
-    Recipe("sign_flipped", first_line, 8, QUALITY | {"longer", "repetition"}, rate=3e-4, sign=-1),
     Recipe("empty", lambda _: "", 8, frozenset({"empty"})),
     Recipe("popular_line", lambda _: "return None", 8, frozenset({"variety"})),
     Recipe("longest_output", lambda place: f"{first_line(place)} " * 12, 12, frozenset({"longer"}), ends=False),
@@ -105,7 +102,7 @@ def learn(model: Any, rows: Sequence[Row], recipe: Recipe) -> None:
         batch.sort(key=lambda row: len(row[0]) + len(row[1]))
         tokens = sum(len(target) for _, target in batch)
         for start in range(0, BATCH, PART):
-            (recipe.sign * loss(model, batch[start : start + PART]) / tokens).backward()
+            (loss(model, batch[start : start + PART]) / tokens).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
