@@ -93,9 +93,9 @@ class Gate(Section):
     """Minimum number of places for a verdict on a slice. Smaller ones are named; those of one kind, as languages, count together
     where they have this many."""
     min_project_files: int = Field(8, ge=2)
-    """Minimum number of files of a project for a verdict on it, those of unequal size as fewer: places of one file are alike, and a
-    few files do not tell how files differ. Projects with fewer count together, as those with too few places do. A language needs
-    none."""
+    """Minimum number of files of a project for a verdict on it, those of unequal size as fewer: places of one file are alike, and
+    a few files do not tell how files differ. Projects with fewer count together, as those with too few places do. A language
+    needs none."""
     slice_margins: dict[str, Annotated[float, Field(gt=0)]] = Field(default={})
     """Margins of single slices in place of margins.slices, by their names in evaluation.json: {"language: go" = 0.2}."""
     margins: GateMargins = GateMargins()
