@@ -56,7 +56,7 @@ def overshoot(scores: Sequence[PositionScore]) -> np.ndarray:
     Without the bound, the few longest completions decide the mean, and its interval errs.
     """
     beyond = each(lambda s: max(0, len(s.completion.rstrip()) - len(s.truth.rstrip())))(scores)
-    typical = np.mean([len(s.truth.rstrip()) for s in scores if s.asks] or [math.nan])
+    typical = np.mean([float(len(s.truth.rstrip())) for s in scores if s.asks] or [math.nan])
     return np.minimum(beyond / float(typical), 1.0)
 
 

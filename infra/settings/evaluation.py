@@ -94,8 +94,8 @@ class Gate(Section):
     where they have this many."""
     min_project_files: int = Field(8, ge=2)
     """Minimum number of files of a project for a verdict on it, those of unequal size as fewer: places of one file are alike, and
-    a few files do not tell how files differ. Projects with fewer count together, as those with too few places do. A language needs
-    none."""
+    a few files do not tell how files differ. Projects with fewer count together, as those with too few places do. A language
+    needs none."""
     slice_margins: dict[str, Annotated[float, Field(gt=0)]] = Field(default={})
     """Margins of single slices in place of margins.slices, by their names in evaluation.json: {"language: go" = 0.2}."""
     margins: GateMargins = GateMargins()

@@ -38,7 +38,7 @@ W = TypeVar("W", bound=Waiting | None)
 
 def call_waiting(waiting: W) -> W:
     """Give a run that begins no cycle a name that says what it waits for; return what it waits for."""
-    if waiting:
+    if isinstance(waiting, Waiting):
         call_run(f"no cycle: {waiting.state}", "nothing to do")
     return waiting
 
