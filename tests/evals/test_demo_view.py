@@ -1,6 +1,5 @@
 """The demo's view, as it is on a terminal of 80 columns and as plain lines, and its last screen."""
 
-import io
 from pathlib import Path
 
 import pytest
@@ -9,27 +8,11 @@ from rich.console import Console
 from evals.demo.last_screen import LastScreen
 from evals.demo.loop import USUAL_SECONDS, before_step
 from evals.demo.view import Arm, View
+from tests.evals.consoles import Clock, console, printed
 from tests.evals.test_demo import UNDECIDED, _report
 
 ARMS = (Arm("champion", "5", 230, 1600), Arm("challenger", "7", 288, 1590))
 LONG = "cycle-000012: registered: " + "the challenger is surely no worse in any guardrail " * 4
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def console(terminal: bool) -> Console:
-    return Console(file=io.StringIO(), force_terminal=terminal, width=80, color_system=None)
-
-
-def printed(out: Console) -> list[str]:
-    assert isinstance(out.file, io.StringIO)
-    return out.file.getvalue().splitlines()
 
 
 def picture(view: View, out: Console) -> list[str]:

@@ -1,29 +1,11 @@
 """Long commands tell how far they are: as a line that moves on a terminal, as plain lines elsewhere."""
 
-import io
 from collections.abc import Callable
 
 import pytest
-from rich.console import Console
 
 from evals.progress import Progress, duration
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def console(terminal: bool) -> Console:
-    return Console(file=io.StringIO(), force_terminal=terminal, width=80, color_system=None)
-
-
-def lines(found: Console) -> list[str]:
-    assert isinstance(found.file, io.StringIO)
-    return found.file.getvalue().splitlines()
+from tests.evals.consoles import Clock, console, printed
 
 
 @pytest.mark.parametrize(
@@ -40,7 +22,7 @@ def test_plain_lines_come_now_and_then_with_the_time_left() -> None:
             clock.now += 1.0
             part.advance()
         progress.say("serving.median 1.5 ms")
-    assert lines(out) == [
+    assert printed(out) == [
         "[    0 s] serving: blocks: 0 of 40",
         "[   10 s] serving: blocks: 10 of 40, 30 s left",
         "[   20 s] serving: blocks: 20 of 40, 20 s left",
@@ -57,7 +39,7 @@ def test_the_time_left_of_the_command_counts_the_parts_by_their_work() -> None:
         with progress.part("scoring", 10, work=1.0) as part:
             clock.now = 350.0
             part.at(5)
-    assert lines(out)[1::2] == [
+    assert printed(out)[1::2] == [
         "[  300 s] training: 2 of 2; all: 75%, 2 min left",
         "[  350 s] scoring: 5 of 10; all: 88%, 50 s left",
     ]
