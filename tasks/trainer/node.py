@@ -27,9 +27,9 @@ class NodeWatch:
 
     def __call__(self) -> str:
         """Beat; return why the update must end, or nothing."""
-        self._own.touch()
         if nodes.announcement(self._folder) != self._update:
             return "the flow has ended the update"
+        self._own.touch()
         if self._beats.silence(self._folder / nodes.ANNOUNCED_NAME) > nodes.SILENT_SECONDS:
             return f"no sign of life from the flow for {nodes.SILENT_SECONDS:.0f} s"
         return ""
