@@ -13,11 +13,11 @@ def main(url: str) -> None:
     """Serve Prefect's API and pages until the process ends."""
     credential = credential_of(os.environ)
     import uvloop
-    from prefect.server.api.server import create_app
 
+    from infra.stack.prefect_app import create_app
     from infra.stack.serve import serve
 
-    uvloop.run(serve(create_app(final=True), url, credential))
+    uvloop.run(serve(create_app(), url, credential))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
 """Prefect's own server for the tests of the flows, and a store and a registry in memory for their steps."""
 
 import shutil
+import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
@@ -28,8 +30,17 @@ from tests.tasks.made import NOW, MemoryRegistry, MemoryStore, completion, decis
 
 @pytest.fixture(scope="session")
 def prefect() -> Iterator[None]:
-    with prefect_test_harness(server_startup_timeout=300), temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
-        yield
+    start = subprocess.Popen
+
+    def start_stacks_app(args: list[str], **options: Any) -> subprocess.Popen:
+        args[args.index("prefect.server.api.server:create_app")] = "infra.stack.prefect_app:create_app"
+        return start(args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess, "Popen", start_stacks_app)
+        with prefect_test_harness(server_startup_timeout=300), temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
+            patch.undo()
+            yield
 
 
 @dataclass
