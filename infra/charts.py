@@ -183,14 +183,16 @@ def series(
         ends = [0, *accumulate(count for _, count in groups)] if groups else [0, len(points)]
         lines = [[(x, y(p.value)) for x, p in zip(at[a:b], points[a:b], strict=True)] for a, b in pairwise(ends)]
         marks += [f'<polyline class="line" points="{path(line)}"/>' for line in lines]
-    every, radius = -(-len(points) // MOST_LABELS), 4 if len(points) <= 2 * MOST_LABELS else 2
-    for index, (x, p) in enumerate(zip(at, points, strict=True)):
+    labelled, radius = [p for p in points if p.label], 4 if len(points) <= 2 * MOST_LABELS else 2
+    every = -(-len(labelled) // MOST_LABELS) or 1
+    written = labelled[::-1][::every]  # the newest always has its label
+    for x, p in zip(at, points, strict=True):
         if p.low is not None and p.high is not None:
             marks.append(upright(x, y(p.low), y(p.high), "interval"))
         marks.append(f'<circle class="dot" cx="{x:.1f}" cy="{y(p.value):.1f}" r="{radius}"/>')
         if len(points) <= MOST_NOTES:
             marks.append(text(x + 8, y(p.value) - 5, p.note))
-        if (len(points) - 1 - index) % every == 0:  # the newest always has its label
+        if any(p is one for one in written):
             marks.append(text(x, height - BOTTOM + 14, p.label, "middle"))
     begin = 0
     for name, count in groups:

@@ -16,11 +16,15 @@ from tests.tasks.made import NOW, Killed, completion, feedback
 pytestmark = pytest.mark.stack
 
 
-def start_experiment(world: World, champion: float, challenger: float) -> None:
-    """Start an experiment and ship 30 requests of each of 40 users, accepted at these rates."""
+def start_experiment(world: World, champion: float, challenger: float, planned: int | None = None) -> None:
+    """Start an experiment and ship 30 requests of each of 40 users, accepted at these rates; `planned`: requests of an arm."""
     world.registry.versions["2"] = {"parent": "1", "cycle": "cycle-000001"}
+    chosen = settings.load()
+    if planned:
+        planning = chosen.experiment.model_copy(update={"planned_requests": planned})
+        chosen = chosen.model_copy(update={"experiment": planning})
     record = release.open_experiment(
-        world.store, world.registry.client, release.propose(world.store, settings.load(), "cycle-000001", "2", "1", NOW - 1)
+        world.store, world.registry.client, release.propose(world.store, chosen, "cycle-000001", "2", "1", NOW - 1)
     )
     assert record
     draw = random.Random(0)
@@ -41,7 +45,7 @@ def test_without_an_experiment_the_flow_ends_as_no_experiment(world: World) -> N
 
 
 def test_a_better_challenger_is_promoted_once(world: World) -> None:
-    start_experiment(world, 0.1, 0.5)
+    start_experiment(world, 0.1, 0.5, planned=600)
     state = experiment(return_state=True)
     assert (state.name, world.registry.aliases) == ("Promoted", {"champion": "2"})
     decision = decision_of(world.store, "cycle-000001-version-2")

@@ -15,7 +15,7 @@ from infra.settings import Settings
 from infra.settings.schema import Collect
 from tasks.labels.collect import collect
 from tasks.offline import Imported, parse, read, write
-from tasks.trainer.update import batches
+from tasks.trainer.update import stored
 from tasks.upkeep.forget import forget, request
 from tests.tasks.made import NOW, MemoryRegistry, MemoryStore
 
@@ -140,7 +140,7 @@ def test_ppo_cannot_read_an_offline_example_as_a_sample(tmp_path: Path) -> None:
         store.get_rows(key, Sample)
     (tmp_path / "samples.parquet").write_bytes(store.get(key))
     with pytest.raises(ValidationError, match="logprobs"):
-        batches.read(tmp_path / "samples.parquet", vocabulary=100, positions=100)
+        stored.store(tmp_path / "samples.parquet", tmp_path / "stored", vocabulary=100, positions=100)
     collected = collect(store, registry.client, Settings(collect=Collect()), NOW)
     assert collected.accounting.requests == 0, "a cycle does not read offline examples"
     with pytest.raises(ValidationError, match="behaviour_logprobs"):

@@ -21,7 +21,7 @@ from infra.records import Case, HeldOutPlace, Program
 from infra.settings.schema import Evaluate, HeldOut
 
 DATA = Path(__file__).resolve().parents[2] / "data/benchmarks"
-LIMITS = Limits(seconds=2.0, memory_mb=256, processes=8, disk_mb=2, output_mb=1)
+LIMITS = Limits(seconds=10.0, memory_mb=256, processes=8, disk_mb=2, output_mb=1)
 PYTHON = os.path.realpath(sys.executable)
 
 
