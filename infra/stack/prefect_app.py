@@ -18,7 +18,8 @@ def create_app() -> Any:
     from prefect.server.api import server
     from prefect.server.events.models import automations
 
-    automations.run_coro_as_sync = _start
+    replaced: Any = automations
+    replaced.run_coro_as_sync = _start
     return server.create_app(final=True)
 
 
