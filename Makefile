@@ -43,8 +43,8 @@ promote: $(STAMP) ## make a version the champion (VERSION=3 REASON="..." DRY_RUN
 rollback: $(STAMP) ## put the champion before this one back (VERSION, REASON, DRY_RUN, APPROVE as for promote)
 	@$(PY) -m flows rollback $(MOVE)
 
-test: $(STAMP) ## run all tests, including those that start the stack (ARGS="-m 'not stack'": without them)
-	$(PY) -m pytest -n 2 --no-loadscope-reorder $(ARGS)
+test: $(STAMP) ## run all tests, including those that start the stack; one that fails runs twice (ARGS="-m 'not stack'": without them)
+	$(PY) -m pytest -n 2 --reruns 1 --no-loadscope-reorder $(ARGS)
 
 check: $(STAMP) ## check lint, format, types and layering
 	$(PY) -m ruff check .
