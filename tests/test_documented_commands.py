@@ -94,7 +94,7 @@ def run(command: str, folder: Path, environment: Mapping[str, str], values: Mapp
     filled = filled.replace("autocomplete.jsonl", str(folder / "autocomplete.jsonl"))
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     variables = {**os.environ, **environment, "PATH": path, "PYTHONPATH": str(ROOT)}
-    result = subprocess.run(filled, shell=True, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=120, check=False)
+    result = subprocess.run(filled, shell=True, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=400, check=False)
     assert result.returncode in EXIT_CODES.get(command, (0,)), f"{filled}\n{result.stdout}\n{result.stderr}"
 
 
@@ -135,7 +135,7 @@ def test_a_command_without_servers_succeeds(text: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.stack
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1200)
 async def test_commands_with_the_stack_succeed(stack: Stack, tmp_path: Path) -> None:
     (tmp_path / "autocomplete.jsonl").write_text("")
     register_versions(stack, 3)

@@ -113,7 +113,10 @@ async def _run_flow(prefect: Orchestration, deployment: str, parameters: dict[st
     deadline = time.monotonic() + 600
     while time.monotonic() < deadline:
         flow_run = await prefect.flow_run(run)
-        if flow_run.ended:
+        if flow_run.message == "Deployment concurrency limit reached.":  # a run that was scheduled before the pause
+            await asyncio.sleep(1)
+            run = await prefect.start(deployment, parameters)
+        elif flow_run.ended:
             assert flow_run.state not in ("Failed", "Crashed", "Cancelled"), flow_run
             return flow_run
         await asyncio.sleep(1)
