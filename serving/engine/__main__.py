@@ -75,7 +75,10 @@ def checkpoints_of(settings: Settings, slot: int | None) -> Checkpoints | None:
     """Return the checkpoints of a slot's engine; none of the evaluation's, which reads the paths that the flow names."""
     if slot is None:
         return None
-    return Checkpoints.of_slot(settings_.path(settings.serving.state), slot, lambda: ObjectStore.connect(settings.store))
+    serving = settings.serving
+    return Checkpoints.of_slot(
+        settings_.path(serving.state), slot, lambda: ObjectStore.connect(settings.store), serving.most_deltas
+    )
 
 
 def main(arguments: list[str], variables: Mapping[str, str]) -> int:

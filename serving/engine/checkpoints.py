@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from infra.store import ObjectStore
-from serving.engine.version_cache import VersionCache
+from serving.engine.version_cache import Download, VersionCache
 
 SLOT = 0
 """The only slot in an engine's own cache."""
@@ -28,12 +28,12 @@ class Checkpoints:
         self._lock = threading.Lock()
 
     @classmethod
-    def of_slot(cls, state: Path, slot: int, connect: Callable[[], ObjectStore]) -> "Checkpoints":
+    def of_slot(cls, state: Path, slot: int, connect: Callable[[], ObjectStore], most_deltas: int = 0) -> "Checkpoints":
         """Return the checkpoints of a slot's engine, whose state lies below serving.state."""
-        return cls(VersionCache(state), VersionCache(state / f"engine-{slot}"), connect)
+        return cls(VersionCache(state), VersionCache(state / f"engine-{slot}", most_deltas), connect)
 
-    def fetch(self, version: str, source: str) -> Path:
-        """Return the directory of a version, whose source is the registry's; download and verify it if needed.
+    def fetch(self, version: str, source: str) -> Download:
+        """Return a version, whose source is the registry's; download and verify it if needed.
 
         Raises:
             ValueError: the version is no number, the source is not in this store, or a file does not match its checksum.
@@ -44,7 +44,7 @@ class Checkpoints:
             raise ValueError(f"version {version[:40]!r}: expected a number of the registry")
         with self._lock:  # a download whose request was cancelled goes on
             if (path := self._shared.path(version)) and self._shared.source(version) == source:
-                return path
+                return Download(path, "held", 0)
             return self._own.download(version, source, self._connect())
 
     def loaded(self, version: str, path: Path) -> None:

@@ -335,7 +335,8 @@ def register(settings: Settings, manifest: Manifest, candidate: Candidate, evalu
     """Upload the checkpoint, log the MLflow run, create the model version, whatever the verdict."""
     store, registry = clients.store_of(settings), clients.registry_of(settings)
     sealed = cycles.settings_of(store, manifest.cycle, settings)
-    return registering.register(store, registry, sealed, manifest, candidate, evaluation)
+    parent = clients.remaining_checkpoint_of(settings, manifest.parent)
+    return registering.register(store, registry, sealed, manifest, candidate, evaluation, parent)
 
 
 @step("open experiment", retries=IO_RETRIES)
