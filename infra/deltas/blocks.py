@@ -68,8 +68,11 @@ def decode(kind: int, encoded: bytes, base: Bits | None, elements: int, bits: np
     planes = np.empty((int(np.count_nonzero(moved)), bits.itemsize), np.uint8)
     for plane in range(bits.itemsize):
         planes[:, plane], at = _decompress(encoded, at, len(planes))
+    steps = _unzigzag(planes.view(bits).reshape(len(planes)))
+    if len(steps) == elements:
+        return cast(Bits, base + steps)
     block = base.copy()
-    block[moved] += _unzigzag(planes.view(bits).reshape(len(planes)))
+    block[moved] += steps
     return block
 
 

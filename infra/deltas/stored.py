@@ -68,8 +68,8 @@ def publish(store: ObjectStore, prefix: str, folder: Path, parent: str, parent_f
         parent: prefix of the parent's checkpoint.
         parent_folder: the same on this disk, in any precision.
     """
-    if store.exists(_key(prefix, INDEX)):
-        return VersionDelta.model_validate(store.get_json(_key(prefix, INDEX)))
+    if written := _index(store, prefix):
+        return written
     checksums = store.checksums(prefix)
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     parts: list[ObjectReference] = []
@@ -146,8 +146,7 @@ def _chain(store: ObjectStore, prefix: str, checksum: str, held: Mapping[str, He
         ChainBroken: an index, or a held version, is of other files than the chain says.
     """
     deltas: list[VersionDelta] = []
-    while len(deltas) < most and store.exists(_key(prefix, INDEX)):
-        delta = VersionDelta.model_validate(store.get_json(_key(prefix, INDEX)))
+    while len(deltas) < most and (delta := _index(store, prefix)):
         if delta.sha256 != checksum:
             raise ChainBroken(f"{prefix}: the delta is of files with the checksum {delta.sha256[:16]}, expected {checksum[:16]}")
         deltas.insert(0, delta)
@@ -161,6 +160,13 @@ def _chain(store: ObjectStore, prefix: str, checksum: str, held: Mapping[str, He
             return _Chain(copy.path, tuple(deltas))
         prefix, checksum = served_prefix(store, delta.parent), delta.parent_sha256
     return None
+
+
+def _index(store: ObjectStore, prefix: str) -> VersionDelta | None:
+    try:
+        return VersionDelta.model_validate(store.get_json(_key(prefix, INDEX)))
+    except KeyError:
+        return None
 
 
 def _apply(store: ObjectStore, chain: _Chain, target: Path) -> None:
