@@ -64,10 +64,7 @@ def register(
     existing = [v for v in registry.versions() if v.tags.get(CYCLE_TAG) == manifest.cycle]
     if existing:
         return Registered(existing[0].version, existing[0].tags.get("run", ""))
-    prefix = f"checkpoints/{manifest.cycle}"
-    ship_estimate(trained.checkpoint, showing.read(store, manifest.cycle))
-    if not store.exists(f"{prefix}/{CHECKSUMS}"):
-        store.put_directory(prefix, trained.checkpoint)
+    prefix = upload(store, manifest.cycle, trained.checkpoint)
     if trained.optimizer and not store.exists(f"{optimizer_prefix(prefix)}/{CHECKSUMS}"):
         store.put_directory(optimizer_prefix(prefix), trained.optimizer)
     earlier = ParentCopy(prefix_of(registry.version(manifest.parent).source, store.bucket), parent) if parent else None
@@ -88,6 +85,15 @@ def register(
     source = f"s3://{store.bucket}/{prefix}"
     found = review.facts(store, settings, versions, manifest.cycle, run, None)
     return Registered(registry.create_version(source, tags, review.description(found), run).version, run)
+
+
+def upload(store: ObjectStore, cycle: str, checkpoint: Path) -> str:
+    """Upload the checkpoint of a cycle's candidate, if it is not in the store, and return its prefix."""
+    prefix = f"checkpoints/{cycle}"
+    ship_estimate(checkpoint, showing.read(store, cycle))
+    if not store.exists(f"{prefix}/{CHECKSUMS}"):
+        store.put_directory(prefix, checkpoint)
+    return prefix
 
 
 def describe_again(store: ObjectStore, registry: Registry, settings: Settings, decision: Decision) -> None:
