@@ -18,8 +18,8 @@ import pyarrow as pa
 Bits = npt.NDArray[np.unsignedinteger[Any]]
 SAME, CHANGED, WHOLE = 0, 1, 2
 """Kinds of an encoded block: equal to its base, steps from its base, compressed by itself."""
-ELEMENTS = 1 << 21
-"""Elements of a block: 4 MB in bfloat16. Encoding and decoding hold about ten times as much."""
+ELEMENTS = 1 << 18
+"""Elements of a block: half a megabyte in bfloat16. Encoding and decoding hold about ten times as much."""
 LEVEL = 3
 _SECTION = struct.Struct("<I")
 _CODEC = pa.Codec("zstd", compression_level=LEVEL)
