@@ -7,7 +7,7 @@ holds weights that the registry does not name, and gets its own back in the end.
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ from infra.settings.schema import Sampling
 ROWS = 512
 """Prompts of one request."""
 SWAP_SECONDS = 120.0
+FETCH_SECONDS = 1800.0
+"""Longest download of a checkpoint by the engine."""
 PAUSE_SECONDS = 1.0
 
 
@@ -43,6 +45,8 @@ class EngineModels:
     """Time to wait for an engine that is away."""
     idle: bool = False
     """Load weights only while the engine completes nothing: it is a slot of the app."""
+    sources: Mapping[Path, str] | None = None
+    """URI of each checkpoint in the object store, from which the engine fetches it; none: it reads the checkpoint's path."""
     name: str = field(default="engine", init=False)
 
     @property
@@ -95,17 +99,19 @@ class EngineModels:
         """
         version = f"evaluation-{weights_sha256(checkpoint)[:16]}"
         if self.health()["version"] != version:
-            self.swap(str(checkpoint.resolve()), version)
+            self.swap(self._path_of(checkpoint, version), version)
         return version
+
+    def _path_of(self, checkpoint: Path, version: str) -> str:
+        """Return the path of a checkpoint on the engine's disk. Raises EngineAway and EngineRefused."""
+        if self.sources is None:
+            return str(checkpoint.resolve())
+        body = {"version": version, "source": self.sources[checkpoint]}
+        return str(self._change("/fetch", body, FETCH_SECONDS)["path"])
 
     def swap(self, path: str, version: str) -> None:
         """Load the weights in a directory. Raises EngineAway and EngineRefused."""
-        body = {"path": path, "version": version, "idle": self.idle}
-        response = self._request(lambda: self.client.post("/swap", json=body, timeout=SWAP_SECONDS))
-        if response.status_code == 409:
-            raise EngineRefused(f"{self.url}/swap: {_error(response)}")
-        if response.status_code != 200:
-            raise EngineAway(f"{self.url}/swap: HTTP {response.status_code}: {_error(response)}")
+        self._change("/swap", {"path": path, "version": version, "idle": self.idle}, SWAP_SECONDS)
 
     def health(self) -> dict[str, Any]:
         """Return the engine's state, waiting for one that is away. Raises EngineAway."""
@@ -145,6 +151,15 @@ class EngineModels:
             raise EngineAway(f"{self.url}/batch: {len(found)} of {len(batch.prompts)} prompts were answered")
         return [found[row] for row in range(len(batch.prompts))]
 
+    def _change(self, route: str, body: dict[str, Any], seconds: float) -> dict[str, Any]:
+        """Return the answer of a route that changes the engine. Raises EngineAway and EngineRefused."""
+        response = self._request(lambda: self.client.post(route, json=body, timeout=seconds))
+        if response.status_code == 409:
+            raise EngineRefused(f"{self.url}{route}: {_error(response)}")
+        if response.status_code != 200:
+            raise EngineAway(f"{self.url}{route}: HTTP {response.status_code}: {_error(response)}")
+        return dict(response.json())
+
     def _request(self, send: Callable[[], httpx.Response]) -> httpx.Response:
         try:
             return send()
@@ -153,22 +168,25 @@ class EngineModels:
 
 
 @contextlib.contextmanager
-def engine_models(settings: Settings, champion: str) -> Iterator[EngineModels]:
+def engine_models(settings: Settings, champion: str, sources: Mapping[Path, str] | None = None) -> Iterator[EngineModels]:
     """Connect to the engine that the settings name.
 
     Args:
         champion: the version that users are served, whose slot is left alone.
+        sources: URI of each checkpoint in the object store, for an engine that does not see this machine's disk.
 
     Raises:
         EngineAway: with evaluate.engine = "slot", no slot is free.
     """
     if settings.evaluate.engine == "own":
         with _client(settings.evaluate.engine_url, settings.evaluate.engine_token) as client:
-            yield EngineModels(client, settings.evaluate.engine_seconds)
+            yield EngineModels(client, settings.evaluate.engine_seconds, sources=sources)
         return
     with contextlib.ExitStack() as stack:
         slots = [
-            EngineModels(stack.enter_context(_client(url, settings.serving.engine_token)), settings.evaluate.engine_seconds, True)
+            EngineModels(
+                stack.enter_context(_client(url, settings.serving.engine_token)), settings.evaluate.engine_seconds, True, sources
+            )
             for url in settings.serving.engines
             if isinstance(url, str)
         ]

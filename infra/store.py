@@ -273,7 +273,7 @@ class ObjectStore:
 
     def directory_sha256(self, prefix: str) -> str:
         """Return the SHA-256 of a directory's checksums, in hex. Raises Incomplete if they are missing."""
-        return sha256([self._checksums(prefix)])
+        return sha256([self.checksums(prefix)])
 
     def get_directory(self, prefix: str, directory: Path) -> None:
         """Download a directory that put_directory uploaded, and verify each file.
@@ -282,14 +282,15 @@ class ObjectStore:
             Incomplete: the directory's checksums are missing.
             Corrupt: a file's bytes do not match their checksum.
         """
-        for name, expected in json.loads(self._checksums(prefix)).items():
+        for name, expected in json.loads(self.checksums(prefix)).items():
             body = self.get(f"{prefix}/{name}")
             if (digest := hashlib.sha256(body).hexdigest()) != expected:
                 raise Corrupt(f"s3://{self.bucket}/{prefix}/{name}: SHA-256 {digest}, expected {expected}")
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
             (directory / name).write_bytes(body)
 
-    def _checksums(self, prefix: str) -> bytes:
+    def checksums(self, prefix: str) -> bytes:
+        """Return the checksums of a directory's files as they are stored, in JSON. Raises Incomplete if they are missing."""
         try:
             return self.get(f"{prefix}/{CHECKSUMS}")
         except KeyError as error:

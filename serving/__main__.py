@@ -137,7 +137,7 @@ def wire(settings: Settings, http: aiohttp.ClientSession, metrics: Metrics, drai
     opt_outs = OptOuts(access.user_secret, settings_.path(serving.state) / "opted_out.jsonl")
     recorder = Recorder(spool, metrics, redactor, opt_outs)
     arms = Arms((Slot(0, engine(http, 0, settings, sampling)), Slot(1, engine(http, 1, settings, sampling))))
-    versions = VersionCache(settings_.path(serving.state))
+    versions = VersionCache(settings_.path(serving.state), serving.most_deltas)
     registry = Registry.connect(settings.registry)
     follower = Follower(arms, VersionSource(registry, store, versions), metrics, serving.follow_seconds)
     gateway = Gateway(settings.model.name, access, arms, sampling, recorder, serving.showing)

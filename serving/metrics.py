@@ -154,6 +154,18 @@ class Metrics:
             registry=registry,
         )
         self.swaps = Counter("tabloop_swaps", "Versions loaded into a slot", ("slot",), registry=registry)
+        self._fetches = Counter(
+            "tabloop_version_fetches",
+            "Versions fetched to a disk of the app or an engine: full, delta, or fallback, the full copy after a broken delta",
+            ("how",),
+            registry=registry,
+        )
+        self._fetched_bytes = Counter(
+            "tabloop_version_bytes",
+            "Bytes of versions fetched to the disk of the app or of an engine",
+            ("how",),
+            registry=registry,
+        )
         self._spool_bytes = Gauge("tabloop_spool_bytes", "Bytes of events that wait for the object store", registry=registry)
         self._spool_segments = Gauge("tabloop_spool_segments", "Segments that wait for the object store", registry=registry)
         self._set_aside = Gauge("tabloop_spool_set_aside", "Segments that could not be shipped whole, in bad/", registry=registry)
@@ -188,6 +200,12 @@ class Metrics:
             self._withheld.labels(*sampled).inc()
         elif shown and not left:
             self._shown.labels(*sampled).inc()
+
+    def version_fetched(self, how: str, size: int) -> None:
+        """Count a version that came to a disk; "held" if it was there already."""
+        if how != "held":
+            self._fetches.labels(how).inc()
+            self._fetched_bytes.labels(how).inc(size)
 
     def feedback_received(self, row: Feedback) -> None:
         """Count a feedback event."""

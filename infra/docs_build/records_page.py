@@ -9,11 +9,11 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from infra.docs_build.markdown import anchor, code, prose, table
-from infra.records import Record, base, cycles, erasure, events, experiments, heldout, looks, measures, moves, requests
+from infra.records import Record, base, cycles, erasure, events, experiments, heldout, looks, measures, moves, requests, versions
 
 EVENTS = (events,)
 """Modules of the events page."""
-OTHERS = (base, cycles, experiments, looks, moves, requests, erasure, measures, heldout)
+OTHERS = (base, cycles, experiments, looks, moves, requests, erasure, measures, heldout, versions)
 """Modules of the page of the other records; no record is in neither."""
 ABOUT = """Times are Unix seconds (UTC), durations milliseconds unless the name says otherwise. `policy_version` is the MLflow
 version number of the weights, as text. Records refuse unknown fields; a field with a default may be missing in objects of an

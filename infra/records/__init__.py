@@ -28,6 +28,7 @@ from infra.records.looks import Look
 from infra.records.measures import QUICK_MS, RATIOS, MeasuredGroup, Measures, ServedVersion
 from infra.records.moves import Change, Move, MoveKind, State
 from infra.records.requests import MoveAnswer, MoveRequest
+from infra.records.versions import VersionDelta
 
 __all__ = [
     "QUICK_MS",
@@ -81,4 +82,5 @@ __all__ = [
     "State",
     "Verdict",
     "VerdictName",
+    "VersionDelta",
 ]

@@ -144,8 +144,10 @@ class Evaluate(Section):
     """Where candidate and champion complete the held-out places. own: an engine of the evaluation's own, at engine_url; slot: the
     engine of serving.engines that does not hold the champion, which gets its weights back afterwards."""
     engine_url: str = "http://127.0.0.1:18102"
-    """URL of the evaluation's own engine (`python -m serving.engine --evaluation`). It reads checkpoints from the paths that the
-    flow names, so both need train.folder on one disk."""
+    """URL of the evaluation's own engine (`python -m serving.engine --evaluation`)."""
+    shares_disk: bool = True
+    """Whether the engine has train.folder on its disk, and reads checkpoints there. False: it fetches them from the object store
+    to a disk of its own, and a candidate is uploaded before its evaluation instead of after it."""
     engine_host: str = ""
     """Address on which that engine listens, at the URL's port; empty: the URL's host (serving.engine_host)."""
     engine_token: SecretStr | None = None

@@ -282,6 +282,9 @@ class Serving(Section):
     """Seconds between two reads of the registry's aliases."""
     state: Path = Path("var/serving")
     """Directory of downloaded versions and the last known assignment of versions to slots."""
+    most_deltas: int = Field(4, ge=0)
+    """Most deltas, from a version on the disk, that replace the full copy of a version: each holds what changed from the version
+    that it was trained from. 0: full copies only, and a cycle writes no delta."""
     limits: Limits = Limits()
     """Limits of connections."""
     drain: Drain = Drain()

@@ -38,6 +38,9 @@ class UpdateSettings(Section):
     precision: Literal["float32", "bfloat16", "fastest"] = "float32"
     """Data type of the matrix products; the master weights are float32. fastest: bfloat16 on GPUs and on CPUs that compute it
     faster (Intel's with AMX, AMD's with AVX512-BF16), float32 elsewhere."""
+    stored_mantissa: int = Field(23, ge=8, le=23)
+    """Bits of the mantissa to which a candidate's float32 weights are rounded as they are stored, before anything evaluates or
+    serves them; 23: all bits. 15: by at most 2^-16 of a weight, and what travels between versions is a third smaller."""
     learning_rate: float = Field(2e-6, gt=0)
     """Learning rate after the warm-up."""
     warmup_steps: int = Field(2, ge=0)

@@ -71,11 +71,12 @@ def choose_model(
     return last or (settings_.path(settings.model.base), BASE_VERSION)
 
 
-def checkpoints_of(settings: Settings, slot: int | None) -> Checkpoints | None:
-    """Return the checkpoints of a slot's engine; none of the evaluation's, which reads the paths that the flow names."""
+def checkpoints_of(settings: Settings, slot: int | None) -> Checkpoints:
+    """Return the checkpoints of a slot's engine, or of the evaluation's, which may read the paths that the flow names instead."""
+    state, most = settings_.path(settings.serving.state), settings.serving.most_deltas
     if slot is None:
-        return None
-    return Checkpoints.of_slot(settings_.path(settings.serving.state), slot, lambda: ObjectStore.connect(settings.store))
+        return Checkpoints.of_evaluation(state, lambda: ObjectStore.connect(settings.store), most)
+    return Checkpoints.of_slot(state, slot, lambda: ObjectStore.connect(settings.store), most)
 
 
 def main(arguments: list[str], variables: Mapping[str, str]) -> int:
@@ -94,7 +95,7 @@ def main(arguments: list[str], variables: Mapping[str, str]) -> int:
         if name not in variables:
             os.environ[name] = value
     checkpoints = checkpoints_of(settings, options.slot)
-    last = checkpoints.last(options.slot) if checkpoints else None
+    last = None if options.evaluation else checkpoints.last(options.slot)
     model, version = choose_model(settings, last, options.model, options.version)
     try:
         architectures.check(model)

@@ -1,14 +1,17 @@
 """Where an engine finds a version's checkpoint: on the app's disk if it sees that, else on its own, from the object store."""
 
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 from infra.store import ObjectStore
-from serving.engine.version_cache import VersionCache
+from serving.engine.version_cache import Download, VersionCache
 
 SLOT = 0
 """The only slot in an engine's own cache."""
+REGISTERED, EVALUATED = re.compile(r"\d+"), re.compile(r"evaluation-[0-9a-f]{16}")
+"""Versions of the registry, and weights that an evaluation loads, which may not be registered (evals/engine.py)."""
 
 
 class Checkpoints:
@@ -28,30 +31,42 @@ class Checkpoints:
         self._lock = threading.Lock()
 
     @classmethod
-    def of_slot(cls, state: Path, slot: int, connect: Callable[[], ObjectStore]) -> "Checkpoints":
+    def of_slot(cls, state: Path, slot: int, connect: Callable[[], ObjectStore], most_deltas: int = 0) -> "Checkpoints":
         """Return the checkpoints of a slot's engine, whose state lies below serving.state."""
-        return cls(VersionCache(state), VersionCache(state / f"engine-{slot}"), connect)
+        return cls(VersionCache(state), VersionCache(state / f"engine-{slot}", most_deltas), connect)
 
-    def fetch(self, version: str, source: str) -> Path:
-        """Return the directory of a version, whose source is the registry's; download and verify it if needed.
+    @classmethod
+    def of_evaluation(cls, state: Path, connect: Callable[[], ObjectStore], most_deltas: int = 0) -> "Checkpoints":
+        """Return the checkpoints of the evaluation's engine, whose state lies below serving.state."""
+        own = VersionCache(state / "engine-evaluation", most_deltas)
+        return cls(own, own, connect)
+
+    def fetch(self, version: str, source: str) -> Download:
+        """Return a version, whose source is the registry's; download and verify it if needed.
 
         Raises:
-            ValueError: the version is no number, the source is not in this store, or a file does not match its checksum.
+            ValueError: the version is neither a number nor an evaluation's, the source is not in this store, or a file does not
+                match its checksum.
             KeyError: the checkpoint is not complete in the store.
             Unreachable: the store does not answer.
         """
-        if not version.isdecimal():
-            raise ValueError(f"version {version[:40]!r}: expected a number of the registry")
+        if not (REGISTERED.fullmatch(version) or EVALUATED.fullmatch(version)):
+            raise ValueError(f"version {version[:40]!r}: expected a number of the registry, or evaluation-CHECKSUM")
         with self._lock:  # a download whose request was cancelled goes on
             if (path := self._shared.path(version)) and self._shared.source(version) == source:
-                return path
+                return Download(path, "held", 0)
             return self._own.download(version, source, self._connect())
 
     def loaded(self, version: str, path: Path) -> None:
-        """Remember the version that the engine loaded, if from its own cache, and delete old ones there."""
+        """Remember the version that the engine loaded, if from its own cache, and delete old ones there.
+
+        What an evaluation loads is not remembered: after a restart the slot begins with the version that it gets back.
+        """
         if path == self._own.path(version):
-            self._own.remember_slot(SLOT, version)
-            self._own.prune({version})
+            if REGISTERED.fullmatch(version):
+                self._own.remember_slot(SLOT, version)
+            remembered = self._own.slot_version(SLOT)
+            self._own.prune({version, remembered[1] if remembered else ""})
 
     def last(self, slot: int) -> tuple[Path, str] | None:
         """Return the directory and version that the engine of a slot held last; None if neither cache knows."""

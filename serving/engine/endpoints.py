@@ -19,6 +19,7 @@ from infra.web import foreign
 from serving.engine.channel import Outbox
 from serving.engine.protocol import Delta, EngineRequest, Health, SwapResult
 from serving.engine.strangers import Strangers
+from serving.engine.version_cache import Download
 
 log = logging.getLogger(__name__)
 RunningTasks = dict[int, asyncio.Task[None]]
@@ -75,7 +76,7 @@ class EngineBackend(Protocol):
 class CheckpointSource(Protocol):
     """Where the engine finds versions (checkpoints.Checkpoints)."""
 
-    def fetch(self, version: str, source: str) -> Path:
+    def fetch(self, version: str, source: str) -> Download:
         """Raises ValueError if the checkpoint is refused, other exceptions if it cannot be had now."""
         ...
 
@@ -191,8 +192,8 @@ class Endpoints:
             return refusal
         body = await http.json()
         try:
-            path = await asyncio.to_thread(checkpoints.fetch, body["version"], body["source"])
-            return web.json_response({"path": str(path)})
+            got = await asyncio.to_thread(checkpoints.fetch, body["version"], body["source"])
+            return web.json_response({"path": str(got.path), "how": got.how, "bytes": got.bytes})
         except ValueError as error:
             return web.json_response({"error": str(error)}, status=409)
         except Exception as error:

@@ -5,8 +5,8 @@
                 [number]                        stop that completion
         engine  [number, *Delta]                tokens, the last row with a finish
                 [number, status, explanation]   error: 409 it holds another version, 400 bad request, 503 the engine is ending
-    POST /fetch     {"version": ., "source": .} -> {"path": .}, the version's directory on the engine's disk, downloaded from the
-                                                object store if needed; 409 if it is refused, 503 if it cannot be had now
+    POST /fetch     {"version": ., "source": .} -> EngineCopy: the version on the engine's disk, downloaded from the object store
+                                                if needed; 409 if it is refused, 503 if it cannot be had now
     POST /swap      {"path": ..., "version": .} -> SwapResult; 409, with the engine unchanged, if the checkpoint does not fit;
                                                 with "idle": true also 503 while it samples completions
     GET  /health                                -> Health; without the token an empty object
@@ -93,6 +93,17 @@ class Health:
     """Number of requests in the engine."""
     path: str = ""
     """Directory of the weights."""
+
+
+@dataclass(frozen=True)
+class EngineCopy:
+    """A version on the engine's disk, and how it came."""
+
+    path: str
+    how: str = "full"
+    """"held", "full", "delta" or "fallback" (infra/deltas/stored.py); engines of earlier releases do not say."""
+    bytes: int = 0
+    """Bytes that travelled."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """A replica's state on disk, from which it can restart without the registry: versions, and the last known slots and aliases.
 
-STATE/versions/VERSION/...   complete checkpoints, renamed into place; source.txt names their origin
+STATE/versions/VERSION/...   complete checkpoints, renamed into place; source.txt names their origin, fetched.txt their checksum
 STATE/slots.json             the version that each slot held last
 STATE/aliases.json           the registry's last answer
 
@@ -14,28 +14,47 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Collection
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
+from infra.deltas import stored
+from infra.deltas.stored import HeldVersion, How
 from infra.records import ExperimentRecord
 from infra.registry import Aliases
 from infra.store import ObjectStore
 
 log = logging.getLogger(__name__)
-SOURCE = "source.txt"
+SOURCE, CHECKSUM = "source.txt", "fetched.txt"
 SLOTS, ALIASES = "slots.json", "aliases.json"
 T = TypeVar("T")
 KEPT_VERSIONS = 4
 """Number of unused versions to keep, so that a rollback needs no download."""
 
 
+@dataclass(frozen=True)
+class Download:
+    """A version on this disk, and how it came."""
+
+    path: Path
+    how: How | Literal["held"]
+    """held: it was there."""
+    bytes: int
+    """Bytes that travelled."""
+
+
 class VersionCache:
     """The state directory of one replica of the app."""
 
-    def __init__(self, state: Path) -> None:
+    def __init__(self, state: Path, most_deltas: int = 0) -> None:
+        """Use a directory.
+
+        Args:
+            most_deltas: longest chain of deltas in place of a full copy (serving.most_deltas).
+        """
         self._state = state
+        self._most_deltas = most_deltas
 
     def path(self, version: str) -> Path | None:
         """Return a version's directory, or None if it is not on this disk."""
@@ -49,31 +68,31 @@ class VersionCache:
         except FileNotFoundError:
             return None
 
-    def download(self, version: str, source: str, store: ObjectStore) -> Path:
-        """Fetch a version from the object store, check every file's checksum, and return its directory.
+    def download(self, version: str, source: str, store: ObjectStore) -> Download:
+        """Fetch a version from the object store, or what changed from one that is here, and check every file's checksum.
 
         Raises:
             ValueError: the source is not in this store, or a file is corrupt.
             KeyError: the checkpoint is not complete in the store.
         """
         if (path := self.path(version)) and self.source(version) == source:
-            return path
-        address = urlsplit(source)
-        if address.scheme != "s3" or address.netloc != store.bucket:
+            return Download(path, "held", 0)
+        if (checkpoint := _key(source, store)) is None:
             raise ValueError(f"version {version}: source {source!r} is not in s3://{store.bucket}/")
         path = self._state / "versions" / version
         partial = path.with_name(f".{version}.partial")  # of one process: an engine's cache is its own
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        store.get_directory(address.path.strip("/"), partial)
+        fetched = stored.fetch(store, checkpoint, partial, self._held(store), self._most_deltas)
         (partial / SOURCE).write_text(source)
+        (partial / CHECKSUM).write_text(fetched.sha256)
         for file in partial.rglob("*"):
             _sync(file)
         _sync(partial)
         shutil.rmtree(path, ignore_errors=True)
         os.replace(partial, path)
         _sync(path.parent)
-        return path
+        return Download(path, fetched.how, fetched.bytes)
 
     def prune(self, in_use: Collection[str]) -> None:
         """Delete versions that are not in use, except the newest KEPT_VERSIONS."""
@@ -99,6 +118,15 @@ class VersionCache:
         """Write the registry's aliases."""
         tests = {"experiment": aliases.experiment, "watch": aliases.watch}
         self._write(ALIASES, {**asdict(aliases), **{name: test and test.model_dump() for name, test in tests.items()}})
+
+    def _held(self, store: ObjectStore) -> dict[str, HeldVersion]:
+        """Return the versions here by the prefix of their checkpoints; some may be pruned meanwhile."""
+        found: dict[str, HeldVersion] = {}
+        for path in (self._state / "versions").glob("[!.]*"):
+            if checkpoint := _key(self.source(path.name) or "", store):
+                checksum = path / CHECKSUM
+                found[checkpoint] = HeldVersion(path, checksum.read_text() if checksum.exists() else "")
+        return found
 
     def _slots(self) -> dict[str, str]:
         return self._read(SLOTS, _versions_by_slot) or {}
@@ -126,6 +154,12 @@ class VersionCache:
         _sync(partial)
         os.replace(partial, self._state / name)
         _sync(self._state)
+
+
+def _key(source: str, store: ObjectStore) -> str | None:
+    """Return the key prefix of a source; None if it is not in this store."""
+    address = urlsplit(source)
+    return address.path.strip("/") if address.scheme == "s3" and address.netloc == store.bucket else None
 
 
 def _aliases(fields: dict[str, Any]) -> Aliases:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import aiohttp
 
 from serving.engine.channel import Channel, Row
-from serving.engine.protocol import Delta, EngineRequest, Health, SwapResult
+from serving.engine.protocol import Delta, EngineCopy, EngineRequest, Health, SwapResult
 
 SWAP_SECONDS = 120.0
 FETCH_SECONDS = 1800.0
@@ -66,7 +66,7 @@ class SlotEngine(Protocol):
         """See EngineClient.health."""
         ...
 
-    async def fetch(self, version: str, source: str, path: str) -> str:
+    async def fetch(self, version: str, source: str, path: str) -> EngineCopy:
         """See EngineClient.fetch."""
         ...
 
@@ -115,8 +115,8 @@ class EngineClient:
         """Return the engine's state. Raises EngineDown."""
         return Health(**await self._call("GET", "/health", timeout=5.0))
 
-    async def fetch(self, version: str, source: str, path: str) -> str:
-        """Return the directory of a version on the engine's disk; the engine downloads it from the object store if needed.
+    async def fetch(self, version: str, source: str, path: str) -> EngineCopy:
+        """Return a version on the engine's disk; the engine downloads it from the object store if needed.
 
         Args:
             source: URI of the checkpoint, from the registry.
@@ -127,7 +127,7 @@ class EngineClient:
             EngineDown: any other failure.
         """
         body = {"version": version, "source": source}
-        return str((await self._call("POST", "/fetch", timeout=FETCH_SECONDS, json=body))["path"])
+        return EngineCopy(**await self._call("POST", "/fetch", timeout=FETCH_SECONDS, json=body))
 
     async def swap(self, path: str, version: str) -> SwapResult:
         """Load the weights in a directory of the engine's disk under a version.

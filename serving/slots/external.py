@@ -21,7 +21,7 @@ import aiohttp
 
 from infra import fim
 from infra.settings.schema import External
-from serving.engine.protocol import Delta, EngineRequest, Finish, Health, SwapResult
+from serving.engine.protocol import Delta, EngineCopy, EngineRequest, Finish, Health, SwapResult
 from serving.slots.client import SWAP_SECONDS, EngineDown, RequestRefused, SwapRefused, WrongVersion
 from serving.slots.policy import Policy
 
@@ -112,9 +112,9 @@ class ExternalEngine:
             self._untrainable_reason = None
             raise EngineDown(f"{self.url}: not OpenAI's API: {type(error).__name__}: {error}") from error
 
-    async def fetch(self, version: str, source: str, path: str) -> str:
+    async def fetch(self, version: str, source: str, path: str) -> EngineCopy:
         """Return the directory on the app's disk: the server sees it under the same path."""
-        return path
+        return EngineCopy(path, "held")
 
     async def swap(self, path: str, version: str) -> SwapResult:
         """Load the weights in a directory that the server sees under the same path.

@@ -180,9 +180,10 @@ class Follower:
         slot = self._arms.slots[load.slot]
         try:
             downloaded = await self._downloaded(load.version)
-            path = await slot.engine.fetch(load.version, downloaded.source, downloaded.path)
+            copy = await slot.engine.fetch(load.version, downloaded.source, downloaded.path)
+            self._metrics.version_fetched(copy.how, copy.bytes)
             async with self._locks[load.slot]:
-                result = await self._swap(slot, path, loading)
+                result = await self._swap(slot, copy.path, loading)
         except (
             Exception
         ) as error:  # of any part: the slot takes no traffic, the status page shows the reason, a later step retries
@@ -206,8 +207,8 @@ class Follower:
 
     def _forget_download(self, version: str, done: asyncio.Task[Downloaded]) -> None:
         del self._downloads[version]
-        if not done.cancelled():
-            done.exception()  # mark it as retrieved: its load may have been cancelled
+        if not done.cancelled() and not done.exception():  # asking marks it as retrieved: its load may have been cancelled
+            self._metrics.version_fetched(done.result().how, done.result().bytes)
 
     async def _swap(self, slot: Slot, path: str, loading: Loading) -> SwapResult:
         verified, slot.verified = slot.verified, (None, None)  # takes no more traffic

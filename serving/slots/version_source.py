@@ -24,6 +24,10 @@ class Downloaded:
     """Its directory."""
     source: str
     """URI of the checkpoint in the object store."""
+    how: str
+    """How it came (infra/deltas/stored.py), or "held" if it was there."""
+    bytes: int
+    """Bytes that travelled."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +48,10 @@ class VersionSource:
             source = self.registry.version(version).source
         except RegistryError:
             if path := self.cache.path(version):
-                return Downloaded(str(path), self.cache.source(version) or "")
+                return Downloaded(str(path), self.cache.source(version) or "", "held", 0)
             raise
-        return Downloaded(str(self.cache.download(version, source, self.store)), source)
+        got = self.cache.download(version, source, self.store)
+        return Downloaded(str(got.path), source, got.how, got.bytes)
 
     def check(self, version: str) -> None:
         """Compare the cached version's source with the registry's. A slot restarted from the cache may hold another registry's.

@@ -1,12 +1,15 @@
 """The clients and folders of the steps, from the settings."""
 
+import logging
 from pathlib import Path
 
 from infra import checkpoints
 from infra import settings as settings_
-from infra.registry import Registry
+from infra.registry import NotRegistered, Registry
 from infra.settings import Settings
-from infra.store import ObjectStore
+from infra.store import Incomplete, ObjectStore
+
+log = logging.getLogger(__name__)
 
 
 def store_of(settings: Settings) -> ObjectStore:
@@ -32,6 +35,15 @@ def versions_folder(settings: Settings) -> Path:
 def checkpoint_of(settings: Settings, version: str) -> Path:
     """Return the directory of a version's checkpoint, downloaded where it is missing."""
     return checkpoints.fetch(store_of(settings), registry_of(settings), version, versions_folder(settings))
+
+
+def remaining_checkpoint_of(settings: Settings, version: str) -> Path | None:
+    """Return the directory of a version's checkpoint; None if the checkpoint or the version was removed."""
+    try:
+        return checkpoint_of(settings, version)
+    except (Incomplete, NotRegistered) as error:
+        log.warning("version %s cannot be had: %s", version, error)
+        return None
 
 
 def optimizer_of(settings: Settings, version: str) -> Path | None:

@@ -319,8 +319,12 @@ def evaluate(settings: Settings, manifest: Manifest, candidate: Candidate) -> Ev
             *(one.name, len(one.scored), dict(one.left_out), list(one.unchecked)),
         )
     champion = clients.checkpoint_of(settings, manifest.champion)
+    sources = None
+    if not sealed.evaluate.shares_disk:
+        uploaded = store.uri(registering.upload(store, manifest.cycle, candidate.checkpoint))
+        sources = {candidate.checkpoint: uploaded, champion: clients.registry_of(settings).version(manifest.champion).source}
     try:
-        with engine_models(sealed, manifest.champion) as models:
+        with engine_models(sealed, manifest.champion, sources) as models:
             contest = evaluating.Contest(candidate.checkpoint, champion, models, held_out)
             evaluation = evaluating.evaluate(store, sealed, contest, manifest.cycle)
     except EngineAway as error:
@@ -335,7 +339,8 @@ def register(settings: Settings, manifest: Manifest, candidate: Candidate, evalu
     """Upload the checkpoint, log the MLflow run, create the model version, whatever the verdict."""
     store, registry = clients.store_of(settings), clients.registry_of(settings)
     sealed = cycles.settings_of(store, manifest.cycle, settings)
-    return registering.register(store, registry, sealed, manifest, candidate, evaluation)
+    parent = clients.remaining_checkpoint_of(settings, manifest.parent)
+    return registering.register(store, registry, sealed, manifest, candidate, evaluation, parent)
 
 
 @step("open experiment", retries=IO_RETRIES)

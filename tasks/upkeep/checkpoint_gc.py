@@ -4,8 +4,8 @@ Only uploads of cycles are removed: the base and a person's uploads stay. An upl
 and no version in use is there. The upload of a cycle without a version is unused. An upload that was registered but is unknown
 to the registry stays, since it may belong to another registry.
 
-A version is tagged first, then its checksums are removed, then the rest, so that no reader takes a partial checkpoint for a
-complete one. The next pass completes a pass that was killed.
+A version is tagged first, then its checksums are removed and those of its copy for engines, then the rest with its delta, so that
+no reader takes a partial checkpoint for a complete one. The next pass completes a pass that was killed.
 """
 
 from collections.abc import Iterable
@@ -117,8 +117,8 @@ def remove(store: ObjectStore, registry: Registry, expired: Iterable[ExpiredUplo
             registry.set_version_tag(version, REMOVED_TAG, datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds"))
         for folder in upload.folders:
             prefix = f"{folder}/{upload.cycle}/"
-            store.delete(f"{prefix}{CHECKSUMS}")
-            for key in list(store.keys(prefix)):
+            keys = list(store.keys(prefix))
+            for key in sorted(keys, key=lambda key: not key.endswith(f"/{CHECKSUMS}")):
                 store.delete(key)
         gone.append(upload)
     return tuple(gone)

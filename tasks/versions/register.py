@@ -1,4 +1,5 @@
-"""Register a candidate: upload its checkpoint, complete its run in MLflow, create a version with its lineage.
+"""Register a candidate: upload its checkpoint and what engines fetch of it (shipped.py), complete its run in MLflow, create a
+version with its lineage.
 
 Every step may be repeated: the cycle's id identifies the checkpoint's key, the run and the version. MLflow's client takes
 seconds to import, so it is imported inside the function.
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from infra import cycles
-from infra.checkpoints import optimizer_prefix
+from infra.checkpoints import optimizer_prefix, prefix_of
 from infra.cycles import dataset_id
 from infra.lineage import CYCLE_TAG, DATASET_TAG, EVALUATION_TAG, PARENT_TAG
 from infra.records import Decision, Manifest
@@ -27,8 +28,9 @@ from tasks.showing import fit as showing
 from tasks.showing import report
 from tasks.showing.fit import FittedEstimate, Unfitted
 from tasks.trainer.run import Candidate
-from tasks.versions import review, tracking
+from tasks.versions import review, shipped, tracking
 from tasks.versions.evaluate import Evaluation
+from tasks.versions.shipped import ParentCopy
 
 log = logging.getLogger(__name__)
 SECRET = "**********"
@@ -46,18 +48,27 @@ class Registered:
 
 
 def register(
-    store: ObjectStore, registry: Registry, settings: Settings, manifest: Manifest, trained: Candidate, evaluation: Evaluation
+    store: ObjectStore,
+    registry: Registry,
+    settings: Settings,
+    manifest: Manifest,
+    trained: Candidate,
+    evaluation: Evaluation,
+    parent: Path | None = None,
 ) -> Registered:
-    """Upload, log and register the candidate of a cycle. A tag tells whether it passed the held-out gate."""
+    """Upload, log and register the candidate of a cycle. A tag tells whether it passed the held-out gate.
+
+    Args:
+        parent: checkpoint of the manifest's parent, for the delta; none: it is gone.
+    """
     existing = [v for v in registry.versions() if v.tags.get(CYCLE_TAG) == manifest.cycle]
     if existing:
         return Registered(existing[0].version, existing[0].tags.get("run", ""))
-    prefix = f"checkpoints/{manifest.cycle}"
-    ship_estimate(trained.checkpoint, showing.read(store, manifest.cycle))
-    if not store.exists(f"{prefix}/{CHECKSUMS}"):
-        store.put_directory(prefix, trained.checkpoint)
+    prefix = upload(store, manifest.cycle, trained.checkpoint)
     if trained.optimizer and not store.exists(f"{optimizer_prefix(prefix)}/{CHECKSUMS}"):
         store.put_directory(optimizer_prefix(prefix), trained.optimizer)
+    earlier = ParentCopy(prefix_of(registry.version(manifest.parent).source, store.bucket), parent) if parent else None
+    shipped.ship(store, settings.serving, prefix, trained.checkpoint, earlier)
     dataset = dataset_id(store, manifest.cycle)
     versions = registry.versions()
     run = log_run(settings, store, manifest, dataset, trained, evaluation, versions)
@@ -74,6 +85,15 @@ def register(
     source = f"s3://{store.bucket}/{prefix}"
     found = review.facts(store, settings, versions, manifest.cycle, run, None)
     return Registered(registry.create_version(source, tags, review.description(found), run).version, run)
+
+
+def upload(store: ObjectStore, cycle: str, checkpoint: Path) -> str:
+    """Upload the checkpoint of a cycle's candidate, if it is not in the store, and return its prefix."""
+    prefix = f"checkpoints/{cycle}"
+    ship_estimate(checkpoint, showing.read(store, cycle))
+    if not store.exists(f"{prefix}/{CHECKSUMS}"):
+        store.put_directory(prefix, checkpoint)
+    return prefix
 
 
 def describe_again(store: ObjectStore, registry: Registry, settings: Settings, decision: Decision) -> None:

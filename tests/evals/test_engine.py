@@ -13,9 +13,10 @@ from evals.engine import EngineAway, EngineModels, EngineRefused, engine_models
 from evals.models import Prompt, Text, draw_of, up_to
 from infra.settings import ROOT, Settings
 from infra.settings.schema import Evaluate, Model, Sampling, Serving
+from serving.engine.checkpoints import Checkpoints
 from serving.gateway.detokenizer import Detokenizer, stop_token_ids
 from tests.evals import fake_models
-from tests.serving.fakes import ENGINE_TOKEN, FakeEngine
+from tests.serving.fakes import ENGINE_TOKEN, FakeEngine, MemoryStore
 
 T = TypeVar("T")
 SAMPLING = Sampling(temperature=0.5, max_tokens=7)
@@ -34,11 +35,13 @@ def own(engine: FakeEngine, token: str = ENGINE_TOKEN, seconds: float = 5.0) -> 
     return Settings(evaluate=Evaluate(engine_url=engine.url, engine_token=token, engine_seconds=seconds))
 
 
-async def using(settings: Settings, work: Callable[[EngineModels], T], champion: str = "3") -> T:
+async def using(
+    settings: Settings, work: Callable[[EngineModels], T], champion: str = "3", sources: dict[Path, str] | None = None
+) -> T:
     """Call a function with the engine's client in a thread, since the fake runs in this one's loop."""
 
     def run() -> T:
-        with engine_models(settings, champion) as models:
+        with engine_models(settings, champion, sources) as models:
             return work(models)
 
     return await asyncio.to_thread(run)
@@ -63,6 +66,43 @@ async def test_a_checkpoint_is_loaded_once_and_rows_come_back_in_order(
     assert engine.batches[3].prompts == [[1, 2, 3], [1, 2, 3, 4]] and engine.batches[3].scored == [1, 3]
     await using(own(engine), work)
     assert len(engine.swaps) == 1
+
+
+@pytest.mark.parametrize("which", ["own", "slot"])
+async def test_an_engine_without_the_flows_disk_fetches_what_it_completes_with(tmp_path: Path, which: str) -> None:
+    store, engines = MemoryStore(), [FakeEngine([5]), FakeEngine([6])]
+    folders = {folder: store.uri(f"checkpoints/{folder.name}") for folder in (tmp_path / "champion", tmp_path / "candidate")}
+    for folder in folders:
+        fake_models.write(folder, folder.name)
+        store.put_directory(f"checkpoints/{folder.name}", folder)
+    engines[0].version, engines[1].version = "3", "2"
+    async with AsyncExitStack() as stack:
+        for number, engine in enumerate(engines):
+            disk = tmp_path / f"machine-{number}"
+            engine.checkpoints = (
+                Checkpoints.of_evaluation(disk, lambda: store) if which == "own" else Checkpoints.of_slot(disk, 1, lambda: store)
+            )
+            await stack.enter_async_context(engine.running())
+        serving = Serving(engines=tuple(engine.url for engine in engines), engine_token=ENGINE_TOKEN)
+        values = {"engine_url": engines[1].url, "engine_token": ENGINE_TOKEN, "engine_seconds": 1.0, "shares_disk": False}
+        settings = Settings(serving=serving, evaluate=Evaluate(engine=which, **values))
+
+        def work(models: EngineModels) -> list[tuple[str, bytes]]:
+            seen = []
+            for folder in folders:
+                version = models.load(folder)
+                (file,) = Path(engines[1].path).glob("*.safetensors")
+                assert (version, file.is_relative_to(tmp_path / "machine-1")) == (engines[1].version, True)
+                seen.append((version, file.read_bytes()))
+            return seen
+
+        seen = await using(settings, work, sources=folders)
+        assert [body for _, body in seen] == [next(folder.glob("*.safetensors")).read_bytes() for folder in folders]
+        assert engines[1].swaps == [version for version, _ in seen] + (["2"] if which == "slot" else [])
+        engines[1].version = "2"
+        elsewhere = {tmp_path / "candidate": "s3://other/candidate"}
+        with pytest.raises(EngineRefused, match=r"/fetch: .*is not in s3://bucket/"):
+            await using(settings, lambda models: models.load(tmp_path / "candidate"), sources=elsewhere)
 
 
 @pytest.mark.parametrize("fault", ["down", "token", "swapped", "does not fit"])

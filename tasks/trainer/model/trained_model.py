@@ -25,6 +25,7 @@ from tasks.trainer.model.convert import StoredTensors, freeze, gather_on_rank_0,
 from tasks.trainer.model.muon import MuonWithAdamW
 from tasks.trainer.model.parts import PARTS, parts_of
 from tasks.trainer.model.process_group import Parallel
+from tasks.trainer.model.rounding import FLOAT32_MANTISSA, round_mantissa
 
 WEIGHTS = "model.safetensors"
 LAST_NORM = "model.norm.weight"
@@ -190,17 +191,26 @@ class TrainedModel:
         reports = self.accumulate(forward_step, batches, shape)
         return reports, self.apply(lr)
 
-    def save(self, directory: Path, dtype: torch.dtype, extras: Path | None = None, logit_scale: float = 1.0) -> None:
+    def save(
+        self,
+        directory: Path,
+        dtype: torch.dtype,
+        extras: Path | None = None,
+        logit_scale: float = 1.0,
+        mantissa: int = FLOAT32_MANTISSA,
+    ) -> None:
         """Write the checkpoint atomically, from the float32 masters where there are any.
 
         Args:
             extras: folder whose tokenizer files are copied.
             logit_scale: factor of all logits; it is multiplied into the weights of the last norm.
+            mantissa: bits of the mantissa that float32 weights keep; 23: all.
         """
         weights = gather_on_rank_0(self.megatron, dtype)
         if dist.get_rank() != 0:
             return
         weights[LAST_NORM] *= logit_scale
+        weights = {name: round_mantissa(tensor, mantissa) for name, tensor in weights.items()}
         partial = directory.with_name(directory.name + ".partial")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)

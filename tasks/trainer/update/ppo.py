@@ -291,7 +291,7 @@ def run(job: Job) -> Metrics:
     clock.append(("save", time.monotonic()))
     if job.keep_optimizer:
         optimizer_state.save(model, job.output / OPTIMIZER_NAME)
-    model.save(job.output / CHECKPOINT_NAME, torch.float32, extras=job.checkpoint, logit_scale=scale.factor)
+    model.save(job.output / CHECKPOINT_NAME, torch.float32, job.checkpoint, scale.factor, job.stored_mantissa)
     clock.append(("end", time.monotonic()))
 
     metrics = _metrics(samples, len(every), result, agreement, {name: end - begin for (name, begin), (_, end) in pairwise(clock)})

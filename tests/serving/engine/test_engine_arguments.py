@@ -39,7 +39,20 @@ def test_the_evaluations_engine_needs_a_token_of_its_own() -> None:
     own = Evaluate(engine_url="http://127.0.0.1:1", engine_token="own")
     where = evaluation_address(Settings(evaluate=own))
     assert (where.url, where.token, where.host, where.port) == ("http://127.0.0.1:1", "own", "127.0.0.1", 1)
-    assert choose_model(Settings(), None) == (ROOT / "infra/base_model", "0") and checkpoints_of(Settings(), None) is None
+    assert choose_model(Settings(), None) == (ROOT / "infra/base_model", "0")
+
+
+def test_the_evaluations_engine_and_the_slots_have_disks_of_their_own(tmp_path: Path) -> None:
+    settings = Settings(serving=Serving(state=tmp_path))
+    version = "evaluation-0123456789abcdef"
+    for slot, folder in ((0, "engine-0"), (None, "engine-evaluation")):
+        made = tmp_path / folder / "versions" / version
+        made.mkdir(parents=True)
+        (made / "source.txt").write_text("s3://tabloop/checkpoints/cycle-000001")
+        got = checkpoints_of(settings, slot)
+        assert got.fetch(version, "s3://tabloop/checkpoints/cycle-000001").path == made
+        got.loaded(version, made)
+        assert got.last(slot or 0) is None, "what an evaluation loads is not what the slot begins with"
 
 
 def test_an_engine_behind_a_services_name_listens_on_an_address_of_its_machine() -> None:

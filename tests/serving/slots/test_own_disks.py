@@ -3,11 +3,16 @@
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
+from infra.settings.schema import Serving
 from serving.engine.checkpoints import Checkpoints
 from serving.engine.version_cache import VersionCache
 from serving.slots.client import EngineDown, SwapRefused
+from tasks.versions import shipped
+from tasks.versions.shipped import ParentCopy
 from tests.serving.fakes import House
 
 
@@ -16,7 +21,7 @@ async def apart(tmp_path: Path, tokenizer: Tokenizer) -> House:
     """An app and two engines, each with a disk of its own."""
     house = House(tmp_path / "app", tokenizer)
     for slot, engine in enumerate(house.engines):
-        engine.checkpoints = Checkpoints.of_slot(tmp_path / f"machine-{slot}", slot, lambda: house.store)
+        engine.checkpoints = Checkpoints.of_slot(tmp_path / f"machine-{slot}", slot, lambda: house.store, most_deltas=4)
     async with house:
         house.add_version("1")
         house.add_version("2")
@@ -61,7 +66,7 @@ async def test_a_store_that_is_away_is_tried_again_and_another_bucket_is_refused
     with pytest.raises(EngineDown, match="HTTP 503: ConnectionError"):
         await engine.fetch("2", apart.registry.sources["2"], "")
     apart.store.unavailable = False
-    assert Path(await engine.fetch("2", apart.registry.sources["2"], "")).name == "2"
+    assert Path((await engine.fetch("2", apart.registry.sources["2"], "")).path).name == "2"
     for version, source, expected in (
         ("3", "s3://other/checkpoints/v2", "not in s3://bucket/"),
         ("../3", "s3://bucket/a", "number"),
@@ -86,6 +91,53 @@ def test_an_engines_own_disk_keeps_a_few_versions(tmp_path: Path, tokenizer: Tok
     checkpoints = Checkpoints.of_slot(tmp_path, 0, lambda: house.store)
     for number in range(1, 9):
         source = house.store.add_version(f"v{number}")
-        checkpoints.loaded(str(number), checkpoints.fetch(str(number), source))
+        checkpoints.loaded(str(number), checkpoints.fetch(str(number), source).path)
     kept = {path.name for path in (tmp_path / "engine-0/versions").iterdir()}
     assert "8" in kept and len(kept) <= 5 and VersionCache(tmp_path / "engine-0").slot_version(0) is not None
+
+
+def add_child(house: House, folder: Path, version: str, parent: str, dtype: str) -> None:
+    """Register a version, with what a cycle writes of it for engines that load `dtype`."""
+    prefix = f"checkpoints/v{version}"
+    house.store.put_directory(prefix, folder / version)
+    copy = ParentCopy(f"checkpoints/v{parent}", folder / parent)
+    shipped.ship(house.store, Serving(engine_arguments={"dtype": dtype}), prefix, folder / version, copy)
+    house.registry.sources[version] = f"s3://bucket/{prefix}"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+async def test_only_what_changed_travels_to_an_engine_that_holds_the_parent(apart: House, tmp_path: Path, dtype: str) -> None:
+    torch.manual_seed(0)
+    weights = torch.randn(1 << 16) * 0.02
+    for version in ("3", "4", "5"):
+        (tmp_path / version).mkdir()
+        save_file({"w": weights, "norm": torch.ones(64, dtype=torch.bfloat16)}, tmp_path / version / "model.safetensors")
+        weights = weights + 1e-6 * torch.randn(1 << 16).sign() * (torch.rand(1 << 16) < 0.01)
+    apart.store.put_directory("checkpoints/v3", tmp_path / "3")
+    apart.registry.sources["3"] = "s3://bucket/checkpoints/v3"
+    add_child(apart, tmp_path, "4", "3", dtype)
+    add_child(apart, tmp_path, "5", "4", dtype)
+    engine, sources = apart.arms.slots[0].engine, apart.registry.sources
+    assert (await engine.fetch("3", sources["3"], "")).how == "full"
+    got = await engine.fetch("5", sources["5"], "")
+    made, expected = load_file(Path(got.path) / "model.safetensors"), load_file(tmp_path / "5/model.safetensors")
+    assert made.keys() == expected.keys() and made["w"].dtype == getattr(torch, dtype)
+    for name in made:
+        assert torch.equal(made[name], expected[name].to(made[name].dtype)), "the engine loads the same weights"
+    assert got.how == "delta" and got.bytes < 0.05 * made["w"].nbytes
+    assert (await engine.fetch("5", sources["5"], "")).how == "held"
+
+    apart.registry.aliases = {"champion": "5"}
+    await apart.follow()
+    assert served_version(apart) == "5"
+    broken = next(key for key in apart.store.objects if key.startswith("checkpoints/v4") and key.endswith("delta/00000"))
+    apart.store.objects[broken] = b"torn"
+    other = apart.arms.slots[1].engine
+    await other.fetch("3", sources["3"], "")
+    assert (await other.fetch("4", sources["4"], "")).how == "fallback"
+    assert 'tabloop_version_fetches_total{how="full"}' in apart.metrics_text().decode()
+
+
+def served_version(house: House) -> str:
+    assert house.arms.champion is not None
+    return house.arms.slots[house.arms.champion].version or ""

@@ -13,7 +13,7 @@ from tasks.trainer.run import UpdateInputs, write_job
 from tests.tasks.made import MemoryStore
 
 CHANGED = Train(
-    sequence_parallel=True, distributed_optimizer=True, recompute="selective",
+    sequence_parallel=True, distributed_optimizer=True, recompute="selective", stored_mantissa=14,
     tensor_parallel=2, pipeline_parallel=3, threads=4, precision="bfloat16", learning_rate=0.5, warmup_steps=0, final_rate=0.5,
     epochs=7, surrogate_weight=0.3, settled_weight=0.4, settled_exponent=0.6, settled_min_loss=0.1, settled_max_loss=9.0,
     settled_least_power=0.02, settled_beginnings=0.4,

@@ -1,0 +1,18 @@
+"""Float32 weights with fewer bits of the mantissa, so that less changes between two versions."""
+
+import torch
+
+FLOAT32_MANTISSA = 23
+
+
+def round_mantissa(weights: torch.Tensor, bits: int) -> torch.Tensor:
+    """Return float32 weights rounded to that many bits of the mantissa, to the nearest and at a tie to the even.
+
+    The error is at most 2^-(bits + 1) of a weight. Weights of another type, and with 23 bits all, are returned as they are.
+    """
+    lost = FLOAT32_MANTISSA - bits
+    if not lost or weights.dtype != torch.float32:
+        return weights
+    whole = weights.view(torch.int32)  # adding to the bits adds to the magnitude, whatever the sign
+    rounded = ((whole + ((1 << (lost - 1)) - 1) + ((whole >> lost) & 1)) >> lost) << lost
+    return torch.where(weights.isfinite(), rounded.view(torch.float32), weights)
