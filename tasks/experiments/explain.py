@@ -126,9 +126,9 @@ def _beside(store: ObjectStore, version: str, moves: Sequence[Move]) -> Iterator
     for record in anchors(store):
         if record.champion == version:
             yield anchor_line(record).strip()
-        for last in (*left, math.inf):
-            look = _look_until(store, record.id, last)
-            if look and look.verdict.reason.startswith(f"version {version} beside the anchor"):
+        until = (_look_until(store, record.id, last) for last in (*left, math.inf))
+        for look in {found.number: found for found in until if found}.values():
+            if look.verdict.reason.startswith(f"version {version} beside the anchor"):
                 yield look_line(look).strip()
 
 
