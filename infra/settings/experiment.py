@@ -129,7 +129,7 @@ class Experiment(Section):
     back. No test opens meanwhile. 0: no watch, and everybody gets the new champion at once."""
     holdout_share: float = Field(0.1, gt=0, lt=1)
     """Share of users, or of their blocks of time, whom the champion before serves during the watch."""
-    anchor_share: float = Field(0.1, ge=0, lt=1)
+    anchor_share: float = Field(0.2, ge=0, lt=1)
     """Share of each user's blocks of time that the anchor serves while no test and no watch runs: the version from which
     promotions without a sure gain began. It is champion again once the champions since then are surely worse. Only in the mode
     non_inferiority. 0: no anchor, and nothing bounds what many steps lose together."""
@@ -139,7 +139,7 @@ class Experiment(Section):
     anchor_days: int = Field(28, ge=1)
     """Days of requests that the comparison with one anchor adds up; then it begins anew, with the same anchor. At most as long as
     events are kept."""
-    anchor_alpha: float = Field(0.1, gt=0, lt=0.5)
+    anchor_alpha: float = Field(0.2, gt=0, lt=0.5)
     """Two-sided error level of the comparison with the anchor, for all looks and champions of `anchor_days`; the chance that
     champions that are no worse give way to the anchor is half of it."""
     budget: Literal["none", "lord"] = "none"
