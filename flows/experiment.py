@@ -1,5 +1,5 @@
 """The experiment watch: it records what was moved by hand, leads the running A/B test through its stages to a verdict, moves the
-versions, and takes a promoted version back that turns out worse."""
+versions, and takes a promoted version back that turns out worse, alone or together with those since the anchor."""
 
 from prefect import flow
 from prefect.states import Completed, State
@@ -17,6 +17,7 @@ GOES_ON: dict[StageName, str] = {
     "test": "Undecided",
     "paused": "Paused",
     "watch": "Watching",
+    "anchor": "BesideAnchor",
 }
 """Name of the run's state while a stage goes on."""
 ENDED = {"reject": "Rejected", "breach": "RolledBack", "broken": "Broken"}
@@ -35,13 +36,14 @@ def experiment() -> State:
     settings = settings_.load()
     steps.follow(settings)
     steps.requested(settings)
+    steps.follow_anchor(settings)
     running = steps.running_experiment(settings)
     if running is None:
         return Completed(name="NoExperiment", message="no experiment runs")
     found = steps.look(settings, running)
     if found.decision:
         decision = steps.conclude(settings, found.decision)
-        promoted = "Promoted" if running.stage.name != "watch" else "RolledBack"
+        promoted = "Promoted" if running.stage.name not in ("watch", "anchor") else "RolledBack"
         return Completed(name=ENDED.get(decision.verdict.verdict, promoted), message=decision.verdict.reason)
     if found.stage and steps.advance(settings, running, found.stage):
         return Completed(name="Advanced", message=f"{found.stage.name} at {found.stage.share:.0%}: {found.verdict.reason}")
@@ -52,7 +54,7 @@ def waiting(settings: Settings, running: ExperimentRecord, found: Found) -> Stat
     """Return the state of a run whose test, or watch, goes on."""
     if running.stage.name == "watch" and steps.settle(settings, running):
         return Completed(name="WatchOver", message=f"version {running.challenger} stays champion: {found.verdict.reason}")
-    if still := steps.stuck(settings, running):
+    if running.stage.name != "anchor" and (still := steps.stuck(settings, running)):
         return Completed(name="Stuck", message=f"{still}: {found.verdict.reason}")
     return Completed(name=GOES_ON[running.stage.name], message=found.verdict.reason)
 

@@ -83,9 +83,9 @@ def sequence_chart(found: ConfidenceSequence) -> Chart:
 
 
 def progress(experiment: ExperimentRecord, look: Look) -> Progress | None:
-    """Return how far a test is at a look; None without a plan, and in the watch, which has an end and no size."""
+    """Return how far a test is at a look; None without a plan, and beside an earlier version, where there is no size."""
     plan, stage = experiment.plan, experiment.stage_at(look.time)
-    if plan is None or stage.name == "watch":
+    if plan is None or stage.name in ("watch", "anchor"):
         return None
     by_clock = experiment.started + plan.max_seconds
     if stage.name != "test":  # requests of earlier stages are not the test's

@@ -1,8 +1,8 @@
 """A client of the model registry, over MLflow's REST API.
 
 A model version is an immutable checkpoint in the object store; `champion` and `challenger` are aliases; the running
-experiment and the watch over a promoted version are tags of the registered model, so that one request reads all of them. MLflow's
-own client is not used since importing it takes 4 s.
+experiment, the watch over a promoted version and the anchor are tags of the registered model, so that one request reads all of
+them. MLflow's own client is not used since importing it takes 4 s.
 """
 
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ from infra.settings.schema import Registry as RegistrySettings
 CHAMPION, CHALLENGER = "champion", "challenger"
 EXPERIMENT_TAG = "mlflow.tabloop.experiment"
 WATCH_TAG = "mlflow.tabloop.watch"
+ANCHOR_TAG = "mlflow.tabloop.anchor"
 PREVIOUS_TAG = "mlflow.tabloop.previous_champion"
 LOOK_TAG = "mlflow.tabloop.look"
 """Tags that machines read. MLflow's pages show no tag whose name begins with "mlflow."."""
@@ -72,11 +73,20 @@ class Aliases:
     previous_champion: str | None
     watch: ExperimentRecord | None = None
     """The test whose promoted version is watched; its last stage is the watch."""
+    anchor: ExperimentRecord | None = None
+    """The anchor, and the comparison of the champions since with it (tasks/experiments/succession.py)."""
 
     @property
     def routed(self) -> ExperimentRecord | None:
-        """The experiment that divides requests: the running one, else the watch."""
-        return self.experiment or self.watch
+        """The experiment that divides requests: the running one, else the watch, else the comparison with the anchor."""
+        return self.experiment or self.beside
+
+    @property
+    def beside(self) -> ExperimentRecord | None:
+        """What compares the champion with an earlier version: the watch, else the anchor while it is another version."""
+        anchor = self.anchor
+        compared = anchor and anchor.challenger == self.champion and anchor.champion != self.champion
+        return self.watch or (anchor if compared else None)
 
 
 class RegistryError(RuntimeError):
@@ -120,13 +130,14 @@ class Registry:
         model = self._model() or {}
         versions = {a["alias"]: str(a["version"]) for a in model.get("aliases", [])}
         tags = _tags(model)
-        experiment, watch = tags.get(EXPERIMENT_TAG), tags.get(WATCH_TAG)
+        experiment, watch, anchor = tags.get(EXPERIMENT_TAG), tags.get(WATCH_TAG), tags.get(ANCHOR_TAG)
         return Aliases(
             champion=versions.get(CHAMPION),
             challenger=versions.get(CHALLENGER),
             experiment=ExperimentRecord.model_validate_json(experiment) if experiment else None,
             previous_champion=tags.get(PREVIOUS_TAG) or None,
             watch=ExperimentRecord.model_validate_json(watch) if watch else None,
+            anchor=ExperimentRecord.model_validate_json(anchor) if anchor else None,
         )
 
     def aliased(self) -> frozenset[str]:
@@ -190,6 +201,10 @@ class Registry:
     def set_watch(self, watched: ExperimentRecord | None) -> None:
         """Set the test whose promoted version is watched; none ends the watch."""
         self.set_tag(WATCH_TAG, watched.model_dump_json() if watched else "")
+
+    def set_anchor(self, anchor: ExperimentRecord | None) -> None:
+        """Set the anchor with the comparison of the champions with it; none: there is no anchor."""
+        self.set_tag(ANCHOR_TAG, anchor.model_dump_json() if anchor else "")
 
     def set_tag(self, key: str, value: str) -> None:
         """Set a tag of the registered model."""

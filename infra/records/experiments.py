@@ -18,11 +18,11 @@ number of each user's own. labelled: judged, or without anything to judge; only 
 RULES = 3
 """Number of the gate's rules as this code has them; it grows when the same plan and totals give another verdict."""
 
-StageName = Literal["shadow", "ramp", "test", "paused", "watch"]
+StageName = Literal["shadow", "ramp", "test", "paused", "watch", "anchor"]
 """shadow: the challenger answers copies of requests that nobody sees. ramp: it serves a part of the planned share. test: it
 serves the planned share, and the verdict is computed from this stage alone. paused: a person decides, because the test ended
 without proof either way or because they paused it. watch: it was promoted, and the champion before it still serves the rest, the
-holdout."""
+holdout. anchor: it is champion, and the anchor, which it is compared with, serves the rest."""
 Inconclusive = Literal["reject", "pause"]
 """What the end of a test without proof either way does."""
 
@@ -116,6 +116,14 @@ class Plan(Record):
     """Seconds for which a promoted version is watched beside its holdout; 0: it is not."""
     holdout_share: float = 0.0
     """Share of users, or of a user's blocks of time, whom the champion before serves meanwhile."""
+    anchor_share: float = 0.0
+    """Share of a user's blocks of time that the anchor serves while no test runs; 0: there is no anchor."""
+    anchor_seconds: float = 0.0
+    """Seconds for which each champion is compared with the anchor before the next test opens."""
+    anchor_days: int = 0
+    """Days after which the comparison with the anchor begins anew."""
+    anchor_alpha: float = 0.0
+    """Two-sided error level of the comparison with the anchor, for all of its looks and champions."""
     settle_seconds: float
     """Seconds to wait for feedback before a request counts."""
     join_seconds: float
@@ -142,14 +150,15 @@ class Stage(Record):
 
 
 class ExperimentRecord(Record):
-    """An A/B test, from its first stage to the end of the watch over the version that it promoted."""
+    """An A/B test, from its first stage to the end of the watch over the version that it promoted; or the comparison of
+    successive champions with the anchor, a stage each."""
 
     id: str
     """Experiment id; salts the assignment of users to arms."""
     champion: str
-    """Version on the champion's arm."""
+    """Version on the champion's arm; of a comparison with the anchor, the anchor."""
     challenger: str
-    """Version on the challenger's arm."""
+    """Version on the challenger's arm; beside an anchor, the newest champion."""
     share: float
     """Planned share of users, or of a user's blocks of time, on the challenger's arm, 0 to 1."""
     started: float
@@ -278,7 +287,8 @@ class ArmEvidence(Record):
     during: dict[Arm, dict[str, tuple[float, ...]]]
     """By arm and name of a sum (tasks/experiments/totals.py), each user's sum during the test."""
     later: dict[Arm, dict[str, tuple[float, ...]]]
-    """The part of `during` from the test's second half; under rules 1, for a crossover, from each block's."""
+    """The part of `during` from the test's second half; under rules 1, for a crossover, from each block's. Of a comparison with
+    the anchor, the part of the newest champion."""
     in_block: dict[Arm, dict[str, tuple[float, ...]]] = Field(default={})
     """The part of `during` from the second half of each block of time."""
     before: dict[str, tuple[float, ...]]
@@ -318,7 +328,7 @@ class Decision(Record):
     decided: float
     """When the decision was made."""
     by: str
-    """"gate", "watch" (over a promoted version), or the person who decided by hand."""
+    """"gate", "watch" (over a promoted version), "anchor" (the comparison with it), or the person who decided by hand."""
     watch: Stage | None = None
     """The watch that follows a promotion by the gate; none: everybody gets the new champion at once."""
     inputs: tuple[ObjectReference, ...] = ()
@@ -329,6 +339,7 @@ class Decision(Record):
     copies: Copies | None = None
     """What the verdict was computed from in the shadow stage."""
     watched: ExperimentRecord | None = None
-    """Of a rollback by the watch, the test whose promoted version it watched, with its plan: `experiment` is the rollback."""
+    """Of a rollback by the watch, the test whose promoted version it watched, with its plan: `experiment` is the rollback. Of the
+    return of the anchor, the comparison with it."""
     dataset: str = ""
     """SHA-256 of the manifest the challenger was trained from; empty for a version that no cycle made."""

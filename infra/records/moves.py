@@ -36,8 +36,8 @@ class Move(Record):
     changes: tuple[Change, ...]
     """The versions that changed their state."""
     by: str
-    """"gate", "watch" (over a promoted version), the cycle that opened the test, the person who asked, or "MLflow" for an alias
-    that was moved there."""
+    """"gate", "watch" (over a promoted version), "anchor" (the comparison with it), the cycle that opened the test, the person
+    who asked, or "MLflow" for an alias that was moved there."""
     reason: str
     """Why, as a sentence."""
     time: float

@@ -47,7 +47,7 @@ class Experiment(Section):
     mode: Literal["superiority", "non_inferiority"] = "superiority"
     """When a challenger is promoted. superiority: accepts, accepted characters or fewer annoyances per request are surely better,
     and no metric is worse than its margin. non_inferiority: no metric is worse than its margin, for a fast cadence of small
-    steps. Each step may lose a part of a margin, and nothing bounds what many steps lose together."""
+    steps. Each step may lose a part of a margin; what many steps lose together shows beside the anchor (`anchor_share`)."""
     design: Literal["auto", "by_user", "crossover"] = "auto"
     """Who meets which version. by_user: a user meets one. crossover: a user meets both, in turns of `block_seconds`, and is
     compared with themselves: for teams below a few hundred. auto: what finds the smaller gain in the traffic of the last week, by
@@ -129,6 +129,19 @@ class Experiment(Section):
     back. No test opens meanwhile. 0: no watch, and everybody gets the new champion at once."""
     holdout_share: float = Field(0.1, gt=0, lt=1)
     """Share of users, or of their blocks of time, whom the champion before serves during the watch."""
+    anchor_share: float = Field(0.2, ge=0, lt=1)
+    """Share of each user's blocks of time that the anchor serves while no test and no watch runs: the version from which
+    promotions without a sure gain began. It is champion again once the champions since then are surely worse. Only in the mode
+    non_inferiority. 0: no anchor, and nothing bounds what many steps lose together."""
+    anchor_seconds: float = Field(86_400.0, ge=0)
+    """Seconds for which each new champion is compared with the anchor before the next test opens, since a test takes the anchor's
+    slot. 0: only as long as no candidate waits."""
+    anchor_days: int = Field(28, ge=1)
+    """Days of requests that the comparison with one anchor adds up; then it begins anew, with the same anchor. At most as long as
+    events are kept."""
+    anchor_alpha: float = Field(0.2, gt=0, lt=0.5)
+    """Two-sided error level of the comparison with the anchor, for all looks and champions of `anchor_days`; the chance that
+    champions that are no worse give way to the anchor is half of it."""
     budget: Literal["none", "lord"] = "none"
     """How successive tests share `alpha`. none: each has all of it. lord: at most a share `alpha` of all promotions is by error;
     a test's level falls with the tests since the last promotion and rises with each (evals/multiple.py). It costs power."""

@@ -29,7 +29,7 @@ FLOW: dict[str, Any] = {"match": {"prefect.resource.id": "prefect.flow-run.*"}}
 RUN = '": " ~ event.resource["prefect.state-name"] ~ ": " ~ (event.resource["prefect.state-message"] or "")'
 """Jinja's expression of a run's state; an event of Prefect 3 has both labels."""
 NAMES = ("cycle failed", "rollback", "rollback by the watch", "experiment waits", "experiment stuck")
-LOOKED = ("Shadow", "Ramp", "Advanced", "Undecided", "Paused", "Stuck", "Watching", "WatchOver")
+LOOKED = ("Shadow", "Ramp", "Advanced", "Undecided", "Paused", "Stuck", "Watching", "WatchOver", "BesideAnchor")
 ENDED = ("Promoted", "Rejected", "RolledBack", "Broken", "NoExperiment")
 """Names of the states of a run of the watch (flows/experiment.py)."""
 

@@ -116,7 +116,7 @@ class VersionCache:
 
     def remember_aliases(self, aliases: Aliases) -> None:
         """Write the registry's aliases."""
-        tests = {"experiment": aliases.experiment, "watch": aliases.watch}
+        tests = {"experiment": aliases.experiment, "watch": aliases.watch, "anchor": aliases.anchor}
         self._write(ALIASES, {**asdict(aliases), **{name: test and test.model_dump() for name, test in tests.items()}})
 
     def _held(self, store: ObjectStore) -> dict[str, HeldVersion]:
@@ -163,8 +163,8 @@ def _key(source: str, store: ObjectStore) -> str | None:
 
 
 def _aliases(fields: dict[str, Any]) -> Aliases:
-    experiment, watch = fields.pop("experiment"), fields.pop("watch", None)  # no watch in files of earlier releases
-    return Aliases(**fields, experiment=_test(experiment), watch=_test(watch))
+    tests = {name: _test(fields.pop(name, None)) for name in ("experiment", "watch", "anchor")}  # not all in earlier releases
+    return Aliases(**fields, experiment=tests["experiment"], watch=tests["watch"], anchor=tests["anchor"])
 
 
 def _test(fields: dict[str, Any] | None) -> ExperimentRecord | None:

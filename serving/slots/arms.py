@@ -61,7 +61,7 @@ class Route:
     """The estimate that decides what is shown; none: all is shown."""
     assigned: Assignment = Assignment()
     sampled_as: Arm = "champion"
-    """The arm by whose settings it is sampled. Once a version is promoted, also its holdout is sampled as the champion is."""
+    """The arm by whose settings it is sampled. What a champion is compared with is sampled as the champion is."""
 
 
 @dataclass
@@ -75,8 +75,8 @@ class Arms:
     """Index of the challenger's slot; None if there is no challenger or its slot is not ready."""
     experiment: ExperimentRecord | None = None
     """The running test."""
-    watch: ExperimentRecord | None = None
-    """The test whose promoted version is watched."""
+    beside: ExperimentRecord | None = None
+    """What compares the champion with an earlier version while no test runs: the watch over it, or the anchor."""
     problems: dict[str, str] = field(default_factory=dict)
     """The follower's current failures by role or part, for the status page."""
     _met: str = ""
@@ -104,7 +104,7 @@ class Arms:
         """
         up = [slot for slot in self.slots if slot.up]
         routes = [self._route(slot, self._role(slot), "", pinned=True) for slot in up if slot.version == version]
-        if (running := self.experiment or self.watch) and experiments and not version and divides(running, now):
+        if (running := self.experiment or self.beside) and experiments and not version and divides(running, now):
             return self._divided(running, up, assigned_arm(running, user, now))
         return _one_of_each_slot(routes + self._others(up))
 
@@ -119,7 +119,7 @@ class Arms:
         if slot := slots.get(running.challenger if arm == "challenger" else running.champion):
             alike = all(slot.estimate is not None for slot in self.slots)
             route = self._route(slot, arm, running.id, estimated=alike)
-            routes.append(replace(route, sampled_as="champion") if running.stage.name == "watch" else route)
+            routes.append(replace(route, sampled_as="champion") if running.stage.name in ("watch", "anchor") else route)
         return [replace(route, assigned=assigned) for route in _one_of_each_slot(routes + self._others(up))]
 
     def _others(self, up: Sequence[Slot]) -> list[Route]:

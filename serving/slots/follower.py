@@ -160,7 +160,7 @@ class Follower:
         if plan.champion != arms.champion:
             log.info("champion: slot %s", plan.champion)
         arms.champion, arms.challenger = plan.champion, plan.challenger
-        arms.experiment, arms.watch = self._aliases.experiment, self._aliases.watch
+        arms.experiment, arms.beside = self._aliases.experiment, self._aliases.beside
 
     def _report_unloadable(self, versions: Sequence[str | None], plan: SlotPlan) -> None:
         """Set a problem for a role whose version no slot holds and none can load."""
@@ -247,6 +247,6 @@ class Follower:
         in_use = {slot.version or "" for slot in self._arms.slots} | {
             self._aliases.champion or "",
             self._aliases.challenger or "",
-            *([routed.champion, routed.challenger] if (routed := self._aliases.routed) else []),
+            *(v for test in (self._aliases.routed, self._aliases.anchor) if test for v in (test.champion, test.challenger)),
         }
         self._source.remember_slot(load.slot, load.version, in_use)

@@ -15,6 +15,7 @@ class Load:
     slot: int
     version: str
     role: Literal["champion", "challenger", "holdout"]
+    """holdout: an earlier version that the champion is compared with."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class SlotPlan:
 def plan_slots(aliases: Aliases, versions: Sequence[str | None], loadable: Sequence[bool], champion: int | None) -> SlotPlan:
     """Plan the slots from the registry's aliases. Only slots that are up get a role.
 
-    During the watch over a promoted version the other slot holds the champion before it, as holdout.
+    During the watch over a promoted version the other slot holds the champion before it, as holdout; later the anchor.
 
     If the registry names no champion, any slot that is up serves.
 
@@ -60,8 +61,8 @@ def plan_slots(aliases: Aliases, versions: Sequence[str | None], loadable: Seque
 
 
 def _holdout(aliases: Aliases, versions: Sequence[str | None], loadable: Sequence[bool], other: int) -> Load | None:
-    """Return the load of the champion before a watched one, which most often stays in the slot that it had."""
-    watch = aliases.watch
-    if watch is None or watch.challenger != aliases.champion or versions[other] == watch.champion or not loadable[other]:
+    """Return the load of the version that the champion is compared with. That before a watched one is most often in its slot."""
+    beside = aliases.beside
+    if beside is None or beside.challenger != aliases.champion or versions[other] == beside.champion or not loadable[other]:
         return None
-    return Load(other, watch.champion, "holdout")
+    return Load(other, beside.champion, "holdout")

@@ -18,7 +18,7 @@ WATCH = "watch"
 
 
 def rollback_id(watched: ExperimentRecord) -> str:
-    """Return the id of the decision that takes a watched version back: one for each watch."""
+    """Return the id of the decision that takes a watched version back: one for each watch, and each champion beside an anchor."""
     return f"{moves.MANUAL}{watched.stage.started:.3f}{moves.ROLLBACK}version-{watched.champion}"
 
 
@@ -44,7 +44,7 @@ def judge(plan: Plan, totals: ArmTotals) -> Verdict:
 
 
 def rollback(watched: ExperimentRecord, verdict: Verdict, totals: ArmTotals, now: float) -> Decision:
-    """Return the decision to put the holdout back in the place of a watched version."""
+    """Return the decision to put the holdout, or the anchor, back in the place of a champion that is compared with it."""
     experiment = ExperimentRecord(
         id=rollback_id(watched), champion=watched.challenger, challenger=watched.champion, share=1, started=now
     )
@@ -52,7 +52,7 @@ def rollback(watched: ExperimentRecord, verdict: Verdict, totals: ArmTotals, now
         experiment=experiment,
         verdict=taken_back(verdict),
         decided=now,
-        by=WATCH,
+        by=watched.stage.name,
         inputs=totals.inputs,
         evidence=totals.evidence(),
         watched=watched,

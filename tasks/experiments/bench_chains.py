@@ -1,4 +1,8 @@
-"""Chains of simulated cycles: whether a long series of tests makes champions worse than the base it began with."""
+"""Chains of simulated cycles: whether a long series of tests makes champions worse than the base it began with.
+
+Where versions ship without inferiority, the base is the anchor: after each test its champion is compared with it on a small share
+of half as many requests as a test has, by tasks/experiments/anchor.py.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -9,9 +13,16 @@ import numpy as np
 
 from evals.bench.figures import Figure, Size, figure
 from evals.multiple import budgeted_level
+from infra.records import Arm, ExperimentRecord, Plan
+from infra.records.experiments import Mode
+from infra.settings import Settings
 from infra.settings.schema import Collect, Experiment
+from tasks.experiments import anchor
+from tasks.experiments.metrics import SUMS
 from tasks.experiments.plan import make_plan
-from tasks.experiments.simulate import Outcome, World, simulate
+from tasks.experiments.simulate import Outcome, Simulation, World, simulate
+from tasks.experiments.succession import plan_of_comparison
+from tasks.experiments.totals import ARMS, UNCAPPED, ArmTotals
 
 CYCLES = Size(full=200, quick=20)
 """Tests of a chain."""
@@ -30,12 +41,18 @@ class Drift:
     spread: float
     budget: bool = False
     """Whether the tests share an error budget."""
+    mode: Mode = "superiority"
+    """Mode of the tests."""
+    anchor: bool = False
+    """Whether champions are compared with the base."""
 
 
 DRIFTS = (
     Drift("noise", 0.0, 0.01),
     Drift("one_percent_worse", -0.01, 0.005),
     Drift("one_percent_worse_with_budget", -0.01, 0.005, budget=True),
+    Drift("noise_without_inferiority", 0.0, 0.01, mode="non_inferiority", anchor=True),
+    Drift("one_percent_worse_without_inferiority", -0.01, 0.005, mode="non_inferiority", anchor=True),
 )
 
 
@@ -48,6 +65,8 @@ class End:
     promotions: int
     surely_worse: bool
     """Whether a last test, of the same size, finds the champion surely worse than the base."""
+    returns: int = 0
+    """How often the anchor came back."""
 
 
 @dataclass
@@ -62,15 +81,58 @@ class _Line:
     """The champion that each was tested against."""
 
 
+class _Anchored:
+    """The champions of a chain beside the base: their requests so far, each user's sums."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._plan: Plan = plan_of_comparison(Settings(experiment=SETTINGS))
+        self._newest, self._sums = 0, dict[str, np.ndarray]()
+        self.returns = 0
+
+    def gives_way(self, champion: int, quality: float, cycle: int) -> bool:
+        """Return whether the base is champion again after the requests of one more cycle."""
+        if not champion:
+            return False
+        world = replace(TEAM, accepted=quality, share=1 - self._plan.anchor_share, each=TEAM.each / 2)
+        draw = np.random.default_rng((self._seed, cycle))
+        totals = self._added(Simulation(world, "crossover", draw, np.random.default_rng(self._seed)), champion)
+        record = ExperimentRecord(id="a", champion="0", challenger=str(champion), share=world.share, started=0.0)
+        if anchor.judge(record, self._plan, totals).verdict == "undecided":
+            return False
+        self._newest, self._sums, self.returns = 0, {}, self.returns + 1
+        return True
+
+    def _added(self, found: Simulation, champion: int) -> ArmTotals:
+        """Return the totals with these requests; the later part is that of the newest champion."""
+        totals, met = found.totals(found.world.blocks), found.requests.any(axis=1)
+        since = {} if champion != self._newest else {name: sums for name, sums in self._sums.items() if name.startswith("later")}
+        earlier = {name: sums for name, sums in self._sums.items() if not name.startswith("later")} | since
+        parts = {"during": totals.during, "in_block": totals.in_block, "later": totals.during}
+        for part, by_arm in parts.items():
+            for arm in ARMS:
+                for name, values in by_arm[arm].items():
+                    padded, key = np.zeros(len(met)), f"{part} {arm} {name}"
+                    padded[met] = values
+                    earlier[key] = earlier.get(key, 0.0) + padded
+        before = {name: np.zeros(len(met)) for name in totals.before}
+        self._newest, self._sums = champion, earlier
+
+        def of(part: str, names: Sequence[str]) -> dict[Arm, dict[str, np.ndarray]]:
+            return {arm: {name: earlier[f"{part} {arm} {name}"] for name in names} for arm in ARMS}
+
+        return ArmTotals(of("during", (*SUMS, *UNCAPPED)), of("later", SUMS), before, {}, in_block=of("in_block", SUMS))
+
+
 def run_chain(drift: Drift, cycles: int, seed: int) -> End:
     """Return the end of a chain of tests through the gate's own decision."""
     draw, line, champion = np.random.default_rng(seed), _Line([1.0], [-1], [False], [-1]), 0
-    found: list[bool] = []
+    found, beside = list[bool](), _Anchored(seed)
     for cycle in range(cycles):
         parent = _parent(line, champion)
         quality = line.quality[parent] * (1 + drift.mean + drift.spread * draw.standard_normal())
         alpha = budgeted_level(found, SETTINGS.alpha) if drift.budget else SETTINGS.alpha
-        ended = _test(quality / line.quality[champion], alpha, seed * 10_007 + cycle)
+        ended = _test(quality / line.quality[champion], alpha, seed * 10_007 + cycle, drift.mode)
         line.quality.append(quality)
         line.parent.append(parent)
         line.promising.append(ended.promising)
@@ -78,12 +140,14 @@ def run_chain(drift: Drift, cycles: int, seed: int) -> End:
         found.append(ended.verdict == "promote")
         if found[-1]:
             champion = len(line.quality) - 1
+        if drift.anchor and beside.gives_way(champion, line.quality[champion], cycle):
+            champion = 0
     last = _test(1 / line.quality[champion], SETTINGS.alpha, seed * 10_007 + cycles)
-    return End(line.quality[champion], sum(found), last.fixed)
+    return End(line.quality[champion], sum(found), last.fixed, beside.returns)
 
 
-def _test(ratio: float, alpha: float, seed: int) -> Outcome:
-    plan = make_plan(SETTINGS.model_copy(update={"alpha": alpha}), Collect())
+def _test(ratio: float, alpha: float, seed: int, mode: Mode = "superiority") -> Outcome:
+    plan = make_plan(SETTINGS.model_copy(update={"alpha": alpha, "mode": mode}), Collect())
     return simulate(replace(TEAM, accepted=ratio), plan, seed, looks=LOOKS)
 
 
@@ -115,4 +179,5 @@ def _figures(drift: Drift, ends: Sequence[End], cycles: int) -> list[Figure]:
         figure(f"{name}.quality", float(quality.mean()), "of the base's acceptance, mean of the last champions"),
         figure(f"{name}.lowest", float(np.quantile(quality, 0.05)), "of the base's acceptance, 5 % of the chains end below"),
         figure(f"{name}.promotions", float(np.mean([end.promotions for end in ends])), f"of {cycles} tests, mean"),
+        figure(f"{name}.returns", float(np.mean([end.returns for end in ends])), "times the anchor came back, mean"),
     ]

@@ -1,16 +1,17 @@
 """How a version came to be where it is, from the object store alone: what the cycle, the experiment and the moves left there."""
 
+import math
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
 from infra import cycles
 from infra import looks as looks_log
 from infra import moves as log
-from infra.records import CycleOutcome, Decision, ExperimentRecord, Look, Manifest, StageName
+from infra.records import CycleOutcome, Decision, ExperimentRecord, Look, Manifest, Move, StageName
 from infra.store import ObjectStore
-from tasks.experiments.history import line, look_line, when
+from tasks.experiments.history import anchor_line, anchors, line, look_line, when
 
 Section = tuple[str, list[str]]
 """A title and its lines."""
@@ -42,6 +43,8 @@ def explain(store: ObjectStore, version: str) -> Iterator[Section]:
     else:
         yield "cycle", ["none: it is a base, or a person registered it"]
     yield "moves", [line(move) for move in moves] or ["none in the log"]
+    if beside := list(_beside(store, version, moves)):
+        yield "anchor", beside
     if changed := [(change, move) for move in moves for change in move.changes if change.version == version]:
         change, move = changed[-1]
         yield "state", [f"{change.after.replace('_', ' ')}, since {when(move.time)}"]
@@ -115,6 +118,25 @@ def _experiment(store: ObjectStore, outcome: CycleOutcome) -> Iterator[Section]:
     yield "verdict", _decision(decision) if decision else ["no verdict yet"]
     if watched := last.get("watch"):
         yield "watch", [look_line(watched).strip()]
+
+
+def _beside(store: ObjectStore, version: str, moves: Sequence[Move]) -> Iterator[str]:
+    """Yield the comparisons with this version as the anchor, and the last look at it beside another one while it was champion."""
+    left = [m.time for m in moves for c in m.changes if c.version == version and c.before == "champion" != c.after]
+    for record in anchors(store):
+        if record.champion == version:
+            yield anchor_line(record).strip()
+        until = (_look_until(store, record.id, last) for last in (*left, math.inf))
+        for look in {found.number: found for found in until if found}.values():
+            if look.verdict.reason.startswith(f"version {version} beside the anchor"):
+                yield look_line(look).strip()
+
+
+def _look_until(store: ObjectStore, experiment: str, time: float) -> Look | None:
+    """Return the last look at an experiment that is not younger than a time; it is found by halves."""
+    numbers = range(1, looks_log.newest_number(store, experiment) + 1)
+    number = bisect_left(numbers, True, key=lambda number: looks_log.read(store, experiment, number).time > time)
+    return looks_log.read(store, experiment, number) if number else None
 
 
 def _last_looks(store: ObjectStore, experiment: str) -> dict[StageName, Look]:

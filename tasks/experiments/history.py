@@ -1,4 +1,4 @@
-"""The moves of versions and the gate's looks in words, from the object store alone."""
+"""The moves of versions, the anchors and the gate's looks in words, from the object store alone."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -6,8 +6,9 @@ from itertools import islice
 
 from infra import looks as looks_log
 from infra import moves as log
-from infra.records import Change, Look, Move
+from infra.records import Change, ExperimentRecord, Look, Move
 from infra.store import ObjectStore
+from tasks.experiments.succession import PREFIX
 
 KINDS = {"by_hand": "by hand", "roll_back": "roll back"}
 
@@ -19,7 +20,7 @@ def history(store: ObjectStore, count: int, experiment: str = "", *, looks: bool
         store: the object store.
         count: most lines.
         experiment: id of the only experiment to list; empty: all.
-        looks: whether to list looks too.
+        looks: whether to list looks too. Anchors are listed in any case.
     """
     moves = (move for move in log.backwards(store) if experiment in ("", move.experiment))
     dated = [(move.time, 0, move.number, line(move)) for move in islice(moves, count)]
@@ -27,6 +28,11 @@ def history(store: ObjectStore, count: int, experiment: str = "", *, looks: bool
     names = [experiment] if experiment else _experiments(store)
     for name in names if looks else ():
         dated += [(look.time, 1, look.number, look_line(look)) for look in _last(store, name, count, since)]
+    dated += [
+        (record.started, 0, 0, anchor_line(record))
+        for record in anchors(store)
+        if experiment in ("", record.id) and record.started >= since
+    ]
     yield from (text for *_, text in sorted(dated)[-count:])
 
 
@@ -36,6 +42,18 @@ def line(move: Move) -> str:
     stage = [f"{move.stage} at {move.share:.0%}"] if move.stage else []
     asked = f"{KINDS.get(move.kind, move.kind)}, by {move.by}"
     return f"{move.number:>5}  {when(move.time)}  {asked}: {', '.join([*changes, *stage])}: {move.reason}"
+
+
+def anchors(store: ObjectStore) -> Iterator[ExperimentRecord]:
+    """Yield the records of the anchors, and of each comparison with one as it began, oldest first."""
+    for key in store.keys(f"experiments/{PREFIX}"):
+        yield ExperimentRecord.model_validate(store.get_json(key))
+
+
+def anchor_line(record: ExperimentRecord) -> str:
+    """Return an anchor, or the beginning of a comparison with it, as a line."""
+    compared = f"version {record.challenger} is compared with it" if record.stages else "it is champion"
+    return f"       {when(record.started)}  {record.id}: version {record.champion} is the anchor: {compared}"
 
 
 def look_line(look: Look) -> str:

@@ -10,8 +10,9 @@ from infra.cycles import decision_of
 from infra.records import Copies, Decision, ExperimentRecord, Plan, Stage, StageName, Verdict
 from infra.registry import Aliases
 from infra.store import ObjectStore
-from tasks.experiments import aftercare, ramp, release, shadow, stages
+from tasks.experiments import aftercare, anchor, ramp, release, shadow, stages
 from tasks.experiments.decide import decide
+from tasks.experiments.states import GATE
 from tasks.experiments.totals import ArmTotals, gather
 
 
@@ -42,8 +43,8 @@ class Found:
 def look(sight: Sight, aliases: Aliases) -> Found:
     """Return what the test's stage says now; first, what a killed run or a person's move has left."""
     experiment = sight.experiment
-    if experiment.stage.name == "watch":
-        return _watch(sight)
+    if experiment.stage.name in (aftercare.WATCH, anchor.ANCHOR):
+        return _beside(sight)
     if decision := decision_of(sight.store, experiment.id):
         return Found(decision.verdict, decision=decision)
     if void := release.void(experiment, aliases):
@@ -98,13 +99,14 @@ def _paused(sight: Sight) -> Found:
     return Found(verdict.model_copy(update={"verdict": "undecided", "reason": reason}))
 
 
-def _watch(sight: Sight) -> Found:
-    """Judge a promoted version beside its holdout."""
+def _beside(sight: Sight) -> Found:
+    """Judge the champion beside its holdout, or the champions since the anchor beside it."""
     watched = sight.experiment
     if decision := aftercare.standing(sight.store, watched):
         return Found(decision.verdict, decision=decision)
     totals = gather(sight.store, watched, sight.plan, sight.now)
-    verdict = aftercare.judge(sight.plan, totals)
+    of_watch = watched.stage.name == aftercare.WATCH
+    verdict = aftercare.judge(sight.plan, totals) if of_watch else anchor.judge(watched, sight.plan, totals)
     if verdict.verdict == "undecided":
         return Found(verdict)
     return Found(verdict, decision=aftercare.rollback(watched, verdict, totals, sight.now))
@@ -131,7 +133,7 @@ def _ended(
         experiment=sight.experiment,
         verdict=verdict,
         decided=sight.now,
-        by=release.GATE,
+        by=GATE,
         inputs=totals.inputs if totals else (),
         evidence=totals.evidence() if totals else None,
         copies=copies,

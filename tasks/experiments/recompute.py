@@ -8,7 +8,7 @@ from infra.records.experiments import RULES
 from infra.settings import Settings
 from infra.settings.schema import Collect, Experiment
 from infra.store import ObjectStore
-from tasks.experiments import aftercare, ramp, shadow
+from tasks.experiments import aftercare, anchor, ramp, shadow
 from tasks.experiments.decide import decide
 from tasks.experiments.plan import plan_of
 from tasks.experiments.totals import of_evidence
@@ -57,7 +57,9 @@ def recompute(decision: Decision, settings: Experiment, collect: Collect) -> Ver
     assert decision.evidence
     totals = of_evidence(decision.evidence)
     if decision.watched:
-        return aftercare.taken_back(aftercare.judge(plan, totals))
+        of_anchor = experiment.stage.name == anchor.ANCHOR
+        found = anchor.judge(experiment, plan, totals) if of_anchor else aftercare.judge(plan, totals)
+        return aftercare.taken_back(found)
     if experiment.counting.name == "ramp":
         return ramp.judge(experiment, plan, totals, decision.decided)[0]
     return decide(experiment, plan, totals, decision.decided)

@@ -26,10 +26,10 @@ from infra.registry import (
 from infra.settings import Settings
 from infra.settings.schema import Experiment
 from infra.store import ObjectStore
-from tasks.experiments import moves, stages, states
+from tasks.experiments import moves, stages, states, succession
 from tasks.experiments.planner import plan_test
+from tasks.experiments.states import GATE
 
-GATE = "gate"
 MOST_TAG = 1000
 """Characters of a reason that a version's tag holds."""
 
@@ -62,10 +62,13 @@ def earlier_tests(store: ObjectStore) -> list[bool]:
 def open_experiment(store: ObjectStore, registry: Registry, proposed: ExperimentRecord) -> ExperimentRecord | None:
     """Open an experiment; return it as it runs, or None.
 
-    None: it was decided, the champion changed or is watched, another one runs, or the version has moved on.
+    None: it was decided, the champion changed, is watched or is compared with the anchor first, another one runs, or the version
+    has moved on.
     """
     aliases = registry.aliases()
-    if aliases.watch or aliases.champion != proposed.champion or decision_of(store, proposed.id):
+    if aliases.watch or succession.seconds_left(aliases, proposed.started):
+        return None
+    if aliases.champion != proposed.champion or decision_of(store, proposed.id):
         return None
     if aliases.experiment:
         return aliases.experiment if aliases.experiment.id == proposed.id else None  # opened by a run that was killed

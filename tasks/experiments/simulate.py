@@ -47,6 +47,8 @@ class World:
     """Standard deviation of the taste between users, as a share of its mean."""
     restless: float = 0.3
     """Standard deviation of the logarithm of a user's activity between history and test, and between blocks."""
+    share: float = 0.5
+    """Share of users on the challenger's arm; of a crossover, of their blocks of time."""
     blocks: int = 40
     """Blocks of time of the test; a crossover draws the arm anew for each."""
     accepted: float = 1.0
@@ -101,10 +103,11 @@ class Outcome:
 class Simulation:
     """One test: all of its requests, drawn at once."""
 
-    def __init__(self, world: World, design: str, draw: np.random.Generator) -> None:
+    def __init__(self, world: World, design: str, draw: np.random.Generator, team: np.random.Generator | None = None) -> None:
+        """Draw the requests; `team`: what the users' tastes are drawn by, for several tests of the same users."""
         self.world, self.design, users, blocks = world, design, world.users, world.blocks
         concentration = (1 - world.taste) / world.taste / world.spread**2 - 1
-        self.taste = draw.beta(world.taste * concentration, (1 - world.taste) * concentration, users)
+        self.taste = (team or draw).beta(world.taste * concentration, (1 - world.taste) * concentration, users)
         activity = draw.gamma(2.0, 0.5, users)
         self.arm = self._assign(draw)
         then = activity * np.exp(draw.normal(0, world.restless, users))
@@ -122,8 +125,8 @@ class Simulation:
         """Return whether the challenger serves, [U, B]."""
         shape = self.world.users, self.world.blocks
         if self.design == "crossover":
-            return draw.random(shape) < 0.5
-        arm = np.repeat((draw.random(self.world.users) < 0.5)[:, None], shape[1], axis=1)
+            return draw.random(shape) < self.world.share
+        arm = np.repeat((draw.random(self.world.users) < self.world.share)[:, None], shape[1], axis=1)
         (champions,) = np.nonzero(~arm[:, 0])
         arm[champions[: self.world.both], ::2] = True
         return arm

@@ -10,6 +10,8 @@ from typing import Literal, get_args
 from infra.records import ExperimentRecord, MoveKind, Stage, StageName, State
 from infra.registry import STATE_TAG, Aliases, ModelVersion
 
+GATE = "gate"
+"""Who decides on a test, unless a person does."""
 ManualKind = Literal["promote", "roll_back"]
 """The moves that a person asks for."""
 
@@ -36,6 +38,7 @@ AFTER: Mapping[StageName | None, frozenset[StageName]] = {
     "test": frozenset({"paused", "watch"}),
     "paused": frozenset({"ramp", "test", "watch"}),
     "watch": frozenset(),
+    "anchor": frozenset(),
 }
 """The stages that may follow each stage of a challenger's test; None: it opens. A pause is followed by what it interrupted."""
 LEAVES: Mapping[ManualKind, State] = {"promote": "retired", "roll_back": "rolled_back"}

@@ -47,7 +47,7 @@ class ArmTotals:
     during: Mapping[Arm, Sums]
     """By arm, the sums of the experiment's last stage."""
     later: Mapping[Arm, Sums]
-    """The part of `during` from the second half of the time."""
+    """The part of `during` from the second half of the time; beside an anchor, that of the newest champion."""
     before: Sums
     """Sums before the experiment."""
     absent: Mapping[Arm, int]
@@ -57,7 +57,8 @@ class ArmTotals:
     in_block: Mapping[Arm, Sums] = field(default_factory=dict)
     """The part of `during` from the second half of each block of time; empty: nothing is known of it."""
     immediate: Mapping[Arm, Sums] = field(default_factory=dict)
-    """As `during`, with the requests that are younger than the settling time; empty: there are none."""
+    """As `during`, with the requests that are younger than the settling time; beside an anchor, those of the newest champion
+    alone. Empty: there are none."""
 
     @property
     def both(self) -> np.ndarray:
@@ -141,15 +142,16 @@ def total(
     made, before = (one_user_each(rows, crowded) for rows in (made, before))
     made = _with_turns(made, plan)
     during = made.filter(pl.col("time") <= until)
-    half = pl.col("time") >= (experiment.counts_from + until) / 2
-    sums, at_once = (_capped(rows, plan, half) for rows in (during, made))
+    since = _later_from(experiment, until)
+    young = made.filter(pl.col("time") >= since) if experiment.stage.name == "anchor" else made
+    sums, at_once = (_capped(rows, plan, pl.col("time") >= since) for rows in (during, young))
     earlier = _sums(before, plan, {}, "user").with_columns(pl.col("requests").alias(MADE))
     names = pl.concat([sums["user"], at_once["user"]]).unique().sort()
     arms = {arm: _by_user(sums.filter(pl.col("arm") == arm), names) for arm in ARMS}
     watched = ("requests", *(metric.name for metric in METRICS if metric.immediate))
-    young = {arm: _by_user(at_once.filter(pl.col("arm") == arm), names) for arm in ARMS}
+    recent = {arm: _by_user(at_once.filter(pl.col("arm") == arm), names) for arm in ARMS}
     return ArmTotals(
-        immediate={arm: _arrays_of(by_user, watched) for arm, by_user in young.items()},
+        immediate={arm: _arrays_of(by_user, watched) for arm, by_user in recent.items()},
         during={arm: _arrays_of(by_user, (*SUMS, *UNCAPPED)) for arm, by_user in arms.items()},
         later={arm: _arrays_of(by_user, SUMS, LATER) for arm, by_user in arms.items()},
         in_block={arm: _arrays_of(by_user, SUMS, IN_BLOCK) for arm, by_user in arms.items()},
@@ -157,6 +159,11 @@ def total(
         absent=_absent(set(earlier["user"]) - set(names), experiment, plan),
         inputs=inputs,
     )
+
+
+def _later_from(experiment: ExperimentRecord, until: float) -> float:
+    """Return since when requests are of the later part: half of the time, or the newest champion's beside the anchor."""
+    return experiment.stage.started if experiment.stage.name == "anchor" else (experiment.counts_from + until) / 2
 
 
 def crowded_credentials(counted: pl.DataFrame, plan: Plan) -> pl.Series:

@@ -57,8 +57,6 @@ from tasks.versions.trained import TrainedText
 if TYPE_CHECKING:
     from evals.generation import SampledCompletion
 
-WATCH_POLL_SECONDS = 10.0
-
 
 @dataclass(frozen=True)
 class CycleState:
@@ -347,28 +345,13 @@ def register(settings: Settings, manifest: Manifest, candidate: Candidate, evalu
 def open_experiment(settings: Settings, manifest: Manifest, registered: Registered) -> CycleOutcome:
     """Give the candidate its share of developers, and end the cycle."""
     store, version = clients.store_of(settings), registered.version
-    await_watch(settings)
+    watching.await_comparisons(settings)
     proposed = release.propose(store, settings, manifest.cycle, version, manifest.champion, time.time())
     opened = release.open_experiment(store, clients.registry_of(settings), proposed)
     reason = f"version {version} is the challenger" if opened else f"version {version} could not be tested"
     experiment = opened.id if opened else ""
     outcome = CycleOutcome(cycle=manifest.cycle, result="registered", reason=reason, version=version, experiment=experiment)
     return end(settings, manifest, outcome)
-
-
-def await_watch(settings: Settings) -> None:
-    """Wait for the end of the watch over the champion, and end it if its time is over: no test opens beside it."""
-    registry = clients.registry_of(settings)
-    while watched := registry.aliases().watch:
-        left = watched.stage.ends - time.time()
-        if left <= 0:
-            found = watching.look(settings, watched)
-            if found.decision:
-                watching.conclude(settings, found.decision)
-            watching.settle(settings, watched)
-            return
-        get_run_logger().info("version %s is watched for another %.0f s before a test opens", watched.challenger, left)
-        time.sleep(min(left, WATCH_POLL_SECONDS))
 
 
 def end(settings: Settings, manifest: Manifest, outcome: CycleOutcome) -> CycleOutcome:

@@ -8,7 +8,7 @@ from infra.records import Decision, ExperimentRecord, Move, MoveAnswer, Stage, V
 from infra.registry import Registry, RegistryError
 from infra.settings import Settings
 from infra.store import ObjectStore
-from tasks.experiments import aftercare, looking, looks, manual, moves, release
+from tasks.experiments import aftercare, looking, looks, manual, moves, release, succession
 from tasks.experiments import decide as deciding
 from tasks.experiments import requested as asked
 from tasks.experiments.looking import Found, Sight
@@ -23,6 +23,8 @@ LEADS = 3
 """Reads of the registry by a replica of serving between the decision on a stage and its start."""
 LEAST_LEAD_SECONDS = 2.0
 """Of that time: a busy replica may be late by as much, and would serve some users by the share before."""
+
+WATCH_POLL_SECONDS = 10.0
 
 
 @step("follow", retries=IO_RETRIES)
@@ -47,9 +49,25 @@ def requested(settings: Settings) -> list[MoveAnswer]:
     return [answer for _, answer in ended]
 
 
+@step("anchor", retries=IO_RETRIES)
+def follow_anchor(settings: Settings) -> ExperimentRecord | None:
+    """Keep the anchor, and which champion is compared with it; return its record where that changed."""
+    store, registry = clients.store_of(settings), clients.registry_of(settings)
+    record = succession.follow(store, registry, settings, time.time(), lead_of(settings))
+    if record:
+        compared = f"; version {record.challenger} is compared with it" if record.stages else ""
+        get_run_logger().info("version %s is the anchor%s", record.champion, compared)
+    return record
+
+
+def lead_of(settings: Settings) -> float:
+    """Return the seconds between the decision on a stage and its start."""
+    return max(LEADS * settings.serving.follow_seconds, LEAST_LEAD_SECONDS)
+
+
 @step("running experiment", retries=IO_RETRIES)
 def running_experiment(settings: Settings) -> ExperimentRecord | None:
-    """Return the test that runs, or whose promoted version is watched."""
+    """Return the test that runs, or whose promoted version is watched, or the champion's comparison with the anchor."""
     running = clients.registry_of(settings).aliases().routed
     if running:
         call_run(name_of(running), running.id, running.stage.name, f"v{running.challenger}")
@@ -61,7 +79,7 @@ def look(settings: Settings, experiment: ExperimentRecord) -> Found:
     """Return what the experiment's stage says now, and show it."""
     store, registry, now = clients.store_of(settings), clients.registry_of(settings), time.time()
     plan = plan_of(experiment, settings.experiment, settings.collect)
-    lead = max(LEADS * settings.serving.follow_seconds, LEAST_LEAD_SECONDS)
+    lead = lead_of(settings)
     found = looking.look(Sight(store, experiment, plan, now, lead), registry.aliases())
     get_run_logger().info("%s, %s: %s: %s", experiment.id, experiment.stage.name, found.verdict.verdict, found.verdict.reason)
     _show(store, registry, experiment, found.verdict, now)
@@ -105,3 +123,30 @@ def settle(settings: Settings, watched: ExperimentRecord) -> bool:
 def stuck(settings: Settings, experiment: ExperimentRecord) -> str:
     """Return for how long no look has seen anything new, in words; empty where something is new."""
     return looks.standstill(clients.store_of(settings), experiment, time.time())
+
+
+def await_comparisons(settings: Settings) -> None:
+    """Wait for the end of the watch over the champion, which ends here if its time is over, and its time beside the anchor."""
+    registry = clients.registry_of(settings)
+    while True:
+        aliases, now = registry.aliases(), time.time()
+        if watched := aliases.watch:
+            left, what = watched.stage.ends - now, "is watched"
+            if left <= 0:
+                _end_watch(settings, watched)
+                continue
+        else:
+            if follow_anchor(settings):
+                continue
+            left, what = succession.seconds_left(aliases, now), "is compared with the anchor"
+            if left <= 0:
+                return
+        get_run_logger().info("version %s %s for another %.0f s before a test opens", aliases.champion, what, left)
+        time.sleep(min(left, WATCH_POLL_SECONDS))
+
+
+def _end_watch(settings: Settings, watched: ExperimentRecord) -> None:
+    found = look(settings, watched)
+    if found.decision:
+        conclude(settings, found.decision)
+    settle(settings, watched)

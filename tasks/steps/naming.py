@@ -44,8 +44,8 @@ def call_waiting(waiting: W) -> W:
 
 
 def name_of(experiment: ExperimentRecord) -> str:
-    """Return the name of a run that looks at a test, or at the watch over its version."""
-    what = "watch" if experiment.stage.name == "watch" else "experiment"
+    """Return the name of a run that looks at a test, at the watch over its version, or at the champion beside the anchor."""
+    what = experiment.stage.name if experiment.stage.name in ("watch", "anchor") else "experiment"
     return f"{what} v{experiment.challenger} vs v{experiment.champion or 'none'}"
 
 

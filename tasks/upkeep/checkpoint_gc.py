@@ -89,8 +89,8 @@ def trainable(
     versions = {choose_parent(store, tree, champion, previous, most_lost)}
     if previous:
         versions |= {previous, choose_parent(store, tree, previous, champion, most_lost)}
-    if running:
-        versions |= {running.champion, running.challenger}
+    for record in (running, aliases.anchor):
+        versions |= {record.champion, record.challenger} if record else set()
     for manifest in unfinished:
         versions |= {manifest.parent, manifest.champion}
     return frozenset(versions)

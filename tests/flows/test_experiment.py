@@ -8,10 +8,12 @@ import pytest
 from flows.experiment import experiment
 from infra import moves as log
 from infra import settings
+from infra.assignment import assigned_arm
 from infra.cycles import decision_of
+from infra.records import Verdict
 from tasks.experiments import manual, moves, release
 from tests.flows.conftest import World
-from tests.tasks.made import NOW, Killed, completion, feedback
+from tests.tasks.made import NOW, Killed, completion, decision, feedback
 
 pytestmark = pytest.mark.stack
 
@@ -88,3 +90,35 @@ def test_a_manual_move_whose_run_was_killed_is_completed(world: World) -> None:
     assert world.registry.aliases == {"champion": "2"}
     last = log.newest(world.store)
     assert last and (last.kind, last.by) == ("promote", "ada")
+
+
+def test_the_anchor_comes_back_once_the_champion_is_surely_worse(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    update = {"mode": "non_inferiority", "anchor_share": 0.5, "block_seconds": 10.0, "planned_requests": 600}
+    chosen = settings.load()
+    chosen = chosen.model_copy(update={"experiment": chosen.experiment.model_copy(update=update)})
+    monkeypatch.setattr("infra.settings.load", lambda: chosen)
+    assert experiment(return_state=True).name == "NoExperiment"
+    world.registry.versions["2"] = {"parent": "1", "cycle": "cycle-000001"}
+    proposed = release.propose(world.store, chosen, "cycle-000001", "2", "1", NOW)
+    record = release.open_experiment(world.store, world.registry.client, proposed)
+    assert record
+    shipped = Verdict(verdict="promote", reason="not worse")
+    release.conclude(world.store, world.registry.client, decision(record, shipped, NOW + 1))
+    assert experiment(return_state=True).name == "BesideAnchor"
+    beside, draw = world.registry.client.aliases().anchor, random.Random(0)
+    assert beside and (beside.champion, beside.challenger) == ("1", "2")
+    completions, events = [], []
+    for user, i in ((f"u{user}", i) for user in range(30) for i in range(30)):
+        at, name = beside.stage.started + 20 * i, f"{user}-{i}"
+        arm = assigned_arm(beside, user, at)
+        fields = {"arm": arm, "experiment": beside.id, "assigned": beside.id, "assigned_arm": arm}
+        fields["policy_version"] = "2" if arm == "challenger" else "1"
+        completions.append(completion(name, user=user, prefix=name, time=at, **fields))
+        outcome = "accepted" if draw.random() < (0.15 if arm == "challenger" else 0.6) else "rejected"
+        events.append(feedback(name, user=user, prefix=name, time=at + 1, outcome=outcome))
+    world.ship("anchor", completions, events)
+    monkeypatch.setattr("time.time", lambda: NOW + 1000)
+    state = experiment(return_state=True)
+    assert state.name == "RolledBack" and "version 2 beside the anchor, version 1" in str(state.message)
+    assert world.registry.aliases == {"champion": "1"}
+    assert experiment(return_state=True).name == "NoExperiment"

@@ -20,7 +20,7 @@ from infra.fim import SPECIAL_TOKENS, Renderer
 from infra.records import Completion, Decision, ExperimentRecord, Feedback
 from infra.redaction.redactor import Redactor
 from infra.redaction.texts import Kept
-from infra.registry import EXPERIMENT_TAG, LOOK_TAG, WATCH_TAG, Registry
+from infra.registry import ANCHOR_TAG, EXPERIMENT_TAG, LOOK_TAG, WATCH_TAG, Registry
 from infra.settings.schema import Sampling
 from infra.settings.schema import Serving as ServingSettings
 from infra.store import AlreadyExists, ObjectStore, from_parquet
@@ -247,6 +247,7 @@ class FakeRegistry:
         self.aliases: dict[str, str] = {}
         self.experiment: ExperimentRecord | None = None
         self.watch: ExperimentRecord | None = None
+        self.anchor: ExperimentRecord | None = None
         self.decision: Decision | None = None
         self.tags: dict[str, dict[str, str]] = {}
         self.unavailable = False
@@ -258,7 +259,7 @@ class FakeRegistry:
         if self.unavailable:
             raise httpx.ConnectError("away")
         if request.url.path.endswith("registered-models/get"):
-            records = {EXPERIMENT_TAG: self.experiment, LOOK_TAG: self.decision, WATCH_TAG: self.watch}
+            records = {EXPERIMENT_TAG: self.experiment, LOOK_TAG: self.decision, WATCH_TAG: self.watch, ANCHOR_TAG: self.anchor}
             tags = [{"key": key, "value": record.model_dump_json()} for key, record in records.items() if record]
             aliases = [{"alias": k, "version": v} for k, v in self.aliases.items()]
             return httpx.Response(200, json={"registered_model": {"aliases": aliases, "tags": tags}})

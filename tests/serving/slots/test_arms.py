@@ -180,3 +180,29 @@ async def test_a_promoted_version_has_a_holdout_until_its_watch_ends(house: Hous
         house.engines[1 - house.arms.champion].version = "0"
         house.engines[1 - house.arms.champion].pid = 2
     assert house.engines[1 - house.arms.champion].swaps[-1] == "1"
+
+
+async def test_the_anchor_serves_its_share_while_no_test_runs_and_a_test_takes_its_slot(house: House) -> None:
+    await run_experiment(house)
+    house.add_version("0")
+    test, now = house.registry.experiment, time.time()
+    stage = Stage(name="anchor", share=0.5, started=now - 1)
+    house.registry.anchor = experiment().model_copy(
+        update={"id": "anchor-1", "stages": (stage,), "champion": "0", "challenger": "1"}
+    )
+    house.registry.aliases, house.registry.experiment = {"champion": "1"}, None
+
+    async def followed() -> set[tuple[str, str, str, str]]:
+        for _ in range(2):
+            await house.follow()
+        routes = [house.arms.route(f"user{i}", now)[0] for i in range(40)]
+        return {(route.version, route.arm, route.experiment, route.sampled_as) for route in routes}
+
+    anchored = {("1", "challenger", "anchor-1", "champion"), ("0", "champion", "anchor-1", "champion")}
+    assert await followed() == anchored
+    house.registry.aliases, house.registry.experiment = {"champion": "1", "challenger": "2"}, test
+    assert {(version, of) for version, _, of, _ in await followed()} == {("1", "e1"), ("2", "e1")}
+    house.registry.aliases, house.registry.experiment = {"champion": "1"}, None
+    assert await followed() == anchored, "the comparison goes on"
+    house.registry.aliases = {"champion": "0"}
+    assert {(version, of) for version, _, of, _ in await followed()} == {("0", "")}, "it is of another champion"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from infra.cycles import experiment_id, name
 from infra.lineage import lineage
 from infra.records import CycleOutcome, Decision, ExperimentRecord, Manifest, ObjectReference, Verdict
-from infra.registry import EXPERIMENT_TAG, PREVIOUS_TAG, REMOVED_TAG, VERDICT_TAG
+from infra.registry import ANCHOR_TAG, EXPERIMENT_TAG, PREVIOUS_TAG, REMOVED_TAG, VERDICT_TAG
 from infra.settings import Settings
 from infra.settings.schema import Retention, Serving, Terms, UserTerms
 from infra.store import CHECKSUMS, Incomplete
@@ -124,15 +124,19 @@ def test_an_old_rejected_candidate_loses_its_weights_and_keeps_its_version(world
 
 
 def test_versions_with_an_alias_or_in_an_experiment_and_the_previous_champion_stay(world: World) -> None:
-    for number in range(2, 8):
+    for number in range(2, 9):
         world.cycle(number, days=300)
     running = ExperimentRecord(id="e", champion="5", challenger="6", share=0.5, started=NOW)
+    anchor = ExperimentRecord(id="a", champion="8", challenger="2", share=0.5, started=NOW)
     world.registry.aliases = {"champion": "2", "challenger": "3", "of-a-person": "4"}
-    world.registry.tags = {EXPERIMENT_TAG: running.model_dump_json(), PREVIOUS_TAG: "7"}
-    world.cycle(8, days=300)
+    world.registry.tags = {
+        **{EXPERIMENT_TAG: running.model_dump_json(), ANCHOR_TAG: anchor.model_dump_json()},
+        PREVIOUS_TAG: "7",
+    }
+    world.cycle(9, days=300)
     world.retain()
-    assert world.left() == names(2, 3, 4, 5, 6, 7)
-    assert world.left("optimizers") == names(2, 3, 4, 5, 6, 7) - {"base"}
+    assert world.left() == names(2, 3, 4, 5, 6, 7, 8)
+    assert world.left("optimizers") == names(2, 3, 4, 5, 6, 7, 8) - {"base"}
 
 
 def test_a_running_cycle_keeps_its_parent_and_champion_at_any_age(world: World) -> None:
