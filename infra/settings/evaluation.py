@@ -53,9 +53,9 @@ class GateMargins(Section):
     """Fall of the share of exact matches."""
     edit_similarity: float = Field(0.06, gt=0)
     """Fall of the mean edit similarity, which is from 0 to 1."""
-    matching_characters: float = Field(0.33, gt=0)
+    matching_characters: float = Field(0.35, gt=0)
     """Fall of the right characters from the start, as a share of the champion's."""
-    passed: float = Field(0.08, gt=0)
+    passed: float = Field(0.085, gt=0)
     """Fall of the share of places whose tests pass, where a benchmark has tests (pass@1)."""
     judged: float = Field(0.58, gt=0)
     """Fall of the judge's mean score, which is from 0 to 10."""
@@ -84,7 +84,7 @@ class GateMargins(Section):
 
 
 class Gate(Section):
-    alpha: float = Field(0.03, gt=0, lt=0.5)
+    alpha: float = Field(0.025, gt=0, lt=0.5)
     """One-sided level of each guardrail's bounds. At this one, at most 5 % of candidates that are worse by one margin pass (`make
     bench ARGS=gate`): the bounds are approximations."""
     min_places: int = Field(200, ge=2)

@@ -13,6 +13,7 @@ import pickle
 import shutil
 import sys
 import time
+import traceback
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from infra.records import Manifest
 from infra.settings import ROOT, Settings
 from infra.store import ObjectStore
 from tasks.labels import partitions
-from tasks.steps import clients, step
+from tasks.steps import clients, experiment, pages, step
 from tasks.steps import cycle as steps
 from tasks.trainer import run as training
 from tasks.validation import suite
@@ -64,12 +65,14 @@ def checkpoint_of(settings: Settings, version: str) -> Path:
 
 def run(settings: Settings) -> None:
     """Run the flow once, with the stand-ins."""
-    for name, value in list(vars(steps).items()):
-        if isinstance(value, Task):
-            setattr(steps, name, value.fn)
+    for module in (steps, experiment):
+        for name, value in list(vars(module).items()):
+            if isinstance(value, Task):
+                setattr(module, name, value.fn)
     stand_ins: list[tuple[Any, str, Any]] = [
         (steps, "get_run_logger", logging.getLogger),
-        (steps, "create_table_artifact", lambda *_, **__: None),
+        (experiment, "get_run_logger", logging.getLogger),
+        (pages, "create_table_artifact", lambda *_, **__: None),
         (step, "get_run_logger", logging.getLogger),
         (step, "create_markdown_artifact", lambda *_, **__: None),
         (steps, "join_all", lambda given, window: [partitions.join_partition(clients.store_of(given), part) for part in window]),
@@ -83,6 +86,7 @@ def run(settings: Settings) -> None:
         (infra.settings, "load", lambda: settings),
     ]
     for module, name, stand_in in stand_ins:
+        assert hasattr(module, name), f"{module.__name__} has no {name} any more"
         setattr(module, name, stand_in)
     cycle.fn()
 
@@ -94,7 +98,10 @@ def main() -> None:
             try:
                 run(pickle.loads(bytes.fromhex(line)))
                 code = 0
+            except BaseException:
+                traceback.print_exc()
             finally:
+                sys.stderr.flush()
                 os._exit(code)
         print(child, flush=True)
         print(os.waitpid(child, 0)[1], flush=True)

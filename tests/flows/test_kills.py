@@ -101,6 +101,7 @@ class CycleRunner:
 def prepare(settings: Settings, registry: MemoryRegistry, bucket: str, now: float) -> Settings:
     """Fill a new bucket with the same events and reset the registry to one version; return the settings with the bucket."""
     registry.versions, registry.aliases, registry.tags = {"1": {}}, {"champion": "1"}, {}
+    registry.bucket = bucket
     prepared = settings.model_copy(update={"store": settings.store.model_copy(update={"bucket": bucket})})
     store = ObjectStore.connect(prepared.store)
     store.ensure_bucket()

@@ -181,6 +181,8 @@ class MemoryRegistry:
         self.tags: dict[str, str] = {}
         self.descriptions: dict[str, str] = {}
         self.writes_left = 10**9
+        self.bucket = "tabloop"
+        """Of the versions' sources."""
         self.client = Registry(httpx.Client(transport=httpx.MockTransport(self._answer), base_url="http://registry"), "tabloop")
 
     def _answer(self, request: httpx.Request) -> httpx.Response:
@@ -226,4 +228,4 @@ class MemoryRegistry:
     def _version(self, version: str) -> dict[str, Any]:
         tags = [{"key": k, "value": v} for k, v in self.versions[version].items()]
         name = self.versions[version].get("cycle", "base")
-        return {"version": version, "source": f"s3://tabloop/checkpoints/{name}", "tags": tags}
+        return {"version": version, "source": f"s3://{self.bucket}/checkpoints/{name}", "tags": tags}
