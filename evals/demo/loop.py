@@ -19,7 +19,7 @@ from infra.store import ObjectStore
 CYCLE, WATCH = "cycle", "experiment"
 POLL_SECONDS, RETRY_SECONDS = 2.0, 15.0
 USUAL_SECONDS = {
-    **{"look": 1.0, "collect": 4.0, "validate": 5.0, "estimate": 2.0, "reward": 4.0, "train": 25.0, "evaluate": 25.0},
+    **{"look": 1.0, "collect": 4.0, "validate": 5.0, "estimate": 2.0, "reward": 4.0, "train": 300.0, "evaluate": 50.0},
     **{"register": 4.0, "open experiment": 2.0},
 }
 """Steps of a cycle in their order with their usual time: what its progress is counted by."""
@@ -173,11 +173,14 @@ class Loop:
             identifier = await self._prefect.start(name)
             run = await self._prefect.flow_run(identifier)
             with self._view.stage(name, sum(USUAL_SECONDS.values()) if name == CYCLE else 0.0) as stage:
+                step, began = "", time.monotonic()
                 while not run.ended:
                     await asyncio.sleep(1.0)
                     run, task = await self._prefect.flow_run(identifier), await self._prefect.current_task(identifier)
                     stage.rename(f"{name}{task}")
-                    stage.at(max(stage.done, before_step(task.strip(" ()"))))
+                    if (now := task.strip(" ()")) != step:
+                        step, began = now, time.monotonic()
+                    stage.at(max(stage.done, done_in(step, time.monotonic() - began)))
         finally:
             self._traffic.quiet = False
         return run
@@ -190,7 +193,12 @@ class Loop:
         self._view.arms([Arm(name, version, counts.accepted, counts.answered) for name, version, counts in counted])
 
 
-def before_step(step: str) -> float:
-    """Return the usual seconds of a cycle's steps before one; 0 for a step that is not known."""
+def done_in(step: str, seconds: float) -> float:
+    """Return the usual seconds of a cycle up to so many seconds within a step; 0 for a step that is not known.
+
+    A step that takes longer than usual stays just before its end.
+    """
+    if step not in USUAL_SECONDS:
+        return 0.0
     order = list(USUAL_SECONDS)
-    return sum(USUAL_SECONDS[name] for name in order[: order.index(step)]) if step in order else 0.0
+    return sum(USUAL_SECONDS[name] for name in order[: order.index(step)]) + min(seconds, 0.95 * USUAL_SECONDS[step])

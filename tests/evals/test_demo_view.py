@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from evals.demo.last_screen import LastScreen
-from evals.demo.loop import USUAL_SECONDS, before_step
+from evals.demo.loop import USUAL_SECONDS, done_in
 from evals.demo.view import Arm, View
 from tests.evals.consoles import Clock, console, printed
 from tests.evals.test_demo import UNDECIDED, _report
@@ -76,8 +76,9 @@ def test_on_a_terminal_lines_that_stay_do_not_exceed_it() -> None:
 
 
 def test_the_steps_of_a_cycle_tell_how_far_it_is() -> None:
-    assert before_step("look") == before_step("unknown") == 0
-    assert before_step("evaluate") == before_step("train") + USUAL_SECONDS["train"] < sum(USUAL_SECONDS.values())
+    assert done_in("look", 0) == done_in("unknown", 9) == 0
+    assert done_in("train", 0) < done_in("train", 9) < done_in("train", 9_999) < done_in("evaluate", 0)
+    assert done_in("evaluate", 0) == done_in("train", 0) + USUAL_SECONDS["train"] < sum(USUAL_SECONDS.values())
 
 
 @pytest.mark.parametrize("improved", [True, False])
