@@ -31,16 +31,23 @@ def comment_share(text: str, prefix: str, language: str) -> float | None:
     None where the text is blank or Pygments does not know the language. A comment that begins more than BEFORE characters
     before the text is not recognised.
     """
-    lexer, written = lexer_of(language), sum(not character.isspace() for character in text)
-    if lexer is None or not written:
+    written = sum(not character.isspace() for character in text)
+    if lexer_of(language) is None or not written:
         return None
     before = prefix[-BEFORE:].partition("\n")[2] if len(prefix) > BEFORE else prefix
-    commented = 0
+    return _commented(before, text, language) / written
+
+
+@lru_cache(maxsize=4096)
+def _commented(before: str, text: str, language: str) -> int:
+    """Return the characters of a text in comments, blanks left out. Models, and a model's two samplings, often write the same."""
+    lexer, commented = lexer_of(language), 0
+    assert lexer is not None
     # Some lexers know a comment by the newline after it.
     for start, kind, value in lexer.get_tokens_unprocessed(before + text + "\n"):
         if any(kind in one for one in NO_CODE) and not any(kind in one for one in NO_COMMENT):
             commented += sum(not character.isspace() for character in value[max(0, len(before) - start) :])
-    return commented / written
+    return commented
 
 
 @lru_cache

@@ -59,7 +59,7 @@ def breaks(completion: str, truth: str, prefix: str, suffix: str, language: str)
     if not completion.strip() or completion == truth:
         return False
     block = block_around(prefix, suffix)
-    return errors(block.text(completion), language) > _errors_of_truth(block, truth, language)
+    return _errors_with(block, completion, language) > _errors_with(block, truth, language)
 
 
 def errors(text: str, language: str) -> int:
@@ -128,10 +128,10 @@ def _indentation(line: str) -> int:
     return found.end() if found else 0
 
 
-@lru_cache(maxsize=2048)
-def _errors_of_truth(block: Block, truth: str, language: str) -> int:
-    """Return the errors of the file as it stands; every model that is measured at the place needs them."""
-    return errors(block.text(truth), language)
+@lru_cache(maxsize=4096)
+def _errors_with(block: Block, written: str, language: str) -> int:
+    """Return the errors with a text at the place. Every model needs the true text's, and models often write the same."""
+    return errors(block.text(written), language)
 
 
 @lru_cache(maxsize=len(GRAMMARS))
