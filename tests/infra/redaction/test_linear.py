@@ -101,7 +101,7 @@ def test_the_whole_search_is_linear_on_them_too(data: st.DataObject) -> None:
 def test_aligned_code_is_searched_at_once(line: str) -> None:
     began = time.process_time()
     Redactor().text(line)
-    assert time.process_time() - began < 1, "seconds, where it took 12 of them"
+    assert time.process_time() - began < 0.3
 
 
 def test_no_module_of_the_search_knows_an_engine_that_backtracks() -> None:

@@ -1,6 +1,7 @@
 """Secrets do not reach the disk, whatever the size and field of the text, and nobody waits for another one's text."""
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import AsyncIterator
@@ -25,8 +26,8 @@ from tests.serving.fakes import House
 from tests.tasks.made import completion, feedback
 
 TOKEN = draw("ghp_{a36}", random.Random(1))
-MOST_DELAY = 0.1
-"""Seconds. The bench `redaction` holds 0.02; a busy machine is several times slower, and what is not linear takes seconds."""
+MOST_DELAY = 0.02
+"""Seconds that no request may wait for another one's text."""
 
 
 class Watched(Redactor):
@@ -179,14 +180,16 @@ async def test_a_megabyte_of_anything_keeps_no_other_request_waiting(recording: 
 @pytest.mark.parametrize("name", sorted(hostile_texts(random.Random(0))))
 def test_the_longest_text_on_the_event_loop_takes_less_than_a_delay(name: str) -> None:
     text = hostile_texts(random.Random(0))[name][:LONG_TEXT]
-    took = []
-    for _ in range(3):
+    most, took = MOST_DELAY * (3 if "\n" not in text else 1), math.inf
+    for _ in range(100):  # the fastest: a core that others use, too, takes more CPU time for the same work
         redactor = Redactor()
         redactor.text("password = 1\n" * 50)  # a pattern's first text builds its automaton
         began = time.process_time()
         redactor.redact(Texts(text[: LONG_TEXT // 2], (text[:100],), text[LONG_TEXT // 2 :]))
-        took.append(time.process_time() - began)
-    assert min(took) < MOST_DELAY * (3 if "\n" not in text else 1), "a long line at the cursor is another process's work"
+        if (took := min(took, time.process_time() - began)) < most:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"{took:.3f} s, expected {most:g}: a long line at the cursor is another process's work")
 
 
 async def test_the_client_is_served_and_the_spool_never_sees_the_secret(house: House) -> None:
