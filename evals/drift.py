@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from evals.completions import Completions, longest_scored, mean
+from evals.completions import Completions, longest_scored, mean, prompts_of
 from evals.models import Models, Text
 from evals.positions import Position
 from infra.settings.schema import Model, Sampling
@@ -25,8 +25,8 @@ def drifts_of(
     """
     text = Text.of(checkpoint, model)
     rows = [
-        (text.renderer.render(place.prefix, place.suffix), row.token_ids[: longest_scored(sampling)])
-        for place, row in zip(places, made.rows, strict=True)
+        (prompt, row.token_ids[: longest_scored(sampling)])
+        for prompt, row in zip(prompts_of(text, model, places), made.rows, strict=True)
     ]
     ours, theirs = (models.score(folder, rows) for folder in (checkpoint, reference))
     return [mean(a) - mean(b) for a, b in zip(ours, theirs, strict=True)]

@@ -11,8 +11,15 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from infra.engine import Batch, BatchResult
-from serving.engine.endpoints import EngineDead, WrongVersion
-from serving.engine.worker import DRAW
+from serving.engine.endpoints import BadRequest, EngineDead, WrongVersion
+from serving.engine.worker import DRAW, FORCED
+
+COMMON: dict[str, Any] = {
+    "detokenize": False,
+    "output_kind": RequestOutputKind.FINAL_ONLY,
+    "skip_clone": True,  # the object is not shared
+}
+"""Parameters of every row."""
 
 
 async def run(llm: AsyncLLM, batch: Batch, version: Callable[[], str]) -> AsyncGenerator[BatchResult]:
@@ -23,6 +30,7 @@ async def run(llm: AsyncLLM, batch: Batch, version: Callable[[], str]) -> AsyncG
 
     Raises:
         WrongVersion: it is not the batch's.
+        BadRequest: a prompt is too long.
     """
 
     async def one(row: int) -> BatchResult:
@@ -44,31 +52,48 @@ async def run(llm: AsyncLLM, batch: Batch, version: Callable[[], str]) -> AsyncG
 
 
 async def _complete(llm: AsyncLLM, batch: Batch, row: int) -> BatchResult:
-    prompt: Any = {"prompt_token_ids": batch.prompts[row]}
+    given, parameters = _sampled(batch, row) if batch.scored is None else _scored(batch, row, batch.scored[row])
+    prompt: Any = {"prompt_token_ids": given}
     final = None
-    async for output in llm.generate(prompt, _parameters(batch, row), uuid.uuid4().hex):
+    async for output in llm.generate(prompt, parameters, uuid.uuid4().hex):
         final = output
     if final is None or not final.finished:
         raise EngineDead("it ended in the middle of a batch")
+    made = final.outputs[0]
     if batch.scored is None:
-        return BatchResult(row, tuple(final.outputs[0].token_ids), ())
-    ranked: Any = final.prompt_logprobs
-    first = len(batch.prompts[row]) - batch.scored[row]
-    return BatchResult(row, (), tuple(ranked[i][batch.prompts[row][i]].logprob for i in range(first, len(batch.prompts[row]))))
+        return BatchResult(row, tuple(made.token_ids), ())
+    tokens = batch.prompts[row][-batch.scored[row] :]
+    if made.logprobs and len(made.logprobs) < len(tokens):
+        raise BadRequest(f"prompt {row} has {len(batch.prompts[row])} tokens, more than the engine's max_model_len")
+    of_prompt: Any = final.prompt_logprobs
+    ranked: Any = made.logprobs or of_prompt[-len(tokens) :]
+    return BatchResult(row, (), tuple(of_token[token].logprob for token, of_token in zip(tokens, ranked, strict=True)))
 
 
-def _parameters(batch: Batch, row: int) -> SamplingParams:
-    """Return the row's parameters. On a CPU the worker draws by the row's seed itself (worker.with_draws)."""
+def _sampled(batch: Batch, row: int) -> tuple[list[int], SamplingParams]:
+    """Return the prompt and parameters of a row to sample. On a CPU the worker draws by the row's seed itself."""
     draw, on_cpu = batch.draws[row], current_platform.is_cpu()
-    return SamplingParams(
-        max_tokens=1 if batch.scored else batch.max_tokens,
-        temperature=0.0 if batch.scored else batch.temperature,
+    return batch.prompts[row], SamplingParams(
+        max_tokens=batch.max_tokens,
+        temperature=batch.temperature,
         top_p=batch.top_p,
         stop_token_ids=list(batch.stop_token_ids),
-        prompt_logprobs=0 if batch.scored else None,  # of the prompt's own tokens only
         seed=None if on_cpu else draw,
         extra_args={DRAW: str(draw)} if on_cpu else None,
-        detokenize=False,
-        output_kind=RequestOutputKind.FINAL_ONLY,
-        skip_clone=True,  # the object is not shared
+        **COMMON,
     )
+
+
+def _scored(batch: Batch, row: int, scored: int) -> tuple[list[int], SamplingParams]:
+    """Return the prompt and parameters of a row to score.
+
+    On a CPU the worker forces the scored tokens, one at a time: that reads the prefix cache, and computes no log-probability of
+    the tokens before them, which takes three times as long.
+    """
+    prompt = batch.prompts[row]
+    if current_platform.is_cpu():
+        forced = {FORCED: prompt[-scored:]}
+        return prompt[:-scored], SamplingParams(
+            max_tokens=scored, temperature=1.0, ignore_eos=True, logprobs=0, extra_args=forced, **COMMON
+        )
+    return prompt, SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, **COMMON)

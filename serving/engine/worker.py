@@ -10,7 +10,7 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ Forward = Callable[..., Any]
 
 DRAW = "tabloop_draw"
 """Name of the extra argument of a request that seeds its draws on a CPU."""
+FORCED = "tabloop_forced"
+"""Name of the extra argument of a request with the tokens that it gets on a CPU, instead of sampled ones."""
 TIED_HEAD = "lm_head.weight"
 PR_SET_PDEATHSIG = 1
 IGNORED_CONFIG_KEYS = ("transformers_version", "torch_dtype", "dtype", "_name_or_path", "use_cache")
@@ -102,8 +104,8 @@ def draw_of(seed: int, token: int) -> int:
     return int.from_bytes(hashlib.blake2b(f"{seed}/{token}".encode(), digest_size=8).digest(), "big") >> 2
 
 
-def with_draws(forward: Forward, draws: Callable[[], dict[int, int]]) -> Forward:
-    """Return a sampler's forward that draws the rows of `draws` by their seeds.
+def with_draws(forward: Forward, draws: Callable[[], dict[int, int]], forced: Callable[[], dict[int, int]]) -> Forward:
+    """Return a sampler's forward that draws the rows of `draws` by their seeds, and gives the rows of `forced` their tokens.
 
     Each token has a generator of its own: one that lives as long as the request crashes vLLM 0.32 on a CPU when the prompt is
     read in chunks, and would count the discarded draws of a chunk.
@@ -113,7 +115,10 @@ def with_draws(forward: Forward, draws: Callable[[], dict[int, int]]) -> Forward
         logits: torch.Tensor, generators: dict[int, torch.Generator], k: torch.Tensor | None, p: torch.Tensor | None
     ) -> Any:
         seeded = {row: torch.Generator().manual_seed(seed) for row, seed in draws().items()}
-        return forward(logits, generators | seeded, k, p)
+        sampled, logprobs = forward(logits, generators | seeded, k, p)
+        for row, token in forced().items():
+            sampled[row] = token
+        return sampled, logprobs
 
     return forward_with_draws
 
@@ -133,7 +138,7 @@ class SwapWorker:
         if self.device.type == "cpu":
             sampler = self.model_runner.sampler
             sampler.gather_logprobs = without_ranks(sampler.gather_logprobs)
-            sampler.topk_topp_sampler.forward = with_draws(sampler.topk_topp_sampler.forward, self._draws)
+            sampler.topk_topp_sampler.forward = with_draws(sampler.topk_topp_sampler.forward, self._draws, self._forced)
         self._remember_served()
 
     def tabloop_stage(self, path: str) -> None:
@@ -161,12 +166,18 @@ class SwapWorker:
 
     def _draws(self) -> dict[int, int]:
         """Return the seed of the next token of each row of the batch whose request has a seed."""
-        requests, seeds = self.model_runner.requests, {}
-        for row, name in enumerate(self.model_runner.input_batch.req_ids):
-            request = requests[name]
-            if draw := (request.sampling_params.extra_args or {}).get(DRAW):
-                seeds[row] = draw_of(int(draw), len(request.output_token_ids))
-        return seeds
+        return {row: draw_of(int(draw), token) for row, draw, token in self._arguments(DRAW)}
+
+    def _forced(self) -> dict[int, int]:
+        """Return the next token of each row of the batch whose request names its tokens."""
+        return {row: tokens[token] for row, tokens, token in self._arguments(FORCED) if token < len(tokens)}
+
+    def _arguments(self, name: str) -> Iterator[tuple[int, Any, int]]:
+        """Yield each row whose request has an extra argument, with the argument and the number of the row's next token."""
+        for row, request_id in enumerate(self.model_runner.input_batch.req_ids):
+            request = self.model_runner.requests[request_id]
+            if argument := (request.sampling_params.extra_args or {}).get(name):
+                yield row, argument, len(request.output_token_ids)
 
     def _remember_served(self) -> tuple[dict[str, Any], dict[str, torch.Size]]:
         path = Path(self.model_config.model)

@@ -186,18 +186,26 @@ async def test_draws_have_the_probabilities_of_the_model(engine: RunningEngine, 
 
 
 async def test_a_batch_scores_the_last_tokens_of_its_prompts(engine: RunningEngine, client: EngineClient) -> None:
-    tokens = list(range(40, 52))
-    status, lines = await run_batch(engine, Batch("1", [PROMPT + tokens, PROMPT + tokens[:1]], draws=[0, 0], scored=[12, 1]))
-    exact = tiny_models.logprobs(engine.models["1"], PROMPT, tokens, 1.0)
-    assert status == 200 and lines[0]["logprobs"] == pytest.approx(exact, abs=1e-4)
-    assert lines[1]["logprobs"] == pytest.approx(exact[:1], abs=1e-4) and lines[1]["tokens"] == []
+    """Beside other requests, of a prompt that is read in chunks, and again from the prefix cache."""
+    tokens, long = list(range(40, 52)), [3, *range(20, 420), 2]
+    rows = [PROMPT + tokens, PROMPT + tokens[:1], long + tokens]
+    exact = [tiny_models.logprobs(engine.models["1"], prompt, tokens, 1.0) for prompt in (PROMPT, PROMPT, long)]
+    busy = [asyncio.create_task(sample(client)) for _ in range(4)]
+    for _ in range(2):
+        status, lines = await run_batch(engine, Batch("1", rows, draws=[0, 0, 0], scored=[12, 1, 12]))
+        assert status == 200 and [line["tokens"] for line in lines] == [[], [], []]
+        for line, expected in zip(lines, exact, strict=True):
+            assert line["logprobs"] == pytest.approx(expected[: len(line["logprobs"])], abs=1e-4)
+        assert [len(line["logprobs"]) for line in lines] == [12, 1, 12]
+    await asyncio.gather(*busy)
 
 
 async def test_a_batch_for_another_version_or_of_too_long_prompts_is_refused(engine: RunningEngine, client: EngineClient) -> None:
     status, lines = await run_batch(engine, Batch("9", [PROMPT], draws=[1]))
     assert lines[0]["status"] == 409 and "holds version 1, asked for 9" in lines[0]["error"] and status in (200, 409)
-    _, lines = await run_batch(engine, Batch("1", [[5] * 2000], draws=[1]))
-    assert lines[0]["status"] == 400
+    for prompt, scored in (([5] * 2000, None), ([5] * 2000, [1]), ([5] * 1030, [20])):
+        _, lines = await run_batch(engine, Batch("1", [prompt], draws=[1], scored=scored))
+        assert lines[0]["status"] == 400
     headers = {"Authorization": "Bearer secret"}
     async with session() as http, http.post(f"{engine.url}/batch", headers=headers, json={"version": "1"}) as response:
         assert response.status == 400 and "expected an object with version, prompts and draws" in await response.text()
