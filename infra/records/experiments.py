@@ -58,6 +58,9 @@ class Plan(Record):
     """What the planner chose and why (tasks/experiments/planner.py); empty: all is by setting."""
     mode: Mode
     """Rule to ship by (tasks/experiments/rules.py)."""
+    cautious: bool = False
+    """Whether the mode is superiority, and not that of the settings, since the champions beside the anchor leaned to a loss. The
+    version that is then promoted leaves the anchor as it is."""
     design: Design = "by_user"
     """Who meets which version (tasks/experiments/designs.py)."""
     metrics: tuple[PlannedMetric, ...]
@@ -275,6 +278,8 @@ class Verdict(Record):
     """Whether a planned end was reached without proof of a gain or a loss."""
     breached: str = ""
     """Guardrail whose sure breach ended the test or took the version back; empty: none."""
+    leaning: bool = False
+    """Of champions beside the anchor that go on: whether their acceptance leans to a loss, so that the next test needs a gain."""
     metrics: tuple[MetricResult, ...] = ()
     """Every metric of the plan; empty while the arms cannot be compared."""
     checks: tuple[CheckResult, ...] = ()

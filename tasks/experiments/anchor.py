@@ -10,6 +10,9 @@ asymptotic confidence sequences", bound the running mean of effects that vary in
 comparison needs one error level, and not a part of it for each champion, and it adds up: one champion alone meets too few
 requests beside a small share. The mean says less of the newest champion, so the newest one's own estimate must be a loss, too,
 which only makes errors rarer. Failures, times and empty answers are those of the newest champion alone, as in the watch over it.
+
+A sure loss comes late. Before it, champions whose acceptance is lower by a standard error lean to a loss: while they do, the next
+step needs a sure gain (succession.cautious).
 """
 
 from collections.abc import Sequence
@@ -25,6 +28,8 @@ from tasks.experiments.rules import Compared
 from tasks.experiments.totals import ArmTotals
 
 ANCHOR = "anchor"
+LEAN = 1.0
+"""Standard errors below zero from which on the champions' acceptance leans to a loss."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +74,9 @@ def judge(record: ExperimentRecord, plan: Plan, totals: ArmTotals) -> Verdict:
     update = {"metrics": tuple(result_of(each, look) for each in compared)}
     lost = [each.title for each in compared if surely_lost(each) and newest_loses(each, plan, totals)]
     if not lost:
-        reason = f"{named}: no sure loss of the champions since: {numbers(compared, look)}"
-        return verdict.model_copy(update={**update, "reason": reason})
+        leaning = any(leans(each) for each in compared if each.metric.name == "accepted")
+        reason = f"{named}: no sure loss of the champions since{', but they lean to one' if leaning else ''}"
+        return verdict.model_copy(update={**update, "reason": f"{reason}: {numbers(compared, look)}", "leaning": leaning})
     reason = f"{named}: the champions since are worse: {'; '.join(lost)}: {numbers(compared, look)}"
     return verdict.model_copy(update={**update, "verdict": "reject", "reason": reason})
 
@@ -78,6 +84,12 @@ def judge(record: ExperimentRecord, plan: Plan, totals: ArmTotals) -> Verdict:
 def surely_lost(compared: Compared) -> bool:
     """Return whether the champions together have surely lost by a success metric, or beyond any metric's margin."""
     return compared.worse or (compared.gain is not None and compared.benefit(compared.gain)[1] < 0)
+
+
+def leans(compared: Compared) -> bool:
+    """Return whether a metric's estimate is a loss by LEAN standard errors."""
+    found = compared.difference
+    return found is not None and -found.estimate * compared.sign > LEAN * found.error
 
 
 def newest_loses(compared: Compared, plan: Plan, totals: ArmTotals) -> bool:

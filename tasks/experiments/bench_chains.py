@@ -1,7 +1,7 @@
 """Chains of simulated cycles: whether a long series of tests makes champions worse than the base it began with.
 
 Where versions ship without inferiority, the base is the anchor: after each test its champion is compared with it on a small share
-of half as many requests as a test has, by tasks/experiments/anchor.py.
+of half as many requests as a test has, by tasks/experiments/anchor.py; while they lean to a loss, a test asks for a gain.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -88,17 +88,20 @@ class _Anchored:
         self._seed = seed
         self._plan: Plan = plan_of_comparison(Settings(experiment=SETTINGS))
         self._newest, self._sums = 0, dict[str, np.ndarray]()
-        self.returns = 0
+        self.returns, self.leaning = 0, False
 
     def gives_way(self, champion: int, quality: float, cycle: int) -> bool:
         """Return whether the base is champion again after the requests of one more cycle."""
+        self.leaning = False
         if not champion:
             return False
         world = replace(TEAM, accepted=quality, share=1 - self._plan.anchor_share, each=TEAM.each / 2)
         draw = np.random.default_rng((self._seed, cycle))
         totals = self._added(Simulation(world, "crossover", draw, np.random.default_rng(self._seed)), champion)
         record = ExperimentRecord(id="a", champion="0", challenger=str(champion), share=world.share, started=0.0)
-        if anchor.judge(record, self._plan, totals).verdict == "undecided":
+        verdict = anchor.judge(record, self._plan, totals)
+        if verdict.verdict == "undecided":
+            self.leaning = verdict.leaning
             return False
         self._newest, self._sums, self.returns = 0, {}, self.returns + 1
         return True
@@ -132,7 +135,8 @@ def run_chain(drift: Drift, cycles: int, seed: int) -> End:
         parent = _parent(line, champion)
         quality = line.quality[parent] * (1 + drift.mean + drift.spread * draw.standard_normal())
         alpha = budgeted_level(found, SETTINGS.alpha) if drift.budget else SETTINGS.alpha
-        ended = _test(quality / line.quality[champion], alpha, seed * 10_007 + cycle, drift.mode)
+        mode = "superiority" if beside.leaning else drift.mode
+        ended = _test(quality / line.quality[champion], alpha, seed * 10_007 + cycle, mode)
         line.quality.append(quality)
         line.parent.append(parent)
         line.promising.append(ended.promising)

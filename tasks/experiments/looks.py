@@ -52,4 +52,4 @@ def standstill(store: ObjectStore, experiment: ExperimentRecord, now: float) -> 
 
 def _what_counts(look: Look) -> tuple[object, ...]:
     checks = {check.name: check.state for check in look.verdict.checks}
-    return look.verdict.verdict, look.stage, look.share, checks
+    return look.verdict.verdict, look.verdict.leaning, look.stage, look.share, checks

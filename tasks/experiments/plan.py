@@ -7,7 +7,7 @@ from tasks.experiments.metrics import METRICS, planned
 
 OF_COLLECT = ("settle_seconds", "join_seconds", "known_user_days")
 """Settings of `collect` that decide what a test counts."""
-OWN = ("rules", "planned", "metrics")
+OWN = ("rules", "planned", "cautious", "metrics")
 """Fields of a plan that are no settings."""
 
 

@@ -11,7 +11,7 @@ from operator import itemgetter
 from evals.multiple import budgeted_level
 from infra.cycles import decision_of, experiment_id
 from infra.lineage import CYCLE_TAG, DATASET_TAG
-from infra.records import Decision, ExperimentRecord, Manifest, Stage, Verdict
+from infra.records import Decision, ExperimentRecord, Manifest, Plan, Stage, Verdict
 from infra.registry import (
     CHALLENGER,
     CHAMPION,
@@ -34,14 +34,36 @@ MOST_TAG = 1000
 """Characters of a reason that a version's tag holds."""
 
 
-def propose(store: ObjectStore, settings: Settings, cycle: str, version: str, champion: str, now: float) -> ExperimentRecord:
-    """Return the record of the experiment that tests a cycle's candidate against the champion, with its plan."""
+def propose(
+    store: ObjectStore,
+    settings: Settings,
+    cycle: str,
+    version: str,
+    champion: str,
+    now: float,
+    anchor: ExperimentRecord | None = None,
+) -> ExperimentRecord:
+    """Return the record of the experiment that tests a cycle's candidate against the champion, with its plan.
+
+    Args:
+        anchor: the comparison of the champions with the anchor.
+    """
     identifier, share = experiment_id(cycle, version), settings.experiment.share
-    plan = plan_test(store, settings.model_copy(update={"experiment": budgeted(store, settings.experiment)}), now)
+    plan = plan_of_test(store, settings.model_copy(update={"experiment": budgeted(store, settings.experiment)}), anchor, now)
     opening = (stages.first(plan, share, now),)
     return ExperimentRecord(
         id=identifier, champion=champion, challenger=version, share=share, started=now, plan=plan, stages=opening
     )
+
+
+def plan_of_test(store: ObjectStore, settings: Settings, anchor: ExperimentRecord | None, now: float) -> Plan:
+    """Return the plan of a test that opens now; where the champions beside the anchor lean to a loss, it asks for a gain."""
+    chosen = settings.experiment
+    if chosen.mode == "superiority" or not succession.cautious(store, anchor):
+        return plan_test(store, settings, now)
+    plan = plan_test(store, settings.model_copy(update={"experiment": chosen.model_copy(update={"mode": "superiority"})}), now)
+    why = "a gain is needed, since the champions beside the anchor lean to a loss"
+    return plan.model_copy(update={"cautious": True, "planned": f"{plan.planned}; {why}" if plan.planned else why})
 
 
 def budgeted(store: ObjectStore, settings: Experiment) -> Experiment:

@@ -9,6 +9,7 @@ One tag of the registry holds the anchor with the comparison; each begins with a
 each. A new champion is compared for `anchor_seconds` before the next test opens.
 """
 
+from infra import looks
 from infra import moves as log
 from infra.assignment import next_start
 from infra.cycles import decision_of
@@ -61,6 +62,12 @@ def seconds_left(aliases: Aliases, now: float) -> float:
     return max(0.0, beside.stage.started + beside.plan.anchor_seconds - now)
 
 
+def cautious(store: ObjectStore, anchor: ExperimentRecord | None) -> bool:
+    """Return whether the next test needs a gain: at the newest look, the champions beside the anchor lean to a loss."""
+    last = looks.newest(store, anchor.id) if anchor else None
+    return last is not None and last.verdict.leaning
+
+
 def anchor_of(store: ObjectStore, anchor: str) -> str:
     """Return the anchor after the moves since a version that was the anchor before was made champion."""
     made: list[Move] = []
@@ -77,12 +84,13 @@ def anchor_of(store: ObjectStore, anchor: str) -> str:
 
 
 def without_gain(store: ObjectStore, move: Move) -> bool:
-    """Return whether a move is the gate's promotion of a version that is surely not worse, and not surely better."""
+    """Return whether a move is the gate's promotion of a version that is surely not worse, and not surely better; or better than
+    champions that leaned to a loss, which may be no gain over the anchor."""
     if move.kind != "promote" or move.by != GATE:
         return False
     decision = decision_of(store, move.experiment)
     plan = decision.experiment.plan if decision else None
-    return plan is not None and plan.mode == "non_inferiority"
+    return plan is not None and (plan.mode == "non_inferiority" or plan.cautious)
 
 
 def plan_of_comparison(settings: Settings) -> Plan:

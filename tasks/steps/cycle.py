@@ -344,10 +344,11 @@ def register(settings: Settings, manifest: Manifest, candidate: Candidate, evalu
 @step("open experiment", retries=IO_RETRIES)
 def open_experiment(settings: Settings, manifest: Manifest, registered: Registered) -> CycleOutcome:
     """Give the candidate its share of developers, and end the cycle."""
-    store, version = clients.store_of(settings), registered.version
+    store, registry, version = clients.store_of(settings), clients.registry_of(settings), registered.version
     watching.await_comparisons(settings)
-    proposed = release.propose(store, settings, manifest.cycle, version, manifest.champion, time.time())
-    opened = release.open_experiment(store, clients.registry_of(settings), proposed)
+    anchor = registry.aliases().anchor
+    proposed = release.propose(store, settings, manifest.cycle, version, manifest.champion, time.time(), anchor)
+    opened = release.open_experiment(store, registry, proposed)
     reason = f"version {version} is the challenger" if opened else f"version {version} could not be tested"
     experiment = opened.id if opened else ""
     outcome = CycleOutcome(cycle=manifest.cycle, result="registered", reason=reason, version=version, experiment=experiment)

@@ -3,12 +3,13 @@
 import random
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evals.statistics import Difference
 from infra import moves as log
 from infra.assignment import assigned_arm
 from infra.cycles import decision_of
@@ -64,14 +65,15 @@ class Line:
         moves.record(self.store, self.registry.client, self.now)
         return succession.follow(self.store, self.registry.client, chosen, self.now, LEAD)
 
-    def ship(self, version: str, mode: str = "non_inferiority") -> None:
-        """Let the gate promote a version."""
+    def ship(self, version: str, mode: str = "non_inferiority") -> ExperimentRecord:
+        """Let the gate promote a version; return its test."""
         self.now += 1
-        champion = self.registry.aliases["champion"]
-        record = release.propose(self.store, settings(mode=mode), cycle(version), version, champion, self.now)
+        champion, beside = self.registry.aliases["champion"], self.registry.client.aliases().anchor
+        record = release.propose(self.store, settings(mode=mode), cycle(version), version, champion, self.now, beside)
         opened = release.open_experiment(self.store, self.registry.client, record)
         assert opened
         release.conclude(self.store, self.registry.client, decision(opened, SHIPPED, self.now))
+        return opened
 
     def wait(self) -> None:
         """Let the time beside the anchor pass."""
@@ -148,6 +150,15 @@ def test_champions_that_are_surely_worse_than_the_anchor_give_way_to_it(rates: t
     if verdict == "reject":
         assert "version 4 beside the anchor, version 1: the champions since are worse: acceptance per request" in found.reason
     assert [metric.name for metric in found.metrics] == [metric.name for metric in PLAN.metrics]
+
+
+@pytest.mark.parametrize(("errors", "leaning"), [(-1.1, True), (-0.9, False), (1.1, False)])
+def test_champions_lean_to_a_loss_by_more_than_a_standard_error(errors: float, leaning: bool) -> None:
+    accepted = next(each for each in anchor.Beside(PLAN, last=False).compare(totals(0.3, 0.31)) if each.metric.name == "accepted")
+    found = Difference(errors * 0.01, -1.0, 1.0, 0.01)
+    assert anchor.leans(replace(accepted, difference=found)) == leaning
+    fewer = accepted.metric.model_copy(update={"better": "fewer"})
+    assert anchor.leans(replace(accepted, metric=fewer, difference=replace(found, estimate=-found.estimate))) == leaning
 
 
 def test_arms_that_cannot_be_compared_bring_nothing_back() -> None:
@@ -249,6 +260,21 @@ def test_a_champion_is_compared_for_its_time_before_the_next_test_opens(line: Li
     assert line.follow() is None and line.pair == ("1", "2")
     release.conclude(line.store, line.registry.client, decision(opened, Verdict(verdict="reject", reason="worse"), line.now))
     assert line.registry.client.aliases().routed == line.compared, "it goes on after the test"
+
+
+@pytest.mark.parametrize("rate", [0.42, 0.55], ids=["lower", "higher"])
+def test_while_champions_lean_to_a_loss_a_test_asks_for_a_gain_and_leaves_the_anchor(line: Line, rate: float) -> None:
+    line.ship("2")
+    line.follow()
+    line.ask({"1": 0.5, "2": rate})
+    found = line.look()
+    assert found.decision is None and found.verdict.leaning == (rate < 0.5), found.verdict.reason
+    line.wait()
+    plan = line.ship("3").plan
+    assert plan and (plan.mode, plan.cautious) == (("superiority", True) if rate < 0.5 else ("non_inferiority", False))
+    assert ("a gain is needed, since the champions beside the anchor lean to a loss" in plan.planned) == plan.cautious
+    line.follow()
+    assert line.pair == ("1", "3"), "the anchor stays, whatever the test promoted"
 
 
 WORSE = {"1": 0.5, "2": 0.42, "3": 0.3}
