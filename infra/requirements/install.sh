@@ -17,9 +17,9 @@ fail() {
     exit 1
 }
 
-command -v "$python" >/dev/null || fail "$python is not on the PATH; install Python 3.11, or set its path: make setup PYTHON=/path/to/python3.11"
+command -v "$python" >/dev/null || fail "$python is not on the PATH; install Python 3.11 or 3.12, or set its path: make setup PYTHON=/path/to/python3.12"
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv" || fail "$python cannot create a virtual environment; on Debian, install the package python3.11-venv"
-"$venv/bin/python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || fail "$venv has a Python other than 3.11; remove it, then make setup"
+"$venv/bin/python" -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' || fail "$venv has a Python other than 3.11 and 3.12; remove it, then make setup"
 "$venv/bin/python" -m pip --version >/dev/null 2>&1 || "$venv/bin/python" -m ensurepip --upgrade >/dev/null || fail "$venv has no pip; remove it, then make setup"
 
 # pip's package sources: its environment variables, else its configuration files.
@@ -51,9 +51,21 @@ install_with_pip() {
         "$venv/bin/python" -m pip install --no-deps -r "$unhashed"
 }
 
-if ! install_with_uv; then
-    echo "set-up: uv could not install the list; trying pip, which takes longer"
-    install_with_pip || fail "pip could not install $list; see its output above, then run make setup again"
+install() { # LIST
+    list=$1
+    if ! install_with_uv; then
+        echo "set-up: uv could not install the list; trying pip, which takes longer"
+        install_with_pip || fail "pip could not install $list; see its output above, then run make setup again"
+    fi
+}
+
+install "$list"
+# The plain index has torch's CUDA build, which loads CUDA's libraries even where there is no GPU.
+if [ -n "$(find "$venv" -name libtorch_cuda.so)" ] && ! grep -q '^nvidia-' "$list"; then
+    libraries='cublas|cuda-cupti|cuda-nvrtc|cuda-runtime|cudnn-cu13|cufft|cufile|curand|cusolver|cusparse|cusparselt-cu13'
+    cuda=$(mktemp)
+    awk -v names="^nvidia-($libraries|nccl-cu13|nvjitlink|nvshmem-cu13|nvtx)==" '/^[^ ]/ {keep = $0 ~ names} keep' "$here/gpu.txt" >"$cuda"
+    install "$cuda"
 fi
 rm -rf "$venv/.uv-cache"
 "$venv/bin/python" -c "import $module" || fail "the packages are installed, but $module cannot be imported; see the error above"

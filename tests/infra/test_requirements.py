@@ -32,6 +32,14 @@ def script(name: str) -> ModuleType:
 hashes, licences, audit = map(script, ("hashes", "licences", "audit"))
 
 
+def test_the_cuda_libraries_of_torchs_cuda_build_are_pinned() -> None:
+    """Where the package source has no CPU build of torch, set-up takes what this build loads from gpu.txt."""
+    cpu, gpu = ({entry["name"]: entry["version"] for entry in ENTRY.finditer(file.read_text())} for file in LISTS[:2])
+    named = re.search(r"libraries='([^']+)'.*?\(\$libraries\|([^)]+)\)", (FOLDER / "install.sh").read_text(), re.DOTALL)
+    assert named and cpu["torch"] == gpu["torch"]
+    assert {f"nvidia-{name}" for name in "|".join(named.groups()).split("|")} <= gpu.keys()
+
+
 @pytest.mark.parametrize("file", LISTS, ids=lambda file: file.name)
 def test_every_package_has_a_hash_or_a_reason(file: Path) -> None:
     entries = list(ENTRY.finditer(file.read_text()))
