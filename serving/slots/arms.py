@@ -93,8 +93,8 @@ class Arms:
         A user pinned to a version gets it if a slot holds it; a user without experiments gets the champion. An experiment begins
         once both arms serve the versions it compares: otherwise users of the missing arm would drop out of the comparison and
         users of the other arm would not. From then on it assigns every request, also while an engine is down and the other
-        version answers: a version that crashes loses these requests. In an experiment the estimates decide what is shown only if
-        both versions have one: otherwise it would compare showing with showing everything, and not the versions.
+        version answers: a version that crashes loses these requests. Each version shows what its own estimate decides, as its
+        users would get it after a promotion: otherwise an estimate would reach users untested.
 
         Args:
             user: the keyed hash of the user's name.
@@ -117,8 +117,7 @@ class Arms:
             return _one_of_each_slot(self._others(up))
         assigned, routes = Assignment(running.id, arm), []
         if slot := slots.get(running.challenger if arm == "challenger" else running.champion):
-            alike = all(slot.estimate is not None for slot in self.slots)
-            route = self._route(slot, arm, running.id, estimated=alike)
+            route = self._route(slot, arm, running.id)
             routes.append(replace(route, sampled_as="champion") if running.stage.name in ("watch", "anchor") else route)
         return [replace(route, assigned=assigned) for route in _one_of_each_slot(routes + self._others(up))]
 
@@ -164,10 +163,9 @@ class Arms:
         return self.slots[index] if index is not None and self.slots[index].up else None
 
     @staticmethod
-    def _route(slot: Slot, arm: Arm, experiment: str, *, pinned: bool = False, estimated: bool = True) -> Route:
+    def _route(slot: Slot, arm: Arm, experiment: str, *, pinned: bool = False) -> Route:
         assert slot.version is not None
-        estimate = slot.estimate if estimated else None
-        return Route(slot, slot.version, arm, experiment, pinned, estimate, sampled_as=arm)
+        return Route(slot, slot.version, arm, experiment, pinned, slot.estimate, sampled_as=arm)
 
 
 def _one_of_each_slot(routes: Sequence[Route]) -> list[Route]:

@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from infra.records import Completion, ExperimentRecord
-from infra.showing import FILE
+from infra.showing import FILE, Estimate
 from serving.gateway.showing import ShowBest, ShowTerms
 from tests.infra.test_showing import made
 from tests.serving.fakes import TEXT, House
@@ -126,18 +126,18 @@ async def test_at_the_level_all_everything_is_shown(tmp_path: Path, tokenizer: T
         assert text == row.text == TEXT and row.level == "" and row.chance is None
 
 
-@pytest.mark.parametrize("both", [True, False])
-async def test_a_test_has_estimates_on_both_arms_or_on_none(house: House, both: bool) -> None:
+@pytest.mark.parametrize("before", [SURE, None])
+async def test_in_a_test_each_version_has_its_own_estimate_as_after_a_promotion(house: House, before: Estimate | None) -> None:
     first, second = house.arms.slots
     house.arms.champion, house.arms.challenger, second.version = 0, 1, "1"
     second.verified = (second.pid, "1")
     house.arms.experiment = ExperimentRecord(id="e", champion="0", challenger="1", share=0.5, started=0.0)
-    first.estimate, second.estimate = (SURE if both else None), SURE
+    first.estimate, second.estimate = before, NEVER
     users = [f"u{number}" for number in range(20)]
     tested = [house.arms.route(user, 1.0)[0] for user in users]
     assert {route.arm for route in tested} == {"champion", "challenger"}
-    assert all(route.estimate == (SURE if both else None) for route in tested)
-    assert house.arms.pinned(version="1").estimate == SURE
+    assert all(route.estimate == (before if route.arm == "champion" else NEVER) for route in tested)
+    assert house.arms.pinned(version="1").estimate == NEVER
 
 
 async def test_past_acceptance_is_counted_from_feedback_and_recorded(tmp_path: Path, tokenizer: Tokenizer) -> None:
