@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 STEP_SECONDS = 0.2
 """Longest sleep of a waiting developer before the pacer reads the rate again."""
@@ -37,6 +38,14 @@ class Pacer:
     def _interval(self) -> float:
         rate = self._rate()
         return 1 / rate if rate > 0 else 0.0
+
+    async def sleep(self, seconds: float) -> None:
+        """Sleep so many seconds, or until `stop` is set."""
+        if self._stop is None:
+            await asyncio.sleep(seconds)
+            return
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._stop.wait(), seconds)
 
     @property
     def over(self) -> bool:

@@ -70,7 +70,7 @@ class LiveSession:
                 if isinstance(step, Wait):
                     owed += step.seconds
                     continue
-                await self._wait(owed)
+                await self._context.pacer.sleep(owed / self._context.speed)
                 owed = 0.0
                 if not await self._context.pacer():
                     break

@@ -429,6 +429,16 @@ async def test_a_waiting_developer_continues_once_the_rate_limit_ends() -> None:
     assert await asyncio.wait_for(pace(), 1)
 
 
+async def test_a_developer_who_is_away_comes_back_at_the_end_of_the_run() -> None:
+    stop = asyncio.Event()
+    pace, started_at = Pacer(None, None, lambda: 0.0, stop), time.monotonic()
+    asyncio.get_running_loop().call_later(0.05, stop.set)
+    await pace.sleep(600)
+    assert time.monotonic() - started_at < 60 and pace.over
+    await pace.sleep(600)
+    assert not await pace()
+
+
 async def test_turns_are_spaced_by_the_rate() -> None:
     pace, started_at = Pacer(None, None, lambda: 50.0, None), time.monotonic()
     await asyncio.gather(*(pace() for _ in range(20)))
