@@ -47,7 +47,7 @@ def page(report: Report) -> str:
 <title>tabloop: demo report</title><style>{STYLE}</style></head><body><main>
 <h1>tabloop: demo report</h1>
 <p class="result"><b>{escape(words.sentence(report))}</b></p>
-<p>{report.cycles} cycles, {report.promotions} promoted, {report.rejections} rejected; seed {report.seed},
+<p>Versions promoted: {report.promotions}, rejected: {report.rejections}; seed {report.seed},
 {report.seconds:.0f} s. Developers are simulated (infra/docs/demo-report.md); held-out judge: {escape(report.judge)}.</p>
 <p>{links}</p>
 {_acceptance(report)}

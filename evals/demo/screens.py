@@ -92,8 +92,10 @@ def take(tab: Tab, screen: Screen, scheme: str, out: Path) -> Path:
     tab.until(f"document.readyState === 'complete' && ({screen.shown})")
     # Applications in a page draw what they have fetched in the next frames.
     tab.evaluate("new Promise(done => setTimeout(done, 2000))")
+    height = min(HEIGHT, tab.evaluate("Math.ceil(document.documentElement.getBoundingClientRect().height)") or HEIGHT)
+    clip = {"x": 0, "y": 0, "width": WIDTH, "height": height, "scale": 1}
     file = out / f"{screen.name}.png"
-    file.write_bytes(base64.b64decode(tab.call("Page.captureScreenshot", format="png")["data"]))
+    file.write_bytes(base64.b64decode(tab.call("Page.captureScreenshot", format="png", clip=clip)["data"]))
     return file
 
 

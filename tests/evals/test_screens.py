@@ -34,10 +34,14 @@ def test_a_picture_of_the_terminal_and_of_the_report_is_taken_without_a_network(
     ]
     with browser_.running(program, tmp_path / "profile") as running, running.tab(running.open("about:blank")) as tab:
         files = [screens.take(tab, screen, "dark", tmp_path) for screen in shown]
+    heights = []
     for file in files:
         image = file.read_bytes()
-        assert image.startswith(b"\x89PNG") and struct.unpack(">II", image[16:24]) == (WIDTH, HEIGHT)
+        width, height = struct.unpack(">II", image[16:24])
+        assert image.startswith(b"\x89PNG") and width == WIDTH
         assert len(image) > 20_000, "something is drawn"
+        heights.append(height)
+    assert 100 < heights[0] < HEIGHT == heights[1], "a picture ends with its page, and at the height of a window"
 
 
 def test_without_a_finished_demo_the_command_says_what_to_do(
