@@ -113,12 +113,13 @@ SLOW_FIRST_RANK = """
 import os, sys, time
 
 def on_event(event, arguments):
-    if event == "open" and str(arguments[0]).endswith("parent/config.json"):
-        time.sleep(10)
+    if event == "os.remove" and str(arguments[0]).endswith(".arrow"):
+        time.sleep(60)
 
 if os.environ.get("RANK") == "0":
     sys.addaudithook(on_event)
 """
+"""The first rank stands still once all ranks have read the samples: no barrier is left before an update is refused."""
 
 
 @pytest.mark.parametrize("processes", [1, 2])
