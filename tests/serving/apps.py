@@ -3,13 +3,14 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
 
 from aiohttp import web
 from fastapi import FastAPI
 
 from infra.connections import Connections
-from serving.gateway.server import make_server
+from serving.gateway.server import Server, make_server
 
 
 @contextlib.asynccontextmanager
@@ -25,14 +26,31 @@ async def aiohttp_app(app: web.Application, **options: object) -> AsyncIterator[
 
 
 @contextlib.asynccontextmanager
-async def fastapi_app(app: FastAPI, connections: Connections) -> AsyncIterator[str]:
-    """Run a FastAPI app, its connections among those given; yields its address."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        server = make_server(app, connections, timeout_graceful_shutdown=2)
-        task = asyncio.create_task(server.serve(sockets=[listener]))
-        while not server.started:
-            await asyncio.sleep(0.005)
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        server.should_exit = True
-        await task
+async def fastapi_apps(apps: Sequence[FastAPI], connections: Connections) -> AsyncIterator[list[str]]:
+    """Run FastAPI apps, their connections among those given; yields their addresses. They end together."""
+    ended = asyncio.Event()
+    with contextlib.ExitStack() as listeners:
+        urls, tasks = [], []
+        for app in apps:
+            listener = listeners.enter_context(socket.socket())
+            listener.bind(("127.0.0.1", 0))
+            server = make_server(app, connections, timeout_graceful_shutdown=2)
+            server.main_loop = partial(_main_loop, server, ended)
+            tasks.append(asyncio.create_task(server.serve(sockets=[listener])))
+            while not server.started:
+                await asyncio.sleep(0.005)
+            urls.append(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        yield urls
+        ended.set()
+        await asyncio.gather(*tasks)
+
+
+async def _main_loop(server: Server, ended: asyncio.Event) -> None:
+    """uvicorn's main loop, which looks for the end every 100 ms; this one is told."""
+    ticks = 0
+    while not ended.is_set():
+        await server.on_tick(ticks)
+        ticks += 1
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await ended.wait()
