@@ -43,7 +43,7 @@ def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = models.tiny()
     model.save_pretrained(folder / "parent")
     (folder / "samples.parquet").write_bytes(to_parquet(models.samples(model, 0.0)))
-    settings = Train(epochs=1_000_000, learning_rate=1e-9)
+    settings = Train(epochs=100_000, learning_rate=1e-9)
     return write_job(folder, folder / "parent", folder / "samples.parquet", models.CURRENT, settings)
 
 
