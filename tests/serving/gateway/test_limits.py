@@ -50,12 +50,11 @@ def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
 
 @pytest.fixture
 def frozen() -> Iterator[None]:
-    """The garbage collector as in production."""
+    """The garbage collector as in production. What is frozen stays so: to look through it again takes a second a test."""
     thresholds = gc.get_threshold()
     garbage.freeze()
     yield
     gc.set_threshold(*thresholds)
-    gc.unfreeze()
 
 
 @contextlib.asynccontextmanager
