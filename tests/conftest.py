@@ -1,6 +1,7 @@
 """Fixtures of all tests: the real stack or a part of it, started on first use."""
 
-from collections.abc import Iterator
+import gc
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
@@ -26,8 +27,13 @@ SHARED = {
     ),
     "trainer": ("tests/tasks/trainer/",),
     "flows": ("tests/flows/",),
+    "engines": (
+        "tests/serving/engine/test_engine.py",
+        "tests/serving/slots/test_external_vllm.py",
+        "tests/evals/test_judge_vllm.py",
+    ),
 }
-"""Files whose tests share servers or processes, longest group first; `make test` runs each group in one process."""
+"""Files whose tests share servers, processes or caches, longest group first; `make test` runs each group in one process."""
 
 
 def group_of(nodeid: str) -> str:
@@ -44,6 +50,22 @@ class GroupScheduling(LoadScopeScheduling):
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupScheduling:
     return GroupScheduling(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Look for no garbage while modules are imported, which takes a third of the time, nor later among what they hold."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    """Let Python's end find what it looks for."""
+    gc.unfreeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -317,10 +317,11 @@ class World:
 def environment(folder: Path, engines: list[str]) -> Iterator[Settings]:
     """Point the settings of this process and its children at a model, a bucket and a serving app of their own."""
     completions, feedback = free_ports(2)
+    name = f"{folder.name}-{time.time_ns()}"  # a test that runs again finds nothing of its first run
     external = {"kind": "external", "model": "model", "swap": "vllm"}
     described = [{**external, "url": f"{url}/v1", "version": version} for url, version in zip(engines, "10", strict=True)]
     variables = {
-        **{"TABLOOP_REGISTRY__MODEL": folder.name, "TABLOOP_STORE__BUCKET": folder.name},
+        **{"TABLOOP_REGISTRY__MODEL": name, "TABLOOP_STORE__BUCKET": name},
         **{"TABLOOP_SERVING__PORT": str(completions), "TABLOOP_SERVING__FEEDBACK_PORT": str(feedback)},
         **{"TABLOOP_SERVING__SPOOL": str(folder / "spool"), "TABLOOP_SERVING__STATE": str(folder / "serving")},
         **{"TABLOOP_SERVING__SHIP_SECONDS": "0.3", "TABLOOP_SERVING__FOLLOW_SECONDS": "0.3"},
@@ -340,7 +341,7 @@ async def world(folder: Path) -> AsyncIterator[World]:
     """Run serving and the watch beside the session's object store and registry, with version 1 as champion.
 
     Args:
-        folder: a new folder; the bucket and the model get its name.
+        folder: a new folder; the names of the bucket and the model begin with its name.
     """
     versions: dict[str, Answers] = {"0": Answers(0.0)}
     folder.mkdir()

@@ -28,7 +28,7 @@ from infra.settings import ROOT, Settings
 REQUESTS = Size(full=4_000, quick=400)
 PREFIX, SUFFIX = 3_000, 1_000
 """Most characters before and after the cursor that editors send."""
-ENDINGS = ("py", "pyi", "js", "ts", "h", "c", "cpp", "sh", "md", "toml", "yaml", "yml", "cfg", "ini")
+ENDINGS = (".py", ".pyi", ".js", ".ts", ".h", ".c", ".cpp", ".sh", ".md", ".toml", ".yaml", ".yml", ".cfg", ".ini")
 WITH_SECRETS = re.compile(r"/(tests?|testing|examples?|idlelib)/|/test_|_test\.|conftest|detect_secrets|/ssl/")
 """Files that hold made-up secrets on purpose."""
 PROJECT_FILES = (("kind_told", True, 2.0), ("kind_not_told", False, 3.5))
@@ -39,7 +39,7 @@ SECONDS, AT_ONCE, LEAST_ANSWERS = Size(full=5.0, quick=1.0), 4, 40
 
 def ordinary_requests(folders: Sequence[Path], count: int, rng: random.Random) -> Iterator[Texts]:
     """Yield requests at random places of random files; every second one names its kind of file."""
-    files = sorted(path for folder in folders for ending in ENDINGS for path in folder.rglob(f"*.{ending}"))
+    files = sorted(path for folder in folders for path in folder.rglob("*.*") if path.name.endswith(ENDINGS))
     files = [path for path in files if not WITH_SECRETS.search(str(path))]
     made = 0
     while made < count:

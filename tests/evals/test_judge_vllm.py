@@ -15,6 +15,7 @@ from evals.judge.calibration import calibrate
 from infra import settings as configuration
 from infra.settings import LOCAL
 from infra.settings.evaluation import Judge
+from tests.serving import processes
 from tests.tasks.made import MemoryStore
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
@@ -29,7 +30,8 @@ pytestmark = [pytest.mark.stack, pytest.mark.timeout(400)]
 async def url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
     """The base URL of a server of the base model that answers chats."""
     folder = tmp_path_factory.mktemp("judge")
-    (folder / "stack/logs").mkdir(parents=True)
+    state = processes.state_of(folder)
+    (state / "logs").mkdir(parents=True)
     (folder / "template.jinja").write_text(TEMPLATE)
     shipped = configuration.load(LOCAL, {})
     arguments = shipped.serving.engine_arguments | {
@@ -39,7 +41,7 @@ async def url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
         "structured_outputs_config": json.dumps({"backend": "xgrammar", "disable_any_whitespace": True}),
     }
     serving = shipped.serving.model_copy(update={"engine_arguments": arguments})
-    stack = shipped.stack.model_copy(update={"state": folder / "stack"})
+    stack = shipped.stack.model_copy(update={"state": state})
     settings = shipped.model_copy(update={"serving": serving, "stack": stack})
     async with aiohttp.ClientSession() as http, plain_vllm(settings, http) as at:
         yield at.removesuffix("/completions")

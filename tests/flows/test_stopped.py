@@ -14,7 +14,6 @@ from prefect.client.schemas.objects import State, StateType
 from transformers import AutoModelForCausalLM
 
 from infra import settings as settings_
-from infra.stack import orchestration
 from infra.store import ObjectStore, to_parquet
 from tasks.steps import clients, sealing
 from tasks.trainer.run import LOG_NAME
@@ -24,7 +23,7 @@ from tests.tasks.trainer import models
 CYCLE = "endless"
 """Not the form of a cycle's name, so the loop does not complete it."""
 TRAIN_SECONDS, STOP_SECONDS, END_SECONDS = 240, 30, 90
-ENDLESS = {"surrogate_weight": 1.0, "epochs": 1_000_000, "learning_rate": 1e-9, "logit_scale_rate": 0.0}
+ENDLESS = {"surrogate_weight": 1.0, "epochs": 100_000, "learning_rate": 1e-9, "logit_scale_rate": 0.0}
 MANIFEST = {
     **{"created": 0, "champion": "1", "parent": "1", "since": 0, "until": 0},
     **{"completions": (), "feedback": (), "buckets": {}, "requests": 0},
@@ -32,17 +31,9 @@ MANIFEST = {
 
 
 @pytest.fixture
-def paused_stack(orchestrated: Stack) -> Iterator[Stack]:
-    """The session's stack with its schedules paused."""
-    orchestration.set_schedules(orchestrated.settings, paused=True)
-    yield orchestrated
-    orchestration.set_schedules(orchestrated.settings, paused=False)
-
-
-@pytest.fixture
-def folder(paused_stack: Stack, store: ObjectStore) -> Iterator[Path]:
+def folder(orchestrated: Stack, store: ObjectStore) -> Iterator[Path]:
     """The working folder of an endless update of the base model, whose samples are sealed as those of a cycle."""
-    settings = paused_stack.settings
+    settings = orchestrated.settings
     base = AutoModelForCausalLM.from_pretrained(settings_.path(settings.model.base), dtype=torch.float32)
     samples = [sample.model_copy(update={"policy_version": "1"}) for sample in models.samples(base, 0.0)]
     endless = settings.model_copy(update={"train": settings.train.model_copy(update=ENDLESS)})
@@ -55,8 +46,8 @@ def folder(paused_stack: Stack, store: ObjectStore) -> Iterator[Path]:
 
 
 @pytest.fixture
-def api(paused_stack: Stack) -> Iterator[SyncPrefectClient]:
-    orchestration_settings = paused_stack.settings.orchestration
+def api(orchestrated: Stack) -> Iterator[SyncPrefectClient]:
+    orchestration_settings = orchestrated.settings.orchestration
     assert orchestration_settings.auth_string
     auth = orchestration_settings.auth_string.get_secret_value()
     with SyncPrefectClient(orchestration_settings.api, auth_string=auth) as client:
@@ -104,7 +95,7 @@ def wait_for(condition: Callable[[], bool], seconds: float, details: Callable[[]
 
 @pytest.mark.stack
 def test_a_run_cancelled_through_the_api_ends_as_cancelled_with_its_trainer(
-    paused_stack: Stack, folder: Path, api: SyncPrefectClient
+    orchestrated: Stack, folder: Path, api: SyncPrefectClient
 ) -> None:
     run, log = start_training(api), folder / LOG_NAME
 
@@ -115,7 +106,7 @@ def test_a_run_cancelled_through_the_api_ends_as_cancelled_with_its_trainer(
 
     wait_for(lambda: log.exists() and "step 2:" in log.read_text(), TRAIN_SECONDS, state)
     started = trainers(folder)
-    assert len(started) >= 1 + paused_stack.settings.train.processes, "torchrun and its workers"
+    assert len(started) >= 1 + orchestrated.settings.train.processes, "torchrun and its workers"
     assert state().is_running()
 
     def stopped() -> bool:

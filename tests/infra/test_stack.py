@@ -240,6 +240,7 @@ def test_ending_a_dead_run_frees_its_deployments_slot(orchestrated: Stack) -> No
 def pids_before_second_up(stack: Stack) -> dict[str, int]:
     """The parts' process ids before a second `up --paused`."""
     previous_pids = _pids()
+    orchestration.set_schedules(stack.settings, paused=False)
     control.up(say=lambda _: None, paused=True)
     return previous_pids
 
@@ -257,6 +258,7 @@ def test_up_can_leave_the_schedules_paused(stack: Stack, pids_before_second_up: 
         assert all(d["paused"] for d in deployments)
         orchestration.set_schedules(stack.settings, paused=False)
         assert not any(d["paused"] for d in api.post("/deployments/filter", json={}).json())
+        orchestration.set_schedules(stack.settings, paused=True)
 
 
 @pytest.mark.stack

@@ -3,13 +3,14 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
 
 from aiohttp import web
 from fastapi import FastAPI
 
 from infra.connections import Connections
-from serving.gateway.server import make_server
+from serving.gateway.server import Server, make_server
 
 
 @contextlib.asynccontextmanager
@@ -25,14 +26,47 @@ async def aiohttp_app(app: web.Application, **options: object) -> AsyncIterator[
 
 
 @contextlib.asynccontextmanager
-async def fastapi_app(app: FastAPI, connections: Connections) -> AsyncIterator[str]:
-    """Run a FastAPI app, its connections among those given; yields its address."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        server = make_server(app, connections, timeout_graceful_shutdown=2)
-        task = asyncio.create_task(server.serve(sockets=[listener]))
-        while not server.started:
-            await asyncio.sleep(0.005)
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        server.should_exit = True
-        await task
+async def fastapi_apps(apps: Sequence[FastAPI], connections: Connections) -> AsyncIterator[list[str]]:
+    """Run FastAPI apps, their connections among those given; yields their addresses. They end together."""
+    ended = asyncio.Event()
+    with contextlib.ExitStack() as listeners:
+        urls, tasks = [], []
+        for app in apps:
+            listener = listeners.enter_context(socket.socket())
+            listener.bind(("127.0.0.1", 0))
+            server = make_server(app, connections)
+            server.main_loop, server.shutdown = partial(_main_loop, server, ended), partial(_shutdown, server)
+            tasks.append(asyncio.create_task(server.serve(sockets=[listener])))
+            while not server.started:
+                await asyncio.sleep(0.005)
+            urls.append(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        yield urls
+        ended.set()
+        await asyncio.gather(*tasks)
+
+
+async def _main_loop(server: Server, ended: asyncio.Event) -> None:
+    """uvicorn's main loop, which looks for the end every 100 ms; this one is told."""
+    ticks = 0
+    while not ended.is_set():
+        await server.on_tick(ticks)
+        ticks += 1
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await ended.wait()
+
+
+async def _shutdown(server: Server, sockets: Sequence[socket.socket]) -> None:
+    """uvicorn's shutdown with a grace of two seconds, but in steps of 1 ms instead of 100, of which it always waits one."""
+    for listener in (*server.servers, *sockets):
+        listener.close()
+    state = server.server_state
+    for connection in list(state.connections):
+        connection.shutdown()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(2):
+            while state.connections or state.tasks:
+                await asyncio.sleep(0.001)
+    for task in state.tasks:
+        task.cancel()
+    await server.lifespan.shutdown()

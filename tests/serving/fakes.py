@@ -55,7 +55,7 @@ from serving.status.look_history import LookHistory
 from serving.status.move_history import MoveHistory
 from serving.status.request_history import RequestHistory
 from serving.status.routes import StatusSources, metrics_text
-from tests.serving.apps import aiohttp_app, fastapi_app
+from tests.serving.apps import aiohttp_app, fastapi_apps
 
 TOKEN, EDITOR, SIMULATION, ADMIN = "token-of-the-team", "token-of-an-editor", "token-of-the-simulation", "token-of-the-admin"
 """Tokens of a trusted proxy, of an editor, of simulated developers and of an administrator."""
@@ -366,9 +366,10 @@ class House:
         self.connections = make_connections(self.settings.limits, self.metrics)
         closing = asyncio.create_task(self.connections.close_expired())
         self.exit_stack.callback(closing.cancel)
-        urls = [await self.exit_stack.enter_async_context(fastapi_app(app, self.connections)) for app in self.apps]
-        self.urls = tuple(urls)
-        self.client = await self.exit_stack.enter_async_context(httpx.AsyncClient(headers=HEADERS, timeout=20))
+        urls = await self.exit_stack.enter_async_context(fastapi_apps(self.apps, self.connections))
+        self.urls = (urls[0], urls[1])
+        # Without TLS: its certificates take 20 ms to load.
+        self.client = await self.exit_stack.enter_async_context(httpx.AsyncClient(headers=HEADERS, timeout=20, verify=False))
         await self.follower.step()
         return self
 

@@ -17,6 +17,14 @@ def free_url() -> str:
         return f"http://127.0.0.1:{probe.getsockname()[1]}"
 
 
+def state_of(directory: Path) -> Path:
+    """Return the stack's state directory of an engine that has a temporary directory.
+
+    The engines of a session share the cache beside it, where vLLM keeps what it takes 8 s of CPU to find out of an architecture.
+    """
+    return directory.parent / "engines" / directory.name
+
+
 @contextlib.contextmanager
 def server(
     command: Sequence[str], variables: Mapping[str, str], url: str, log: Path, seconds: float = 500

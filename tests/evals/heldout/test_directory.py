@@ -102,7 +102,7 @@ def test_whole_repositories_are_drawn(tmp_path: Path) -> None:
     ("root", "fields", "words"),
     [
         (CODE / "nothing", {}, ["is no directory", "shop"]),
-        (CODE, {"count": 20_000}, ["20000 places asked for", "set places to at most"]),
+        (CODE, {"count": 2_000}, ["2000 places asked for", "set places to at most"]),
         (CODE, {"share": 1e-9}, ["0 drawn for scores", "raise share"]),
     ],
 )

@@ -19,12 +19,10 @@ from aiohttp import ClientSession
 from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
 from safetensors.torch import load_file, save_file
-from vllm.v1.sample.sampler import Sampler
 
 from infra.engine import Batch
 from infra.fim import Renderer
 from serving.engine.protocol import Delta, EngineRequest
-from serving.engine.worker import without_ranks
 from serving.slots.client import EngineClient, EngineDown, SwapRefused, WrongVersion, session
 from tests.serving import fakes, processes, tiny_models
 
@@ -85,7 +83,7 @@ def running_engine(directory: Path, family: str = "qwen2", **changes: object) ->
         "TABLOOP_SERVING__ENGINES": json.dumps([url, url]),
         "TABLOOP_SERVING__ENGINE_ARGUMENTS": json.dumps(ARGUMENTS),
         "TABLOOP_SERVING__ENGINE_TOKEN": "secret",
-        "TABLOOP_STACK__STATE": str(directory / "stack"),
+        "TABLOOP_STACK__STATE": str(processes.state_of(directory)),
         "VLLM_LOGGING_LEVEL": "INFO",
         "PROMETHEUS_MULTIPROC_DIR": str(metrics),
     }
@@ -133,13 +131,19 @@ async def test_logprobs_are_those_of_the_sampled_distribution(engine: RunningEng
 
 
 def test_ranks_are_omitted_only_if_no_other_tokens_are_requested() -> None:
+    # Imported here: these import vLLM, for seconds, in each process that collects the tests.
+    from vllm.v1.sample.sampler import Sampler
+
+    from serving.engine.worker import without_ranks
+
     logprobs = torch.randn(5, 11).log_softmax(-1)
     sampled = torch.tensor([3, 0, 10, 3, 7])
-    ids, kept, ranks = without_ranks(Sampler.gather_logprobs)(logprobs, 0, sampled)[:3]
-    full = Sampler.gather_logprobs(logprobs, 0, sampled)
+    with torch.compiler.set_stance("force_eager"):  # as in our engines; the compiler takes 20 s
+        ids, kept, ranks = without_ranks(Sampler.gather_logprobs)(logprobs, 0, sampled)[:3]
+        full = Sampler.gather_logprobs(logprobs, 0, sampled)
+        top_two = without_ranks(Sampler.gather_logprobs)(logprobs, 2, sampled)
     assert torch.equal(ids, full.logprob_token_ids) and torch.equal(kept, full.logprobs)
     assert ranks.dtype == full.selected_token_ranks.dtype and ranks.shape == full.selected_token_ranks.shape
-    top_two = without_ranks(Sampler.gather_logprobs)(logprobs, 2, sampled)
     assert top_two.logprobs.shape == (5, 3) and top_two.selected_token_ranks.min() >= 1
 
 

@@ -27,7 +27,7 @@ from infra.settings.schema import Limits
 from serving.gateway import garbage
 from serving.gateway.server import MAX_CHUNKS, make_connections
 from serving.metrics import Metrics
-from tests.serving.apps import fastapi_app
+from tests.serving.apps import fastapi_apps
 from tests.serving.fakes import HEADERS, House
 from tests.serving.helpers import until
 
@@ -50,12 +50,11 @@ def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
 
 @pytest.fixture
 def frozen() -> Iterator[None]:
-    """The garbage collector as in production."""
+    """The garbage collector as in production. What is frozen stays so: to look through it again takes a second a test."""
     thresholds = gc.get_threshold()
     garbage.freeze()
     yield
     gc.set_threshold(*thresholds)
-    gc.unfreeze()
 
 
 @contextlib.asynccontextmanager
@@ -226,7 +225,7 @@ async def test_a_client_that_does_not_read_is_closed(ending: str) -> None:
         return Response(bytes(32 * MEGABYTE))
 
     closing = asyncio.create_task(connections.close_expired())
-    async with fastapi_app(app, connections) as url:
+    async with fastapi_apps([app], connections) as [url]:
         stuck = await asyncio.to_thread(connect, url, buffer=4096)
         stuck.sendall(get("/").replace(b"close", ending.encode()))
         await until(lambda: len(connections.unread) == 1)

@@ -49,7 +49,7 @@ def vllm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMServer
     host, port = url.removeprefix("http://").split(":")
     command = [sys.executable, "-m", "vllm.entrypoints.launchers.api_server.entry", "--model", str(models["1"])]
     command += ["--served-model-name", "theirs", "--host", host, "--port", port, *FLAGS]
-    stack_settings = settings_.load(environment={"TABLOOP_STACK__STATE": str(directory / "stack")})
+    stack_settings = settings_.load(environment={"TABLOOP_STACK__STATE": str(processes.state_of(directory))})
     variables = {**environment(stack_settings), "VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": str(settings_.ROOT)}
     with processes.server(command, variables, url, directory / "log"):
         yield VLLMServer(url, models)
