@@ -4,7 +4,6 @@ Prefect's server and MLflow run by their own commands, as production's steps hav
 (postgresql.py). The local stack (parts.py) runs neither.
 """
 
-import os
 import pwd
 import signal
 import subprocess
@@ -12,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from http.client import HTTPException
+from http.client import OK, HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,7 +19,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from infra.settings import ROOT, Settings
-from infra.stack.parts import Part, client_environment, environment, request
+from infra.stack.parts import client_environment, environment, parts, request
 from infra.stack.supervision import tail
 
 START_SECONDS = 240.0
@@ -80,13 +79,10 @@ class Server:
 
     def kill(self) -> None:
         """Kill it with its children, at once."""
-        if self.process is None:
+        if self.process is None or self.process.poll() is not None:
             return
-        try:
-            # Some children lead groups of their own: PostgreSQL's do.
-            family = [parent := psutil.Process(self.process.pid), *parent.children(recursive=True)]
-        except psutil.NoSuchProcess:
-            family = []
+        parent = psutil.Process(self.process.pid)
+        family = [parent, *parent.children(recursive=True)]  # some lead groups of their own: PostgreSQL's do
         for process in family:
             try:
                 process.kill()
@@ -114,45 +110,59 @@ def as_user(name: str | None) -> dict[str, Any]:
     return {"user": name, "group": pwd.getpwnam(name).pw_gid, "extra_groups": ()} if name else {}
 
 
-def of_part(part: Part, settings: Settings, folder: Path, changes: Mapping[str, str] | None = None) -> Server:
-    """Return a part of the local stack as a server of its own, with some variables changed."""
-    variables = {**environment(settings, dict(os.environ)), **part.credentials, **(changes or {})}
-    return Server(part.name, part.command, variables, folder / f"{part.name}.log", lambda: part.ready(0.0))
+def of_part(name: str, settings: Settings, given: Mapping[str, str], log: Path) -> Server:
+    """Return a part of the local stack as a server of its own, in the given environment."""
+    part = parts(settings)[name]
+    return Server(
+        log.stem, part.command, {**environment(settings, dict(given)), **part.credentials}, log, lambda: part.ready(0.0)
+    )
 
 
-def prefect(settings: Settings, database: str, folder: Path) -> Server:
+def prefect(settings: Settings, given: Mapping[str, str], database: str, log: Path) -> Server:
     """Return Prefect's server at orchestration.api.
 
     Args:
+        given: environment.
         database: postgresql://USER:PASSWORD@HOST:PORT/NAME.
-        folder: of its log.
     """
     api = settings.orchestration.api
     address, auth = urlsplit(api), settings.orchestration.auth_string
     command = ("prefect", "server", "start", "--host", str(address.hostname), "--port", str(address.port))
     credential = auth.get_secret_value() if auth else ""
+    clients = client_environment(settings, dict(given))
     variables = {
         # The local stack switches some of the server's services off.
-        **{
-            k: v for k, v in client_environment(settings, dict(os.environ)).items() if not k.startswith("PREFECT_SERVER_SERVICES")
-        },
+        **{name: value for name, value in clients.items() if not name.startswith("PREFECT_SERVER_SERVICES")},
         "PREFECT_API_DATABASE_CONNECTION_URL": database.replace("postgresql:", "postgresql+asyncpg:"),
         "PREFECT_SERVER_API_AUTH_STRING": credential,
     }
-    ready = lambda: request(f"{api}/health", credential=credential)[0] == 200  # noqa: E731
-    return Server("prefect", (sys.executable, "-m", *command), variables, folder / "prefect.log", ready)
+
+    def ready() -> bool:
+        return request(f"{api}/health", credential=credential)[0] == OK
+
+    return Server("prefect", (sys.executable, "-m", *command), variables, log, ready)
 
 
-def mlflow(settings: Settings, database: str, folder: Path) -> Server:
-    """Return MLflow's server at registry.uri, without credentials: its basic-auth app takes a package that the lists lack."""
+def mlflow(settings: Settings, given: Mapping[str, str], database: str, log: Path) -> Server:
+    """Return MLflow's server at registry.uri, without credentials: its basic-auth app takes a package that the lists lack.
+
+    Args:
+        given: environment.
+        database: postgresql://USER:PASSWORD@HOST:PORT/NAME.
+    """
     address, store = urlsplit(settings.registry.uri), settings.store
     command = (
         *("mlflow", "server", "--host", str(address.hostname), "--port", str(address.port), "--workers", "2"),
         *("--backend-store-uri", database, "--artifacts-destination", f"s3://{store.bucket}/mlflow"),
     )
-    variables = environment(settings, dict(os.environ))
+    variables = environment(settings, dict(given))
     if store.access_key and store.secret_key:
         variables["AWS_ACCESS_KEY_ID"] = store.access_key.get_secret_value()
         variables["AWS_SECRET_ACCESS_KEY"] = store.secret_key.get_secret_value()
-    ready = lambda: request(f"{settings.registry.uri}/health")[0] == 200  # noqa: E731
-    return Server("mlflow", (sys.executable, "-m", *command), variables, folder / "mlflow.log", ready)
+    return Server(
+        "mlflow",
+        (sys.executable, "-m", *command),
+        variables,
+        log,
+        lambda: request(f"{settings.registry.uri}/health")[0] == OK,
+    )

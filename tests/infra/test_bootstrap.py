@@ -1,6 +1,7 @@
 """`python -m infra.bootstrap`: from empty servers to deployments in a pool of type kubernetes, and its errors."""
 
 import json
+import os
 import re
 import uuid
 from collections.abc import Iterator
@@ -149,8 +150,8 @@ def on_postgresql(moto: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     settings = load(LOCAL, variables)
     with ExitStack() as exits:
         server = exits.enter_context(postgresql.running(database, folder / "postgresql.log", servers.DATABASES))
-        prefect_server = servers.prefect(settings, server.url("prefect"), folder)
-        mlflow_server = servers.mlflow(settings, server.url("mlflow"), folder)
+        prefect_server = servers.prefect(settings, os.environ, server.url("prefect"), folder / "prefect.log")
+        mlflow_server = servers.mlflow(settings, os.environ, server.url("mlflow"), folder / "mlflow.log")
         for one in (prefect_server, mlflow_server):
             one.start()
             exits.callback(one.kill)
