@@ -1,11 +1,16 @@
 """The bench `fleet`: it uses the documented configuration, and tells what was lost, who changed arm and when the p99 is back."""
 
+import asyncio
 import math
 import subprocess
 import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 
+import aiohttp
 import pytest
+from aiohttp import web
 
 from evals.bench import __main__ as command
 from evals.bench.fleet import parts, records
@@ -17,6 +22,7 @@ from infra.stack.servers import Server, ServerError
 from tests.stack import free_ports
 from tests.tasks.made import completion, feedback
 
+PATIENCE_SECONDS = 60.0
 TEST = ExperimentRecord(id="fleet", champion="1", challenger="2", share=0.5, started=100.0)
 
 
@@ -134,3 +140,120 @@ def test_a_server_that_does_not_end_is_killed_with_its_children(tmp_path: Path) 
     with pytest.raises(ServerError, match="made-up: did not end within 0 s"):
         server.stop(0.2)
     assert server.process and server.process.returncode == -9
+
+
+class Replica:
+    """A stand-in for a replica of the app: it tells on both ports whether it is ready, and answers with its number."""
+
+    def __init__(self, number: int, ports: tuple[int, int]) -> None:
+        self.number = number
+        self.ports = ports
+        self.ready = True
+        self._runners: list[web.AppRunner] = []
+
+    async def start(self) -> None:
+        for port in self.ports:
+            app = web.Application()
+            app.router.add_get("/ready", self._ready)
+            app.router.add_post("/{path:.*}", self._answer)
+            runner = web.AppRunner(app, shutdown_timeout=0.1)
+            await runner.setup()
+            await web.TCPSite(runner, "127.0.0.1", port).start()
+            self._runners.append(runner)
+
+    async def stop(self) -> None:
+        await asyncio.gather(*(runner.cleanup() for runner in self._runners))
+        self._runners.clear()
+
+    async def _ready(self, _: web.Request) -> web.Response:
+        return web.json_response({}, status=200 if self.ready else 503)
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        await request.read()
+        await asyncio.sleep(0.02)
+        return web.Response(text=str(self.number))
+
+
+async def until(holds: Callable[[], Awaitable[bool]]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not await holds():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.2)
+
+
+async def listening(port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return False
+    writer.close()
+    return True
+
+
+@pytest.fixture
+async def balanced(tmp_path: Path) -> AsyncIterator[tuple[Sequence[Replica], tuple[int, int]]]:
+    """Three stand-ins behind HAProxy with the documented configuration, and its two ports."""
+    if (program := parts.haproxy_program()) is None:
+        pytest.skip("HAProxy is not installed (Debian's package `haproxy`)")
+    first, second, *others = free_ports(2 + 2 * parts.REPLICAS)
+    replicas = [Replica(number, (others[2 * number], others[2 * number + 1])) for number in range(parts.REPLICAS)]
+    text = parts.haproxy_configuration(parts.PAGE.read_text(), (first, second), [replica.ports for replica in replicas])
+    (tmp_path / "haproxy.cfg").write_text(text)
+    for replica in replicas:
+        await replica.start()
+    with (tmp_path / "log").open("wb") as log:
+        haproxy = subprocess.Popen((program, "-db", "-f", tmp_path / "haproxy.cfg"), stdout=log, stderr=log)
+    try:
+        await until(lambda: listening(second))
+        yield replicas, (first, second)
+    finally:
+        haproxy.kill()
+        haproxy.wait()
+        for replica in replicas:
+            await replica.stop()
+
+
+async def test_the_documented_balancer_keeps_developers_at_a_replica_and_fails_no_request(
+    balanced: tuple[Sequence[Replica], tuple[int, int]],
+) -> None:
+    replicas, ports = balanced
+    users = [f"user{n}" for n in range(60)]
+    async with aiohttp.ClientSession() as http:
+
+        async def ask(user: str, side: int, header: str = "Authorization") -> str:
+            token = "Bearer t" if header == "Authorization" else "t"
+            url, headers = f"http://127.0.0.1:{ports[side]}/v1/x", {header: token, "X-User-ID": user}
+            async with http.post(url, data="x" * 3000, headers=headers) as answer:
+                assert answer.status == 200, await answer.text()
+                return await answer.text()
+
+        async def where() -> dict[str, str]:
+            """Return the replica of each user, the same for completions and events and however the token is sent."""
+            found = {}
+            for user in users:
+                (found[user],) = {await ask(user, 0), await ask(user, 1), await ask(user, 0, "api-key")}
+            return found
+
+        async def ask_on() -> None:
+            for number in range(10_000):
+                await ask(users[number % len(users)], number % 2)
+
+        before = await where()
+        assert set(before.values()) == {"0", "1", "2"}
+        asking = [asyncio.create_task(ask_on()) for _ in range(4)]
+        replicas[1].ready = False  # it drains
+        await asyncio.sleep(parts.NOTICE_SECONDS)
+        await replicas[1].stop()
+        away = await where()
+        assert "1" not in away.values() and all(away[user] == number for user, number in before.items() if number != "1")
+        replicas[1].ready = True
+        await replicas[1].start()
+
+        async def as_before() -> bool:
+            return await where() == before
+
+        await until(as_before)
+        assert not any(task.done() for task in asking), "a request failed"
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
