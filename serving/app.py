@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Response
 
 from serving.gateway.browsers import BrowserGuard
 from serving.gateway.completions import Gateway, add_completions
@@ -12,7 +12,7 @@ from serving.gateway.errors import add_errors
 from serving.gateway.feedback import FeedbackService, add_feedback
 from serving.gateway.openapi import HEALTH, DocumentedApp, answers
 from serving.metrics import Metrics
-from serving.status.routes import StatusSources, add_status
+from serving.status.routes import READY, StatusSources, add_status, readiness
 
 
 def create_completions_app(gateway: Gateway, feedback: FeedbackService, status: StatusSources, hosts: Collection[str]) -> FastAPI:
@@ -28,7 +28,10 @@ def create_completions_app(gateway: Gateway, feedback: FeedbackService, status: 
 
 
 def create_feedback_app(feedback: FeedbackService, metrics: Metrics, hosts: Collection[str], drain: Drain) -> FastAPI:
-    """Return the app of the feedback port: feedback and health, for requests that name one of its hosts."""
+    """Return the app of the feedback port: feedback, health and readiness, for requests that name one of its hosts.
+
+    It is ready without engines: events of completions that were served before are taken as long as the app runs.
+    """
     app = DocumentedApp("tabloop feedback")
     app.add_middleware(BrowserGuard, hosts=hosts, metrics=metrics)
     app.add_middleware(CloseWhileDraining, drain=drain)
@@ -38,5 +41,9 @@ def create_feedback_app(feedback: FeedbackService, metrics: Metrics, hosts: Coll
     @app.get("/health", responses=answers(HEALTH))
     async def health() -> Any:
         return {"status": "ok"}
+
+    @app.get("/ready", responses=answers(READY, 200, 503))
+    async def ready() -> Response:
+        return readiness(not drain.began)
 
     return app

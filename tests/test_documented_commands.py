@@ -68,7 +68,7 @@ NOT_RUN = {
     r"torchrun .*": "needs a job's file; tests/tasks/trainer runs it",
     r"(\.venv/bin/)?python -m dask .*": "serves until it is stopped; tests/flows/test_dask.py starts it",
     r"(VLLM_\S+ )?vllm serve.*": "needs a model's directory; tests/serving/slots/test_external_vllm.py starts it",
-    r"mlflow server .*": "needs PostgreSQL and a bucket of AWS",
+    r"mlflow server .*": "serves until it is stopped; tests/infra/test_bootstrap.py starts it on PostgreSQL",
 }
 """Commands that are not run, with the reason."""
 PLACEHOLDERS = {"NAME": "ada", "HASH": "0" * 32, r"\bID\b": "cmpl-0", r"\bVERSION\b(?!=)": "1", r"\bFILE\b": "autocomplete.jsonl"}

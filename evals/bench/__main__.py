@@ -1,7 +1,7 @@
 """Benchmarks: python -m evals.bench [--quick] [NAME...]
 
-All but `trainer`, `join`, `caps`, `experiments`, `gate`, `showing` and `recipes` need the stack (`make up`) without a running A/B
-test, and pause the schedules meanwhile. Each figure is printed as it is had. Exit code 1 if a target is missed.
+All but `fleet`, `trainer`, `join`, `caps`, `experiments`, `gate`, `showing` and `recipes` need the stack (`make up`) without a
+running A/B test, and pause the schedules meanwhile. Each figure is printed as it is had. Exit code 1 if a target is missed.
 """
 
 import argparse
@@ -20,6 +20,7 @@ from rich.table import Table
 
 from evals.bench import figures
 from evals.bench.figures import Bench, Figure, Size
+from evals.bench.fleet.parts import lacking as fleet_lacks
 from evals.bench.process import COMMANDS, run_command
 from evals.demo.loop import CYCLE, WATCH
 from evals.demo.orchestration import Orchestration
@@ -47,7 +48,10 @@ MINUTES: Mapping[str, Size[float]] = {
     "recipes": Size(300, 0.6),
 }
 """Benchmarks in their order, with their rough time on two cores: what the time left is counted by."""
-WITHOUT_STACK = ("trainer", "join", "caps", "experiments", "gate", "showing", "recipes")
+ON_DEMAND: Mapping[str, Size[float]] = {"fleet": Size(8, 5)}
+"""Benchmarks that run only if they are named, since they need programs that no pinned list has."""
+KNOWN = {**MINUTES, **ON_DEMAND}
+WITHOUT_STACK = ("fleet", "trainer", "join", "caps", "experiments", "gate", "showing", "recipes")
 """Benchmarks that need no stack."""
 
 
@@ -72,7 +76,7 @@ async def run_benches(settings: Settings, names: Sequence[str], quick: bool, pro
         ended += await run_on_stack(settings, on_stack, quick, progress)
     for name in names:
         if name in WITHOUT_STACK:
-            ended.append(await run_bench(settings, Bench(name, quick, progress, MINUTES[name].of(quick))))
+            ended.append(await run_bench(settings, Bench(name, quick, progress, KNOWN[name].of(quick))))
     return ended
 
 
@@ -129,15 +133,18 @@ def summary(ended: Sequence[Ended], quick: bool) -> Table:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Return the command line's options."""
     parser = argparse.ArgumentParser(prog="python -m evals.bench", description=__doc__.split("\n")[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"benchmarks to run (default all: {', '.join(MINUTES)})")
+    on_demand = f"only if named: {', '.join(ON_DEMAND)}"
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"benchmarks to run (default: {', '.join(MINUTES)}); {on_demand}"
+    )
     parser.add_argument(
         "--quick",
         action="store_true",
         help="run each in a small size, about 10 minutes for all: wider intervals, written to var/bench/quick",
     )
     options = parser.parse_args(arguments)
-    if unknown := [name for name in options.names if name not in MINUTES]:
-        parser.error(f"unknown benchmark {', '.join(unknown)}; choose from {', '.join(MINUTES)}")
+    if unknown := [name for name in options.names if name not in KNOWN]:
+        parser.error(f"unknown benchmark {', '.join(unknown)}; choose from {', '.join(KNOWN)}")
     options.names = options.names or list(MINUTES)
     return options
 
@@ -147,7 +154,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, console = parse(arguments), Console()
     os.umask(PRIVATE)
     settings = configuration.load()
-    work = sum(MINUTES[name].of(options.quick) for name in options.names)
+    if "fleet" in options.names and (lacks := fleet_lacks()):
+        sys.exit(f"bench: fleet needs Debian packages that are not installed: {', '.join(lacks)}")
+    work = sum(KNOWN[name].of(options.quick) for name in options.names)
     try:
         with Progress(console, work=work) as progress:
             ended = asyncio.run(run_benches(settings, options.names, options.quick, progress))

@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from itertools import count
 
+import aiohttp
+
 from evals.developers.decision import Decision
 from evals.developers.draft import Draft
 from evals.developers.draws import Quirks
@@ -114,6 +116,7 @@ async def run(
     progress: Callable[[Tally], None] | None = None,
     on_decision: Callable[[Decision], None] | None = None,
     rate: Callable[[], float] | None = None,
+    client: Callable[[aiohttp.ClientSession, Address], EditorClient] = EditorClient,
 ) -> Tally:
     """Let developers write until the run is over. Return the sums after the last event was sent.
 
@@ -124,6 +127,7 @@ async def run(
         progress: Gets the sums about once a second.
         on_decision: Gets every decision once its place has settled, with what was to be written and what became of it.
         rate: Returns the current maximum of requests a second and replaces `settings.rate`.
+        client: Makes the HTTP client that all developers share.
     """
     began = time.monotonic()
     ledger, background = Ledger(settings.examples), BackgroundTasks()
@@ -132,7 +136,7 @@ async def run(
     numbers, workplace = count(settings.first_visit), Workplace()
     async with connect(settings.concurrency) as session:
         context = RunContext(
-            client=EditorClient(session, settings.address),
+            client=client(session, settings.address),
             ledger=ledger,
             speed=settings.speed,
             run_id=settings.run_id,

@@ -83,8 +83,7 @@ def add_status(app: DocumentedApp, sources: StatusSources) -> None:
 
     @app.get("/ready", responses=answers(READY, 200, 503))
     async def ready() -> Response:
-        is_ready = _ready(sources)
-        return JSONResponse({"ready": is_ready}, 200 if is_ready else 503)
+        return readiness(_ready(sources))
 
     @app.get("/metrics", response_class=PlainTextResponse, openapi_extra=SECURITY)
     async def metrics(request: Request) -> Response:
@@ -197,6 +196,11 @@ def metrics_text(metrics: Metrics, spool: Spool, arms: Arms) -> bytes:
 async def _measure(sources: StatusSources) -> None:
     """Measure the spool now: while the object store is unavailable, the shipper measures it less and less often."""
     await asyncio.to_thread(sources.spool.measure)
+
+
+def readiness(is_ready: bool) -> Response:
+    """Return the answer of GET /ready."""
+    return JSONResponse({"ready": is_ready}, 200 if is_ready else 503)
 
 
 def _roles(arms: Arms) -> dict[int | None, str]:

@@ -80,7 +80,11 @@ def attacks(settings: Settings, deployment: str, marker: Path) -> list[Attack]:
         ),
         "feedback": (
             f"http://127.0.0.1:{settings.serving.feedback_port}",
-            [("GET", "/health", None), ("POST", "/v1/continue/events", {"name": "autocomplete", "data": {}})],
+            [
+                ("GET", "/health", None),
+                ("GET", "/ready", None),
+                ("POST", "/v1/continue/events", {"name": "autocomplete", "data": {}}),
+            ],
         ),
     }
     for slot, url in enumerate((*settings.serving.engines, settings.evaluate.engine_url)):

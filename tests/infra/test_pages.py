@@ -18,7 +18,7 @@ from tests.stack import Stack, open_to_others
 pytestmark = pytest.mark.stack
 FOREIGN = ("http://evil.example", "http://127.0.0.1:3000", "https://localhost", "null")
 HOSTS = ("rebound.example", "rebound.example:{port}", "127.0.0.1.evil.example:{port}", "evil.example@127.0.0.1:{port}")
-PUBLIC = {("completions", "/ready"), ("feedback", "/health")}
+PUBLIC = {("completions", "/ready"), ("feedback", "/health"), ("feedback", "/ready")}
 """What a supervisor may ask without a credential; it tells no more than whether the server works."""
 EMPTY = ("engine-0", "/health"), ("engine-1", "/health"), ("engine-2", "/health")
 """As PUBLIC, with an empty answer."""

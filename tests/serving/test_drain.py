@@ -33,8 +33,8 @@ START_SECONDS = 120
 
 
 @contextlib.asynccontextmanager
-async def app(directory: Path, environment: dict[str, str]) -> AsyncIterator[tuple[Process, str]]:
-    """Run the app with settings in the environment until it listens; yields its process and address."""
+async def app(directory: Path, environment: dict[str, str]) -> AsyncIterator[tuple[Process, str, str]]:
+    """Run the app with settings in the environment until it listens; yields its process and its two addresses."""
     ports = free_ports(2)
     values = {
         "PORT": str(ports[0]),
@@ -50,7 +50,7 @@ async def app(directory: Path, environment: dict[str, str]) -> AsyncIterator[tup
     try:
         async with httpx.AsyncClient() as client:
             await until_status(client, f"http://127.0.0.1:{ports[0]}/health", 200, process, directory / "log")
-        yield process, f"http://127.0.0.1:{ports[0]}"
+        yield process, f"http://127.0.0.1:{ports[0]}", f"http://127.0.0.1:{ports[1]}"
     finally:
         if process.returncode is None:
             process.kill()
@@ -119,18 +119,20 @@ async def test_streams_end_or_are_cut_and_all_events_are_shipped(
     store = ObjectStore.connect(storage.settings.store)
     before = set(store.keys("events/completions/"))
     async with (
-        app(tmp_path, variables) as (process, url),
+        app(tmp_path, variables) as (process, url, feedback_url),
         httpx.AsyncClient(headers=headers, timeout=30) as client,
     ):
-        await until_status(client, f"{url}/ready", 200, process, tmp_path / "log")
+        for each in (url, feedback_url):
+            await until_status(client, f"{each}/ready", 200, process, tmp_path / "log")
         for engine in engines:
             engine.delay = DELAY
         short, long = Stream(client, url, SHORT), Stream(client, url, TOKENS)
         await asyncio.gather(short.begun(), long.begun())
         told = time.monotonic()
         process.send_signal(signal.SIGTERM)
-        not_ready = await until_status(client, f"{url}/ready", 503, process, tmp_path / "log")
-        assert not_ready.json() == {"ready": False} and not_ready.headers["connection"] == "close"
+        for each in (url, feedback_url):
+            not_ready = await until_status(client, f"{each}/ready", 503, process, tmp_path / "log")
+            assert not_ready.json() == {"ready": False} and not_ready.headers["connection"] == "close"
         late = Stream(client, url, 1)  # a balancer that has not noticed yet
         assert await short.task and await late.task and not await long.task
         cut_after = time.monotonic() - told
@@ -165,7 +167,7 @@ async def test_a_store_that_does_not_answer_holds_the_end_no_longer_than_the_gra
             "TABLOOP_SERVING__ENGINE_TOKEN": ENGINE_TOKEN,
             "TABLOOP_SERVING__ENGINES": json.dumps([f"http://127.0.0.1:{port}" for port in free_ports(2)]),
         }
-        async with app(tmp_path, variables) as (process, url):
+        async with app(tmp_path, variables) as (process, url, _):
             async with httpx.AsyncClient(headers={"Authorization": "Bearer t"}) as client:
                 feedback = {"completion_id": "made-up", "outcome": "accepted"}
                 assert (await client.post(f"{url}/v1/feedback", json=feedback)).status_code == 200

@@ -1,0 +1,213 @@
+"""A fleet on this machine, of processes that can be killed, with the local stack's S3 server and the small base model."""
+
+import json
+import os
+import random
+import re
+import shutil
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from evals.developers import Address, simulation_token
+from infra import bootstrap
+from infra.settings import LOCAL, ROOT, Settings, load
+from infra.stack import postgresql, secrets, servers
+from infra.stack.parts import request
+from infra.stack.postgresql import PostgreSQL
+from infra.stack.servers import Server
+
+PAGE = ROOT / "infra/docs/operate/replicas.md"
+"""The documentation with HAProxy's configuration."""
+REPLICAS, ENGINES = 3, 2
+LOWEST_PORT, PORT_RANGE = 10_000, Path("/proc/sys/net/ipv4/ip_local_port_range")
+NOTICE_SECONDS = 4.0
+"""serving.drain.notice_seconds of the replicas: HAProxy goes elsewhere after two checks, a second apart."""
+
+
+def lacking() -> list[str]:
+    """Return the Debian packages that this machine lacks, each with what is missing."""
+    lacks = [] if haproxy_program() else ["haproxy (no program of this name)"]
+    try:
+        postgresql.programs()
+        postgresql.account()
+    except postgresql.NotInstalled as error:
+        lacks.append(f"postgresql ({error})")
+    return lacks
+
+
+def haproxy_program() -> str | None:
+    """Return the path of HAProxy; none if it is not installed."""
+    return shutil.which("haproxy", path=os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin")))
+
+
+def haproxy_configuration(page: str, ports: Sequence[int], replicas: Sequence[tuple[int, int]]) -> str:
+    """Return the documented configuration with addresses of this machine.
+
+    Args:
+        page: the page's text.
+        ports: those of HAProxy for completions and feedback.
+        replicas: those of each replica.
+    """
+    fence = re.search(r"^```haproxy\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    assert fence, "the page has a configuration"
+    text, default = fence[1], {"8081": 0, "8082": 1}
+    text, bound = re.subn(r"bind :(808[12])", lambda m: f"bind 127.0.0.1:{ports[default[m[1]]]}", text)
+    text, named = re.subn(
+        r"replica-(\d)\.tabloop\.svc:(808[12])", lambda m: f"127.0.0.1:{replicas[int(m[1])][default[m[2]]]}", text
+    )
+    assert (bound, named) == (2, 2 * len(replicas)), "the page binds two ports and names each replica twice"
+    return text
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """The running servers."""
+
+    settings: Settings
+    """Those of a client: its addresses are HAProxy's."""
+    database: PostgreSQL
+    prefect: Server
+    mlflow: Server
+    engines: tuple[Server, ...]
+    replicas: tuple[Server, ...]
+    states: tuple[str, ...]
+    """URL of each replica's /admin/status."""
+
+    @property
+    def address(self) -> Address:
+        """The address of editors."""
+        serving = self.settings.serving
+        return Address(
+            api_base=f"http://127.0.0.1:{serving.port}/v1",
+            feedback_url=f"http://127.0.0.1:{serving.feedback_port}/v1/continue/events",
+            token=simulation_token(self.settings),
+            model=self.settings.model.name,
+        )
+
+    def arms(self) -> list[tuple[str | None, str | None]]:
+        """Return the versions that each replica has as champion and challenger; none of a replica that does not answer."""
+        token = self.settings.serving.admin_token
+        assert token
+        headers, found = {"Authorization": f"Bearer {token.get_secret_value()}"}, []
+        for url in self.states:
+            try:
+                status = httpx.get(url, headers=headers, timeout=10.0).raise_for_status().json()
+            except httpx.HTTPError:
+                status = {}
+            found.append((status.get("champion"), status.get("challenger")))
+        return found
+
+
+def variables(folder: Path, ports: Iterator[int]) -> dict[str, str]:
+    """Return the settings of a fleet: an empty state, free ports, and the small base model of the local stack."""
+    return {
+        "TABLOOP_STACK__STATE": str(folder / "stack"),
+        "TABLOOP_STORE__LOCK": str(folder / "s3.lock"),
+        "TABLOOP_STORE__ENDPOINT": f"http://127.0.0.1:{next(ports)}",
+        "TABLOOP_REGISTRY__URI": f"http://127.0.0.1:{next(ports)}",
+        "TABLOOP_ORCHESTRATION__API": f"http://127.0.0.1:{next(ports)}/api",
+        "TABLOOP_SERVING__PORT": str(next(ports)),
+        "TABLOOP_SERVING__FEEDBACK_PORT": str(next(ports)),
+        "TABLOOP_SERVING__ENGINES": json.dumps([f"http://127.0.0.1:{next(ports)}" for _ in range(ENGINES)]),
+        "TABLOOP_SERVING__LIMITS__CONNECTIONS_PER_PEER": "0",
+        "TABLOOP_SERVING__DRAIN__NOTICE_SECONDS": str(NOTICE_SECONDS),
+    }
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[Fleet]:
+    """Start all servers with empty databases, prepare them by the bootstrap, and stop all at the end.
+
+    Raises:
+        ServerError: a server does not start, or does not end.
+    """
+    ports = iter(free_ports(4 + 3 + ENGINES + 2 * REPLICAS))
+    shared = variables(folder, ports)
+    secrets.ensure(folder / "stack")
+    given = {name: value for name, value in os.environ.items() if not name.startswith("TABLOOP_")}
+    settings = load(LOCAL, shared)
+    with ExitStack() as exits:
+
+        def started(server: Server) -> Server:
+            server.start()
+            exits.callback(server.kill)
+            return server
+
+        s3 = started(servers.of_part("s3", settings, given | shared, folder / "s3.log"))
+        database = exits.enter_context(postgresql.running(next(ports), folder / "postgresql.log", servers.DATABASES))
+        s3.wait()
+        prefect = started(servers.prefect(settings, given | shared, database.url("prefect"), folder / "prefect.log"))
+        mlflow = started(servers.mlflow(settings, given | shared, database.url("mlflow"), folder / "mlflow.log"))
+        for server in (prefect, mlflow):
+            server.wait()
+        list(bootstrap.run(settings))
+        # Each on a disk of its own.
+        engines = []
+        for slot in range(ENGINES):
+            own = shared | {"TABLOOP_SERVING__STATE": str(folder / f"engine-{slot}")}
+            log = folder / f"engine-{slot}.log"
+            engines.append(started(servers.of_part(f"engine-{slot}", load(LOCAL, own), given | own, log)))
+            engines[-1].wait()
+        replicas, addresses = [], []
+        for number in range(REPLICAS):
+            addresses.append((next(ports), next(ports)))
+            own = shared | _replica(folder / f"replica-{number}", *addresses[-1])
+            replicas.append(started(servers.of_part("serving", load(LOCAL, own), given | own, folder / f"replica-{number}.log")))
+        for server in replicas:
+            server.wait()
+        started(_haproxy(settings, folder, addresses, given)).wait()
+        states = tuple(f"http://127.0.0.1:{port}/admin/status" for port, _ in addresses)
+        yield Fleet(settings, database, prefect, mlflow, tuple(engines), tuple(replicas), states)
+
+
+def _replica(folder: Path, port: int, feedback_port: int) -> dict[str, str]:
+    return {
+        "TABLOOP_SERVING__PORT": str(port),
+        "TABLOOP_SERVING__FEEDBACK_PORT": str(feedback_port),
+        "TABLOOP_SERVING__SPOOL": str(folder / "spool"),
+        "TABLOOP_SERVING__STATE": str(folder / "state"),
+    }
+
+
+def _haproxy(settings: Settings, folder: Path, replicas: Sequence[tuple[int, int]], given: Mapping[str, str]) -> Server:
+    serving, file = settings.serving, folder / "haproxy.cfg"
+    file.write_text(haproxy_configuration(PAGE.read_text(), (serving.port, serving.feedback_port), replicas))
+    program = haproxy_program()
+    assert program, "lacking() tells"
+    return Server(
+        "haproxy",
+        (program, "-db", "-f", str(file)),
+        given,
+        folder / "haproxy.log",
+        lambda: request(f"http://127.0.0.1:{serving.port}/ready")[0] == 200,
+    )
+
+
+def engine_version(settings: Settings, slot: int) -> str:
+    """Return the version that an engine holds."""
+    token = settings.serving.engine_token
+    assert token
+    headers = {"Authorization": f"Bearer {token.get_secret_value()}"}
+    return (
+        httpx.get(f"{settings.serving.engines[slot]}/health", headers=headers, timeout=10.0).raise_for_status().json()["version"]
+    )
+
+
+def free_ports(count: int) -> list[int]:
+    """Return free ports outside the range of outgoing connections, one of which could get the port of a killed server."""
+    low, found = int(PORT_RANGE.read_text().split()[0]), list[int]()
+    for port in random.sample(range(LOWEST_PORT, low), low - LOWEST_PORT):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        found.append(port)
+        if len(found) == count:
+            return found
+    raise RuntimeError(f"{count} ports from {LOWEST_PORT} to {low - 1} are not free")

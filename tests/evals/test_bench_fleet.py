@@ -1,0 +1,259 @@
+"""The bench `fleet`: it uses the documented configuration, and tells what was lost, who changed arm and when the p99 is back."""
+
+import asyncio
+import math
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from evals.bench import __main__ as command
+from evals.bench.fleet import parts, records
+from evals.bench.fleet.load import Event, Request, Watched, back_after, p99
+from infra.records import Completion, ExperimentRecord, Feedback
+from infra.stack import postgresql
+from infra.stack.postgresql import NotInstalled
+from infra.stack.servers import Server, ServerError
+from tests.stack import free_ports
+from tests.tasks.made import completion, feedback
+
+PATIENCE_SECONDS = 60.0
+TEST = ExperimentRecord(id="fleet", champion="1", challenger="2", share=0.5, started=100.0)
+
+
+def answered(sent: float, ms: float = 50.0, error: str = "") -> Request:
+    return Request(sent, ms, error)
+
+
+def test_one_failure_of_a_hundred_may_be_and_two_may_not() -> None:
+    requests = [answered(0.0, float(ms)) for ms in range(1, 101)]
+    assert p99(requests) == 99.01
+    assert p99([*requests[1:], answered(0.0, error="503")]) == pytest.approx(100.0)
+    assert p99([*requests[2:], *[answered(0.0, error="503")] * 2]) == math.inf
+    assert math.isnan(p99(requests[:19])), "few requests tell nothing"
+
+
+def test_p99_is_back_in_the_first_window_that_is_quiet() -> None:
+    slow = [answered(1000.0 + n / 10, 900.0) for n in range(70)]
+    quick = [answered(1007.0 + n / 10) for n in range(200)]
+    assert back_after(slow + quick, 1000.0, 1027.0, 100.0) == 7.0
+    assert back_after(quick, 1007.0, 1027.0, 100.0) == 0.0
+    assert back_after(slow, 1000.0, 1020.0, 100.0) == math.inf
+    assert back_after([], 1000.0, 1020.0, 100.0) == math.inf, "no answer is no quick answer"
+
+
+def test_failures_are_those_sent_in_the_time() -> None:
+    watched = Watched([answered(1.0, error="503"), answered(2.0), answered(3.0, error="503")], [Event(2.0, "a", False)])
+    assert watched.failures(1.0, 3.0) == ([answered(1.0, error="503")], [Event(2.0, "a", False)])
+
+
+def test_an_acknowledged_event_that_is_not_stored_is_lost_and_an_unacknowledged_one_is_not() -> None:
+    events = [Event(1.0, "a", True), Event(1.0, "a", True), Event(2.0, "b", True), Event(3.0, "c", False)]
+    rows: list[Feedback] = [feedback(client_id="a"), feedback(client_id="b"), feedback(client_id="c")]
+    assert records.lost(Watched(events=events).acknowledged, rows) == 1
+
+
+def test_arms_are_counted_by_user_and_by_the_version_that_answered() -> None:
+    def row(user: str, arm: str, version: str, time: float, assigned: str = "fleet") -> Completion:
+        return completion(user=user, assigned=assigned, assigned_arm=arm, policy_version=version, time=time)
+
+    rows = [
+        row("ada", "champion", "1", 99.0, ""),  # before the test
+        row("ada", "champion", "1", 101.0),
+        row("ada", "champion", "2", 150.0),  # its engine is away
+        row("bob", "challenger", "2", 101.0),
+        row("bob", "champion", "1", 160.0),
+        row("bob", "challenger", "1", 170.0),
+        row("cleo", "", "1", 110.0, ""),
+    ]
+    counts = records.arms(rows, TEST, [(140.0, 165.0)])
+    assert counts == records.ArmCounts(requests=6, users=2, changed=1, without=1, elsewhere=2, elsewhere_outside=1)
+
+
+def test_the_documented_configuration_gets_this_machines_addresses(tmp_path: Path) -> None:
+    replicas = [(21001, 22001), (21002, 22002), (21003, 22003)]
+    text = parts.haproxy_configuration(parts.PAGE.read_text(), (20001, 20002), replicas)
+    assert "tabloop.svc" not in text and "bind 127.0.0.1:20001 " in text and "bind 127.0.0.1:20002" in text
+    servers = [line.split()[1:] for line in text.splitlines() if line.lstrip().startswith("server ")]
+    assert servers == [[f"replica-{n}", f"127.0.0.1:{ports[side]}"] for side in (0, 1) for n, ports in enumerate(replicas)]
+    if (program := parts.haproxy_program()) is None:
+        pytest.skip("HAProxy is not installed (Debian's package `haproxy`), so it cannot check the configuration")
+    (tmp_path / "haproxy.cfg").write_text(text)
+    checked = subprocess.run((program, "-c", "-f", tmp_path / "haproxy.cfg"), capture_output=True, text=True, check=False)
+    assert checked.returncode == 0 and "WARNING" not in checked.stderr, checked.stderr
+
+
+def test_the_bench_names_the_packages_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> Path:
+        raise NotInstalled("no initdb")
+
+    monkeypatch.setattr(postgresql, "programs", missing)
+    monkeypatch.setattr(parts, "haproxy_program", lambda: None)
+    with pytest.raises(SystemExit, match=r"not installed: haproxy \(.*\), postgresql \(no initdb\)"):
+        command.main(["fleet"])
+
+
+def test_the_bench_runs_only_if_it_is_named() -> None:
+    assert "fleet" not in command.parse([]).names and command.parse(["fleet"]).names == ["fleet"]
+
+
+def test_a_killed_database_keeps_what_it_acknowledged(tmp_path: Path) -> None:
+    try:
+        postgresql.programs(), postgresql.account()
+    except NotInstalled as error:
+        pytest.skip(str(error))
+    with postgresql.running(free_ports(1)[0], tmp_path / "log", ("made_up",)) as database:
+        database.query("made_up", "CREATE TABLE numbers (number int)")
+        database.query("made_up", "INSERT INTO numbers VALUES (7)")
+        database.server.kill()
+        assert not database.server.serves()
+        database.server.start()
+        database.server.wait()
+        assert database.query("made_up", "SELECT number FROM numbers") == "7"
+        with pytest.raises(ServerError, match="missing"):
+            database.query("made_up", "SELECT * FROM missing")
+
+
+def test_a_server_that_ends_while_starting_is_told_with_its_log(tmp_path: Path) -> None:
+    command = (sys.executable, "-c", "raise SystemExit('no port')")
+    server = Server("made-up", command, {}, tmp_path / "log", lambda: False)
+    server.start()
+    with pytest.raises(ServerError, match=r"made-up: it ended while starting(.|\n)*no port"):
+        server.wait()
+
+
+def test_a_server_that_does_not_end_is_killed_with_its_children(tmp_path: Path) -> None:
+    child = (
+        "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], start_new_session=True)"
+    )
+    text = (
+        f"import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); {child}; open('{tmp_path}/up', 'w'); time.sleep(60)"
+    )
+    server = Server("made-up", (sys.executable, "-c", text), {}, tmp_path / "log", lambda: (tmp_path / "up").exists())
+    server.start()
+    server.wait()
+    with pytest.raises(ServerError, match="made-up: did not end within 0 s"):
+        server.stop(0.2)
+    assert server.process and server.process.returncode == -9
+
+
+class Replica:
+    """A stand-in for a replica of the app: it tells on both ports whether it is ready, and answers with its number."""
+
+    def __init__(self, number: int, ports: tuple[int, int]) -> None:
+        self.number = number
+        self.ports = ports
+        self.ready = True
+        self._runners: list[web.AppRunner] = []
+
+    async def start(self) -> None:
+        for port in self.ports:
+            app = web.Application()
+            app.router.add_get("/ready", self._ready)
+            app.router.add_post("/{path:.*}", self._answer)
+            runner = web.AppRunner(app, shutdown_timeout=0.1)
+            await runner.setup()
+            await web.TCPSite(runner, "127.0.0.1", port).start()
+            self._runners.append(runner)
+
+    async def stop(self) -> None:
+        await asyncio.gather(*(runner.cleanup() for runner in self._runners))
+        self._runners.clear()
+
+    async def _ready(self, _: web.Request) -> web.Response:
+        return web.json_response({}, status=200 if self.ready else 503)
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        await request.read()
+        await asyncio.sleep(0.02)
+        return web.Response(text=str(self.number))
+
+
+async def until(holds: Callable[[], Awaitable[bool]]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not await holds():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.2)
+
+
+async def listening(port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return False
+    writer.close()
+    return True
+
+
+@pytest.fixture
+async def balanced(tmp_path: Path) -> AsyncIterator[tuple[Sequence[Replica], tuple[int, int]]]:
+    """Three stand-ins behind HAProxy with the documented configuration, and its two ports."""
+    if (program := parts.haproxy_program()) is None:
+        pytest.skip("HAProxy is not installed (Debian's package `haproxy`)")
+    first, second, *others = free_ports(2 + 2 * parts.REPLICAS)
+    replicas = [Replica(number, (others[2 * number], others[2 * number + 1])) for number in range(parts.REPLICAS)]
+    text = parts.haproxy_configuration(parts.PAGE.read_text(), (first, second), [replica.ports for replica in replicas])
+    (tmp_path / "haproxy.cfg").write_text(text)
+    for replica in replicas:
+        await replica.start()
+    with (tmp_path / "log").open("wb") as log:
+        haproxy = subprocess.Popen((program, "-db", "-f", tmp_path / "haproxy.cfg"), stdout=log, stderr=log)
+    try:
+        await until(lambda: listening(second))
+        yield replicas, (first, second)
+    finally:
+        haproxy.kill()
+        haproxy.wait()
+        for replica in replicas:
+            await replica.stop()
+
+
+async def test_the_documented_balancer_keeps_developers_at_a_replica_and_fails_no_request(
+    balanced: tuple[Sequence[Replica], tuple[int, int]],
+) -> None:
+    replicas, ports = balanced
+    users = [f"user{n}" for n in range(60)]
+    async with aiohttp.ClientSession() as http:
+
+        async def ask(user: str, side: int, header: str = "Authorization") -> str:
+            token = "Bearer t" if header == "Authorization" else "t"
+            url, headers = f"http://127.0.0.1:{ports[side]}/v1/x", {header: token, "X-User-ID": user}
+            async with http.post(url, data="x" * 3000, headers=headers) as answer:
+                assert answer.status == 200, await answer.text()
+                return await answer.text()
+
+        async def where() -> dict[str, str]:
+            """Return the replica of each user, the same for completions and events and however the token is sent."""
+            found = {}
+            for user in users:
+                (found[user],) = {await ask(user, 0), await ask(user, 1), await ask(user, 0, "api-key")}
+            return found
+
+        async def ask_on() -> None:
+            for number in range(10_000):
+                await ask(users[number % len(users)], number % 2)
+
+        before = await where()
+        assert set(before.values()) == {"0", "1", "2"}
+        asking = [asyncio.create_task(ask_on()) for _ in range(4)]
+        replicas[1].ready = False  # it drains
+        await asyncio.sleep(parts.NOTICE_SECONDS)
+        await replicas[1].stop()
+        away = await where()
+        assert "1" not in away.values() and all(away[user] == number for user, number in before.items() if number != "1")
+        replicas[1].ready = True
+        await replicas[1].start()
+
+        async def as_before() -> bool:
+            return await where() == before
+
+        await until(as_before)
+        assert not any(task.done() for task in asking), "a request failed"
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
