@@ -56,9 +56,9 @@ def parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="type through the Python files below (default: the held-out packages)",
     )
-    add("--cycles", type=int, default=2, help="cycles to run, including those of earlier demos (default %(default)s)")
-    add("--labels", type=int, default=6400, help="minimum requests that a cycle waits for (default %(default)s)")
-    add("--minutes", type=float, default=6.0, help="minutes after which no cycle begins (default %(default)s)")
+    add("--cycles", type=int, default=1, help="cycles to run, including those of earlier demos (default %(default)s)")
+    add("--labels", type=int, default=3200, help="minimum requests that a cycle waits for (default %(default)s)")
+    add("--minutes", type=float, default=12.0, help="minutes after which no cycle begins (default %(default)s)")
     add(
         "--visits",
         type=int,
