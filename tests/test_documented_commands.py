@@ -47,7 +47,7 @@ WITH_STACK = (
 )
 """Commands that need the servers of `make up`."""
 NOT_RUN = {
-    r"(GPU=1 )?make setup|make requirements": "installs or resolves packages; `make test` on a clean clone begins with it",
+    r"(GPU=1 )?make setup( PYTHON=.*)?|make requirements": "installs or resolves packages, as `make test` on a clean clone does",
     r"make test.*|(KILLS=\d+ )?pytest .*": "runs the tests themselves",
     r"make (up|down)|python -m infra\.stack (up|down|restart) .*|.*make up": "tests/infra/test_stack.py starts and stops parts",
     r"make down && rm -rf var": "removes the data of the local stack",

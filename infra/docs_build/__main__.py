@@ -20,7 +20,8 @@ def main(app: Path, folder: Path) -> int:
         file = folder / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
-    dead = dead_links(pages)
+    files = {str(file.relative_to(folder)) for file in folder.rglob("*") if file.suffix != ".md"}
+    dead = dead_links(pages, files)
     print("\n".join(dead) or f"{len(pages)} pages in {folder}", file=sys.stderr if dead else sys.stdout)
     return 1 if dead else 0
 

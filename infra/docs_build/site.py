@@ -1,7 +1,7 @@
 """Put the site's sources together: written pages with their diagrams drawn, and generated pages."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -57,8 +57,12 @@ def _figure(source: str) -> str:
     return f'<figure class="diagram">\n{svg(source)}\n</figure>'
 
 
-def dead_links(pages: Mapping[str, str]) -> list[str]:
-    """Return the links of pages that lead to no page, no anchor, or out of the site by a path."""
+def dead_links(pages: Mapping[str, str], files: Collection[str] = ()) -> list[str]:
+    """Return the links of pages that lead to no page, no anchor, no other file, or out of the site by a path.
+
+    Args:
+        files: paths of the site's other files, as pictures.
+    """
     known = {path: anchors(text) for path, text in pages.items()}
     wrong = []
     for path, text in pages.items():
@@ -67,6 +71,8 @@ def dead_links(pages: Mapping[str, str]) -> list[str]:
                 continue
             target, _, anchor = link.partition("#")
             page = _resolve(path, target)
+            if page in files:
+                continue
             if page not in known:
                 wrong.append(f"{path}: {link}: no such page")
             elif anchor and anchor not in known[page]:

@@ -6,8 +6,9 @@ from typing import Generic, TypeVar
 Job = TypeVar("Job")
 HALF_LIFE = 10.0
 """Seconds after which half of a credential's time is forgotten."""
-COSTLY = 0.04
-"""CPU seconds of one text above which its credential is costly; code of the same length takes some 10 ms."""
+COSTLY = 0.02
+"""CPU seconds of one text above which its credential is costly: as long as a usual text may wait for another's. Code of the same
+length takes some 10 ms."""
 COSTLY_FOR = 60.0
 """Seconds for which it stays so."""
 NEGLIGIBLE = 1e-3

@@ -33,7 +33,7 @@ def order(turns: Turns[str], now: float, *, costly: bool = False) -> list[str]:
 
 def test_who_used_the_least_comes_first_and_of_their_texts_the_shortest() -> None:
     turns = Turns[str](8)
-    turns.used("busy", 0.03, 0.0)
+    turns.used("busy", 0.9 * COSTLY, 0.0)
     for who, characters in (("busy", 10), ("new", 900), ("new", 20), ("busy", 5)):
         turns.add(who, characters, f"{who} {characters}")
     assert order(turns, 0.0) == ["new 20", "new 900", "busy 5", "busy 10"]
@@ -41,8 +41,8 @@ def test_who_used_the_least_comes_first_and_of_their_texts_the_shortest() -> Non
 
 def test_time_is_forgotten_by_halves() -> None:
     turns = Turns[str](8)
-    turns.used("earlier", 0.03, 0.0)
-    turns.used("later", 0.02, HALF_LIFE)
+    turns.used("earlier", 0.9 * COSTLY, 0.0)
+    turns.used("later", 0.6 * COSTLY, HALF_LIFE)
     for who in ("later", "earlier"):
         turns.add(who, 1, who)
     assert order(turns, HALF_LIFE) == ["earlier", "later"]
