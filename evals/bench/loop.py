@@ -30,7 +30,7 @@ async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
     """
     traffic, stop = Traffic(0.0), asyncio.Event()
     address = developers.stack_address(settings)
-    run = developers.RunSettings(address=address, users=USERS, concurrency=8, seed=int(time.time()), speed=200)
+    run = developers.RunSettings(address=address, users=USERS, concurrency=32, seed=int(time.time()), speed=200)
     typing = asyncio.create_task(developers.run(run, developers.code_from(), stop=stop, progress=traffic, rate=traffic.rate))
     try:
         began = time.monotonic()
