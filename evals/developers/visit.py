@@ -10,6 +10,7 @@ from evals.developers import editor, protocol
 from evals.developers.decision import Decision, undecided
 from evals.developers.draft import Draft
 from evals.developers.draws import REJECTED_AFTER_SECONDS, Draws
+from evals.developers.pacer import Pacer
 from evals.developers.pause import Pause, SettledTruth, opinion_of
 from evals.developers.protocol import Impression
 from evals.developers.schedule import Schedule
@@ -32,8 +33,8 @@ class RunContext:
     """How many times faster than people."""
     run_id: str
     """Keeps the editors' completion ids of two runs apart."""
-    pacer: Callable[[], Awaitable[bool]]
-    """Waits for the turn of the next request; returns False when the run is over."""
+    pacer: Pacer
+    """Hands out the turns of requests, and ends a developer's absence with the run."""
     background: Callable[[Awaitable[None]], None]
     """Runs the sending of events beside the session."""
     on_decision: Callable[[Decision], None]

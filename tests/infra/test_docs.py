@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -195,9 +196,7 @@ def test_the_site_builds_strictly_and_loads_nothing_from_another_host(pages: dic
         file = tmp_path / "pages" / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
-    (tmp_path / "pages/assets").mkdir()
-    for asset in (ROOT / "infra/docs/assets").iterdir():
-        (tmp_path / "pages/assets" / asset.name).write_bytes(asset.read_bytes())
+    shutil.copytree(ROOT / "infra/docs/assets", tmp_path / "pages/assets")
     config = tmp_path / "mkdocs.yml"
     config.write_text(f"INHERIT: {CONFIG}\ndocs_dir: {tmp_path / 'pages'}\nsite_dir: {tmp_path / 'out'}\n")
     command = [str(MKDOCS), "-m", "mkdocs", "build", "--strict", "--quiet", "--config-file", str(config)]
