@@ -48,7 +48,7 @@ async def running_app(folder: Path, variables: Mapping[str, str]) -> AsyncIterat
     )
     try:
         deadline = time.monotonic() + UP_SECONDS
-        while not await _is_listening(feedback_port):
+        while not await is_listening(feedback_port):
             if process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError("serving: the app does not start; run `python -m serving` to see why")
             await asyncio.sleep(0.05)
@@ -70,7 +70,8 @@ async def ready(port: int, seconds: float = 60.0) -> None:
     raise RuntimeError("serving: no slot serves; run `make status`")
 
 
-async def _is_listening(port: int) -> bool:
+async def is_listening(port: int) -> bool:
+    """Return whether something accepts connections at a port of this machine."""
     try:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
     except OSError:

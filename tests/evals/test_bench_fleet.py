@@ -15,6 +15,7 @@ from aiohttp import web
 from evals.bench import __main__ as command
 from evals.bench.fleet import parts, records
 from evals.bench.fleet.load import Event, Request, Watched, back_after, p99
+from evals.bench.own_app import is_listening
 from infra.records import Completion, ExperimentRecord, Feedback
 from infra.stack import postgresql
 from infra.stack.postgresql import NotInstalled
@@ -181,15 +182,6 @@ async def until(holds: Callable[[], Awaitable[bool]]) -> None:
         await asyncio.sleep(0.2)
 
 
-async def listening(port: int) -> bool:
-    try:
-        _, writer = await asyncio.open_connection("127.0.0.1", port)
-    except OSError:
-        return False
-    writer.close()
-    return True
-
-
 @pytest.fixture
 async def balanced(tmp_path: Path) -> AsyncIterator[tuple[Sequence[Replica], tuple[int, int]]]:
     """Three stand-ins behind HAProxy with the documented configuration, and its two ports."""
@@ -204,7 +196,7 @@ async def balanced(tmp_path: Path) -> AsyncIterator[tuple[Sequence[Replica], tup
     with (tmp_path / "log").open("wb") as log:
         haproxy = subprocess.Popen((program, "-db", "-f", tmp_path / "haproxy.cfg"), stdout=log, stderr=log)
     try:
-        await until(lambda: listening(second))
+        await until(lambda: is_listening(second))
         yield replicas, (first, second)
     finally:
         haproxy.kill()
