@@ -279,7 +279,8 @@ class Verdict(Record):
     breached: str = ""
     """Guardrail whose sure breach ended the test or took the version back; empty: none."""
     leaning: bool = False
-    """Of champions beside the anchor that go on: whether their acceptance leans to a loss, so that the next test needs a gain."""
+    """Of champions beside the anchor that go on: whether their acceptance leans to a loss, or a check fails: then the next test
+    needs a gain."""
     metrics: tuple[MetricResult, ...] = ()
     """Every metric of the plan; empty while the arms cannot be compared."""
     checks: tuple[CheckResult, ...] = ()

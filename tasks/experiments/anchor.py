@@ -11,8 +11,8 @@ comparison needs one error level, and not a part of it for each champion, and it
 requests beside a small share. The mean says less of the newest champion, so the newest one's own estimate must be a loss, too,
 which only makes errors rarer. Failures, times and empty answers are those of the newest champion alone, as in the watch over it.
 
-A sure loss comes late. Before it, champions whose acceptance is lower by a standard error lean to a loss: while they do, the next
-step needs a sure gain (succession.cautious).
+A sure loss comes late. Before it, champions whose acceptance is lower by a standard error lean to a loss: while they do, or a
+check fails, the next step needs a sure gain (succession.cautious).
 """
 
 from collections.abc import Sequence
@@ -68,7 +68,8 @@ def judge(record: ExperimentRecord, plan: Plan, totals: ArmTotals) -> Verdict:
     verdict = verdict.model_copy(update={"checks": checks})
     failed = "; ".join(check.reason for check in checks if check.state != "passed")
     if obstacle := too_small(totals, plan) or failed:
-        return verdict.model_copy(update={"reason": f"{named}: no breach; {obstacle}"})
+        # Whoever breaks a check must not free the next step of the need for a gain.
+        return verdict.model_copy(update={"reason": f"{named}: no breach; {obstacle}", "leaning": bool(failed)})
     look = Beside(plan, last=False)
     compared = look.compare(totals)
     update = {"metrics": tuple(result_of(each, look) for each in compared)}

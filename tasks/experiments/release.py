@@ -62,7 +62,7 @@ def plan_of_test(store: ObjectStore, settings: Settings, anchor: ExperimentRecor
     if chosen.mode == "superiority" or not succession.cautious(store, anchor):
         return plan_test(store, settings, now)
     plan = plan_test(store, settings.model_copy(update={"experiment": chosen.model_copy(update={"mode": "superiority"})}), now)
-    why = "a gain is needed, since the champions beside the anchor lean to a loss"
+    why = "a gain is needed, since the champions beside the anchor lean to a loss or a check of theirs fails"
     return plan.model_copy(update={"cautious": True, "planned": f"{plan.planned}; {why}" if plan.planned else why})
 
 

@@ -63,7 +63,8 @@ def seconds_left(aliases: Aliases, now: float) -> float:
 
 
 def cautious(store: ObjectStore, anchor: ExperimentRecord | None) -> bool:
-    """Return whether the next test needs a gain: at the newest look, the champions beside the anchor lean to a loss."""
+    """Return whether the next test needs a gain: at the newest look, the champions beside the anchor lean to a loss, or a
+    check fails."""
     last = looks.newest(store, anchor.id) if anchor else None
     return last is not None and last.verdict.leaning
 

@@ -167,6 +167,7 @@ def test_arms_that_cannot_be_compared_bring_nothing_back() -> None:
         arm["turns_6"][:] = 8  # as many blocks of the anchor as of the champions
     found = judged(worse)
     assert found.verdict == "undecided" and "sample-ratio mismatch" in found.reason
+    assert found.leaning, "the next test needs a gain all the same"
 
 
 def test_every_error_level_is_part_of_the_plans() -> None:
@@ -272,7 +273,7 @@ def test_while_champions_lean_to_a_loss_a_test_asks_for_a_gain_and_leaves_the_an
     line.wait()
     plan = line.ship("3").plan
     assert plan and (plan.mode, plan.cautious) == (("superiority", True) if rate < 0.5 else ("non_inferiority", False))
-    assert ("a gain is needed, since the champions beside the anchor lean to a loss" in plan.planned) == plan.cautious
+    assert ("a gain is needed, since the champions beside the anchor lean to a loss or" in plan.planned) == plan.cautious
     line.follow()
     assert line.pair == ("1", "3"), "the anchor stays, whatever the test promoted"
 
