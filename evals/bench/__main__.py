@@ -1,7 +1,8 @@
 """Benchmarks: python -m evals.bench [--quick] [NAME...]
 
 All but `fleet`, `trainer`, `join`, `caps`, `experiments`, `gate`, `showing` and `recipes` need the stack (`make up`) without a
-running A/B test, and pause the schedules meanwhile. Each figure is printed as it is had. Exit code 1 if a target is missed.
+running A/B test, and pause the schedules meanwhile. Each figure is printed as it is had. One that fails is named, and the others
+run. Exit code 1 if a target is missed or a benchmark fails.
 """
 
 import argparse
@@ -9,6 +10,7 @@ import asyncio
 import os
 import sys
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ from importlib import import_module
 
 import httpx
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from evals.bench import figures
@@ -65,6 +68,8 @@ class Ended:
     name: str
     figures: Sequence[Figure]
     seconds: float
+    failure: str = ""
+    """Why it did not come to its end; empty if it did."""
 
     @property
     def missed(self) -> list[str]:
@@ -84,16 +89,20 @@ async def run_benches(settings: Settings, names: Sequence[str], quick: bool, pro
 
 
 async def run_bench(settings: Settings, bench: Bench) -> Ended:
-    """Run one benchmark, tell its figures and write them."""
+    """Run one benchmark, tell its figures and write them; one that fails tells why and writes none."""
     began, found = time.monotonic(), list[Figure]()
-    if bench.name in COMMANDS:
-        found = await asyncio.to_thread(run_command, bench)
-        return Ended(bench.name, found, time.monotonic() - began)
-    module = import_module(f"evals.bench.{bench.name}")  # one by one, since some import torch
-    with bench.progress.part(bench.name, work=bench.minutes):
-        async with aclosing(module.run(settings, bench)) as running:
-            async for one in running:
-                found += figures.told([one], bench.progress)
+    try:
+        if bench.name in COMMANDS:
+            found = await asyncio.to_thread(run_command, bench)
+            return Ended(bench.name, found, time.monotonic() - began)
+        module = import_module(f"evals.bench.{bench.name}")  # one by one, since some import torch
+        with bench.progress.part(bench.name, work=bench.minutes):
+            async with aclosing(module.run(settings, bench)) as running:
+                async for one in running:
+                    found += figures.told([one], bench.progress)
+    except Exception as error:  # of any benchmark: it is told, and the others run
+        bench.progress.say(f"{bench.name} failed\n{traceback.format_exc()}")
+        return Ended(bench.name, found, time.monotonic() - began, f"{type(error).__name__}: {error}")
     figures.write(bench.name, found, bench.progress, quick=bench.quick, folder=bench.folder)
     return Ended(bench.name, found, time.monotonic() - began)
 
@@ -126,10 +135,12 @@ async def run_on_stack(settings: Settings, names: Sequence[str], quick: bool, pr
 
 
 def summary(ended: Sequence[Ended], quick: bool) -> Table:
-    """Return what ran, how long it took and which targets are missed."""
+    """Return what ran, how long it took, which targets are missed and what failed."""
     table = Table("benchmark", "figures", "time", "targets missed", title="Quick run" if quick else None, title_justify="left")
     for one in ended:
-        table.add_row(one.name, str(len(one.figures)), duration(one.seconds), ", ".join(one.missed) or "none")
+        missed = ", ".join(one.missed) or ("" if one.failure else "none")
+        failed = f"failed: {escape(one.failure)}" if one.failure else ""
+        table.add_row(one.name, str(len(one.figures)), duration(one.seconds), "; ".join(filter(None, (missed, failed))))
     return table
 
 
@@ -166,7 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except httpx.ConnectError as error:
         sys.exit(f"bench: no answer from {error.request.url}; start the stack with `make up`")
     console.print(summary(ended, options.quick))
-    return 1 if any(one.missed for one in ended) else 0
+    return 1 if any(one.missed or one.failure for one in ended) else 0
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from evals.bench import process
-from evals.bench.__main__ import MINUTES, main, parse, run_bench
+from evals.bench.__main__ import MINUTES, main, parse, run_bench, summary
 from evals.bench.figures import Bench, Figure, Size, figure, read, told, write
 from evals.bench.serving import median_figures
 from evals.bench.streams import StreamResult, first_token_percentiles
@@ -75,6 +75,22 @@ async def test_a_benchmark_tells_its_figures_and_writes_them_in_full_and_quick(
     for quick, value in ((False, 1.0), (True, 0.5)):
         ended = await run_bench(load(LOCAL, {}), Bench("made_up", quick, shown.progress, 1.0, tmp_path))
         assert [f.value for f in ended.figures] == [value] and [f.value for f in read("made_up", quick, tmp_path)] == [value]
+
+
+async def test_a_benchmark_that_fails_is_named_with_its_reason_and_writes_no_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
+        yield figure("one", 1.0, "")
+        raise RuntimeError("no answer [from] it")
+
+    monkeypatch.setitem(sys.modules, "evals.bench.made_up", SimpleNamespace(run=run))
+    shown = Shown()
+    ended = await run_bench(load(LOCAL, {}), Bench("made_up", False, shown.progress, 1.0, tmp_path))
+    assert ended.failure == "RuntimeError: no answer [from] it" and not list(tmp_path.iterdir())
+    assert "made_up failed" in shown.lines and "RuntimeError: no answer [from] it" in shown.lines
+    shown.progress.console.print(summary([ended], quick=False))
+    assert "failed: RuntimeError: no answer [from] it" in " ".join(" ".join(shown.lines[-4:]).split())
 
 
 def test_a_benchmark_of_tasks_without_figures_is_an_error_that_names_its_command(
