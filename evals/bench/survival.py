@@ -96,7 +96,7 @@ async def _complete_cycle(settings: Settings) -> int:
                 if time.monotonic() > deadline:
                     raise RuntimeError(f"cycle: {run.state} after {CYCLE_SECONDS:.0f} s; see the run in Prefect")
                 await asyncio.sleep(1.0)
-            if "open experiment" in {name for name, _ in await prefect.task_seconds(identifier)}:
+            if "open experiment" in {task.name for task in await prefect.tasks(identifier)}:
                 return attempts
             if time.monotonic() > deadline:
                 raise RuntimeError(f"cycle: none of {attempts} runs opened an A/B test; the last: {run.state}: {run.message}")

@@ -3,6 +3,7 @@
 import asyncio
 import uuid
 from dataclasses import dataclass
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Self
 
@@ -26,6 +27,17 @@ class FlowRun:
     message: str
     ended: bool
     """Whether the run is over."""
+
+
+@dataclass(frozen=True)
+class TaskRun:
+    """One task of a run."""
+
+    name: str
+    seconds: float
+    """How long it ran."""
+    ended: float | None
+    """When it ended, in Unix seconds; none: it has not."""
 
 
 class Orchestration:
@@ -76,12 +88,12 @@ class Orchestration:
         tasks = await self._post("task_runs/filter", running)
         return f" ({tasks[0]['name'].rsplit('-', 1)[0]})" if tasks else ""
 
-    async def task_seconds(self, identifier: str) -> list[tuple[str, float]]:
-        """Return the name and the seconds of each task of a run, in order."""
+    async def tasks(self, identifier: str) -> list[TaskRun]:
+        """Return the tasks of a run, in order."""
         tasks = await self._post(
             "task_runs/filter", {"flow_runs": {"id": {"any_": [identifier]}}, "sort": "EXPECTED_START_TIME_ASC"}
         )
-        return [(task["name"].rsplit("-", 1)[0], float(task["total_run_time"])) for task in tasks]
+        return [_task_run(task) for task in tasks]
 
     def _parse_run(self, run: dict[str, Any]) -> FlowRun:
         state = run.get("state") or {}
@@ -112,3 +124,9 @@ class Orchestration:
                     raise
                 await asyncio.sleep(RETRY_SECONDS)
         raise AssertionError("unreachable")
+
+
+def _task_run(task: dict[str, Any]) -> TaskRun:
+    ended = task.get("end_time")
+    when = datetime.fromisoformat(ended).timestamp() if ended else None
+    return TaskRun(task["name"].rsplit("-", 1)[0], float(task["total_run_time"]), when)
