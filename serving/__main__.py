@@ -52,6 +52,7 @@ from serving.slots.arms import Arms, Slot
 from serving.slots.client import EngineClient, SlotEngine
 from serving.slots.external import ExternalEngine
 from serving.slots.follower import Follower
+from serving.slots.group import EngineGroup
 from serving.slots.policy import CHARACTERS_PER_TOKEN, Policy
 from serving.slots.version_source import VersionSource
 from serving.status.cycle_history import CycleHistory
@@ -92,10 +93,13 @@ def links(settings: Settings) -> Links:
 
 
 def engine(http: aiohttp.ClientSession, slot: int, settings: Settings, policy: Policy) -> SlotEngine:
-    """Return the client of the engine of a slot."""
-    setting, token = settings.serving.engines[slot], settings.serving.engine_token
+    """Return the client of the engine, or engines, of a slot."""
+    setting, secret = settings.serving.engines[slot], settings.serving.engine_token
+    token = secret.get_secret_value() if secret else None
     if isinstance(setting, str):
-        return EngineClient(http, setting, token.get_secret_value() if token else None)
+        return EngineClient(http, setting, token)
+    if isinstance(setting, tuple):
+        return EngineGroup(lambda url, host: EngineClient(http, url, token, host), setting)
     return ExternalEngine(http, setting, policy)
 
 

@@ -156,11 +156,33 @@ class External(Section):
         return value.rstrip("/")
 
 
+def _engine_url(value: str) -> str:
+    address = urlsplit(value)
+    if address.scheme not in ("http", "https") or not address.hostname or "@" in address.netloc:
+        raise ValueError(f"{value[:200]!r}: expected http://HOST:PORT or https://HOST:PORT without credentials")
+    return value.rstrip("/")
+
+
+def _distinct(urls: tuple[str, ...]) -> tuple[str, ...]:
+    if twice := sorted({url for url in urls if urls.count(url) > 1}):
+        raise ValueError(f"{twice[0]} occurs twice; name each engine once")
+    return urls
+
+
 def _kind_of_engine(value: object) -> str:
-    return "address" if isinstance(value, str) else "external"
+    return "address" if isinstance(value, str) else "group" if isinstance(value, (list, tuple)) else "external"
 
 
-EngineSetting = Annotated[Annotated[str, Tag("address")] | Annotated[External, Tag("external")], Discriminator(_kind_of_engine)]
+EngineGroup = Annotated[tuple[Annotated[str, AfterValidator(_engine_url)], ...], Field(min_length=1), AfterValidator(_distinct)]
+EngineSetting = Annotated[
+    Annotated[str, Tag("address")] | Annotated[EngineGroup, Tag("group")] | Annotated[External, Tag("external")],
+    Discriminator(_kind_of_engine),
+]
+
+
+def own_engines(setting: EngineSetting) -> tuple[str, ...]:
+    """Return the URLs of a slot's engines of tabloop; none for an external server."""
+    return (setting,) if isinstance(setting, str) else setting if isinstance(setting, tuple) else ()
 
 
 class Limits(Section):
@@ -264,7 +286,8 @@ class Serving(Section):
     showing: Showing = Showing()
     """Whether, and how much of, a completion is shown."""
     engines: tuple[EngineSetting, EngineSetting] = ("http://127.0.0.1:18100", "http://127.0.0.1:18101")
-    """The two engine slots: the URL of an engine of tabloop, or a table that describes an external server."""
+    """The two engine slots: the URL of an engine of tabloop, a list of URLs of engines that share the slot's completions, or a
+    table that describes an external server. A name with several IP addresses in such a list is an engine for each."""
     engine_host: str = ""
     """Address on which tabloop's engines listen, at the ports of their URLs; empty: the URL's own host. Where that is the name of
     a service or a proxy, an address of the engine's machine: "0.0.0.0" is all of them."""

@@ -17,6 +17,7 @@ from pydantic import SecretStr
 from infra import settings as settings_
 from infra.authorization import basic, mlflow_variables
 from infra.settings import Settings
+from infra.settings.serving import own_engines
 from infra.stack import orchestration
 from infra.stack.door import CREDENTIAL
 from infra.stack.processes import MARK
@@ -59,7 +60,11 @@ def parts(settings: Settings) -> dict[str, Part]:
         _mlflow(settings, state),
         _prefect(settings),
         _worker(settings),
-        *(_engine(slot, address) for slot, address in enumerate(settings.serving.engines) if isinstance(address, str)),
+        *(
+            _engine(slot, member, address)
+            for slot, setting in enumerate(settings.serving.engines)
+            for member, address in enumerate(own_engines(setting))
+        ),
         *([_evaluation_engine(settings)] if settings.evaluate.engine == "own" else []),
         _serving(settings),
     ]
@@ -215,9 +220,10 @@ def _worker(settings: Settings) -> Part:
     return Part("worker", command, "prefect", ready, api, credentials=clients(settings))
 
 
-def _engine(slot: int, address: str) -> Part:
-    command = (sys.executable, "-m", "serving.engine", "--slot", str(slot))
-    return Part(f"engine-{slot}", command, "vllm", lambda _: request(f"{address}/health")[0] == OK, address, _ports(address))
+def _engine(slot: int, member: int, address: str) -> Part:
+    command = (sys.executable, "-m", "serving.engine", "--slot", str(slot), *(("--member", str(member)) if member else ()))
+    name = f"engine-{slot}" + (f"-{member}" if member else "")
+    return Part(name, command, "vllm", lambda _: request(f"{address}/health")[0] == OK, address, _ports(address))
 
 
 def _evaluation_engine(settings: Settings) -> Part:

@@ -71,30 +71,31 @@ def choose_model(
     return last or (settings_.path(settings.model.base), BASE_VERSION)
 
 
-def checkpoints_of(settings: Settings, slot: int | None) -> Checkpoints:
+def checkpoints_of(settings: Settings, slot: int | None, member: int = 0) -> Checkpoints:
     """Return the checkpoints of a slot's engine, or of the evaluation's, which may read the paths that the flow names instead."""
     state, most = settings_.path(settings.serving.state), settings.serving.most_deltas
     if slot is None:
         return Checkpoints.of_evaluation(state, lambda: ObjectStore.connect(settings.store), most)
-    return Checkpoints.of_slot(state, slot, lambda: ObjectStore.connect(settings.store), most)
+    return Checkpoints.of_slot(state, slot, lambda: ObjectStore.connect(settings.store), most, member)
 
 
 def main(arguments: list[str], variables: Mapping[str, str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m serving.engine", description=__doc__)
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--slot", type=int, choices=(0, 1), help="index in serving.engines")
+    parser.add_argument("--member", type=int, default=0, help="index in the slot's list of engines (default 0)")
     which.add_argument("--evaluation", action="store_true", help="the engine at evaluate.engine_url")
     parser.add_argument("--model", type=Path, help="checkpoint directory (Hugging Face layout)")
     parser.add_argument("--version", help="version label of --model")
     options = parser.parse_args(arguments)
     settings = settings_.load()
     check_arguments(settings.serving.engine_arguments)
-    where = evaluation_address(settings) if options.evaluation else slot_address(settings, options.slot)
+    where = evaluation_address(settings) if options.evaluation else slot_address(settings, options.slot, options.member)
     where.check()
     for name, value in environment(settings).items():
         if name not in variables:
             os.environ[name] = value
-    checkpoints = checkpoints_of(settings, options.slot)
+    checkpoints = checkpoints_of(settings, options.slot, options.member)
     last = None if options.evaluation else checkpoints.last(options.slot)
     model, version = choose_model(settings, last, options.model, options.version)
     try:

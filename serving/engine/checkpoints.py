@@ -31,9 +31,12 @@ class Checkpoints:
         self._lock = threading.Lock()
 
     @classmethod
-    def of_slot(cls, state: Path, slot: int, connect: Callable[[], ObjectStore], most_deltas: int = 0) -> "Checkpoints":
-        """Return the checkpoints of a slot's engine, whose state lies below serving.state."""
-        return cls(VersionCache(state), VersionCache(state / f"engine-{slot}", most_deltas), connect)
+    def of_slot(
+        cls, state: Path, slot: int, connect: Callable[[], ObjectStore], most_deltas: int = 0, member: int = 0
+    ) -> "Checkpoints":
+        """Return the checkpoints of a slot's engine, of several that at index `member`; its state lies below serving.state."""
+        name = f"engine-{slot}" + (f"-{member}" if member else "")
+        return cls(VersionCache(state), VersionCache(state / name, most_deltas), connect)
 
     @classmethod
     def of_evaluation(cls, state: Path, connect: Callable[[], ObjectStore], most_deltas: int = 0) -> "Checkpoints":

@@ -114,6 +114,8 @@ class VLLMEngine:
     async def swap(self, path: str, version: str, *, idle: bool = False) -> SwapResult:
         """Load another version's weights. Running requests continue with them, their KV cache recomputed.
 
+        A version that the engine holds is not loaded again: each replica of the app asks for it.
+
         Args:
             idle: only if there are no running requests; new ones are refused meanwhile.
 
@@ -122,6 +124,8 @@ class VLLMEngine:
             Busy: with `idle`, requests run; the engine is unchanged.
         """
         async with self._swapping:
+            if version == self.version:
+                return SwapResult(version, 0.0, 0.0, 0.0)
             started = time.perf_counter()
             await self._llm.collective_rpc("tabloop_stage", args=(path,))
             while (status := (await self._llm.collective_rpc("tabloop_stage_status"))[0])["busy"]:

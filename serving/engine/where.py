@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from infra.settings import Settings
+from infra.settings.serving import External, own_engines
 
 PORTS = {"http": 80, "https": 443}
 
@@ -43,11 +44,15 @@ class Where:
             ) from None
 
 
-def slot_address(settings: Settings, slot: int) -> Where:
-    """Return the addresses of a slot's engine, or raise SystemExit."""
-    url, token = settings.serving.engines[slot], settings.serving.engine_token
-    if not isinstance(url, str):
-        raise SystemExit(f"engine: serving.engines[{slot}] is an external server, {url.url}: it has no engine to start here")
+def slot_address(settings: Settings, slot: int, member: int = 0) -> Where:
+    """Return the addresses of a slot's engine, of several that at index `member`, or raise SystemExit."""
+    setting, token = settings.serving.engines[slot], settings.serving.engine_token
+    if isinstance(setting, External):
+        raise SystemExit(f"engine: serving.engines[{slot}] is an external server, {setting.url}: it has no engine to start here")
+    urls = own_engines(setting)
+    if member >= len(urls):
+        raise SystemExit(f"engine: --member {member}: serving.engines[{slot}] has {len(urls)}; expected 0 to {len(urls) - 1}")
+    url = urls[member]
     if not token:
         raise SystemExit("engine: serving.engine_token is not set: `make up` generates it, or set TABLOOP_SERVING__ENGINE_TOKEN")
     return Where.of(url, token.get_secret_value(), settings.serving.engine_host, "serving.engine_host")

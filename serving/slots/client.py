@@ -38,7 +38,8 @@ class SwapRefused(ValueError):
 
 
 class SlotEngine(Protocol):
-    """The engine behind a slot: our own engine process (EngineClient) or an external server (external.ExternalEngine)."""
+    """The engine behind a slot: our own engine process (EngineClient), several (group.EngineGroup), or an external server
+    (external.ExternalEngine)."""
 
     @property
     def url(self) -> str: ...
@@ -56,6 +57,16 @@ class SlotEngine(Protocol):
     @property
     def max_context(self) -> int | None:
         """Most tokens of a prompt and its completion together; None: as many as our own engines take."""
+        ...
+
+    @property
+    def problem(self) -> str:
+        """Engines of the slot that take no traffic although others do, and why; empty: none."""
+        ...
+
+    @property
+    def behind(self) -> bool:
+        """Whether an engine of the slot holds another version than the others."""
         ...
 
     def generate(self, request: EngineRequest) -> AsyncGenerator[Delta]:
@@ -81,10 +92,12 @@ class EngineClient:
     weights_fixed = False
     untrainable_reason = ""
     max_context = None  # the app checks serving.engine_arguments.max_model_len at its start
+    problem, behind = "", False
 
-    def __init__(self, http: aiohttp.ClientSession, url: str, token: str | None) -> None:
+    def __init__(self, http: aiohttp.ClientSession, url: str, token: str | None, host: str = "") -> None:
+        """Name an engine; `host` is the host that requests name, if that is not the URL's."""
         self._http = http
-        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._headers = ({"Authorization": f"Bearer {token}"} if token else {}) | ({"Host": host} if host else {})
         self._channel: Channel | None = None
         self._connecting = asyncio.Lock()
         self.url = url.rstrip("/")

@@ -45,6 +45,8 @@ FINISHES: dict[str, Finish] = {"stop": "stop", "length": "length"}
 class ExternalEngine:
     """The client of one external server, over a shared HTTP session; a client.SlotEngine."""
 
+    problem, behind = "", False
+
     def __init__(self, http: aiohttp.ClientSession, setting: External, policy: Policy) -> None:
         self._http = http
         self._setting = setting

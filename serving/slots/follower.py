@@ -8,18 +8,17 @@ long as its engine is unchanged.
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from infra.registry import Aliases
-from serving.engine.protocol import EngineRequest, SwapResult
+from serving.engine.protocol import BASE_VERSION, SwapResult
 from serving.metrics import Metrics
 from serving.slots.arms import Arms, Slot
 from serving.slots.client import EngineDown, SwapRefused, WrongVersion
 from serving.slots.plan import Load, SlotPlan, plan_slots
+from serving.slots.smoke_test import SmokeTestFailed, smoke_test
 from serving.slots.version_source import Downloaded, SourceMismatch, VersionSource
 
 log = logging.getLogger(__name__)
@@ -29,11 +28,9 @@ RETRY_SECONDS = 5.0
 """Delay before a failed load is tried again."""
 REFUSED_SECONDS = 300.0
 """Delay before a checkpoint that does not fit, or is corrupt, is tried again."""
-SMOKE_TEST = EngineRequest(prompt_token_ids=[1, 2, 3, 4, 5, 6, 7, 8], max_tokens=4, temperature=1.0, top_p=1.0, stop_token_ids=[])
-
-
-class SmokeTestFailed(RuntimeError):
-    """A loaded version gave no log-probabilities, or impossible ones, for the smoke test."""
+BEHIND_SECONDS = 10.0
+"""Seconds for which an engine of a group holds another version before it is brought to the group's: another replica of the app
+may be loading a newer one that this one has not heard of."""
 
 
 @dataclass
@@ -66,6 +63,9 @@ class Follower:
         self._retry_at: dict[str, float] = {}
         self._loading: Loading | None = None
         self._downloads: dict[str, asyncio.Task[Downloaded]] = {}
+        self._behind_since: dict[int, float] = {}
+        """When an engine of a slot's group was first seen behind, by slot."""
+        self._catching_up: asyncio.Task[None] | None = None
         self._locks = [asyncio.Lock() for _ in arms.slots]
         """One per slot, held while it is verified or its weights are swapped."""
 
@@ -83,8 +83,9 @@ class Follower:
                 if not await self.wait_for_load(self._seconds):
                     await asyncio.sleep(self._seconds)
         finally:
-            if self._loading and self._loading.task:
-                self._loading.task.cancel()
+            for task in (self._loading and self._loading.task, self._catching_up):
+                if task:
+                    task.cancel()
 
     async def step(self) -> None:
         """Read the registry and the engines once, set the arms, and start or cancel a load."""
@@ -96,6 +97,7 @@ class Follower:
         self._set_arms(plan)
         self._report_unloadable(versions, plan)
         self._start_load(plan.load)
+        self._start_catching_up()
 
     async def wait_for_load(self, seconds: float | None = None) -> bool:
         """Wait for the load in progress, at most `seconds`; return whether there was one."""
@@ -119,6 +121,44 @@ class Follower:
         if load is not None and self._clock() >= self._retry_at.get(load.version, 0.0):
             self._loading = Loading(load)
             self._loading.task = asyncio.create_task(self._load(self._loading))
+
+    def _start_catching_up(self) -> None:
+        """Bring engines of a group that hold another version to the group's, if an alias names it and nothing is loading."""
+        now = self._clock()
+        for slot in self._arms.slots:
+            if not slot.engine.behind:
+                self._behind_since.pop(slot.index, None)
+        if self._loading or (self._catching_up and not self._catching_up.done()):
+            return
+        for slot in self._arms.slots:
+            long_behind = slot.engine.behind and now - self._behind_since.setdefault(slot.index, now) >= BEHIND_SECONDS
+            if long_behind and slot.up and slot.version in self._wanted() and now >= self._retry_at.get(slot.version or "", 0.0):
+                self._catching_up = asyncio.create_task(self._catch_up(slot, slot.version or ""))
+                return
+
+    async def _catch_up(self, slot: Slot, version: str) -> None:
+        """Load the slot's version into the engines that lack it, while the others serve."""
+        try:
+            downloaded = await self._downloaded(version)
+            copy = await slot.engine.fetch(version, downloaded.source, downloaded.path)
+            async with self._locks[slot.index]:
+                await slot.engine.swap(copy.path, version)
+        except Exception as error:  # of any part: the engine takes no traffic, the status page shows why, a later step retries
+            log.warning("slot %d: an engine does not take version %s: %s", slot.index, version, error)
+            self._postpone(version, error)
+            return
+        log.info("slot %d: every engine that answers holds version %s", slot.index, version)
+
+    def _wanted(self) -> set[str]:
+        """Return the registered versions that a slot is to hold."""
+        aliases = self._aliases
+        beside = aliases.beside.champion if aliases.beside else None
+        return {version for version in (aliases.champion, aliases.challenger, beside) if version and version != BASE_VERSION}
+
+    def _postpone(self, version: str, error: Exception) -> None:
+        """Set when a load of a version is tried again."""
+        refused = isinstance(error, SwapRefused | ValueError)
+        self._retry_at[version] = self._clock() + (REFUSED_SECONDS if refused else RETRY_SECONDS)
 
     async def _read_registry(self) -> None:
         try:
@@ -154,6 +194,10 @@ class Follower:
                     return
             reason = slot.engine.untrainable_reason
             slot.state = f"version {slot.version}" + (f", not trained on: {reason}" if reason else "")
+            if problem := slot.engine.problem:
+                self._arms.problems[f"slot {slot.index}"] = problem
+            else:
+                self._arms.problems.pop(f"slot {slot.index}", None)
 
     def _set_arms(self, plan: SlotPlan) -> None:
         arms = self._arms
@@ -189,8 +233,7 @@ class Follower:
         ) as error:  # of any part: the slot takes no traffic, the status page shows the reason, a later step retries
             log.warning("cannot load version %s into slot %d: %s", load.version, load.slot, error)
             self._arms.problems[load.role] = f"version {load.version}: {error}"
-            refused = isinstance(error, SwapRefused | ValueError)
-            self._retry_at[load.version] = self._clock() + (REFUSED_SECONDS if refused else RETRY_SECONDS)
+            self._postpone(load.version, error)
             return
         self._arms.problems.pop(load.role, None)
         self._metrics.swaps.labels(load.slot).inc()
@@ -233,13 +276,7 @@ class Follower:
     async def _verify(self, slot: Slot, version: str) -> None:
         """Check the version's source and run the smoke test; from then on the slot may take traffic."""
         await asyncio.to_thread(self._source.check, version)
-        logprobs: list[float] = []
-        async with aclosing(slot.engine.generate(replace(SMOKE_TEST, version=version))) as deltas:
-            async for delta in deltas:
-                logprobs += delta.logprobs
-        has_logprobs = not slot.engine.untrainable_reason  # else an answer without an error is enough
-        if has_logprobs and (not logprobs or not all(math.isfinite(p) and p <= 0 for p in logprobs)):
-            raise SmokeTestFailed(f"version {version}: log-probabilities {logprobs} of the smoke test")
+        await smoke_test(slot.engine, version)
         slot.estimate = await asyncio.to_thread(self._source.estimate, version)
         slot.verified = (slot.pid, version)
 

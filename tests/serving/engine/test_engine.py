@@ -158,6 +158,15 @@ async def test_logprobs_are_exact_after_a_swap_with_a_warm_cache(engine: Running
         await sample(client, version="1")
 
 
+async def test_a_version_that_the_engine_holds_is_not_loaded_again(engine: RunningEngine, client: EngineClient) -> None:
+    """Each replica of the app asks for it; another load would pause everybody's completions and empty the prefix cache."""
+    path = str(engine.models["2"])
+    first, second = await asyncio.gather(client.swap(path, "2"), client.swap(path, "2"))
+    assert first.version == second.version == "2"
+    assert min(first.stage_ms, second.stage_ms) == 0 < max(first.stage_ms, second.stage_ms)
+    assert (await sample(client, version="2"))[-1].spans == (("2", 0, 24),)
+
+
 async def run_batch(engine: RunningEngine, batch: Batch) -> tuple[int, list[dict[str, Any]]]:
     """Return the status and the lines of a batch, in order of its prompts."""
     headers = {"Authorization": "Bearer secret"}

@@ -1,0 +1,275 @@
+"""Several engines behind one slot: they hold the same version, and each completion is sampled by one of them.
+
+Prompts that begin alike go to one engine, whose prefix cache has their beginning, unless it has more than its share of this app's
+completions: then to the engine with the fewest (after "Consistent Hashing with Bounded Loads", Mirrokni et al., 2018). An engine
+that fails takes nothing until it answers again, and another one takes over what it had not begun.
+"""
+
+import asyncio
+import hashlib
+import ipaddress
+import math
+import socket
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+from serving.engine.protocol import Delta, EngineCopy, EngineRequest, Health, SwapResult
+from serving.slots.client import EngineClient, EngineDown, RequestRefused, WrongVersion
+from serving.slots.smoke_test import SmokeTestFailed, smoke_test
+
+PREFIX_TOKENS = 32
+"""Tokens at the beginning of a prompt that choose its engine. vLLM caches whole blocks from the first token on."""
+MOST_LOAD = 1.25
+"""Completions of one engine beyond which a prompt leaves it, as a multiple of the mean."""
+GROUP_PID = 0
+"""A group is no process: each engine is verified by itself when its process or version changes."""
+
+T = TypeVar("T")
+Connect = Callable[[str, str], EngineClient]
+"""Returns the client of an engine at a URL; a second argument that is not empty is the host that requests name."""
+Resolve = Callable[[str], Awaitable[Sequence[str]]]
+"""Returns the IP addresses of a name."""
+
+
+@dataclass(eq=False)
+class Member:
+    """One engine of a group."""
+
+    client: EngineClient
+    health: Health | None = None
+    """Its last answer; none: it does not answer."""
+    problem: str = "not asked yet"
+    """Why it takes no traffic; empty if it does."""
+    verified: tuple[int, str] = (-1, "")
+    """Process and version that passed the smoke test."""
+    in_flight: int = 0
+    """Completions that this app has running in it."""
+    fetched: tuple[str, str] = ("", "")
+    """The version that it fetched last, and its directory there."""
+
+    def holds(self, version: str) -> bool:
+        """Whether it answers with this version."""
+        return self.health is not None and self.health.version == version
+
+    def serves(self, version: str) -> bool:
+        """Whether it takes traffic of this version."""
+        return self.health is not None and self.verified == (self.health.pid, version) and self.holds(version)
+
+    def lost(self, error: Exception) -> None:
+        """Take no traffic until it is asked again."""
+        self.health, self.problem = None, str(error)
+
+
+class EngineGroup:
+    """The engines of a slot as one (client.SlotEngine)."""
+
+    weights_fixed = False
+    untrainable_reason = ""
+    max_context = None
+
+    def __init__(self, connect: Connect, urls: Sequence[str], resolve: Resolve | None = None) -> None:
+        """Name the engines; none is asked yet.
+
+        Args:
+            connect: makes the client of an engine.
+            urls: addresses of the engines. A name with several IP addresses is an engine for each.
+            resolve: looks a name up; by default as the machine does.
+        """
+        self._connect, self._urls, self._resolve = connect, urls, resolve or addresses
+        self._engines: dict[str, dict[str, str]] = {}
+        """What was found last for each of the URLs."""
+        self._members: dict[str, Member] = {}
+        self._version = ""
+        self.url = ", ".join(urls)
+
+    @property
+    def problem(self) -> str:
+        """Engines that take no traffic, and why; empty if all do."""
+        problems = [(url, member.problem) for url, member in self._members.items() if member.problem]
+        return "; ".join(problem if problem.startswith(url) else f"{url}: {problem}" for url, problem in problems)
+
+    @property
+    def behind(self) -> bool:
+        """Whether an engine that answers holds another version than the group."""
+        return any(member.health and not member.holds(self._version) for member in self._members.values())
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[Delta]:
+        """Sample a completion on one engine, or on another if it fails before its first token. See EngineClient.generate."""
+        if request.version not in (None, self._version):
+            raise WrongVersion(f"{self.url}: holds version {self._version}, asked for {request.version}")
+        tried = set[Member]()
+        while True:
+            member = self._chosen(request.prompt_token_ids, tried)
+            tried.add(member)
+            begun = False
+            member.in_flight += 1
+            try:
+                async with aclosing(member.client.generate(request)) as deltas:
+                    async for delta in deltas:
+                        begun = True
+                        yield delta
+                return
+            except RequestRefused:
+                raise
+            except (EngineDown, WrongVersion) as error:
+                member.lost(error)
+                if begun or not self._serving(tried):
+                    raise
+            finally:
+                member.in_flight -= 1
+
+    async def health(self) -> Health:
+        """Look up the names, ask every engine, and verify those that are new. Raises EngineDown if none serves.
+
+        The group's version is the one that it served before, while an engine holds it; else that of most engines.
+        """
+        await self._find()
+        members = list(self._members.values())
+        await asyncio.gather(*(self._ask(member) for member in members))
+        if answers := [member.health.version for member in members if member.health]:
+            if self._version not in answers:
+                self._version = Counter(answers).most_common(1)[0][0]
+            await asyncio.gather(*(self._verify(member) for member in members))
+        if not (serving := self._serving()):
+            raise EngineDown(self.problem)
+        running = sum(member.health.running for member in serving if member.health)
+        return Health(self._version, GROUP_PID, running, serving[0].health.path if serving[0].health else "")
+
+    async def fetch(self, version: str, source: str, path: str) -> EngineCopy:
+        """Let every engine that lacks a version fetch it. Raises as EngineClient.fetch does, if all fail."""
+
+        async def one(member: Member) -> EngineCopy:
+            copy = await member.client.fetch(version, source, path)
+            member.fetched = (version, copy.path)
+            return copy
+
+        copies = await _each(self._lacking(version), one)
+        how = next((copy.how for copy in copies if copy.how != "held"), "held")
+        return EngineCopy("", how, sum(copy.bytes for copy in copies))
+
+    async def swap(self, path: str, version: str) -> SwapResult:
+        """Load a version into every engine that lacks it and has fetched it, and verify these.
+
+        Returns the result of the longest pause. Raises as EngineClient.swap does, or SmokeTestFailed, if all fail; an engine that
+        fails alone takes no traffic.
+        """
+
+        async def one(member: Member) -> SwapResult:
+            result = await member.client.swap(member.fetched[1], version)
+            await self._ask(member)
+            await self._pass(member, version)
+            return result
+
+        lacking = [member for member in self._lacking(version) if member.fetched[0] == version]
+        results = await _each(lacking, one)
+        self._version = version
+        return max(results, key=lambda result: result.pause_ms + result.commit_ms, default=SwapResult(version, 0.0, 0.0, 0.0))
+
+    async def _find(self) -> None:
+        """Take in the engines that the names have now, and leave out all others. A failed look-up changes nothing."""
+        found = dict[str, Member]()
+        for url in self._urls:
+            try:
+                self._engines[url] = await _engines(url, self._resolve)
+            except OSError as error:
+                if url not in self._engines:
+                    raise EngineDown(f"{url}: {error}") from error
+            for engine, host in self._engines[url].items():
+                found[engine] = self._members.get(engine) or Member(self._connect(engine, host))
+        self._members = found
+
+    async def _ask(self, member: Member) -> None:
+        try:
+            member.health = await member.client.health()
+        except EngineDown as error:
+            member.lost(error)
+
+    async def _verify(self, member: Member) -> None:
+        """Let an engine take traffic if it holds the group's version and passes the smoke test."""
+        if member.health is None:
+            return
+        if not member.holds(self._version):
+            member.problem = f"holds version {member.health.version}, the others {self._version}"
+        elif member.serves(self._version):
+            member.problem = ""
+        else:
+            try:
+                await self._pass(member, self._version)
+            except (EngineDown, WrongVersion, SmokeTestFailed) as error:
+                member.problem = f"not verified: {error}"
+
+    async def _pass(self, member: Member, version: str) -> None:
+        if member.health is None:
+            raise EngineDown(member.problem)
+        await smoke_test(member.client, version)
+        member.verified, member.problem = (member.health.pid, version), ""
+
+    def _lacking(self, version: str) -> list[Member]:
+        return [member for member in self._members.values() if member.health and not member.holds(version)]
+
+    def _serving(self, without: Collection[Member] = ()) -> list[Member]:
+        return [member for member in self._members.values() if member.serves(self._version) and member not in without]
+
+    def _chosen(self, prompt: Sequence[int], without: Collection[Member]) -> Member:
+        serving = self._serving(without)
+        if not serving:
+            raise EngineDown(self.problem or f"no engine serves version {self._version}")
+        beginning = b" ".join(str(token).encode() for token in prompt[:PREFIX_TOKENS])
+        favourite = max(serving, key=lambda member: _rank(beginning, member.client.url))
+        most = math.ceil(MOST_LOAD * (1 + sum(member.in_flight for member in serving)) / len(serving))
+        return favourite if favourite.in_flight < most else min(serving, key=lambda member: member.in_flight)
+
+
+async def addresses(name: str) -> Sequence[str]:
+    """Return the IP addresses of a name, of one family, since an engine may have one of each. Raises OSError."""
+    found = await asyncio.get_running_loop().getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    family = min(entry[0] for entry in found)  # IPv4 before IPv6
+    return sorted({str(entry[4][0]) for entry in found if entry[0] == family})
+
+
+async def _engines(url: str, resolve: Resolve) -> dict[str, str]:
+    """Return the URL of each engine behind a URL, with the host that requests name; empty where the URL's own does.
+
+    A name with https stays as it is: its certificate is checked against the name.
+    """
+    address = urlsplit(url)
+    name = address.hostname or ""
+    if address.scheme != "http" or _is_ip(name):
+        return {url: ""}
+    port = "" if address.port is None else f":{address.port}"
+    found = await resolve(name)
+    return {f"http://{f'[{ip}]' if ':' in ip else ip}{port}": address.netloc for ip in found}
+
+
+def _is_ip(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _rank(beginning: bytes, url: str) -> bytes:
+    """Return how much an engine is the one for a beginning (rendezvous hashing, Thaler and Ravishankar, 1998)."""
+    return hashlib.blake2b(beginning + url.encode(), digest_size=8).digest()
+
+
+async def _each(members: Sequence[Member], action: Callable[[Member], Awaitable[T]]) -> list[T]:
+    """Do something with engines at once. One that fails takes no traffic; if all fail, the first error is raised."""
+    results = await asyncio.gather(*(action(member) for member in members), return_exceptions=True)
+    done, failed = list[T](), list[Exception]()
+    for member, result in zip(members, results, strict=True):
+        if isinstance(result, Exception):
+            member.problem = f"{result}"
+            failed.append(result)
+        elif isinstance(result, BaseException):
+            raise result
+        else:
+            done.append(result)
+    if failed and not done:
+        raise failed[0]
+    return done
