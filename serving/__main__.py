@@ -134,7 +134,7 @@ def wire(settings: Settings, http: aiohttp.ClientSession, metrics: Metrics, drai
     spool = Spool(settings_.path(serving.spool), serving.spool_bytes)
     store = ObjectStore.connect(settings.store)
     shipper = Shipper(spool, store, serving.ship_seconds)
-    access = Access(serving, metrics.ignored_users.inc)
+    access = Access(serving, metrics.ignored_users.inc, metrics.unshared_rates.inc)
     hosts = accepted_hosts(serving)
     sampling = policy(settings)
     redactor = event_redactor(settings, metrics)
@@ -182,6 +182,7 @@ async def serve(settings: Settings) -> None:
             await asyncio.gather(*background, return_exceptions=True)
             await recorder.settle()
             await recorder.spool.close()
+            await access.aclose()
             drain.recorded = True
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(shipper.ship(), drain.seconds_left - EXIT_SECONDS)

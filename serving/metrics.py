@@ -130,6 +130,11 @@ class Metrics:
         self.ignored_users = Counter(
             "tabloop_ignored_users", "Requests that named a user and whose token may not", registry=registry
         )
+        self.unshared_rates = Counter(
+            "tabloop_unshared_rates",
+            "Requests that this replica counted alone, since the server of serving.valkey did not answer",
+            registry=registry,
+        )
         self.redacted = Counter("tabloop_redacted", "Completions recorded with a secret removed", registry=registry)
         self.unrecorded = Counter("tabloop_unrecorded", "Completions served and not recorded", registry=registry)
         self.texts_dropped = Counter(

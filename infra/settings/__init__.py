@@ -30,7 +30,7 @@ FILE_VARIABLE = "TABLOOP_SETTINGS"
 __all__ = ["FILE_VARIABLE", "LOCAL", "PRODUCTION", "ROOT", "Settings", "SettingsError", "dump", "load", "masked", "path"]
 CREDENTIALS = re.compile(r"(?<=//)[^/?#\s\"'\\]*@")
 """The part `user:password@` of a URL."""
-SECRET_WORDS = ("key", "token", "secret", "password", "auth_string", "webhook")
+SECRET_WORDS = ("key", "token", "secret", "password", "auth_string", "webhook", "valkey")
 """Words in the names of settings whose values no message shows."""
 HIDDEN = "**********"
 LOCAL_SERVERS = {"store": "endpoint", "registry": "uri", "orchestration": "api"}

@@ -1,5 +1,6 @@
 """Settings of the serving app: sampling, access, terms of participation, engine slots, spool."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
@@ -66,7 +67,7 @@ class AccessToken(Section):
     serving.name_users), versions (see and pin the version that serves), metrics (read /metrics), admin (read the status page and
     /admin; includes versions and metrics)."""
     requests_per_minute: int = Field(600, ge=1)
-    """Requests per minute, spread evenly over the minute; each replica of the app counts separately."""
+    """Requests per minute, spread evenly over the minute; each replica of the app counts separately without serving.valkey."""
 
 
 def secure_address(value: str) -> str:
@@ -75,6 +76,20 @@ def secure_address(value: str) -> str:
     on_this_machine = address.scheme == "http" and address.hostname in ("localhost", "127.0.0.1", "::1")
     if not (address.scheme == "https" and address.hostname) and not on_this_machine:
         raise ValueError(f"{value[:200]!r}: expected an address that begins with https://")
+    return value
+
+
+VALKEY = re.compile(r"(?:valkey|redis)s?://(?:[^\s/?#@]*@)?(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(\d{1,5})(?:/\d{1,5})?")
+
+
+def valkey_address(value: SecretStr) -> SecretStr:
+    """Return the address of a Valkey or Redis server. Raises ValueError, without the address: it may hold a password."""
+    address = VALKEY.fullmatch(value.get_secret_value())
+    if not address or not 0 < int(address[1]) < 1 << 16:
+        raise ValueError(
+            "expected valkey://HOST:PORT, or valkey://:PASSWORD@HOST:PORT/DB (valkeys:// for TLS), with @, / and such characters "
+            "of the password percent-encoded"
+        )
     return value
 
 
@@ -95,7 +110,8 @@ class OpenIDConnect(Section):
     roles: tuple[Literal["complete", "feedback", "versions"], ...] = ("complete", "feedback")
     """What the tokens allow."""
     requests_per_minute: int = Field(600, ge=1)
-    """Requests per minute of each user, spread evenly over the minute; each replica of the app counts separately."""
+    """Requests per minute of each user, spread evenly over the minute; each replica of the app counts separately without
+    serving.valkey."""
     leeway_seconds: float = Field(30.0, ge=0, le=300)
     """Seconds by which the issuer's clock may differ from the app's."""
     key_seconds: float = Field(300.0, ge=10)
@@ -271,7 +287,13 @@ class Serving(Section):
     oidc: OpenIDConnect | None = None
     """The team's OpenID Connect issuer, whose tokens stand for their subjects; none: such tokens are refused."""
     requests_per_minute: int = Field(60_000, ge=1)
-    """Requests per minute of each of the three tokens above; a whole team sends about a hundredth of this."""
+    """Requests per minute of each of the three tokens above; a whole team sends about a hundredth of this. Each replica of the
+    app counts separately without serving.valkey."""
+    valkey: Annotated[SecretStr, AfterValidator(valkey_address)] | None = None
+    """Valkey or Redis server in which all replicas of the app count a token's or user's requests together:
+    "valkey://[[USER]:PASSWORD@]HOST:PORT[/DB]", "valkeys://..." for TLS; redis:// and rediss:// are accepted too. It learns keyed
+    hashes of names, no token and no user id. All replicas need the same serving.user_secret. None: each replica counts by itself,
+    as it does while the server does not answer."""
     terms: Terms = Terms()
     """Terms of projects without an entry in serving.projects."""
     projects: dict[ProjectName, Terms] = Field(default={})

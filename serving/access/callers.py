@@ -12,6 +12,7 @@ from infra.settings.schema import Role, Serving, Terms, UserTerms
 from serving.access.credentials import Clock, Credential, Denied, digest
 from serving.access.known_tokens import KnownTokens
 from serving.access.oidc import Issuer
+from serving.access.shared_rates import SharedRates
 
 PROJECT = re.compile(r"[\w.-]{1,64}")
 PROJECT_RULE = "1 to 64 letters, digits, dots, dashes and underscores"
@@ -44,13 +45,18 @@ class Access:
     """Checks tokens and names callers."""
 
     def __init__(
-        self, settings: Serving, on_ignored_user: Callable[[], None] = lambda: None, clock: Clock = time.monotonic
+        self,
+        settings: Serving,
+        on_ignored_user: Callable[[], None] = lambda: None,
+        on_unshared_rate: Callable[[], None] = lambda: None,
+        clock: Clock = time.monotonic,
     ) -> None:
         """Read the tokens.
 
         Args:
             settings: the settings of serving.
             on_ignored_user: called for each request that names another user without the role `users`.
+            on_unshared_rate: called for each request that this replica counts alone, since Valkey does not answer.
             clock: seconds, for the rates.
 
         Raises:
@@ -69,6 +75,8 @@ class Access:
             raise SystemExit(f"serving: {error}") from None
         if not self.tokens and not self._issuer:
             raise SystemExit(_unset("token"))
+        valkey = settings.valkey.get_secret_value() if settings.valkey else ""
+        self._shared_rates = SharedRates.connect(valkey, on_unshared_rate, clock) if valkey else None
         admin_token = settings.admin_token.get_secret_value() if settings.admin_token else ""
         self._admin_token = admin_token.encode()
         self.logins = Logins(admin_token) if admin_token else None
@@ -100,8 +108,27 @@ class Access:
         if credential is None:
             raise Denied(401, "wrong token")
         credential.require(role)
-        credential.admit()
+        credential.admit()  # first: it refuses a flood without a round trip
+        if self._shared_rates:
+            seconds = await self._shared_rates.wait(self._hashed_name(credential), credential.limiter.per_minute)
+            if seconds:
+                raise credential.too_many(seconds)
         return credential
+
+    @property
+    def problems(self) -> dict[str, str]:
+        """What does not work now, by the part that says so."""
+        found = {"tokens": self.tokens.problem, "valkey": self._shared_rates.problem if self._shared_rates else ""}
+        return {part: problem for part, problem in found.items() if problem}
+
+    async def aclose(self) -> None:
+        """Close the connections to Valkey."""
+        if self._shared_rates:
+            await self._shared_rates.aclose()
+
+    def _hashed_name(self, credential: Credential) -> str:
+        """Return the keyed hash of a token's name. A token that replaces another keeps its name, and so its history."""
+        return user_hash(self.user_secret, f"credential:{credential.name}")
 
     def _password(self, headers: Mapping[str, str]) -> bytes:
         """Return the token that a browser sends as its password; of an administrator's session, the administrator's."""
@@ -123,14 +150,12 @@ class Access:
             has = ", ".join(sorted(credential.projects))
             raise Denied(403, f"X-Project-ID: token {credential.name} has {has}, not {project}")
         hashed = user_hash(self.user_secret, self._user(credential, headers.get("x-user-id") or user))
-        # A token that replaces another keeps its name, and so its history.
-        hashed_name = user_hash(self.user_secret, f"credential:{credential.name}")
         terms = self._terms(project, hashed)
         opts_out = headers.get("x-tabloop-opt-out", "") not in ("", "0", "false")
         return Caller(
             project,
             hashed,
-            hashed_name,
+            self._hashed_name(credential),
             client,
             opted_out=opts_out or not terms.logged,
             experiments=terms.experiments,

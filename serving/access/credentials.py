@@ -61,6 +61,7 @@ class Credential:
     """Projects that it may name; empty: all."""
     roles: frozenset[Role]
     limiter: RateLimiter
+    """Its rate on this replica."""
 
     def require(self, role: Role) -> None:
         """Raise Denied with 403 if the token lacks a role."""
@@ -69,9 +70,13 @@ class Credential:
             raise Denied(403, f"token {self.name}: this needs the role {role}, the token has {has}")
 
     def admit(self) -> None:
-        """Count a request. Raises Denied with 429 for too many."""
+        """Count a request on this replica. Raises Denied with 429 for too many."""
         if seconds := self.limiter.wait():
-            raise Denied(429, f"token {self.name}: too many requests; wait {seconds:.1f} s", int(seconds) + 1)
+            raise self.too_many(seconds)
+
+    def too_many(self, seconds: float) -> Denied:
+        """Return the refusal of a request that may be repeated after some seconds."""
+        return Denied(429, f"token {self.name}: too many requests; wait {seconds:.1f} s", int(seconds) + 1)
 
 
 class TokenTable(Section):

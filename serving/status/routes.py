@@ -232,7 +232,7 @@ def _status(sources: StatusSources) -> dict[str, Any]:
         "challenger": versions.get("challenger"),
         "experiment": arms.experiment.model_dump() if arms.experiment else None,
         "slots": slots,
-        "problems": arms.problems | ({"tokens": problem} if (problem := sources.access.tokens.problem) else {}),
+        "problems": arms.problems | sources.access.problems,
         "spool": {"bytes": spool.bytes, "segments": spool.segments, "oldest_seconds": spool.oldest, "set_aside": spool.set_aside},
         "shipped": sources.shipper.shipped,
         "store_error": sources.shipper.error,

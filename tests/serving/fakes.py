@@ -343,7 +343,7 @@ class House:
         )
         self.arms = Arms((first, second))
         self.spool = Spool(self.directory / "spool", self.spool_bytes)
-        self.access = access = Access(self.settings, self.metrics.ignored_users.inc)
+        self.access = access = Access(self.settings, self.metrics.ignored_users.inc, self.metrics.unshared_rates.inc)
         redactor = EventRedactor(Redactor(), LongTexts(), Kept())
         opt_outs = OptOuts(access.user_secret, self.directory / "state" / "opted_out.jsonl")
         self.recorder = Recorder(self.spool, self.metrics, redactor, opt_outs)
@@ -376,6 +376,7 @@ class House:
     async def __aexit__(self, *error: object) -> None:
         await self.recorder.settle()
         await self.exit_stack.aclose()
+        await self.access.aclose()
         await self.spool.close()
 
     def add_version(self, version: str) -> None:
