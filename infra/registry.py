@@ -181,10 +181,6 @@ class Registry:
         body = {"name": self.model, "version": version, "description": description[:MOST_DESCRIPTION]}
         self._call("PATCH", "model-versions/update", json=body)
 
-    def delete_version(self, version: str) -> None:
-        """Remove a version from the registry; its checkpoint stays."""
-        self._call("DELETE", "model-versions/delete", json={"name": self.model, "version": version})
-
     def set_alias(self, alias: str, version: str) -> None:
         """Point an alias at a version."""
         self._call("POST", "registered-models/alias", json={"name": self.model, "alias": alias, "version": version})

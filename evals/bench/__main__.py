@@ -50,10 +50,7 @@ MINUTES: Mapping[str, Size[float]] = {
     "showing": Size(6, 0.5),
     "recipes": Size(300, 0.6),
 }
-"""Benchmarks in their order, with their rough time on two cores: what the time left is counted by.
-
-`loop` is the first: `serving` leaves requests of versions that it removes from the registry, and a cycle refuses so many of them.
-"""
+"""Benchmarks in their order, with their rough time on two cores: what the time left is counted by."""
 ON_DEMAND: Mapping[str, Size[float]] = {"fleet": Size(6, 4)}
 """Benchmarks that run only if they are named, since they need programs that no pinned list has."""
 KNOWN = {**MINUTES, **ON_DEMAND}

@@ -16,7 +16,7 @@ from infra.stack import control
 
 PARTS = Size(full=("engine-0", "engine-1", "evaluation", "serving", "s3", "mlflow", "prefect", "worker"), quick=("serving",))
 LABELS, USERS = Size(full=600, quick=200), 60
-BACK_SECONDS, CYCLE_SECONDS = 240.0, 900.0
+BACK_SECONDS, CYCLE_SECONDS = 240.0, Size(full=900.0, quick=240.0)
 PAUSE_SECONDS = 5.0
 
 
@@ -48,8 +48,8 @@ async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
         registry.delete_alias(CHALLENGER)
         began = time.monotonic()
         with bench.part("cycle after the kills", share=0.4):
-            attempts = await _complete_cycle(settings)
-        yield figure("cycle_after_all_kills", time.monotonic() - began, "s", most=CYCLE_SECONDS)
+            attempts = await _complete_cycle(settings, CYCLE_SECONDS.of(bench.quick))
+        yield figure("cycle_after_all_kills", time.monotonic() - began, "s", most=CYCLE_SECONDS.of(bench.quick))
         yield figure("cycle_runs_until_one_ended", attempts, "")
         yield figure("requests_answered", traffic.tally.total.answered, "")
     finally:
@@ -81,20 +81,20 @@ async def _until_answered(traffic: Traffic, count: int, when: str) -> None:
         await asyncio.sleep(0.2)
 
 
-async def _complete_cycle(settings: Settings) -> int:
+async def _complete_cycle(settings: Settings, seconds: float) -> int:
     """Start the cycle's deployment until a run opens an A/B test, as its schedule would. Return the number of runs.
 
     A run that died with its worker holds its deployment's only slot until Prefect marks it as crashed, and further runs are
     cancelled until then.
     """
-    deadline, attempts = time.monotonic() + CYCLE_SECONDS, 0
+    deadline, attempts = time.monotonic() + seconds, 0
     async with Orchestration(settings.orchestration) as prefect:
         while True:
             identifier = await prefect.start(CYCLE)
             attempts += 1
             while not (run := await prefect.flow_run(identifier)).ended:
                 if time.monotonic() > deadline:
-                    raise RuntimeError(f"cycle: {run.state} after {CYCLE_SECONDS:.0f} s; see the run in Prefect")
+                    raise RuntimeError(f"cycle: {run.state} after {seconds:.0f} s; see the run in Prefect")
                 await asyncio.sleep(1.0)
             if "open experiment" in {task.name for task in await prefect.tasks(identifier)}:
                 return attempts
