@@ -14,6 +14,7 @@ from infra import architectures
 from infra import settings as settings_
 from infra.architectures import UnsupportedCheckpoint
 from infra.settings import Settings
+from infra.stack import files
 from infra.store import ObjectStore
 from serving.engine.checkpoints import Checkpoints
 from serving.engine.protocol import BASE_VERSION
@@ -95,6 +96,7 @@ def main(arguments: list[str], variables: Mapping[str, str]) -> int:
     for name, value in environment(settings).items():
         if name not in variables:
             os.environ[name] = value
+    os.umask(files.PRIVATE)
     checkpoints = checkpoints_of(settings, options.slot, options.member)
     last = None if options.evaluation else checkpoints.last(options.slot)
     model, version = choose_model(settings, last, options.model, options.version)

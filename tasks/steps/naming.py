@@ -8,6 +8,7 @@ from prefect.client.orchestration import get_client
 from prefect.runtime import flow_run
 
 from infra.records import ExperimentRecord
+from infra.stack import files
 from tasks.labels.accounting import Waiting
 from tasks.steps.step import attempt_to_show
 
@@ -50,13 +51,17 @@ def name_of(experiment: ExperimentRecord) -> str:
 
 
 def advised(what_to_do: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Return a decorator of a flow's function that adds what to do to an error's message, which Prefect shows with the run."""
+    """Return a decorator of a flow's function that adds what to do to an error's message, which Prefect shows with the run.
+
+    What the flow and its children write is for their owner alone, whatever the worker's umask is.
+    """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @wraps(function)
         def run(*arguments: P.args, **keywords: P.kwargs) -> R:
             try:
-                return function(*arguments, **keywords)
+                with files.private():
+                    return function(*arguments, **keywords)
             except Exception as error:
                 before, told = str(error), f"{error}\n\nWhat to do: {what_to_do}"
                 error.args = (told, *error.args[1:])

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from infra import settings as configuration
 from infra.settings.training import Train
+from infra.stack import files
 from tasks.trainer import nodes
 from tasks.trainer.run import TrainingFailed, follow
 
@@ -53,6 +54,7 @@ def take_part(folder: Path, update: nodes.Update, settings: Train, name: str) ->
 
 def main() -> None:
     """Take part in one update after the other."""
+    os.umask(files.PRIVATE)
     settings = configuration.load().train
     if settings.nodes == 1:
         sys.exit("node: train.nodes = 1, expected at least 2, with train.rendezvous: the flow's machine trains alone")

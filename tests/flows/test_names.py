@@ -1,7 +1,9 @@
 """Runs are called by what they do, carry tags, show charts, and say what to do when they fail."""
 
 import errno
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from infra.records import ExperimentRecord, Stage
 from tasks.steps.naming import FlowFailed, advised, name_of
 from tasks.steps.pages import MOST_POINTS, curve, curves
 from tests.flows.conftest import World
+from tests.stack import open_to_others
 
 
 def of_run(run: Callable[..., Any]) -> tuple[str, set[str], str]:
@@ -70,6 +73,21 @@ def test_an_error_whose_text_is_not_its_argument_is_told_by_another_one() -> Non
     with pytest.raises(FlowFailed, match=r"(?s)OSError: .*No space left.*What to do: free some space") as raised:
         fail()
     assert isinstance(raised.value.__cause__, OSError)
+
+
+def test_what_a_flow_writes_is_for_its_owner_alone(tmp_path: Path) -> None:
+    @advised("run it again")
+    def write() -> None:
+        (tmp_path / "folder").mkdir()
+        (tmp_path / "samples").write_text("code")
+
+    before = os.umask(0)
+    try:
+        write()
+        assert os.umask(0) == 0, "the process's own umask is as before"
+    finally:
+        os.umask(before)
+    assert open_to_others(tmp_path) == []
 
 
 def test_a_run_of_the_watch_is_called_so() -> None:
