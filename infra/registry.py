@@ -226,10 +226,16 @@ class Registry:
             return response.json()
         if missing_ok and response.status_code == 404:
             return {}
-        if response.status_code in (401, 403):
+        if response.status_code == 401:
             raise RegistryError(
-                f"registry: {method} {path}: HTTP {response.status_code}: registry.username and registry.password, or "
-                "registry.token, are not those of the server; `make up` generates those of the local one"
+                f"registry: {method} {path}: HTTP 401: registry.username and registry.password, or registry.token, are not those "
+                "of the server; `make up` generates those of the local one"
+            )
+        if response.status_code == 403:
+            raise RegistryError(
+                f"registry: {method} {path}: HTTP 403: the account of registry.username or registry.token may not do this (it "
+                "may write what it made, and what an administrator of MLflow grants it), or the server does not answer to the "
+                "host name of registry.uri"
             )
         failure = NotRegistered if response.status_code == 404 else RegistryError
         raise failure(f"registry: {method} {path}: HTTP {response.status_code}: {response.text[:300]}")

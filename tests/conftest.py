@@ -1,8 +1,13 @@
 """Fixtures of all tests: the real stack or a part of it, started on first use."""
 
 import gc
+import subprocess
+import sys
+import time
 from collections.abc import Generator, Iterator
+from contextlib import suppress
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 from hypothesis import settings
@@ -10,16 +15,16 @@ from xdist.scheduler import LoadScopeScheduling
 
 from infra.store import ObjectStore
 from tests import stack as stack_
-from tests.stack import Stack
+from tests.stack import Stack, free_ports
 
 settings.register_profile("tabloop", deadline=None)  # under other load on the machine, an example would exceed it
 settings.load_profile("tabloop")
 
+START_SECONDS = 240
 
 SHARED = {
     "stack": (
         "tests/infra/",
-        "tests/test_loop.py",
         "tests/test_releases.py",
         "tests/test_documented_commands.py",
         "tests/flows/test_stopped.py",
@@ -27,6 +32,7 @@ SHARED = {
     ),
     "trainer": ("tests/tasks/trainer/",),
     "flows": ("tests/flows/",),
+    "loop": ("tests/test_loop.py",),
     "engines": (
         "tests/serving/engine/test_engine.py",
         "tests/serving/slots/test_external_vllm.py",
@@ -100,3 +106,24 @@ def stack(storage: Stack) -> Stack:
 def store(storage: Stack) -> ObjectStore:
     """The session's object store."""
     return ObjectStore.connect(storage.settings.store)
+
+
+@pytest.fixture(scope="session")
+def moto() -> Iterator[str]:
+    """The address of moto's server, an S3 server that honours conditional puts, as AWS does."""
+    port = free_ports(1)[0]
+    # In its own process: importing moto here would slow down every other boto3 client.
+    server = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], stderr=subprocess.DEVNULL
+    )
+    address = f"http://127.0.0.1:{port}"
+    try:
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            with suppress(OSError), urlopen(f"{address}/moto-api/data.json", timeout=START_SECONDS):
+                break
+            time.sleep(0.2)
+        yield address
+    finally:
+        server.kill()
+        server.wait()

@@ -17,6 +17,17 @@ from infra.settings import Settings
 from infra.settings.schema import GateMargins
 from infra.stack import control
 
+SMALL_CYCLES = {
+    "TABLOOP_COLLECT__MIN_SAMPLES": "48",
+    "TABLOOP_EVALUATE__SAMPLES": "24",
+    # With so few places only wide margins let a candidate pass.
+    "TABLOOP_EVALUATE__GATE__MIN_PLACES": "24",
+    "TABLOOP_EVALUATE__GATE__MARGINS": json.dumps({name: 9 for name in GateMargins.model_fields if name != "drift"}),
+    # Float32 on both sides, since tests compare the trainer's log-probabilities with the server's.
+    "TABLOOP_TRAIN__PRECISION": "float32",
+}
+"""Settings of cycles that take few labels, and compare the trainer with the engines."""
+
 
 @dataclass(frozen=True)
 class Stack:
@@ -61,14 +72,7 @@ def _overrides(directory: Path) -> dict[str, str]:
     return {
         "TABLOOP_STACK__STATE": str(directory / "stack"),
         "TABLOOP_STACK__READY_SECONDS": os.environ.get("TABLOOP_STACK__READY_SECONDS", "600"),
-        # Small cycles.
-        "TABLOOP_COLLECT__MIN_SAMPLES": "48",
-        "TABLOOP_EVALUATE__SAMPLES": "24",
-        # With so few places only wide margins let a candidate pass.
-        "TABLOOP_EVALUATE__GATE__MIN_PLACES": "24",
-        "TABLOOP_EVALUATE__GATE__MARGINS": json.dumps({name: 9 for name in GateMargins.model_fields if name != "drift"}),
-        # Float32 on both sides, since tests compare the trainer's log-probabilities with the server's.
-        "TABLOOP_TRAIN__PRECISION": "float32",
+        **SMALL_CYCLES,
         "TABLOOP_TRAIN__FOLDER": str(directory / "cycles"),
         "TABLOOP_STORE__LOCK": str(directory / "s3.lock"),
         "TABLOOP_STORE__ENDPOINT": f"http://127.0.0.1:{s3}",

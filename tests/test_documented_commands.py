@@ -42,7 +42,7 @@ WITH_STACK = (
     r"python -m tasks\.experiments (history|explain VERSION|recompute ID|export ID)",
     r"prefect --no-prompt deploy --all",
     r"prefect deployment run (promote|rollback|forget|retention|compaction)/.*",
-    r"curl --fail .*",
+    r"curl --fail (?!-u ).*",
     r"python -m infra\.bootstrap",
 )
 """Commands that need the servers of `make up`."""
@@ -68,7 +68,8 @@ NOT_RUN = {
     r"torchrun .*": "needs a job's file; tests/tasks/trainer runs it",
     r"(\.venv/bin/)?python -m dask .*": "serves until it is stopped; tests/flows/test_dask.py starts it",
     r"(VLLM_\S+ )?vllm serve.*": "needs a model's directory; tests/serving/slots/test_external_vllm.py starts it",
-    r"mlflow server .*": "serves until it is stopped; tests/infra/test_bootstrap.py starts it on PostgreSQL",
+    r"curl --fail -u admin .*": "needs MLflow's accounts; tests/test_loop.py makes two with it",
+    r"mlflow server .*": "serves until it is stopped; tests/test_loop.py starts it on PostgreSQL",
 }
 """Commands that are not run, with the reason."""
 PLACEHOLDERS = {"NAME": "ada", "HASH": "0" * 32, r"\bID\b": "cmpl-0", r"\bVERSION\b(?!=)": "1", r"\bFILE\b": "autocomplete.jsonl"}

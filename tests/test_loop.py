@@ -1,8 +1,8 @@
-"""The whole loop on the real stack: developers type, a cycle trains, and its candidate is served, promoted and rolled back."""
+"""The loop by the steps of production: developers type, a cycle trains, its candidate is served, promoted and rolled back."""
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
@@ -13,25 +13,46 @@ from evals.demo import history
 from evals.demo.orchestration import FlowRun, Orchestration
 from infra import settings as settings_
 from infra.records import Completion, Feedback, Manifest, Sample
-from infra.registry import Registry
-from infra.settings import Settings
+from infra.registry import Registry, RegistryError
+from infra.settings import LOCAL, ROOT, Settings, load
+from infra.stack.servers import ACCOUNTS, DATABASES
 from infra.store import ObjectStore
-from tests.stack import Stack, open_to_others
+from tests import documented, production
+from tests.production import Production
+from tests.stack import open_to_others
 
 pytestmark = pytest.mark.stack
 LABELS = 80
 
 
+@pytest.fixture(scope="module")
+def servers(moto: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Production]:
+    """Production's servers with empty databases."""
+    with production.running(tmp_path_factory.mktemp("production"), moto) as servers:
+        yield servers
+
+
+def test_the_walked_steps_are_those_of_the_page() -> None:
+    page = (ROOT / "infra/docs/operations.md").read_text()
+    assert set(production.COMMANDS) <= documented.commands_of(page) and production.SHELL in page
+    assert ACCOUNTS.format("postgresql://USER:PASSWORD@HOST/mlflow_accounts") in page
+
+
 @pytest.mark.timeout(1500)
-async def test_a_candidate_is_trained_served_promoted_and_rolled_back(stack: Stack) -> None:
-    settings = stack.settings
-    store, registry = ObjectStore.connect(settings.store), Registry.connect(settings.registry)
+async def test_a_candidate_is_trained_served_promoted_and_rolled_back(servers: Production) -> None:
+    settings = servers.settings
+    first = servers.start("engine-0", production.ENGINES[0])
+    _verify_bootstrap(servers)
+    _verify_databases(servers)
     async with Orchestration(settings.orchestration) as prefect:
         for deployment in ("cycle", "experiment"):
             await prefect.pause(deployment, True)
-        async with asyncio.timeout(300):
-            while await prefect.busy_deployments():  # a scheduled cycle would train on the labels of other tests first
-                await asyncio.sleep(1)
+        first.wait()  # its caches save the others a quarter of their work
+        worker = f"{production.SHELL} && {production.WORKER.replace('NAME', settings.orchestration.work_pool)}"
+        named = {"engine-1": production.ENGINES[1], "serving": production.SERVING, "worker": worker}
+        for process in [servers.start(*one) for one in ({"evaluation": production.ENGINES[2]} | named).items()]:
+            process.wait()
+        store, registry = ObjectStore.connect(settings.store), Registry.connect(settings.registry)
         tally = await _run_developers(settings)
         assert tally.total.judged > 0
         assert tally.total.errors == 0
@@ -74,6 +95,38 @@ async def test_a_candidate_is_trained_served_promoted_and_rolled_back(stack: Sta
 
         await _run_flow(prefect, "rollback")
         await _wait_for(lambda: _default_version(settings) == "1", "everyone gets the old champion's completions again")
+
+
+def _verify_bootstrap(servers: Production) -> None:
+    first, second = (servers.run(production.BOOTSTRAP).splitlines() for _ in range(2))
+    orchestration, model = servers.settings.orchestration, servers.settings.registry.model
+    for line, expected in zip(
+        first,
+        (
+            f"{servers.settings.store.bucket}: made",
+            f"version 1 of {model}: registered and made champion",
+            f"{orchestration.work_pool} (type process): made",
+            ": deployed",
+        ),
+        strict=True,
+    ):
+        assert line.endswith(expected)
+    assert len(second) == len(first) and all("unchanged" in line for line in second)
+
+
+def _verify_databases(servers: Production) -> None:
+    """Check that Prefect and MLflow have their tables in PostgreSQL, and that MLflow's reader cannot write."""
+    tables = {
+        name: servers.database.query(name, "SELECT count(*) FROM information_schema.tables WHERE table_schema = 'public'")
+        for name in DATABASES
+    }
+    assert all(int(count) > 2 for count in tables.values()), f"tables are elsewhere: {tables}"
+    names = servers.database.query(DATABASES[-1], "SELECT username FROM users ORDER BY id").split()
+    assert names == [production.ADMINISTRATOR, production.FLOWS, production.READER]
+    reader = Registry.connect(load(LOCAL, servers.of_reader).registry)
+    assert reader.aliases().champion == "1"
+    with pytest.raises(RegistryError, match=r"403.*may not do this"):
+        reader.set_alias("challenger", "1")
 
 
 def _verify_samples_against_completions(store: ObjectStore, samples: list[Sample]) -> None:

@@ -2,8 +2,8 @@
 
 `mlflow server` imports MLflow, sets the variables below and starts a second Python that imports it again, which doubles the start
 time and takes 250 MB more. This module is the same server without the first process. MLflow's own basic-auth app would take
-another package, and 0.1 s of CPU for each request, since it hashes the password every time; MLflow's own check of origins lets in
-the pages of every port of this machine.
+0.1 s of CPU for each request, since it hashes the password every time, and a database of its own; MLflow's own check of origins
+lets in the pages of every port of this machine.
 """
 
 import os

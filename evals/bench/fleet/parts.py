@@ -141,8 +141,9 @@ def running(folder: Path) -> Iterator[Fleet]:
         s3 = started(servers.of_part("s3", settings, given | shared, folder / "s3.log"))
         database = exits.enter_context(postgresql.running(next(ports), folder / "postgresql.log", servers.DATABASES))
         s3.wait()
-        prefect = started(servers.prefect(settings, given | shared, database.url("prefect"), folder / "prefect.log"))
-        mlflow = started(servers.mlflow(settings, given | shared, database.url("mlflow"), folder / "mlflow.log"))
+        for_prefect, for_mlflow, accounts = map(database.url, servers.DATABASES)
+        prefect = started(servers.prefect(settings, given | shared, for_prefect, folder / "prefect.log"))
+        mlflow = started(servers.mlflow(settings, given | shared, for_mlflow, accounts, folder / "mlflow.log"))
         for server in (prefect, mlflow):
             server.wait()
         list(bootstrap.run(settings))
