@@ -3,7 +3,8 @@
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -48,6 +49,10 @@ class RunSettings:
     """Keeps the editors' completion ids of two runs apart."""
 
 
+MOST_WAITING = 500
+"""Sessions that wait for their file before no later one begins either."""
+
+
 class BackgroundTasks:
     """The event posts in progress."""
 
@@ -67,15 +72,44 @@ class BackgroundTasks:
 
 
 class Workplace:
-    """The files that are being written; one developer at a time works in each."""
+    """The files that are being written; one developer at a time works in each.
 
-    def __init__(self) -> None:
-        self._locks: dict[str, asyncio.Lock] = {}
+    The sessions begin in their order, but one whose file is taken waits for it while later ones begin: a file with many sessions
+    holds up nobody else. The sessions of a file keep their order.
+    """
+
+    def __init__(self, sessions: Iterator[Session]) -> None:
+        self._sessions = sessions
+        self._waiting: list[Session] = []
+        self._taken: set[str] = set()
+        self._freed = asyncio.Event()
         self._drafts: dict[str, tuple[int, Draft]] = {}
 
-    def lock(self, session: Session) -> asyncio.Lock:
-        """Return the lock of the session's file; whoever asks first gets it first."""
-        return self._locks.setdefault(session.source.name, asyncio.Lock())
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[Session]:
+        """Hold the file of the next session that can begin; waits if there is none."""
+        while (session := self._next()) is None:
+            self._freed.clear()
+            await self._freed.wait()
+        try:
+            yield session
+        finally:
+            self._taken.discard(session.source.name)
+            self._freed.set()
+
+    def _next(self) -> Session | None:
+        free = next((session for session in self._waiting if session.source.name not in self._taken), None)
+        if free is not None:
+            self._waiting.remove(free)
+        while free is None and len(self._waiting) < MOST_WAITING:
+            session = next(self._sessions)
+            if session.source.name in self._taken:
+                self._waiting.append(session)
+            else:
+                free = session
+        if free is not None:
+            self._taken.add(free.source.name)
+        return free
 
     def draft(self, session: Session) -> Draft:
         """Return the file as the sessions before left it; in a new pass, and in the run's first session there, as planned."""
@@ -133,7 +167,7 @@ async def run(
     ledger, background = Ledger(settings.examples), BackgroundTasks()
     pacer = Pacer(settings.requests, settings.seconds, rate or (lambda: settings.rate), stop)
     schedule = Schedule(settings.users, settings.seed, code, settings.quirks)
-    numbers, workplace = count(settings.first_visit), Workplace()
+    workplace = Workplace(schedule.session(number) for number in count(settings.first_visit))
     async with connect(settings.concurrency) as session:
         context = RunContext(
             client=client(session, settings.address),
@@ -147,8 +181,7 @@ async def run(
 
         async def run_sessions() -> None:
             while not pacer.over:
-                session = schedule.session(next(numbers))
-                async with workplace.lock(session):
+                async with workplace.session() as session:
                     await LiveSession(context, schedule, session, workplace.draft(session)).run()
 
         async with ProgressReporter(progress, lambda: ledger.tally(time.monotonic() - began)), asyncio.TaskGroup() as group:

@@ -5,7 +5,8 @@ Each metric is a number for every request. The test compares its sum over a deno
     requests   all requests of the test
     shown      per request, from those that were judged: shown per request times the sum per judged one. A shown completion that
                nobody answered is missing, neither rejected nor left out of the requests (designs.py)
-    judged     those whose answer is known
+    judged     those whose answer is known: the developer decided, or the next suggestion continued it, so that it was not taken
+               (tasks/labels/continued.py)
     user       one number a user (designs.py)
     labelled   those that were judged or had nothing to show; only in plans of earlier versions
 
@@ -56,6 +57,10 @@ class Metric:
 SHOWN = JUDGED | ~(pl.col("withheld") | pl.col("blank"))
 """Something may have been shown: unlike in the measures also where the editor closed the connection, so that such a request is
 missing and not one with nothing to show."""
+
+
+ANSWERED = JUDGED | (pl.col("continued") & SHOWN)
+"""What became of it is known."""
 
 
 def _accepted(_: Plan) -> pl.Expr:
@@ -132,8 +137,8 @@ METRICS: tuple[Metric, ...] = (
 BY_NAME = {metric.name: metric for metric in METRICS}
 DENOMINATORS: dict[str, pl.Expr] = {
     "requests": pl.lit(1),
-    "labelled": JUDGED | ~SHOWN,
-    "judged": JUDGED,
+    "labelled": ANSWERED | ~SHOWN,
+    "judged": ANSWERED,
 }
 SUMS = (*DENOMINATORS, "visible", *(metric.name for metric in METRICS if metric.value))
 """Names of the sums of a user. `visible`: completions shown, which `judged` is compared with."""

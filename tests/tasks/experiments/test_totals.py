@@ -110,6 +110,21 @@ def test_only_settled_comparable_requests_count() -> None:
     assert found.before["accepted"].tolist() == [1, 0]
 
 
+def test_a_suggestion_that_the_next_one_continues_was_not_taken() -> None:
+    """Continue tells nothing of it: left out, the others' rate would stand for it."""
+    fields = {"experiment": "e", "prefix": "a", "time": NOW + 1}
+    completions = [
+        completion("continued", text="foo(bar)", **fields),
+        completion("accepted", text="bar)", **{**fields, "prefix": "afoo(", "time": NOW + 2}),
+        completion("unknown", **{**fields, "prefix": "z", "time": NOW + 15}),
+    ]
+    accept = feedback("1", prefix="afoo(", shown="bar)", time=NOW + 3)
+    found = total(labelled(completions, [accept]), TEST, plan(), until=NOW + 20).during["champion"]
+    assert {name: found[name].tolist() for name in ("visible", "judged", "accepted", "annoyed", "labelled")} == {
+        **{"visible": [3], "judged": [2], "accepted": [1], "annoyed": [0], "labelled": [2]}
+    }
+
+
 def test_a_request_that_another_version_answered_counts_on_the_arm_that_was_assigned() -> None:
     user = next(f"u{i}" for i in range(99) if assigned_arm(TEST, f"u{i}", NOW) == "challenger")
     fields = {"user": user, "assigned": "e", "time": NOW + 1}
