@@ -13,6 +13,7 @@ COMMANDS: Mapping[str, str] = {
     "experiments": "tasks.experiments.bench_experiments",
     "showing": "tasks.showing.bench_showing",
     "recipes": "tasks.recipes.bench_recipes",
+    "shape": "tasks.versions.bench_shape",
 }
 """Modules by benchmark. Each takes --quick, tells its progress and figures itself, and writes them to var/bench."""
 
