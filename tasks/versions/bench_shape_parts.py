@@ -1,6 +1,8 @@
 """Parts of bench_shape.py: a checkpoint of random weights, memory by process, an engine's routes, and transformers beside it."""
 
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +15,7 @@ import httpx
 import psutil
 
 from infra.engine import Batch, BatchResult
-from infra.settings import Settings
+from infra.settings import ROOT, Settings
 from infra.stack.servers import Server
 
 BIAS = 0.1
@@ -27,7 +29,9 @@ def write_base(folder: Path, config: Mapping[str, Any]) -> Path:
     """Write a checkpoint of random weights in bfloat16, the precision in which such models are published."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     torch.manual_seed(0)
     model: Any = Qwen2ForCausalLM(Qwen2Config(**config))
     for name, weight in model.named_parameters():
@@ -83,7 +87,16 @@ class MemoryWatch(threading.Thread):
             with suppress(psutil.NoSuchProcess):
                 command = process.cmdline()
                 if "torch.distributed.run" not in command:
-                    yield from ((kind, process.pid) for kind, word in self._kinds.items() if word in command)
+                    yield from (
+                        (kind, process.pid) for kind, word in self._kinds.items() if command[:1] == [word] or word in command
+                    )
+
+
+def imported_memory() -> int:
+    """Return the bytes of a trainer's own pages before it has a model: what its imports take."""
+    source = f"import os; from tasks.trainer.update import ppo; from {__name__} import own_memory; print(own_memory(os.getpid()))"
+    printed = subprocess.run((sys.executable, "-c", source), cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return int(printed.split()[-1])
 
 
 def own_memory(number: int) -> int:

@@ -137,6 +137,8 @@ def freeze(model: Any, layers: int) -> None:
 
 TensorOf = Callable[[torch.Tensor], torch.Tensor | None]
 """Maps a parameter to a tensor of its shape, or to none; none on all tensor- and data-parallel ranks or on no rank."""
+Finish = Callable[[str, torch.Tensor], torch.Tensor]
+"""Maps a Hugging Face tensor, after its name, to another."""
 
 
 def parts_shared(parameter: torch.Tensor) -> Parts | None:
@@ -184,12 +186,16 @@ def full_weights(model: Any, tensor_of: TensorOf = master_of) -> Iterator[tuple[
             yield name, tensor
 
 
-def gather_on_rank_0(model: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Return every Hugging Face tensor, as `dtype` on the CPU, on rank 0; every rank calls it, the others get nothing."""
+def gather_on_rank_0(model: Any, dtype: torch.dtype, finish: Finish = lambda _, tensor: tensor) -> dict[str, torch.Tensor]:
+    """Return every Hugging Face tensor, as `dtype` on the CPU, on rank 0; every rank calls it, the others get nothing.
+
+    Args:
+        finish: maps a tensor, by its name, to what is returned: one by one, so that no second copy of all is held.
+    """
     weights: dict[str, torch.Tensor] = {}
     for name, tensor in full_weights(model):
         if dist.get_rank() == 0:
-            weights[name] = tensor.to(dtype).cpu().contiguous()
+            weights[name] = finish(name, tensor.to(dtype).cpu().contiguous())
     return weights
 
 

@@ -14,5 +14,10 @@ def round_mantissa(weights: torch.Tensor, bits: int) -> torch.Tensor:
     if not lost or weights.dtype != torch.float32:
         return weights
     whole = weights.view(torch.int32)  # adding to the bits adds to the magnitude, whatever the sign
-    rounded = ((whole + ((1 << (lost - 1)) - 1) + ((whole >> lost) & 1)) >> lost) << lost
+    rounded = whole >> lost
+    rounded &= 1  # in place: an embedding takes half a gigabyte, and each intermediate as much
+    rounded += whole
+    rounded += (1 << (lost - 1)) - 1
+    rounded >>= lost
+    rounded <<= lost
     return torch.where(weights.isfinite(), rounded.view(torch.float32), weights)

@@ -206,11 +206,13 @@ class TrainedModel:
             logit_scale: factor of all logits; it is multiplied into the weights of the last norm.
             mantissa: bits of the mantissa that float32 weights keep; 23: all.
         """
-        weights = gather_on_rank_0(self.megatron, dtype)
+
+        def stored(name: str, tensor: torch.Tensor) -> torch.Tensor:
+            return round_mantissa(tensor * logit_scale if name == LAST_NORM else tensor, mantissa)
+
+        weights = gather_on_rank_0(self.megatron, dtype, stored)
         if dist.get_rank() != 0:
             return
-        weights[LAST_NORM] *= logit_scale
-        weights = {name: round_mantissa(tensor, mantissa) for name, tensor in weights.items()}
         partial = directory.with_name(directory.name + ".partial")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
