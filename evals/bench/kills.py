@@ -25,7 +25,7 @@ from evals.demo.orchestration import Orchestration
 from infra.records import Manifest, Sample
 from infra.registry import CHALLENGER, Registry
 from infra.settings import ROOT, Settings
-from infra.stack.parts import environment
+from infra.stack.parts import clients, environment
 from infra.store import CHECKSUMS, ObjectStore, sha256
 
 LABELS, USERS, KILLS = Size(full=800, quick=300), 100, Size(full=12, quick=1)
@@ -101,7 +101,7 @@ def run_cycle(settings: Settings, log: Path, kill_after: float | None = None) ->
         RuntimeError: the cycle failed, or did not end within MAX_CYCLE_SECONDS.
     """
     with log.open("a") as output:
-        command, variables = (sys.executable, "-m", "flows.cycle"), environment(settings, dict(os.environ))
+        command, variables = (sys.executable, "-m", "flows.cycle"), environment(settings, dict(os.environ)) | clients(settings)
         process = subprocess.Popen(command, cwd=ROOT, env=variables, stdout=output, stderr=output)
         try:
             status = process.wait(MAX_CYCLE_SECONDS if kill_after is None else kill_after)
