@@ -57,16 +57,16 @@ def parser() -> argparse.ArgumentParser:
         help="type through the Python files below (default: the held-out packages)",
     )
     add("--cycles", type=int, default=1, help="cycles to run, including those of earlier demos (default %(default)s)")
-    add("--labels", type=int, default=3200, help="minimum requests that a cycle waits for (default %(default)s)")
+    add("--labels", type=int, default=4800, help="minimum requests that a cycle waits for (default %(default)s)")
     add("--minutes", type=float, default=12.0, help="minutes after which no cycle begins (default %(default)s)")
     add(
         "--visits",
         type=int,
-        default=2500,
+        default=4000,
         help="positions of the closing comparison in later code (default %(default)s)",
     )
     add("--rate", type=float, default=0.0, help="maximum requests a second (default 0: limited by --concurrency only)")
-    add("--concurrency", type=int, default=48, help="developers who type at the same time (default %(default)s)")
+    add("--concurrency", type=int, default=96, help="developers who type at the same time (default %(default)s)")
     return result
 
 

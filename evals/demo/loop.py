@@ -19,7 +19,7 @@ from infra.store import ObjectStore
 CYCLE, WATCH = "cycle", "experiment"
 POLL_SECONDS, RETRY_SECONDS = 2.0, 15.0
 USUAL_SECONDS = {
-    **{"look": 1.0, "collect": 4.0, "validate": 5.0, "estimate": 2.0, "reward": 4.0, "train": 170.0, "evaluate": 30.0},
+    **{"look": 1.0, "collect": 4.0, "validate": 5.0, "estimate": 2.0, "reward": 4.0, "train": 190.0, "evaluate": 30.0},
     **{"register": 4.0, "open experiment": 2.0},
 }
 """Steps of a cycle in their order with their usual time: what its progress is counted by."""
