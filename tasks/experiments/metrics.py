@@ -75,7 +75,7 @@ def _characters(plan: Plan) -> pl.Expr:
 
 def _annoyed(_: Plan) -> pl.Expr:
     """1 where something was shown, of which nothing was accepted or kept."""
-    return JUDGED & (pl.max_horizontal("accepted_characters", pl.col("kept_characters").fill_null(0)) == 0)
+    return ANSWERED & (pl.max_horizontal(pl.col("accepted_characters", "kept_characters").fill_null(0)) == 0)
 
 
 def _failed(_: Plan) -> pl.Expr:

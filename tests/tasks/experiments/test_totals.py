@@ -121,7 +121,7 @@ def test_a_suggestion_that_the_next_one_continues_was_not_taken() -> None:
     accept = feedback("1", prefix="afoo(", shown="bar)", time=NOW + 3)
     found = total(labelled(completions, [accept]), TEST, plan(), until=NOW + 20).during["champion"]
     assert {name: found[name].tolist() for name in ("visible", "judged", "accepted", "annoyed", "labelled")} == {
-        **{"visible": [3], "judged": [2], "accepted": [1], "annoyed": [0], "labelled": [2]}
+        **{"visible": [3], "judged": [2], "accepted": [1], "annoyed": [1], "labelled": [2]}
     }
 
 
