@@ -118,12 +118,12 @@ async def run_on_stack(settings: Settings, names: Sequence[str], quick: bool, pr
         for deployment in (CYCLE, WATCH):
             await prefect.pause(deployment, True)
         try:
-            while await prefect.busy_deployments():
-                await asyncio.sleep(1.0)
+            await _until_idle(prefect)
             registry = Registry.connect(settings.registry)
             if experiment := registry.aliases().experiment:
                 raise RuntimeError(f"A/B test {experiment.id} is running and would be disturbed; start again after its verdict")
             for name in names:
+                await _until_idle(prefect)  # a benchmark that failed may have left a run
                 ended.append(await run_bench(settings, Bench(name, quick, progress, MINUTES[name].of(quick))))
                 # A measured cycle opens an A/B test, which would keep the next cycle from beginning.
                 registry.set_experiment(None)
@@ -132,6 +132,11 @@ async def run_on_stack(settings: Settings, names: Sequence[str], quick: bool, pr
             for deployment in (CYCLE, WATCH):
                 await prefect.pause(deployment, False)
     return ended
+
+
+async def _until_idle(prefect: Orchestration) -> None:
+    while await prefect.busy_deployments():
+        await asyncio.sleep(1.0)
 
 
 def summary(ended: Sequence[Ended], quick: bool) -> Table:

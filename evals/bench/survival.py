@@ -42,10 +42,6 @@ async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
             yield figure(f"{part}.back_after", seconds, "s", most=BACK_SECONDS)
             await _until_answered(traffic, traffic.tally.total.answered + 20, f"after the kill of {part}")
             await asyncio.sleep(PAUSE_SECONDS)
-        # The first cycle may have completed, and its A/B test would keep the next one from beginning.
-        registry = Registry.connect(settings.registry)
-        registry.set_experiment(None)
-        registry.delete_alias(CHALLENGER)
         began = time.monotonic()
         with bench.part("cycle after the kills", share=0.4):
             attempts = await _complete_cycle(settings, CYCLE_SECONDS.of(bench.quick))
@@ -85,11 +81,14 @@ async def _complete_cycle(settings: Settings, seconds: float) -> int:
     """Start the cycle's deployment until a run opens an A/B test, as its schedule would. Return the number of runs.
 
     A run that died with its worker holds its deployment's only slot until Prefect marks it as crashed, and further runs are
-    cancelled until then.
+    cancelled until then. The test of the cycle before would keep the next one from beginning, so it is ended, whenever it began.
     """
+    registry = Registry.connect(settings.registry)
     deadline, attempts = time.monotonic() + seconds, 0
     async with Orchestration(settings.orchestration) as prefect:
         while True:
+            registry.set_experiment(None)
+            registry.delete_alias(CHALLENGER)
             identifier = await prefect.start(CYCLE)
             attempts += 1
             while not (run := await prefect.flow_run(identifier)).ended:
