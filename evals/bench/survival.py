@@ -15,7 +15,7 @@ from infra.settings import Settings
 from infra.stack import control
 
 PARTS = Size(full=("engine-0", "engine-1", "evaluation", "serving", "s3", "mlflow", "prefect", "worker"), quick=("serving",))
-LABELS, USERS = Size(full=600, quick=200), 60
+LABELS, USERS = Size(full=600, quick=400), 60
 BACK_SECONDS, CYCLE_SECONDS = 240.0, Size(full=900.0, quick=240.0)
 PAUSE_SECONDS = 5.0
 
@@ -33,6 +33,7 @@ async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
     try:
         with bench.part("developers type", share=0.1):
             await _until_answered(traffic, LABELS.of(bench.quick), "before the first kill")
+        traffic.quiet = True  # at full speed they would type thousands of requests, and the next cycle would train for minutes
         async with Orchestration(settings.orchestration) as prefect:
             await prefect.start(CYCLE)
             await asyncio.sleep(4 * PAUSE_SECONDS)  # the cycle has begun
@@ -40,9 +41,11 @@ async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
             with bench.part(f"{part} is killed", share=0.5 / len(PARTS.of(bench.quick))):
                 seconds = await asyncio.to_thread(_kill, part)
             yield figure(f"{part}.back_after", seconds, "s", most=BACK_SECONDS)
-            await _until_answered(traffic, traffic.tally.total.answered + 20, f"after the kill of {part}")
+            await _until_answered(traffic, traffic.tally.total.answered + 10, f"after the kill of {part}")
             await asyncio.sleep(PAUSE_SECONDS)
-        began = time.monotonic()
+        traffic.quiet = False
+        await _until_answered(traffic, traffic.tally.total.answered + LABELS.of(bench.quick), "after the kills")
+        began, traffic.quiet = time.monotonic(), True
         with bench.part("cycle after the kills", share=0.4):
             attempts = await _complete_cycle(settings, CYCLE_SECONDS.of(bench.quick))
         yield figure("cycle_after_all_kills", time.monotonic() - began, "s", most=CYCLE_SECONDS.of(bench.quick))
