@@ -152,21 +152,23 @@ class EngineGroup:
         return EngineCopy("", how, sum(copy.bytes for copy in copies))
 
     async def swap(self, path: str, version: str) -> SwapResult:
-        """Load a version into every engine that lacks it and has fetched it, and verify these.
+        """Load a version into every engine that lacks it and has fetched it, and verify all that hold it.
 
-        Returns the result of the longest pause. Raises as EngineClient.swap does, or SmokeTestFailed, if all fail; an engine that
-        fails alone takes no traffic.
+        Another replica of the app may have loaded it into some, or all, since they were asked. Returns the result of the longest
+        pause. Raises as EngineClient.swap does if all fail; an engine that fails alone takes no traffic.
         """
 
         async def one(member: Member) -> SwapResult:
             result = await member.client.swap(member.fetched[1], version)
             await self._ask(member)
-            await self._pass(member, version)
             return result
 
         lacking = [member for member in self._lacking(version) if member.fetched[0] == version]
         results = await _each(lacking, one)
         self._version = version
+        await asyncio.gather(*(self._verify(member) for member in self._members.values() if member.holds(version)))
+        if not self._serving():
+            raise EngineDown(self.problem or f"no engine holds version {version}")
         return max(results, key=lambda result: result.pause_ms + result.commit_ms, default=SwapResult(version, 0.0, 0.0, 0.0))
 
     async def _find(self) -> None:

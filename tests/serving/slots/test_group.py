@@ -111,6 +111,23 @@ async def test_a_new_version_is_loaded_by_all_and_the_one_that_refuses_it_takes_
     assert (await three.sample(5, "2")) in (three.engines[0], three.engines[2]), "a late request for the old version harms none"
 
 
+async def test_a_version_that_another_replica_loaded_is_verified_and_served(three: Engines) -> None:
+    for engine in three.engines:
+        engine.version = "2"
+    await three.group.health()
+    assert (await three.group.fetch("2", "s3://bucket/2", "")).how == "held"
+    assert (await three.group.swap("", "2")).version == "2" and not three.group.problem
+    assert (await three.sample(5, "2")) in three.engines and [engine.swaps for engine in three.engines] == [[], [], []]
+
+
+async def test_a_version_that_no_engine_passes_is_not_served(three: Engines) -> None:
+    for engine in three.engines:
+        engine.logprob = 0.5  # impossible
+    await three.group.fetch("2", "s3://bucket/2", "")
+    with pytest.raises(EngineDown, match="smoke test"):
+        await three.group.swap("", "2")
+
+
 async def test_a_version_that_every_engine_refuses_is_refused(three: Engines) -> None:
     for engine in three.engines:
         engine.refused_version = "2"
