@@ -128,9 +128,12 @@ def take_candidate(store: ObjectStore, registry: Registry) -> tuple[str, str]:
     versions = Counter(version.tags.get("cycle") for version in registry.versions())
     name = str(registry.version(aliases.challenger).tags["cycle"])
     manifest = Manifest.model_validate(store.get_json(f"cycles/{name}/manifest.json"))
-    samples = Counter(sample.completion_id for sample in store.get_rows(manifest.samples.key, Sample))
-    if versions[name] != 1 or manifest.buckets["trained"] != len(samples) or set(samples.values()) != {1}:
-        raise RuntimeError(f"{name}: {versions[name]} versions, {manifest.buckets['trained']} labels, {len(samples)} samples")
+    samples = list(store.get_rows(manifest.samples.key, Sample))
+    used, labels = Counter(sample.completion_id for sample in samples), sum(sample.outcome != "standing" for sample in samples)
+    if versions[name] != 1 or manifest.buckets["trained"] != labels or set(used.values()) != {1}:
+        raise RuntimeError(
+            f"{name}: {versions[name]} versions, {manifest.buckets['trained']} labels, {labels} samples of requests"
+        )
     registry.set_experiment(None)
     registry.delete_alias(CHALLENGER)
     return manifest.samples.sha256, store.directory_sha256(f"checkpoints/{name}")
