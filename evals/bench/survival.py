@@ -15,7 +15,9 @@ from infra.settings import Settings
 from infra.stack import control
 
 PARTS = Size(full=("engine-0", "engine-1", "evaluation", "serving", "s3", "mlflow", "prefect", "worker"), quick=("serving",))
-LABELS, USERS = Size(full=600, quick=400), 60
+LABELS, STEP, USERS = Size(full=600, quick=50), 200, 60
+"""Requests before the first kill, and how many more at a time until they are enough for a cycle."""
+STEPS = 5
 BACK_SECONDS, CYCLE_SECONDS = 240.0, Size(full=900.0, quick=240.0)
 PAUSE_SECONDS = 5.0
 
@@ -33,19 +35,15 @@ async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
     try:
         with bench.part("developers type", share=0.1):
             await _until_answered(traffic, LABELS.of(bench.quick), "before the first kill")
-        traffic.quiet = True  # at full speed they would type thousands of requests, and the next cycle would train for minutes
-        async with Orchestration(settings.orchestration) as prefect:
-            await prefect.start(CYCLE)
-            await asyncio.sleep(4 * PAUSE_SECONDS)  # the cycle has begun
+            async with Orchestration(settings.orchestration) as prefect:
+                await _begin_cycle(settings, prefect, traffic)
         for part in PARTS.of(bench.quick):
             with bench.part(f"{part} is killed", share=0.5 / len(PARTS.of(bench.quick))):
                 seconds = await asyncio.to_thread(_kill, part)
             yield figure(f"{part}.back_after", seconds, "s", most=BACK_SECONDS)
             await _until_answered(traffic, traffic.tally.total.answered + 10, f"after the kill of {part}")
             await asyncio.sleep(PAUSE_SECONDS)
-        traffic.quiet = False
-        await _until_answered(traffic, traffic.tally.total.answered + LABELS.of(bench.quick), "after the kills")
-        began, traffic.quiet = time.monotonic(), True
+        began = time.monotonic()
         with bench.part("cycle after the kills", share=0.4):
             attempts = await _complete_cycle(settings, CYCLE_SECONDS.of(bench.quick))
         yield figure("cycle_after_all_kills", time.monotonic() - began, "s", most=CYCLE_SECONDS.of(bench.quick))
@@ -78,6 +76,25 @@ async def _until_answered(traffic: Traffic, count: int, when: str) -> None:
         if time.monotonic() > deadline:
             raise RuntimeError(f"serving: no request is answered {when}; run `make status`")
         await asyncio.sleep(0.2)
+
+
+async def _begin_cycle(settings: Settings, prefect: Orchestration, traffic: Traffic) -> None:
+    """Start the cycle's deployment until a run trains.
+
+    Developers type slowly from then on: at full speed they would type thousands of requests, and the next cycle would train for
+    minutes.
+    """
+    for _ in range(STEPS):
+        traffic.quiet = True
+        await asyncio.sleep(settings.collect.settle_seconds + 2 * settings.serving.ship_seconds)
+        identifier = await prefect.start(CYCLE)
+        while not (run := await prefect.flow_run(identifier)).ended:
+            if "train" in await prefect.current_task(identifier):
+                return
+            await asyncio.sleep(1.0)
+        traffic.quiet = False
+        await _until_answered(traffic, traffic.tally.total.answered + STEP, "before the first kill")
+    raise RuntimeError(f"cycle: none of {STEPS} runs trained; the last: {run.state}: {run.message}")
 
 
 async def _complete_cycle(settings: Settings, seconds: float) -> int:
