@@ -62,8 +62,8 @@ SHIPPED_AGAIN = 100
 USERS = 1_000
 PROMPT_TOKENS, TOKENS, TEXT = 120, 10, "ab" * 10
 TYPED = 6
-MOST_TRAINED = 32_768
-"""Samples of which written text becomes tokens: collect.max_samples of infra/settings/production.toml."""
+MOST_TRAINED, QUICK_TRAINED = 32_768, 4_096
+"""Samples of which written text becomes tokens: collect.max_samples of infra/settings/production.toml, and its default."""
 PROMPT_SIZES, MAX_TOKENS = (96, 24), 24
 """Tokens of a standing line's prompt before and after the cursor, and of a written text."""
 LINE_SECONDS, LINES = 15.0, 24
@@ -222,14 +222,19 @@ def joining(workers: int) -> Iterator[Join]:
             yield lambda join, parts: list(pool.map(join, parts))
 
 
-def measure(folder: Path, hours: int, served: int, workers: int, least: int, hindsight: bool) -> dict[str, float]:
-    """Return the seconds of each step over the events of `make`, and the memory; partitions hold up to `least` requests."""
+def measure(folder: Path, hours: int, served: int, workers: int, least: int, hindsight: bool, trained: int) -> dict[str, float]:
+    """Return the seconds of each step over the events of `make`, and the memory.
+
+    Args:
+        least: requests that a partition holds up to.
+        trained: samples of which written text becomes tokens; with 0 this is not measured.
+    """
     collect = Collect(max_samples=served, min_samples=1, max_new_users=USERS, hindsight=Hindsight(on=hindsight))
     with joining(workers) as joined:
-        return measured(folder, hours, least, collect, joined)
+        return measured(folder, hours, least, collect, trained, joined)
 
 
-def measured(folder: Path, hours: int, least: int, collect: Collect, joined: Join) -> dict[str, float]:
+def measured(folder: Path, hours: int, least: int, collect: Collect, trained: int, joined: Join) -> dict[str, float]:
     """Return the same figures with a running `Join`."""
     seconds: dict[str, float] = {}
     last, cpu = time.monotonic(), time.process_time()
@@ -264,25 +269,27 @@ def measured(folder: Path, hours: int, least: int, collect: Collect, joined: Joi
     validate(chosen, batch_stats(accounting, 0.0), bounds(chosen, [], settings.collect)).check(0.0)
     done("validate")
     chosen = with_standing(store, plan.partitions, chosen, settings.collect.standing_lines)
-    few = chosen.head(MOST_TRAINED)
+    few = chosen.head(trained)
     chosen = samples.with_settled_tokens(chosen, None)
     chosen = reward_samples(chosen, settings.reward, weight_shares(settings.collect))
     store.put("cycles/bench/samples.parquet", samples.parquet(samples.tables(store, plan.partitions, chosen)))
     done("batch")
-    tokens = settled_tokens(settings.collect)
-    few = reward_samples(samples.with_settled_tokens(few, tokens), settings.reward, weight_shares(settings.collect))
-    body = samples.parquet(samples.tables(store, plan.partitions, few, tokens))
-    done("tokens")
-    return seconds | {
+    figures = {
         "cpu": time.process_time() - cpu,
         "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "partitions": len(plan.partitions),
         "samples": chosen.height,
         "settled": chosen["settled"].count(),
-        "rows": pq.read_metadata(pa.BufferReader(body)).num_rows,
         "orphans": orphans,
         "duplicates": duplicates,
     }
+    if trained:
+        tokens = settled_tokens(settings.collect)
+        few = reward_samples(samples.with_settled_tokens(few, tokens), settings.reward, weight_shares(settings.collect))
+        body = samples.parquet(samples.tables(store, plan.partitions, few, tokens))
+        done("tokens")
+        figures |= {"trained": few["id"].n_unique(), "rows": pq.read_metadata(pa.BufferReader(body)).num_rows}
+    return seconds | figures
 
 
 def settled_tokens(collect: Collect) -> SettledTokens:
@@ -307,26 +314,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     completions = options.completions or (QUICK_COMPLETIONS if options.quick else COMPLETIONS)
     with Progress(Console()) as progress:
-        rows = told(figures_of(completions, options.hours, options.workers, progress), progress)
+        trained = QUICK_TRAINED if options.quick else MOST_TRAINED
+        rows = told(figures_of(completions, trained, options.hours, options.workers, progress), progress)
         return 0 if write("join-dask" if options.workers else "join", rows, progress, quick=options.quick) else 1
 
 
-def figures_of(completions: int, hours: int, workers: int, progress: Progress) -> Iterator[Figure]:
+def figures_of(completions: int, trained: int, hours: int, workers: int, progress: Progress) -> Iterator[Figure]:
     """Make completions, join them with and without hindsight and in fewer partitions, then twice as many; yield the figures."""
     per_hour = completions // hours
     with tempfile.TemporaryDirectory(prefix="tabloop-bench-") as folder, progress.part("join: steps", 7) as part:
         store = FolderStore(Path(folder))
 
-        def run(end: int, least: int, hindsight: bool = True) -> dict[str, float]:
+        def run(end: int, least: int, hindsight: bool = True, trained: int = 0) -> dict[str, float]:
             command = [sys.executable, "-m", "tasks.bench_join"]
-            measured = ["--measure", json.dumps([folder, end, served, workers, least, hindsight])]
+            measured = ["--measure", json.dumps([folder, end, served, workers, least, hindsight, trained])]
             done = subprocess.run([*command, *measured], cwd=ROOT, capture_output=True, text=True, check=True)
             part.advance()
             return dict(json.loads(done.stdout))
 
         served = make(store, per_hour, range(hours))
         part.advance()
-        once = run(hours, LEAST_REQUESTS)
+        once = run(hours, LEAST_REQUESTS, trained=trained)
         yield from of_one_run(once, completions, per_hour * hours)
         without = run(hours, LEAST_REQUESTS, hindsight=False)
         yield figure("join.without_hindsight", total_of(without), "s")
@@ -347,7 +355,7 @@ def figures_of(completions: int, hours: int, workers: int, progress: Progress) -
 def of_one_run(once: Mapping[str, float], completions: int, made: int) -> Iterator[Figure]:
     """Yield the figures of the run with all steps."""
     yield from (figure(f"join.{step}", once[step], "s") for step in STEPS)
-    yield figure("join.tokens", once["tokens"], f"s for {min(MOST_TRAINED, int(once['samples']))} samples")
+    yield figure("join.tokens", once["tokens"], f"s for {int(once['trained'])} samples")
     yield figure("join.total", total_of(once), "s", most=TARGET_SECONDS_A_MILLION * completions / 1_000_000)
     yield figure("join.cpu", once["cpu"], "s")
     yield figure("join.settled", once["settled"] / once["samples"], "of the samples")
