@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
+from transformers.utils import logging
 
 from infra.fim import SPECIAL_TOKENS, Renderer
 from infra.settings.schema import Model
@@ -52,6 +53,7 @@ class Generator:
             raise ValueError(f"checkpoint {checkpoint}: no tokenizer.json; give a Hugging Face layout (`make base` makes one)")
         self._tokenizer = Tokenizer.from_file(str(tokenizer))
         self._renderer = Renderer(self._tokenizer, model.fim_order, model.max_prefix_tokens, model.max_suffix_tokens)
+        logging.disable_progress_bar()  # it would be written into the progress line of a long command
         self._model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=getattr(torch, dtype)).eval()
         self._model.to(device=self._device)
         ends = [self._tokenizer.token_to_id(token) for token in SPECIAL_TOKENS]

@@ -52,7 +52,7 @@ from tasks.rewards.reward import reward_samples
 from tasks.validation.batch import batch_stats, bounds
 from tasks.validation.suite import validate
 
-COMPLETIONS, QUICK_COMPLETIONS = 1_000_000, 40_000
+COMPLETIONS, QUICK_COMPLETIONS = 1_000_000, 20_000
 STEPS = ("plan", "join", "account", "validate", "batch")
 BEGIN = 1_800_000_000.0 - 1_800_000_000.0 % 86_400
 HOUR = 3600.0

@@ -34,21 +34,21 @@ from infra.settings import Settings
 from infra.stack.files import PRIVATE
 
 MINUTES: Mapping[str, Size[float]] = {
-    "loop": Size(2, 0.7),
-    "survival": Size(10, 2.0),
-    "kills": Size(10, 1.6),
-    "serving": Size(20, 1.2),
+    "loop": Size(2, 1.1),
+    "survival": Size(10, 1.5),
+    "kills": Size(10, 1.4),
+    "serving": Size(20, 1.0),
     "feedback": Size(3, 0.3),
-    "hostile": Size(8, 0.8),
-    "redaction": Size(3, 0.4),
-    "evaluation": Size(4, 0.5),
-    "trainer": Size(10, 0.6),
-    "join": Size(5, 0.4),
-    "caps": Size(5, 0.3),
-    "experiments": Size(120, 0.8),
-    "gate": Size(15, 0.7),
+    "hostile": Size(8, 0.7),
+    "redaction": Size(3, 0.5),
+    "evaluation": Size(4, 0.3),
+    "trainer": Size(10, 1.0),
+    "join": Size(5, 0.6),
+    "caps": Size(5, 0.1),
+    "experiments": Size(120, 0.5),
+    "gate": Size(15, 1.0),
     "showing": Size(6, 0.5),
-    "recipes": Size(300, 0.6),
+    "recipes": Size(300, 0.5),
 }
 """Benchmarks in their order, with their rough time on two cores: what the time left is counted by.
 
@@ -99,7 +99,7 @@ async def run_bench(settings: Settings, bench: Bench) -> Ended:
         with bench.progress.part(bench.name, work=bench.minutes):
             async with aclosing(module.run(settings, bench)) as running:
                 async for one in running:
-                    found += figures.told([one], bench.progress)
+                    found += figures.told([one], bench.progress, quick=bench.quick)
     except Exception as error:  # of any benchmark: it is told, and the others run
         bench.progress.say(f"{bench.name} failed\n{traceback.format_exc()}")
         return Ended(bench.name, found, time.monotonic() - began, f"{type(error).__name__}: {error}")

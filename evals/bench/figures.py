@@ -30,6 +30,8 @@ class Figure:
     met: bool
     quick: bool = False
     """Whether it is of a quick run: of fewer repetitions, so less sure."""
+    bound: bool = False
+    """Whether it is the end of an interval. A quick run has no target for it: its intervals are too wide."""
 
 
 @dataclass(frozen=True)
@@ -67,16 +69,22 @@ def figure(name: str, value: float, unit: str, *, most: float | None = None, lea
     return Figure(name, round(value, 4), unit, least if most is None else most, met)
 
 
+def bound(name: str, value: float, unit: str, *, least: float | None = None) -> Figure:
+    """Return a figure that is the lower end of an interval."""
+    return replace(figure(name, value, unit, least=least), bound=True)
+
+
 async def in_thread(figures: Iterator[Figure]) -> AsyncIterator[Figure]:
     """Yield figures that are computed in a thread."""
     while (found := await asyncio.to_thread(next, figures, None)) is not None:
         yield found
 
 
-def told(figures: Iterable[Figure], progress: Progress) -> list[Figure]:
-    """Return figures, and say each as it is had."""
+def told(figures: Iterable[Figure], progress: Progress, *, quick: bool = False) -> list[Figure]:
+    """Return figures with the targets that the run has, and say each as it is had."""
     found = []
-    for one in figures:
+    for each in figures:
+        one = replace(each, target=None, met=True) if quick and each.bound else each
         progress.say(line(one))
         found.append(one)
     return found

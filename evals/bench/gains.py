@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from evals.bench.figures import Figure, figure
+from evals.bench.figures import Figure, bound, figure
 from evals.grounds import Ground
 from evals.statistics import margin, ratio
 
@@ -128,7 +128,7 @@ def cell_figures(recipe: str, ground: Ground, interactions: int, gains: Sequence
         figure(f"{name}, accepted of the base at its best", 100 * mean(best, "accepted"), "%"),
         figure(f"{name}, accepted of the base as served", 100 * mean(served, "accepted"), "%"),
         figure(f"{name}, accepted", 100 * accepted, "points", least=least.get("accepted")),
-        figure(f"{name}, low", 100 * (accepted - width), "points", least=least.get("low")),
+        bound(f"{name}, low", 100 * (accepted - width), "points", least=least.get("low")),
         figure(f"{name}, high", 100 * (accepted + width), "points"),
         figure(f"{name}, kept characters", 100 * characters / kept, "% of the base's", least=least.get("kept")),
         figure(f"{name}, half of their interval", 100 * kept_width / kept, "%"),
@@ -162,6 +162,6 @@ def against_shipped(runs: Mapping[str, Mapping[int, Sequence[Gain]]], recipe: st
         estimate, width = paired([(other, own) for other, own in last], measure)
         rows += [
             figure(f"{name}, {measure}", scale * estimate, unit),
-            figure(f"{name}, {measure}, low", scale * (estimate - width), unit, least=target if measure == "accepted" else None),
+            bound(f"{name}, {measure}, low", scale * (estimate - width), unit, least=target if measure == "accepted" else None),
         ]
     return rows

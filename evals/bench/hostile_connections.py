@@ -21,7 +21,7 @@ UNFINISHED = 50
 """Connections of each kind that never finish."""
 GRACE_SECONDS = 5.0
 """Seconds after a deadline within which the connection is closed."""
-SILENT, PEERS = Size(full=10_000, quick=2_000), 100
+SILENT, PEERS = Size(full=10_000, quick=1_000), 100
 """Silent connections, and the addresses that they come from."""
 BLOCK, BLOCKS = 25, Size(full=8, quick=2)
 """Completions of a block, and blocks, by turns without and with silent connections."""

@@ -15,7 +15,7 @@ from evals.demo.orchestration import Orchestration, TaskRun
 from evals.progress import Part
 from infra.settings import Settings
 
-LABELS, USERS = Size(full=1000, quick=400), 120
+LABELS, USERS = Size(full=1000, quick=260), 120
 CYCLE_TARGET_SECONDS = 120.0
 FRESH_TARGET_SECONDS = 150.0
 SWAP_SECONDS = 60.0

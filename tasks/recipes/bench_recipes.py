@@ -37,7 +37,7 @@ class Amount:
 
 
 AMOUNT = Size(
-    full=Amount(tuple(RECIPES), (0, 1, 2, 3, 4), (7200,), 3000), quick=Amount(("settled", "control"), (0,), (600,), 150)
+    full=Amount(tuple(RECIPES), (0, 1, 2, 3, 4), (7200,), 3000), quick=Amount(("settled", "control"), (0,), (300,), 100)
 )
 
 
@@ -103,7 +103,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             progress.say(f"{recipe}, seed {seed}: {100 * estimate:+.2f} ± {100 * width:.2f} points on later code")
             if done < len(cells):
                 write("recipes-so-far", figures(runs), None, quick=options.quick)
-        return 0 if write("recipes", told(figures(runs), progress), progress, quick=options.quick) else 1
+        found = told(figures(runs), progress, quick=options.quick)
+        return 0 if write("recipes", found, progress, quick=options.quick) else 1
 
 
 if __name__ == "__main__":

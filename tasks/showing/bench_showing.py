@@ -115,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with progress.part("showing: completions", requests) as part:
             places = places_of(settings, requests, options.users, options.seed, part)
         with progress.part("showing: rules"):
-            found = told(figures(settings, places), progress)
+            found = told(figures(settings, places), progress, quick=options.quick)
         return 0 if write("showing", found, progress, quick=options.quick) else 1
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from evals.bench.figures import Figure, figure
+from evals.bench.figures import Figure, bound, figure
 from evals.statistics import margin, ratio
 from infra.records import ShowLevel
 
@@ -112,5 +112,5 @@ def comparison(rule: str, thresholds: Sequence[float], theirs: Sequence[Sums], o
             value, width = gain(own, plain, measure, base)
             rows.append(figure(f"{name}: {NAMES[measure]}", gain(plain, base, measure, base)[0], "%"))
             rows.append(figure(f"{name}: the frontier above it, {NAMES[measure]}", value, "%"))
-            rows.append(figure(f"{name}: the frontier above it, {NAMES[measure]}, low", value - width, "%", least=0.0))
+            rows.append(bound(f"{name}: the frontier above it, {NAMES[measure]}, low", value - width, "%", least=0.0))
     return rows

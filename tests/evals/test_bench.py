@@ -12,7 +12,7 @@ from rich.console import Console
 
 from evals.bench import process
 from evals.bench.__main__ import MINUTES, main, parse, run_bench, summary
-from evals.bench.figures import Bench, Figure, Size, figure, read, told, write
+from evals.bench.figures import Bench, Figure, Size, bound, figure, read, told, write
 from evals.bench.serving import median_figures
 from evals.bench.streams import StreamResult, first_token_percentiles
 from evals.progress import Progress
@@ -37,7 +37,7 @@ def test_a_target_is_an_upper_or_a_lower_bound(tmp_path: Path) -> None:
     assert not write("x", figures, shown.progress, folder=tmp_path) and write("y", figures[:1], shown.progress, folder=tmp_path)
     assert "x: 3 figures, 1 of 2 targets missed" in shown.lines[0] and "y: 1 figures, all targets met" in shown.lines[1]
     rows = json.loads((tmp_path / "x.json").read_text())
-    assert rows[1] == {"name": "b", "value": 0.94, "unit": "ratio", "target": 0.95, "met": False, "quick": False}
+    assert rows[1] == {"name": "b", "value": 0.94, "unit": "ratio", "target": 0.95, "met": False, "quick": False, "bound": False}
 
 
 def test_figures_of_a_quick_run_lie_beside_the_full_ones_and_say_so(tmp_path: Path) -> None:
@@ -46,6 +46,12 @@ def test_figures_of_a_quick_run_lie_beside_the_full_ones_and_say_so(tmp_path: Pa
     write("x", [figure("a", 2.0, "ms")], shown.progress, quick=True, folder=tmp_path)
     assert [f.value for quick in (False, True) for f in read("x", quick, tmp_path)] == [1.0, 2.0]
     assert read("x", True, tmp_path)[0].quick and "quick run: its intervals are wide" in shown.lines[-1]
+
+
+def test_a_quick_run_has_no_target_for_the_end_of_an_interval() -> None:
+    figures = [figure("gain", 1.0, "%", least=2.0), bound("gain, low", -3.0, "%", least=0.0)]
+    assert [f.met for f in told(figures, Shown().progress)] == [False, False]
+    assert [(f.met, f.target) for f in told(figures, Shown().progress, quick=True)] == [(False, 2.0), (True, None)]
 
 
 def test_each_figure_is_said_when_it_is_had_and_fits_a_terminal() -> None:

@@ -29,7 +29,7 @@ from infra.settings.schema import HeldOut
 POOL_PLACES = Size(full=900, quick=300)
 """Places at which the two models of the simulation are scored."""
 DRAWS = Size(full=1000, quick=40)
-QUICK_RECIPES = frozenset({"empty", "sign_flipped"})
+QUICK_RECIPES = frozenset({"sign_flipped"})
 """Trained models of a quick run, beside the better one."""
 CHAMPION = "champion"
 

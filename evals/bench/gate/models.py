@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
+from transformers.utils import logging
 
 from evals.positions import Position
 from infra.fim import END, Renderer
@@ -71,6 +72,7 @@ def train(base: Path, folder: Path, recipe: Recipe, places: Sequence[Position], 
         )
         for place in places[:needed]
     ]
+    logging.disable_progress_bar()
     trained = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     if recipe.noise:
         perturb(trained, recipe.noise)
