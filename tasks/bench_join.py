@@ -53,6 +53,7 @@ from tasks.validation.batch import batch_stats, bounds
 from tasks.validation.suite import validate
 
 COMPLETIONS, QUICK_COMPLETIONS = 1_000_000, 20_000
+HOURS, QUICK_HOURS = 24, 8
 STEPS = ("plan", "join", "account", "validate", "batch")
 BEGIN = 1_800_000_000.0 - 1_800_000_000.0 % 86_400
 HOUR = 3600.0
@@ -305,7 +306,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--quick", action="store_true", help=f"{QUICK_COMPLETIONS} completions: less sure, written to var/bench/quick"
     )
-    parser.add_argument("--hours", type=int, default=24, help="hours that they are spread over (default %(default)s)")
+    parser.add_argument("--hours", type=int, help=f"hours that they are spread over (default {HOURS})")
     parser.add_argument("--workers", type=int, default=0, help="Dask workers on this machine that join, in place of threads")
     parser.add_argument("--measure", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -315,7 +316,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     completions = options.completions or (QUICK_COMPLETIONS if options.quick else COMPLETIONS)
     with Progress(Console()) as progress:
         trained = QUICK_TRAINED if options.quick else MOST_TRAINED
-        rows = told(figures_of(completions, trained, options.hours, options.workers, progress), progress)
+        hours = options.hours or (QUICK_HOURS if options.quick else HOURS)
+        rows = told(figures_of(completions, trained, hours, options.workers, progress), progress)
         return 0 if write("join-dask" if options.workers else "join", rows, progress, quick=options.quick) else 1
 
 

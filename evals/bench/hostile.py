@@ -36,7 +36,7 @@ from evals.bench.own_app import BUCKET, ready, running_app
 from infra.settings import Settings
 from infra.store import ObjectStore
 
-CASES, BATCH = Size(full=10_000, quick=500), 250
+CASES, BATCH = Size(full=10_000, quick=250), 250
 """Requests in all, and those of one run of hypothesis, which remembers its examples."""
 WARM_UP = Size(full=2_000, quick=250)
 """Cases after which the app's memory is measured first: by then caches are full."""

@@ -36,7 +36,7 @@ async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
         with bench.part("developers type", share=0.1):
             await _until_answered(traffic, LABELS.of(bench.quick), "before the first kill")
             async with Orchestration(settings.orchestration) as prefect:
-                await _begin_cycle(settings, prefect, traffic)
+                running = await _begin_cycle(settings, prefect, traffic)
         for part in PARTS.of(bench.quick):
             with bench.part(f"{part} is killed", share=0.5 / len(PARTS.of(bench.quick))):
                 seconds = await asyncio.to_thread(_kill, part)
@@ -45,7 +45,7 @@ async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
             await asyncio.sleep(PAUSE_SECONDS)
         began = time.monotonic()
         with bench.part("cycle after the kills", share=0.4):
-            attempts = await _complete_cycle(settings, CYCLE_SECONDS.of(bench.quick))
+            attempts = await _complete_cycle(settings, running, CYCLE_SECONDS.of(bench.quick))
         yield figure("cycle_after_all_kills", time.monotonic() - began, "s", most=CYCLE_SECONDS.of(bench.quick))
         yield figure("cycle_runs_until_one_ended", attempts, "")
         yield figure("requests_answered", traffic.tally.total.answered, "")
@@ -78,8 +78,8 @@ async def _until_answered(traffic: Traffic, count: int, when: str) -> None:
         await asyncio.sleep(0.2)
 
 
-async def _begin_cycle(settings: Settings, prefect: Orchestration, traffic: Traffic) -> None:
-    """Start the cycle's deployment until a run trains.
+async def _begin_cycle(settings: Settings, prefect: Orchestration, traffic: Traffic) -> str:
+    """Start the cycle's deployment until a run trains. Return its id.
 
     Developers type slowly from then on: at full speed they would type thousands of requests, and the next cycle would train for
     minutes.
@@ -90,15 +90,17 @@ async def _begin_cycle(settings: Settings, prefect: Orchestration, traffic: Traf
         identifier = await prefect.start(CYCLE)
         while not (run := await prefect.flow_run(identifier)).ended:
             if "train" in await prefect.current_task(identifier):
-                return
+                return identifier
             await asyncio.sleep(1.0)
         traffic.quiet = False
         await _until_answered(traffic, traffic.tally.total.answered + STEP, "before the first kill")
     raise RuntimeError(f"cycle: none of {STEPS} runs trained; the last: {run.state}: {run.message}")
 
 
-async def _complete_cycle(settings: Settings, seconds: float) -> int:
-    """Start the cycle's deployment until a run opens an A/B test, as its schedule would. Return the number of runs.
+async def _complete_cycle(settings: Settings, running: str, seconds: float) -> int:
+    """Wait for the run that the kills met, then start others, as its schedule would, until one opens an A/B test.
+
+    Return the number of runs that ended after the kills.
 
     A run that died with its worker holds its deployment's only slot until Prefect marks it as crashed, and further runs are
     cancelled until then. The test of the cycle before would keep the next one from beginning, so it is ended, whenever it began.
@@ -106,10 +108,10 @@ async def _complete_cycle(settings: Settings, seconds: float) -> int:
     registry = Registry.connect(settings.registry)
     deadline, attempts = time.monotonic() + seconds, 0
     async with Orchestration(settings.orchestration) as prefect:
+        identifier = running
+        if (await prefect.flow_run(running)).ended:
+            identifier = await _start_cycle(prefect, registry)
         while True:
-            registry.set_experiment(None)
-            registry.delete_alias(CHALLENGER)
-            identifier = await prefect.start(CYCLE)
             attempts += 1
             while not (run := await prefect.flow_run(identifier)).ended:
                 if time.monotonic() > deadline:
@@ -119,4 +121,11 @@ async def _complete_cycle(settings: Settings, seconds: float) -> int:
                 return attempts
             if time.monotonic() > deadline:
                 raise RuntimeError(f"cycle: none of {attempts} runs opened an A/B test; the last: {run.state}: {run.message}")
-            await asyncio.sleep(4 * PAUSE_SECONDS)
+            await asyncio.sleep(2 * PAUSE_SECONDS)
+            identifier = await _start_cycle(prefect, registry)
+
+
+async def _start_cycle(prefect: Orchestration, registry: Registry) -> str:
+    registry.set_experiment(None)
+    registry.delete_alias(CHALLENGER)
+    return await prefect.start(CYCLE)

@@ -35,7 +35,7 @@ FASTER = 1.5
 LINEAR = 1.15
 """Target: CPU-seconds per token with the most samples, over those with the fewest."""
 STEPS = Size(full=4, quick=2)
-PRECISIONS = ("float32", "bfloat16")
+PRECISIONS = Size(full=("float32", "bfloat16"), quick=("bfloat16",))
 
 
 def samples_of(count: int, settings: Settings) -> list[Sample]:
@@ -102,19 +102,21 @@ def run_process(command: Sequence[str], log: Path) -> float:
 
 async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
     """Measure both sides at every size, in processes of their own; writes their logs to var/bench/trainer."""
-    sizes, steps = SIZES.of(bench.quick), STEPS.of(bench.quick)
-    with bench.part("turns", len(PRECISIONS) * sum(sizes.values()), share=1.0) as part:
-        async for one in in_thread(measure(settings, sizes, steps, FOLDER / "trainer", part)):
+    sizes, precisions, steps = SIZES.of(bench.quick), PRECISIONS.of(bench.quick), STEPS.of(bench.quick)
+    with bench.part("turns", len(precisions) * sum(sizes.values()), share=1.0) as part:
+        async for one in in_thread(measure(settings, sizes, precisions, steps, FOLDER / "trainer", part)):
             yield one
 
 
-def measure(settings: Settings, sizes: Mapping[int, int], steps: int, folder: Path, part: Part) -> Iterator[Figure]:
+def measure(
+    settings: Settings, sizes: Mapping[int, int], precisions: Sequence[str], steps: int, folder: Path, part: Part
+) -> Iterator[Figure]:
     """Measure both sides at every size and precision. Yield the figures."""
     cost = {}
     for count, turns in sizes.items():
         samples = samples_of(count, settings)
         tokens = sum(len(s.prompt_token_ids) + len(s.token_ids) for s in samples)
-        for precision in PRECISIONS:
+        for precision in precisions:
             job_folder = folder / f"{count}-{precision}"
             job_folder.mkdir(parents=True, exist_ok=True)
             pairs = []
@@ -130,7 +132,7 @@ def measure(settings: Settings, sizes: Mapping[int, int], steps: int, folder: Pa
             yield figure(f"{name}.times_as_fast", other / own, "", least=FASTER)
             yield figure(f"{name}.peak_memory", own_memory, "MiB", most=other_memory)
             yield figure(f"{name}.peak_memory_of_transformers", other_memory, "MiB")
-    for precision in PRECISIONS:
+    for precision in precisions:
         ratio = cost[max(sizes), precision] / cost[min(sizes), precision]
         yield figure(f"ppo_step.{precision}.cost_of_a_token_most_to_fewest", ratio, "", most=LINEAR)
 

@@ -36,9 +36,7 @@ class Amount:
     places: int
 
 
-AMOUNT = Size(
-    full=Amount(tuple(RECIPES), (0, 1, 2, 3, 4), (7200,), 3000), quick=Amount(("settled", "control"), (0,), (300,), 100)
-)
+AMOUNT = Size(full=Amount(tuple(RECIPES), (0, 1, 2, 3, 4), (7200,), 3000), quick=Amount(("settled",), (0,), (300,), 100))
 
 
 def counts(text: str) -> list[int]:
