@@ -12,9 +12,9 @@ nothing about the challenger."""
 Mode = Literal["superiority", "non_inferiority", "acceptance"]
 """acceptance: the rule of tests that were opened before plans were recorded."""
 Design = Literal["by_user", "crossover"]
-Denominator = Literal["requests", "shown", "labelled", "judged", "user"]
-"""requests: all. shown: all, what was shown and not judged as what was judged. judged: the developer's answer is known. user: a
-number of each user's own. labelled: judged, or without anything to judge; only in earlier plans."""
+Denominator = Literal["requests", "shown", "labelled", "judged", "decided", "user"]
+"""requests: all. shown: all, what was shown and not judged as what was judged. judged: what became of it is known. decided: the
+developer decided. user: a number of each user's own. labelled: judged, or without anything to judge; only in earlier plans."""
 RULES = 3
 """Number of the gate's rules as this code has them; it grows when the same plan and totals give another verdict."""
 

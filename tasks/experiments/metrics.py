@@ -5,13 +5,14 @@ Each metric is a number for every request. The test compares its sum over a deno
     requests   all requests of the test
     shown      per request, from those that were judged: shown per request times the sum per judged one. A shown completion that
                nobody answered is missing, neither rejected nor left out of the requests (designs.py)
-    judged     those whose answer is known: the developer decided, or the next suggestion continued it, so that it was not taken
-               (tasks/labels/continued.py)
+    judged     those whose answer is known: the developer decided, or the editor tells nothing where it was not taken
+               (tasks/labels/unreported.py)
+    decided    those on which the developer decided
     user       one number a user (designs.py)
     labelled   those that were judged or had nothing to show; only in plans of earlier versions
 
 A share of requests above a percentile of both arms' times stands for that percentile: it is a mean per request, so its error is
-clustered as the others', and equal models have equal shares. Accepted, kept and judged are those of
+clustered as the others', and equal models have equal shares. Accepted, kept and decided (there: judged) are those of
 tasks/labels/measures.py.
 """
 
@@ -43,7 +44,7 @@ class Metric:
     """What its sum is divided by."""
     value: Callable[[Plan], pl.Expr] | None
     """Its value for a labelled request (tasks/labels/attribution.py), 0 for one that nobody judged if it is per `shown` or
-    `judged`; None for a metric per user."""
+    `decided`; None for a metric per user."""
     relative: bool = False
     """Whether its margin is a share of the champion's mean."""
     weight: float = 0.0
@@ -59,8 +60,15 @@ SHOWN = JUDGED | ~(pl.col("withheld") | pl.col("blank"))
 missing and not one with nothing to show."""
 
 
-ANSWERED = JUDGED | (pl.col("continued") & SHOWN)
-"""What became of it is known."""
+ANSWERED = JUDGED | (pl.col("unreported") & SHOWN & ~pl.col("cache_hit"))
+"""What became of it is known; `unreported` is that of `of_reporting_users`. What Continue shows again
+from its cache may be taken there."""
+
+
+def of_reporting_users(labelled: pl.DataFrame) -> pl.DataFrame:
+    """Return labelled requests, `unreported` only of users whose editor tells of others: the silence of one that never tells says
+    nothing."""
+    return labelled.with_columns(unreported=pl.col("unreported") & JUDGED.any().over("user"))
 
 
 def _accepted(_: Plan) -> pl.Expr:
@@ -74,8 +82,9 @@ def _characters(plan: Plan) -> pl.Expr:
 
 
 def _annoyed(_: Plan) -> pl.Expr:
-    """1 where something was shown, of which nothing was accepted or kept."""
-    return ANSWERED & (pl.max_horizontal(pl.col("accepted_characters", "kept_characters").fill_null(0)) == 0)
+    """1 where something was shown, of which nothing was accepted, or reported as kept. A closed request showed nothing."""
+    closed = ~JUDGED & (pl.col("finish_reason") == "disconnected")
+    return ANSWERED & ~closed & (pl.max_horizontal(pl.col("accepted_characters", "kept_characters").fill_null(0)) == 0)
 
 
 def _failed(_: Plan) -> pl.Expr:
@@ -99,7 +108,7 @@ def _quick(_: Plan) -> pl.Expr:
 
 
 def _length(_: Plan) -> pl.Expr:
-    """Characters shown, where the developer judged them."""
+    """Characters shown, where the developer decided."""
     return pl.when(JUDGED).then("shown_characters").otherwise(0)
 
 
@@ -132,13 +141,14 @@ METRICS: tuple[Metric, ...] = (
             ("total", 95, 0.95, "end in the slowest 5 %"),
         )
     ),
-    Metric("length", "characters of a judged completion", "guardrail", "same", "judged", _length, relative=True, digits=2),
+    Metric("length", "characters of a judged completion", "guardrail", "same", "decided", _length, relative=True, digits=2),
 )
 BY_NAME = {metric.name: metric for metric in METRICS}
 DENOMINATORS: dict[str, pl.Expr] = {
     "requests": pl.lit(1),
     "labelled": ANSWERED | ~SHOWN,
     "judged": ANSWERED,
+    "decided": JUDGED,
 }
 SUMS = (*DENOMINATORS, "visible", *(metric.name for metric in METRICS if metric.value))
 """Names of the sums of a user. `visible`: completions shown, which `judged` is compared with."""

@@ -23,7 +23,7 @@ CHARACTERS = 12.0
 """Mean accepted characters of an accept."""
 UNPLEASANT = 0.05
 """Chance that what is not accepted is dismissed, and that it is rejected before it can have been read."""
-LABELS = ("judged", "accepted", "characters", "annoyed", "cancelled", "quick", "length")
+LABELS = ("judged", "decided", "accepted", "characters", "annoyed", "cancelled", "quick", "length")
 """Sums that are known with the labels."""
 SHAPE = 2.5
 """Of the gamma distribution of accepted characters: their standard deviation is 0.63 of their mean, as with
@@ -221,7 +221,7 @@ def _draw(
     zeros = np.zeros(requests.shape)
     sums = {
         **{"requests": requests, MADE: requests, "labelled": answers + requests - visible},
-        **{"judged": answers, "visible": visible, "accepted": accepted, "annoyed": annoyed, "shown": visible},
+        **{"judged": answers, "decided": answers, "visible": visible, "accepted": accepted, "annoyed": annoyed, "shown": visible},
         "characters": np.where(accepted > 0, draw.standard_gamma(SHAPE * np.maximum(accepted, 1)) * (CHARACTERS / SHAPE), 0.0),
         **{"cancelled": draw.binomial(annoyed, unpleasant), "quick": draw.binomial(annoyed, unpleasant)},
         **{"empty": requests - visible, "failed": draw.binomial(requests, world.failures * arm) if world.failures else zeros},

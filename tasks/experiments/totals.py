@@ -17,7 +17,7 @@ import polars as pl
 from infra.assignment import assigned_arm
 from infra.records import Arm, ArmEvidence, ExperimentRecord, ObjectReference, Plan
 from infra.store import ObjectStore
-from tasks.experiments.metrics import METRICS, SUMS, values
+from tasks.experiments.metrics import METRICS, SUMS, of_reporting_users, values
 from tasks.labels import users
 from tasks.labels.partitions import join_partition, merge_partitions, plan_window, references
 from tasks.labels.shares import codes
@@ -186,6 +186,7 @@ def by_test(labelled: pl.DataFrame, experiment: ExperimentRecord, until: float =
     asked, and some of its champion's users are the challenger's now: they would be compared with themselves.
     """
     counted = labelled.filter(~pl.col("opted_out"), ~pl.col("pinned"), ~pl.col("exploring"), pl.col("time") <= until)
+    counted = of_reporting_users(counted)
     assigned = pl.when(pl.col("assigned") != "").then("assigned").otherwise("experiment")
     counted = counted.with_columns(of_test=assigned == experiment.id)
     made = counted.filter("of_test", pl.col("time") >= experiment.counts_from)

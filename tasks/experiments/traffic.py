@@ -12,7 +12,7 @@ from infra.records.experiments import Design
 from infra.settings import Settings
 from infra.settings.schema import Collect, Experiment
 from infra.store import ObjectStore
-from tasks.experiments.metrics import SUMS, values
+from tasks.experiments.metrics import SUMS, of_reporting_users, values
 from tasks.experiments.totals import ARMS, MADE, NAMED, QUARTERS, UNCAPPED, ArmTotals, crowded_credentials, one_user_each
 from tasks.labels.partitions import join_partition, merge_partitions, plan_window
 from tasks.labels.window import Window
@@ -60,7 +60,7 @@ def read_traffic(store: ObjectStore, settings: Experiment, collect: Collect, pla
     listed = plan_window(store, Window(since=begin, until=until, oldest=begin, known={}), now, collect.join_seconds)
     rows, _ = merge_partitions([join_partition(store, partition, tokens=False) for partition in listed.partitions])
     rows = rows.filter(~pl.col("opted_out"), ~pl.col("pinned"), ~pl.col("exploring"), pl.col("time").is_between(begin, until))
-    rows = one_user_each(rows, crowded_credentials(rows, plan))
+    rows = one_user_each(of_reporting_users(rows), crowded_credentials(rows, plan))
     rows = rows.filter(pl.len().over("user") >= settings.min_history_requests).with_columns(served=pl.lit(True))
     named = rows.with_columns(named=pl.col("user").n_unique().over("credential") > 1).group_by("user").agg(pl.col("named").any())
     named = named.sort("user")

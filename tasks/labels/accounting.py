@@ -200,6 +200,8 @@ def assign_buckets(
         .then(pl.lit("held_out"))
         .when("pinned")
         .then(pl.lit("pinned"))
+        .when(pl.col("outcome") == "unjudged", ~pl.col("admitted"))
+        .then(pl.lit("new_user"))
         .when(pl.col("outcome") == "unjudged")
         .then(pl.lit("trained"))
         .when("withheld")

@@ -28,9 +28,9 @@ from infra.records import LabelOutcome
 from infra.redaction.texts import CUT_STEP
 from infra.settings.schema import Hindsight
 from tasks.labels import hindsight
-from tasks.labels.continued import continued
 from tasks.labels.impressions import REPORTED, WHO, merge
 from tasks.labels.reports import REPORTED_COLUMNS, REPORTS, with_reports
+from tasks.labels.unreported import unreported
 
 CLOCK_SLACK_SECONDS = 1.0
 """Largest difference between replicas' clocks: feedback may seem to arrive this long before its completion."""
@@ -62,12 +62,12 @@ def join(completions: pl.DataFrame, feedback: pl.DataFrame, join_seconds: float)
 def unique(completions: pl.DataFrame) -> pl.DataFrame:
     """Return each completion once, by time, then id; of different deliveries under one id the latest and longest.
 
-    The column `blank` is true if the text has nothing to show, `continued` if the next suggestion goes on with it (continued.py).
+    The column `blank` is true if the text has nothing to show, `unreported` if its editor tells nothing of it (unreported.py).
     """
     size = [pl.col(name).list.len() for name in ("token_ends",) if name in completions.columns]
     once = completions.sort("time", *size, "text").unique("id", keep="last", maintain_order=True).sort("time", "id")
     once = once.with_columns(blank=pl.col("text").str.strip_chars(BLANKS) == "")
-    return once.with_columns(continued(once))
+    return once.with_columns(unreported(once))
 
 
 def match(completions: pl.DataFrame, impressions: pl.DataFrame, join_seconds: float) -> pl.DataFrame:

@@ -23,7 +23,7 @@ from infra.events.tombstones import ErasedSubjects
 from infra.records import Completion, Feedback, ObjectReference, Quarantined
 from infra.settings.schema import Hindsight
 from infra.store import ObjectStore
-from tasks.labels import attribution, continued, hindsight
+from tasks.labels import attribution, hindsight, unreported
 from tasks.labels.impressions import WHO, impression, merge
 from tasks.labels.reports import REPORTS
 from tasks.labels.window import Window, segments_after
@@ -39,7 +39,7 @@ FACTS = (
     *("id", "time", "project", "user", "credential", "file", "policy_version", "arm", "experiment", "assigned", "assigned_arm"),
     *("temperature", "top_p", "ttft_ms", "total_ms"),
     *("finish_reason", "language", "opted_out", "redacted", "mixed", "behaviour_logprobs", "withheld", "pinned", "exploring"),
-    *("blank", "continued"),
+    *("blank", "unreported"),
 )
 """Columns of a completion that leave its partition, beside its settled text: about 330 bytes."""
 OFF = Hindsight(on=False)
@@ -254,7 +254,7 @@ def _divide(
         .join(impressions.select("impression", impression_in=assigned), on="impression")
     )
     event_in, impression_in = pl.col("event_in"), pl.col("impression_in")
-    views = max(attribution.CLOCK_SLACK_SECONDS, continued.TIMER_SECONDS, hindsight.most_seconds if hindsight.on else 0.0)
+    views = max(attribution.CLOCK_SLACK_SECONDS, unreported.REACH_SECONDS, hindsight.most_seconds if hindsight.on else 0.0)
     for number, (begin, end) in enumerate(zip(begins, [*begins[1:], np.inf], strict=True)):
         near = requests.filter(time >= begin - join_seconds, time <= end + views)
         own = events.filter(impression_in == number)

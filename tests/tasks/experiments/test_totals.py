@@ -110,19 +110,37 @@ def test_only_settled_comparable_requests_count() -> None:
     assert found.before["accepted"].tolist() == [1, 0]
 
 
-def test_a_suggestion_that_the_next_one_continues_was_not_taken() -> None:
-    """Continue tells nothing of it: left out, the others' rate would stand for it."""
+def test_what_continue_does_not_tell_of_was_not_taken() -> None:
+    """Left out, the others' rate would stand for it. A closed request showed nothing, so it annoyed nobody."""
     fields = {"experiment": "e", "prefix": "a", "time": NOW + 1}
     completions = [
         completion("continued", text="foo(bar)", **fields),
         completion("accepted", text="bar)", **{**fields, "prefix": "afoo(", "time": NOW + 2}),
+        completion("closed", text="baz", finish_reason="disconnected", **{**fields, "prefix": "y", "time": NOW + 4}),
         completion("unknown", **{**fields, "prefix": "z", "time": NOW + 15}),
     ]
     accept = feedback("1", prefix="afoo(", shown="bar)", time=NOW + 3)
     found = total(labelled(completions, [accept]), TEST, plan(), until=NOW + 20).during["champion"]
-    assert {name: found[name].tolist() for name in ("visible", "judged", "accepted", "annoyed", "labelled")} == {
-        **{"visible": [3], "judged": [2], "accepted": [1], "annoyed": [1], "labelled": [2]}
+    names = ("visible", "judged", "decided", "accepted", "annoyed", "labelled", "length")
+    assert {name: found[name].tolist() for name in names} == {
+        **{"visible": [4], "judged": [3], "decided": [1], "accepted": [1], "annoyed": [1], "labelled": [3], "length": [4]}
     }
+    silent = total(labelled(completions, []), TEST, plan(), until=NOW + 20).during["champion"]
+    assert silent["judged"].tolist() == [0], "an editor that tells of nothing says nothing by its silence"
+
+
+def test_what_the_editor_shows_again_from_its_cache_may_be_taken_there() -> None:
+    fields = {"experiment": "e", "prefix": "a", "time": NOW + 1}
+    completions = [
+        completion("cached", text="foo(bar)", **fields),
+        completion("accepted", text="bar)", **{**fields, "prefix": "afoo(", "time": NOW + 2}),
+    ]
+    events = [
+        feedback("1", prefix="a", time=NOW + 3, cache_hit=True),
+        feedback("2", prefix="afoo(", shown="bar)", time=NOW + 3),
+    ]
+    found = total(labelled(completions, events), TEST, plan(), until=NOW + 20).during["champion"]
+    assert [found[name].tolist() for name in ("visible", "judged", "annoyed")] == [[2], [1], [0]]
 
 
 def test_a_request_that_another_version_answered_counts_on_the_arm_that_was_assigned() -> None:

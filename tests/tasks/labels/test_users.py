@@ -70,6 +70,16 @@ def test_ten_thousand_invented_users_of_a_day_are_fifty() -> None:
     assert (found.buckets["trained"], found.buckets["new_user"]) == (50, 950)
 
 
+def test_what_invented_users_wrote_is_not_trained_on_either() -> None:
+    served = [completion(f"{i}", prefix=f"{i}", user=f"invented {i}", time=NOW + i / 1000) for i in range(200)]
+    told = [
+        feedback(c.id, prefix=c.prefix, user=c.user, time=c.time + 1, outcome="shown", completion_id=c.id, settled="foo(bar)")
+        for c in served
+    ]
+    found = account(served, told, limits=Collect(max_user_share=1))
+    assert (found.buckets["trained"], found.buckets["new_user"]) == (50, 150)
+
+
 def test_the_register_goes_from_cycle_to_cycle_without_the_forgotten() -> None:
     store, registry = MemoryStore(), MemoryRegistry(v1={})
     registry.aliases["champion"] = "1"

@@ -1,4 +1,4 @@
-"""Suggestions of which Continue tells nothing, since the next one continues them."""
+"""Requests of which Continue tells nothing by its own rules: continued, replaced at once, closed."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from tests.tasks.rows import frame
 
 def found(*completions: Completion) -> set[str]:
     served = unique(frame(completions, Completion))
-    return set(served.filter("continued")["id"])
+    return set(served.filter("unreported")["id"])
 
 
 @pytest.mark.parametrize(
@@ -35,10 +35,26 @@ def test_the_next_suggestion_is_one_to_the_same_developer_before_the_timer_ends(
     assert not found(completion("1", text="alpha"), completion("2", **{"text": "alpha", "time": NOW + 1, **fields}))
 
 
-@pytest.mark.parametrize(
-    "fields", [{"text": " "}, {"withheld": True}, {"finish_reason": "disconnected"}, {"finish_reason": "error"}]
-)
+def test_the_timer_runs_from_when_a_suggestion_is_shown() -> None:
+    slow = completion("1", text="alpha", total_ms=3000.0)
+    assert found(slow, completion("2", text="alpha", time=NOW + 12)) == {"1"}
+    assert not found(slow, completion("2", text="alpha", time=NOW + 14))
+
+
+@pytest.mark.parametrize(("seconds", "replaced"), [(0.4, True), (0.6, False)])
+def test_one_that_another_replaces_within_half_a_second_does_not_count(seconds: float, replaced: bool) -> None:
+    pair = completion("1", text="alpha"), completion("2", text="beta", time=NOW + seconds)
+    assert found(*pair) == ({"1"} if replaced else set())
+
+
+@pytest.mark.parametrize("fields", [{"text": " "}, {"withheld": True}, {"finish_reason": "error"}])
 def test_what_was_not_shown_neither_continues_nor_comes_between(fields: dict[str, object]) -> None:
     hidden = completion("2", **{"text": "alpha", "time": NOW + 1, **fields})
     assert found(completion("1", text="alpha"), hidden, completion("3", text="ha", time=NOW + 2)) == {"1"}
     assert not found(completion("1", text="alpha"), hidden)
+
+
+def test_a_request_that_the_editor_closed_is_not_told_and_comes_not_between() -> None:
+    closed = completion("2", text="alpha", time=NOW + 1, finish_reason="disconnected")
+    assert found(completion("1", text="alpha"), closed, completion("3", text="ha", time=NOW + 2)) == {"1", "2"}
+    assert not found(closed.model_copy(update={"client": "zed"}))
