@@ -24,7 +24,7 @@ Bucket = Literal[
     "over_share",
     "surplus",
 ]
-"""Every request is in exactly one bucket; the counts sum to the requests served (see tasks/README.md)."""
+"""Every request is in exactly one bucket; the counts sum to the requests served (see infra/docs/how/labels.md)."""
 
 
 class Sample(Record):

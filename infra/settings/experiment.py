@@ -16,7 +16,8 @@ class Margins(Section):
     characters: float = Field(0.15, ge=0)
     """Accepted characters per request, as a share of the champion's."""
     annoyed: float = Field(0.1, ge=0)
-    """Completions per request that were shown and not accepted, as a share of the champion's."""
+    """Completions per request that were shown, of which nothing was accepted or reported as kept, as a share of the
+    champion's."""
     shown: float = Field(0.5, ge=0)
     """Completions shown per request, as a share of the champion's. Showing less is no loss by itself: accepts and characters
     count."""
@@ -70,7 +71,8 @@ class Experiment(Section):
     """Share of users on the challenger's arm; of a crossover, of their blocks of time."""
     alpha: float = Field(0.05, gt=0, lt=0.5)
     """Two-sided error level of the whole test, interim looks included; the chance of a wrong promotion is half of it. For a gain,
-    each of the three success metrics has a third of it; for the margins, each metric has all of it, since all must hold."""
+    acceptance has nine tenths of it and the two other success metrics a twentieth each, raised at the planned end to what their
+    joint distribution allows; for the margins, each metric has all of it, since all must hold."""
     min_requests: int = Field(500, ge=1)
     """Minimum requests per arm before a verdict."""
     planned_requests: int = Field(0, ge=0)

@@ -4,6 +4,8 @@
 them.
 """
 
+import argparse
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
@@ -14,6 +16,7 @@ from prefect.automations import Automation
 from prefect.blocks.webhook import Webhook
 from prefect.events.actions import CallWebhook
 from prefect.events.schemas.automations import EventTrigger, Posture
+from prefect.settings import PREFECT_API_URL
 
 from infra import settings as settings_
 from infra.settings import Settings
@@ -88,6 +91,15 @@ def _automation(name: str, block: UUID, text: str, trigger: EventTrigger) -> Aut
     return Automation(name=PREFIX + name, trigger=trigger, actions=[action])
 
 
-if __name__ == "__main__":
+def main() -> int:
+    """Make the automations in the server that the shell names, and say which there are."""
+    argparse.ArgumentParser(prog="python -m infra.stack.automations", description=__doc__).parse_args()
+    if PREFECT_API_URL.value() is None:
+        sys.exit('automations: PREFECT_API_URL is not set; run `eval "$(python -m infra.stack env)"` first')
     made = apply(settings_.load())
     print("automations: " + (", ".join(made) or "none, since orchestration.webhook is not set"))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
