@@ -36,6 +36,8 @@ def unreported(served: pl.DataFrame) -> pl.Series:
     follows_the_rules = pl.col("client").cast(pl.String).is_in(CLIENTS) & ~pl.col("withheld")
     ended = pl.col("finish_reason").cast(pl.String)
     displayed = follows_the_rules & ~pl.col("blank") & ~ended.is_in(["disconnected", "error"])
+    # After a space the editor removes a leading one.
+    text = pl.when(pl.col("prefix").str.ends_with(" ")).then(pl.col("text").str.strip_prefix(" ")).otherwise("text")
     line, following = pl.col("line"), pl.col("following")
     related = line.str.starts_with(following) | line.str.ends_with(following)
     related |= following.str.starts_with(line) | following.str.ends_with(line)
@@ -46,7 +48,7 @@ def unreported(served: pl.DataFrame) -> pl.Series:
         .select(
             *("row", "project", "user", "id"),
             displayed=pl.col("time") + pl.col("total_ms") / 1000.0,
-            line=pl.col("text").str.split("\n").list.first(),
+            line=text.str.split("\n").list.first(),
         )
         .sort("project", "user", "displayed", "id")
         .with_columns(

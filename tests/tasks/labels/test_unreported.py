@@ -35,6 +35,12 @@ def test_the_next_suggestion_is_one_to_the_same_developer_before_the_timer_ends(
     assert not found(completion("1", text="alpha"), completion("2", **{"text": "alpha", "time": NOW + 1, **fields}))
 
 
+def test_the_editor_removes_a_leading_space_after_a_space() -> None:
+    pair = completion("1", prefix="x = ", text=" foo"), completion("2", prefix="x = ", text="foo(bar)", time=NOW + 1)
+    assert found(*pair) == {"1"}
+    assert not found(*(each.model_copy(update={"prefix": "x ="}) for each in pair))
+
+
 def test_the_timer_runs_from_when_a_suggestion_is_shown() -> None:
     slow = completion("1", text="alpha", total_ms=3000.0)
     assert found(slow, completion("2", text="alpha", time=NOW + 12)) == {"1"}
