@@ -358,7 +358,9 @@ def of_one_run(once: Mapping[str, float], completions: int, made: int) -> Iterat
     """Yield the figures of the run with all steps."""
     yield from (figure(f"join.{step}", once[step], "s") for step in STEPS)
     yield figure("join.tokens", once["tokens"], f"s for {int(once['trained'])} samples")
-    yield figure("join.total", total_of(once), "s", most=TARGET_SECONDS_A_MILLION * completions / 1_000_000)
+    # Of fewer completions the time of the validation, which hardly depends on them, is too large a part.
+    most = TARGET_SECONDS_A_MILLION * completions / 1_000_000 if completions >= COMPLETIONS else None
+    yield figure("join.total", total_of(once), "s", most=most)
     yield figure("join.cpu", once["cpu"], "s")
     yield figure("join.settled", once["settled"] / once["samples"], "of the samples")
     yield figure("join.memory", once["memory"], "MB", most=TARGET_MEGABYTES)

@@ -71,13 +71,13 @@ def kill_cycles(settings: Settings, bench: Bench) -> Iterator[Figure]:
     rng, log = random.Random(0), FOLDER / "kills.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     log.unlink(missing_ok=True)
-    candidates, kills, ended = set[tuple[str, str]](), 0, 0
+    candidates, taken, kills, ended = set[tuple[str, str]](), registered_cycles(registry), 0, 0
     with bench.part("undisturbed cycles", undisturbed, share=0.2) as part:
         for _ in range(undisturbed):
             began = time.monotonic()
             run_cycle(settings, log, labels)
             seconds = time.monotonic() - began
-            candidates.add(take_candidate(store, registry))
+            candidates.add(take_candidate(store, registry, taken))
             part.advance()
     yield figure("cycle_undisturbed", seconds, "s")
     with bench.part("kills of cycles", wanted, share=0.7) as part:
@@ -88,7 +88,7 @@ def kill_cycles(settings: Settings, bench: Bench) -> Iterator[Figure]:
                 kills += 1
                 part.advance()
                 verify_objects(store)
-            candidates.add(take_candidate(store, registry))
+            candidates.add(take_candidate(store, registry, taken))
             ended += 1
             if len(candidates) > 1:
                 raise RuntimeError(
@@ -122,17 +122,26 @@ def run_cycle(settings: Settings, log: Path, labels: int, kill_after: float | No
     return True
 
 
-def take_candidate(store: ObjectStore, registry: Registry) -> tuple[str, str]:
-    """Return the checksums of the challenger's samples and checkpoint, and end its A/B test.
+def registered_cycles(registry: Registry) -> Counter[str]:
+    """Return the number of versions of each cycle."""
+    return Counter(cycle for version in registry.versions() if (cycle := version.tags.get("cycle")))
+
+
+def take_candidate(store: ObjectStore, registry: Registry, taken: Counter[str]) -> tuple[str, str]:
+    """Return the checksums of a new candidate's samples and checkpoint, whatever its gate said, and end its A/B test.
+
+    Args:
+        taken: the cycles whose candidates are known; the new one's is added.
 
     Raises:
-        RuntimeError: there is no challenger, or its cycle has several versions or uses a label twice.
+        RuntimeError: there is no new candidate or more than one, or its cycle has several versions or uses a label twice.
     """
-    aliases = registry.aliases()
-    if not aliases.challenger:
-        raise RuntimeError("the cycle registered no challenger; see its run in Prefect")
-    versions = Counter(version.tags.get("cycle") for version in registry.versions())
-    name = str(registry.version(aliases.challenger).tags["cycle"])
+    versions = registered_cycles(registry)
+    fresh = versions.keys() - taken.keys()
+    if len(fresh) != 1:
+        raise RuntimeError(f"expected a version of one new cycle, got {sorted(fresh)}; see the cycle's run in Prefect")
+    name = fresh.pop()
+    taken[name] = versions[name]
     manifest = Manifest.model_validate(store.get_json(f"cycles/{name}/manifest.json"))
     samples = list(store.get_rows(manifest.samples.key, Sample))
     used, labels = Counter(sample.completion_id for sample in samples), sum(sample.outcome != "standing" for sample in samples)

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 
 from evals import developers
 from evals.bench.figures import Bench, Figure, Size, figure
+from evals.bench.loop import REGISTER
 from evals.demo.loop import CYCLE, Traffic
 from evals.demo.orchestration import Orchestration
 from infra.registry import CHALLENGER, Registry
@@ -98,7 +99,7 @@ async def _begin_cycle(settings: Settings, prefect: Orchestration, traffic: Traf
 
 
 async def _complete_cycle(settings: Settings, running: str, seconds: float) -> int:
-    """Wait for the run that the kills met, then start others, as its schedule would, until one opens an A/B test.
+    """Wait for the run that the kills met, then start others, as its schedule would, until one registers a version.
 
     Return the number of runs that ended after the kills.
 
@@ -117,10 +118,10 @@ async def _complete_cycle(settings: Settings, running: str, seconds: float) -> i
                 if time.monotonic() > deadline:
                     raise RuntimeError(f"cycle: {run.state} after {seconds:.0f} s; see the run in Prefect")
                 await asyncio.sleep(1.0)
-            if "open experiment" in {task.name for task in await prefect.tasks(identifier)}:
+            if REGISTER in {task.name for task in await prefect.tasks(identifier)}:
                 return attempts
             if time.monotonic() > deadline:
-                raise RuntimeError(f"cycle: none of {attempts} runs opened an A/B test; the last: {run.state}: {run.message}")
+                raise RuntimeError(f"cycle: none of {attempts} runs registered a version; the last: {run.state}: {run.message}")
             await asyncio.sleep(2 * PAUSE_SECONDS)
             identifier = await _start_cycle(prefect, registry)
 

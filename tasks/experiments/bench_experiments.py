@@ -35,7 +35,7 @@ from tasks.experiments.bench_rows import Row, rows
 from tasks.experiments.simulate import Outcome, plan_for, simulate
 
 T = TypeVar("T")
-TESTS, TRAPS, CHAINS = Size(full=1000, quick=8), Size(full=200, quick=3), Size(full=100, quick=2)
+TESTS, TRAPS, CHAINS = Size(full=1000, quick=8), Size(full=200, quick=5), Size(full=100, quick=2)
 """Simulated tests of each row of rates and of each trap, and chains."""
 
 

@@ -26,7 +26,7 @@ from infra import settings as configuration
 from infra.settings import Settings
 from infra.settings.schema import HeldOut
 
-POOL_PLACES = Size(full=900, quick=200)
+POOL_PLACES = Size(full=900, quick=300)
 """Places at which the two models of the simulation are scored."""
 DRAWS = Size(full=1000, quick=40)
 QUICK_RECIPES = frozenset({"sign_flipped"})
