@@ -35,18 +35,18 @@ from infra.stack.files import PRIVATE
 
 MINUTES: Mapping[str, Size[float]] = {
     "loop": Size(2, 1.1),
-    "survival": Size(10, 1.5),
+    "survival": Size(10, 1.2),
     "kills": Size(10, 1.4),
     "serving": Size(20, 1.0),
     "feedback": Size(3, 0.3),
     "hostile": Size(8, 0.7),
     "redaction": Size(3, 0.5),
     "evaluation": Size(4, 0.3),
-    "trainer": Size(10, 1.0),
+    "trainer": Size(10, 0.5),
     "join": Size(5, 0.6),
     "caps": Size(5, 0.1),
-    "experiments": Size(120, 0.5),
-    "gate": Size(15, 1.0),
+    "experiments": Size(120, 0.3),
+    "gate": Size(15, 1.5),
     "showing": Size(6, 0.5),
     "recipes": Size(300, 0.5),
 }
