@@ -71,7 +71,7 @@ def kill_cycles(settings: Settings, bench: Bench) -> Iterator[Figure]:
     rng, log = random.Random(0), FOLDER / "kills.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     log.unlink(missing_ok=True)
-    candidates, taken, kills, ended = set[tuple[str, str]](), registered_cycles(registry), 0, 0
+    candidates, taken, kills, ended = set[tuple[str, str]](), {*registered_cycles(registry)}, 0, 0
     with bench.part("undisturbed cycles", undisturbed, share=0.2) as part:
         for _ in range(undisturbed):
             began = time.monotonic()
@@ -127,7 +127,7 @@ def registered_cycles(registry: Registry) -> Counter[str]:
     return Counter(cycle for version in registry.versions() if (cycle := version.tags.get("cycle")))
 
 
-def take_candidate(store: ObjectStore, registry: Registry, taken: Counter[str]) -> tuple[str, str]:
+def take_candidate(store: ObjectStore, registry: Registry, taken: set[str]) -> tuple[str, str]:
     """Return the checksums of a new candidate's samples and checkpoint, whatever its gate said, and end its A/B test.
 
     Args:
@@ -137,11 +137,11 @@ def take_candidate(store: ObjectStore, registry: Registry, taken: Counter[str]) 
         RuntimeError: there is no new candidate or more than one, or its cycle has several versions or uses a label twice.
     """
     versions = registered_cycles(registry)
-    fresh = versions.keys() - taken.keys()
+    fresh = versions.keys() - taken
     if len(fresh) != 1:
         raise RuntimeError(f"expected a version of one new cycle, got {sorted(fresh)}; see the cycle's run in Prefect")
     name = fresh.pop()
-    taken[name] = versions[name]
+    taken.add(name)
     manifest = Manifest.model_validate(store.get_json(f"cycles/{name}/manifest.json"))
     samples = list(store.get_rows(manifest.samples.key, Sample))
     used, labels = Counter(sample.completion_id for sample in samples), sum(sample.outcome != "standing" for sample in samples)

@@ -19,6 +19,7 @@ PARTS = Size(full=("engine-0", "engine-1", "evaluation", "serving", "s3", "mlflo
 LABELS, STEP, USERS = Size(full=600, quick=50), 200, 60
 """Requests before the first kill, and how many more at a time until they are enough for a cycle."""
 STEPS = 5
+"""Runs of the cycle that may find too few of them."""
 BACK_SECONDS, CYCLE_SECONDS = 240.0, Size(full=900.0, quick=240.0)
 PAUSE_SECONDS = 5.0
 

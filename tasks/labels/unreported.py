@@ -22,7 +22,8 @@ TIMER_SECONDS = 10.0
 REPLACED_SECONDS = 0.5
 """Seconds before which a suggestion that another one replaces does not count for Continue."""
 REACH_SECONDS = 2 * TIMER_SECONDS
-"""Seconds after a request within which the one arrives whose suggestion continues its own: answers take time as well."""
+"""Seconds after a request within which the one arrives whose suggestion continues its own. An answer that takes longer than the
+timer counts as shown when the timer would end, so that nothing depends on requests further away."""
 CLIENTS = ("continue",)
 """Clients (Completion.client) that follow these rules."""
 
@@ -47,7 +48,7 @@ def unreported(served: pl.DataFrame) -> pl.Series:
         .filter(displayed)
         .select(
             *("row", "project", "user", "id"),
-            displayed=pl.col("time") + pl.col("total_ms") / 1000.0,
+            displayed=pl.col("time") + pl.min_horizontal(pl.col("total_ms") / 1000.0, TIMER_SECONDS),
             line=text.str.split("\n").list.first(),
         )
         .sort("project", "user", "displayed", "id")

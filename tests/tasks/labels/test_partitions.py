@@ -28,7 +28,7 @@ SECONDS = 60.0
 EVERYTHING = Window(NOW - 5 * HOUR, NOW + 9 * HOUR, NOW - 5 * HOUR, {})
 assert NOW % HOUR == 0
 # Before, at and after the turns of hours.
-TIMES = st.sampled_from([NOW + hour * HOUR + at for hour in (0, 1, 2) for at in (-59.0, -0.5, 0.0, 0.5, 30.0)])
+TIMES = st.sampled_from([NOW + hour * HOUR + at for hour in (0, 1, 2) for at in (-59.0, -0.5, 0.0, 0.5, 15.0, 30.0)])
 
 
 @st.composite
@@ -42,6 +42,7 @@ def histories(draw: st.DrawFn) -> tuple[list[Completion], list[Feedback]]:
             prefix=draw(st.sampled_from(["", "a", "ab"])),
             text=draw(st.sampled_from(["b", "ab", " b", " "])),
             finish_reason=draw(st.sampled_from(["stop", "length"])),
+            total_ms=draw(st.sampled_from([9.0, 9_000.0, 25_000.0])),
         )
         for number in range(draw(st.integers(1, 6)))
     ]
