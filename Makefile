@@ -68,9 +68,9 @@ $(DOCS_STAMP): $(DOCS_LIST)
 	@touch $@
 
 base: $(STAMP) ## train the small base model into infra/base_model, and tune it to the places where editors ask
-	$(PY) -m tasks.trainer.base $(ARGS)
-	$(PY) -m tasks.trainer.tune --exponent 0
-	$(PY) -m tasks.trainer.tune --seed 1
+	$(PY) -m evals.base_model.train $(ARGS)
+	$(PY) -m evals.base_model.tune --exponent 0
+	$(PY) -m evals.base_model.tune --seed 1
 
 requirements: $(STAMP) ## resolve the pinned lists from pyproject.toml, with hashes and licences
 	sh infra/requirements/compile.sh $(PY)

@@ -51,7 +51,7 @@ def start(prefect: httpx.Client, flow: str, parameters: dict[str, Any]) -> str:
     """Start a run of a deployment; return its id."""
     found = prefect.get(f"deployments/name/{flow}/{flow}")
     if found.status_code == httpx.codes.NOT_FOUND:
-        raise NotStarted(f"Prefect has no deployment {flow}/{flow}: `make up` or `python -m infra.bootstrap` makes it")
+        raise NotStarted(f"Prefect has no deployment {flow}/{flow}: `make up` or `python -m infra.stack.bootstrap` makes it")
     identifier = found.raise_for_status().json()["id"]
     body = {"parameters": parameters, "idempotency_key": uuid.uuid4().hex}  # a repeated request starts one run
     return prefect.post(f"deployments/{identifier}/create_flow_run", json=body).raise_for_status().json()["id"]

@@ -7,7 +7,7 @@ from prefect.states import Completed, State
 from infra import settings as settings_
 from infra.records import ExperimentRecord, StageName
 from infra.settings import Settings
-from tasks.experiments.looking import Found
+from tasks.experiments.controller.look import Found
 from tasks.steps import experiment as steps
 from tasks.steps.naming import advised
 

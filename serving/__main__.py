@@ -21,14 +21,14 @@ from fastapi import FastAPI
 from pydantic import SecretStr
 
 from infra import settings as settings_
-from infra.fim import Renderer
+from infra.model.fim import Renderer
 from infra.redaction.redactor import Redactor
 from infra.redaction.texts import KEPT_CHARACTERS, Kept
 from infra.redaction.worker import personal_data
-from infra.registry import Registry
+from infra.registry.client import Registry
 from infra.settings import Settings
 from infra.stack import files
-from infra.store import ObjectStore
+from infra.storage.store import ObjectStore
 from serving.access import Access
 from serving.app import create_completions_app, create_feedback_app
 from serving.engine.version_cache import VersionCache

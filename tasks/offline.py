@@ -20,14 +20,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from infra import fim
 from infra import settings as settings_
-from infra.events import tombstones
 from infra.identity import user_hash
+from infra.model import fim
 from infra.records import OfflineExample
 from infra.redaction.redactor import Redactor
 from infra.redaction.texts import Texts
-from infra.store import ObjectStore, to_parquet
+from infra.storage.events import tombstones
+from infra.storage.store import ObjectStore, to_parquet
 from tasks.labels.attribution import after_selected
 
 Bucket = Literal["kept", "superseded", "cache_hit", "unjudged", "no_code", "malformed", "other_event"]

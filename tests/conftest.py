@@ -13,7 +13,7 @@ import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
-from infra.store import ObjectStore
+from infra.storage.store import ObjectStore
 from tests import stack as stack_
 from tests.stack import Stack, free_ports
 
@@ -36,7 +36,7 @@ SHARED = {
     "engines": (
         "tests/serving/engine/test_engine.py",
         "tests/serving/slots/test_external_vllm.py",
-        "tests/evals/test_judge_vllm.py",
+        "tests/tasks/evaluation/test_judge_vllm.py",
     ),
 }
 """Files whose tests share servers, processes or caches, longest group first; `make test` runs each group in one process."""

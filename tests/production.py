@@ -14,14 +14,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from evals.bench.rigs import postgresql, servers
+from evals.bench.rigs.postgresql import PostgreSQL
+from evals.bench.rigs.servers import Server
 from infra.settings import LOCAL, ROOT, Settings, load
-from infra.stack import postgresql, servers
 from infra.stack.parts import parts
-from infra.stack.postgresql import PostgreSQL
-from infra.stack.servers import Server
 from tests.stack import SMALL_CYCLES, free_ports
 
-BOOTSTRAP = "python -m infra.bootstrap"
+BOOTSTRAP = "python -m infra.stack.bootstrap"
 ENGINES = ("python -m serving.engine --slot 0", "python -m serving.engine --slot 1", "python -m serving.engine --evaluation")
 SERVING = "python -m serving"
 WORKER = "prefect worker start --type process --pool NAME"

@@ -25,11 +25,11 @@ from aiohttp import web
 
 from infra import settings as settings_
 from infra.records import Completion, ExperimentRecord
-from infra.registry import CHAMPION, Registry, RegistryError
+from infra.registry.client import CHAMPION, Registry, RegistryError
 from infra.settings import Settings
 from infra.stack import control
-from infra.store import ObjectStore
-from tasks.experiments import release
+from infra.storage.store import ObjectStore
+from tasks.experiments.moves import release
 from tests.serving import processes
 from tests.serving.apps import aiohttp_app
 from tests.stack import free_ports

@@ -12,7 +12,7 @@ import pytest
 
 from evals.demo.orchestration import Orchestration
 from infra.docs_build import site
-from infra.registry import Registry
+from infra.registry.client import Registry
 from infra.settings import LOCAL, ROOT, Settings, load
 from infra.stack import orchestration
 from infra.stack.parts import clients
@@ -22,7 +22,7 @@ from tests.stack import Stack
 
 WITHOUT_SERVERS = (
     r"make( help)?",
-    r"python -m evals\.heldout",
+    r"python -m tasks\.evaluation\.heldout",
     r"python -m tasks\.trainer\.plan --model infra/base_model .*",
     r"python -m infra\.identity .*",
     r"python -m serving\.access .*",
@@ -38,28 +38,31 @@ WITH_STACK = (
     r"python -m infra\.stack\.automations",
     r"python -m tasks\.offline .+",
     r"python -m tasks\.labels\.explain .*",
-    r"python -m tasks\.experiments\.planner",
+    r"python -m tasks\.experiments\.planning\.planner",
     r"python -m tasks\.experiments (history|explain VERSION|recompute ID|export ID)",
     r"prefect --no-prompt deploy --all",
     r"prefect deployment run (promote|rollback|forget|retention|compaction)/.*",
     r"curl --fail (?!-u ).*",
-    r"python -m infra\.bootstrap",
+    r"python -m infra\.stack\.bootstrap",
 )
 """Commands that need the servers of `make up`."""
 NOT_RUN = {
     r"(GPU=1 )?make setup( PYTHON=.*)?|make requirements": "installs or resolves packages, as `make test` on a clean clone does",
     r"make test.*|(KILLS=\d+ )?pytest .*": "runs the tests themselves",
-    r"make (up|down)|python -m infra\.stack (up|down|restart) .*|.*make up": "tests/infra/test_stack.py starts and stops parts",
+    r"make (up|down)|python -m infra\.stack (up|down|restart) .*|.*make up": "tests/infra/stack starts and stops parts",
     r"make down && rm -rf var": "removes the data of the local stack",
     r"make audit": "asks an advisory database; tests/infra/test_requirements.py runs its parts",
     r"make demo.*|make base.*|make bench.*|make check": "takes minutes; tests/evals and the trainer's tests run the parts",
     r"make docs": "installs MkDocs; tests/infra/test_docs.py builds the site where it is installed",
     r"make promote VERSION=3 DRY_RUN=1": "the version that is promoted before cannot be promoted again; tests/flows run dry runs",
     r"prefect deployment run cycle/cycle": "trains; tests/flows runs the flow",
-    r"python -m evals\.(bench|compare|demo|evaluation|developers)( (?!--help$).*)?": "takes minutes; tests/evals runs the parts",
+    r"python -m evals\.(bench(\.[\w.]+)?|compare|demo|developers|base_model\.\w+|studies\.(?!judged)[\w.]+)( (?!--help$).*)?": (
+        "takes minutes; tests/evals runs the parts"
+    ),
     r"python -m evals\.demo\.screens": "needs a finished demo and a browser; tests/evals/test_screens.py takes pictures",
-    r"(TABLOOP_\S+ )?python -m tasks\.([\w.]*bench_\w+|groups|trainer\.\w+)( .*)?": "takes minutes; tests/tasks runs the parts",
-    r"(TABLOOP_\S+ )?python -m tasks\.judged( .*)?": "takes minutes; tests/tasks/judged runs the parts",
+    r"python -m tasks\.evaluation\.one_model( .*)?": "takes minutes; tests/tasks/evaluation runs the parts",
+    r"(TABLOOP_\S+ )?python -m tasks\.trainer\.\w+( .*)?": "takes minutes; tests/tasks runs the parts",
+    r"(TABLOOP_\S+ )?python -m evals\.studies\.judged( .*)?": "takes minutes; tests/evals/studies/judged runs the parts",
     r"python -m (serving|serving\.engine)( .*)?": "serves until it is stopped; `make up` starts it",
     r"python -m flows\.\w+": "trains; tests/flows runs the flows",
     r"python -m (tasks\.offline)": "needs a file; the full form is run",
@@ -75,7 +78,7 @@ NOT_RUN = {
 PLACEHOLDERS = {"NAME": "ada", "HASH": "0" * 32, r"\bID\b": "cmpl-0", r"\bVERSION\b(?!=)": "1", r"\bFILE\b": "autocomplete.jsonl"}
 EXIT_CODES: Mapping[str, tuple[int, ...]] = {
     "python -m tasks.labels.explain ID": (1,),
-    "python -m tasks.experiments.planner": (0, 1),
+    "python -m tasks.experiments.planning.planner": (0, 1),
     "python -m tasks.experiments recompute ID": (1,),
     "python -m tasks.experiments export ID": (1,),
 }

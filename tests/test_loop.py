@@ -9,14 +9,14 @@ import pytest
 from pydantic import SecretStr
 
 from evals import developers
+from evals.bench.rigs.servers import ACCOUNTS, DATABASES
 from evals.demo import history
 from evals.demo.orchestration import FlowRun, Orchestration
 from infra import settings as settings_
 from infra.records import Completion, Feedback, Manifest, Sample
-from infra.registry import Registry, RegistryError
+from infra.registry.client import Registry, RegistryError
 from infra.settings import LOCAL, ROOT, Settings, load
-from infra.stack.servers import ACCOUNTS, DATABASES
-from infra.store import ObjectStore
+from infra.storage.store import ObjectStore
 from tests import documented, production
 from tests.production import Production
 from tests.stack import open_to_others

@@ -8,11 +8,11 @@ from typing import Any
 import httpx
 import pytest
 
-from infra import cycles
 from infra.records import CycleOutcome, Sample
-from infra.registry import Registry
+from infra.registry.client import Registry
 from infra.settings import Settings
 from infra.settings.schema import Collect
+from infra.storage import cycles
 from serving.recording.shipping import Shipper
 from serving.recording.spool import Spool
 from serving.status.cycle_history import CycleHistory

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from infra import moves as log
-from infra.cycles import decision_of
 from infra.records import ExperimentRecord
-from infra.registry import ROLLED_BACK_TAG
+from infra.registry.client import ROLLED_BACK_TAG
+from infra.storage import moves as log
+from infra.storage.cycles import decision_of
 from tests.releases import Answers, World, world
 from tests.stack import Stack
 

@@ -29,7 +29,7 @@ from evals.demo.loop import CYCLE, WATCH
 from evals.demo.orchestration import Orchestration
 from evals.progress import Progress, duration
 from infra import settings as configuration
-from infra.registry import CHALLENGER, Registry
+from infra.registry.client import CHALLENGER, Registry
 from infra.settings import Settings
 from infra.stack.files import PRIVATE
 

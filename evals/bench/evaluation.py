@@ -15,16 +15,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from evals.bench.figures import Bench, Figure, Size, figure, in_thread
-from evals.compare.scoring import Contestant, ScoredModels, score_models
-from evals.completions import set_of
-from evals.engine import EngineModels, engine_models
-from evals.evaluation import held_out_positions
-from evals.gate import judge_candidate
-from evals.metrics.intervals import estimates
-from evals.models import Models, Progress, Prompt
 from infra import settings as configuration
 from infra.settings import ROOT, Settings
 from infra.settings.schema import Sampling
+from tasks.evaluation.gate.verdict import judge_candidate
+from tasks.evaluation.metrics.intervals import estimates
+from tasks.evaluation.models.base import Models, Progress, Prompt
+from tasks.evaluation.models.completions import set_of
+from tasks.evaluation.models.engine import EngineModels, engine_models
+from tasks.evaluation.one_model import held_out_positions
+from tasks.evaluation.scoring import Contestant, ScoredModels, score_models
 
 SIZES = Size(full=(250, 500, 1000), quick=(50, 100, 200))
 MOST_SECONDS = 0.09
@@ -156,8 +156,8 @@ def by_transformers(checkpoints: Sequence[Path], places: int) -> float:
 
 def main(arguments: Sequence[str]) -> None:
     """Complete places with checkpoints by transformers, each line up to its end, and score them."""
-    from evals.evaluation import evaluate
-    from evals.judge import ReferenceJudge
+    from tasks.evaluation.judge import ReferenceJudge
+    from tasks.evaluation.one_model import evaluate
 
     settings = configuration.load()
     places = held_out_positions(int(arguments[1]), settings.evaluate.seed)

@@ -22,7 +22,7 @@ from evals.bench.own_app import BUCKET, WITHOUT_ENGINES, running_app
 from infra.records import Feedback
 from infra.settings import Settings
 from infra.settings.schema import Store
-from infra.store import ObjectStore
+from infra.storage.store import ObjectStore
 
 CONNECTIONS, SECONDS = 64, Size(full=10.0, quick=3.0)
 EVENTS_PER_CPU_SECOND = 2000.0

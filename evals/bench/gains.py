@@ -8,8 +8,8 @@ from typing import Literal
 import numpy as np
 
 from evals.bench.figures import Figure, bound, figure
-from evals.grounds import Ground
-from evals.statistics import margin, ratio
+from evals.developers.grounds import Ground
+from tasks.statistics.ratios import margin, ratio
 
 SHIPPED, CONTROL = "settled", "control"
 """The recipe that the settings ship, and the one without developers."""

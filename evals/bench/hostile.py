@@ -34,7 +34,7 @@ from evals.bench.hostile_bodies import bodies
 from evals.bench.hostile_connections import silent, unfinished
 from evals.bench.own_app import BUCKET, ready, running_app
 from infra.settings import Settings
-from infra.store import ObjectStore
+from infra.storage.store import ObjectStore
 
 CASES, BATCH = Size(full=10_000, quick=250), 250
 """Requests in all, and those of one run of hypothesis, which remembers its examples."""

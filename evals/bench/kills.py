@@ -23,10 +23,10 @@ from evals.bench.figures import FOLDER, Bench, Figure, Size, figure, in_thread
 from evals.demo.loop import Traffic
 from evals.demo.orchestration import Orchestration
 from infra.records import Manifest, Sample
-from infra.registry import CHALLENGER, Registry
+from infra.registry.client import CHALLENGER, Registry
 from infra.settings import ROOT, Settings
 from infra.stack.parts import clients, environment
-from infra.store import CHECKSUMS, ObjectStore, sha256
+from infra.storage.store import CHECKSUMS, ObjectStore, sha256
 
 LABELS, USERS, KILLS = Size(full=800, quick=300), 100, Size(full=12, quick=1)
 """Labels are the most samples of a cycle too, so that requests from before do not make it longer."""

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from infra import settings as configuration
 from infra.records import Sample
-from infra.store import from_parquet
+from infra.storage.store import from_parquet
 
 LEARNING_RATE = 1e-6
 ROWS = 8

@@ -8,12 +8,12 @@ from evals.bench.figures import Bench, Figure, file_of, read
 from infra.settings import ROOT
 
 COMMANDS: Mapping[str, str] = {
-    "join": "tasks.bench_join",
-    "caps": "tasks.experiments.bench_caps",
-    "experiments": "tasks.experiments.bench_experiments",
-    "showing": "tasks.showing.bench_showing",
-    "recipes": "tasks.recipes.bench_recipes",
-    "shape": "tasks.versions.bench_shape",
+    "join": "evals.bench.join",
+    "caps": "evals.bench.experiments.caps",
+    "experiments": "evals.bench.experiments.tests",
+    "showing": "evals.studies.showing.bench",
+    "recipes": "evals.studies.recipes.bench",
+    "shape": "evals.bench.shape.loop",
 }
 """Modules by benchmark. Each takes --quick, tells its progress and figures itself, and writes them to var/bench."""
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from evals.bench.made_up_secrets import draw
-from infra.language import language
+from infra.model.language import language
 from infra.redaction.redactor import Redactor
 
 FILE = Path(__file__).with_suffix(".txt")

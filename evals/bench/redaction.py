@@ -153,7 +153,7 @@ def _cpu_seconds(redactor: Redactor, text: str) -> float:
 
 def _queue() -> list[Figure]:
     """Return for how long a usual text waits for others' beside eight hostile clients, by CPU time."""
-    command = (sys.executable, "-m", "serving.recording.bench_queue")
+    command = (sys.executable, "-m", "evals.bench.queue")
     waited = json.loads(subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout)
     return [
         figure("queue.delay.median_cpu", statistics.median(waited), "ms", most=20.0),

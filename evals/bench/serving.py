@@ -20,16 +20,17 @@ import aiohttp
 from scipy.stats import binom
 from tokenizers import Tokenizer
 
-from evals import developers, positions
+from evals import developers
 from evals.bench.cpu_time import CpuTime
 from evals.bench.figures import Bench, Figure, Size, figure
 from evals.bench.plain_vllm import plain_vllm
 from evals.bench.streams import StreamResult, first_token_percentiles, session, stream_completions
 from evals.bench.swap import measure_swaps
-from evals.heldout import held_out_files, site_packages
-from infra import fim
 from infra import settings as configuration
+from infra.model import fim
 from infra.settings import Settings
+from tasks.evaluation import positions
+from tasks.evaluation.heldout import held_out_files, site_packages
 
 BLOCKS = Size(full={1: 36, 16: 36}, quick={1: 6, 16: 6})
 """Number of blocks, by concurrent streams. With 16 streams the first 16 requests, which arrive together, set a block's 99 %

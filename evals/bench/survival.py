@@ -11,7 +11,7 @@ from evals.bench.figures import Bench, Figure, Size, figure
 from evals.bench.loop import REGISTER
 from evals.demo.loop import CYCLE, Traffic
 from evals.demo.orchestration import Orchestration
-from infra.registry import CHALLENGER, Registry
+from infra.registry.client import CHALLENGER, Registry
 from infra.settings import Settings
 from infra.stack import control
 

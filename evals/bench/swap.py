@@ -11,7 +11,7 @@ import aiohttp
 
 from evals.bench.figures import Bench, Figure, Size, figure
 from evals.bench.streams import StreamResult, first_token_percentiles, stream_completion
-from infra.registry import CHAMPION, Registry
+from infra.registry.client import CHAMPION, Registry
 from infra.settings import Settings
 
 SWAPS = Size(full=5, quick=2)

@@ -17,16 +17,16 @@ from typing import NamedTuple
 
 from tokenizers import Tokenizer
 
-from evals import positions
 from evals.bench.figures import FOLDER, Bench, Figure, Size, figure, in_thread
 from evals.bench.padded import LEARNING_RATE
-from evals.heldout import held_out_files, site_packages
 from evals.progress import Part
 from infra import settings as configuration
-from infra.fim import END, Renderer
+from infra.model.fim import END, Renderer
 from infra.records import Sample
 from infra.settings import Settings
-from infra.store import to_parquet
+from infra.storage.store import to_parquet
+from tasks.evaluation import positions
+from tasks.evaluation.heldout import held_out_files, site_packages
 
 SIZES = Size(full={64: 4, 512: 1}, quick={16: 1, 64: 1})
 """Number of turns of both sides, by the samples of a step."""

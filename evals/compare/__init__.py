@@ -7,5 +7,5 @@
     report.py      the comparison as text and HTML (report.html); runs.py as a run in MLflow
     models.py      which checkpoint a name means; places.py which held-out sets
 
-The gate (evals/gate.py) judges by the same measures and differences.
+The gate (tasks/evaluation/gate/verdict.py) judges by the same measures and differences.
 """

@@ -15,16 +15,16 @@ from evals.compare import report, runs
 from evals.compare.comparison import compare
 from evals.compare.models import find_models, in_registry
 from evals.compare.places import named_sets
-from evals.compare.scoring import Contestant, ScoredModels, score_models
-from evals.completions import set_of
-from evals.heldout.sets import Places, position_of
-from evals.in_process import InProcess
-from evals.positions import Position
 from evals.progress import Progress
-from evals.sandbox.scored import with_tests
 from infra import settings as configuration
 from infra.settings import Settings
-from infra.store import ObjectStore
+from infra.storage.store import ObjectStore
+from tasks.evaluation.heldout.sets import Places, position_of
+from tasks.evaluation.models.completions import set_of
+from tasks.evaluation.models.in_process import InProcess
+from tasks.evaluation.positions import Position
+from tasks.evaluation.sandbox.scored import with_tests
+from tasks.evaluation.scoring import Contestant, ScoredModels, score_models
 
 
 def parse(settings: Settings, arguments: Sequence[str] | None) -> argparse.Namespace:

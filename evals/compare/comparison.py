@@ -5,14 +5,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evals.compare.measures import MEASURES, Measure
-from evals.compare.paired import Column, Difference, Levels, differences
-from evals.compare.scoring import ScoredModels
-from evals.gate import GateResult, judge_candidate
-from evals.judge.calibration import Calibration
-from evals.positions import Position
-from evals.scores import PositionScore
 from infra.settings.schema import Gate
+from tasks.evaluation.gate.measures import MEASURES, Measure
+from tasks.evaluation.gate.paired import Column, Difference, Levels, differences
+from tasks.evaluation.gate.verdict import GateResult, judge_candidate
+from tasks.evaluation.judge.calibration import Calibration
+from tasks.evaluation.positions import Position
+from tasks.evaluation.scores import PositionScore
+from tasks.evaluation.scoring import ScoredModels
 
 LEVEL = 0.95
 """Of the intervals in the report, two-sided."""

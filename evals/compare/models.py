@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from infra import checkpoints
 from infra import settings as configuration
-from infra.registry import CHALLENGER, CHAMPION, Registry
+from infra.registry import checkpoints
+from infra.registry.client import CHALLENGER, CHAMPION, Registry
 from infra.settings import Settings
-from infra.store import ObjectStore
+from infra.storage.store import ObjectStore
 
 
 class UnknownModel(ValueError):

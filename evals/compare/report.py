@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from evals.compare.comparison import LEVEL, Comparison
-from evals.compare.paired import Difference
+from tasks.evaluation.gate.paired import Difference
 
 
 def show(comparison: Comparison, console: Console) -> None:

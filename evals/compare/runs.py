@@ -7,11 +7,11 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from evals.compare.comparison import Comparison
-from evals.compare.paired import Difference
 from evals.compare.report import page
-from evals.compare.scoring import ScoredModels
-from infra.authorization import mlflow_variables
+from infra.http.authorization import mlflow_variables
 from infra.settings.schema import Registry
+from tasks.evaluation.gate.paired import Difference
+from tasks.evaluation.scoring import ScoredModels
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

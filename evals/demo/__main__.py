@@ -26,13 +26,13 @@ from evals.demo.loop import CYCLE, WATCH, Loop, Plan, Traffic
 from evals.demo.orchestration import Orchestration
 from evals.demo.record import Report
 from evals.demo.view import View
-from evals.positions import Code
 from infra import settings as configuration
-from infra.registry import Registry
+from infra.registry.client import Registry
 from infra.settings import Settings
 from infra.stack.files import PRIVATE
 from infra.stack.parts import parts
-from infra.store import ObjectStore
+from infra.storage.store import ObjectStore
+from tasks.evaluation.positions import Code
 
 STACK_UP = (sys.executable, "-m", "infra.stack", "up")
 LATER_PARTS = ("engine-1", "evaluation")

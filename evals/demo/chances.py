@@ -5,9 +5,9 @@ from collections.abc import Callable, Set
 
 from evals.demo.record import Bin, Calibration
 from evals.developers import PairedRun
-from evals.reliability import reliability
-from infra.events.read import event_keys, fetch
-from infra.store import ObjectStore
+from infra.storage.events.read import event_keys, fetch
+from infra.storage.store import ObjectStore
+from tasks.showing.reliability import reliability
 
 CHAMPION = 1
 """Place of the champion among the pins of a paired run."""

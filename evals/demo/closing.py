@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from evals import developers
 from evals.demo.view import View
 from evals.developers import GROUNDS, Ground
-from evals.positions import Code
-from infra.registry import CHALLENGER, Registry
+from infra.registry.client import CHALLENGER, Registry
 from infra.settings import Settings, path
+from tasks.evaluation.positions import Code
 
 BASE = "1"
 """Version that the stack registers on its first start."""

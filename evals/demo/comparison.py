@@ -1,7 +1,7 @@
 """The report's figures: rates of versions and their differences, with intervals clustered by user.
 
 The difference of two versions that met the same users is computed from the differences of the users' influences
-(evals/statistics.py), so that the part common to a user's two outcomes cancels.
+(tasks/statistics/ratios.py), so that the part common to a user's two outcomes cancels.
 """
 
 from collections import defaultdict
@@ -14,7 +14,7 @@ import numpy as np
 from evals.demo.record import Baselines, Changes, Comparison, Difference, Example, Exploration, GroundRow, RateAt, VersionRow
 from evals.developers import ExpectedOutcome, PairedRun, Tally
 from evals.developers.tally import Example as Seen
-from evals.statistics import margin, rate, ratio
+from tasks.statistics.ratios import margin, rate, ratio
 
 EXAMPLES = 4
 """Gains that are shown, and losses."""

@@ -8,13 +8,13 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from evals.demo.record import Calibration, CycleRow, ExperimentRow, MetricSequence, SequencePoint, Step
-from infra import cycles, looks
-from infra.charts import ConfidenceSequence
-from infra.experiment_view import confidence_sequences
+from infra.model.showing import FILE
+from infra.pages.charts import ConfidenceSequence
+from infra.pages.experiment_view import confidence_sequences
 from infra.records import Decision, ExperimentRecord
-from infra.registry import Aliases, Registry
-from infra.showing import FILE
-from infra.store import ObjectStore
+from infra.registry.client import Aliases, Registry
+from infra.storage import cycles, looks
+from infra.storage.store import ObjectStore
 
 MOST_LOOKS = 60
 """Looks of a test in the report, about: enough for a chart."""
@@ -26,7 +26,7 @@ class LoopState:
 
     aliases: Aliases
     outcomes: dict[str, dict[str, Any]]
-    """Outcome of each ended cycle, oldest first (infra/cycles.py)."""
+    """Outcome of each ended cycle, oldest first (infra/storage/cycles.py)."""
     decisions: dict[str, Decision]
     """Decisions of the gate, by experiment."""
 

@@ -13,8 +13,8 @@ from evals.demo.orchestration import FlowRun, Orchestration
 from evals.demo.view import Arm, View
 from evals.developers import Counts, Tally
 from infra.records import ExperimentRecord
-from infra.registry import Registry, RegistryError
-from infra.store import ObjectStore
+from infra.registry.client import Registry, RegistryError
+from infra.storage.store import ObjectStore
 
 CYCLE, WATCH = "cycle", "experiment"
 POLL_SECONDS, RETRY_SECONDS = 2.0, 15.0

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import httpx
 
-from infra import authorization
+from infra.http import authorization
 from infra.settings.schema import Orchestration as OrchestrationSettings
 
 TIMEOUT_SECONDS, ATTEMPTS, RETRY_SECONDS = 90.0, 4, 3.0

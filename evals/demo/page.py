@@ -5,11 +5,11 @@ from html import escape
 
 from evals.demo import snippets, words
 from evals.demo.record import Calibration, CycleRow, Example, ExperimentRow, MetricSequence, Rate, Report
-from evals.reliability import diagram
-from infra import charts
-from infra.charts import Chart, ConfidenceSequence, Point
-from infra.experiment_view import sequence_chart
+from infra.pages import charts
+from infra.pages.charts import Chart, ConfidenceSequence, Point
+from infra.pages.experiment_view import sequence_chart
 from infra.records import RATIOS
+from tasks.showing.reliability import diagram
 
 STYLE = "\n".join(
     (

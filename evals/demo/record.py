@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from evals.grounds import Ground
+from evals.developers.grounds import Ground
 from infra.records import MeasuredGroup, Rate, VerdictName
 
 
@@ -57,7 +57,7 @@ class Baselines(Part):
 
 
 class GroundRow(Baselines):
-    """The accepts per request on one ground (evals/grounds.py)."""
+    """The accepts per request on one ground (evals/developers/grounds.py)."""
 
     kept_characters: Baselines
     """The same of accepted characters that stay."""

@@ -17,15 +17,16 @@ from urllib.parse import urlsplit
 
 from rich.console import Console
 
+from evals.demo import browser
 from evals.demo import report as report_
+from evals.demo.browser import Tab
 from evals.demo.last_screen import LastScreen
 from evals.demo.record import Report
-from infra import browser, cycles
 from infra import settings as configuration
-from infra.browser import Tab
 from infra.settings import Settings
 from infra.stack.__main__ import login_links
-from infra.store import ObjectStore
+from infra.storage import cycles
+from infra.storage.store import ObjectStore
 
 DEMO = Path("var/demo")
 OUT = Path("infra/docs/assets/screens")

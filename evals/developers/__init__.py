@@ -6,6 +6,7 @@
 
 from evals.developers.decision import Decision
 from evals.developers.draws import Quirks
+from evals.developers.grounds import GROUNDS, Ground
 from evals.developers.live_run import RunSettings, run
 from evals.developers.paired_run import Pair, PairedRun, measure
 from evals.developers.pause import Developer, ExpectedOutcome, Pause, SettledTruth
@@ -14,7 +15,6 @@ from evals.developers.schedule import Schedule
 from evals.developers.sources import code_from
 from evals.developers.tally import Counts, Example, Tally
 from evals.developers.transport import Address, simulation_token, stack_address
-from evals.grounds import GROUNDS, Ground
 
 __all__ = [
     "GROUNDS",

@@ -8,8 +8,8 @@ Offsets in a hole are those of its finished text.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from evals.holes import Hole
-from evals.positions import CONTEXT_CHARACTERS, Source
+from tasks.evaluation.holes import Hole
+from tasks.evaluation.positions import CONTEXT_CHARACTERS, Source
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ Follows core/autocomplete of continuedev/continue (filtering/streamTransforms, p
 where Continue works on the stream. Omits the cut at 300 to 375 ms, which would make the shown text depend on the machine's load.
 """
 
-from evals.metrics import distance
+from tasks.evaluation.metrics import distance
 
 PREFIX_CHARACTERS = 1_075
 """maxPromptTokens 1024 x prefixPercentage 0.3, at 3.5 characters a token."""

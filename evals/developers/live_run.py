@@ -19,7 +19,7 @@ from evals.developers.sessions import Session
 from evals.developers.tally import Ledger, Tally
 from evals.developers.transport import Address, EditorClient, connect
 from evals.developers.visit import LiveSession, RunContext
-from evals.positions import Code
+from tasks.evaluation.positions import Code
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from evals.developers.grounds import Ground
 from evals.developers.live_run import RunSettings
 from evals.developers.pacer import Pacer
 from evals.developers.pause import ExpectedOutcome, Pause
@@ -13,8 +14,7 @@ from evals.developers.protocol import Pin
 from evals.developers.schedule import Schedule
 from evals.developers.tally import Example, Ledger, Tally
 from evals.developers.transport import EditorClient, connect
-from evals.grounds import Ground
-from evals.positions import Code
+from tasks.evaluation.positions import Code
 
 
 @dataclass(frozen=True)

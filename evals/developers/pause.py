@@ -6,8 +6,8 @@ from typing import Literal
 from evals.developers import editor
 from evals.developers.draws import Draws, Editor
 from evals.developers.taste import Opinion, Taste, judge
-from evals.metrics import matching_prefix
-from evals.positions import Position
+from tasks.evaluation.metrics import matching_prefix
+from tasks.evaluation.positions import Position
 
 Kind = Literal["typed", "accepted", "rewritten", "pasted", "unfinished", "deleted"]
 Way = Literal["writes", "false start", "again"]

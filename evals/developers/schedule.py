@@ -9,13 +9,13 @@ from itertools import count
 from evals.developers import draws, editor
 from evals.developers.draft import Draft
 from evals.developers.draws import Quirks
+from evals.developers.grounds import Ground, Grounds
 from evals.developers.pause import Developer, Pause, SettledTruth
 from evals.developers.sessions import Session, Team, sessions_of_pass
 from evals.developers.settling import OnSettled
 from evals.developers.steps import Reaction, Steps, Wait
 from evals.developers.writer import Writer
-from evals.grounds import Ground, Grounds
-from evals.positions import Code
+from tasks.evaluation.positions import Code
 
 
 class Schedule:

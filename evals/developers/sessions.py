@@ -12,10 +12,10 @@ from itertools import accumulate
 
 from evals.developers.draft import Draft
 from evals.developers.draws import Quirks, random_stream
+from evals.developers.grounds import later_holes, live_holes
 from evals.developers.pause import Developer
-from evals.grounds import later_holes, live_holes
-from evals.holes import Hole
-from evals.positions import Source
+from tasks.evaluation.holes import Hole
+from tasks.evaluation.positions import Source
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,11 @@
-"""The code of the simulated developers: some of it is written live, the rest makes up the grounds (evals/grounds.py)."""
+"""The code of the simulated developers: some of it is written live, the rest makes up the grounds
+(evals/developers/grounds.py)."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from evals import positions
-from evals.heldout import held_out_files, site_packages
+from tasks.evaluation import positions
+from tasks.evaluation.heldout import held_out_files, site_packages
 
 
 def code_from(directories: Sequence[Path] = ()) -> positions.Code:

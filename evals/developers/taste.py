@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass
 from typing import Literal
 
-from evals.metrics import matching_prefix
+from tasks.evaluation.metrics import matching_prefix
 
 Reason = Literal["whole", "start", "wrong", "short", "overruns", "half_word", "comment", "long"]
 

@@ -18,7 +18,7 @@ from evals.developers.sessions import Session
 from evals.developers.steps import DEBOUNCE_SECONDS, Reaction, Wait
 from evals.developers.tally import Example, Ledger
 from evals.developers.transport import Answer, EditorClient
-from evals.metrics import matching_prefix
+from tasks.evaluation.metrics import matching_prefix
 
 DEBOUNCE_MS = 1000 * DEBOUNCE_SECONDS
 

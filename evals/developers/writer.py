@@ -24,8 +24,8 @@ from evals.developers.steps import (
     StepsTo,
     Wait,
 )
-from evals.metrics import matching_prefix
-from evals.positions import Position, column_at
+from tasks.evaluation.metrics import matching_prefix
+from tasks.evaluation.positions import Position, column_at
 
 NAME = re.compile(r"[A-Za-z_]\w{2,}")
 

@@ -162,7 +162,7 @@ class Manifest(Record):
     held_out: tuple[HeldOutSet, ...] = ()
     """The sets that the candidate is scored on; empty in manifests written before this field existed."""
     code: str = ""
-    """Version of the code that sealed the cycle (infra/version.py)."""
+    """Version of the code that sealed the cycle (tasks/steps/version.py)."""
     run: str = ""
     """Id of the Prefect flow run that sealed the cycle; empty if unknown."""
 

@@ -36,7 +36,7 @@ class Completion(Record):
     suffix: str
     """Text after the cursor, as sent."""
     language: str = ""
-    """Language of the code, as named by the request (infra/language.py); empty if the request does not name it."""
+    """Language of the code, as named by the request (infra/model/language.py); empty if the request does not name it."""
     file: str = ""
     """Keyed hash of the file's path within the project, where the client tells a path; the path itself is never stored."""
     prompt_token_ids: tuple[int, ...]
@@ -63,7 +63,8 @@ class Completion(Record):
     withheld: bool = False
     """Whether the completion was generated but not shown."""
     level: ShowLevel | Literal[""] = ""
-    """Level at which the version's estimate decided what to show (infra/showing.py); empty: none took part, and all was shown."""
+    """Level at which the version's estimate decided what to show (infra/model/showing.py); empty: none took part, and all was
+    shown."""
     chance: float | None = None
     """Estimated chance that the shown beginning, or the best one if none was worth showing, is kept; none without an estimate."""
     audited: bool = False
@@ -157,7 +158,7 @@ class Feedback(Record):
     cache_hit: bool = False
     """Whether the client showed it from its own cache, without a request."""
     language: str = ""
-    """Language of the code, as named by the event (infra/language.py); empty if the event does not name it."""
+    """Language of the code, as named by the event (infra/model/language.py); empty if the event does not name it."""
 
 
 class ShadowCopy(Record):

@@ -28,7 +28,7 @@ Inconclusive = Literal["reject", "pause"]
 
 
 class PlannedMetric(Record):
-    """A metric by which a test is judged (tasks/experiments/metrics.py)."""
+    """A metric by which a test is judged (tasks/experiments/counting/metrics.py)."""
 
     name: str
     """Name in the table of metrics."""
@@ -45,7 +45,7 @@ class PlannedMetric(Record):
     weight: float = 0.0
     """Of a success metric, its share in alpha; 0 for all of them: equal shares."""
     immediate: bool = False
-    """Whether a sure breach of the margin ends the test at once (tasks/experiments/breach.py)."""
+    """Whether a sure breach of the margin ends the test at once (tasks/experiments/verdict/breach.py)."""
 
 
 class Plan(Record):
@@ -55,14 +55,14 @@ class Plan(Record):
     rules: int = 1
     """RULES when it was written: a decision is recomputed by these rules only."""
     planned: str = ""
-    """What the planner chose and why (tasks/experiments/planner.py); empty: all is by setting."""
+    """What the planner chose and why (tasks/experiments/planning/planner.py); empty: all is by setting."""
     mode: Mode
-    """Rule to ship by (tasks/experiments/rules.py)."""
+    """Rule to ship by (tasks/experiments/verdict/rules.py)."""
     cautious: bool = False
     """Whether the mode is superiority, and not that of the settings, since the champions beside the anchor leaned to a loss. The
     version that is then promoted leaves the anchor as it is."""
     design: Design = "by_user"
-    """Who meets which version (tasks/experiments/designs.py)."""
+    """Who meets which version (tasks/experiments/verdict/designs.py)."""
     metrics: tuple[PlannedMetric, ...]
     """What is compared."""
     alpha: float
@@ -245,7 +245,7 @@ class CheckResult(Record):
     """A quality check of a test."""
 
     name: str
-    """Name of the check (tasks/experiments/checks.py)."""
+    """Name of the check (tasks/experiments/verdict/checks.py)."""
     state: Literal["passed", "hold", "broken"]
     """hold: there is no verdict while it lasts. broken: the test ends without a verdict on the challenger."""
     reason: str
@@ -291,7 +291,7 @@ class ArmEvidence(Record):
     """What a verdict was computed from, by user but without their names: equal positions of the lists are one user's."""
 
     during: dict[Arm, dict[str, tuple[float, ...]]]
-    """By arm and name of a sum (tasks/experiments/totals.py), each user's sum during the test."""
+    """By arm and name of a sum (tasks/experiments/counting/totals.py), each user's sum during the test."""
     later: dict[Arm, dict[str, tuple[float, ...]]]
     """The part of `during` from the test's second half; under rules 1, for a crossover, from each block's. Of a comparison with
     the anchor, the part of the newest champion."""
@@ -340,8 +340,8 @@ class Decision(Record):
     inputs: tuple[ObjectReference, ...] = ()
     """Event objects the verdict was computed from."""
     evidence: ArmEvidence | None = None
-    """The totals the verdict was computed from: tasks/experiments/recompute.py returns the verdict again, bit by bit. None for a
-    decision by hand, on a test that is void, and in the shadow stage."""
+    """The totals the verdict was computed from: tasks/experiments/reports/recompute.py returns the verdict again, bit by bit.
+    None for a decision by hand, on a test that is void, and in the shadow stage."""
     copies: Copies | None = None
     """What the verdict was computed from in the shadow stage."""
     watched: ExperimentRecord | None = None

@@ -18,7 +18,7 @@ class Program(Record):
     """How a completion is run: between `before` and `after` it makes a program."""
 
     language: str = "py"
-    """Language of the program (infra/language.py)."""
+    """Language of the program (infra/model/language.py)."""
     before: str
     """Source text before the completion."""
     after: str
@@ -26,7 +26,8 @@ class Program(Record):
     cases: tuple[Case, ...] = (Case(),)
     """The completion passes if every case does."""
     truncated: bool = False
-    """Whether only the beginning of a completion is run with which the program is well formed (evals/sandbox/truncation.py)."""
+    """Whether only the beginning of a completion is run with which the program is well formed
+    (tasks/evaluation/sandbox/truncation.py)."""
 
 
 class HeldOutPlace(Record):
@@ -42,7 +43,7 @@ class HeldOutPlace(Record):
     user: str = ""
     """Keyed hash of the user who wrote the text; empty if nobody of the team did."""
     language: str = ""
-    """Extension of the file or name of the language (infra/language.py); empty if unknown."""
+    """Extension of the file or name of the language (infra/model/language.py); empty if unknown."""
     offset: int = 0
     """Offset of the cursor in the file, in characters; 0 where the set does not know it."""
     prefix: str

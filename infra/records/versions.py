@@ -1,4 +1,4 @@
-"""What changed between two versions' files (infra/deltas)."""
+"""What changed between two versions' files (infra/storage/deltas)."""
 
 from infra.records.base import ObjectReference, Record
 
@@ -15,7 +15,7 @@ class VersionDelta(Record):
     files: dict[str, str]
     """SHA-256 of each of the version's files by name, in hex."""
     parts: tuple[ObjectReference, ...]
-    """The changed bytes, in order; `rows` counts the frames (infra/deltas/folders.py)."""
+    """The changed bytes, in order; `rows` counts the frames (infra/storage/deltas/folders.py)."""
     bytes: int
     """Bytes of all parts."""
     full_bytes: int

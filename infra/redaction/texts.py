@@ -19,7 +19,7 @@ class Texts:
     """Texts that stood between prefix and suffix."""
     suffix: str
     language: str = ""
-    """Ending or language of the file (infra/language.py); empty: the text tells."""
+    """Ending or language of the file (infra/model/language.py); empty: the text tells."""
     margins: tuple[int, int] = (0, 0)
     """Characters at the start of the prefix and at the end of the suffix that are searched and not kept."""
 

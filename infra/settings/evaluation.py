@@ -20,7 +20,7 @@ class Judge(Section):
     """Bearer token for the judge; none: no Authorization header."""
     timeout_seconds: float = Field(30.0, gt=0)
     """Timeout of one judgement, in seconds."""
-    rubric: Path = Path("evals/judge/rubric.md")
+    rubric: Path = Path("tasks/evaluation/judge/rubric.md")
     """File with the judge's instructions for kind "openai". Scores of another text are not reused."""
     concurrency: int = Field(8, ge=1)
     """Judgements at a time."""

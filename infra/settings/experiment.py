@@ -1,4 +1,4 @@
-"""Settings of the A/B test. A test is judged by the settings as they were when it opened (tasks/experiments/plan.py)."""
+"""Settings of the A/B test. A test is judged by the settings as they were when it opened (tasks/experiments/planning/plan.py)."""
 
 from typing import Annotated, Literal
 
@@ -8,7 +8,8 @@ from infra.settings.section import Section
 
 
 class Margins(Section):
-    """The loss of each metric that is tolerated for a gain in another one (tasks/experiments/metrics.py). A challenger must
+    """The loss of each metric that is tolerated for a gain in another one (tasks/experiments/counting/metrics.py). A
+    challenger must
     surely lose less. A margin below three standard errors of its metric at the planned size costs promotions of better models."""
 
     accepted: float = Field(0.1, ge=0)
@@ -52,7 +53,7 @@ class Experiment(Section):
     design: Literal["auto", "by_user", "crossover"] = "auto"
     """Who meets which version. by_user: a user meets one. crossover: a user meets both, in turns of `block_seconds`, and is
     compared with themselves: for teams below a few hundred. auto: what finds the smaller gain in the traffic of the last week, by
-    user where both find nearly as much (python -m tasks.experiments.planner)."""
+    user where both find nearly as much (python -m tasks.experiments.planning.planner)."""
     gain: float = Field(0.1, gt=0)
     """Gain of acceptance, as a share, that a test is long enough to find in four of five cases, if `max_days` allow it. Only
     where `max_seconds` is 0."""
@@ -146,7 +147,8 @@ class Experiment(Section):
     champions that are no worse give way to the anchor is half of it."""
     budget: Literal["none", "lord"] = "none"
     """How successive tests share `alpha`. none: each has all of it. lord: at most a share `alpha` of all promotions is by error;
-    a test's level falls with the tests since the last promotion and rises with each (evals/multiple.py). It costs power."""
+    a test's level falls with the tests since the last promotion and rises with each (tasks/statistics/multiple.py). It costs
+    power."""
     max_lost_children: int = Field(3, ge=0)
     """Number of candidates in a row, trained from one promising version, that are rejected and not promising, after which
     training goes on from the champion again. 0: no limit."""

@@ -1,4 +1,4 @@
-"""Settings of the judge as the user (`python -m tasks.judged`)."""
+"""Settings of the judge as the user (`python -m evals.studies.judged`)."""
 
 from pathlib import Path
 

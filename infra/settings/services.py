@@ -56,7 +56,7 @@ class Orchestration(Section):
     """URL to which Prefect posts {"text": ...} when a cycle fails, after a rollback, and when the watch of the experiments is
     silent; none: it posts nothing. `python -m infra.stack.automations` applies it."""
     work_pool: str = "tabloop"
-    """Name of the Prefect work pool of the deployments. `make up` and `python -m infra.bootstrap` make the pool."""
+    """Name of the Prefect work pool of the deployments. `make up` and `python -m infra.stack.bootstrap` make the pool."""
     work_pool_type: Literal["process", "kubernetes"] = "process"
     """Type of the work pool. process: a worker runs flows as its own processes, in the root of the checkout; kubernetes: as jobs
     of a cluster, as job_configuration says."""

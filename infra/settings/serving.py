@@ -29,7 +29,8 @@ class Sampling(Section):
 
 
 class Showing(Section):
-    """The decision to show (infra/showing.py), for versions that have an estimate of what is kept; of others all is shown."""
+    """The decision to show (infra/model/showing.py), for versions that have an estimate of what is kept; of others all is
+    shown."""
 
     level: ShowLevel = "eager"
     """Level of requests for which neither their header, their user nor their project names one. A level is a price of an

@@ -7,9 +7,9 @@ from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
-from infra import login
 from infra import settings as settings_
-from infra.registry import RegistryError
+from infra.http import login
+from infra.registry.client import RegistryError
 from infra.settings import Settings, SettingsError
 from infra.stack import control
 from infra.stack.parts import clients

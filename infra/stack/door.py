@@ -1,8 +1,8 @@
 """The door of a web server of the local stack: an ASGI app in front of it that lets in its own clients alone.
 
 Prefect's server checks a password but no Host header, and MLflow lets in a page of any port of this machine. So a request must
-name this server in its Host header, come from no other origin (infra/web.py), and carry the server's credential; a WebSocket too.
-A person logs in with a link that `make status` prints (infra/login.py).
+name this server in its Host header, come from no other origin (infra/http/web.py), and carry the server's credential; a
+WebSocket too. A person logs in with a link that `make status` prints (infra/http/login.py).
 """
 
 import asyncio
@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from contextlib import suppress
 from typing import Any
 
-from infra.authorization import basic
-from infra.login import CODE_HEADER, QUERY, Answer, Logins, password_of
-from infra.web import foreign, own_names
+from infra.http.authorization import basic
+from infra.http.login import CODE_HEADER, QUERY, Answer, Logins, password_of
+from infra.http.web import foreign, own_names
 
 CREDENTIAL = "DOOR_CREDENTIAL"
 """Environment variable of a server's credential, "USER:PASSWORD"."""

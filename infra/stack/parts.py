@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from pydantic import SecretStr
 
 from infra import settings as settings_
-from infra.authorization import basic, mlflow_variables
+from infra.http.authorization import basic, mlflow_variables
 from infra.settings import Settings
 from infra.settings.serving import own_engines
 from infra.stack import orchestration

@@ -5,7 +5,7 @@ import time
 
 import httpx
 
-from infra import authorization
+from infra.http import authorization
 from infra.settings import Settings, masked
 
 ATTEMPTS = 5

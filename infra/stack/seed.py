@@ -3,12 +3,12 @@
 import time
 from dataclasses import dataclass
 
-from infra import architectures
 from infra import settings as settings_
-from infra.architectures import UnsupportedCheckpoint
-from infra.registry import CHAMPION, Registry
+from infra.model import architectures
+from infra.model.architectures import UnsupportedCheckpoint
+from infra.registry.client import CHAMPION, Registry
 from infra.settings import Settings
-from infra.store import ObjectStore
+from infra.storage.store import ObjectStore
 
 BASE_CHECKPOINT = "checkpoints/base"
 

@@ -1,4 +1,4 @@
-"""Runs a web server of the local stack behind its door, with deadlines and limits of its connections (infra/connections.py).
+"""Runs a web server of the local stack behind its door, with deadlines and limits of its connections (infra/http/connections.py).
 
 All clients have a loopback address, so none is limited by its address: where there is no room, the connection that has waited
 longest is closed.
@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 
 import uvicorn
 
-from infra.bounded_http import BACKLOG, BoundedProtocol, Sizes
-from infra.connections import Connections
+from infra.http.bounded import BACKLOG, BoundedProtocol, Sizes
+from infra.http.connections import Connections
 from infra.settings.schema import Limits
 from infra.stack.door import App, Door
 

@@ -13,10 +13,10 @@ from datetime import UTC, datetime
 import httpx
 
 from infra import settings as settings_
-from infra.fim import MIDDLE, PREFIX, SPECIAL_TOKENS, SUFFIX
+from infra.model.fim import MIDDLE, PREFIX, SPECIAL_TOKENS, SUFFIX
 from infra.records import Feedback
 from infra.settings import Settings, SettingsError
-from infra.store import ObjectStore
+from infra.storage.store import ObjectStore
 
 CODE = ("import os\n\ndef read(path):\n    with open(path) as ", ":\n        return f.read()\n")
 

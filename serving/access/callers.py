@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from infra.http.login import Logins, password_of
 from infra.identity import user_hash
-from infra.login import Logins, password_of
 from infra.records import ShowLevel
 from infra.settings.schema import Role, Serving, Terms, UserTerms
 from serving.access.credentials import Clock, Credential, Denied, digest
@@ -88,7 +88,7 @@ class Access:
         Args:
             headers: the request's headers.
             role: the role that the route needs.
-            password: whether a browser may send the token, or the password of a session (infra/login.py), as the password of
+            password: whether a browser may send the token, or the password of a session (infra/http/login.py), as the password of
                 basic authentication. Only for routes that change nothing: a browser also adds that password to requests that
                 another site's page makes.
 

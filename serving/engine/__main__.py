@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from infra import architectures
 from infra import settings as settings_
-from infra.architectures import UnsupportedCheckpoint
+from infra.model import architectures
+from infra.model.architectures import UnsupportedCheckpoint
 from infra.settings import Settings
 from infra.stack import files
-from infra.store import ObjectStore
+from infra.storage.store import ObjectStore
 from serving.engine.checkpoints import Checkpoints
 from serving.engine.protocol import BASE_VERSION
 from serving.engine.where import evaluation_address, slot_address

@@ -1,4 +1,4 @@
-"""Batches of prompts through vLLM (infra/engine.py): sampled with fixed draws, or scored."""
+"""Batches of prompts through vLLM (infra/model/batches.py): sampled with fixed draws, or scored."""
 
 import asyncio
 import uuid
@@ -10,7 +10,7 @@ from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from infra.engine import Batch, BatchResult
+from infra.model.batches import Batch, BatchResult
 from serving.engine.endpoints import BadRequest, EngineDead, WrongVersion
 from serving.engine.worker import DRAW, FORCED
 

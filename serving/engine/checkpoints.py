@@ -5,13 +5,14 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from infra.store import ObjectStore
+from infra.storage.store import ObjectStore
 from serving.engine.version_cache import Download, VersionCache
 
 SLOT = 0
 """The only slot in an engine's own cache."""
 REGISTERED, EVALUATED = re.compile(r"\d+"), re.compile(r"evaluation-[0-9a-f]{16}")
-"""Versions of the registry, and weights that an evaluation loads, which may not be registered (evals/engine.py)."""
+"""Versions of the registry, and weights that an evaluation loads, which may not be registered
+(tasks/evaluation/models/engine.py)."""
 
 
 class Checkpoints:

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from infra.engine import MAX_BYTES, Batch, BatchResult
-from infra.web import foreign
+from infra.http.web import foreign
+from infra.model.batches import MAX_BYTES, Batch, BatchResult
 from serving.engine.channel import Outbox
 from serving.engine.protocol import Delta, EngineRequest, Health, SwapResult
 from serving.engine.strangers import Strangers
@@ -101,7 +101,7 @@ class Endpoints:
 
         Args:
             token: bearer token of the app.
-            names: host names of this engine (infra.web.own_names); a request that names another host is refused.
+            names: host names of this engine (infra.http.web.own_names); a request that names another host is refused.
             strangers: the connections that have not shown the token.
             checkpoints: where the engine of a slot finds versions; none: it reads the paths that it is given, and has no /fetch.
         """

@@ -10,7 +10,7 @@
     POST /swap      {"path": ..., "version": .} -> SwapResult; 409, with the engine unchanged, if the checkpoint does not fit;
                                                 with "idle": true also 503 while it samples completions
     GET  /health                                -> Health; without the token an empty object
-    POST /batch                                 evaluation's own (infra/engine.py)
+    POST /batch                                 evaluation's own (infra/model/batches.py)
 
 Every request carries serving.engine_token as a bearer token, and names the engine by the host of its URL in serving.engines.
 
@@ -101,7 +101,7 @@ class EngineCopy:
 
     path: str
     how: str = "full"
-    """"held", "full", "delta" or "fallback" (infra/deltas/stored.py); engines of earlier releases do not say."""
+    """"held", "full", "delta" or "fallback" (infra/storage/deltas/stored.py); engines of earlier releases do not say."""
     bytes: int = 0
     """Bytes that travelled."""
 

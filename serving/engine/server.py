@@ -20,8 +20,8 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from infra.engine import Batch, BatchResult
-from infra.web import own_names
+from infra.http.web import own_names
+from infra.model.batches import Batch, BatchResult
 from serving.engine import batches
 from serving.engine.checkpoints import Checkpoints
 from serving.engine.endpoints import BadRequest, Busy, Endpoints, EngineDead, SwapRefused

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
-from infra.deltas import stored
-from infra.deltas.stored import HeldVersion, How
 from infra.records import ExperimentRecord
-from infra.registry import Aliases
-from infra.store import ObjectStore
+from infra.registry.client import Aliases
+from infra.storage.deltas import stored
+from infra.storage.deltas.stored import HeldVersion, How
+from infra.storage.store import ObjectStore
 
 log = logging.getLogger(__name__)
 SOURCE, CHECKSUM = "source.txt", "fetched.txt"

@@ -1,4 +1,4 @@
-"""Keeps out what a web page could make a developer's browser send (infra/web.py), from both ports.
+"""Keeps out what a web page could make a developer's browser send (infra/http/web.py), from both ports.
 
 A body must also say that it is JSON, which another site's page can say only after a preflight that this app never answers.
 """
@@ -10,9 +10,9 @@ from fastapi.responses import JSONResponse, Response
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from infra.http.web import foreign
 from infra.settings import LOOPBACK
 from infra.settings.schema import Serving
-from infra.web import foreign
 from serving.gateway.errors import BadRequest, error_body
 from serving.metrics import Metrics
 

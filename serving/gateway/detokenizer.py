@@ -6,7 +6,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from infra import fim
+from infra.model import fim
 
 
 def load_tokenizer(model: Path) -> Tokenizer:

@@ -8,7 +8,7 @@ others while they are young; a full collection finds one object for every five r
 import asyncio
 import gc
 
-from infra.connections import Connections
+from infra.http.connections import Connections
 
 RARELY = 1_000
 """Collections of the middle generation before a full one, instead of Python's 10, so that memory is bounded without quiet too."""

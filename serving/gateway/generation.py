@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
+from infra.model.showing import Place
 from infra.records import Completion, FinishReason
-from infra.showing import Place
 from serving.access import Caller
 from serving.engine.protocol import Delta, EngineRequest, Span
 from serving.gateway.detokenizer import Detokenizer
@@ -32,7 +32,7 @@ class CompletionRequest:
     """Milliseconds after the first token after which sampling ends once the text has a line break (llama.cpp's
     t_max_predict_ms); none: no limit."""
     language: str = ""
-    """Language of the code (infra/language.py); empty if the request does not name it."""
+    """Language of the code (infra/model/language.py); empty if the request does not name it."""
     path: str = ""
     """Path of the file, as sent; never recorded. Empty if the request does not name it."""
 

@@ -1,4 +1,4 @@
-"""uvicorn's server for both ports, with the deadlines and limits of infra/bounded_http.py."""
+"""uvicorn's server for both ports, with the deadlines and limits of infra/http/bounded.py."""
 
 import contextlib
 from collections.abc import Iterator
@@ -8,8 +8,8 @@ from typing import Any, cast
 import uvicorn
 from fastapi import FastAPI
 
-from infra.bounded_http import BACKLOG, BoundedProtocol, Sizes
-from infra.connections import Connections
+from infra.http.bounded import BACKLOG, BoundedProtocol, Sizes
+from infra.http.connections import Connections
 from infra.settings.schema import Limits
 from serving.gateway.errors import error_body
 from serving.metrics import Metrics

@@ -5,8 +5,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from infra.model.showing import ChanceAtPlace, decide
 from infra.records import ShowLevel
-from infra.showing import ChanceAtPlace, decide
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 from pydantic import ValidationError
 
-from infra.store import ObjectStore, to_parquet
+from infra.storage.store import ObjectStore, to_parquet
 from serving.recording.spool import KINDS, Event, Spool
 
 log = logging.getLogger(__name__)

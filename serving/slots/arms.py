@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from infra.assignment import assigned_arm, divides
+from infra.model.showing import Estimate
 from infra.records import Arm, ExperimentRecord
-from infra.showing import Estimate
 from serving.slots.client import SlotEngine
 
 

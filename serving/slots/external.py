@@ -19,7 +19,7 @@ from typing import Any
 
 import aiohttp
 
-from infra import fim
+from infra.model import fim
 from infra.settings.schema import External
 from serving.engine.protocol import Delta, EngineCopy, EngineRequest, Finish, Health, SwapResult
 from serving.slots.client import SWAP_SECONDS, EngineDown, RequestRefused, SwapRefused, WrongVersion

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from infra.registry import Aliases
+from infra.registry.client import Aliases
 from serving.engine.protocol import BASE_VERSION, SwapResult
 from serving.metrics import Metrics
 from serving.slots.arms import Arms, Slot

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from infra.registry import Aliases
+from infra.registry.client import Aliases
 from serving.engine.protocol import BASE_VERSION
 
 

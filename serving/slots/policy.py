@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
-from infra.fim import FRAME_TOKENS, Renderer
+from infra.model.fim import FRAME_TOKENS, Renderer
 from infra.records import Arm
 from infra.settings.schema import Sampling
 from serving.engine.protocol import EngineRequest

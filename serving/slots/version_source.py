@@ -4,9 +4,9 @@ import logging
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from infra.registry import Aliases, Registry, RegistryError
-from infra.showing import FILE, Estimate
-from infra.store import ObjectStore
+from infra.model.showing import FILE, Estimate
+from infra.registry.client import Aliases, Registry, RegistryError
+from infra.storage.store import ObjectStore
 from serving.engine.version_cache import VersionCache
 
 log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ class Downloaded:
     source: str
     """URI of the checkpoint in the object store."""
     how: str
-    """How it came (infra/deltas/stored.py), or "held" if it was there."""
+    """How it came (infra/storage/deltas/stored.py), or "held" if it was there."""
     bytes: int
     """Bytes that travelled."""
 

@@ -16,9 +16,9 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
-from infra import move_requests
-from infra.registry import NotRegistered, Registry, RegistryError
-from infra.store import Unreachable
+from infra.registry.client import NotRegistered, Registry, RegistryError
+from infra.storage import move_requests
+from infra.storage.store import Unreachable
 from serving.access import Access
 from serving.gateway.browsers import require_json
 from serving.gateway.errors import BadRequest

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import TypeVar
 
-from infra import cycles
 from infra.records import CycleOutcome, Decision, Manifest, Record
-from infra.store import ObjectStore
+from infra.storage import cycles
+from infra.storage.store import ObjectStore
 
 R = TypeVar("R", bound=Record)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from infra.records import Decision, ExperimentRecord, Move
-from infra.registry import ModelVersion, Registry
+from infra.registry.client import ModelVersion, Registry
 from serving.status.cycle_history import Cycle, CycleHistory
 from serving.status.look_history import LookHistory, Watched
 from serving.status.move_history import MoveHistory

@@ -1,11 +1,11 @@
-"""The status page's charts of acceptance, latency and cycles; those of an experiment are in infra/experiment_view.py."""
+"""The status page's charts of acceptance, latency and cycles; those of an experiment are in infra/pages/experiment_view.py."""
 
 from collections.abc import Sequence
 
-from infra import time_charts
-from infra.charts import Chart, Point
+from infra.pages import time_charts
+from infra.pages.charts import Chart, Point
+from infra.pages.time_charts import Line, Span, Track, when
 from infra.records import ExperimentRecord, ServedVersion
-from infra.time_charts import Line, Span, Track, when
 from serving.metrics import PERCENTILES, Latency
 from serving.status.cycle_history import Cycle
 

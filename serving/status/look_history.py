@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from infra import looks
 from infra.records import ExperimentRecord, Look
-from infra.store import ObjectStore
+from infra.storage import looks
+from infra.storage.store import ObjectStore
 
 MOST_POINTS = 60
 """Looks that are read, about: enough for a chart."""

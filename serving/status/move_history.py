@@ -1,8 +1,8 @@
 """The newest moves of versions between states, read from the object store."""
 
-from infra import moves
 from infra.records import Move
-from infra.store import ObjectStore
+from infra.storage import moves
+from infra.storage.store import ObjectStore
 
 
 class MoveHistory:

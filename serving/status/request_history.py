@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from infra import move_requests
 from infra.records import MoveAnswer, MoveRequest
-from infra.store import ObjectStore
+from infra.storage import move_requests
+from infra.storage.store import ObjectStore
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ from fastapi import Request
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from jinja2 import Environment, StrictUndefined
 
-from infra import charts
-from infra.experiment_view import duration
-from infra.login import CODE_HEADER, QUERY, Answer
+from infra.http.login import CODE_HEADER, QUERY, Answer
+from infra.pages import charts
+from infra.pages.experiment_view import duration
 from infra.records import Rate
 from serving.access import Access, Denied
 from serving.gateway.drain import Drain

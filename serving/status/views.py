@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from infra.experiment_view import metric_rows, progress, sequences
+from infra.pages.experiment_view import metric_rows, progress, sequences
 from infra.records import Decision, ExperimentRecord
 from serving.metrics import Metrics
 from serving.status import live_charts

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from infra import settings as settings_
 from infra.settings import Settings
-from infra.store import ObjectStore
-from tasks.experiments import export, recompute
-from tasks.experiments.explain import UnknownVersion, explain
-from tasks.experiments.history import history
+from infra.storage.store import ObjectStore
+from tasks.experiments.reports import export, recompute
+from tasks.experiments.reports.explain import UnknownVersion, explain
+from tasks.experiments.reports.history import history
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

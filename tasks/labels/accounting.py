@@ -7,9 +7,9 @@ from typing import Any, get_args
 
 import polars as pl
 
-from infra.events.read import MALFORMED
 from infra.records import Bucket, Manifest
 from infra.settings.schema import Collect
+from infra.storage.events.read import MALFORMED
 from tasks.labels.shares import choose, least_groups, sample_shares
 
 BUCKETS: tuple[Bucket, ...] = get_args(Bucket)

@@ -8,18 +8,18 @@ from typing import cast
 import polars as pl
 import pyarrow.parquet as pq
 
-from evals.heldout.directory import is_scored
-from infra.cycles import manifest_of
-from infra.lineage import Lineage, lineage
 from infra.records import Manifest, Quarantined
-from infra.registry import Registry
+from infra.registry.client import Registry
+from infra.registry.lineage import Lineage, lineage
 from infra.settings import Settings
-from infra.store import ObjectStore
+from infra.storage.cycles import manifest_of
+from infra.storage.store import ObjectStore
 from tasks.labels import users
 from tasks.labels.accounting import RequestAccounting, WindowCounts, classify
 from tasks.labels.explain import undecided, unsettled
 from tasks.labels.parent import choose_parent
 from tasks.labels.partitions import JoinedPartition, Partition, WindowPlan, join_partition, merge_partitions, plan_window
+from tasks.labels.scored import is_scored
 from tasks.labels.window import Window, window_after
 
 JoinAll = Callable[[Sequence[Partition]], Sequence[JoinedPartition]]

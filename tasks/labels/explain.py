@@ -16,10 +16,10 @@ from typing import Any, cast
 import polars as pl
 import pyarrow.parquet as pq
 
-from infra import cycles
 from infra import settings as settings_
 from infra.records import Bucket, CycleOutcome, Manifest
-from infra.store import ObjectStore
+from infra.storage import cycles
+from infra.storage.store import ObjectStore
 from tasks.labels import measures
 from tasks.labels.accounting import RequestAccounting
 from tasks.labels.reasons import REASONS

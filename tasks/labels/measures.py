@@ -1,16 +1,16 @@
 """What completions are worth, one definition each: expressions over labelled requests, and their sums by group. Pure.
 
 The ratios of the sums are in infra/records/measures.py; infra/docs/how/measures.md has them in words. The A/B test takes its
-metrics from the same expressions (tasks/experiments/metrics.py), and the reward what is kept.
+metrics from the same expressions (tasks/experiments/counting/metrics.py), and the reward what is kept.
 """
 
 from typing import get_args
 
 import polars as pl
 
-from evals.statistics import rate
 from infra.records import QUICK_MS, RATIOS, Bucket, LabelOutcome, Manifest, MeasuredGroup, Measures, ServedVersion
 from infra.records.measures import MeasuredBy
+from tasks.statistics.ratios import rate
 
 LEFT_OUT: tuple[Bucket, ...] = ("duplicate", "opted_out", "waiting", "pinned")
 """Buckets whose requests are measured in another cycle, or in none."""

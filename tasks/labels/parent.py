@@ -1,9 +1,9 @@
 """The version that a cycle trains further."""
 
-from infra.cycles import decision_of, experiment_id
-from infra.lineage import Lineage
 from infra.records import Decision
-from infra.store import ObjectStore
+from infra.registry.lineage import Lineage
+from infra.storage.cycles import decision_of, experiment_id
+from infra.storage.store import ObjectStore
 
 
 def choose_parent(store: ObjectStore, versions: Lineage, champion: str, previous: str | None, most_lost: int = 3) -> str:

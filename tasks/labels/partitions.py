@@ -17,12 +17,12 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from infra.events.read import column, erased_subjects, fetch, malformed_row, time_of, times, visible
-from infra.events.tables import checked
-from infra.events.tombstones import ErasedSubjects
 from infra.records import Completion, Feedback, ObjectReference, Quarantined
 from infra.settings.schema import Hindsight
-from infra.store import ObjectStore
+from infra.storage.events.read import column, erased_subjects, fetch, malformed_row, time_of, times, visible
+from infra.storage.events.tables import checked
+from infra.storage.events.tombstones import ErasedSubjects
+from infra.storage.store import ObjectStore
 from tasks.labels import attribution, hindsight, unreported
 from tasks.labels.impressions import WHO, impression, merge
 from tasks.labels.reports import REPORTS

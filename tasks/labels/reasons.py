@@ -19,5 +19,5 @@ REASONS: dict[str, str] = {
     "accepted_is_within_shown": "more characters were accepted than shown",
     "kept_is_within_shown": "more characters stand in the settled text than were shown",
 }
-"""Reasons of tasks/labels/accounting.py and infra/events/read.py, then the expectations in tasks/validation/expectations.json
-that quarantine a row."""
+"""Reasons of tasks/labels/accounting.py and infra/storage/events/read.py, then the expectations in
+tasks/validation/expectations.json that quarantine a row."""

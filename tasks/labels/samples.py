@@ -11,10 +11,10 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from infra.events.tables import arrow_schema
-from infra.fim import Renderer
+from infra.model.fim import Renderer
 from infra.records import Sample
-from infra.store import ObjectStore
+from infra.storage.events.tables import arrow_schema
+from infra.storage.store import ObjectStore
 from tasks.labels import standing
 from tasks.labels.attribution import unique
 from tasks.labels.partitions import InputChanged, Partition, read_completions

@@ -13,7 +13,7 @@ from typing import Any
 
 import polars as pl
 
-from infra.store import ObjectStore
+from infra.storage.store import ObjectStore
 from tasks.labels.appeared import Histories
 from tasks.labels.attribution import unique
 from tasks.labels.hindsight import CHARACTERS_A_TOKEN

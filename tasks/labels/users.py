@@ -16,9 +16,9 @@ from collections.abc import Collection
 
 import polars as pl
 
-from infra import cycles
-from infra.events.read import erased_subjects
-from infra.store import ObjectStore
+from infra.storage import cycles
+from infra.storage.events.read import erased_subjects
+from infra.storage.store import ObjectStore
 
 DAY = 86_400.0
 REGISTER = {"user": pl.String, "credential": pl.String, "admitted": pl.Float64, "last": pl.Float64, "requests": pl.Int64}

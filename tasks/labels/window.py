@@ -8,11 +8,11 @@ the parent's ancestry has read arrived late: its requests are in the window too.
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from infra.events import segments
-from infra.events.read import event_keys, fetch
-from infra.events.segments import Segment
 from infra.records import Manifest
-from infra.store import ObjectStore
+from infra.storage.events import segments
+from infra.storage.events.read import event_keys, fetch
+from infra.storage.events.segments import Segment
+from infra.storage.store import ObjectStore
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import polars as pl
 from infra.records import Sample
 from infra.settings.schema import Reward
 from infra.settings.training import Groups
-from infra.store import ObjectStore
+from infra.storage.store import ObjectStore
 from tasks.labels.attribution import unique
 from tasks.labels.partitions import TOKEN_FIELDS, Partition, read_completions
 from tasks.rewards.acceptance import Acceptance, fit
@@ -25,7 +25,7 @@ from tasks.rewards.reward import group_advantages
 from tasks.rewards.weights import TooFewToShare, cap_weights
 
 if TYPE_CHECKING:
-    from evals.generation import SampledCompletion  # it imports torch
+    from tasks.evaluation.models.generation import SampledCompletion  # it imports torch
 
 Sampler = Callable[[Sequence[tuple[str, str]]], "Sequence[SampledCompletion]"]
 """Samples a completion of each (prefix, suffix)."""

@@ -12,12 +12,12 @@ import numpy as np
 from pydantic import TypeAdapter
 from scipy.optimize import brentq
 
-from evals.reliability import Reliability, reliability
-from infra import cycles
+from infra.model.showing import FEATURES, FILE, Estimate, place_features, token_features
 from infra.records import Record
-from infra.showing import FEATURES, FILE, Estimate, place_features, token_features
-from infra.store import ObjectStore
+from infra.storage import cycles
+from infra.storage.store import ObjectStore
 from tasks.showing.labels import LabelledCompletion
+from tasks.showing.reliability import Reliability, reliability
 
 LEAST_COMPLETIONS = 200
 """Completions that an estimate, and its check, are worth trying with."""

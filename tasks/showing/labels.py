@@ -1,4 +1,4 @@
-"""What was kept of completions, up to each of their tokens: the labels of the estimate of what is kept (infra/showing.py).
+"""What was kept of completions, up to each of their tokens: the labels of the estimate of what is kept (infra/model/showing.py).
 
 Of a completion whose settled text is known, every beginning has a label, shown or not: it is kept if the settled text begins with
 it. Of one that was only judged, the shown text has a label: it is kept if it was accepted in whole.
@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from infra.showing import Place
-from infra.store import ObjectStore
+from infra.model.showing import Place
+from infra.storage.store import ObjectStore
 from tasks.labels.attribution import unique
 from tasks.labels.partitions import Partition, read_completions
 

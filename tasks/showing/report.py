@@ -1,8 +1,8 @@
 """What people see of an estimate: its line in the log, its metrics in MLflow, its page."""
 
-from evals.reliability import Reliability, diagram
-from infra.charts import standalone
+from infra.pages.charts import standalone
 from tasks.showing.fit import FittedEstimate, Unfitted
+from tasks.showing.reliability import Reliability, diagram
 
 
 def summary(fitted: FittedEstimate | Unfitted) -> str:

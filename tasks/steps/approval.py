@@ -6,7 +6,7 @@ from prefect import suspend_flow_run
 from prefect.input import RunInput
 from pydantic import Field
 
-from tasks.experiments.manual import Plan
+from tasks.experiments.moves.manual import Plan
 
 
 class Approval(RunInput):

@@ -3,11 +3,11 @@
 import logging
 from pathlib import Path
 
-from infra import checkpoints
 from infra import settings as settings_
-from infra.registry import NotRegistered, Registry
+from infra.registry import checkpoints
+from infra.registry.client import NotRegistered, Registry
 from infra.settings import Settings
-from infra.store import Incomplete, ObjectStore
+from infra.storage.store import Incomplete, ObjectStore
 
 log = logging.getLogger(__name__)
 

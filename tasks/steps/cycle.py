@@ -13,17 +13,22 @@ from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 from tokenizers import Tokenizer
 
-from evals.engine import EngineAway, engine_models
-from infra import cycles
 from infra import settings as settings_
-from infra.events import tombstones
-from infra.fim import Renderer
-from infra.lineage import lineage
+from infra.model.fim import Renderer
 from infra.records import CycleOutcome, ExperimentRecord, HeldOutSet, Manifest
+from infra.registry.lineage import lineage
 from infra.settings import Settings
 from infra.settings.training import Train
-from infra.store import ObjectStore, sha256
-from tasks.experiments import release
+from infra.storage import cycles
+from infra.storage.events import tombstones
+from infra.storage.store import ObjectStore, sha256
+from tasks.evaluation import cycle_sets as heldout
+from tasks.evaluation import evaluate as evaluating
+from tasks.evaluation import team
+from tasks.evaluation.evaluate import Evaluation
+from tasks.evaluation.models.engine import EngineAway, engine_models
+from tasks.evaluation.trained import TrainedText
+from tasks.experiments.moves import release
 from tasks.labels import collect as collecting
 from tasks.labels import explain, partitions, samples, standing, users
 from tasks.labels.accounting import Waiting
@@ -47,15 +52,12 @@ from tasks.trainer import run as training
 from tasks.trainer.run import Candidate, TrainerOutput, UpdateInputs, UpdateRefused
 from tasks.validation import batch, drift, quarantine, suite
 from tasks.validation.quarantine import ValidationEvidence
-from tasks.versions import evaluate as evaluating
-from tasks.versions import heldout, team, tracking
 from tasks.versions import register as registering
-from tasks.versions.evaluate import Evaluation
+from tasks.versions import tracking
 from tasks.versions.register import Registered
-from tasks.versions.trained import TrainedText
 
 if TYPE_CHECKING:
-    from evals.generation import SampledCompletion
+    from tasks.evaluation.models.generation import SampledCompletion
 
 
 @dataclass(frozen=True)
@@ -197,7 +199,7 @@ def drawn_groups(settings: Settings, validated: Validated) -> list[pa.Table]:
     if not wanted.places:
         return []
     store, checkpoint = clients.store_of(settings), clients.checkpoint_of(settings, collected.parent)
-    from evals.generation import Generator
+    from tasks.evaluation.models.generation import Generator
 
     def sampler(contexts: Sequence[tuple[str, str]]) -> "Sequence[SampledCompletion]":
         most, seed = settings.serving.sampling.max_tokens, settings.train.seed

@@ -5,15 +5,19 @@ import time
 from prefect.logging import get_run_logger
 
 from infra.records import Decision, ExperimentRecord, Move, MoveAnswer, Stage, Verdict
-from infra.registry import Registry, RegistryError
+from infra.registry.client import Registry, RegistryError
 from infra.settings import Settings
-from infra.store import ObjectStore
-from tasks.experiments import aftercare, looking, looks, manual, moves, release, succession
-from tasks.experiments import decide as deciding
-from tasks.experiments import requested as asked
-from tasks.experiments.looking import Found, Sight
-from tasks.experiments.page import experiment_page
-from tasks.experiments.plan import plan_of
+from infra.storage.store import ObjectStore
+from tasks.experiments.controller import look as looking
+from tasks.experiments.controller import probation as aftercare
+from tasks.experiments.controller.look import Found, Sight
+from tasks.experiments.moves import log as moves
+from tasks.experiments.moves import manual, release, succession
+from tasks.experiments.moves import requested as asked
+from tasks.experiments.planning.plan import plan_of
+from tasks.experiments.reports.page import experiment_page
+from tasks.experiments.stages import looks
+from tasks.experiments.verdict import decide as deciding
 from tasks.steps import clients
 from tasks.steps.naming import call_run, name_of
 from tasks.steps.step import IO_RETRIES, attempt_to_show, show_page, step

@@ -4,14 +4,14 @@ from collections.abc import Mapping, Sequence
 
 from prefect.artifacts import create_table_artifact
 
-from infra import charts
-from infra.charts import Point
+from infra.pages import charts
+from infra.pages.charts import Point
 from infra.records import CycleOutcome, Manifest
+from tasks.evaluation.evaluate import Evaluation
 from tasks.labels.accounting import RequestAccounting, account_rows
 from tasks.labels.measures import measures_table
 from tasks.steps.step import attempt_to_show
 from tasks.trainer.run import Candidate
-from tasks.versions.evaluate import Evaluation
 
 MOST_POINTS = 60
 """Steps of a curve, about."""

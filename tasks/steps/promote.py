@@ -6,8 +6,8 @@ from prefect.logging import get_run_logger
 
 from infra.records import Decision
 from infra.settings import Settings
-from tasks.experiments import manual
-from tasks.experiments.manual import Plan
+from tasks.experiments.moves import manual
+from tasks.experiments.moves.manual import Plan
 from tasks.steps import clients
 from tasks.steps.naming import call_run
 from tasks.steps.step import step

@@ -1,18 +1,19 @@
-"""A cycle as a transaction: the writers of its manifest, its attempts and its outcome (the keys are in infra/cycles.py)."""
+"""A cycle as a transaction: the writers of its manifest, its attempts and its outcome (the keys are in
+infra/storage/cycles.py)."""
 
 import io
 from typing import Any
 
 import pyarrow.parquet as pq
 
-from infra import cycles
 from infra.records import CycleOutcome, Manifest, ObjectReference
 from infra.settings import Settings, dump
-from infra.store import ObjectStore, sha256
-from infra.version import code_version
+from infra.storage import cycles
+from infra.storage.store import ObjectStore, sha256
 from tasks.labels.collect import Collected
 from tasks.labels.measures import measure, served
 from tasks.labels.partitions import references
+from tasks.steps.version import code_version
 from tasks.validation.drift import profile
 from tasks.validation.quarantine import ValidationEvidence
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
-from infra.architectures import Architecture
+from infra.model.architectures import Architecture
 
 GRADIENT, ADAM, MASTER, STEP = 4, 8, 4, 4
 """Bytes of a trained parameter: its float32 gradient, Adam's two float32 moments, its float32 master beside bfloat16 weights, and

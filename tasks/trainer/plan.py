@@ -13,7 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from infra.architectures import Architecture, UnsupportedCheckpoint, read
+from infra.model.architectures import Architecture, UnsupportedCheckpoint, read
 from infra.settings.training import UpdateSettings
 from tasks.trainer.memory import RECOMPUTATIONS, Layout, Means, Memory, MicroBatchSize, Proposal, estimate, propose, usable
 

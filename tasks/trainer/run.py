@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from infra import architectures
+from infra.model import architectures
 from infra.records import Manifest
 from infra.settings import ROOT
 from infra.settings import path as settings_path
 from infra.settings.training import Train, UpdateSettings
-from infra.store import Corrupt, ObjectStore, sha256
+from infra.storage.store import Corrupt, ObjectStore, sha256
 from tasks.trainer import nodes
 from tasks.trainer.job import CHECKPOINT_NAME, JOB_NAME, METRICS_NAME, OPTIMIZER_NAME, REFUSED_NAME, Job, Metrics
 from tasks.trainer.worker import end_with_parent

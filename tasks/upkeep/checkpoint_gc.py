@@ -12,14 +12,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from infra import cycles
-from infra.lineage import Lineage, lineage
 from infra.records import CycleOutcome, Manifest
-from infra.registry import REMOVED_TAG, Aliases, Registry
+from infra.registry.client import REMOVED_TAG, Aliases, Registry
+from infra.registry.lineage import Lineage, lineage
 from infra.settings import Settings
 from infra.settings.schema import Serving
-from infra.store import CHECKSUMS, ObjectStore
-from tasks.experiments.release import champions
+from infra.storage import cycles
+from infra.storage.store import CHECKSUMS, ObjectStore
+from tasks.experiments.moves.release import champions
 from tasks.labels.collect import NoChampion
 from tasks.labels.parent import choose_parent
 

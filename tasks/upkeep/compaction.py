@@ -1,4 +1,5 @@
-"""Combine the small event objects of an hour into containers (infra/events/segments.py), so that readers send fewer requests.
+"""Combine the small event objects of an hour into containers (infra/storage/events/segments.py), so that readers send fewer
+requests.
 
 Two passes, so that no reader loses an object that it has listed: the first writes the container beside its segments, a later one
 removes the objects that an existing container holds. A reader that lists both reads each segment once. A pass may be killed
@@ -10,10 +11,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from infra.events import segments
-from infra.events.segments import Segment
 from infra.settings.schema import Retention
-from infra.store import ObjectStore
+from infra.storage.events import segments
+from infra.storage.events.segments import Segment
+from infra.storage.store import ObjectStore
 
 HOUR = timedelta(hours=1)
 SMALL = 4

@@ -1,6 +1,7 @@
 """Erase a user or a project from the object store, and hide it from all later cycles.
 
-First a record is written (infra/events/tombstones.py): from then on readers skip the subject's rows, also rows that are shipped
+First a record is written (infra/storage/events/tombstones.py): from then on readers skip the subject's rows, also rows that
+are shipped
 later. Then the rows are removed from every object, under the same key, since cycles know by the key what they have read. A
 finished cycle's samples are rewritten too, and an amendment beside its manifest notes the removed rows, since the manifest's
 checksum is no longer theirs. An unfinished cycle keeps its samples and is listed as pending; the next pass after its end removes
@@ -18,14 +19,14 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from infra import cycles
-from infra.events import segments, tombstones
-from infra.events.tombstones import ErasedSubjects
 from infra.identity import HASH
-from infra.lineage import lineage
 from infra.records import Amendment, Forgotten
-from infra.registry import Registry
-from infra.store import AlreadyExists, ObjectStore
+from infra.registry.client import Registry
+from infra.registry.lineage import lineage
+from infra.storage import cycles
+from infra.storage.events import segments, tombstones
+from infra.storage.events.tombstones import ErasedSubjects
+from infra.storage.store import AlreadyExists, ObjectStore
 from tasks.labels.users import USERS
 
 EVENTS, OFFLINE = "events/", "offline/"

@@ -5,10 +5,10 @@ keeps the text of an event that does not repeat the header. Such an event that n
 a place alone cannot be, since the completion's own record has no place.
 """
 
-from infra.events import segments
-from infra.events.read import column, fetch
 from infra.redaction.events import FEEDBACK_TEXTS
-from infra.store import ObjectStore
+from infra.storage.events import segments
+from infra.storage.events.read import column, fetch
+from infra.storage.store import ObjectStore
 
 COMPLETIONS, FEEDBACK = "events/completions/", "events/feedback/"
 

@@ -8,12 +8,12 @@ stay: the next cycle's window, the samples of an unfinished cycle, and weights i
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from infra import cycles
-from infra.events import tombstones
 from infra.records import Forgotten
-from infra.registry import Registry
+from infra.registry.client import Registry
 from infra.settings import Settings
-from infra.store import ObjectStore
+from infra.storage import cycles
+from infra.storage.events import tombstones
+from infra.storage.store import ObjectStore
 from tasks.upkeep import checkpoint_gc, opted_out
 from tasks.upkeep.checkpoint_gc import CHECKPOINTS, DAY, OPTIMIZERS, ExpiredUpload
 from tasks.upkeep.compaction import HOUR, hour_of
@@ -22,7 +22,7 @@ from tasks.upkeep.forget import ROWS, Forgetting, sweep
 SLACK = 2 * DAY
 """Readers look a day further back than their window, since a segment may have been opened before it."""
 EVALUATIONS = ("evaluations/", "judgements/")
-"""What evaluations keep (evals/completions.py, evals/judge/cache.py)."""
+"""What evaluations keep (tasks/evaluation/models/completions.py, tasks/evaluation/judge/cache.py)."""
 OLD = (*ROWS, "docs/", "validation.json")
 """Objects of a cycle that hold rows of single requests."""
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from infra.cycles import index, manifest_of
 from infra.records import Manifest, Profile, RewardTotals
 from infra.settings import Settings
-from infra.store import ObjectStore
+from infra.storage.cycles import index, manifest_of
+from infra.storage.store import ObjectStore
 
 LEAST_CYCLES = 3
 """Earlier cycles without which a batch is not compared."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from infra.records import ObjectReference, Quarantined, Sample
-from infra.store import ObjectStore, to_parquet
+from infra.storage.store import ObjectStore, to_parquet
 from tasks.labels.accounting import RequestAccounting
 from tasks.validation.suite import Validation
 

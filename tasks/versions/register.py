@@ -13,15 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from infra import cycles
-from infra.checkpoints import optimizer_prefix, prefix_of
-from infra.cycles import dataset_id
-from infra.lineage import CYCLE_TAG, DATASET_TAG, EVALUATION_TAG, PARENT_TAG
+from infra.model.showing import FILE
 from infra.records import Decision, Manifest
-from infra.registry import ModelVersion, Registry
+from infra.registry.checkpoints import optimizer_prefix, prefix_of
+from infra.registry.client import ModelVersion, Registry
+from infra.registry.lineage import CYCLE_TAG, DATASET_TAG, EVALUATION_TAG, PARENT_TAG
 from infra.settings import Settings, masked
-from infra.showing import FILE
-from infra.store import CHECKSUMS, ObjectStore
+from infra.storage import cycles
+from infra.storage.cycles import dataset_id
+from infra.storage.store import CHECKSUMS, ObjectStore
+from tasks.evaluation.evaluate import Evaluation
 from tasks.labels.accounting import account_page
 from tasks.labels.measures import measures_table
 from tasks.showing import fit as showing
@@ -29,7 +30,6 @@ from tasks.showing import report
 from tasks.showing.fit import FittedEstimate, Unfitted
 from tasks.trainer.run import Candidate
 from tasks.versions import review, shipped, tracking
-from tasks.versions.evaluate import Evaluation
 from tasks.versions.shipped import ParentCopy
 
 log = logging.getLogger(__name__)

@@ -9,13 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from infra import cycles
-from infra.experiment_view import metric_rows, words
-from infra.lineage import CYCLE_TAG
+from infra.pages.experiment_view import metric_rows, words
 from infra.records import Decision, Manifest
-from infra.registry import MOST_DESCRIPTION, ModelVersion
+from infra.registry.client import MOST_DESCRIPTION, ModelVersion
+from infra.registry.lineage import CYCLE_TAG
 from infra.settings import Settings, masked
-from infra.store import ObjectStore
+from infra.storage import cycles
+from infra.storage.store import ObjectStore
 from tasks.labels.accounting import account_rows
 
 ARTIFACT = "review.md"

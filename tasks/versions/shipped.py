@@ -8,9 +8,9 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.deltas import served, stored
 from infra.settings.schema import Serving
-from infra.store import CHECKSUMS, Corrupt, Incomplete, ObjectStore
+from infra.storage.deltas import served, stored
+from infra.storage.store import CHECKSUMS, Corrupt, Incomplete, ObjectStore
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from infra.authorization import mlflow_variables
+from infra.http.authorization import mlflow_variables
 from infra.settings.schema import Registry
 from tasks.trainer.job import StepMetrics
 

@@ -3,7 +3,7 @@
 from collections import Counter
 
 from evals.developers import Address, Pin, Quirks, RunSettings, measure, run
-from evals.positions import Code, Source
+from tasks.evaluation.positions import Code, Source
 from tests.serving import fakes
 from tests.serving.fakes import House
 from tests.tasks.rows import join

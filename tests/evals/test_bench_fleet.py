@@ -16,10 +16,10 @@ from evals.bench import __main__ as command
 from evals.bench.fleet import parts, records
 from evals.bench.fleet.load import Event, Request, Watched, back_after, p99
 from evals.bench.own_app import is_listening
+from evals.bench.rigs import postgresql
+from evals.bench.rigs.postgresql import NotInstalled
+from evals.bench.rigs.servers import Server, ServerError
 from infra.records import Completion, ExperimentRecord, Feedback
-from infra.stack import postgresql
-from infra.stack.postgresql import NotInstalled
-from infra.stack.servers import Server, ServerError
 from tests.stack import free_ports
 from tests.tasks.made import completion, feedback
 

@@ -6,29 +6,29 @@ from pathlib import Path
 
 import pytest
 
-from evals import weights
 from evals.compare import models, report, runs
 from evals.compare.__main__ import main
 from evals.compare.comparison import Comparison, compare
 from evals.compare.models import UnknownModel, find_models
 from evals.compare.places import UnknownSet, named_sets
-from evals.compare.scoring import Contestant, score_models
-from evals.completions import Conditions, completions_of, set_of, set_sha256
-from evals.drift import drifts_of
-from evals.evaluation import held_out_positions
-from evals.gate import judge_candidate
-from evals.generation import Generator
-from evals.in_process import InProcess
-from evals.positions import Position
-from evals.weights import NoWeights
 from infra import settings as configuration
-from infra.fim import Renderer
+from infra.model.fim import Renderer
 from infra.settings import Settings
 from infra.settings.schema import Evaluate, Gate, GateMargins, HeldOut, Model, Registry, Sampling, Serving
-from tests.evals import fake_models
-from tests.evals.checkpoints import write_checkpoint
-from tests.evals.fake_models import FixedText
-from tests.evals.made_scores import PLACES, scored_models, scores
+from tasks.evaluation.gate.verdict import judge_candidate
+from tasks.evaluation.models import weights
+from tasks.evaluation.models.completions import Conditions, completions_of, set_of, set_sha256
+from tasks.evaluation.models.drift import drifts_of
+from tasks.evaluation.models.generation import Generator
+from tasks.evaluation.models.in_process import InProcess
+from tasks.evaluation.models.weights import NoWeights
+from tasks.evaluation.one_model import held_out_positions
+from tasks.evaluation.positions import Position
+from tasks.evaluation.scoring import Contestant, score_models
+from tests.tasks.evaluation import fake_models
+from tests.tasks.evaluation.checkpoints import write_checkpoint
+from tests.tasks.evaluation.fake_models import FixedText
+from tests.tasks.evaluation.made_scores import PLACES, scored_models, scores
 from tests.tasks.made import MemoryRegistry, MemoryStore
 
 MODEL = Model(fim_order="spm", max_prefix_tokens=40, max_suffix_tokens=12)

@@ -12,9 +12,9 @@ from evals.demo import comparison, history, snippets
 from evals.demo.page import EXAMPLES_RULE, page
 from evals.developers import PairedRun, Pin, Tally
 from evals.developers.tally import Example
-from infra import looks
 from infra.records import CycleOutcome, Look
-from infra.registry import Aliases
+from infra.registry.client import Aliases
+from infra.storage import looks
 from tests.evals.made_report import report
 from tests.infra import pages
 from tests.serving.fakes import MemoryStore, experiment

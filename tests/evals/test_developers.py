@@ -19,8 +19,8 @@ from evals.developers import Address, Counts, Decision, Pin, Quirks, RunSettings
 from evals.developers.__main__ import main, parser
 from evals.developers.pacer import Pacer
 from evals.developers.protocol import OPTIONS, STOPS, Impression, event_body, prompt
-from evals.positions import Code, Source
-from infra import fim
+from infra.model import fim
+from tasks.evaluation.positions import Code, Source
 
 MARK = "zq{}qz"
 """Part of every line, so that a leak of the text that a developer is about to write is visible anywhere."""

@@ -7,8 +7,8 @@ from itertools import islice
 import pytest
 
 from evals.developers import GROUNDS, Schedule, code_from
-from evals.grounds import LONG_LINE, Grounds, later_holes, live_holes, role_of
-from evals.positions import Code, Source, scored_sources
+from evals.developers.grounds import LONG_LINE, Grounds, later_holes, live_holes, role_of
+from tasks.evaluation.positions import Code, Source, scored_sources
 
 COUNT = 400
 

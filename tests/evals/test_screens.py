@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from evals.demo import browser as browser_
 from evals.demo import report as report_
 from evals.demo import screens
 from evals.demo.screens import HEIGHT, WIDTH, Screen
-from infra import browser as browser_
 from infra.settings import load
 from tests.evals.made_report import report
 from tests.infra import browser

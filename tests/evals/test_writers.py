@@ -12,13 +12,13 @@ from evals.developers import Developer, Quirks, Schedule
 from evals.developers.draft import Draft, Patch
 from evals.developers.draws import taste_of
 from evals.developers.editor import prompt_context
+from evals.developers.grounds import later_holes
 from evals.developers.pause import Pause
 from evals.developers.sessions import Segment, Session
 from evals.developers.steps import Reaction, Wait
 from evals.developers.writer import Writer
-from evals.grounds import later_holes
-from evals.holes import holes_of
-from evals.positions import Code, Source
+from tasks.evaluation.holes import holes_of
+from tasks.evaluation.positions import Code, Source
 
 TEXT = "".join(
     f'''import module_{i}

@@ -13,18 +13,19 @@ import pytest
 from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 from prefect.testing.utilities import prefect_test_harness
 
-from evals.compare.scoring import ScoredModels
-from evals.scores import PositionScore
 from infra.records import Completion, Feedback, Verdict
 from infra.settings import ROOT, Settings
 from infra.settings.schema import Collect, Evaluate, Experiment
-from tasks.experiments import release
+from tasks.evaluation import evaluate
+from tasks.evaluation.cycle_sets import ScoredSet
+from tasks.evaluation.scores import PositionScore
+from tasks.evaluation.scoring import ScoredModels
+from tasks.experiments.moves import release
 from tasks.steps import clients
 from tasks.trainer import run
 from tasks.validation import suite
-from tasks.versions import evaluate, register, tracking
-from tasks.versions.heldout import ScoredSet
-from tests.evals.made_scores import PLACES, scored_models, scores
+from tasks.versions import register, tracking
+from tests.tasks.evaluation.made_scores import PLACES, scored_models, scores
 from tests.tasks.made import NOW, MemoryRegistry, MemoryStore, completion, decision, feedback, metrics
 
 

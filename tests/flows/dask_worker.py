@@ -6,7 +6,7 @@ from pathlib import Path
 
 from distributed import Worker
 
-from infra.store import ObjectStore
+from infra.storage.store import ObjectStore
 from tasks.labels import partitions
 from tasks.labels.partitions import JoinedPartition, Partition
 

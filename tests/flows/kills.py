@@ -24,14 +24,15 @@ import infra.settings
 from flows.cycle import cycle
 from infra.records import Manifest
 from infra.settings import ROOT, Settings
-from infra.store import ObjectStore
+from infra.storage.store import ObjectStore
+from tasks.evaluation import evaluate
 from tasks.labels import partitions
 from tasks.steps import clients, experiment, pages, step
 from tasks.steps import cycle as steps
 from tasks.trainer import run as training
 from tasks.validation import suite
-from tasks.versions import evaluate, register, tracking
-from tests.evals.made_scores import scored_models, scores
+from tasks.versions import register, tracking
+from tests.tasks.evaluation.made_scores import scored_models, scores
 from tests.tasks.made import metrics
 
 CHUNKS, CHUNK_BYTES = 16, 1 << 17

@@ -8,7 +8,7 @@ from prefect.flow_engine import run_flow
 
 from flows.promote import promote
 from flows.rollback import rollback
-from infra import moves as log
+from infra.storage import moves as log
 from tests.flows.conftest import World
 
 pytestmark = pytest.mark.stack

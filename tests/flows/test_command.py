@@ -52,7 +52,7 @@ def test_a_run_is_started_and_its_end_is_told(end: dict, code: int, words: str, 
 
 
 def test_a_server_without_the_deployment_and_a_run_that_nobody_takes_are_errors() -> None:
-    with pytest.raises(command.NotStarted, match=r"python -m infra\.bootstrap"):
+    with pytest.raises(command.NotStarted, match=r"python -m infra\.stack\.bootstrap"):
         command.start(prefect([{}], deployed=False), "promote", {})
     with pytest.raises(command.NotStarted, match="once a worker takes it"):
         command.wait(prefect([{"type": "SCHEDULED"}]), "r", itertools.count(step=30).__next__)

@@ -7,24 +7,24 @@ from pathlib import Path
 
 import pytest
 
-from evals.engine import EngineAway
-from evals.generation import SampledCompletion
 from flows.cycle import cycle
 from infra import settings as settings_
-from infra.lineage import lineage
+from infra.model.showing import Estimate, Place
 from infra.records import CycleOutcome, ExperimentRecord, Manifest, Quarantined, Sample
+from infra.registry.lineage import lineage
 from infra.settings.schema import Gate, GateMargins, Groups
-from infra.showing import Estimate, Place
-from infra.store import sha256
+from infra.storage.store import sha256
+from tasks.evaluation.evaluate import EvaluationBroken
+from tasks.evaluation.models.engine import EngineAway
+from tasks.evaluation.models.generation import SampledCompletion
 from tasks.labels.parent import choose_parent
 from tasks.showing import fit as showing
 from tasks.showing.fit import FittedEstimate, Unfitted
 from tasks.steps.sealing import MAX_RESUMES
 from tasks.upkeep.forget import forget, request
 from tasks.validation import drift, suite
-from tasks.versions.evaluate import EvaluationBroken
-from tests.evals.made_scores import scores
 from tests.flows.conftest import World
+from tests.tasks.evaluation.made_scores import scores
 from tests.tasks.made import NOW, Killed, completion, feedback
 
 pytestmark = pytest.mark.stack
@@ -104,7 +104,7 @@ def test_groups_are_sealed_with_the_samples_and_a_resumed_cycle_draws_none_anew(
             texts = ["written()" if number % 4 == 0 else "wrong" for number in range(len(contexts))]
             return [SampledCompletion((1, 2), (3, 4), (-0.5, -0.5), text) for text in texts]
 
-    monkeypatch.setattr("evals.generation.Generator", FakeGenerator)
+    monkeypatch.setattr("tasks.evaluation.models.generation.Generator", FakeGenerator)
     ship_settled(world, 120)
     world.training = Killed()
     with pytest.raises(Killed):

@@ -21,7 +21,7 @@ from distributed.protocol.pickle import dumps
 from prefect.flows import load_flow_from_entrypoint
 
 from infra.settings import ROOT, Settings, load
-from infra.store import ObjectStore
+from infra.storage.store import ObjectStore
 from tasks.labels import collect as collecting
 from tasks.labels import samples
 from tasks.labels.collect import Collected

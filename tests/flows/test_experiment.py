@@ -6,12 +6,13 @@ from contextlib import suppress
 import pytest
 
 from flows.experiment import experiment
-from infra import moves as log
 from infra import settings
 from infra.assignment import assigned_arm
-from infra.cycles import decision_of
 from infra.records import Verdict
-from tasks.experiments import manual, moves, release
+from infra.storage import moves as log
+from infra.storage.cycles import decision_of
+from tasks.experiments.moves import log as moves
+from tasks.experiments.moves import manual, release
 from tests.flows.conftest import World
 from tests.tasks.made import NOW, Killed, completion, decision, feedback
 

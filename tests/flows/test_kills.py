@@ -21,11 +21,11 @@ import httpx
 import pytest
 
 from evals.bench.kills import verify_objects
-from infra import cycles, moves
 from infra.records import CycleOutcome, Sample
 from infra.settings import ROOT, Settings
 from infra.settings.schema import Collect, Registry
-from infra.store import CHECKSUMS, ObjectStore
+from infra.storage import cycles, moves
+from infra.storage.store import CHECKSUMS, ObjectStore
 from tasks.labels.collect import collect
 from tests.stack import running
 from tests.tasks.made import MemoryRegistry, MemoryStore, completion, feedback

@@ -9,8 +9,8 @@ from flows.cycle import cycle
 from flows.forget import forget
 from flows.promote import promote
 from flows.retention import retention
-from infra.events.tombstones import ErasedDuringCycle
 from infra.records import Sample
+from infra.storage.events.tombstones import ErasedDuringCycle
 from tasks.steps import cycle as steps
 from tasks.upkeep.forget import NobodyNamed
 from tests.flows.conftest import World

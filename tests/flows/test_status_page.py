@@ -4,8 +4,8 @@ import pytest
 from prefect.client.orchestration import get_client
 
 from flows.experiment import experiment
-from infra import looks, move_requests
-from infra import moves as log
+from infra.storage import looks, move_requests
+from infra.storage import moves as log
 from tests.flows.conftest import World
 from tests.flows.test_experiment import start_experiment
 from tests.tasks.made import NOW

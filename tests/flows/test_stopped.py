@@ -14,7 +14,7 @@ from prefect.client.schemas.objects import State, StateType
 from transformers import AutoModelForCausalLM
 
 from infra import settings as settings_
-from infra.store import ObjectStore, to_parquet
+from infra.storage.store import ObjectStore, to_parquet
 from tasks.steps import clients, sealing
 from tasks.trainer.run import LOG_NAME
 from tests.stack import Stack

@@ -2,8 +2,8 @@
 
 from prefect import flow
 
-from infra import cycles
 from infra import settings as settings_
+from infra.storage import cycles
 from tasks.steps import clients
 from tasks.steps import cycle as steps
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from infra.browser import PROGRAMS, Browser, find, running, wait
+from evals.demo.browser import PROGRAMS, Browser, find, running, wait
 
 __all__ = ["Browser", "required", "running", "wait"]
 

@@ -4,7 +4,7 @@ import boto3
 import pytest
 from botocore.config import Config
 
-from infra.store import ObjectStore
+from infra.storage.store import ObjectStore
 
 KEYS = {"aws_access_key_id": "k", "aws_secret_access_key": "s", "region_name": "us-east-1"}
 

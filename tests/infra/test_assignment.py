@@ -3,7 +3,7 @@
 from infra.assignment import assigned_arm
 from infra.records import ExperimentRecord
 from infra.settings.schema import Collect, Experiment
-from tasks.experiments.plan import make_plan
+from tasks.experiments.planning.plan import make_plan
 
 BY_USER = ExperimentRecord(id="e", champion="1", challenger="2", share=0.3, started=0)
 CROSSOVER = BY_USER.model_copy(update={"plan": make_plan(Experiment(design="crossover", block_seconds=60), Collect())})

@@ -7,10 +7,10 @@ import boto3
 import pytest
 from botocore.config import Config
 
-from infra import cycles
 from infra.settings import Settings
 from infra.settings.schema import Collect
-from infra.store import AlreadyExists, ObjectStore, Unreachable, sha256
+from infra.storage import cycles
+from infra.storage.store import AlreadyExists, ObjectStore, Unreachable, sha256
 from tasks.labels.collect import collect
 from tasks.steps import sealing
 from tasks.validation.quarantine import ValidationEvidence

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from infra import records
 from infra.records import Completion, Feedback, Record
-from infra.store import from_parquet, to_parquet
+from infra.storage.store import from_parquet, to_parquet
 
 text = st.text(max_size=30).filter(lambda value: not any(0xD800 <= ord(c) < 0xE000 for c in value))
 number = st.floats(allow_nan=False, allow_infinity=False)

@@ -9,7 +9,7 @@ from functools import partial
 from aiohttp import web
 from fastapi import FastAPI
 
-from infra.connections import Connections
+from infra.http.connections import Connections
 from serving.gateway.server import Server, make_server
 
 

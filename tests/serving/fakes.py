@@ -15,15 +15,15 @@ import httpx
 from aiohttp import web
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from infra.engine import Batch, BatchResult
-from infra.fim import SPECIAL_TOKENS, Renderer
+from infra.model.batches import Batch, BatchResult
+from infra.model.fim import SPECIAL_TOKENS, Renderer
 from infra.records import Completion, Decision, ExperimentRecord, Feedback
 from infra.redaction.redactor import Redactor
 from infra.redaction.texts import Kept
-from infra.registry import ANCHOR_TAG, EXPERIMENT_TAG, LOOK_TAG, WATCH_TAG, Registry
+from infra.registry.client import ANCHOR_TAG, EXPERIMENT_TAG, LOOK_TAG, WATCH_TAG, Registry
 from infra.settings.schema import Sampling
 from infra.settings.schema import Serving as ServingSettings
-from infra.store import AlreadyExists, ObjectStore, from_parquet
+from infra.storage.store import AlreadyExists, ObjectStore, from_parquet
 from serving.access import Access
 from serving.app import create_completions_app, create_feedback_app
 from serving.engine.endpoints import Busy, CheckpointSource, Endpoints, EngineDead, SwapRefused, WrongVersion

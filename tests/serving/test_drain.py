@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from infra.records import Completion
 from infra.settings import PRODUCTION, ROOT, load
 from infra.settings.schema import Drain
-from infra.store import ObjectStore
+from infra.storage.store import ObjectStore
 from tests.serving.fakes import ENGINE_TOKEN, FakeEngine
 from tests.stack import Stack, free_ports
 

@@ -7,8 +7,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tokenizers import Tokenizer
 
-from infra import cycles
 from infra.records import MeasuredGroup, Measures
+from infra.storage import cycles
 from tests.serving.fakes import House
 from tests.serving.helpers import ADMINISTRATOR, run_experiment, until
 from tests.tasks.made import manifest

@@ -17,8 +17,8 @@ from infra.records import (
     Sample,
     Verdict,
 )
-from infra.registry import Registry
-from infra.store import AlreadyExists, ObjectStore, sha256
+from infra.registry.client import Registry
+from infra.storage.store import AlreadyExists, ObjectStore, sha256
 from tasks.trainer.job import Metrics
 
 NOW = 1_800_000_000.0
@@ -172,7 +172,7 @@ class Killed(BaseException):
 
 
 class MemoryRegistry:
-    """The part of MLflow's registry API that infra.registry uses; raises Killed when `writes_left` is 0."""
+    """The part of MLflow's registry API that infra.registry.client uses; raises Killed when `writes_left` is 0."""
 
     def __init__(self, **versions: dict[str, str]) -> None:
         """Create versions from their tags, by the keywords "v1", "v2", ..."""

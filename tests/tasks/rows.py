@@ -6,11 +6,11 @@ from typing import Any
 
 import polars as pl
 
-from infra.events.tables import schema
-from infra.lineage import Lineage
 from infra.records import Completion, Feedback, Record, Sample
+from infra.registry.lineage import Lineage
 from infra.settings.schema import Collect, Hindsight
-from infra.store import from_parquet
+from infra.storage.events.tables import schema
+from infra.storage.store import from_parquet
 from tasks.labels import attribution as joining
 from tasks.labels import samples, users
 from tasks.labels.accounting import RequestAccounting, WindowCounts, classify

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from infra.events import tombstones
 from infra.records import OfflineExample, Sample
 from infra.redaction.redactor import REDACTED, Redactor
 from infra.settings import Settings
 from infra.settings.schema import Collect
+from infra.storage.events import tombstones
 from tasks.labels.collect import collect
 from tasks.offline import Imported, parse, read, write
 from tasks.trainer.update import stored

@@ -22,12 +22,12 @@ from evals.bench.figures import Bench, Figure, Size, figure
 from evals.bench.fleet import parts, records
 from evals.bench.fleet.load import Watched, back_after, p99
 from evals.bench.fleet.parts import Fleet
+from evals.bench.rigs.servers import Server
 from infra.records import ExperimentRecord
-from infra.registry import CHALLENGER, Registry, RegistryError
+from infra.registry.client import CHALLENGER, Registry, RegistryError
 from infra.settings import Settings
 from infra.stack import prefect_api, seed
-from infra.stack.servers import Server
-from infra.store import ObjectStore
+from infra.storage.store import ObjectStore
 
 USERS, CONCURRENCY, SPEED, RATE = 200, 16, 200.0, 8.0
 UNDISTURBED_SECONDS, AWAY_SECONDS = Size(full=90.0, quick=20.0), Size(full=45.0, quick=25.0)

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import httpx
 
+from evals.bench.rigs import postgresql, servers
+from evals.bench.rigs.postgresql import PostgreSQL
+from evals.bench.rigs.servers import Server
 from evals.developers import Address, simulation_token
-from infra import bootstrap
 from infra.settings import LOCAL, ROOT, Settings, load
-from infra.stack import postgresql, secrets, servers
+from infra.stack import bootstrap, secrets
 from infra.stack.parts import request
-from infra.stack.postgresql import PostgreSQL
-from infra.stack.servers import Server
 
 PAGE = ROOT / "infra/docs/operate/replicas.md"
 """The documentation with HAProxy's configuration."""

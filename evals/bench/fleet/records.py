@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from infra.records import Completion, ExperimentRecord, Feedback
-from infra.store import ObjectStore
+from infra.storage.store import ObjectStore
 
 
 @dataclass(frozen=True)

@@ -10,21 +10,21 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from evals import positions
 from evals.bench.figures import Bench, Figure, Size, figure, in_thread
 from evals.bench.gate import flipped, languages, rates
 from evals.bench.gate.models import BATCH, RECIPES, Recipe, train
-from evals.compare.scoring import Contestant, ScoredModels, score_models
-from evals.completions import set_of
-from evals.gate import GateResult, judge_candidate
-from evals.heldout import held_out_files, sets, site_packages
-from evals.heldout.build import build
-from evals.in_process import InProcess
-from evals.positions import Position
-from evals.scores import PositionScore
 from infra import settings as configuration
 from infra.settings import Settings
 from infra.settings.schema import HeldOut
+from tasks.evaluation import positions
+from tasks.evaluation.gate.verdict import GateResult, judge_candidate
+from tasks.evaluation.heldout import held_out_files, sets, site_packages
+from tasks.evaluation.heldout.build import build
+from tasks.evaluation.models.completions import set_of
+from tasks.evaluation.models.in_process import InProcess
+from tasks.evaluation.positions import Position
+from tasks.evaluation.scores import PositionScore
+from tasks.evaluation.scoring import Contestant, ScoredModels, score_models
 
 POOL_PLACES = Size(full=900, quick=300)
 """Places at which the two models of the simulation are scored."""

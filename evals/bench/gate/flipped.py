@@ -11,7 +11,7 @@ from pathlib import Path
 from evals.bench.gate.models import QUALITY
 from evals.bench.trainer import run_process
 from infra.records import Sample
-from infra.store import from_parquet, to_parquet
+from infra.storage.store import from_parquet, to_parquet
 
 FLIPPED, CONTROL = "reward_flipped", "reward"
 PLACES, GROUP = 96, 8
@@ -29,7 +29,7 @@ def train(folder: Path) -> dict[str, Path]:
     control, opposite = folder / CONTROL, folder / FLIPPED
     for work in (control, opposite):
         work.mkdir(parents=True)
-    sampling = ("-m", "tasks.groups", "--out", str(control), "--positions", str(PLACES), "--group", str(GROUP))
+    sampling = ("-m", "evals.studies.groups", "--out", str(control), "--positions", str(PLACES), "--group", str(GROUP))
     run_process((sys.executable, *sampling), control / "groups.log")
     samples = from_parquet((control / SAMPLES).read_bytes(), Sample)
     (opposite / SAMPLES).write_bytes(to_parquet(flipped(samples)))

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from evals.bench.figures import Figure, figure
 from evals.bench.gate.models import BATCH, Recipe, first_line, train
-from evals.gate import judge_candidate
-from evals.heldout.directory import read_code
-from evals.positions import Position, sample_positions
-from evals.scores import PositionScore
 from infra import settings as configuration
 from infra.settings import ROOT, Settings
+from tasks.evaluation.gate.verdict import judge_candidate
+from tasks.evaluation.heldout.directory import read_code
+from tasks.evaluation.positions import Position, sample_positions
+from tasks.evaluation.scores import PositionScore
 
 CODE = ROOT / "tests/data/code"
 """Files of TypeScript and Go."""

@@ -10,9 +10,9 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from evals.positions import Position
-from infra.fim import END, Renderer
+from infra.model.fim import END, Renderer
 from infra.settings.schema import Model
+from tasks.evaluation.positions import Position
 
 BATCH, PART = 64, 16
 """Places of a step, and of a forward pass."""
@@ -60,7 +60,7 @@ RECIPES = (
 def train(base: Path, folder: Path, recipe: Recipe, places: Sequence[Position], model: Model, max_tokens: int) -> Path:
     """Train a copy of the base by a recipe and write it to a folder in Hugging Face layout; return the folder."""
     torch.manual_seed(0)
-    torch.set_num_threads(1)  # as in evals/generation.py: on shared cores, two threads take longer
+    torch.set_num_threads(1)  # as in tasks/evaluation/models/generation.py: on shared cores, two threads take longer
     tokenizer: Any = Tokenizer.from_file(str(base / "tokenizer.json"))
     renderer = Renderer(tokenizer, model.fim_order, model.max_prefix_tokens, model.max_suffix_tokens)
     end: list[int] = [tokenizer.token_to_id(END)] if recipe.ends else []

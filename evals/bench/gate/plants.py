@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from evals.compare.measures import VARIETY, surprisal_of
-from evals.compare.values import Values
-from evals.gate import Check
-from evals.metrics.habits import repetition
+from tasks.evaluation.gate.measures import VARIETY, surprisal_of
+from tasks.evaluation.gate.values import Values
+from tasks.evaluation.gate.verdict import Check
+from tasks.evaluation.metrics.habits import repetition
 
 POPULAR = "return self._popular_answer"
 STUTTER = "x x x x x x x x x x"

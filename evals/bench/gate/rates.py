@@ -15,11 +15,11 @@ import numpy as np
 
 from evals.bench.figures import Figure, figure
 from evals.bench.gate.plants import worsened
-from evals.compare.values import Places, Values
-from evals.gate import Check, differences_of, finding_of, judge_values
-from evals.guardrails import checks_of, column_of
-from evals.scores import PositionScore
 from infra.settings.schema import Gate
+from tasks.evaluation.gate.guardrails import checks_of, column_of
+from tasks.evaluation.gate.values import Places, Values
+from tasks.evaluation.gate.verdict import Check, differences_of, finding_of, judge_values
+from tasks.evaluation.scores import PositionScore
 
 PROMISED = 0.05
 """Largest share of candidates with a true loss of one margin that may pass."""

@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar
 from fastapi import FastAPI, Response
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from infra import fim
+from infra.model import fim
 from infra.records import NotTaken, Outcome
 from serving.access import Access
 from serving.gateway.errors import BROKEN_OFF, BadRequest, error_body

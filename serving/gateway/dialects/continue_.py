@@ -5,8 +5,8 @@ from typing import Any
 
 from pydantic import Field
 
-from infra import fim
-from infra.language import language
+from infra.model import fim
+from infra.model.language import language
 from serving.gateway.dialects.base import (
     Dialect,
     FeedbackBody,

@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import Field
 
-from infra.language import language
+from infra.model.language import language
 from infra.records import NotTaken, Outcome
 from serving.gateway.dialects.base import (
     MAX_CHARACTERS,

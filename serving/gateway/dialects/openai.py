@@ -6,8 +6,8 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 
-from infra import fim
-from infra.language import language
+from infra.model import fim
+from infra.model.language import language
 from serving.access import Access
 from serving.gateway.dialects.base import (
     CompletionFormat,

@@ -5,7 +5,7 @@ from typing import Any, Literal
 from fastapi import FastAPI, Request, Response
 from pydantic import Field
 
-from infra.language import language
+from infra.model.language import language
 from infra.records import Outcome
 from serving.access import Access
 from serving.gateway.dialects.base import (

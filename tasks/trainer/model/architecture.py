@@ -1,4 +1,4 @@
-"""Megatron's configuration and layers for an architecture of infra/architectures.py."""
+"""Megatron's configuration and layers for an architecture of infra/model/architectures.py."""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -18,7 +18,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from infra.architectures import Architecture
+from infra.model.architectures import Architecture
 from tasks.trainer.model.attention import SDPACoreAttention
 from tasks.trainer.model.elementwise import RMSNorm, SwiGLU
 from tasks.trainer.model.megatron_arguments import RECOMPUTE, check_known, check_reserved

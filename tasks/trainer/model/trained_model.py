@@ -19,7 +19,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.module import Float16Module
 from safetensors.torch import save_file
 
-from infra.architectures import parse
+from infra.model.architectures import parse
 from tasks.trainer.model.architecture import Recompute, check_arguments, configured, gpt_model, transformer_config
 from tasks.trainer.model.convert import StoredTensors, freeze, gather_on_rank_0, load_weights
 from tasks.trainer.model.muon import MuonWithAdamW

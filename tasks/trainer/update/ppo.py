@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 
-from infra.architectures import parse
+from infra.model.architectures import parse
 from infra.records import Sample
 from tasks.trainer.job import CHECKPOINT_NAME, LOGGED_NAME, METRICS_NAME, OPTIMIZER_NAME, Job, Metrics, StepMetrics
 from tasks.trainer.memory import Layout, MicroBatchSize

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from evals.bench.project_files import missed, project_files
-from infra.language import language
+from infra.model.language import language
 from infra.redaction.redactor import REDACTED, Redactor
 from infra.redaction.texts import Texts
 from tests.infra.redaction.pieces import stays

@@ -20,8 +20,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
 from safetensors.torch import load_file, save_file
 
-from infra.engine import Batch
-from infra.fim import Renderer
+from infra.model.batches import Batch
+from infra.model.fim import Renderer
 from serving.engine.protocol import Delta, EngineRequest
 from serving.slots.client import EngineClient, EngineDown, SwapRefused, WrongVersion, session
 from tests.serving import fakes, processes, tiny_models

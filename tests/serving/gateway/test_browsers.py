@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from infra.http.web import host_name
 from infra.settings.schema import Serving
-from infra.web import host_name
 from serving.gateway.browsers import accepted_hosts
 from serving.status.by_hand import KINDS
 from tests.serving.fakes import ADMIN, House

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from infra.store import from_parquet
+from infra.storage.store import from_parquet
 from tests.serving.fakes import HEADERS, House
 
 DATA = {

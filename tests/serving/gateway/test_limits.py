@@ -20,8 +20,8 @@ from fastapi.responses import Response
 from tokenizers import Tokenizer
 
 from evals.bench.hostile_bodies import FIELDS, MEGABYTE, STRUCTURES, TEXTS, hostile_bodies, with_field
-from infra.bounded_http import MAX_HEADERS, MAX_PIPELINED
-from infra.connections import CLOSED_AT_ONCE
+from infra.http.bounded import MAX_HEADERS, MAX_PIPELINED
+from infra.http.connections import CLOSED_AT_ONCE
 from infra.settings import ROOT
 from infra.settings.schema import Limits
 from serving.gateway import garbage

@@ -2,7 +2,7 @@
 
 import pytest
 
-from infra.fim import SPECIAL_TOKENS, parse_prompt, path_of
+from infra.model.fim import SPECIAL_TOKENS, parse_prompt, path_of
 from tests.serving.fakes import TEXT, House
 
 ZED = {

@@ -6,7 +6,7 @@ import pytest
 
 from infra.records import ShadowCopy, Stage
 from infra.settings.schema import Collect, Experiment
-from tasks.experiments.plan import make_plan
+from tasks.experiments.planning.plan import make_plan
 from tests.serving.fakes import TEXT, House, experiment
 from tests.serving.helpers import run_experiment, until
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
+from infra.model.showing import FILE, Estimate
 from infra.records import Completion, ExperimentRecord
-from infra.showing import FILE, Estimate
 from serving.gateway.showing import ShowBest, ShowTerms
-from tests.infra.test_showing import made
+from tests.infra.model.test_showing import made
 from tests.serving.fakes import TEXT, House
 from tests.serving.helpers import CONTINUE, events
 
@@ -195,6 +195,6 @@ def test_tokens_that_arrive_together_are_decided_as_one_by_one() -> None:
 
 
 def place() -> Any:
-    from infra.showing import Place
+    from infra.model.showing import Place
 
     return Place("x = ", "\n")

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from evals.bench.made_up_secrets import draw
+from evals.bench.queue import waits
 from evals.bench.redaction import hostile_texts
 from infra.redaction.redactor import Redactor
 from infra.redaction.texts import Kept, Texts
 from serving.metrics import Metrics
-from serving.recording.bench_queue import waits
 from serving.recording.event_redactor import EventRedactor
 from serving.recording.long_texts import LongTexts, TooManyTexts
 from serving.recording.opt_outs import OptOuts

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.records import Feedback
-from infra.store import from_parquet
+from infra.storage.store import from_parquet
 from serving.recording import journal
 from serving.recording.shipping import Shipper, key, read_segment, ship_segment
 from serving.recording.spool import Spool, SpoolFull

@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 from tokenizers import Tokenizer
 
-from infra import fim
+from infra.model import fim
 from infra.settings import SettingsError, load
 from infra.settings.schema import External
 from serving.slots.external import ExternalEngine

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from infra import settings as settings_
-from infra.fim import Renderer
+from infra.model.fim import Renderer
 from infra.settings.schema import External, Sampling
 from serving.engine.__main__ import environment
 from serving.engine.protocol import Delta, EngineRequest

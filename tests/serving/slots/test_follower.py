@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from infra.registry import Aliases
+from infra.registry.client import Aliases
 from serving.engine.version_cache import VersionCache
 from tests.serving.fakes import FakeEngine, House, experiment
 from tests.serving.helpers import run_experiment, until

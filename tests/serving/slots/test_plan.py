@@ -2,7 +2,7 @@
 
 import pytest
 
-from infra.registry import Aliases
+from infra.registry.client import Aliases
 from serving.slots.plan import Load, SlotPlan, plan_slots
 
 UP = (True, True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 
-from infra import login
+from infra.http import login
 from tests.infra import browser
 
 ANSWER_SECONDS = 300.0

@@ -2,7 +2,6 @@
 
 import math
 
-from infra import looks
 from infra.records import (
     CheckResult,
     Decision,
@@ -18,6 +17,7 @@ from infra.records import (
     Stage,
     Verdict,
 )
+from infra.storage import looks
 from tests.serving.fakes import House, experiment
 from tests.serving.helpers import run_experiment
 

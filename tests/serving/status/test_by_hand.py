@@ -6,8 +6,8 @@ import re
 import httpx
 import pytest
 
-from infra import move_requests
 from infra.records import MoveAnswer
+from infra.storage import move_requests
 from serving.status.by_hand import KINDS
 from tests.serving.fakes import ADMIN, EDITOR, SIMULATION, House, experiment
 from tests.serving.helpers import ADMINISTRATOR

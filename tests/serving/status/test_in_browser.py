@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from infra import looks, move_requests
 from infra.records import Look, MoveAnswer
+from infra.storage import looks, move_requests
 from tests.infra import pages
 from tests.serving.fakes import ADMIN, EDITOR, House
 from tests.serving.status import shown

@@ -7,9 +7,10 @@ import time
 from fastapi import FastAPI
 from starlette.routing import Route
 
-from infra import login, looks, moves
+from infra.http import login
 from infra.records import Change, CycleOutcome, Decision, Look, Move, Rate, Record, Verdict
 from infra.settings import ROOT, load
+from infra.storage import looks, moves
 from serving.__main__ import links
 from serving.status.data import Links
 from tests.serving.fakes import ADMIN, TOKEN, House, experiment

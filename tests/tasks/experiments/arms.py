@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from infra.records import Arm
-from tasks.experiments.metrics import SUMS
-from tasks.experiments.totals import ARMS, MADE, NAMED, UNCAPPED, ArmTotals
+from tasks.experiments.counting.metrics import SUMS
+from tasks.experiments.counting.totals import ARMS, MADE, NAMED, UNCAPPED, ArmTotals
 
 UserSums = Mapping[str, float]
 

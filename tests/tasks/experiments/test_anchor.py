@@ -9,18 +9,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evals.statistics import Difference
-from infra import moves as log
 from infra.assignment import assigned_arm
-from infra.cycles import decision_of
 from infra.records import Decision, ExperimentRecord, Verdict
 from infra.settings import Settings
 from infra.settings.schema import Collect, Experiment
-from tasks.experiments import anchor, looking, looks, manual, moves, recompute, release, succession
-from tasks.experiments.explain import explain
-from tasks.experiments.history import history
-from tasks.experiments.looking import Found, Sight
-from tasks.experiments.plan import make_plan
+from infra.storage import moves as log
+from infra.storage.cycles import decision_of
+from tasks.experiments.controller import look as looking
+from tasks.experiments.controller.look import Found, Sight
+from tasks.experiments.moves import log as moves
+from tasks.experiments.moves import manual, release, succession
+from tasks.experiments.planning.plan import make_plan
+from tasks.experiments.reports import recompute
+from tasks.experiments.reports.explain import explain
+from tasks.experiments.reports.history import history
+from tasks.experiments.stages import looks
+from tasks.experiments.verdict import anchor
+from tasks.statistics.ratios import Difference
 from tests.tasks.experiments.arms import arm_totals, user
 from tests.tasks.experiments.test_manual import cycle, world
 from tests.tasks.made import NOW, Killed, MemoryRegistry, MemoryStore, completion, decision, feedback

@@ -5,10 +5,10 @@ import pytest
 
 from infra.records import Completion, ExperimentRecord, Feedback
 from infra.settings.schema import Collect, Experiment
-from tasks.experiments.breach import breach
-from tasks.experiments.decide import decide
-from tasks.experiments.plan import make_plan
-from tasks.experiments.totals import total
+from tasks.experiments.counting.totals import total
+from tasks.experiments.planning.plan import make_plan
+from tasks.experiments.verdict.breach import breach
+from tasks.experiments.verdict.decide import decide
 from tasks.labels.attribution import join
 from tests.tasks.experiments.arms import arm_totals, user
 from tests.tasks.made import NOW, completion

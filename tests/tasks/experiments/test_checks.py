@@ -5,13 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from evals.statistics import Difference, difference, leave_one_out, weighted_fit
+from evals.bench.experiments.simulate import Simulation, World, plan_for
 from infra.records import CheckResult, ExperimentRecord, Verdict
 from infra.settings.schema import Experiment
-from tasks.experiments.checks import run_checks
-from tasks.experiments.decide import decide, means_of
-from tasks.experiments.designs import compare, compare_ahead
-from tasks.experiments.simulate import Simulation, World, plan_for
+from tasks.experiments.verdict.checks import run_checks
+from tasks.experiments.verdict.decide import decide, means_of
+from tasks.experiments.verdict.designs import compare, compare_ahead
+from tasks.statistics.ratios import Difference, difference, leave_one_out, weighted_fit
 from tests.tasks.experiments.arms import arm_totals, user
 from tests.tasks.made import NOW
 

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from evals.statistics import Difference, by_user, difference
 from infra.records import Decision, ExperimentRecord, Verdict
 from infra.settings.schema import Collect, Experiment
-from tasks.experiments.decide import brief, decide
-from tasks.experiments.plan import make_plan, plan_of
-from tasks.experiments.recompute import recompute
-from tasks.experiments.totals import ArmTotals
+from tasks.experiments.counting.totals import ArmTotals
+from tasks.experiments.planning.plan import make_plan, plan_of
+from tasks.experiments.reports.recompute import recompute
+from tasks.experiments.verdict.decide import brief, decide
+from tasks.statistics.ratios import Difference, by_user, difference
 from tests.tasks.experiments.arms import arm_totals, user
 from tests.tasks.made import NOW
 

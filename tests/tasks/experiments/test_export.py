@@ -12,12 +12,12 @@ from infra.assignment import assigned_arm
 from infra.records import Decision, ExperimentRecord, Forgotten, Plan
 from infra.settings import Settings
 from infra.settings.schema import Collect, Experiment
-from infra.store import ObjectStore
+from infra.storage.store import ObjectStore
 from tasks.experiments import __main__ as command
-from tasks.experiments import decide
-from tasks.experiments.export import EXPOSURES, FACTS, NotExported, export
-from tasks.experiments.plan import make_plan
-from tasks.experiments.totals import gather
+from tasks.experiments.counting.totals import gather
+from tasks.experiments.planning.plan import make_plan
+from tasks.experiments.reports.export import EXPOSURES, FACTS, NotExported, export
+from tasks.experiments.verdict import decide
 from tests.tasks.made import NOW, MemoryStore, completion, feedback
 
 BUSY, USERS = 3, 24

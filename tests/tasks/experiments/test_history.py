@@ -6,17 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from infra import looks
 from infra.records import Change, CycleOutcome, Decision, Look, Manifest, Move, ObjectReference, RewardTotals, Stage, Verdict
 from infra.settings import Settings
-from infra.store import ObjectStore
+from infra.storage import looks
+from infra.storage.store import ObjectStore
 from tasks.experiments import __main__ as command
-from tasks.experiments import looks as recording
-from tasks.experiments import manual, recompute, release
-from tasks.experiments.decide import decide
-from tasks.experiments.explain import UnknownVersion, explain
-from tasks.experiments.history import history, line
-from tasks.experiments.totals import gather
+from tasks.experiments.counting.totals import gather
+from tasks.experiments.moves import manual, release
+from tasks.experiments.reports import recompute
+from tasks.experiments.reports.explain import UnknownVersion, explain
+from tasks.experiments.reports.history import history, line
+from tasks.experiments.stages import looks as recording
+from tasks.experiments.verdict.decide import decide
 from tests.tasks.experiments.test_export import world as bucket
 from tests.tasks.experiments.test_manual import start_test, world
 from tests.tasks.made import NOW, MemoryStore, decision

@@ -3,12 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra import looks as log
 from infra.records import CheckResult, ExperimentRecord, Look, MetricResult, Stage, Verdict
 from infra.settings.schema import Collect, Experiment
-from tasks.experiments import looks
-from tasks.experiments.page import experiment_page
-from tasks.experiments.plan import make_plan
+from infra.storage import looks as log
+from tasks.experiments.planning.plan import make_plan
+from tasks.experiments.reports.page import experiment_page
+from tasks.experiments.stages import looks
 from tests.tasks.made import NOW, MemoryStore
 
 PLAN = make_plan(Experiment(planned_requests=1000, max_seconds=36_000), Collect())

@@ -4,14 +4,15 @@ from contextlib import suppress
 
 import pytest
 
-from infra import moves as log
-from infra.cycles import decision_of
 from infra.records import ExperimentRecord, Verdict
-from infra.registry import PREVIOUS_TAG, REMOVED_TAG, NotRegistered
+from infra.registry.client import PREVIOUS_TAG, REMOVED_TAG, NotRegistered
 from infra.settings import Settings
 from infra.settings.schema import Experiment
-from tasks.experiments import manual, moves, release
-from tasks.experiments.states import IllegalMove
+from infra.storage import moves as log
+from infra.storage.cycles import decision_of
+from tasks.experiments.moves import log as moves
+from tasks.experiments.moves import manual, release
+from tasks.experiments.stages.states import IllegalMove
 from tests.tasks.made import NOW, Killed, MemoryRegistry, MemoryStore, decision
 
 AT_ONCE = Settings(experiment=Experiment(shadow_requests=0, ramp=(), watch_seconds=0))

@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infra import moves as log
 from infra.records import Move, Verdict
-from infra.registry import PREVIOUS_TAG, RegistryError
-from tasks.experiments import manual, moves, release
-from tasks.experiments.states import state_of
+from infra.registry.client import PREVIOUS_TAG, RegistryError
+from infra.storage import moves as log
+from tasks.experiments.moves import log as moves
+from tasks.experiments.moves import manual, release
+from tasks.experiments.stages.states import state_of
 from tests.tasks.experiments.test_manual import REJECTED, start_test, states, world
 from tests.tasks.made import NOW, Killed, MemoryRegistry, MemoryStore, decision
 

@@ -2,10 +2,12 @@
 
 import pytest
 
-from infra import moves as log
 from infra.assignment import assigned_arm
 from infra.records import Stage
-from tasks.experiments import manual, pausing, release, stages, states
+from infra.storage import moves as log
+from tasks.experiments.moves import manual, pausing, release
+from tasks.experiments.stages import shares as stages
+from tasks.experiments.stages import states
 from tests.tasks.experiments.test_stages import BETTER, EQUAL, USERS, at_ramp, at_test, opened
 from tests.tasks.made import NOW
 

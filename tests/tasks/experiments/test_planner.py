@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
+from evals.bench.experiments.rows import CURSOR, SPAM, TWENTY, Row, proposed, traffic_of
+from evals.bench.experiments.simulate import World, simulate
 from infra.settings import Settings
 from infra.settings.schema import Collect, Experiment
-from tasks.experiments.bench_rows import CURSOR, SPAM, TWENTY, Row, proposed, traffic_of
-from tasks.experiments.plan import make_plan
-from tasks.experiments.planner import errors_of, obstacle_of, page, plan_test, propose, prospects
-from tasks.experiments.simulate import World, simulate
-from tasks.experiments.traffic import DAY, recent
+from tasks.experiments.counting.traffic import DAY, recent
+from tasks.experiments.planning.plan import make_plan
+from tasks.experiments.planning.planner import errors_of, obstacle_of, page, plan_test, propose, prospects
 from tests.tasks.made import NOW, MemoryStore, completion, feedback
 
 SETTINGS = Experiment()

@@ -4,13 +4,13 @@ from contextlib import suppress
 
 import pytest
 
-from infra.cycles import experiment_id
-from infra.lineage import Lineage, lineage
 from infra.records import ExperimentRecord, Verdict
-from infra.registry import REMOVED_TAG, Aliases
+from infra.registry.client import REMOVED_TAG, Aliases
+from infra.registry.lineage import Lineage, lineage
 from infra.settings import Settings
 from infra.settings.schema import Experiment
-from tasks.experiments import manual, release
+from infra.storage.cycles import experiment_id
+from tasks.experiments.moves import manual, release
 from tasks.labels.parent import choose_parent, lost_children
 from tests.tasks.made import NOW, Killed, MemoryRegistry, MemoryStore, decision
 

@@ -2,12 +2,13 @@
 
 import pytest
 
-from infra import move_requests
-from infra import moves as log
 from infra.records import MoveRequest, Stage
-from infra.registry import REMOVED_TAG
-from tasks.experiments import moves, release
-from tasks.experiments.requested import carry_out
+from infra.registry.client import REMOVED_TAG
+from infra.storage import move_requests
+from infra.storage import moves as log
+from tasks.experiments.moves import log as moves
+from tasks.experiments.moves import release
+from tasks.experiments.moves.requested import carry_out
 from tests.tasks.experiments.test_manual import start_test, states, world
 from tests.tasks.made import NOW, Killed, MemoryRegistry, MemoryStore
 

@@ -8,16 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra import moves as log
 from infra.assignment import assigned_arm, divides, next_start
-from infra.cycles import decision_of
 from infra.records import Completion, Decision, ExperimentRecord, Feedback, ShadowCopy, Stage
-from infra.registry import CHAMPION, ROLLED_BACK_TAG
+from infra.registry.client import CHAMPION, ROLLED_BACK_TAG
 from infra.settings import Settings
 from infra.settings.schema import Collect, Experiment
-from tasks.experiments import aftercare, looking, manual, moves, release, states
-from tasks.experiments.looking import Found, Sight
-from tasks.experiments.recompute import recompute
+from infra.storage import moves as log
+from infra.storage.cycles import decision_of
+from tasks.experiments.controller import look as looking
+from tasks.experiments.controller import probation as aftercare
+from tasks.experiments.controller.look import Found, Sight
+from tasks.experiments.moves import log as moves
+from tasks.experiments.moves import manual, release
+from tasks.experiments.reports.recompute import recompute
+from tasks.experiments.stages import states
 from tests.tasks.experiments.test_manual import cycle, world
 from tests.tasks.made import NOW, Killed, MemoryRegistry, MemoryStore, completion, feedback
 

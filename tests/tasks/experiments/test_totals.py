@@ -9,9 +9,9 @@ from infra.assignment import assigned_arm
 from infra.records import Completion, ExperimentRecord, Feedback, Plan
 from infra.settings import Settings
 from infra.settings.schema import Collect, Experiment
-from tasks.experiments.metrics import SUMS
-from tasks.experiments.plan import make_plan
-from tasks.experiments.totals import IN_BLOCK, LATER, QUARTERS, cap_requests, gather, total
+from tasks.experiments.counting.metrics import SUMS
+from tasks.experiments.counting.totals import IN_BLOCK, LATER, QUARTERS, cap_requests, gather, total
+from tasks.experiments.planning.plan import make_plan
 from tasks.labels.attribution import join
 from tests.tasks.labels.test_explain import seal
 from tests.tasks.made import NOW, MemoryStore, completion, feedback

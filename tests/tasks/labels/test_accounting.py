@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infra.lineage import Lineage
+from infra.registry.lineage import Lineage
 from infra.settings.schema import Collect
 from tasks.labels.accounting import Unaccounted, WindowCounts
 from tests.tasks import rows

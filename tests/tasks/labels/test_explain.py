@@ -6,12 +6,12 @@ import pytest
 
 from evals.demo import history
 from evals.demo.history import LoopState
-from infra import cycles
 from infra.records import Bucket
-from infra.registry import Aliases
+from infra.registry.client import Aliases
 from infra.settings import Settings
 from infra.settings.schema import Collect
-from infra.store import sha256
+from infra.storage import cycles
+from infra.storage.store import sha256
 from tasks.labels import explain, samples, users
 from tasks.labels.collect import collect
 from tasks.labels.explain import Fate

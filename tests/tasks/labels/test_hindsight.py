@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from infra.fim import END as END_TOKEN
-from infra.fim import Renderer
-from infra.kept import common_weight, kept_characters
+from infra.model.fim import END as END_TOKEN
+from infra.model.fim import Renderer
+from infra.model.kept import common_weight, kept_characters
 from infra.records import Completion, Feedback, Sample
 from infra.settings import ROOT, Settings
 from infra.settings.schema import Collect, Hindsight
-from infra.store import from_parquet, sha256
+from infra.storage.store import from_parquet, sha256
 from tasks.labels import explain, hindsight, samples, standing
 from tasks.labels.accounting import RequestAccounting, WindowCounts, classify
 from tasks.labels.collect import collect

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from infra.records import Completion, Feedback, Sample
 from infra.settings.schema import Collect
-from infra.store import from_parquet, to_parquet
+from infra.storage.store import from_parquet, to_parquet
 from tasks.labels import samples, users
 from tasks.labels.accounting import WindowCounts, classify
 from tasks.labels.impressions import STRENGTH

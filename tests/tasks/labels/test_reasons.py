@@ -3,8 +3,8 @@
 import json
 import re
 
-from infra.events.read import MALFORMED
 from infra.settings import ROOT
+from infra.storage.events.read import MALFORMED
 from tasks.labels.accounting import quarantine_conditions
 from tasks.labels.explain import Fate
 from tasks.labels.reasons import REASONS

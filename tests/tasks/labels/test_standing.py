@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from infra.fim import Renderer
+from infra.model.fim import Renderer
 from infra.records import Completion, Sample
 from infra.settings import ROOT
 from infra.settings.schema import Collect
-from infra.store import from_parquet
+from infra.storage.store import from_parquet
 from tasks.labels import samples, standing
 from tasks.labels.appeared import Histories
 from tasks.labels.partitions import HOUR, join_partition, merge_partitions, plan_window

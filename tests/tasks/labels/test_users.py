@@ -6,10 +6,10 @@ import polars as pl
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from infra.events import tombstones
 from infra.records import Forgotten
 from infra.settings import Settings
 from infra.settings.schema import Collect
+from infra.storage.events import tombstones
 from tasks.labels import users
 from tasks.labels.collect import collect
 from tasks.labels.users import DAY, NOBODY, admit, with_admission, with_history

@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from evals.generation import SampledCompletion
 from infra.settings.schema import Groups, Reward, Train
+from tasks.evaluation.models.generation import SampledCompletion
 from tasks.rewards.acceptance import fit
 from tasks.rewards.drawn import Drawn, SettledPlace, draw
 

@@ -12,7 +12,7 @@ import polars as pl
 import pytest
 from tokenizers import Tokenizer
 
-from infra.fim import Renderer
+from infra.model.fim import Renderer
 from infra.records import Completion, Feedback
 from infra.settings import ROOT
 from infra.settings.schema import Collect, Reward

@@ -6,12 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from evals.reliability import reliability
-from infra.showing import Place
+from infra.model.showing import Place
 from tasks.showing import report
 from tasks.showing.fit import FittedEstimate, Unfitted, chosen, fit, read, with_selection, write
 from tasks.showing.labels import LabelledCompletion
-from tests.infra.test_showing import made as estimate_of
+from tasks.showing.reliability import reliability
+from tests.infra.model.test_showing import made as estimate_of
 from tests.tasks.made import MemoryStore
 
 

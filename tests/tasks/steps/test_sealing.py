@@ -2,11 +2,11 @@
 
 import pytest
 
-from infra import cycles
 from infra.records import CycleOutcome
 from infra.settings import Settings
 from infra.settings.training import Train
-from infra.store import AlreadyExists, to_parquet
+from infra.storage import cycles
+from infra.storage.store import AlreadyExists, to_parquet
 from tasks.steps import sealing
 from tests.tasks.made import NOW, MemoryStore, sample
 

@@ -12,15 +12,15 @@ import torch
 from safetensors.torch import load_file
 from transformers import Qwen2ForCausalLM
 
+from evals.base_model.pretrain import BatchSize, Schedule, train
 from infra.records import Sample
 from infra.settings.schema import Reward
-from infra.store import to_parquet
+from infra.storage.store import to_parquet
 from tasks.rewards.reward import advantages, group_advantages
 from tasks.trainer.job import CHECKPOINT_NAME
 from tasks.trainer.model.convert import full_weights
 from tasks.trainer.model.process_group import Parallel
 from tasks.trainer.model.trained_model import Optimization, TrainedModel
-from tasks.trainer.pretraining.pretrain import BatchSize, Schedule, train
 from tasks.trainer.update import ppo, safety
 from tasks.trainer.update.batches import NO_POLICIES, FixedPolicies, micro_batches
 from tasks.trainer.update.caps import log_powers

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from infra.architectures import parse
+from infra.model.architectures import parse
 from tasks.trainer.memory import Layout, Means, Memory, MicroBatchSize, estimate
 from tasks.trainer.plan import DoesNotFit
 from tasks.trainer.update import ppo

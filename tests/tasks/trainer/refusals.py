@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from transformers import Qwen2ForCausalLM
 
+from evals.base_model.pretrain import BatchSize, Schedule, train
 from infra.records import Sample
 from tasks.trainer.job import Job
 from tasks.trainer.model.architecture import known_arguments
@@ -17,7 +18,6 @@ from tasks.trainer.model.convert import full_weights
 from tasks.trainer.model.megatron_arguments import RECOMPUTE, RESERVED
 from tasks.trainer.model.process_group import Parallel, parallel_state
 from tasks.trainer.model.trained_model import Optimization, TrainedModel
-from tasks.trainer.pretraining.pretrain import BatchSize, Schedule, train
 from tasks.trainer.update import ppo, safety
 from tasks.trainer.update.batches import NO_POLICIES, FixedPolicies, micro_batches, minibatches
 from tasks.trainer.update.logit_scale import LogitScale

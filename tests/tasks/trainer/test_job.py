@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from infra import cycles
 from infra.settings import Settings
 from infra.settings.training import Train, UpdateSettings
+from infra.storage import cycles
 from tasks.trainer.job import Job
 from tasks.trainer.run import UpdateInputs, write_job
 from tests.tasks.made import MemoryStore

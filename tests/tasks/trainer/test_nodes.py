@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from infra.settings import ROOT
 from infra.settings.training import Train
-from infra.store import sha256, to_parquet
+from infra.storage.store import sha256, to_parquet
 from tasks.trainer import node, nodes
 from tasks.trainer.run import Candidate, TrainerOutput, TrainingFailed, train
 from tests.stack import free_ports

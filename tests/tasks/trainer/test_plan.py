@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.architectures import Architecture, parse
+from infra.model.architectures import Architecture, parse
 from infra.settings import PRODUCTION, ROOT, load
 from infra.settings.training import Train
 from tasks.trainer import plan

@@ -14,7 +14,7 @@ import pytest
 from infra.records import Manifest, ObjectReference
 from infra.settings import ROOT
 from infra.settings.training import Train
-from infra.store import Corrupt, sha256, to_parquet
+from infra.storage.store import Corrupt, sha256, to_parquet
 from tasks.trainer.run import TrainerOutput, TrainingFailed, UpdateRefused, follow, train, write_job
 from tests.tasks.made import MemoryStore
 from tests.tasks.trainer import models

@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from infra.checkpoints import fetch_optimizer, optimizer_prefix
 from infra.records import Manifest, ObjectReference
+from infra.registry.checkpoints import fetch_optimizer, optimizer_prefix
 from infra.settings import Settings
 from infra.settings.training import Train
+from tasks.evaluation.evaluate import Evaluation
 from tasks.steps import clients
 from tasks.steps import cycle as steps
 from tasks.trainer.run import Candidate, UpdateInputs
 from tasks.versions import register
-from tasks.versions.evaluate import Evaluation
 from tests.tasks.made import MemoryRegistry, MemoryStore, metrics
 
 

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from infra.records import Sample
 from infra.settings import ROOT
-from infra.store import from_parquet
+from infra.storage.store import from_parquet
 from tasks.trainer.job import Job, Logged, Metrics
 from tests.tasks.trainer.processes import launch
 

@@ -7,14 +7,14 @@ from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from infra.cycles import experiment_id, name
-from infra.lineage import lineage
 from infra.records import CycleOutcome, Decision, ExperimentRecord, Manifest, ObjectReference, Verdict
-from infra.registry import ANCHOR_TAG, EXPERIMENT_TAG, PREVIOUS_TAG, REMOVED_TAG, VERDICT_TAG
+from infra.registry.client import ANCHOR_TAG, EXPERIMENT_TAG, PREVIOUS_TAG, REMOVED_TAG, VERDICT_TAG
+from infra.registry.lineage import lineage
 from infra.settings import Settings
 from infra.settings.schema import Retention, Serving, Terms, UserTerms
-from infra.store import CHECKSUMS, Incomplete
-from tasks.experiments import manual
+from infra.storage.cycles import experiment_id, name
+from infra.storage.store import CHECKSUMS, Incomplete
+from tasks.experiments.moves import manual
 from tasks.labels.collect import NoChampion
 from tasks.labels.parent import choose_parent
 from tasks.steps.sealing import finish

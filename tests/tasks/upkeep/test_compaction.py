@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infra.events import segments
 from infra.records import ObjectReference
 from infra.settings import Settings
 from infra.settings.schema import Collect, Hindsight, Retention
+from infra.storage.events import segments
 from tasks.labels.collect import collect
 from tasks.labels.partitions import join_partition, plan_window, references
 from tasks.labels.window import Window

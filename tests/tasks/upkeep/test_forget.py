@@ -6,13 +6,13 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from infra.events import tombstones
 from infra.records import Amendment, CycleOutcome, ExperimentRecord, Manifest, Sample
 from infra.settings import Settings
 from infra.settings.schema import Collect, Experiment, Retention
-from infra.store import Corrupt
-from tasks.experiments.plan import make_plan
-from tasks.experiments.totals import gather
+from infra.storage.events import tombstones
+from infra.storage.store import Corrupt
+from tasks.experiments.counting.totals import gather
+from tasks.experiments.planning.plan import make_plan
 from tasks.labels.collect import Collected, collect
 from tasks.steps.sealing import finish, manifest_fields, seal
 from tasks.trainer.run import TrainerOutput, train

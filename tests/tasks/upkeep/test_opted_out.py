@@ -2,7 +2,7 @@
 
 from infra.records import Feedback
 from infra.redaction.events import without_text
-from infra.store import from_parquet
+from infra.storage.store import from_parquet
 from tasks.upkeep import opted_out
 from tests.tasks import rows
 from tests.tasks.labels.test_accounting import account

@@ -15,12 +15,12 @@ import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer
 
-from infra import cycles
-from infra.fim import Renderer
+from infra.model.fim import Renderer
 from infra.records import CycleOutcome, Manifest
 from infra.settings import Settings
 from infra.settings.schema import Collect, Experiment, Hindsight
-from infra.store import sha256
+from infra.storage import cycles
+from infra.storage.store import sha256
 from tasks.labels import explain, samples, standing, users
 from tasks.labels.collect import Collected, collect
 from tasks.labels.samples import SettledTokens

@@ -5,18 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from infra import cycles
+from infra.model.showing import Estimate
 from infra.records import MeasuredGroup, Measures
 from infra.settings import Settings
 from infra.settings.schema import Registry
-from infra.showing import Estimate
-from infra.store import sha256, to_parquet
+from infra.storage import cycles
+from infra.storage.store import sha256, to_parquet
+from tasks.evaluation.evaluate import Evaluation
 from tasks.showing import fit as showing
 from tasks.showing.fit import FittedEstimate, Unfitted, fit
 from tasks.steps import sealing
 from tasks.trainer.run import Candidate
 from tasks.validation import quarantine
-from tasks.versions.evaluate import Evaluation
 from tasks.versions.register import log_run, ship_estimate
 from tests.tasks.made import NOW, MemoryStore, metrics, sample
 from tests.tasks.showing.test_fit import made

@@ -5,18 +5,18 @@ from typing import Any
 
 import pytest
 
-from evals.gate import judge_candidate
-from evals.scores import PositionScore
-from infra import cycles
 from infra.records import Decision, ExperimentRecord, MetricResult, Verdict
-from infra.registry import MOST_DESCRIPTION
+from infra.registry.client import MOST_DESCRIPTION
 from infra.settings import Settings
 from infra.settings.schema import Gate
-from infra.store import to_parquet
+from infra.storage import cycles
+from infra.storage.store import to_parquet
+from tasks.evaluation.gate.verdict import judge_candidate
+from tasks.evaluation.scores import PositionScore
 from tasks.steps import sealing
 from tasks.versions import review
 from tasks.versions.register import describe_again
-from tests.evals.made_scores import PLACES, scores
+from tests.tasks.evaluation.made_scores import PLACES, scores
 from tests.tasks.made import NOW, MemoryRegistry, MemoryStore, sample
 from tests.tasks.steps.test_sealing import FIELDS
 

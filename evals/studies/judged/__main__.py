@@ -1,0 +1,98 @@
+"""The judge as the user: train on its accepts and rejections, and print its score of base and trained models side by side.
+
+python -m evals.studies.judged
+
+Section `judged` of the settings tells places, cycles and the rewarding judge; `evaluate.judge`, another one, scores.
+infra/settings/judge_user.toml is the published experiment with Qwen2.5-Coder on GPUs:
+
+TABLOOP_SETTINGS=infra/settings/judge_user.toml python -m evals.studies.judged
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from evals.progress import Progress
+from evals.studies.judged import recipes, table
+from evals.studies.judged.places import TooFewPlaces, split_of
+from infra import settings as configuration
+from infra.settings import Settings
+from tasks.evaluation import judge as judges
+from tasks.evaluation.judge.calibration import calibrate
+from tasks.trainer.run import TrainingFailed
+
+RESULT = "result.json"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train, score, print the table and write it to the folder; exit code 1 if something is missing."""
+    parser = argparse.ArgumentParser(prog="python -m evals.studies.judged", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--out", type=Path, help="folder of samples, checkpoints and result.json (default: judged.folder)")
+    parser.add_argument(
+        "--recipes",
+        nargs="*",
+        choices=(recipes.OURS, recipes.GROUP),
+        default=[recipes.OURS, recipes.GROUP],
+        help="what to train (default: both)",
+    )
+    options = parser.parse_args(arguments)
+    settings, console = configuration.load(), Console()
+    folder = configuration.path(options.out or settings.judged.folder)
+    try:
+        with Progress(console) as progress:
+            result = compare(settings, options.recipes, folder, progress)
+    except (TooFewPlaces, recipes.NothingToLearn, TrainingFailed, ValueError) as error:
+        print(f"judged: {error}", file=sys.stderr)
+        return 1
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / RESULT).write_text(json.dumps(result, indent=2))
+    console.print(f"{folder / RESULT}, {result['seconds']:.0f} s")
+    return 0
+
+
+def compare(settings: Settings, names: Sequence[str], folder: Path, progress: Progress) -> dict[str, Any]:
+    """Train by each recipe, score base and trained models, print the table; return the content of result.json.
+
+    Raises:
+        TooFewPlaces: there are not enough places.
+        NothingToLearn: the judge scored none of a cycle's completions.
+        TrainingFailed: the trainer failed.
+    """
+    began, base, cycles = time.monotonic(), configuration.path(settings.model.base), settings.judged.cycles
+    split = split_of(settings.judged)
+    progress.say(f"{len(split.train)} training and {len(split.test)} test places; left out: {split.left_out or 'none'}")
+    models = {"base": base, **{path.name: configuration.path(path) for path in settings.judged.models}}
+    with progress.part("judged: cycles", len(names) * cycles) as part:
+        trained = {name: recipes.run(name, base, split.train, settings, folder, progress.say, part.advance) for name in names}
+    models |= {f"{name} after {cycles} cycles": one.checkpoint for name, one in trained.items()}
+    judge, scores = judges.build(settings.evaluate.judge), {}
+    with progress.part("judged: the judge is calibrated"):
+        calibration = calibrate(judge, split.test, settings.evaluate.judge.calibration_places, settings.evaluate.judge.min_auc)
+    with progress.part("judged: models are scored", len(models)) as part:
+        for name, path in models.items():
+            scores[name] = table.scores_of(path, split.test, judge, settings)
+            part.advance()
+            progress.say(f"{name}: mean score {np.nanmean(scores[name]):.3f}")
+    rows = table.rows_of(scores, split.test, settings.judged.threshold)
+    progress.console.print(table.shown(rows, calibration, settings.judged.threshold, len(split.test)))
+    return {
+        "rows": [asdict(row) for row in rows],
+        "calibration": asdict(calibration),
+        "rewards": {name: one.rewards for name, one in trained.items()},
+        "failed": {name: one.failed for name, one in trained.items()},
+        "left_out": split.left_out,
+        "settings": settings.judged.model_dump(mode="json"),
+        "seconds": time.monotonic() - began,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

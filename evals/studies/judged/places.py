@@ -1,0 +1,84 @@
+"""Training and test places of the judge as the user: apart by file, and no test place whose text training holds."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from infra import settings as configuration
+from infra.settings.evaluation import HeldOut
+from infra.settings.judged import Judged
+from tasks.evaluation import positions
+from tasks.evaluation.heldout import benchmarks, held_out_files, sets, site_packages
+from tasks.evaluation.heldout.duplicates import NEAR, containment, shingles_of_all, shingles_of_place
+from tasks.evaluation.positions import Position
+
+SEED = 0
+SPARE = 1.5
+"""Places drawn for each that is asked for, since short ones are dropped."""
+
+
+class TooFewPlaces(ValueError):
+    """The file has too few places."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """Places to learn at and places to be scored at."""
+
+    train: tuple[Position, ...]
+    test: tuple[Position, ...]
+    left_out: Mapping[str, int]
+    """Number of places in neither, by reason."""
+
+
+def split_of(settings: Judged) -> Split:
+    """Return the places of the settings' file, or of the held-out packages; the same for the same settings.
+
+    Raises:
+        TooFewPlaces: there are fewer places than asked for.
+        Malformed: the file does not have its format.
+    """
+    left_out: Counter[str] = Counter()
+    train, test = _of_file(settings, left_out) if settings.file else _of_packages(settings)
+    train, test = (_long(found, settings.min_truth, left_out) for found in (train, test))
+    known = shingles_of_all([place.prefix + place.truth + place.suffix for place in train[: settings.train_places]])
+    fresh = [p for p in test if containment(shingles_of_place(p.prefix, p.truth, p.suffix), known) < NEAR]
+    left_out["trained_on"] = len(test) - len(fresh)
+    for name, found, wanted in (("train", train, settings.train_places), ("test", fresh, settings.test_places)):
+        if len(found) < wanted:
+            raise TooFewPlaces(
+                f"judged.{name}_places = {wanted}: found {len(found)} in {settings.file or 'the held-out packages'} (left out: "
+                f"{dict(left_out)}); ask for fewer, or lower judged.min_truth = {settings.min_truth}"
+            )
+    return Split(tuple(train[: settings.train_places]), tuple(fresh[: settings.test_places]), dict(left_out))
+
+
+def _of_file(settings: Judged, left_out: Counter[str]) -> tuple[list[Position], list[Position]]:
+    """Return the file's places in the order of a hash of their files; the first files are for the test."""
+    assert settings.file
+    wanted = HeldOut(name="judged", kind="code_fim", path=settings.file, languages=settings.languages)
+    found = benchmarks.places(wanted, configuration.path(settings.file))
+    left_out.update(found.left_out)
+    places = sorted(map(sets.position_of, found.places), key=lambda place: hashlib.sha256(place.file.encode()).digest())
+    files = list(dict.fromkeys(place.file for place in places))
+    share = settings.test_places / (settings.test_places + settings.train_places)
+    tested = set(files[: max(1, round(share * len(files)))])
+    return [p for p in places if p.file not in tested], [p for p in places if p.file in tested]
+
+
+def _of_packages(settings: Judged) -> tuple[list[Position], list[Position]]:
+    """Return places in files that developers type in, and in files that models are scored on."""
+    sources = positions.read_sources(held_out_files(), [site_packages()])
+    parts = (
+        (positions.developer_sources(sources), settings.train_places),
+        (positions.scored_sources(sources), settings.test_places),
+    )
+    train, test = (list(positions.sample_positions(part, round(4 * SPARE * count), SEED)) for part, count in parts)
+    return train, test
+
+
+def _long(places: Sequence[Position], least: int, left_out: Counter[str]) -> list[Position]:
+    long = [place for place in places if sum(not character.isspace() for character in place.truth) >= least]
+    left_out["short"] += len(places) - len(long)
+    return long

@@ -1,0 +1,218 @@
+"""The parts of a recipe's run: samples, a trained checkpoint, its outcomes on a ground; each kept where the next call finds it.
+
+A part is named by what it was made from: the weights, the samples and the settings. So the base is measured once for a seed, two
+recipes that teach the same rows are one model, and a run that was stopped goes on.
+"""
+
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from evals.bench.gains import AtPlaces, Gain, Outcomes, gain_of
+from evals.developers import Schedule
+from evals.developers.grounds import GROUNDS, Ground
+from evals.studies.recipes.samples import Interactions
+from evals.studies.recipes.served import cross_fitted, outcomes_of, shown_of
+from evals.studies.recipes.table import RECIPES
+from evals.studies.showing.places import Places, completed
+from infra import settings as configuration
+from infra.settings import Settings
+from infra.storage.store import to_parquet
+from tasks.evaluation.models.generation import Generator, SampledCompletion
+from tasks.trainer.job import CHECKPOINT_NAME
+from tasks.trainer.run import command, follow, write_job
+
+READ_SETTINGS = {"model", "train", "reward", "collect", "serving"}
+WEIGHTS = "model.safetensors"
+FITTED: Ground = "later"
+"""Ground that the decision to show is fitted on, half by half of the developers."""
+
+
+class Paused(Exception):
+    """The parts of this call are made; the next call goes on."""
+
+
+@dataclass
+class Parts:
+    """The parts that this call makes."""
+
+    seconds: float
+    """No part is begun after so many seconds; the first one always is."""
+    say: Callable[[str], None]
+    clock: Callable[[], float] = time.monotonic
+    began: float | None = None
+    """When the first part was begun."""
+
+    def begin(self, what: str) -> None:
+        """Tell a part that is about to be made.
+
+        Raises:
+            Paused: the time is over.
+        """
+        now = self.clock()
+        self.began = now if self.began is None else self.began
+        if now - self.began > self.seconds:
+            raise Paused
+        self.say(what)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is compared."""
+
+    users: int
+    interactions: Sequence[int]
+    """Pauses of developers after which models are compared, ascending; an update trains on those since the last one."""
+    update: int
+    """Most pauses of one update."""
+    places: int
+    """Places on `later`; half as many are on `new`, an eighth on `seen`."""
+
+    def places_of(self, ground: Ground) -> int:
+        """Return the number of places on a ground."""
+        return max(1, self.places // {"later": 1, "new": 2, "seen": 8}[ground])
+
+    @property
+    def updates(self) -> list[tuple[int, int]]:
+        """The first pause of each update, and the pause after its last one."""
+        bounds = [0]
+        for stop in self.interactions:
+            while bounds[-1] + self.update < stop:
+                bounds.append(bounds[-1] + self.update)
+            bounds.append(stop)
+        return list(pairwise(bounds))
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The runs of one seed."""
+
+    seed: int
+    sizes: Sizes
+    schedule: Schedule
+    settings: Settings
+    folder: Path
+    parts: Parts
+
+    @property
+    def base(self) -> Path:
+        """The base's checkpoint."""
+        return configuration.path(self.settings.model.base)
+
+    def gains(self, recipe: str) -> list[Gain]:
+        """Return what a recipe gains on each ground after each number of interactions.
+
+        Raises:
+            Paused: a part is missing that this call may not make any more.
+        """
+        best, served = best_temperature(self.settings), self.settings.serving.sampling.temperature
+        found, checkpoint = [], self.base
+        for number, (first, stop) in enumerate(self.sizes.updates):
+            checkpoint = self.trained(recipe, number, (first, stop), checkpoint)
+            if stop not in self.sizes.interactions:
+                continue
+            for ground in GROUNDS:
+                found.append(
+                    gain_of(
+                        ground,
+                        stop,
+                        best=self.outcomes(self.base, ground, best),
+                        base=self.outcomes(self.base, ground, served),
+                        trained=self.outcomes(checkpoint, ground, served),
+                    )
+                )
+        return found
+
+    def trained(self, recipe: str, number: int, span: tuple[int, int], parent: Path) -> Path:
+        """Return the checkpoint of an update: the one that is kept, or a new one."""
+        samples = self._samples(recipe, number, span, parent)
+        training = self.settings.train.model_copy(update=dict(RECIPES[recipe].training))
+        name = digest(weights_of(parent), samples.read_bytes(), training.model_dump_json())
+        folder = self.folder / "models" / name
+        if not (folder / CHECKPOINT_NAME).exists():
+            self.parts.begin(f"seed {self.seed}, {recipe}: update {number + 1}")
+            work = folder.with_suffix(".part")
+            shutil.rmtree(work, ignore_errors=True)
+            work.mkdir(parents=True)
+            job = write_job(work, parent, samples, str(number + 1), training)
+            follow(command(job, training.processes), work / "trainer.log", training.environment, lambda line: None)
+            work.rename(folder)
+        return folder / CHECKPOINT_NAME
+
+    def _samples(self, recipe: str, number: int, span: tuple[int, int], parent: Path) -> Path:
+        first, stop = span
+        read = self.settings.model_dump_json(include=READ_SETTINGS)
+        name = digest(weights_of(parent), recipe, f"{self.seed} {self.sizes.users} {first} {stop}", read)
+        file = self.folder / "samples" / f"{recipe}-{name}.parquet"
+        if not file.exists():
+            self.parts.begin(f"seed {self.seed}, {recipe}: samples {first} to {stop}")
+            version, seed = str(number + 1), self.seed * 1000 + number
+            given = Interactions(self.schedule, first, stop - first, parent, self.settings, version, seed)
+            write_whole(file, to_parquet(RECIPES[recipe].samples(given)))
+        return file
+
+    def outcomes(self, checkpoint: Path, ground: Ground, temperature: float) -> AtPlaces:
+        """Return what developers do with a checkpoint's completions at the places of a ground."""
+        showing, sampling = self.settings.serving.showing, self.settings.serving.sampling
+        key = f"{self._places_key(checkpoint, ground, temperature)} {showing.model_dump_json()}"
+        file = self.folder / "outcomes" / f"{digest(key)}.json"
+        if not file.exists():
+            places = self._places(checkpoint, ground, temperature)
+            estimates = cross_fitted(places if ground == FITTED else self._places(checkpoint, FITTED, temperature))
+            everything = [len(completion.ends) for completion in places.completions]
+            all_shown, served = outcomes_of(places, [everything, shown_of(estimates, places, showing, sampling)])
+            write_whole(file, json.dumps(asdict(AtPlaces(all_shown, served))).encode())
+        return AtPlaces(**{name: Outcomes(**made) for name, made in json.loads(file.read_text()).items()})
+
+    def _places_key(self, checkpoint: Path, ground: Ground, temperature: float) -> str:
+        count, sampling = self.sizes.places_of(ground), self.settings.serving.sampling
+        of = f"{self.seed} {self.sizes.users} {ground} {count} {temperature} {sampling.max_tokens}"
+        return digest(weights_of(checkpoint), of, self.settings.model.model_dump_json())
+
+    def _places(self, checkpoint: Path, ground: Ground, temperature: float) -> Places:
+        """Return the places of a ground with the completions of a checkpoint."""
+        count, model = self.sizes.places_of(ground), self.settings.model
+        pauses = [self.schedule.first_pause(number, ground) for number in range(count)]
+        file = self.folder / "completions" / f"{self._places_key(checkpoint, ground, temperature)}.json"
+        if not file.exists():
+            self.parts.begin(f"seed {self.seed}: {count} places of {ground} at {temperature}")
+            contexts = [(pause.prefix, pause.suffix) for pause in pauses]
+            most = self.settings.serving.sampling.max_tokens
+            made = Generator(checkpoint, model).sample(contexts, most, temperature, self.seed)
+            write_whole(file, json.dumps([asdict(completion) for completion in made]).encode())
+        sampled = [SampledCompletion(**row) for row in json.loads(file.read_text())]
+        return completed(pauses, sampled, Tokenizer.from_file(str(checkpoint / "tokenizer.json")), temperature)
+
+
+def best_temperature(settings: Settings) -> float:
+    """Return the base's best temperature, from its generation_config.json."""
+    file = configuration.path(settings.model.base) / "generation_config.json"
+    return float(json.loads(file.read_text())["temperature"])
+
+
+def weights_of(checkpoint: Path) -> bytes:
+    """Return the bytes of a checkpoint's weights."""
+    return (checkpoint / WEIGHTS).read_bytes()
+
+
+def digest(*parts: bytes | str) -> str:
+    """Return a name for what is made from these parts."""
+    whole = hashlib.sha256()
+    for part in parts:
+        whole.update(hashlib.sha256(part.encode() if isinstance(part, str) else part).digest())
+    return whole.hexdigest()[:16]
+
+
+def write_whole(file: Path, body: bytes) -> None:
+    """Write a file that is there whole or not at all."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    part = file.with_suffix(".part")
+    part.write_bytes(body)
+    part.rename(file)

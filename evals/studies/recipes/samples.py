@@ -1,0 +1,281 @@
+"""The samples that a recipe makes of what developers do, as a cycle would make them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from evals.base_model import tuning
+from evals.developers import Pause, Schedule
+from evals.studies import groups
+from evals.studies.recipes.stream import PROJECT, Label, mined
+from infra.model.fim import Renderer
+from infra.model.kept import kept_characters
+from infra.records import Sample
+from infra.settings import Settings
+from infra.settings.schema import Groups, Reward
+from tasks.evaluation.judge import ReferenceJudge
+from tasks.evaluation.models.generation import Generator, SampledCompletion
+from tasks.labels import standing
+from tasks.labels.samples import SettledTokens
+from tasks.rewards.drawn import SettledPlace, draw
+from tasks.rewards.reward import reward_of_samples
+
+GROUP_SIZE = 8
+SPARE = 1.3
+"""Rows of the control's pool for each row that is chosen from it."""
+RLINF_TEMPERATURE = 0.1
+RLINF_REWARD = Reward(accepted=1.0, rejected=0.0, nothing=0.0, baseline="none", normalise=False)
+
+
+@dataclass(frozen=True)
+class Interactions:
+    """What the developers of one update do, and the policy that they meet."""
+
+    schedule: Schedule
+    first: int
+    """Number of their first pause."""
+    count: int
+    checkpoint: Path
+    settings: Settings
+    version: str
+    seed: int
+
+    @cached_property
+    def pauses(self) -> Sequence[Pause]:
+        """The pauses, in the order of the sessions."""
+        return [self.schedule.first_pause(number) for number in range(self.first, self.first + self.count)]
+
+    @cached_property
+    def labels(self) -> Mapping[int, Label]:
+        """The settled texts that later requests show, by the pause's place among `pauses`."""
+        settings = self.settings
+        most = settings.serving.sampling.max_tokens
+        return mined(self.schedule, self.first, self.count, settings.collect.hindsight, most)
+
+    @cached_property
+    def renderer(self) -> Renderer:
+        """The policy's prompts."""
+        model, tokenizer = self.settings.model, Tokenizer.from_file(str(self.checkpoint / "tokenizer.json"))
+        return Renderer(tokenizer, model.fim_order, model.max_prefix_tokens, model.max_suffix_tokens)
+
+    def complete(self, temperature: float) -> list[SampledCompletion]:
+        """Sample a completion at each pause."""
+        contexts = [(pause.prefix, pause.suffix) for pause in self.pauses]
+        generator = Generator(self.checkpoint, self.settings.model)
+        return generator.sample(contexts, self.settings.serving.sampling.max_tokens, temperature, self.seed)
+
+
+def settled_samples(given: Interactions, every: int = 1) -> list[Sample]:
+    """Return what was written at each pause, or at every third, and around it, as a cycle makes it; nobody is shown anything."""
+    tokens = written_tokens(given)
+    numbers = range(0, given.count, every)
+    samples = [empty_sample(given, number).model_copy(update={"settled_token_ids": tokens[number]}) for number in numbers]
+    return [*(sample for sample in samples if sample.settled_token_ids), *standing_samples(given, numbers)]
+
+
+def standing_samples(given: Interactions, numbers: Sequence[int]) -> list[Sample]:
+    """Return the standing lines of some pauses, as a cycle makes them."""
+    settings, renderer = given.settings, given.renderer
+    written = SettledTokens(renderer, settings.serving.sampling.max_tokens)
+    seen: set[bytes] = set()
+    rows = []
+    for number in numbers:
+        pause = given.pauses[number]
+        cursors = standing.pick(pause.prefix, settings.collect.standing_lines, seen)
+        for line, (before, rest, after) in enumerate(standing.places(pause.prefix, pause.suffix, cursors), 1):
+            row = empty_sample(given, number, renderer.render(before, after))
+            ids = tuple(written.ids(rest, True))
+            rows.append(
+                row.model_copy(update={"completion_id": f"{number}/{line}", "settled_token_ids": ids, "outcome": "standing"})
+            )
+    return rows
+
+
+def control_samples(given: Interactions) -> list[Sample]:
+    """Return as many rows, with as many tokens, of what nobody in the team wrote.
+
+    The same recipe on the base's own training sources that it was not tuned to. Rows are chosen by their number of settled
+    tokens, so that neither recipe has more of them.
+    """
+    wanted = settled_samples(given)
+    schedule = Schedule(tuning.USERS, given.seed, tuning.sources(0).kept_back)
+    pool: list[Sample] = []
+    count = given.count
+    while len(pool) < SPARE * len(wanted):
+        pool = settled_samples(replace(given, schedule=schedule, first=0, count=count))
+        count += given.count // 4 + 1
+    return matched(pool, [len(sample.settled_token_ids) for sample in wanted])
+
+
+def matched(pool: Sequence[Sample], lengths: Sequence[int]) -> list[Sample]:
+    """Return a sample of the pool for each length of settled text, of that length or, if it has no more, of the nearest."""
+    by_length: dict[int, list[Sample]] = {}
+    for sample in reversed(pool):
+        by_length.setdefault(len(sample.settled_token_ids), []).append(sample)
+    chosen = []
+    for length in lengths:
+        nearest = min(by_length, key=lambda there: (abs(there - length), there))
+        chosen.append(by_length[nearest].pop())
+        if not by_length[nearest]:
+            del by_length[nearest]
+    return chosen
+
+
+def shown_samples(given: Interactions, temperature: float, settled: bool) -> list[Sample]:
+    """Return what developers were shown, with rewards, and with `settled` what was written as well.
+
+    A silent editor, and one that replaced the completion at once, reports nothing, and who types other text never sees it. Of
+    these only the settled text counts. A late accept is an accept: the join waits for it.
+    """
+    completions = given.complete(temperature)
+    samples = [shown_sample(given, number, completion, temperature) for number, completion in enumerate(completions)]
+    if not settled:
+        return reward_of_samples([sample for sample in samples if sample.outcome != "unjudged"], given.settings.reward)
+    tokens = written_tokens(given)
+    both = [
+        sample.model_copy(
+            update={"settled_token_ids": tokens[number], "kept_characters": kept(given, number, sample, completion.text)}
+        )
+        for number, (sample, completion) in enumerate(zip(samples, completions, strict=True))
+    ]
+    usable = [_without_unrewarded(sample) for sample in both]
+    rewarded = reward_of_samples(
+        [sample for sample in usable if sample.token_ids or sample.settled_token_ids], given.settings.reward
+    )
+    return [*rewarded, *standing_samples(given, range(given.count))]
+
+
+def _without_unrewarded(sample: Sample) -> Sample:
+    """Leave out the sampled tokens of what nobody judged and of which it is not known what was kept."""
+    if sample.outcome == "unjudged" and sample.kept_characters is None:
+        return sample.model_copy(update={"token_ids": (), "logprobs": ()})
+    return sample
+
+
+def kept(given: Interactions, number: int, sample: Sample, generated: str) -> int | None:
+    """Return how many characters of what was shown, or generated where nobody judged it, stand in the settled text."""
+    label = given.labels.get(number)
+    if label is None:
+        return None
+    return kept_characters(
+        generated if sample.outcome == "unjudged" else given.pauses[number].judge(generated)[0].shown, label.text
+    )
+
+
+def rlinf_samples(given: Interactions) -> list[Sample]:
+    """Return samples as RLinf's online example makes them: the shown text, tokenised again and scored by the current weights."""
+    completions = given.complete(RLINF_TEMPERATURE)
+    told = [n for n, c in enumerate(completions) if shown_sample(given, n, c, 1.0).outcome in ("accepted", "rejected")]
+    tokenizer = Tokenizer.from_file(str(given.checkpoint / "tokenizer.json"))
+    shown = {n: given.pauses[n].judge(completions[n].text)[0].shown for n in told}
+    tokens = {n: tokenizer.encode(text, add_special_tokens=False).ids for n, text in shown.items()}
+    scores = Generator(given.checkpoint, given.settings.model).score([(completions[n].prompt, tokens[n]) for n in told])
+    rescored = [
+        (n, replace(completions[n], tokens=tuple(tokens[n]), logprobs=tuple(logprobs)))
+        for n, logprobs in zip(told, scores, strict=True)
+    ]
+    return reward_of_samples([shown_sample(given, n, completion, 1.0) for n, completion in rescored], RLINF_REWARD)
+
+
+def drawn_samples(given: Interactions, shown: Sequence[Sample]) -> list[Sample]:
+    """Return the rows of groups as a cycle draws them, at the places of what was shown.
+
+    Raises:
+        ValueError: there are no groups.
+    """
+    settings, completions = given.settings, {sample.completion_id: sample for sample in shown}
+    tokenizer = Tokenizer.from_file(str(given.checkpoint / "tokenizer.json"))
+    places = []
+    for number, label in given.labels.items():
+        pause, told = given.pauses[number], completions.get(str(number))
+        generated = tokenizer.decode(told.token_ids) if told else ""
+        accepted = {"accepted": True, "rejected": False}.get(told.outcome) if told else None
+        place = SettledPlace(
+            id=str(number),
+            project=PROJECT,
+            user=pause.developer.name,
+            credential="",
+            prefix=pause.prefix,
+            suffix=pause.suffix,
+            settled=label.text,
+            whole=label.whole,
+            shown=pause.judge(generated)[0].shown,
+            accepted=accepted,
+        )
+        places.append(place)
+    wanted = Groups(
+        places=given.count // GROUP_SIZE, size=GROUP_SIZE, temperature=settings.serving.sampling.exploring_temperature
+    )
+
+    def sampler(contexts: Sequence[tuple[str, str]]) -> Sequence[SampledCompletion]:
+        generator, most = Generator(given.checkpoint, settings.model), settings.serving.sampling.max_tokens
+        return generator.sample(contexts, most, wanted.temperature, given.seed)
+
+    found = draw(places, given.version, sampler, wanted, settings.reward, {})
+    if found.reason:
+        raise ValueError(f"--interactions: no groups, since there are {found.reason}; ask for more")
+    return list(found.samples)
+
+
+def judge_groups(given: Interactions) -> list[Sample]:
+    """Return GRPO's samples: a group at every 8th pause, scored without a developer. As many samples as pauses."""
+    reward = given.settings.reward.model_copy(update={"estimator": "group"})
+    result = groups.sample_groups(
+        Generator(given.checkpoint, given.settings.model),
+        ReferenceJudge(),
+        [pause.position for pause in given.pauses[::GROUP_SIZE]],
+        GROUP_SIZE,
+        given.settings.model_copy(update={"reward": reward}),
+        given.seed,
+    )
+    return [sample.model_copy(update={"policy_version": given.version}) for sample in result.samples]
+
+
+def written_tokens(given: Interactions) -> Sequence[tuple[int, ...]]:
+    """Return the tokens of each pause's settled text; none where hindsight does not know it."""
+    settings = given.settings
+    tokens = SettledTokens(given.renderer, settings.serving.sampling.max_tokens, settings.collect.hindsight.lines)
+    labels = (given.labels.get(number) for number in range(given.count))
+    return [tuple(tokens.ids(label.text, label.whole)) if label else () for label in labels]
+
+
+def empty_sample(given: Interactions, number: int, prompt: Sequence[int] | None = None, temperature: float = 1.0) -> Sample:
+    """Return a pause as a sample of which nothing is known but its prompt, by default that of its request."""
+    pause = given.pauses[number]
+    return Sample(
+        completion_id=str(number),
+        user=pause.developer.name,
+        policy_version=given.version,
+        prompt_token_ids=tuple(given.renderer.render(pause.prefix, pause.suffix) if prompt is None else prompt),
+        token_ids=(),
+        logprobs=(),
+        temperature=temperature,
+        outcome="unjudged",
+        shown_characters=0,
+        accepted_characters=0,
+    )
+
+
+def shown_sample(given: Interactions, number: int, completion: SampledCompletion, temperature: float) -> Sample:
+    """Return a completion with what its developer told of it."""
+    pause = given.pauses[number]
+    outcome, choice = pause.judge(completion.text)
+    draws = pause.draws
+    typed = pause.position.truth[: draws.typed] if draws.types_on else ""
+    if pause.developer.silent or draws.superseded or not completion.text.startswith(typed):
+        told = "unjudged"
+    else:
+        told = "nothing" if choice is None else "accepted" if choice.accepted else "rejected"
+    shown = len(completion.text if told == "unjudged" else outcome.shown)
+    return empty_sample(given, number, completion.prompt, temperature).model_copy(
+        update={
+            "token_ids": completion.tokens,
+            "logprobs": tuple(min(value, 0.0) for value in completion.logprobs),
+            "outcome": told,
+            "shown_characters": shown,
+            "accepted_characters": shown * (told == "accepted"),
+        }
+    )

@@ -1,0 +1,123 @@
+"""Compare the decision to show with plain rules: python -m evals.studies.showing.bench
+
+Simulated developers pause in live sessions; the base completes at the temperature that people are served at. The estimate is
+fitted on the settled text of the earlier pauses. At the later ones, each rule decides what is shown of the same completions, and
+the developer there judges it. No server takes part. The figures are written to var/bench/showing.json.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from rich.console import Console
+from tokenizers import Tokenizer
+
+from evals.bench.figures import Figure, Size, figure, told, write
+from evals.developers import Schedule, code_from
+from evals.progress import Part, Progress
+from evals.studies.showing import frontier
+from evals.studies.showing.frontier import Shown, comparison
+from evals.studies.showing.places import Places, completed, decisions
+from infra import settings as configuration
+from infra.model.showing import Estimate, decide
+from infra.settings import Settings
+from tasks.evaluation.models.generation import Generator
+from tasks.showing.fit import Unfitted, checked, chosen, fit
+from tasks.showing.reliability import reliability
+
+REQUESTS = Size(full=14_000, quick=1200)
+"""Pauses, of which the estimate learns from half."""
+PRICES = (0.0, *(0.05 * 1.03**step for step in range(180)))
+"""Prices of the frontier, in kept characters: 0, then 0.05 to about 10."""
+HOLDS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
+"""Total probabilities below which the first plain rule holds a completion back."""
+CUTS = (0.05, 0.15, 0.3, 0.5, 0.7, 0.9, 0.97)
+"""Cumulative probabilities below which the second plain rule cuts a completion."""
+
+
+def places_of(settings: Settings, requests: int, users: int, seed: int, part: Part) -> Places:
+    """Return the first pauses of the live sessions with the base's completions."""
+    schedule, base = Schedule(users, seed, code_from()), configuration.path(settings.model.base)
+    pauses = [schedule.first_pause(number) for number in range(requests)]
+    sampling = settings.serving.sampling
+    generator = Generator(base, settings.model)
+    contexts = [(pause.prefix, pause.suffix) for pause in pauses]
+    sampled = generator.sample(contexts, sampling.max_tokens, sampling.temperature, seed, progress=part.advance)
+    return completed(pauses, sampled, Tokenizer.from_file(str(base / "tokenizer.json")), sampling.temperature)
+
+
+def held(places: Places, least: float) -> Shown:
+    """Return the first plain rule: all of a completion, or nothing where its probability is below `least`."""
+    return [len(c.ends) if np.exp(np.sum(c.logprobs)) >= least else 0 for c in places.completions]
+
+
+def cut(places: Places, least: float) -> Shown:
+    """Return the second plain rule: the tokens up to which the probability is not below `least`."""
+    return [int(np.sum(np.exp(np.cumsum(c.logprobs)) >= least)) for c in places.completions]
+
+
+def decision_ms(estimate: Estimate, places: Places, max_tokens: int) -> float:
+    """Return the milliseconds that the decision on a completion of `max_tokens` takes."""
+    rounds, place = 200, places.completions[0].place
+    logprobs, ends = [-0.1] * max_tokens, list(range(4, 4 * max_tokens + 1, 4))
+    began = time.perf_counter()
+    for _ in range(rounds):
+        decide(estimate.at(place).chances(logprobs, ends), ends, "abc " * max_tokens, 0.5, max_tokens)
+    return (time.perf_counter() - began) * 1e3 / rounds
+
+
+def figures(settings: Settings, places: Places, share: float = 0.5) -> Iterator[Figure]:
+    """Fit on the first part of the places; yield what the rules are worth at the others.
+
+    Raises:
+        ValueError: the estimate cannot be fitted.
+    """
+    first = round(share * len(places.pauses))
+    earlier, later = places[:first], places[first:]
+    fitted = fit([c for c in earlier.completions if not np.isnan(c.kept).all()])
+    if isinstance(fitted, Unfitted):
+        raise ValueError(f"--requests: no estimate from {first} places: {fitted.reason}; ask for more")
+    estimate, showing, most = fitted.estimate, settings.serving.showing, settings.serving.sampling.max_tokens
+    outcomes, chances = later.outcomes(), [estimate.at(c.place).chances(c.logprobs, c.ends) for c in later.completions]
+    everything = [len(c.ends) for c in later.completions]
+    base = outcomes.of(everything)
+    yield figure("places", len(later.pauses), "")
+    yield figure("shown all: accepted", 100 * base.mean("accepted"), "% of requests")
+    yield figure("shown all: kept characters", base.mean("kept"), "a request")
+    yield figure("expected calibration error", checked(estimate, later.completions).error, "", most=0.03)
+    yield figure("the same, where a beginning looks best", reliability(*chosen(estimate, later.completions)).error, "")
+    yield figure("decision", decision_ms(estimate, later, most), "ms", most=1.0)
+    for level in ("eager", "balanced", "quiet"):
+        decided = decisions(chances, later, getattr(showing, level), most)
+        sampled = 100 * (sum(d.sampled for d in decided) / sum(everything) - 1)
+        own = outcomes.of([d.shown for d in decided])
+        yield from frontier.level_figures(level, own, base)
+        yield figure(f"{level}: tokens sampled", sampled, "%")
+    ours = [outcomes.of([d.shown for d in decisions(chances, later, price, most)]) for price in PRICES]
+    for rule, thresholds in ((held, HOLDS), (cut, CUTS)):
+        theirs = [outcomes.of(rule(later, threshold)) for threshold in thresholds]
+        yield from comparison(rule.__name__, thresholds, theirs, ours, base)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compare the rules and write the figures. Exit code 1 if a target is missed."""
+    parser = argparse.ArgumentParser(prog="python -m evals.studies.showing.bench", description=(__doc__ or "").split("\n")[0])
+    add = parser.add_argument
+    add("--requests", type=int, help=f"pauses, of which the estimate learns from half (default {REQUESTS.full})")
+    add("--users", type=int, default=240, help="developers (default %(default)s)")
+    add("--seed", type=int, default=0, help="of developers, sessions and sampling (default %(default)s)")
+    add("--quick", action="store_true", help=f"{REQUESTS.quick} pauses: wider intervals, written to var/bench/quick")
+    options = parser.parse_args(arguments)
+    settings, requests = configuration.load(), options.requests or REQUESTS.of(options.quick)
+    with Progress(Console()) as progress:
+        with progress.part("showing: completions", requests) as part:
+            places = places_of(settings, requests, options.users, options.seed, part)
+        with progress.part("showing: rules"):
+            found = told(figures(settings, places), progress, quick=options.quick)
+        return 0 if write("showing", found, progress, quick=options.quick) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

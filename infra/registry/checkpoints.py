@@ -1,0 +1,70 @@
+"""Download checkpoints to this machine's disk, each once, verified and atomically."""
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from infra.registry.client import Registry
+from infra.storage.store import CHECKSUMS, ObjectStore
+
+KEPT = 8
+"""Downloads to keep, the last used: a cycle uses four at most (parent, champion, a reference, an optimizer's state)."""
+
+
+def prefix_of(source: str, bucket: str) -> str:
+    """Return the key prefix in a version's source URI.
+
+    Raises:
+        ValueError: the source is not in this store's bucket.
+    """
+    parts = urlsplit(source)
+    if parts.scheme != "s3" or parts.netloc != bucket:
+        raise ValueError(f"model version's source {source!r}: expected s3://{bucket}/checkpoints/NAME, which store.bucket names")
+    return parts.path.strip("/")
+
+
+def optimizer_prefix(checkpoint: str) -> str:
+    """Return the prefix of a checkpoint's optimizer state: not in its folder, which serving downloads completely."""
+    return f"optimizers/{checkpoint.rsplit('/', 1)[-1]}"
+
+
+def fetch(store: ObjectStore, registry: Registry, version: str, folder: Path) -> Path:
+    """Return the directory of a version's checkpoint; download it if necessary.
+
+    Its name holds its checksum: another registry's version of the same number is another checkpoint.
+    """
+    return _download(store, prefix_of(registry.version(version).source, store.bucket), folder, f"version-{version}")
+
+
+def fetch_optimizer(store: ObjectStore, registry: Registry, version: str, folder: Path) -> Path | None:
+    """Return the directory of a version's optimizer state; None if it has none."""
+    prefix = optimizer_prefix(prefix_of(registry.version(version).source, store.bucket))
+    return _download(store, prefix, folder, f"optimizer-{version}") if store.exists(f"{prefix}/{CHECKSUMS}") else None
+
+
+def _download(store: ObjectStore, prefix: str, folder: Path, name: str) -> Path:
+    target = folder / f"{name}-{store.directory_sha256(prefix)[:16]}"
+    folder.mkdir(parents=True, exist_ok=True)
+    if target.is_dir():
+        os.utime(target)
+        return target
+    _make_room(folder)
+    partial = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=folder))
+    try:
+        store.get_directory(prefix, partial)
+        os.replace(partial, target)
+    except OSError:
+        if not target.is_dir():  # else another run was quicker
+            raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return target
+
+
+def _make_room(folder: Path) -> None:
+    """Delete the least recently used downloads, also those that a killed download left."""
+    used = sorted((path for path in folder.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in used[KEPT - 1 :]:
+        shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,252 @@
+"""A client of the model registry, over MLflow's REST API.
+
+A model version is an immutable checkpoint in the object store; `champion` and `challenger` are aliases; the running
+experiment, the watch over a promoted version and the anchor are tags of the registered model, so that one request reads all of
+them. MLflow's own client is not used since importing it takes 4 s.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from infra.http import authorization
+from infra.records import Decision, ExperimentRecord
+from infra.settings import masked
+from infra.settings.schema import Registry as RegistrySettings
+
+CHAMPION, CHALLENGER = "champion", "challenger"
+EXPERIMENT_TAG = "mlflow.tabloop.experiment"
+WATCH_TAG = "mlflow.tabloop.watch"
+ANCHOR_TAG = "mlflow.tabloop.anchor"
+PREVIOUS_TAG = "mlflow.tabloop.previous_champion"
+LOOK_TAG = "mlflow.tabloop.look"
+"""Tags that machines read. MLflow's pages show no tag whose name begins with "mlflow."."""
+EARLIER_TAGS = {tag: tag.removeprefix("mlflow.") for tag in (EXPERIMENT_TAG, WATCH_TAG, PREVIOUS_TAG, LOOK_TAG)}
+"""Their names in earlier releases, which are read where the present ones are missing."""
+VERDICT_TAG = "verdict"
+ROLLED_BACK_TAG = "rolled_back"
+"""Tag of a model version: who took it back as champion, and why."""
+STATE_TAG = "state"
+"""Tag of a model version: its state after its latest move (tasks/experiments/stages/states.py); an alias wins over it."""
+REMOVED_TAG = "checkpoint_removed"
+"""Tag of a model version: when its checkpoint was removed (ISO 8601, UTC); the version cannot be served or trained."""
+PAGE = 200
+"""Versions per request."""
+MOST_DESCRIPTION = 5000
+"""Characters of a description that MLflow stores."""
+DESCRIPTION = """\
+The code completion model of this team: each version is a checkpoint that was trained from an earlier version on what became of
+its completions. Version 1 is the base model.
+
+- **`champion`** (alias) completes for everybody. **`challenger`** meets a share of the users in an A/B test.
+- A version's **description** decides a review: the verdicts of the offline gate and of the A/B test with their intervals, metrics
+  beside champion and base, examples, the requests it learnt from, and links.
+- **`state`**, **`verdict`** and **`verdict.reason`** (tags) say where a version stands and why; **`parent`** is what it was
+  trained from, **`manifest_sha256`** its data set, **`evaluation`** the offline gate's verdict.
+- To move the champion: the status page, `make promote`, `make rollback`, or the alias here. The next run of the flow `experiment`
+  records a move of the alias.
+- **Source run** holds settings, curves and reports. `python -m tasks.experiments explain VERSION` tells a version's history.
+"""
+"""Description of the registered model, where nobody has written another one."""
+
+
+@dataclass(frozen=True)
+class ModelVersion:
+    """A frozen record of a version of the policy."""
+
+    version: str
+    """MLflow's version number, as text."""
+    source: str
+    """URI of its checkpoint directory, s3://bucket/checkpoints/NAME."""
+    tags: dict[str, str]
+    """The version's tags: parent, cycle, metrics."""
+
+
+@dataclass(frozen=True)
+class Aliases:
+    """A frozen record of the versions that serve and the running experiment, read in one request."""
+
+    champion: str | None
+    challenger: str | None
+    experiment: ExperimentRecord | None
+    previous_champion: str | None
+    watch: ExperimentRecord | None = None
+    """The test whose promoted version is watched; its last stage is the watch."""
+    anchor: ExperimentRecord | None = None
+    """The anchor, and the comparison of the champions since with it (tasks/experiments/moves/succession.py)."""
+
+    @property
+    def routed(self) -> ExperimentRecord | None:
+        """The experiment that divides requests: the running one, else the watch, else the comparison with the anchor."""
+        return self.experiment or self.beside
+
+    @property
+    def beside(self) -> ExperimentRecord | None:
+        """What compares the champion with an earlier version: the watch, else the anchor while it is another version."""
+        anchor = self.anchor
+        compared = anchor and anchor.challenger == self.champion and anchor.champion != self.champion
+        return self.watch or (anchor if compared else None)
+
+
+class RegistryError(RuntimeError):
+    """The registry returned an error or did not respond."""
+
+
+class NotRegistered(RegistryError):
+    """The registry has no such version."""
+
+
+class Registry:
+    """A client of one registered model on an MLflow server."""
+
+    def __init__(self, http: httpx.Client, model: str) -> None:
+        self._http = http
+        self.model = model
+
+    @classmethod
+    def connect(cls, settings: RegistrySettings) -> "Registry":
+        """Return a registry for the settings, without making a request."""
+        http = httpx.Client(base_url=settings.uri, headers=authorization.of_registry(settings), timeout=10.0)
+        return cls(http, settings.model)
+
+    def ensure_model(self) -> None:
+        """Create the registered model if it is missing, describe it, and rename the tags of an earlier release."""
+        model = self._model()
+        if model is None:
+            self._call("POST", "registered-models/create", json={"name": self.model, "description": DESCRIPTION})
+            return
+        if not model.get("description"):
+            self._call("PATCH", "registered-models/update", json={"name": self.model, "description": DESCRIPTION})
+        found = {t["key"]: t.get("value", "") for t in model.get("tags", [])}
+        for tag, earlier in EARLIER_TAGS.items():
+            if earlier in found:
+                if tag not in found:
+                    self.set_tag(tag, found[earlier])
+                self._call("DELETE", "registered-models/delete-tag", json={"name": self.model, "key": earlier}, missing_ok=True)
+
+    def aliases(self) -> Aliases:
+        """Return the aliases and the experiment, read in one request and so consistent."""
+        model = self._model() or {}
+        versions = {a["alias"]: str(a["version"]) for a in model.get("aliases", [])}
+        tags = _tags(model)
+        experiment, watch, anchor = tags.get(EXPERIMENT_TAG), tags.get(WATCH_TAG), tags.get(ANCHOR_TAG)
+        return Aliases(
+            champion=versions.get(CHAMPION),
+            challenger=versions.get(CHALLENGER),
+            experiment=ExperimentRecord.model_validate_json(experiment) if experiment else None,
+            previous_champion=tags.get(PREVIOUS_TAG) or None,
+            watch=ExperimentRecord.model_validate_json(watch) if watch else None,
+            anchor=ExperimentRecord.model_validate_json(anchor) if anchor else None,
+        )
+
+    def aliased(self) -> frozenset[str]:
+        """Return the versions that any alias points to, including aliases set by hand."""
+        return frozenset(str(a["version"]) for a in (self._model() or {}).get("aliases", []))
+
+    def last_look(self) -> Decision | None:
+        """Return the A/B gate's latest verdict, undecided ones included; none if it never ran."""
+        tags = _tags(self._model() or {})
+        return Decision.model_validate_json(tags[LOOK_TAG]) if tags.get(LOOK_TAG) else None
+
+    def version(self, version: str) -> ModelVersion:
+        """Return a version. Raises NotRegistered if it does not exist."""
+        return _version(self._call("GET", "model-versions/get", params={"name": self.model, "version": version})["model_version"])
+
+    def versions(self) -> list[ModelVersion]:
+        """Return all versions, oldest first."""
+        params: dict[str, Any] = {"filter": f"name='{self.model}'", "max_results": PAGE}
+        entries: list[dict[str, Any]] = []
+        while True:
+            page = self._call("GET", "model-versions/search", params=params)
+            entries += page.get("model_versions", [])
+            if not (token := page.get("next_page_token")):
+                return sorted(map(_version, entries), key=lambda v: int(v.version))
+            params["page_token"] = token
+
+    def create_version(self, source: str, tags: dict[str, str], description: str = "", run_id: str | None = None) -> ModelVersion:
+        """Register a checkpoint in the object store as a new version, and return it."""
+        body = {
+            "name": self.model,
+            "source": source,
+            "description": description[:MOST_DESCRIPTION],
+            "tags": [{"key": k, "value": v} for k, v in tags.items()],
+        }
+        if run_id:
+            body["run_id"] = run_id
+        return _version(self._call("POST", "model-versions/create", json=body)["model_version"])
+
+    def describe_version(self, version: str, description: str) -> None:
+        """Replace a version's description, in Markdown of at most MOST_DESCRIPTION characters."""
+        body = {"name": self.model, "version": version, "description": description[:MOST_DESCRIPTION]}
+        self._call("PATCH", "model-versions/update", json=body)
+
+    def set_alias(self, alias: str, version: str) -> None:
+        """Point an alias at a version."""
+        self._call("POST", "registered-models/alias", json={"name": self.model, "alias": alias, "version": version})
+
+    def delete_alias(self, alias: str) -> None:
+        """Remove an alias if it exists."""
+        # MLflow reads the body of a DELETE request, not its query.
+        self._call("DELETE", "registered-models/alias", json={"name": self.model, "alias": alias}, missing_ok=True)
+
+    def set_experiment(self, experiment: ExperimentRecord | None) -> None:
+        """Set the running experiment; none ends it."""
+        self.set_tag(EXPERIMENT_TAG, experiment.model_dump_json() if experiment else "")
+
+    def set_watch(self, watched: ExperimentRecord | None) -> None:
+        """Set the test whose promoted version is watched; none ends the watch."""
+        self.set_tag(WATCH_TAG, watched.model_dump_json() if watched else "")
+
+    def set_anchor(self, anchor: ExperimentRecord | None) -> None:
+        """Set the anchor with the comparison of the champions with it; none: there is no anchor."""
+        self.set_tag(ANCHOR_TAG, anchor.model_dump_json() if anchor else "")
+
+    def set_tag(self, key: str, value: str) -> None:
+        """Set a tag of the registered model."""
+        self._call("POST", "registered-models/set-tag", json={"name": self.model, "key": key, "value": value})
+
+    def set_version_tag(self, version: str, key: str, value: str) -> None:
+        """Set a tag of a version."""
+        body = {"name": self.model, "version": version, "key": key, "value": value}
+        self._call("POST", "model-versions/set-tag", json=body)
+
+    def _model(self) -> dict[str, Any] | None:
+        return self._call("GET", "registered-models/get", params={"name": self.model}, missing_ok=True).get("registered_model")
+
+    def _call(self, method: str, path: str, *, missing_ok: bool = False, **request: Any) -> dict[str, Any]:
+        try:
+            response = self._http.request(method, f"/api/2.0/mlflow/{path}", **request)
+        except httpx.HTTPError as error:
+            raise RegistryError(
+                f"registry.uri = {masked(str(self._http.base_url))!r}: no response: {error}; check with `make status` that "
+                "MLflow runs"
+            ) from error
+        if response.is_success:
+            return response.json()
+        if missing_ok and response.status_code == 404:
+            return {}
+        if response.status_code == 401:
+            raise RegistryError(
+                f"registry: {method} {path}: HTTP 401: registry.username and registry.password, or registry.token, are not those "
+                "of the server; `make up` generates those of the local one"
+            )
+        if response.status_code == 403:
+            raise RegistryError(
+                f"registry: {method} {path}: HTTP 403: the account of registry.username or registry.token may not do this (it "
+                "may write what it made, and what an administrator of MLflow grants it), or the server does not answer to the "
+                "host name of registry.uri"
+            )
+        failure = NotRegistered if response.status_code == 404 else RegistryError
+        raise failure(f"registry: {method} {path}: HTTP {response.status_code}: {response.text[:300]}")
+
+
+def _tags(model: dict[str, Any]) -> dict[str, str]:
+    """Return a registered model's tags, those that machines read by their present names."""
+    tags = {t["key"]: t.get("value", "") for t in model.get("tags", [])}
+    return {tag: tags[earlier] for tag, earlier in EARLIER_TAGS.items() if earlier in tags} | tags
+
+
+def _version(entry: dict[str, Any]) -> ModelVersion:
+    tags = {t["key"]: t.get("value", "") for t in entry.get("tags", [])}
+    return ModelVersion(version=str(entry["version"]), source=entry["source"], tags=tags)

@@ -1,0 +1,123 @@
+"""Keys and readers of what cycles and decisions leave in the object store.
+
+A cycle writes these objects under cycles/CYCLE/, in this order (tasks/steps/sealing.py):
+
+    docs/, quarantined-SHA256.parquet   what validation found (tasks/validation/quarantine.py)
+    showing.json                        the estimate of what is kept, or why there is none (tasks/showing/fit.py)
+    validation.json                     the quarantined requests, each with its reason
+    requests-SHA256.parquet             the bucket and the reason of every request (tasks/labels/explain.py)
+    users-SHA256.parquet                the users who are known (tasks/labels/users.py)
+    held-out-SHA256.parquet             the team's own held-out set (tasks/evaluation/team.py)
+    held-out-completions-...parquet     what models completed there (tasks/evaluation/models/completions.py)
+    samples-SHA256.parquet              what is trained; the name holds the checksum, so that a second writer cannot change it
+    settings.json                       the resolved settings, secrets masked
+    manifest.json                       conditional put: from here on the cycle is sealed, and every later run completes it
+    training.json                       the trainer's metrics
+    evaluation.json                     the held-out scores and the gate's verdict
+    outcome.json                        conditional put: the cycle has ended
+
+decisions/EXPERIMENT.json is the record that ends an experiment, written once.
+"""
+
+import re
+
+from infra.records import Decision, Manifest
+from infra.settings import Settings
+from infra.storage.store import ObjectStore, sha256
+
+PREFIX = "cycles/"
+DIGITS = 6
+"""Digits of a cycle's number in its id."""
+SEALED_EVALUATION = ("samples", "seed", "gate", "max_judge_failures", "stop")
+SEALED_JUDGE = ("kind", "model", "rubric", "calibration_places", "min_auc")
+"""Settings of the evaluation and its judge that hold from a cycle's sealing on."""
+MANIFEST, OUTCOME = "manifest.json", "outcome.json"
+KEY = re.compile(r"^cycles/(cycle-(\d{6}))/(.+)$")
+
+
+def name(number: int) -> str:
+    """Return the id of the nth cycle."""
+    return f"cycle-{number:0{DIGITS}d}"
+
+
+def key(cycle: str, name: str = "") -> str:
+    """Return the key of a cycle's object; of its folder where no name is given."""
+    return f"{PREFIX}{cycle}/{name}"
+
+
+def index(store: ObjectStore) -> dict[str, set[str]]:
+    """Return the names of the objects of every cycle that has a folder, oldest cycle first."""
+    objects: dict[str, set[str]] = {}
+    for found in store.keys(PREFIX):
+        if match := KEY.match(found):
+            objects.setdefault(match[1], set()).add(match[3])
+    return dict(sorted(objects.items()))
+
+
+def newest_number(store: ObjectStore) -> int:
+    """Return the number of the newest cycle that has a folder, or 0.
+
+    It is found digit by digit, with ten small listings per digit at most: listing every cycle takes too long for the status page.
+    """
+    number = ""
+    for _ in range(DIGITS):
+        digits = (d for d in "9876543210" if any(True for _ in store.keys(f"{PREFIX}cycle-{number}{d}")))
+        if (digit := next(digits, None)) is None:
+            return 0
+        number += digit
+    return int(number)
+
+
+def sealed(cycles: dict[str, set[str]]) -> list[str]:
+    """Return the cycles of an index that have a manifest, oldest first."""
+    return [cycle for cycle, objects in cycles.items() if MANIFEST in objects]
+
+
+def unfinished(cycles: dict[str, set[str]]) -> str | None:
+    """Return the newest cycle of an index that is sealed and has not ended."""
+    running = [cycle for cycle in sealed(cycles) if OUTCOME not in cycles[cycle]]
+    return running[-1] if running else None
+
+
+def next_name(cycles: dict[str, set[str]]) -> str:
+    """Return the id after the last sealed cycle's."""
+    return name(max((int(cycle.removeprefix("cycle-")) for cycle in sealed(cycles)), default=0) + 1)
+
+
+def manifest_of(store: ObjectStore, cycle: str) -> Manifest:
+    """Return a cycle's manifest."""
+    return Manifest.model_validate(store.get_json(key(cycle, MANIFEST)))
+
+
+def dataset_id(store: ObjectStore, cycle: str) -> str:
+    """Return the SHA-256 of the manifest's bytes, which is the data set's id in MLflow, in version tags and in decisions."""
+    return sha256([store.get(key(cycle, MANIFEST))])
+
+
+def settings_of(store: ObjectStore, cycle: str, settings: Settings) -> Settings:
+    """Return the settings with which a cycle continues: `reward`, `train` and what decides its evaluation as they were sealed.
+
+    The rest is as it is today, as addresses, credentials and how completions are sampled.
+    """
+    saved = store.get_json(key(cycle, "settings.json"))
+    sections = {name: type(getattr(settings, name)).model_validate(saved[name]) for name in ("reward", "train")}
+    evaluate, live = saved.get("evaluate", {}), settings.evaluate.model_dump(mode="json")
+    judge = {name: value for name, value in evaluate.get("judge", {}).items() if name in SEALED_JUDGE}
+    sealed = {name: value for name, value in evaluate.items() if name in SEALED_EVALUATION}
+    merged = type(settings.evaluate).model_validate(live | sealed | {"judge": live["judge"] | judge})
+    secret = {"engine_token": settings.evaluate.engine_token}
+    judged = merged.judge.model_copy(update={"api_key": settings.evaluate.judge.api_key})
+    return settings.model_copy(update=sections | {"evaluate": merged.model_copy(update=secret | {"judge": judged})})
+
+
+def experiment_id(cycle: str, version: str) -> str:
+    """Return the id of the experiment that tests a cycle's candidate."""
+    return f"{cycle}-version-{version}"
+
+
+def decision_of(store: ObjectStore, experiment: str) -> Decision | None:
+    """Return the decision that ended an experiment, or None while there is none."""
+    try:
+        return Decision.model_validate(store.get_json(f"decisions/{experiment}.json"))
+    except KeyError:
+        return None

@@ -1,0 +1,88 @@
+"""Read events from the object store, in whatever objects they lie, without the events of erased subjects."""
+
+import json
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from infra.records import Quarantined
+from infra.storage.events import segments, tombstones
+from infra.storage.events.segments import Segment
+from infra.storage.events.tombstones import ErasedSubjects
+from infra.storage.store import ObjectStore
+
+READERS = 8
+"""Objects that are downloaded at the same time."""
+MALFORMED = "malformed"
+"""Quarantine reason of an invalid row: its lists differ in length, or a field is missing."""
+
+
+def event_keys(store: ObjectStore, kind: str, since: float, now: float) -> list[str]:
+    """Return the keys of one kind of event from the day before `since` on, when a segment may have been opened."""
+    day, last = datetime.fromtimestamp(since, UTC) - timedelta(days=1), datetime.fromtimestamp(now, UTC)
+    keys: list[str] = []
+    while day.date() <= last.date():
+        keys += store.keys(f"events/{kind}/date={day:%Y-%m-%d}/")
+        day += timedelta(days=1)
+    return keys
+
+
+def fetch(store: ObjectStore, keys: Sequence[str], columns: Collection[str] | None = None) -> Iterator[tuple[str, Segment]]:
+    """Yield the segments of these objects, each with its object's key; READERS objects are in memory at a time."""
+    with ThreadPoolExecutor(READERS) as pool:
+        remaining = iter(keys)
+        while batch := list(islice(remaining, READERS)):
+            for key, body in zip(batch, pool.map(store.get, batch), strict=True):
+                yield from ((key, part) for part in segments.read(key, body, columns))
+
+
+def visible(table: pa.Table, after: float, erased: ErasedSubjects) -> pa.Table:
+    """Return the rows after a time, valid events or not, without those of erased subjects."""
+    # Not by pa.array, which imports pandas.
+    table = table.filter(pl.Series(times(table) > after).to_arrow())
+    if erased.users or erased.projects:
+        subjects = [column(table, name) for name in ("user", "project")]
+        retained = [not erased.hold(str(u), str(p)) for u, p in zip(*subjects, strict=True)]
+        table = table.filter(pl.Series(retained, dtype=pl.Boolean).to_arrow())
+    return table
+
+
+def times(table: pa.Table) -> np.ndarray:
+    """Return each row's time in Unix seconds; 0 where it has none."""
+    values = table["time"] if "time" in table.column_names else None
+    if values is not None and values.type == pa.float64() and not values.null_count:
+        return np.nan_to_num(values.to_numpy(), nan=0.0, posinf=np.inf, neginf=-np.inf)
+    return np.array([time_of({"time": value}) for value in column(table, "time")], dtype=float)
+
+
+def column(table: pa.Table, name: str) -> list[Any]:
+    """Return a column's values, all None if the table has no such column."""
+    return table[name].to_pylist() if name in table.column_names else [None] * table.num_rows
+
+
+def erased_subjects(store: ObjectStore) -> ErasedSubjects:
+    """Return the users and projects whose events no reader returns."""
+    return tombstones.subjects(tombstones.read_all(store))
+
+
+def malformed_row(row: Mapping[str, Any]) -> Quarantined:
+    """Return the quarantine record of a row that is not a valid event."""
+    subject = {name: str(row.get(name) or "") for name in ("project", "user")}
+    text = json.dumps(row, default=str, sort_keys=True)
+    return Quarantined(completion_id=str(row.get("id") or ""), time=time_of(row), reason=MALFORMED, row=text, **subject)
+
+
+def time_of(row: Mapping[str, Any]) -> float:
+    """Return a row's time in Unix seconds; 0 if it has none."""
+    try:
+        seconds = float(row.get("time") or 0.0)
+    except (TypeError, ValueError):
+        return 0.0
+    return 0.0 if math.isnan(seconds) else seconds

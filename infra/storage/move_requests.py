@@ -1,0 +1,63 @@
+"""Requests for moves in the object store: requests/moves/ID.json, and requests/answers/ID.json once they have ended.
+
+The serving app, which administrators reach with a browser, holds no credential of Prefect. It writes a request, and the watch
+(the flow `experiment`) carries it out as a move by hand. Ids begin with the time, so keys are in the order of the requests.
+"""
+
+import secrets
+from typing import Literal
+
+from infra.records import MoveAnswer, MoveRequest
+from infra.storage.store import ObjectStore
+
+REQUESTS, ANSWERS = "requests/moves/", "requests/answers/"
+Kind = Literal["promote", "roll_back", "pause", "resume"]
+EXPIRES_SECONDS = 300.0
+"""Seconds in which the watch must find a request: an old one surprises whoever has done something else meanwhile."""
+
+
+def make(kind: Kind, version: str, champion: str, reason: str, *, by: str, now: float) -> MoveRequest:
+    """Return a new request."""
+    identifier = f"{now:017.6f}-{secrets.token_hex(4)}"
+    expires = now + EXPIRES_SECONDS
+    return MoveRequest(
+        id=identifier, kind=kind, version=version, champion=champion, reason=reason, by=by, time=now, expires=expires
+    )
+
+
+def ask(store: ObjectStore, request: MoveRequest) -> None:
+    """Write a request."""
+    store.put_json(f"{REQUESTS}{request.id}.json", request, new=True)
+
+
+def answer(store: ObjectStore, answer: MoveAnswer) -> MoveAnswer:
+    """Write the answer to a request, and return the one that stands."""
+    return store.put_once(f"{ANSWERS}{answer.id}.json", answer)
+
+
+def answer_of(store: ObjectStore, identifier: str) -> MoveAnswer | None:
+    """Return the answer to a request, or None while it waits."""
+    try:
+        return MoveAnswer.model_validate(store.get_json(f"{ANSWERS}{identifier}.json"))
+    except KeyError:
+        return None
+
+
+def read(store: ObjectStore, identifier: str) -> MoveRequest:
+    """Return a request. Raises KeyError if there is none."""
+    return MoveRequest.model_validate(store.get_json(f"{REQUESTS}{identifier}.json"))
+
+
+def ids(store: ObjectStore) -> list[str]:
+    """Return the ids of all requests, oldest first."""
+    return _ids(store, REQUESTS)
+
+
+def waiting(store: ObjectStore) -> list[MoveRequest]:
+    """Return the requests without an answer, oldest first."""
+    answered = set(_ids(store, ANSWERS))
+    return [read(store, identifier) for identifier in ids(store) if identifier not in answered]
+
+
+def _ids(store: ObjectStore, prefix: str) -> list[str]:
+    return sorted(key.removeprefix(prefix).removesuffix(".json") for key in store.keys(prefix))

@@ -1,0 +1,50 @@
+"""The log of moves in the object store: moves/00000001.json, moves/00000002.json, ..., each written once, without gaps."""
+
+from bisect import bisect_left
+from collections.abc import Iterator
+
+from infra.records import Move
+from infra.storage.store import AlreadyExists, ObjectStore
+
+PREFIX = "moves/"
+DIGITS = 8
+"""Digits of a move's number in its key."""
+
+
+def key(number: int) -> str:
+    """Return the key of a move."""
+    return f"{PREFIX}{number:0{DIGITS}d}.json"
+
+
+def newest_number(store: ObjectStore) -> int:
+    """Return the number of the newest move, or 0. A log without gaps can be searched by halves, so a long one costs little."""
+    high = 1
+    while store.exists(key(high)):
+        high *= 2
+    low = high // 2
+    return low + bisect_left(range(low + 1, high), True, key=lambda number: not store.exists(key(number)))
+
+
+def newest(store: ObjectStore) -> Move | None:
+    """Return the newest move, or None while there is none."""
+    return next(backwards(store), None)
+
+
+def backwards(store: ObjectStore) -> Iterator[Move]:
+    """Yield the moves, the newest first."""
+    for number in range(newest_number(store), 0, -1):
+        yield read(store, number)
+
+
+def read(store: ObjectStore, number: int) -> Move:
+    """Return a move. Raises KeyError if there is none of this number."""
+    return Move.model_validate(store.get_json(key(number)))
+
+
+def append(store: ObjectStore, move: Move) -> bool:
+    """Write a move under its number; return False where another writer has taken the number."""
+    try:
+        store.put_json(key(move.number), move, new=True)
+    except AlreadyExists:
+        return False
+    return True

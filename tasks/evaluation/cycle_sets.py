@@ -1,0 +1,147 @@
+"""The held-out sets of a cycle, built when it is sealed, and compared with all that the candidate learns from."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from infra.records import HeldOutPlace, HeldOutSet, Manifest
+from infra.settings.evaluation import Evaluate, HeldOut
+from infra.storage import cycles
+from infra.storage.store import ObjectStore
+from tasks.evaluation.heldout import sets
+from tasks.evaluation.heldout.build import build
+from tasks.evaluation.heldout.duplicates import Hashes, union
+from tasks.evaluation.heldout.sets import Places
+from tasks.evaluation.models.completions import FOLDER, PlaceSet
+from tasks.evaluation.trained import with_trained
+
+HashesOf = Callable[[Sequence[Manifest]], tuple[Hashes, tuple[str, ...]]]
+"""Shingles of what some cycles trained on, and those of them whose samples are gone (tasks/evaluation/trained.py)."""
+
+
+def prepare(
+    store: ObjectStore,
+    settings: Evaluate,
+    cycle: str,
+    team: Callable[[HeldOut, int], Places],
+    own: Hashes,
+    ancestry: Sequence[Manifest],
+    hashes_of: HashesOf,
+) -> tuple[HeldOutSet, ...]:
+    """Write the sets that the settings name, and return them for the cycle's manifest.
+
+    Args:
+        team: makes the team's own set, given its settings and the number of places.
+        own: shingles of the cycle's own samples, sorted.
+        ancestry: manifests of the cycles that made the parent and its ancestors, newest first.
+    """
+    written = []
+    for wanted in settings.sets:
+        is_team = wanted.kind == "team"
+        found = team(wanted, wanted.places or settings.samples) if is_team else build(wanted, settings)
+        # The team's text lies with its cycle, where forgetting and retention find it.
+        reference = sets.write(store, found, cycles.key(cycle).rstrip("/") if is_team else sets.FOLDER)
+        written.append(_compared(reference, found, own, ancestry, hashes_of))
+    return tuple(written)
+
+
+def _compared(reference: HeldOutSet, found: Places, own: Hashes, ancestry: Sequence[Manifest], hashes_of: HashesOf) -> HeldOutSet:
+    """Return the set with the places named that the candidate's training data hold.
+
+    The nearest ancestor that was scored on the same places has compared them with everything before.
+    """
+    newer: list[Manifest] = []
+    for manifest in ancestry:
+        same = (one for one in manifest.held_out if one.places.sha256 == reference.places.sha256)
+        if (earlier := next(same, None)) is not None:
+            break
+        newer.append(manifest)
+    else:
+        earlier = None
+    others, gone = hashes_of(newer)
+    known = frozenset(earlier.trained) if earlier else frozenset()
+    unchecked = sorted({*gone, *(earlier.unchecked if earlier else ())})
+    return with_trained(reference, found, union([own, others]), known, unchecked)
+
+
+class NoPlaces(RuntimeError):
+    """There is no place to score a candidate on, so it neither passes nor fails."""
+
+
+@dataclass(frozen=True)
+class ScoredSet:
+    """A set on which a cycle's candidate is scored."""
+
+    name: str
+    """Name in the settings."""
+    sha256: str
+    """Checksum of the places."""
+    places: tuple[HeldOutPlace, ...]
+    trained: frozenset[str] = frozenset()
+    """Ids of places that do not count, since training data hold them."""
+    folder: str = sets.FOLDER
+    """Folder of the set's object."""
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    """Number of files and places that do not count, by reason."""
+    unchecked: tuple[str, ...] = ()
+    """Cycles whose training data are gone, so that the places could not be compared with them."""
+
+    @property
+    def completed(self) -> PlaceSet:
+        """All places, to complete: their completions can be used again by a cycle that leaves out others."""
+        # The team's completions lie with its set, under a name by which forgetting and retention know them.
+        prefix = FOLDER if self.folder == sets.FOLDER else f"{self.folder}/held-out-completions-"
+        return PlaceSet(self.name, self.sha256, tuple(map(sets.position_of, self.places)), prefix)
+
+    @property
+    def scored(self) -> tuple[HeldOutPlace, ...]:
+        """Return the places that count."""
+        return tuple(place for place in self.places if self.scores(place))
+
+    def scores(self, place: HeldOutPlace) -> bool:
+        """Return whether a place counts."""
+        return place.id not in self.trained
+
+
+def scored_sets(
+    store: ObjectStore, manifest: Manifest, settings: Evaluate, hashes_of: HashesOf, ancestry: Callable[[], Sequence[Manifest]]
+) -> tuple[ScoredSet, ...]:
+    """Return the sets of a cycle that have places, compared with what the candidate learnt from.
+
+    Sealing has compared the sets that the manifest names with the ancestry's data; what the cycle itself trains on is compared
+    here again. A manifest without sets is older than them: those of the settings are compared with everything.
+
+    Args:
+        ancestry: returns the manifests of the cycles that made the parent and its ancestors.
+
+    Raises:
+        SetMissing: a set is not in the store.
+        NoPlaces: there is no place that training data do not hold.
+    """
+    written = manifest.held_out or _of_an_older_manifest(store, settings)
+    hashes, gone = hashes_of([manifest, *(() if manifest.held_out else ancestry())])
+    found = [_checked(store, one, hashes, gone) for one in written]
+    if not any(one.scored for one in found):
+        raise NoPlaces(
+            f"{manifest.cycle}: its held-out sets {[one.name for one in written]} have no place that training data do not hold; "
+            "name more code in evaluate.sets (infra/docs/how/held-out.md), then run `prefect deployment run cycle/cycle`"
+        )
+    return tuple(one for one in found if one.places)
+
+
+def _checked(store: ObjectStore, written: HeldOutSet, hashes: Hashes, gone: Sequence[str]) -> ScoredSet:
+    places = sets.read(store, written)
+    checked = with_trained(written, places, hashes, frozenset(written.trained), sorted({*written.unchecked, *gone}))
+    return ScoredSet(
+        name=written.name,
+        sha256=written.places.sha256,
+        places=places.places,
+        trained=frozenset(checked.trained),
+        folder=written.places.key.rpartition("/")[0],
+        left_out=checked.left_out,
+        unchecked=checked.unchecked,
+    )
+
+
+def _of_an_older_manifest(store: ObjectStore, settings: Evaluate) -> tuple[HeldOutSet, ...]:
+    """Return the sets for a cycle that was sealed before manifests named them; the team's own cannot be drawn afterwards."""
+    return tuple(sets.write(store, build(wanted, settings)) for wanted in settings.sets if wanted.kind != "team")

@@ -1,0 +1,192 @@
+"""The held-out gate of a cycle: candidate and champion at the same places, and the verdict with everything that it stands on."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from infra import settings as configuration
+from infra.settings import Settings
+from infra.storage import cycles
+from infra.storage.store import ObjectStore
+from tasks.evaluation.cycle_sets import ScoredSet
+from tasks.evaluation.gate.verdict import Finding, GateResult, Verdict, judge_candidate
+from tasks.evaluation.judge.calibration import Calibration
+from tasks.evaluation.judging import EvaluationBroken, unheard
+from tasks.evaluation.logged import off_policy_of
+from tasks.evaluation.metrics.intervals import estimate, estimates
+from tasks.evaluation.metrics.place import Measured
+from tasks.evaluation.models.base import Models
+from tasks.evaluation.sandbox.scored import with_tests
+from tasks.evaluation.scores import PositionScore, Scores
+from tasks.evaluation.scoring import Contestant, ScoredModels, score_models
+
+CANDIDATE, CHAMPION = "candidate", "champion"
+__all__ = ["CANDIDATE", "CHAMPION", "Contest", "Evaluation", "EvaluationBroken", "evaluate", "evaluate_scores"]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Scores of a candidate and its champion, and the result of the gate."""
+
+    judge: str
+    candidate: dict[str, float]
+    """Mean of each measure, by name."""
+    champion: dict[str, float]
+    verdict: Verdict
+    reason: str
+    """Reason for the verdict, with the numbers."""
+    findings: tuple[Finding, ...] = ()
+    """Of each guardrail."""
+    left_out: tuple[str, ...] = ()
+    """What was not checked, each with the reason."""
+    calibration: Calibration | None = None
+    """How well the judge tells true from corrupted texts."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether the candidate may meet users. A candidate that is undecided may not."""
+        return self.verdict == "passed"
+
+
+@dataclass(frozen=True)
+class Contest:
+    """What a candidate is evaluated against, and how."""
+
+    candidate: Path
+    champion: Path
+    models: Models
+    held_out: tuple[ScoredSet, ...]
+
+
+def evaluate(store: ObjectStore, settings: Settings, contest: Contest, cycle: str) -> Evaluation:
+    """Score the candidate and the champion, and write the cycle's evaluation.
+
+    Raises:
+        EvaluationBroken: the judge does not answer.
+        EngineAway: the engine does not answer.
+        EngineRefused: the candidate does not fit the engine.
+    """
+    scored = score(store, settings, contest)
+    result = evaluate_scores(scored, settings)
+    names = [one.name for one in contest.held_out]
+    metrics = {name: metrics_of(scores, names) for name, scores in scored.scores.items()}
+    greedy = {name: metrics_of(scores, names) for name, scores in scored.greedy.items()}
+    written = record(result, scored, settings, contest.held_out) | {"metrics": metrics, "greedy": greedy}
+    written["off_policy"] = off_policy_of(contest.candidate, settings.evaluate)
+    store.put_json(cycles.key(cycle, "evaluation.json"), written)
+    return result
+
+
+def score(store: ObjectStore, settings: Settings, contest: Contest) -> ScoredModels:
+    """Score champion and candidate as they are served, and their likeliest completions, at the places that no training data hold.
+
+    All places are completed, so that the completions can be used again by a cycle that leaves out others.
+    """
+    serving = settings.serving
+    contestants = {
+        CHAMPION: Contestant(configuration.path(contest.champion), serving.sampling),
+        CANDIDATE: Contestant(configuration.path(contest.candidate), serving.challenger_sampling or serving.sampling),
+    }
+    left_out = {one.name: one.trained for one in contest.held_out}
+    places = [one.completed for one in contest.held_out]
+    scored = score_models(contestants, places, settings, contest.models, store, left_out=left_out, greedy=True)
+    programs = {(one.name, place.id): place for one in contest.held_out for place in one.scored if place.program}
+    return with_tests(scored, programs, settings.evaluate.test_workers)
+
+
+def metrics_of(scores: Scores, sets: Sequence[str]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return the mean of each metric with its interval, by set and metric."""
+    found = {}
+    for name in sets:
+        rows = [row for row in scores.by_position if row.set == name]
+        measured = [measured_of(row) for row in rows]
+        found[name] = {name: asdict(e) for name, e in estimates(measured, [row.cluster for row in rows]).items()}
+        known = {number: row.truth_logprob for number, row in enumerate(rows) if row.truth_logprob is not None}
+        if known:
+            found[name]["truth_logprob"] = asdict(estimate(list(known.values()), [rows[number].cluster for number in known]))
+    return found
+
+
+def measured_of(score: PositionScore) -> Measured:
+    """Return all metrics of a scored completion."""
+    assert score.measured is not None, "score_position measures every completion"
+    return score.measured
+
+
+def evaluate_scores(scored: ScoredModels, settings: Settings) -> Evaluation:
+    """Return the verdict on a candidate's scores.
+
+    Raises:
+        EvaluationBroken: the judge does not answer.
+    """
+    candidate, champion = scored.scores[CANDIDATE], scored.scores[CHAMPION]
+    failures = {name: scores.judge_failures for name, scores in scored.scores.items()}
+    missing = unheard(scored.calibration, failures, CHAMPION, settings.evaluate.max_judge_failures)
+    gate = judge_candidate(
+        candidate.by_position,
+        champion.by_position,
+        settings.evaluate.gate,
+        judge_counts=scored.calibration.counts and not missing,
+    )
+    if missing and gate.verdict == "passed":
+        gate = replace(gate, verdict="undecided", reason=missing)
+    left_out = gate.left_out if scored.calibration.counts else (*gate.left_out, f"judge: {scored.calibration.reason}")
+    left_out = (*left_out, *scored.untested)
+    means = {name: means_of(scores) for name, scores in scored.scores.items()}
+    return Evaluation(
+        judge=candidate.judge,
+        candidate=means[CANDIDATE],
+        champion=means[CHAMPION],
+        verdict=gate.verdict,
+        reason=reason_of(gate, candidate, champion),
+        findings=gate.findings,
+        left_out=left_out,
+        calibration=scored.calibration,
+    )
+
+
+def reason_of(gate: GateResult, candidate: Scores, champion: Scores) -> str:
+    """Return the verdict's reason in one line."""
+    return (
+        f"{gate.verdict}: {gate.reason} (judge {candidate.judge} {candidate.judged.value:.2f} against "
+        f"{champion.judged.value:.2f}, exact {candidate.exact.value:.1%} against {champion.exact.value:.1%}, "
+        f"{len(candidate.by_position)} places)"
+    )
+
+
+def means_of(scores: Scores) -> dict[str, float]:
+    """Return the mean of each measure."""
+    names = ("exact", "edit_similarity", "matching_characters", "judged", "empty", "length")
+    return {name: getattr(scores, name).value for name in names} | {"judge_failures": scores.judge_failures}
+
+
+def record(result: Evaluation, scored: ScoredModels, settings: Settings, held_out: Sequence[ScoredSet]) -> dict[str, Any]:
+    """Return the content of evaluation.json: the verdict, its settings, and every place with both completions.
+
+    What the team wrote stands in its set alone, where `forget` finds it.
+    """
+    hidden = {(one.name, place.id) for one in held_out for place in one.scored if place.user}
+
+    def rows(scores: Sequence[PositionScore]) -> list[dict[str, Any]]:
+        return [asdict(replace(s, completion="", truth="") if (s.set, s.id) in hidden else s) for s in scores]
+
+    return {
+        **asdict(result),
+        "passed": result.passed,
+        "gate": settings.evaluate.gate.model_dump(mode="json"),
+        "held_out": [
+            {
+                "name": one.name,
+                "sha256": one.sha256,
+                "places": len(one.scored),
+                "left_out": dict(one.left_out),
+                "trained": sorted(one.trained),
+                "unchecked": one.unchecked,
+            }
+            for one in held_out
+        ],
+        "weights": dict(scored.weights),
+        "positions": rows(scored.scores[CANDIDATE].by_position),
+        "champion_positions": rows(scored.scores[CHAMPION].by_position),
+    }

@@ -1,0 +1,37 @@
+"""Build the held-out sets that the settings name, apart from the team's own (tasks/evaluation/cycle_sets.py)."""
+
+from infra.model.language import language
+from infra.settings import path
+from infra.settings.evaluation import Evaluate, HeldOut
+from tasks.evaluation import positions
+from tasks.evaluation.heldout import benchmarks, directory, silent
+from tasks.evaluation.heldout.packages import held_out_files, site_packages
+from tasks.evaluation.heldout.sets import Places, place_of
+
+
+def build(wanted: HeldOut, evaluate: Evaluate) -> Places:
+    """Return a set's places.
+
+    Raises:
+        ValueError: the set's files are missing, malformed or too few.
+    """
+    match wanted.kind:
+        case "packages":
+            return _packages(wanted, wanted.places or evaluate.samples, evaluate.seed)
+        case "directory":
+            assert wanted.path  # the settings refuse a directory without one
+            return directory.places(wanted, path(wanted.path), wanted.places or evaluate.samples)
+        case "team":
+            raise ValueError(f"set {wanted.name!r}: a set of kind 'team' is made from a cycle's requests, not from files")
+        case "code_fim" | "humaneval_infilling" | "safim" | "crosscodeeval":
+            assert wanted.path
+            return benchmarks.places(wanted, path(wanted.path))
+
+
+def _packages(wanted: HeldOut, count: int, seed: int) -> Places:
+    if not directory.spoken("py", wanted.languages):
+        return Places(wanted.name, (), {"other_language": count})  # the packages are Python alone
+    sources = positions.scored_sources(positions.read_sources(held_out_files(), [site_packages()]))
+    drawn = positions.sample_positions(sources, count, seed)
+    quiet = silent.positions(sources, round(wanted.silent * count), str(seed))
+    return Places(wanted.name, tuple(place_of(p, p.file.split("/")[0], language(p.file)) for p in (*drawn, *quiet)))

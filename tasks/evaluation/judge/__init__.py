@@ -1,0 +1,32 @@
+"""Judges of completions: one module each, and `build`, which picks one by the settings."""
+
+from infra.settings import schema
+from infra.storage.store import ObjectStore
+from tasks.evaluation.judge.base import HIGHEST, Failed, FailureKind, Item, Judge, Judgement, Scored
+from tasks.evaluation.judge.cache import CachedJudge
+from tasks.evaluation.judge.kept import KeptJudge
+from tasks.evaluation.judge.reference import ReferenceJudge
+
+__all__ = [
+    "HIGHEST",
+    "CachedJudge",
+    "Failed",
+    "FailureKind",
+    "Item",
+    "Judge",
+    "Judgement",
+    "KeptJudge",
+    "ReferenceJudge",
+    "Scored",
+    "build",
+]
+
+
+def build(settings: schema.Judge, store: ObjectStore | None = None) -> Judge:
+    """Return the judge that `settings.kind` names; with a store, one that keeps the scores of a model there."""
+    if settings.kind == "openai":
+        from tasks.evaluation.judge.openai import OpenAIJudge
+
+        judge = OpenAIJudge(settings)
+        return CachedJudge(judge, judge.identity, store) if store else judge
+    return KeptJudge() if settings.kind == "kept" else ReferenceJudge()

@@ -1,0 +1,86 @@
+"""The judge is judged: it scores true texts and corrupted ones at the same places, and must tell them apart.
+
+T, C    scores of the N true and corrupted texts; AUC = P(T > C) + P(T = C) / 2 over all pairs (Mann-Whitney)
+"""
+
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tasks.evaluation.judge.base import AWAY, Failed, Item, Judge, Scored
+from tasks.evaluation.positions import Position
+
+SEED = 0
+RESAMPLES = 2000
+LEVEL = 0.95
+WORD = re.compile(r"[A-Za-z_]\w+")
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """How well a judge tells true from corrupted texts."""
+
+    judge: str
+    auc: float | None
+    """Area under the ROC curve: 1 tells all apart, 0.5 none; none where the judge scored too few."""
+    low: float | None
+    """Lower bound of its 95 % interval, by a bootstrap over places."""
+    high: float | None
+    places: int
+    """Places at which the judge scored both texts."""
+    failures: int
+    """Places at which it did not."""
+    counts: bool
+    """Whether the judge's scores count."""
+    reason: str
+    away: int = 0
+    """Places among the failures at which the judge did not answer at all."""
+
+
+def calibrate(judge: Judge, places: Sequence[Position], count: int, min_auc: float) -> Calibration:
+    """Ask a judge about true and corrupted texts at `count` of the places, or at all where there are fewer."""
+    asked = [place for place in places if place.asks]
+    chosen = random.Random(SEED).sample(asked, min(count, len(asked)))
+    wrong = [corrupt(place, chosen[number - 1], number) for number, place in enumerate(chosen)]
+    true = judge.score([Item(p.prefix, p.suffix, p.truth, p.truth) for p in chosen])
+    corrupted = judge.score([Item(p.prefix, p.suffix, text, p.truth) for p, text in zip(chosen, wrong, strict=True)])
+    pairs = [(t.score, c.score) for t, c in zip(true, corrupted, strict=True) if isinstance(t, Scored) and isinstance(c, Scored)]
+    failures = len(chosen) - len(pairs)
+    away = sum(any(isinstance(one, Failed) and one.kind in AWAY for one in both) for both in zip(true, corrupted, strict=True))
+    if len(pairs) < 2:
+        return Calibration(
+            judge.name, None, None, None, len(pairs), failures, False, f"{failures} of {len(chosen)} places failed", away
+        )
+    auc, low, high = area(*(np.array(scores) for scores in zip(*pairs, strict=True)))
+    reason = f"AUC {auc:.3f} [{low:.3f}, {high:.3f}] at {len(pairs)} places; evaluate.judge.min_auc asks for {min_auc:g}"
+    return Calibration(judge.name, auc, low, high, len(pairs), failures, low >= min_auc, reason, away)
+
+
+def corrupt(place: Position, other: Position, number: int) -> str:
+    """Return a wrong text: another place's, half of the true one, or the true one with a word of the code before it.
+
+    Where a corruption leaves the true text as it is, it gets a sign that does not belong there.
+    """
+    truth = place.truth
+    match number % 3:
+        case 0:
+            text = other.truth
+        case 1:
+            text = truth[: len(truth) // 2]
+        case _:
+            words = [word for word in WORD.findall(place.prefix) if word not in truth]
+            text = WORD.sub(words[-1], truth, count=1) if words else truth
+    return text if text.strip() != truth.strip() else f"{truth} ?"
+
+
+def area(true: np.ndarray, corrupted: np.ndarray) -> tuple[float, float, float]:
+    """Return the AUC with its interval by a bootstrap over places; true and corrupted [N] are of the same places."""
+    above = (true[:, None] > corrupted) + 0.5 * (true[:, None] == corrupted)  # N N
+    n = len(true)
+    drawn = np.random.default_rng(SEED).multinomial(n, np.full(n, 1 / n), RESAMPLES) / n  # R N
+    resampled = np.einsum("ri,ij,rj->r", drawn, above, drawn, optimize=True)
+    low, high = np.quantile(resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(above.mean()), float(low), float(high)

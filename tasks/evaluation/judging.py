@@ -1,0 +1,42 @@
+"""When a judge's failures leave a candidate without a verdict, and when they decide that it has none.
+
+A judge that is away is an error of the evaluation: the candidate stays unjudged, and the next run of the cycle asks again. A
+judge that answers and gives no score at too many places would do so again: the evaluation is undecided, which never passes.
+"""
+
+from collections.abc import Mapping
+
+from tasks.evaluation.judge.calibration import Calibration
+
+
+class EvaluationBroken(RuntimeError):
+    """Scores are missing, so the candidate has no verdict; the cycle can be resumed."""
+
+
+def unheard(calibration: Calibration, failures: Mapping[str, float], champion: str, most: float) -> str:
+    """Return why the judge's failures leave the evaluation undecided; the empty text where there are few enough.
+
+    Args:
+        failures: share of the places that the judge could not score, by model.
+        champion: name of the model whose texts the judge should be able to score.
+        most: largest share of failures.
+
+    Raises:
+        EvaluationBroken: it failed at too many places since it did not answer.
+    """
+    asked = calibration.failures + calibration.places
+    name, share, away = "calibration", calibration.failures / max(asked, 1), 2 * calibration.away > calibration.failures
+    if share <= most and calibration.counts:
+        # The judge scores others' texts: where it fails on a candidate's only, these texts are why.
+        name, share = max(failures.items(), key=lambda item: item[1])
+        away = failures[champion] > most
+    if share <= most:
+        return ""
+    allowed = f"evaluate.max_judge_failures allows {most:.1%}"
+    told = f"judge {calibration.judge!r} failed on {share:.1%} of the {name} places; {allowed}"
+    if away:
+        raise EvaluationBroken(
+            f"held-out evaluation: {told}. There is no verdict. Check evaluate.judge; the next run of the cycle asks again "
+            "where the judge failed"
+        )
+    return told

@@ -1,0 +1,86 @@
+"""What completes prompts and scores tokens: an engine process (engine.py), or transformers in this process (in_process.py)."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from tokenizers import Tokenizer
+
+from infra.model.fim import SPECIAL_TOKENS, Renderer
+from infra.settings.schema import Model, Sampling
+
+Progress = Callable[[int], None]
+"""Called with the number of prompts that are done."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt with the seed of its draws."""
+
+    tokens: list[int]
+    draw: int
+    """0 to 2^62."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """Text as tokens and back, by a checkpoint's tokenizer."""
+
+    tokenizer: Tokenizer
+    renderer: Renderer
+
+    @classmethod
+    def of(cls, checkpoint: Path, model: Model) -> "Text":
+        """Return the tokenizer of a checkpoint.
+
+        Raises:
+            ValueError: it has none.
+        """
+        file = checkpoint / "tokenizer.json"
+        if not file.exists():
+            raise ValueError(f"checkpoint {checkpoint}: no tokenizer.json; give a Hugging Face layout (`make base` makes one)")
+        tokenizer = Tokenizer.from_file(str(file))
+        return cls(tokenizer, Renderer(tokenizer, model.fim_order, model.max_prefix_tokens, model.max_suffix_tokens))
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """The tokens that end a completion, none of which belongs in code."""
+        found = (self.tokenizer.token_to_id(token) for token in SPECIAL_TOKENS)
+        return tuple(sorted(token for token in found if token is not None))
+
+    def served(self, tokens: Sequence[int], stop: Sequence[str]) -> str:
+        """Return the text of sampled tokens as it is served: without end tokens, up to the stop string that ends first."""
+        return up_to(self.tokenizer.decode(list(tokens), skip_special_tokens=True), stop)
+
+
+class Models(Protocol):
+    """Completes and scores with any checkpoint."""
+
+    @property
+    def name(self) -> str:
+        """Completions by another name differ from its own."""
+        ...
+
+    def sample(
+        self, checkpoint: Path, prompts: Sequence[Prompt], sampling: Sampling, ends: Sequence[int], progress: Progress
+    ) -> list[tuple[int, ...]]:
+        """Return the sampled tokens of each prompt, with the end token where it was sampled; temperature 0 is greedy."""
+        ...
+
+    def score(self, checkpoint: Path, rows: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[tuple[float, ...]]:
+        """Return the log-probability at temperature 1 of the tokens of each row of (prompt, tokens); a row has at least one."""
+        ...
+
+
+def up_to(text: str, stop: Sequence[str]) -> str:
+    """Return a text up to the stop string that ends first."""
+    found = [(start + len(one), start) for one in stop if (start := text.find(one)) >= 0]
+    return text[: min(found)[1]] if found else text
+
+
+def draw_of(seed: int, name: str) -> int:
+    """Return the seed of the draws at a place: the same for every model, wherever the place stands in a set."""
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 2

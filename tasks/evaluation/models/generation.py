@@ -1,0 +1,199 @@
+"""Batched completions by a Hugging Face checkpoint, on CPU or GPU, in this process: for tuning, recipes and benchmarks.
+
+A cycle's evaluation generates with an engine (engine.py).
+
+Shapes: B rows of a batch, T padded prompt length, V vocabulary. The row's number seeds its random draws, so a completion does not
+depend on its batch, and two checkpoints get the same draws at the same position.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging
+
+from infra.model.fim import SPECIAL_TOKENS, Renderer
+from infra.settings.schema import Model
+
+
+@dataclass(frozen=True)
+class SampledCompletion:
+    """A sampled completion with the tokens and log-probabilities that a policy update reads."""
+
+    prompt: tuple[int, ...]
+    """Token ids of the prompt."""
+    tokens: tuple[int, ...]
+    """Sampled token ids, including the end token if it was sampled."""
+    logprobs: tuple[float, ...]
+    """Log-probability of each token under the distribution it was drawn from."""
+    text: str
+    """The decoded tokens without the end token."""
+
+
+class Generator:
+    """A checkpoint that completes FIM contexts.
+
+    Raises:
+        ValueError: the checkpoint has no tokenizer.json.
+    """
+
+    def __init__(
+        self, checkpoint: Path, model: Model, device: str | None = None, threads: int = 1, dtype: str = "float32"
+    ) -> None:
+        # On cores that other processes use too, two threads wait for each other and take 4 times the CPU time of one.
+        torch.set_num_threads(threads)
+        self._device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        tokenizer = checkpoint / "tokenizer.json"
+        if not tokenizer.exists():
+            raise ValueError(f"checkpoint {checkpoint}: no tokenizer.json; give a Hugging Face layout (`make base` makes one)")
+        self._tokenizer = Tokenizer.from_file(str(tokenizer))
+        self._renderer = Renderer(self._tokenizer, model.fim_order, model.max_prefix_tokens, model.max_suffix_tokens)
+        logging.disable_progress_bar()  # it would be written into the progress line of a long command
+        self._model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=getattr(torch, dtype)).eval()
+        self._model.to(device=self._device)
+        ends = [self._tokenizer.token_to_id(token) for token in SPECIAL_TOKENS]
+        self._end_ids = {end for end in ends if end is not None}
+        self._ends = torch.tensor(sorted(self._end_ids), device=self._device)
+        size = self._model.config.vocab_size
+        self._newlines = torch.tensor(["\n" in self._tokenizer.decode([i]) for i in range(size)], device=self._device)
+
+    def complete(
+        self, contexts: Sequence[tuple[str, str]], max_tokens: int, temperature: float, seed: int, batch: int = 64
+    ) -> list[str]:
+        """Return the completion of each (prefix, suffix), up to a token with a newline; temperature 0 is greedy."""
+        return [completion.text for completion in self.sample(contexts, max_tokens, temperature, seed, batch)]
+
+    def sample(
+        self,
+        contexts: Sequence[tuple[str, str]],
+        max_tokens: int,
+        temperature: float,
+        seed: int,
+        batch: int = 64,
+        progress: Callable[[int], None] | None = None,
+        *,
+        whole: bool = False,
+    ) -> list[SampledCompletion]:
+        """Return the same completions with their tokens and log-probabilities (those at temperature 1 where it is 0).
+
+        Args:
+            progress: called with the number of completions of each batch that is done.
+            whole: complete further lines too, up to the end token; else up to a token with a newline.
+        """
+        prompts = self.prompts(contexts)
+        draws = [(seed, row) for row in range(len(prompts))]
+        return self.sample_prompts(prompts, draws, max_tokens, temperature, newlines=whole, batch=batch, progress=progress)
+
+    def sample_prompts(
+        self,
+        prompts: Sequence[list[int]],
+        draws: Sequence[int | tuple[int, ...]],
+        max_tokens: int,
+        temperature: float,
+        *,
+        newlines: bool = False,
+        batch: int = 64,
+        progress: Callable[[int], None] | None = None,
+    ) -> list[SampledCompletion]:
+        """Return the completions of prompts as token ids.
+
+        Args:
+            draws: seed of each prompt's draws.
+            newlines: go on after a newline, as serving does.
+        """
+        order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+        completions: dict[int, SampledCompletion] = {}
+        for start in range(0, len(order), batch):
+            rows = order[start : start + batch]
+            rows_draws = [draws[i] for i in rows]
+            sampled_rows = self._sample_batch([prompts[i] for i in rows], rows_draws, max_tokens, temperature, newlines)
+            for row, sampled in zip(rows, sampled_rows, strict=True):
+                tokens, logprobs = zip(*sampled, strict=True)
+                text = self._tokenizer.decode([token for token in tokens if token not in self._end_ids])
+                completions[row] = SampledCompletion(tuple(prompts[row]), tokens, logprobs, text)
+            if progress:
+                progress(len(rows))
+        return [completions[row] for row in range(len(prompts))]
+
+    def prompts(self, contexts: Sequence[tuple[str, str]]) -> list[list[int]]:
+        """Return the token ids of the prompt of each (prefix, suffix)."""
+        return [self._renderer.render(prefix, suffix) for prefix, suffix in contexts]
+
+    @torch.inference_mode()
+    def score(
+        self, rows: Sequence[tuple[Sequence[int], Sequence[int]]], temperature: float = 1.0, batch: int = 64
+    ) -> list[list[float]]:
+        """Return the log-probability of every completion token, for each row of (prompt, completion) token ids."""
+        order = sorted(range(len(rows)), key=lambda i: len(rows[i][0]) + len(rows[i][1]))
+        logprobs: dict[int, list[float]] = {}
+        for start in range(0, len(order), batch):
+            numbers = order[start : start + batch]
+            sequences = [[*rows[i][0], *rows[i][1]] for i in numbers]
+            longest = max(map(len, sequences))
+            # Padding on the right is invisible to a causal model.
+            ids = torch.tensor([tokens + [0] * (longest - len(tokens)) for tokens in sequences], device=self._device)  # B T
+            logits = self._model(input_ids=ids, use_cache=False).logits[:, :-1].float() / temperature
+            scores = logits.log_softmax(-1).gather(2, ids[:, 1:, None])[..., 0]  # B T-1, of each next token
+            for row_scores, i in zip(scores.tolist(), numbers, strict=True):
+                first = len(rows[i][0]) - 1
+                logprobs[i] = row_scores[first : first + len(rows[i][1])]
+        return [logprobs[i] for i in range(len(rows))]
+
+    @torch.inference_mode()
+    def _sample_batch(
+        self, prompts: list[list[int]], seeds: Sequence[Any], max_tokens: int, temperature: float, newlines: bool
+    ) -> list[list[tuple[int, float]]]:
+        """Return the sampled tokens of each row with their log-probabilities."""
+        longest = max(map(len, prompts))
+        ids = torch.zeros(len(prompts), longest, dtype=torch.long)  # B T, padded on the left
+        mask = torch.zeros(len(prompts), longest, dtype=torch.long)
+        for index, prompt in enumerate(prompts):
+            ids[index, longest - len(prompt) :] = torch.tensor(prompt)
+            mask[index, longest - len(prompt) :] = 1
+        ids, mask = ids.to(self._device), mask.to(self._device)
+        draws = np.stack([np.random.default_rng(seed).random(max_tokens) for seed in seeds])
+        uniform = torch.tensor(draws, dtype=torch.float64, device=self._device)  # B max_tokens
+        position_ids = (mask.cumsum(1) - 1).clamp(min=0)
+        done = torch.zeros(len(prompts), dtype=torch.bool, device=self._device)
+        tokens: list[torch.Tensor] = []
+        logprobs: list[torch.Tensor] = []
+        cache = None
+        for step in range(max_tokens):
+            out = self._model(
+                input_ids=ids,
+                attention_mask=mask,
+                position_ids=position_ids,
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+            cache = out.past_key_values
+            token = pick_tokens(out.logits[:, -1], temperature, uniform[:, step])  # B
+            distribution = (out.logits[:, -1].float() / (temperature or 1.0)).log_softmax(-1)
+            logprobs.append(distribution.gather(1, token[:, None])[:, 0])
+            tokens.append(torch.where(done, -1, token))
+            done = done | torch.isin(token, self._ends)
+            done = done if newlines else done | self._newlines[token]
+            if bool(done.all()):
+                break
+            ids, position_ids = token[:, None], position_ids[:, -1:] + 1
+            mask = torch.cat([mask, mask.new_ones(len(prompts), 1)], dim=1)
+        sampled_rows = zip(torch.stack(tokens, 1).tolist(), torch.stack(logprobs, 1).tolist(), strict=True)
+        return [[(t, logprob) for t, logprob in zip(*row, strict=True) if t >= 0] for row in sampled_rows]
+
+
+def pick_tokens(logits: torch.Tensor, temperature: float, uniform: torch.Tensor) -> torch.Tensor:
+    """Return one token [B] for each row of logits [B, V], by inverting the cumulative distribution at `uniform` [B].
+
+    Temperature 0 takes the likeliest token.
+    """
+    if temperature == 0:
+        return logits.argmax(-1)
+    cumulative = torch.softmax(logits.double() / temperature, -1).cumsum(-1)
+    tokens = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:]).squeeze(-1)
+    return tokens.clamp(max=logits.shape[-1] - 1)

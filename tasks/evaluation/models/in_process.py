@@ -1,0 +1,40 @@
+"""Completes and scores with transformers in this process: for commands and benchmarks without a stack.
+
+A cycle's evaluation uses an engine (engine.py): its process needs neither a GPU nor transformers.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from infra.settings.schema import Model, Sampling
+from tasks.evaluation.models.base import Progress, Prompt
+
+
+class InProcess:
+    """Completes and scores with checkpoints that it loads."""
+
+    name = "transformers"
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+
+    def sample(
+        self, checkpoint: Path, prompts: Sequence[Prompt], sampling: Sampling, ends: Sequence[int], progress: Progress
+    ) -> list[tuple[int, ...]]:
+        """See models.Models."""
+        from tasks.evaluation.models.generation import Generator  # imports torch
+
+        if sampling.top_p < 1:
+            raise ValueError(f"top_p = {sampling.top_p:g}: transformers in this process samples with 1 only; use an engine")
+        generator = Generator(checkpoint, self._model)
+        rows, draws = [prompt.tokens for prompt in prompts], [prompt.draw for prompt in prompts]
+        sampled = generator.sample_prompts(
+            rows, draws, sampling.max_tokens, sampling.temperature, newlines=True, progress=progress
+        )
+        return [row.tokens for row in sampled]
+
+    def score(self, checkpoint: Path, rows: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[tuple[float, ...]]:
+        """See models.Models."""
+        from tasks.evaluation.models.generation import Generator  # imports torch
+
+        return [tuple(row) for row in Generator(checkpoint, self._model).score(rows)]

@@ -1,0 +1,66 @@
+"""A control group of Linux for one command: a limit on the memory of all of its processes together (cgroup v2)."""
+
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from tasks.evaluation.sandbox.limits import Limits
+
+ROOT = Path("/sys/fs/cgroup")
+MIB = 1 << 20
+OWN_PROCESSES = 4
+"""Processes of the sandbox itself, with some to spare."""
+OWN_MIB = 64
+"""Memory of the sandbox itself: two processes of Python."""
+END_SECONDS = 2.0
+"""Time to wait until the killed processes are gone."""
+
+
+@contextmanager
+def control_group(limits: Limits) -> Iterator[Path | None]:
+    """Yield a new group with the limits, which ends with all of its processes; None where this process may make none."""
+    group = _make(limits)
+    try:
+        yield group
+    finally:
+        if group:
+            _remove(group)
+
+
+def _make(limits: Limits) -> Path | None:
+    """Return a new group below this process's own one, or None where it may not be made or cannot limit memory."""
+    try:
+        own = next(line for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
+        group = ROOT / own.removeprefix("0::").lstrip("/") / f"tabloop-{os.getpid()}-{secrets.token_hex(4)}"
+        group.mkdir()
+    except (OSError, StopIteration):
+        return None
+    try:
+        # Without the controllers the files are missing, and writing them would make files that limit nothing.
+        for name, value in (
+            ("memory.max", (limits.total_mb + OWN_MIB) * MIB),
+            ("memory.swap.max", 0),
+            ("pids.max", limits.processes + OWN_PROCESSES),
+        ):
+            with (group / name).open("r+") as file:
+                file.write(str(value))
+        return group
+    except OSError:
+        _remove(group)
+        return None
+
+
+def _remove(group: Path) -> None:
+    """End a group's processes and remove it; one that stays has no processes, and ends with the machine."""
+    with suppress(OSError), (group / "cgroup.kill").open("r+") as file:
+        file.write("1")
+    until = time.monotonic() + END_SECONDS
+    while time.monotonic() < until:
+        try:
+            group.rmdir()
+            return
+        except OSError:
+            time.sleep(0.02)

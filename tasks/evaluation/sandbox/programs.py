@@ -1,0 +1,117 @@
+"""Run completions with the tests of their benchmark, each in its own sandbox.
+
+pass@1 is the share of places whose completion passes (Chen et al. 2021, "Evaluating Large Language Models Trained on Code",
+section 2.1, with one sample for each problem).
+"""
+
+import os
+import secrets
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from infra.records import Case, HeldOutPlace, Program
+from tasks.evaluation.sandbox.limits import Limits
+from tasks.evaluation.sandbox.run import Outcome, run
+from tasks.evaluation.sandbox.truncation import truncated
+
+Runs = Literal["passed", "failed", "timeout", "not_run"]
+"""failed: a wrong output, an error, or a limit; not_run: the place has no tests, or its language no compiler here."""
+COMPILER = "/usr/bin/g++"
+COMPILE = ("/bin/sh", "-c", f"{COMPILER} -O1 -std=c++17 -o main main.cpp >&2 && cat main")
+COMPILE_LIMITS = Limits(seconds=30.0, memory_mb=768, total_mb=4096, processes=16, disk_mb=64, output_mb=32)
+
+
+@dataclass(frozen=True)
+class Passed:
+    """The results of all places that have tests."""
+
+    results: tuple[Runs, ...]
+    """By place; "not_run" where there is nothing to run."""
+
+    @property
+    def rate(self) -> float | None:
+        """Return the share of the places that were run that passed; None where none was run."""
+        ran = [result for result in self.results if result != "not_run"]
+        return sum(result == "passed" for result in ran) / len(ran) if ran else None
+
+
+def pass_at_1(
+    places: Sequence[HeldOutPlace], completions: Sequence[str], limits: Limits | None = None, workers: int = 2
+) -> Passed:
+    """Run each place's tests with its completion, `workers` at a time.
+
+    Raises:
+        SandboxRefused: this machine lets nobody build a sandbox.
+    """
+    allowed = limits or Limits()
+
+    def one(place: HeldOutPlace, completion: str) -> Runs:
+        if not place.program:
+            return "not_run"
+        return passes(place.program, cut(place, place.program, completion), allowed)
+
+    with ThreadPoolExecutor(workers) as pool:
+        return Passed(tuple(pool.map(one, places, completions)))
+
+
+def cut(place: HeldOutPlace, program: Program, completion: str) -> str:
+    """Return what of a completion is run: all, but of benchmarks that are scored so, up to where the program is well formed."""
+    if not program.truncated:
+        return completion
+    return truncated(completion, place.truth, program.before, program.after, program.language)
+
+
+def passes(program: Program, completion: str, limits: Limits) -> Runs:
+    """Run a program with a completion on all of its cases, up to the first that does not pass."""
+    source = program.before + completion + program.after
+    match program.language:
+        case "py":
+            return _python(source, program.cases, limits)
+        case "cpp" if Path(COMPILER).exists():
+            return _cpp(source, program.cases, limits)
+        case _:
+            return "not_run"
+
+
+def _python(source: str, cases: Sequence[Case], limits: Limits) -> Runs:
+    """Run a Python program. It must reach its last line: a completion may end the process before the tests."""
+    end = secrets.token_hex(16)
+    source += f"\nimport sys\nsys.stdout.write({end!r})\n"
+    command = (os.path.realpath(sys.executable), "-I", "-B", "main.py")
+    for case in cases:
+        outcome = run(command, {"main.py": source.encode()}, limits, stdin=case.stdin, readable=[sys.base_prefix])
+        if not outcome.stdout.endswith(end.encode()):
+            return "timeout" if outcome.ended == "timeout" else "failed"
+        outcome = replace(outcome, stdout=outcome.stdout.removesuffix(end.encode()))
+        if (result := _compared(outcome, case)) != "passed":
+            return result
+    return "passed"
+
+
+def _cpp(source: str, cases: Sequence[Case], limits: Limits) -> Runs:
+    """Compile a C++ program in a sandbox and run it in others."""
+    compiled = run(COMPILE, {"main.cpp": source.encode()}, COMPILE_LIMITS)
+    if not compiled.succeeded:
+        return "failed"
+    for case in cases:
+        outcome = run(("/work/main",), {"main": compiled.stdout}, limits, stdin=case.stdin)
+        if (result := _compared(outcome, case)) != "passed":
+            return result
+    return "passed"
+
+
+def _compared(outcome: Outcome, case: Case) -> Runs:
+    if outcome.ended == "timeout":
+        return "timeout"
+    written = _lines(outcome.stdout.decode(errors="replace"))
+    right = not case.outputs or written in [_lines(output) for output in case.outputs]
+    return "passed" if outcome.succeeded and right else "failed"
+
+
+def _lines(text: str) -> list[str]:
+    """Return a text's lines without white space at their ends, and without empty lines at its end."""
+    return [line.rstrip() for line in text.rstrip().splitlines()]

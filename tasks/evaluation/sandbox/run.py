@@ -1,0 +1,137 @@
+"""Run a command apart from this machine: without network, in its own file system, with limits of time, memory and processes.
+
+It takes Linux 5.12 or later with user namespaces, or root. tasks/evaluation/sandbox/inside.py builds the sandbox.
+"""
+
+import base64
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from tasks.evaluation.sandbox.groups import control_group
+from tasks.evaluation.sandbox.limits import Limits
+
+INSIDE = Path(__file__).with_name("inside.py")
+SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/etc/alternatives", "/etc/ld.so.cache")
+"""What programs and compilers need of the machine; nothing else of it can be read."""
+ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOME": "/work", "TMPDIR": "/work", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
+MIB = 1 << 20
+SETUP_SECONDS = 10.0
+"""Time to build the sandbox, beside the command's own."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a command ended."""
+
+    ended: str
+    """"exited", "killed" by a signal, or "timeout"."""
+    code: int
+    """Exit code or number of the signal; 0 for a timeout."""
+    stdout: bytes = b""
+    stderr: bytes = b""
+
+    @property
+    def succeeded(self) -> bool:
+        """Return whether the command exited with 0."""
+        return self.ended == "exited" and self.code == 0
+
+
+class SandboxRefused(RuntimeError):
+    """The machine lets nobody build a sandbox, so nothing is run."""
+
+
+def run(
+    command: Sequence[str],
+    contents: Mapping[str, bytes],
+    limits: Limits,
+    *,
+    stdin: str = "",
+    readable: Sequence[str] = (),
+) -> Outcome:
+    """Run a command in a new sandbox, in the folder /work.
+
+    Args:
+        command: absolute path of the program, and its arguments.
+        contents: files of /work, by name.
+        readable: folders to read beside SYSTEM, at the same path.
+
+    Raises:
+        SandboxRefused: the sandbox cannot be built on this machine.
+    """
+    with tempfile.TemporaryDirectory() as root, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        spec = {
+            "root": root,
+            "command": list(command),
+            "environment": ENVIRONMENT,
+            "contents": {name: base64.b64encode(body).decode() for name, body in contents.items()},
+            "stdin": stdin,
+            "readable": [path for path in (*SYSTEM, *readable) if os.path.lexists(path)],
+            **{"memory": limits.memory_mb * MIB, "cpu_seconds": max(1, round(limits.seconds))},
+            **{"disk": limits.disk_mb * MIB, "files": 1024, "output": limits.output_mb * MIB},
+        }
+        with control_group(limits) as group:
+            spec["processes"] = limits.processes if group else limits.at_a_time
+            said = _supervised(json.dumps(spec).encode(), out, err, limits.seconds, group)
+        texts = tuple(_read(file) for file in (out, err))
+    if not said.startswith("ready"):
+        raise SandboxRefused(
+            f"sandbox: {said.removeprefix('refused ').strip() or 'it was not built in time'}; nothing was run. Expected Linux "
+            "5.12 or later with user namespaces (`unshare --user --map-root-user true` succeeds; see the sysctl "
+            "user.max_user_namespaces and, on Ubuntu, kernel.apparmor_restrict_unprivileged_userns), or root with CAP_SYS_ADMIN"
+        )
+    code = next((int(line.split()[1]) for line in said.splitlines() if line.startswith("ended ")), None)
+    if code is None:
+        return Outcome("timeout", 0, *texts)
+    return Outcome("killed", -code, *texts) if code < 0 else Outcome("exited", code, *texts)
+
+
+def _supervised(spec: bytes, out: IO[bytes], err: IO[bytes], seconds: float, group: Path | None) -> str:
+    """Return what the inner half said until the command ended or its time was over."""
+    reading, writing = os.pipe()
+    command = [os.path.realpath(sys.executable), "-I", str(INSIDE), str(writing)]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=out, stderr=err, pass_fds=[writing], start_new_session=True, env={}
+    )
+    os.close(writing)
+    assert process.stdin
+    try:
+        if group:  # before it gets its task, so that all that it starts is inside
+            (group / "cgroup.procs").write_text(str(process.pid))
+        with suppress(BrokenPipeError):  # it says why on the other pipe
+            process.stdin.write(spec)
+            process.stdin.close()
+        said = _line(reading, SETUP_SECONDS)
+        return said + (_line(reading, seconds) if said.startswith("ready") else "")
+    finally:
+        os.close(reading)
+        # The end of these two processes is the end of all inside.
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _line(reading: int, seconds: float) -> str:
+    """Return the next line of a pipe; the empty text if none comes in time."""
+    text, until = b"", time.monotonic() + seconds
+    while not text.endswith(b"\n"):
+        ready, _, _ = select.select([reading], [], [], max(0.0, until - time.monotonic()))
+        part = os.read(reading, 1) if ready else b""
+        if not part:
+            return text.decode() if ready else ""
+        text += part
+    return text.decode()
+
+
+def _read(file: IO[bytes]) -> bytes:
+    file.seek(0)
+    return file.read()

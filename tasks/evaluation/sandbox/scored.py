@@ -1,0 +1,51 @@
+"""The scores of a model with the results of a benchmark's tests: pass@1 as a metric of a place, with interval and difference."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from infra.records import HeldOutPlace
+from tasks.evaluation.sandbox.limits import Limits
+from tasks.evaluation.sandbox.programs import pass_at_1
+from tasks.evaluation.sandbox.run import SandboxRefused
+from tasks.evaluation.scores import PositionScore, Scores
+from tasks.evaluation.scoring import ScoredModels
+
+Programs = Mapping[tuple[str, str], HeldOutPlace]
+"""Places that have tests, by set and id."""
+
+
+def with_tests(scored: ScoredModels, programs: Programs, workers: int) -> ScoredModels:
+    """Return the scores of all models with the results of the tests, or with the reason why these were not run.
+
+    Args:
+        workers: tests that run at a time; 0: none is run.
+    """
+    if not programs:
+        return scored
+    if not workers:
+        return replace(scored, untested=(f"passed: {len(programs)} places have tests; evaluate.test_workers is 0",))
+    try:
+        scores = {name: with_passed(one, programs, workers) for name, one in scored.scores.items()}
+    except SandboxRefused as error:
+        return replace(scored, untested=(f"passed: {len(programs)} places have tests. {error}",))
+    return replace(scored, scores=scores)
+
+
+def with_passed(scores: Scores, programs: Programs, workers: int, limits: Limits | None = None) -> Scores:
+    """Return scores with `passed` of each place that has tests and whose language can be run here.
+
+    Raises:
+        SandboxRefused: this machine lets nobody build a sandbox.
+    """
+    numbers = [number for number, row in enumerate(scores.by_position) if row.place in programs]
+    rows = [scores.by_position[number] for number in numbers]
+    results = pass_at_1([programs[row.place] for row in rows], [row.completion for row in rows], limits, workers).results
+    changed = list(scores.by_position)
+    for number, row, result in zip(numbers, rows, results, strict=True):
+        changed[number] = _with(row, None if result == "not_run" else float(result == "passed"))
+    return replace(scores, by_position=tuple(changed))
+
+
+def _with(row: PositionScore, passed: float | None) -> PositionScore:
+    assert row.measured is not None, "score_position measures every completion"
+    return replace(row, measured=replace(row.measured, passed=passed))

@@ -1,0 +1,170 @@
+"""The scores of a model at each place, and their means."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from infra.model.language import language
+from tasks.evaluation import judge as judges
+from tasks.evaluation import metrics, positions
+from tasks.evaluation.metrics.place import Measured, measure
+
+SHORT, LONG = 8, 24
+"""Characters of the true text up to which a place is short, and beyond which it is long."""
+
+
+@dataclass(frozen=True)
+class PositionScore:
+    """The result at one position. Two Scores over the same positions can be compared in pairs."""
+
+    file: str
+    offset: int
+    completion: str
+    """The text as it is served, all lines."""
+    truth: str
+    exact: bool
+    edit_similarity: float
+    """0 to 1."""
+    matching_characters: int
+    """Right characters from the start."""
+    judged: float | None
+    """The judge's score, 0 to 10; None where the judge failed."""
+    slices: tuple[str, ...] = ()
+    """The parts of the set that the place is in, as "language: py"."""
+    drift: float | None = None
+    """Mean log-probability of the generated tokens under the model that made them, less that under a reference model, in nats a
+    token; None where it is not computed."""
+    measured: Measured | None = None
+    """All metrics of the completion (tasks/evaluation/metrics/place.py); None in scores that were made up."""
+    id: str = ""
+    """Name of the place within its set; empty: file and offset name it."""
+    set: str = ""
+    """Name of the set; empty where there is only one."""
+    project: str = ""
+    """Repository or project of the file; empty if unknown."""
+    truth_logprob: float | None = None
+    """Mean log-probability of the true text's tokens, in nats; None where it is not computed."""
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """The place's name among all that are scored together: two sets may name one file and offset."""
+        return (self.set, self.id or f"{self.file}:{self.offset}")
+
+    @property
+    def cluster(self) -> str:
+        """The file, whose places are alike; another set's or project's file of the same path is another one."""
+        return "/".join((self.set, self.project, self.file))
+
+    @property
+    def asks(self) -> bool:
+        """Whether something should be written at the place; else only silence counts."""
+        return bool(self.truth.strip())
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A mean with its standard error."""
+
+    value: float
+    error: float
+    n: int
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The means over all positions, and the score of each position."""
+
+    judge: str
+    """Name of the judge that gave `judged`."""
+    temperature: float
+    exact: Mean
+    edit_similarity: Mean
+    matching_characters: Mean
+    """Right characters from the start, per position."""
+    judged: Mean
+    """The judge's score over the positions that it could judge."""
+    empty: Mean
+    """Share of positions with an empty completion."""
+    length: Mean
+    """Characters per completion."""
+    judge_failures: float
+    """Share of positions that the judge could not score."""
+    seconds: float
+    by_position: tuple[PositionScore, ...]
+
+
+def score_position(
+    position: positions.Position,
+    text: str,
+    judgement: judges.Judgement,
+    drift: float | None = None,
+    *,
+    set: str = "",
+    truth_logprob: float | None = None,
+) -> PositionScore:
+    """Return the score of a completion as it is served."""
+    return PositionScore(
+        file=position.file,
+        offset=position.offset,
+        completion=text,
+        truth=position.truth,
+        exact=metrics.exact(text, position.truth),
+        edit_similarity=metrics.edit_similarity(text, position.truth),
+        matching_characters=metrics.matching_prefix(text, position.truth),
+        judged=judgement.score if isinstance(judgement, judges.Scored) else None,
+        slices=slices_of(position, set),
+        drift=drift,
+        measured=measure(position, text),
+        id=position.id,
+        set=set,
+        project=position.project,
+        truth_logprob=truth_logprob,
+    )
+
+
+def slices_of(position: positions.Position, set: str = "") -> tuple[str, ...]:
+    """Return the parts that a place is in: language, length of the true text, where in its line it is, set, project.
+
+    A place where nothing should be written is in none.
+    """
+    if not position.asks:
+        return ()
+    before = position.prefix.rsplit("\n", 1)[-1]
+    size = len(position.truth.strip())
+    length = f"up to {SHORT}" if size <= SHORT else f"up to {LONG}" if size <= LONG else f"above {LONG}"
+    inside = before[-1:].isalnum() or before[-1:] == "_"
+    place = "start of a line" if not before.strip() else "in or after a word" if inside else "after a sign or space"
+    spoken = position.language or language(path=position.file) or "unknown"
+    found = (f"language: {spoken}", f"characters: {length}", f"place: {place}")
+    named = (("set", set), ("project", position.project))
+    return (*found, *(f"{kind}: {name}" for kind, name in named if name))
+
+
+def summarise(by_position: tuple[PositionScore, ...], judge: str, temperature: float, seconds: float = 0.0) -> Scores:
+    """Return the means over the positions at which something should be written."""
+    asked = [score for score in by_position if score.asks]
+    judged = [score.judged for score in asked if score.judged is not None]
+    return Scores(
+        judge=judge,
+        temperature=temperature,
+        exact=mean([float(score.exact) for score in asked]),
+        edit_similarity=mean([score.edit_similarity for score in asked]),
+        matching_characters=mean([float(score.matching_characters) for score in asked]),
+        judged=mean(judged),
+        empty=mean([float(not score.completion.strip()) for score in asked]),
+        length=mean([float(len(score.completion)) for score in asked]),
+        judge_failures=1 - len(judged) / len(asked) if asked else math.nan,
+        seconds=seconds,
+        by_position=by_position,
+    )
+
+
+def mean(values: Sequence[float]) -> Mean:
+    """Return the mean and its standard error; NaN where there are too few values."""
+    n = len(values)
+    if n == 0:
+        return Mean(math.nan, math.nan, 0)
+    average = sum(values) / n
+    if n == 1:
+        return Mean(average, math.nan, 1)
+    return Mean(average, math.sqrt(sum((value - average) ** 2 for value in values) / (n - 1) / n), n)

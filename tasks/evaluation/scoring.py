@@ -1,0 +1,139 @@
+"""Scores of several models at the same places, by the same judge. The gate and `python -m evals.compare` both score here."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from infra.settings import Settings
+from infra.settings.schema import Sampling
+from infra.storage.store import ObjectStore
+from tasks.evaluation import judge as judges
+from tasks.evaluation.judge.calibration import Calibration, calibrate
+from tasks.evaluation.models.base import Models, Progress
+from tasks.evaluation.models.completions import Completions, Conditions, PlaceSet, completions_of
+from tasks.evaluation.models.drift import drifts_of
+from tasks.evaluation.models.weights import weights_sha256
+from tasks.evaluation.one_model import score_rows
+from tasks.evaluation.scores import PositionScore, Scores, summarise
+
+
+@dataclass(frozen=True)
+class ScoredModels:
+    """Scores at the same places, in order of the models; the first is the one that the others are compared with."""
+
+    scores: Mapping[str, Scores]
+    """By the model's name."""
+    weights: Mapping[str, str]
+    """SHA-256 of the weights, by the model's name."""
+    sets: Mapping[str, str]
+    """SHA-256 of each set, by its name."""
+    calibration: Calibration
+    """Of the judge, on these places."""
+    greedy: Mapping[str, Scores] = field(default_factory=dict)
+    """Scores of the likeliest completions, by the model's name, where they were asked for. The judge has not seen them."""
+    untested: tuple[str, ...] = ()
+    """Why tests of benchmarks were not run; empty where they were, or where there are none."""
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A model to score."""
+
+    checkpoint: Path
+    sampling: Sampling
+    """As it serves, or would serve."""
+
+
+def score_models(
+    contestants: Mapping[str, Contestant],
+    sets: Sequence[PlaceSet],
+    settings: Settings,
+    models: Models,
+    store: ObjectStore | None = None,
+    progress: Progress | None = None,
+    *,
+    left_out: Mapping[str, frozenset[str]] | None = None,
+    greedy: bool = False,
+) -> ScoredModels:
+    """Complete the places of all sets with each model, and score them.
+
+    Args:
+        contestants: by name, the baseline first.
+        store: where completions and judgements are kept; none: everything is made anew.
+        progress: called with the number of places done.
+        left_out: names of places that are completed and not scored, by set: another cycle may score them.
+        greedy: score the likeliest completions too.
+    """
+    without = left_out or {}
+    counted = [counting(one, without.get(one.name, frozenset())) for one in sets]
+    work = _Work(models, settings, tuple(zip(sets, counted, strict=True)), store, progress)
+    baseline = next(iter(contestants.values()))
+    scored = {name: work.score(contestant, baseline) for name, contestant in contestants.items()}
+    likeliest = {name: work.score_greedy(contestant) for name, contestant in contestants.items()} if greedy else {}
+    judge = settings.evaluate.judge
+    places = [place for one in counted for place in one.places]
+    calibration = calibrate(judges.build(judge), places, judge.calibration_places, judge.min_auc)
+    return ScoredModels(
+        scores={name: scores for name, (scores, _) in scored.items()},
+        weights={name: weights for name, (_, weights) in scored.items()},
+        sets={one.name: one.sha256 for one in sets},
+        calibration=calibration,
+        greedy=likeliest,
+    )
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What the scores of all contestants share."""
+
+    models: Models
+    settings: Settings
+    sets: tuple[tuple[PlaceSet, PlaceSet], ...]
+    """Each set with its places that count."""
+    store: ObjectStore | None
+    progress: Progress | None
+
+    def score(self, contestant: Contestant, baseline: Contestant) -> tuple[Scores, str]:
+        """Return the scores of what a model would serve, and the checksum of its weights."""
+        evaluation, sampling = self.settings.evaluate, contestant.sampling
+        conditions = Conditions(sampling, self.settings.model, evaluation.seed, evaluation.stop, truths=True)
+        judge = judges.build(evaluation.judge, self.store)
+        rows: list[PositionScore] = []
+        seconds, weights = 0.0, ""
+        for whole, counted in self.sets:
+            made = completions_of(self.models, contestant.checkpoint, whole, conditions, self.store, self.progress)
+            seconds, weights, kept = seconds + made.seconds, made.weights, of_places(made, counted)
+            drifts = self._drifts(contestant, baseline, kept, counted)
+            rows += score_rows(counted, kept.rows, judge, drifts)
+        return summarise(tuple(rows), judge.name, sampling.temperature, seconds), weights
+
+    def score_greedy(self, contestant: Contestant) -> Scores:
+        """Return the scores of a model's likeliest completions, by the reference judge."""
+        likeliest = contestant.sampling.model_copy(update={"temperature": 0.0})
+        conditions = Conditions(likeliest, self.settings.model, 0, self.settings.evaluate.stop)
+        judge = judges.ReferenceJudge()
+        rows: list[PositionScore] = []
+        for whole, counted in self.sets:
+            made = completions_of(self.models, contestant.checkpoint, whole, conditions, self.store)
+            rows += score_rows(counted, of_places(made, counted).rows, judge)
+        return summarise(tuple(rows), judge.name, 0.0)
+
+    def _drifts(self, contestant: Contestant, baseline: Contestant, made: Completions, places: PlaceSet) -> list[float] | None:
+        """Return the drift of each completion from the baseline; none where it has no margin."""
+        if self.settings.evaluate.gate.margins.drift is None:
+            return None
+        if made.weights == weights_sha256(baseline.checkpoint):
+            return [0.0] * len(made.rows)
+        folders = (contestant.checkpoint, baseline.checkpoint)
+        return drifts_of(self.models, *folders, made, places.places, self.settings.model, contestant.sampling)
+
+
+def counting(places: PlaceSet, left_out: frozenset[str]) -> PlaceSet:
+    """Return the set of the places that count."""
+    return replace(places, places=tuple(place for place in places.places if place.name not in left_out))
+
+
+def of_places(made: Completions, places: PlaceSet) -> Completions:
+    """Return the completions at some places."""
+    names = {place.name for place in places.places}
+    return replace(made, rows=tuple(row for row in made.rows if row.id in names))

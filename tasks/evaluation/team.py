@@ -1,0 +1,88 @@
+"""The team's own held-out set: places where a developer wrote something that training has not read.
+
+A place is a request whose settled text is known (tasks/labels/hindsight.py), and either newer than the window of the cycle, or in
+a file that training never touches (bucket `held_out`). Where a developer accepted the served completion, it is the settled text:
+this favours the champion, so that the gate errs on the side of refusing.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import polars as pl
+
+from infra.records import HeldOutPlace
+from infra.settings.evaluation import HeldOut
+from infra.storage.store import ObjectStore
+from tasks.evaluation.heldout.sets import Places
+from tasks.labels.accounting import RequestAccounting
+from tasks.labels.attribution import unique
+from tasks.labels.partitions import InputChanged, Partition, read_completions
+
+LEAST_TRUTH = 3
+"""Characters, blanks left out, of a place's text."""
+
+
+def places(
+    store: ObjectStore, partitions: Sequence[Partition], accounting: RequestAccounting, wanted: HeldOut, count: int, lines: int
+) -> Places:
+    """Return at most `count` places of a window, and beside them some at which developers wrote nothing.
+
+    Args:
+        lines: lines of a settled text that count; 0: all of it.
+
+    Raises:
+        InputChanged: a completion is no longer in its object.
+    """
+    rows = accounting.classified.filter(pl.col("bucket").is_in(["waiting", "held_out"]))
+    settled = rows.filter(pl.col("settled").is_not_null(), ~pl.col("redacted"))
+    truths = [truth_of(text, whole, lines) for text, whole in settled.select("settled", "settled_whole").iter_rows()]
+    known = settled.with_columns(truth=pl.Series("truth", truths, pl.String)).drop_nulls("truth")
+    spoken = known.filter(pl.col("language").is_in(wanted.languages)) if wanted.languages else known
+    written = pl.col("truth").str.replace_all(r"\s", "").str.len_chars()
+    long, quiet = spoken.filter(written >= LEAST_TRUTH), spoken.filter(written == 0)
+    asked, silent = choose(long, count, wanted.seed), choose(quiet, round(wanted.silent * count), wanted.seed)
+    chosen = pl.concat([asked, silent])
+    left_out = {
+        "unsettled": rows.height - known.height,
+        "other_language": known.height - spoken.height,
+        "short": spoken.height - long.height - quiet.height,
+        "more_than_asked_for": long.height + quiet.height - chosen.height,
+    }
+    found = [place for partition in partitions for place in _read(store, partition, chosen)]
+    if len(found) != chosen.height:
+        raise InputChanged(
+            f"{len(found)} of {chosen.height} held-out requests are where they were served: a user or project was erased in the "
+            "meantime. Nothing was sealed; the next run collects again: `prefect deployment run cycle/cycle`"
+        )
+    return Places(wanted.name, tuple(sorted(found, key=lambda place: place.id)), left_out)
+
+
+def truth_of(settled: str, whole: bool, lines: int) -> str | None:
+    """Return what stands at a place up to the end of a line, at most `lines` lines; None where no line is known to its end."""
+    written = settled.split("\n")
+    ended = written if whole else written[:-1]
+    return "\n".join(ended[: lines or None]) if ended else None
+
+
+def choose(rows: pl.DataFrame, count: int, seed: int) -> pl.DataFrame:
+    """Return at most `count` rows at random; users take turns, so that none outweighs the others."""
+    drawn = rows.with_columns(draw=pl.col("id").hash(seed))
+    turn = pl.col("draw").rank("ordinal").over("project", "user")
+    return drawn.with_columns(turn=turn).sort("turn", "draw").head(count).drop("turn", "draw")
+
+
+def _read(store: ObjectStore, partition: Partition, chosen: pl.DataFrame) -> list[HeldOutPlace]:
+    own = chosen.filter(partition.owns(chosen["time"].to_numpy()))
+    if own.is_empty():
+        return []
+    served = unique(read_completions(store, partition, partition.owns)[0])
+    texts = own.join(served.select("id", "time", "prefix", "suffix"), on=["id", "time"])
+    return [_place(row) for row in texts.iter_rows(named=True)]
+
+
+def _place(row: Mapping[str, Any]) -> HeldOutPlace:
+    return HeldOutPlace(
+        id=row["id"],
+        file=row["file"] or row["id"],
+        **{name: row[name] for name in ("project", "user", "language", "prefix", "suffix", "truth")},
+    )

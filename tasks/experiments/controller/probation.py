@@ -1,0 +1,75 @@
+"""The watch over a version that the gate promoted, beside its holdout: the champion before, which still serves a share.
+
+The new champion is the challenger's arm of the same test, so the gate's own code compares it with the old one: a sure breach of a
+guardrail, or a metric that is surely worse than its margin, takes it back. Whoever is killed in between leaves the rollback's
+decision, which is written first and once, to the next run.
+"""
+
+from infra.records import Decision, ExperimentRecord, Plan, Verdict
+from infra.registry.client import Registry
+from infra.storage.cycles import decision_of
+from infra.storage.store import ObjectStore
+from tasks.experiments.counting.totals import ArmTotals
+from tasks.experiments.moves import log as moves
+from tasks.experiments.verdict.breach import breach
+from tasks.experiments.verdict.decide import Look, numbers, result_of, too_small
+
+WATCH = "watch"
+
+
+def rollback_id(watched: ExperimentRecord) -> str:
+    """Return the id of the decision that takes a watched version back: one for each watch, and each champion beside an anchor."""
+    return f"{moves.MANUAL}{watched.stage.started:.3f}{moves.ROLLBACK}version-{watched.champion}"
+
+
+def standing(store: ObjectStore, watched: ExperimentRecord) -> Decision | None:
+    """Return the decision to take a watched version back, left by a run that was killed; None where there is none."""
+    return decision_of(store, rollback_id(watched))
+
+
+def judge(plan: Plan, totals: ArmTotals) -> Verdict:
+    """Return the verdict on a watched version: "breach" or "reject" takes it back, "undecided" goes on."""
+    verdict = Verdict(verdict="undecided", reason="", requests=totals.requests, users=totals.counts)
+    if found := breach(plan, totals):
+        return verdict.model_copy(update={"verdict": "breach", "reason": found.reason, "breached": found.metric})
+    if obstacle := too_small(totals, plan):
+        return verdict.model_copy(update={"reason": f"no breach; {obstacle}"})
+    look = Look(plan, last=False)
+    compared = look.compare(totals)
+    update = {"metrics": tuple(result_of(each, look) for each in compared)}
+    if losses := [each.title for each in compared if each.worse]:
+        reason = f"worse than its margin after the promotion: {'; '.join(losses)}: {numbers(compared, look)}"
+        return verdict.model_copy(update={**update, "verdict": "reject", "reason": reason})
+    return verdict.model_copy(update={**update, "reason": f"no breach and no sure loss: {numbers(compared, look)}"})
+
+
+def rollback(watched: ExperimentRecord, verdict: Verdict, totals: ArmTotals, now: float) -> Decision:
+    """Return the decision to put the holdout, or the anchor, back in the place of a champion that is compared with it."""
+    experiment = ExperimentRecord(
+        id=rollback_id(watched), champion=watched.challenger, challenger=watched.champion, share=1, started=now
+    )
+    return Decision(
+        experiment=experiment,
+        verdict=taken_back(verdict),
+        decided=now,
+        by=watched.stage.name,
+        inputs=totals.inputs,
+        evidence=totals.evidence(),
+        watched=watched,
+    )
+
+
+def taken_back(verdict: Verdict) -> Verdict:
+    """Return the verdict of the rollback that a verdict on a watched version asks for: the holdout is made champion."""
+    return verdict.model_copy(update={"verdict": "promote"})
+
+
+def settle(store: ObjectStore, registry: Registry, watched: ExperimentRecord, now: float) -> bool:
+    """End a watch whose time is over, or whose version is champion no more; return whether it has ended."""
+    aliases = registry.aliases()
+    if aliases.champion == watched.challenger and now < watched.stage.ends:
+        return False
+    if aliases.watch == watched:
+        registry.set_watch(None)
+        moves.record(store, registry, now)
+    return True

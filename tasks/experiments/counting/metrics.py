@@ -1,0 +1,175 @@
+"""The metrics of the A/B test, in one table: a metric is added, changed or removed here and nowhere else.
+
+Each metric is a number for every request. The test compares its sum over a denominator between the arms
+(tasks/statistics/ratios.py):
+
+    requests   all requests of the test
+    shown      per request, from those that were judged: shown per request times the sum per judged one. A shown completion that
+               nobody answered is missing, neither rejected nor left out of the requests (designs.py)
+    judged     those whose answer is known: the developer decided, or the editor tells nothing where it was not taken
+               (tasks/labels/unreported.py)
+    decided    those on which the developer decided
+    user       one number a user (designs.py)
+    labelled   those that were judged or had nothing to show; only in plans of earlier versions
+
+A share of requests above a percentile of both arms' times stands for that percentile: it is a mean per request, so its error is
+clustered as the others', and equal models have equal shares. Accepted, kept and decided (there: judged) are those of
+tasks/labels/measures.py.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import polars as pl
+
+from infra.records import Plan, PlannedMetric
+from infra.records.experiments import Denominator
+from infra.settings.schema import Experiment
+from tasks.labels.measures import ACCEPTED, CANCELLED, JUDGED, KEPT, QUICK
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric of the A/B test."""
+
+    name: str
+    """Name of its sum, and of its margin in `experiment.margins`."""
+    title: str
+    """The metric in words."""
+    role: Literal["success", "guardrail"]
+    """See infra.records.PlannedMetric."""
+    better: Literal["more", "fewer", "same"]
+    """Direction of a gain."""
+    per: Denominator
+    """What its sum is divided by."""
+    value: Callable[[Plan], pl.Expr] | None
+    """Its value for a labelled request (tasks/labels/attribution.py), 0 for one that nobody judged if it is per `shown` or
+    `decided`; None for a metric per user."""
+    relative: bool = False
+    """Whether its margin is a share of the champion's mean."""
+    weight: float = 0.0
+    """See infra.records.PlannedMetric. Acceptance has most of alpha, so that little of its power is lost by the others."""
+    immediate: bool = False
+    """See infra.records.PlannedMetric."""
+    digits: int = 4
+    """Digits after the point in a verdict's reason."""
+
+
+SHOWN = JUDGED | ~(pl.col("withheld") | pl.col("blank"))
+"""Something may have been shown: unlike in the measures also where the editor closed the connection, so that such a request is
+missing and not one with nothing to show."""
+
+
+ANSWERED = JUDGED | (pl.col("unreported") & SHOWN & ~pl.col("cache_hit"))
+"""What became of it is known; `unreported` is that of `of_reporting_users`. What Continue shows again
+from its cache may be taken there."""
+
+
+def of_reporting_users(labelled: pl.DataFrame) -> pl.DataFrame:
+    """Return labelled requests, `unreported` only of users whose editor tells of others: the silence of one that never tells says
+    nothing."""
+    return labelled.with_columns(unreported=pl.col("unreported") & JUDGED.any().over("user"))
+
+
+def _accepted(_: Plan) -> pl.Expr:
+    """1 where at least half of what was shown was kept."""
+    return ACCEPTED.fill_null(False)
+
+
+def _characters(plan: Plan) -> pl.Expr:
+    """Kept characters, at most `experiment.max_characters`, so that one long accept does not outweigh many."""
+    return pl.min_horizontal(KEPT, pl.lit(plan.max_characters))
+
+
+def _annoyed(_: Plan) -> pl.Expr:
+    """1 where something was shown, of which nothing was accepted, or reported as kept. A closed request showed nothing."""
+    closed = ~JUDGED & (pl.col("finish_reason") == "disconnected")
+    return ANSWERED & ~closed & (pl.max_horizontal(pl.col("accepted_characters", "kept_characters").fill_null(0)) == 0)
+
+
+def _failed(_: Plan) -> pl.Expr:
+    """1 where the assigned version did not answer to the end; `served` is whether it answered alone."""
+    return ~pl.col("served") | (pl.col("finish_reason") == "error")
+
+
+def _later_than(time: str, quantile: float) -> Callable[[Plan], pl.Expr]:
+    """1 where a time is above this quantile of all requests of the test, or where it never came."""
+    return lambda _: (pl.col(time) > pl.col(time).quantile(quantile)).fill_null(True)
+
+
+def _cancelled(_: Plan) -> pl.Expr:
+    """1 where the developer dismissed what was shown."""
+    return CANCELLED.fill_null(False)
+
+
+def _quick(_: Plan) -> pl.Expr:
+    """1 where it was rejected before it can have been read."""
+    return QUICK.fill_null(False)
+
+
+def _length(_: Plan) -> pl.Expr:
+    """Characters shown, where the developer decided."""
+    return pl.when(JUDGED).then("shown_characters").otherwise(0)
+
+
+METRICS: tuple[Metric, ...] = (
+    Metric("accepted", "acceptance per request", "success", "more", "shown", _accepted, relative=True, weight=0.9),
+    Metric(
+        "characters",
+        "accepted characters per request",
+        "success",
+        "more",
+        "shown",
+        _characters,
+        relative=True,
+        weight=0.05,
+        digits=3,
+    ),
+    Metric("annoyed", "annoyances per request", "success", "fewer", "shown", _annoyed, relative=True, weight=0.05),
+    Metric("shown", "shown per request", "guardrail", "more", "requests", lambda _: SHOWN, relative=True),
+    Metric("cancelled", "explicit cancels per request", "guardrail", "fewer", "shown", _cancelled),
+    Metric("quick", "rejections under 750 ms per request", "guardrail", "fewer", "shown", _quick),
+    Metric("empty", "empty answers per request", "guardrail", "fewer", "requests", lambda _: pl.col("blank"), immediate=True),
+    Metric("failed", "failures per request", "guardrail", "fewer", "requests", _failed, immediate=True),
+    Metric("requests_per_user", "requests per user (logarithm)", "guardrail", "more", "user", None, digits=3),
+    *(
+        Metric(f"{time}_p{percent}", title, "guardrail", "fewer", "requests", _later_than(f"{time}_ms", share), immediate=True)
+        for time, percent, share, title in (
+            ("ttft", 50, 0.5, "first token later than the median"),
+            ("ttft", 95, 0.95, "first token in the slowest 5 %"),
+            ("total", 50, 0.5, "end later than the median"),
+            ("total", 95, 0.95, "end in the slowest 5 %"),
+        )
+    ),
+    Metric("length", "characters of a judged completion", "guardrail", "same", "decided", _length, relative=True, digits=2),
+)
+BY_NAME = {metric.name: metric for metric in METRICS}
+DENOMINATORS: dict[str, pl.Expr] = {
+    "requests": pl.lit(1),
+    "labelled": ANSWERED | ~SHOWN,
+    "judged": ANSWERED,
+    "decided": JUDGED,
+}
+SUMS = (*DENOMINATORS, "visible", *(metric.name for metric in METRICS if metric.value))
+"""Names of the sums of a user. `visible`: completions shown, which `judged` is compared with."""
+
+
+def values(plan: Plan) -> dict[str, pl.Expr]:
+    """Return the value of every sum for a request."""
+    of_metrics = {metric.name: metric.value(plan) for metric in METRICS if metric.value}
+    return {name: value.cast(pl.Float64) for name, value in {**DENOMINATORS, "visible": SHOWN, **of_metrics}.items()}
+
+
+def planned(metric: Metric, settings: Experiment) -> PlannedMetric:
+    """Return a metric as a plan holds it."""
+    return PlannedMetric(
+        name=metric.name,
+        role=metric.role,
+        better=metric.better,
+        per=metric.per,
+        margin=getattr(settings.margins, metric.name),
+        relative=metric.relative,
+        weight=metric.weight,
+        immediate=metric.immediate,
+    )

@@ -1,0 +1,299 @@
+"""Totals by user and arm of an A/B test, from events.
+
+Every request that the experiment assigned counts on the arm that it was assigned to, also where another version answered, and
+where nothing was shown: a model cannot win by showing less or by failing. Neither arm counts requests younger than the settling
+time, requests of users who opted out, pinned and exploring requests, and users without a history. A user with many requests
+counts with a part of them, at the same rates; with a token for each developer, the users of one credential count as one user. The
+metrics are in metrics.py.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import polars as pl
+
+from infra.assignment import assigned_arm
+from infra.records import Arm, ArmEvidence, ExperimentRecord, ObjectReference, Plan
+from infra.storage.store import ObjectStore
+from tasks.experiments.counting.metrics import METRICS, SUMS, of_reporting_users, values
+from tasks.labels import users
+from tasks.labels.partitions import join_partition, merge_partitions, plan_window, references
+from tasks.labels.shares import codes
+from tasks.labels.window import Window
+from tasks.rewards.weights import scale
+
+DAY = users.DAY
+ARMS: tuple[Arm, Arm] = ("champion", "challenger")
+MADE = "made"
+"""Sum of a user's requests before the caps; the metrics per user are computed from it."""
+NAMED = "named"
+"""Sum of a user's requests by a credential that sent requests for several users of the test: it can make users up."""
+QUARTERS = ("turns_0", "turns_6", "turns_12", "turns_18")
+"""Sums of the blocks of time in which a user made requests, by quarter of the day (UTC, from this hour on)."""
+TORN = "torn"
+"""Sum of the blocks of time in which a user was served by both arms."""
+UNCAPPED = (MADE, NAMED, *QUARTERS, TORN)
+LATER, IN_BLOCK = "later_", "in_block_"
+Sums = Mapping[str, np.ndarray]
+"""By name (metrics.SUMS and UNCAPPED), a sum for each user [U]."""
+
+
+@dataclass(frozen=True, eq=False)
+class ArmTotals:
+    """The totals from which a verdict is computed. Equal positions of the arrays are one user's."""
+
+    during: Mapping[Arm, Sums]
+    """By arm, the sums of the experiment's last stage."""
+    later: Mapping[Arm, Sums]
+    """The part of `during` from the second half of the time; beside an anchor, that of the newest champion."""
+    before: Sums
+    """Sums before the experiment."""
+    absent: Mapping[Arm, int]
+    """Users with a history who are assigned to the arm and have no request that counts; empty for a crossover."""
+    inputs: tuple[ObjectReference, ...] = ()
+    """The event objects that were read."""
+    in_block: Mapping[Arm, Sums] = field(default_factory=dict)
+    """The part of `during` from the second half of each block of time; empty: nothing is known of it."""
+    immediate: Mapping[Arm, Sums] = field(default_factory=dict)
+    """As `during`, with the requests that are younger than the settling time; beside an anchor, those of the newest champion
+    alone. Empty: there are none."""
+
+    @property
+    def both(self) -> np.ndarray:
+        """Which users were served by both arms, [U]."""
+        return (self.during["champion"]["requests"] > 0) & (self.during["challenger"]["requests"] > 0)
+
+    @property
+    def named(self) -> np.ndarray:
+        """Which users came by a credential that can make users up, [U]."""
+        return np.sum([self.during[arm][NAMED] for arm in ARMS], axis=0) > 0
+
+    @property
+    def requests(self) -> dict[Arm, int]:
+        """Requests on each arm that count."""
+        return {arm: round(float(self.during[arm]["requests"].sum())) for arm in ARMS}
+
+    @property
+    def counts(self) -> dict[Arm, int]:
+        """Users on each arm."""
+        return {arm: int(np.count_nonzero(self.during[arm]["requests"])) for arm in ARMS}
+
+    def evidence(self) -> ArmEvidence:
+        """Return the totals as a decision holds them."""
+        during, later, in_block, immediate = (
+            {arm: _lists(sums[arm]) for arm in sums} for sums in (self.during, self.later, self.in_block, self.immediate)
+        )
+        return ArmEvidence(
+            during=during,
+            later=later,
+            in_block=in_block,
+            immediate=immediate,
+            before=_lists(self.before),
+            absent=dict(self.absent),
+        )
+
+
+def of_evidence(evidence: ArmEvidence) -> ArmTotals:
+    """Return the totals that a decision holds."""
+    parts = (evidence.during, evidence.later, evidence.in_block, evidence.immediate)
+    during, later, in_block, immediate = ({arm: _arrays(sums[arm]) for arm in sums} for sums in parts)
+    before = _arrays(evidence.before)
+    return ArmTotals(during, later, before, evidence.absent, in_block=in_block, immediate=immediate)
+
+
+def gather(store: ObjectStore, experiment: ExperimentRecord, plan: Plan, now: float) -> ArmTotals:
+    """Read the events from `baseline_seconds` before the experiment on, and total them."""
+    labelled, until, inputs = read_labelled(store, experiment, plan, now)
+    return total(labelled, experiment, plan, until, inputs)
+
+
+def read_labelled(
+    store: ObjectStore, experiment: ExperimentRecord, plan: Plan, now: float
+) -> tuple[pl.DataFrame, float, tuple[ObjectReference, ...]]:
+    """Return the labelled requests from `baseline_seconds` before the experiment on, until when they count, and the inputs."""
+    begin = experiment.started - plan.baseline_seconds
+    window = Window(since=begin, until=now, oldest=begin, known={})
+    listed = plan_window(store, window, now, plan.join_seconds)
+    labelled, _ = merge_partitions([join_partition(store, partition, tokens=False) for partition in listed.partitions])
+    if plan.min_history_requests:
+        register = users.read(store, begin - plan.known_user_days * users.DAY)
+        known = users.with_history(register, experiment.started, plan.min_history_requests)
+        labelled = labelled.filter(pl.col("user").is_in(pl.Series(list(known), dtype=pl.String).implode()))
+    return labelled, now - plan.settle_seconds, (*references(listed.completions), *references(listed.feedback))
+
+
+def total(
+    labelled: pl.DataFrame,
+    experiment: ExperimentRecord,
+    plan: Plan,
+    until: float,
+    inputs: tuple[ObjectReference, ...] = (),
+) -> ArmTotals:
+    """Return the totals by arm and user.
+
+    Args:
+        labelled: completions with their labels (tasks/labels/attribution.py).
+        until: requests after this time, in Unix seconds, count only for what needs no label.
+    """
+    made, before = by_test(labelled, experiment)
+    crowded = crowded_credentials(pl.concat([rows.select("credential", "user") for rows in (made, before)]), plan)
+    made, before = (one_user_each(rows, crowded) for rows in (made, before))
+    made = _with_turns(made, plan)
+    during = made.filter(pl.col("time") <= until)
+    since = _later_from(experiment, until)
+    young = made.filter(pl.col("time") >= since) if experiment.stage.name == "anchor" else made
+    sums, at_once = (_capped(rows, plan, pl.col("time") >= since) for rows in (during, young))
+    earlier = _sums(before, plan, {}, "user").with_columns(pl.col("requests").alias(MADE))
+    names = pl.concat([sums["user"], at_once["user"]]).unique().sort()
+    arms = {arm: _by_user(sums.filter(pl.col("arm") == arm), names) for arm in ARMS}
+    watched = ("requests", *(metric.name for metric in METRICS if metric.immediate))
+    recent = {arm: _by_user(at_once.filter(pl.col("arm") == arm), names) for arm in ARMS}
+    return ArmTotals(
+        immediate={arm: _arrays_of(by_user, watched) for arm, by_user in recent.items()},
+        during={arm: _arrays_of(by_user, (*SUMS, *UNCAPPED)) for arm, by_user in arms.items()},
+        later={arm: _arrays_of(by_user, SUMS, LATER) for arm, by_user in arms.items()},
+        in_block={arm: _arrays_of(by_user, SUMS, IN_BLOCK) for arm, by_user in arms.items()},
+        before=_arrays_of(_by_user(earlier, names), (*SUMS, MADE)),
+        absent=_absent(set(earlier["user"]) - set(names), experiment, plan),
+        inputs=inputs,
+    )
+
+
+def _later_from(experiment: ExperimentRecord, until: float) -> float:
+    """Return since when requests are of the later part: half of the time, or the newest champion's beside the anchor."""
+    return experiment.stage.started if experiment.stage.name == "anchor" else (experiment.counts_from + until) / 2
+
+
+def crowded_credentials(counted: pl.DataFrame, plan: Plan) -> pl.Series:
+    """Return the credentials with several users, where each developer has one (experiment.max_credential_weight below 1)."""
+    if plan.max_credential_weight >= 1:
+        return pl.Series([], dtype=pl.String)
+    return counted.group_by("credential").agg(users=pl.col("user").n_unique()).filter(pl.col("users") > 1)["credential"]
+
+
+def one_user_each(rows: pl.DataFrame, credentials: pl.Series) -> pl.DataFrame:
+    """Let the users of each of these credentials count as one: whoever invents users has no more of a test than a developer."""
+    of_crowd = pl.col("credential").is_in(credentials.implode())
+    return rows.with_columns(user=pl.when(of_crowd).then(pl.concat_str(pl.lit("credential "), "credential")).otherwise("user"))
+
+
+def by_test(labelled: pl.DataFrame, experiment: ExperimentRecord, until: float = math.inf) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return the requests that count: those of the test, each on the arm that it was assigned to, and those before it.
+
+    Only the last stage counts. A stage before it has another share, so that its users differ from this one's in when they were
+    asked, and some of its champion's users are the challenger's now: they would be compared with themselves.
+    """
+    counted = labelled.filter(~pl.col("opted_out"), ~pl.col("pinned"), ~pl.col("exploring"), pl.col("time") <= until)
+    counted = of_reporting_users(counted)
+    assigned = pl.when(pl.col("assigned") != "").then("assigned").otherwise("experiment")
+    counted = counted.with_columns(of_test=assigned == experiment.id)
+    made = counted.filter("of_test", pl.col("time") >= experiment.counts_from)
+    before = counted.filter(~pl.col("of_test"), pl.col("time") < experiment.started).with_columns(served=pl.lit(True))
+    return _on_assigned_arm(made, experiment), before
+
+
+def weights(during: pl.DataFrame, plan: Plan) -> pl.DataFrame:
+    """Return by arm, user and credential the weight of each of their requests, 0 to 1, after the caps."""
+    keys = ("arm", "user", "credential")
+    sums = _sums(during, plan, {}, *keys)
+    capped = cap_requests(sums, plan).join(sums.select(*keys, made="requests"), on=keys, how="left")
+    return capped.select(*keys, weight=pl.col("requests") / pl.col("made"))
+
+
+def _on_assigned_arm(rows: pl.DataFrame, experiment: ExperimentRecord) -> pl.DataFrame:
+    """Set `arm` to the assigned one, and `served` to whether its version answered, alone.
+
+    Serving leaves the experiment off where it could not serve both versions, or where another one answered.
+    """
+    counted = rows.filter(pl.col("experiment") == experiment.id).with_columns(served=pl.lit(True))
+    others = rows.filter(pl.col("experiment") != experiment.id)
+    recorded = others.select("user", "time", "assigned_arm").iter_rows()
+    arms = [arm or assigned_arm(experiment, user, time) for user, time, arm in recorded]  # empty in events of earlier releases
+    versions = {"champion": experiment.champion, "challenger": experiment.challenger}
+    asked = pl.Series([versions[arm] for arm in arms], dtype=pl.String)
+    served = ~pl.col("mixed") & (pl.col("policy_version") == asked)
+    moved = others.with_columns(arm=pl.Series(arms, dtype=rows.schema["arm"]), served=served)
+    return pl.concat([counted, moved])
+
+
+def _with_turns(rows: pl.DataFrame, plan: Plan) -> pl.DataFrame:
+    """Mark the first request of each turn, a user's block of time on an arm, and those by a credential of several users."""
+    block = (pl.col("time") // plan.block_seconds).cast(pl.Int64)
+    turn = pl.int_range(pl.len()).over("user", "arm", block) == 0
+    quarter = (pl.col("time") % DAY // (DAY / len(QUARTERS))).cast(pl.Int64)
+    torn = pl.col("arm").n_unique().over("user", block) > 1
+    return rows.with_columns(
+        pl.lit(1.0).alias(MADE),
+        (pl.col("user").n_unique().over("credential") > 1).cast(pl.Float64).alias(NAMED),
+        (turn & torn).cast(pl.Float64).alias(TORN),
+        *((turn & (quarter == number)).cast(pl.Float64).alias(name) for number, name in enumerate(QUARTERS)),
+        in_block=pl.col("time") % plan.block_seconds >= plan.block_seconds / 2,
+    )
+
+
+def _capped(rows: pl.DataFrame, plan: Plan, half: pl.Expr) -> pl.DataFrame:
+    """Return the sums by arm, user and credential, those of the busy ones scaled down."""
+    keys = ("arm", "user", "credential")
+    sums = _sums(rows, plan, {LATER: half, IN_BLOCK: pl.col("in_block")}, *keys)
+    uncapped = rows.group_by(keys).agg(pl.col(*UNCAPPED).sum())
+    return cap_requests(sums, plan).join(uncapped, on=keys, how="left", maintain_order="left")
+
+
+def cap_requests(sums: pl.DataFrame, plan: Plan) -> pl.DataFrame:
+    """Return the sums with those of busy users, and of busy credentials of an arm, scaled down.
+
+    Args:
+        sums: a row for each arm, user and credential, with a column for each sum.
+    """
+    most = plan.max_user_weight * _median_requests(sums)
+    requests = pl.col("requests").sum().over("arm", "user")
+    capped = _scaled(sums, sums.select(factor=pl.min_horizontal(1.0, most / requests))["factor"])
+    arms = []
+    for arm in capped.partition_by("arm", maintain_order=True):
+        groups = [(codes(arm["credential"]), plan.max_credential_weight)]
+        arms.append(_scaled(arm, pl.Series(scale(arm["requests"].to_numpy(), groups), dtype=pl.Float64)))
+    return pl.concat([capped.clear(), *arms])
+
+
+def _median_requests(sums: pl.DataFrame) -> float:
+    by_user = sums.group_by("arm", "user").agg(pl.col("requests").sum())["requests"]
+    return float(np.median(by_user.to_numpy())) if len(by_user) else 0.0
+
+
+def _sums(rows: pl.DataFrame, plan: Plan, parts: Mapping[str, pl.Expr], *keys: str) -> pl.DataFrame:
+    """Return every sum by these keys, of all rows and of each part of them, by its prefix, in a fixed order."""
+    valued = rows.select(*keys, **{f"is_{name}": part for name, part in parts.items()}, **values(plan))
+    sums = [pl.col(name).sum() for name in SUMS]
+    of_parts = [pl.col(name).filter(f"is_{part}").sum().alias(part + name) for part in parts for name in SUMS]
+    return valued.group_by(keys).agg(*sums, *of_parts).sort(keys)
+
+
+def _scaled(sums: pl.DataFrame, factor: pl.Series) -> pl.DataFrame:
+    return sums.with_columns(pl.exclude("arm", "user", "credential") * factor)
+
+
+def _by_user(sums: pl.DataFrame, names: pl.Series) -> pl.DataFrame:
+    """Return a row for each of these users, with zeros where there is none."""
+    by_user = sums.group_by("user").agg(pl.exclude("arm", "credential").sum())
+    return names.to_frame("user").join(by_user, on="user", how="left", maintain_order="left").drop("user").fill_null(0.0)
+
+
+def _arrays_of(by_user: pl.DataFrame, names: Iterable[str], prefix: str = "") -> dict[str, np.ndarray]:
+    return {name: by_user[prefix + name].to_numpy() for name in names}
+
+
+def _absent(users: set[str], experiment: ExperimentRecord, plan: Plan) -> dict[Arm, int]:
+    if plan.design == "crossover":
+        return {}
+    arms = [assigned_arm(experiment, user, experiment.counts_from) for user in users]
+    return {arm: arms.count(arm) for arm in ARMS}
+
+
+def _lists(sums: Sums) -> dict[str, tuple[float, ...]]:
+    return {name: tuple(values.tolist()) for name, values in sums.items()}
+
+
+def _arrays(lists: Mapping[str, tuple[float, ...]]) -> dict[str, np.ndarray]:
+    return {name: np.array(values, dtype=float) for name, values in lists.items()}

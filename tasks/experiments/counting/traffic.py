@@ -1,0 +1,101 @@
+"""Recent traffic to plan a test from, and its division at random as by a test of equal versions."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from infra.records import Arm, Plan
+from infra.records.experiments import Design
+from infra.settings import Settings
+from infra.settings.schema import Collect, Experiment
+from infra.storage.store import ObjectStore
+from tasks.experiments.counting.metrics import SUMS, of_reporting_users, values
+from tasks.experiments.counting.totals import ARMS, MADE, NAMED, QUARTERS, UNCAPPED, ArmTotals, crowded_credentials, one_user_each
+from tasks.labels.partitions import join_partition, merge_partitions, plan_window
+from tasks.labels.window import Window
+
+DAY = 86_400.0
+
+
+@dataclass(frozen=True, eq=False)
+class Traffic:
+    """Recent requests that a test would count: a row for each user, a column for each block of time."""
+
+    sums: Mapping[str, np.ndarray]
+    """By name (metrics.SUMS), [U, B]."""
+    named: np.ndarray
+    """Which users share a credential, [U]."""
+    days: float
+    """Length of all blocks."""
+
+    @property
+    def users(self) -> int:
+        """Number of users."""
+        return len(self.named)
+
+    @property
+    def requests(self) -> float:
+        """Number of requests."""
+        return float(self.sums["requests"].sum())
+
+    @property
+    def per_day(self) -> float:
+        """Requests a day."""
+        return self.requests / max(self.days, 1e-9)
+
+    def mean(self, name: str, per: str) -> float:
+        """Return the mean of a metric by its denominator (metrics.py)."""
+        counted, requests = float(self.sums[name].sum()), max(self.requests, 1e-9)
+        if per == "shown":
+            return counted / max(float(self.sums["judged"].sum()), 1e-9) * float(self.sums["visible"].sum()) / requests
+        return counted / max(float(self.sums[per].sum()), 1e-9)
+
+
+def read_traffic(store: ObjectStore, settings: Experiment, collect: Collect, plan: Plan, now: float, days: float) -> Traffic:
+    """Read the requests of the last days that a test would count; users with less history than a test asks for are left out."""
+    begin, until = now - days * DAY, now - collect.settle_seconds
+    listed = plan_window(store, Window(since=begin, until=until, oldest=begin, known={}), now, collect.join_seconds)
+    rows, _ = merge_partitions([join_partition(store, partition, tokens=False) for partition in listed.partitions])
+    rows = rows.filter(~pl.col("opted_out"), ~pl.col("pinned"), ~pl.col("exploring"), pl.col("time").is_between(begin, until))
+    rows = one_user_each(of_reporting_users(rows), crowded_credentials(rows, plan))
+    rows = rows.filter(pl.len().over("user") >= settings.min_history_requests).with_columns(served=pl.lit(True))
+    named = rows.with_columns(named=pl.col("user").n_unique().over("credential") > 1).group_by("user").agg(pl.col("named").any())
+    named = named.sort("user")
+    block = ((pl.col("time") - begin) // settings.block_seconds).cast(pl.Int64)
+    found = values(plan)
+    sums = (
+        rows.select("user", block=block, **{name: found[name] for name in SUMS}).group_by("user", "block").agg(pl.col(SUMS).sum())
+    )
+    at = np.searchsorted(named["user"].to_numpy(), sums["user"].to_numpy()), sums["block"].to_numpy()
+    tables = {name: np.zeros((named.height, math.ceil(days * DAY / settings.block_seconds))) for name in SUMS}
+    for name in SUMS:
+        tables[name][at] = sums[name].to_numpy()
+    return Traffic(tables, named["named"].to_numpy(), days)
+
+
+def recent(store: ObjectStore, settings: Settings, plan: Plan, now: float, days: float = 7.0) -> Traffic:
+    """Return the traffic of the last days by the resolved settings."""
+    return read_traffic(store, settings.experiment, settings.collect, plan, now, days)
+
+
+def divide(traffic: Traffic, design: Design, draw: np.random.Generator) -> ArmTotals:
+    """Return the totals of a test of equal versions. By user, the first half of the time is what was before the test."""
+    blocks = traffic.sums["requests"].shape[1]
+    begin = 0 if design == "crossover" else blocks // 2
+    arm = draw.random((traffic.users, blocks)) < 0.5
+    if design == "by_user":
+        arm = np.repeat((draw.permutation(traffic.users) % 2 == 1)[:, None], blocks, axis=1)
+    sides: dict[Arm, np.ndarray] = {"champion": ~arm, "challenger": arm}
+    during = {side: _summed(traffic, mask, slice(begin, None)) for side, mask in sides.items()}
+    before = {name: table[:, :begin].sum(axis=1) for name, table in traffic.sums.items()}
+    return ArmTotals(during, {}, before | {MADE: before["requests"]}, dict.fromkeys(ARMS, 0))
+
+
+def _summed(traffic: Traffic, mask: np.ndarray, part: slice) -> dict[str, np.ndarray]:
+    sums = {name: (table * mask)[:, part].sum(axis=1) for name, table in traffic.sums.items()}
+    turns = ((traffic.sums["requests"] > 0) & mask)[:, part].sum(axis=1).astype(float)
+    own = dict.fromkeys(UNCAPPED, np.zeros(traffic.users))
+    return sums | own | {MADE: sums["requests"], NAMED: sums["requests"] * traffic.named, QUARTERS[0]: turns}

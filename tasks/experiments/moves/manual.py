@@ -1,0 +1,201 @@
+"""Promote and roll back by hand, and complete such a move that was killed."""
+
+from contextlib import suppress
+from dataclasses import dataclass
+
+from infra.records import Decision, ExperimentRecord, State, Verdict
+from infra.registry.client import REMOVED_TAG, Aliases, NotRegistered, Registry
+from infra.registry.lineage import EVALUATION_TAG
+from infra.storage import moves as log
+from infra.storage.cycles import decision_of
+from infra.storage.store import ObjectStore
+from tasks.experiments.moves import log as moves
+from tasks.experiments.moves import release
+from tasks.experiments.stages import states
+from tasks.experiments.stages.states import ManualKind
+
+MOST_NAMED = 10
+"""Versions that an error lists."""
+WARNINGS = {
+    "failed": "failed the held-out gate: it is surely worse than the champion it was compared with",
+    "undecided": "did not pass the held-out gate: it is not surely as good as the champion it was compared with",
+}
+"""What the gate's verdicts mean to who promotes by hand."""
+OWN_SECONDS = 60.0
+"""Age of a manual move that its own run has not completed; from then on the watch completes it."""
+
+
+class NothingToDo(ValueError):
+    """A manual promotion or rollback without a version to move to."""
+
+
+class CheckpointRemoved(ValueError):
+    """The weights of the version to serve were removed."""
+
+
+class MovedMeanwhile(RuntimeError):
+    """The champion was moved by somebody else during a manual move."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a manual move would do."""
+
+    kind: ManualKind
+    version: str
+    """Version to make champion."""
+    state: State
+    """Its state now."""
+    champion: str
+    """The champion that it replaces; empty: there is none."""
+    running: ExperimentRecord | None
+    """The experiment that the move ends."""
+    ends_pause: bool = False
+    """A rollback of a paused test: its challenger is rejected, and the champion stays."""
+    evaluation: str = "passed"
+    """Verdict of the held-out gate on the version."""
+
+    @property
+    def warning(self) -> str:
+        """What speaks against the move; empty: nothing is known."""
+        if self.kind != "promote" or self.evaluation == "passed":
+            return ""
+        says = WARNINGS.get(self.evaluation, f"has the unknown verdict {self.evaluation!r} of the held-out gate")
+        return (
+            f"version {self.version} {says}; evaluation.json of its cycle and its page in MLflow say why. "
+            "`make rollback` puts the champion before it back"
+        )
+
+    def summary(self) -> str:
+        """Return the plan as a sentence."""
+        if self.ends_pause and self.running:
+            return f"version {self.version} stays champion; the paused test {self.running.id} ends, its challenger is rejected"
+        left = states.LEAVES[self.kind].replace("_", " ")
+        ends = f"; the test {self.running.id} ends" if self.running else ""
+        replaced = f", version {self.champion} is {left}" if self.champion else ""
+        moved = f"version {self.version} ({self.state.replace('_', ' ')}) becomes champion{replaced}{ends}"
+        return f"{moved}. Warning: {self.warning}" if self.warning else moved
+
+
+def plan(store: ObjectStore, registry: Registry, kind: ManualKind, version: str, reason: str, now: float) -> Plan:
+    """Return what a move would do; it changes nothing, but what has been moved in MLflow is recorded.
+
+    Args:
+        store: the object store.
+        registry: the model registry.
+        kind: promote, or roll back.
+        version: the version to make champion; empty: the challenger, or the newest retired champion.
+        reason: why; some states need one.
+        now: Unix time.
+
+    Raises:
+        NothingToDo: no version is given, and there is none to choose.
+        NotRegistered: the registry does not know the version.
+        CheckpointRemoved: retention has removed the version's checkpoint.
+        IllegalMove: the version's state does not allow the move.
+    """
+    moves.record(store, registry, now)
+    aliases = registry.aliases()
+    paused = aliases.experiment and aliases.experiment.stage.name == "paused"
+    if kind == "roll_back" and paused and version in ("", aliases.champion):
+        return Plan(kind, aliases.champion or "", "champion", aliases.champion or "", aliases.experiment, ends_pause=True)
+    version = version or _default(store, registry, kind, aliases)
+    check_servable(registry, version)
+    found = registry.version(version)
+    state = states.state_of(found, aliases)
+    states.check(kind, version, state, reason)
+    # A version of an earlier release, or one that was registered by hand, has no verdict.
+    evaluation = found.tags.get(EVALUATION_TAG, "passed")
+    return Plan(kind, version, state, aliases.champion or "", aliases.experiment, evaluation=evaluation)
+
+
+def promote(store: ObjectStore, registry: Registry, version: str, by: str, reason: str, now: float) -> Decision:
+    """Make a version the champion, by default the challenger. Raises what `plan` raises, and MovedMeanwhile."""
+    planned = plan(store, registry, "promote", version, reason, now)
+    verdict, running = Verdict(verdict="promote", reason=reason or "by hand"), planned.running
+    if running and (running.challenger, running.champion) == (planned.version, planned.champion):
+        decided = release.conclude(store, registry, Decision(experiment=running, verdict=verdict, decided=now, by=by))
+        return _carried(registry, decided, planned)
+    return _move(store, registry, planned, Decision(experiment=by_hand(planned, now), verdict=verdict, decided=now, by=by))
+
+
+def rollback(store: ObjectStore, registry: Registry, version: str, by: str, reason: str, now: float) -> Decision:
+    """Make an earlier champion the champion again, by default the newest retired one; a paused test is ended instead.
+
+    Raises what `promote` raises.
+    """
+    planned = plan(store, registry, "roll_back", version, reason, now)
+    if planned.ends_pause and planned.running:
+        verdict = Verdict(verdict="reject", reason=reason or "ended by hand, after no proof either way")
+        return release.conclude(store, registry, Decision(experiment=planned.running, verdict=verdict, decided=now, by=by))
+    verdict = Verdict(verdict="promote", reason=reason or "rolled back")
+    return _move(store, registry, planned, Decision(experiment=by_hand(planned, now), verdict=verdict, decided=now, by=by))
+
+
+def complete(store: ObjectStore, registry: Registry, now: float) -> Decision | None:
+    """Carry out the newest manual move if its run was killed before it moved the alias; return it, or None."""
+    name, last = max(moves.manual_ids(store), default=""), log.newest(store)
+    decision = decision_of(store, name) if name else None
+    if decision is None or last is None or now - decision.decided < OWN_SECONDS:
+        return None
+    overtaken = (
+        decision.decided < last.time - moves.SKEW_SECONDS or (registry.aliases().champion or "") != decision.experiment.champion
+    )
+    return None if overtaken or moves.logged(store, decision) else release.conclude(store, registry, decision)
+
+
+def by_hand(planned: Plan, now: float) -> ExperimentRecord:
+    """Return the record of a move without an experiment."""
+    part = moves.ROLLBACK if planned.kind == "roll_back" else "-"
+    identifier = f"{moves.MANUAL}{now:.3f}{part}version-{planned.version}"
+    return ExperimentRecord(id=identifier, champion=planned.champion, challenger=planned.version, share=1, started=now)
+
+
+def check_servable(registry: Registry, version: str) -> None:
+    """Raise where a version is unknown (NotRegistered) or has no weights (CheckpointRemoved), before anything is written."""
+    if not (removed := registry.version(version).tags.get(REMOVED_TAG)):
+        return
+    servable = [v.version for v in registry.versions() if not v.tags.get(REMOVED_TAG)]
+    raise CheckpointRemoved(
+        f"version {version}: expected one whose checkpoint is kept, but retention removed this one's at {removed}; nothing was "
+        f"changed. Give version=N with one of the latest that have theirs: {', '.join(servable[-MOST_NAMED:])}"
+    )
+
+
+def _default(store: ObjectStore, registry: Registry, kind: ManualKind, aliases: Aliases) -> str:
+    """Return the version that a move without one means."""
+    if kind == "promote":
+        if aliases.challenger and aliases.challenger != aliases.champion:
+            return aliases.challenger
+        raise NothingToDo(f"promote: there is no challenger, the champion is {aliases.champion}; give version=N")
+    if version := _newest_retired(store, registry, aliases):
+        return version
+    raise NothingToDo("rollback: no version was champion before and is kept; give version=N")
+
+
+def _newest_retired(store: ObjectStore, registry: Registry, aliases: Aliases) -> str:
+    """Return the champion that was retired last and could be served again; empty if there is none."""
+    for change in (change for move in log.backwards(store) for change in move.changes if change.after == "retired"):
+        with suppress(NotRegistered):  # deleted in MLflow
+            version = registry.version(change.version)
+            if states.state_of(version, aliases) == "retired" and not version.tags.get(REMOVED_TAG):
+                return version.version
+    return ""
+
+
+def _move(store: ObjectStore, registry: Registry, planned: Plan, decision: Decision) -> Decision:
+    """End the running experiment and carry out a move."""
+    if running := planned.running:
+        stopped = Verdict(verdict="broken", reason=f"stopped: version {planned.version} made champion by hand")
+        release.conclude(store, registry, decision.model_copy(update={"experiment": running, "verdict": stopped}))
+    return _carried(registry, release.conclude(store, registry, decision), planned)
+
+
+def _carried(registry: Registry, decision: Decision, planned: Plan) -> Decision:
+    """Return the decision if its version is champion now."""
+    if (champion := registry.aliases().champion) != planned.version:
+        raise MovedMeanwhile(
+            f"{planned.kind.replace('_', ' ')}: version {planned.version} is not champion, {champion} is: somebody else "
+            "moved the champion meanwhile. `python -m tasks.experiments history` shows who; then run this again"
+        )
+    return decision

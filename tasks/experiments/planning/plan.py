@@ -1,0 +1,52 @@
+"""The plan of a test: the settings as they are when it opens."""
+
+from infra.records import ExperimentRecord, Plan, PlannedMetric
+from infra.records.experiments import RULES
+from infra.settings.schema import Collect, Experiment
+from tasks.experiments.counting.metrics import METRICS, planned
+
+OF_COLLECT = ("settle_seconds", "join_seconds", "known_user_days")
+"""Settings of `collect` that decide what a test counts."""
+OWN = ("rules", "planned", "cautious", "metrics")
+"""Fields of a plan that are no settings."""
+
+
+UNPLANNED = {"design": "by_user", "planned_requests": 20_000, "max_seconds": 7 * 86_400.0}
+"""What is taken where a setting leaves the choice to the planner (planner.py) and it has no traffic to plan from."""
+
+
+def make_plan(settings: Experiment, collect: Collect, reason: str = "") -> Plan:
+    """Return the plan of a test that opens now.
+
+    Args:
+        reason: what the planner chose and why.
+    """
+    return Plan(metrics=tuple(planned(metric, settings) for metric in METRICS), planned=reason, **_fields(settings, collect))
+
+
+def plan_of(experiment: ExperimentRecord, settings: Experiment, collect: Collect) -> Plan:
+    """Return the plan by which a test is judged: its record's.
+
+    A test that was opened before plans were recorded goes on by the rule of that time (rules.acceptance), with today's settings.
+    """
+    if experiment.plan:
+        return experiment.plan
+    compared = [
+        PlannedMetric(name=name, role=role, better="more", per="requests", margin=0, relative=False)
+        for name, role in (("accepted", "success"), ("characters", "guardrail"))
+    ]
+    return Plan(metrics=tuple(compared), **{**_fields(settings, collect), "mode": "acceptance", "design": "by_user"})
+
+
+def _fields(settings: Experiment, collect: Collect) -> dict[str, object]:
+    settings = unplanned(settings)
+    names = [name for name in Plan.model_fields if name not in (*OWN, *OF_COLLECT)]
+    of_collect = {name: getattr(collect, name) for name in OF_COLLECT}
+    return {"rules": RULES} | {name: getattr(settings, name) for name in names} | of_collect
+
+
+def unplanned(settings: Experiment) -> Experiment:
+    """Return the settings with UNPLANNED where they leave something open."""
+    return settings.model_copy(
+        update={name: value for name, value in UNPLANNED.items() if getattr(settings, name) in (0, "auto")}
+    )

@@ -1,0 +1,352 @@
+"""What a team can find out, and the plan of its next test: python -m tasks.experiments.planning.planner [--days N]
+
+From recent traffic, by each design and for tests of a day, a week and four weeks: the smallest gain of acceptance that is
+promoted with a chance of 80 %, the chance to promote gains of 5, 10 and 20 %, and the chance to ship an equal version in the mode
+without inferiority. No version is compared: the traffic is divided at random many times, as a test of equal versions would, and
+the gate's own comparison tells the errors of all metrics with their correlations:
+
+    within      what a user's requests differ by chance: falls with time as 1 / sqrt(t)
+    between     what users differ beyond their history: stays, in a test by user; is not there in a crossover
+
+The chance to promote is that of the whole rule (rules.py): a sure gain, and every metric within its margin, for estimates drawn
+from that joint normal distribution. What a setting leaves open, 0 or "auto", is chosen here when a test opens.
+"""
+
+import argparse
+import math
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+from scipy.stats import binom
+
+from infra import settings as configuration
+from infra.records import Plan, PlannedMetric
+from infra.records.experiments import Design
+from infra.settings.schema import Collect, Experiment, Margins
+from infra.storage.store import ObjectStore
+from tasks.experiments.counting.traffic import DAY, Traffic, divide, recent
+from tasks.experiments.planning.plan import make_plan, unplanned
+from tasks.experiments.verdict.decide import NOVELTY_ALPHA, Look, tolerated_users, weights_of
+from tasks.experiments.verdict.designs import compare
+from tasks.statistics.multiple import joint_levels
+from tasks.statistics.ratios import deciders, leave_one_out, widen
+
+DURATIONS = {"a day": 1.0, "a week": 7.0, "four weeks": 28.0}
+"""Days of the tests that are shown."""
+GAINS = (0.05, 0.1, 0.2)
+CHANCE = 0.8
+DIVISIONS = 20
+"""Random divisions from which errors are estimated."""
+DRAWS = 2000
+"""Draws of the estimates from which a chance is counted."""
+HOPELESS = 0.5
+"""Smallest gain, as a share, beyond which no test is worth its time."""
+HARMLESS = 0.001
+"""Gain, as a share, of a version that is called equal."""
+SURE_USERS = 0.95
+"""Least chance that a test by user has enough users on both arms."""
+SIMPLER = 1.25
+"""A test by user may find so many times a crossover's smallest gain and is still preferred."""
+MARGIN_ERRORS = 4.5
+"""Standard errors of a margin that an equal version is surely within, but for 1 of 150 tests."""
+FAST_ERRORS = 3.8
+"""The same in the mode without inferiority, where the margins are what is decided by: 1 of 30, for each metric."""
+SLACK = 1.5
+"""Requests of a plan over the expected ones, so that the clock ends the test after whole days."""
+
+
+@dataclass(frozen=True, eq=False)
+class Errors:
+    """What chance does to the estimates of a test of equal versions. A covariance is [M, M] over the plan's metrics."""
+
+    within: np.ndarray
+    """Covariance of what is within users, over the days of the traffic."""
+    between: np.ndarray
+    """Covariance of what is between users; zero in a crossover."""
+    shift: np.ndarray
+    """Standard errors by which users who may be made up and favour a difference most move it, [M]."""
+    days: float
+    """Days of the traffic."""
+
+    def covariance(self, days: float) -> np.ndarray:
+        """Return the covariance in a test of so many days."""
+        return self.between + self.within * self.days / days
+
+
+@dataclass(frozen=True)
+class Prospect:
+    """What a test by one design finds."""
+
+    design: Design
+    users: int
+    obstacle: str
+    """Why such a test cannot end with a verdict; empty where it can."""
+    smallest: dict[str, float]
+    """By duration, the gain promoted with a chance of 80 %, as a share of the acceptance."""
+    chances: dict[str, dict[float, float]]
+    """By duration, the chance to promote each of GAINS."""
+    harmless: dict[str, float]
+    """By duration, the chance to ship an equal version in the mode without inferiority, with margins of its size."""
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """The settings of the next test, without a value left open."""
+
+    settings: Experiment
+    reason: str
+    """What was chosen and what it finds, as sentences."""
+
+
+def errors_of(traffic: Traffic, plan: Plan, design: Design, seed: int = 0) -> Errors:
+    """Return the errors of every metric of a plan by a design."""
+    draw, size = np.random.default_rng(seed), len(plan.metrics)
+    within, shift = _errors(traffic, plan, "crossover", draw)
+    if design == "crossover":
+        return Errors(within, np.zeros((size, size)), shift, traffic.days)
+    apart, shift = _errors(traffic, plan, "by_user", draw)
+    # The second half of the traffic has half of its time: there, what is within users has twice its variance.
+    found, vectors = np.linalg.eigh(apart - 2 * within)
+    return Errors(within, (vectors * np.maximum(found, 0)) @ vectors.T, shift, traffic.days)
+
+
+def _errors(traffic: Traffic, plan: Plan, design: Design, draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    divided = plan.model_copy(update={"design": design})
+    covariance, shift = np.zeros((len(plan.metrics),) * 2), np.zeros(len(plan.metrics))
+    for _ in range(DIVISIONS):
+        totals = divide(traffic, design, draw)
+        rows = [compare(totals, metric, divided) for metric in plan.metrics]
+        fits = [leave_one_out(each) for each in rows]
+        moved = np.stack([np.zeros(traffic.users) if fit is None else fit[1] for fit in fits]) * _signs(plan.metrics)[:, None]
+        covariance += moved @ moved.T / DIVISIONS
+        if count := tolerated_users(totals, divided):
+            for number, metric in enumerate(plan.metrics):
+                if metric.role == "success" and moved[number].any():
+                    chosen = deciders(rows[number], count, int(_signs([metric])[0]), totals.named)
+                    shift[number] += moved[number][chosen].sum() / np.linalg.norm(moved[number]) / DIVISIONS
+    return covariance, shift
+
+
+def _signs(metrics: Sequence[PlannedMetric]) -> np.ndarray:
+    return np.array([1.0 if metric.better == "more" else -1.0 for metric in metrics])
+
+
+def margins_of(traffic: Traffic, plan: Plan, covariance: np.ndarray, *, widened: bool = True) -> np.ndarray:
+    """Return the margin of every metric in its unit, [M]: the plan's; if `widened`, at least what a test of this size shows."""
+    bases = [traffic.mean(metric.name, metric.per) if metric.relative else 1.0 for metric in plan.metrics]
+    planned = np.array([metric.margin for metric in plan.metrics]) * bases
+    errors = FAST_ERRORS if plan.mode == "non_inferiority" else MARGIN_ERRORS
+    return np.maximum(planned, errors * np.sqrt(np.diag(covariance))) if widened else planned
+
+
+def chance(traffic: Traffic, plan: Plan, errors: Errors, days: float, gain: float, margins: np.ndarray, users: int) -> float:
+    """Return the chance that a test of so many days promotes a version whose completions are accepted more often by a share.
+
+    By chance alone a lasting gain looks as if it fades in a part of the tests, which then do not promote it.
+    """
+    covariance, look = errors.covariance(days), Look(plan, last=True)
+    scale, effect = np.sqrt(np.diag(covariance)), _effects(traffic, plan, gain)
+    factor = np.linalg.cholesky(covariance + np.diag(1e-9 * scale**2 + 1e-18))
+    drawn = np.random.default_rng(0).standard_normal((DRAWS, len(scale))) @ factor.T + effect - errors.shift * scale
+    normal, freedom = NormalDist(), max(users - 2, 1)
+    success = np.array([metric.role == "success" for metric in plan.metrics])
+    same = np.array([metric.better == "same" for metric in plan.metrics])
+    worst = np.where(same, -np.abs(drawn), drawn) - widen(normal.inv_cdf(1 - look.alpha / 2), freedom) * scale
+    passed = (worst > -margins).all(axis=1)
+    if plan.mode == "superiority":
+        weights = weights_of([metric for metric in plan.metrics if metric.role == "success"])
+        levels = joint_levels(factor[success], look.alpha, weights)
+        critical = np.array([widen(normal.inv_cdf(1 - level / 2), freedom) for level in levels])
+        passed &= (drawn[:, success] > critical * scale[success]).any(axis=1)
+        return float(passed.mean()) * (1 - NOVELTY_ALPHA / 2)
+    return float(passed.mean())
+
+
+def _effects(traffic: Traffic, plan: Plan, gain: float) -> np.ndarray:
+    """Return how much better each metric is where a share more completions are accepted: what is accepted does not annoy."""
+    accepted = gain * traffic.mean("accepted", "shown")
+    of_metric = {"accepted": accepted, "annoyed": accepted, "characters": gain * traffic.mean("characters", "shown")}
+    return np.array([of_metric.get(metric.name, 0.0) for metric in plan.metrics])
+
+
+def smallest(traffic: Traffic, plan: Plan, errors: Errors, days: float, users: int, *, widened: bool = True) -> float:
+    """Return the smallest gain that is promoted with CHANCE in a test of so many days, as a share; infinity above 2."""
+    margins = margins_of(traffic, plan, errors.covariance(days), widened=widened)
+    low, high = 0.0, 2.0
+    if chance(traffic, plan, errors, days, high, margins, users) < CHANCE:
+        return math.inf
+    for _ in range(12):
+        middle = (low + high) / 2
+        found = chance(traffic, plan, errors, days, middle, margins, users) >= CHANCE
+        low, high = (low, middle) if found else (middle, high)
+    return high
+
+
+def obstacle_of(users: int, plan: Plan, design: Design) -> str:
+    """Return why a test of so many users cannot end with a verdict; empty where it can."""
+    asked = f"experiment.min_users asks for {plan.min_users}{'' if design == 'crossover' else ' an arm'}"
+    if users < plan.min_users * (1 if design == "crossover" else 2):
+        return f"{users} users with a history, {asked}"
+    enough = float(binom.cdf(users - plan.min_users, users, 0.5) - binom.cdf(plan.min_users - 1, users, 0.5))
+    if design == "by_user" and enough < SURE_USERS:
+        return f"{users} users come to {plan.min_users} on each arm (experiment.min_users) in {enough:.0%} of the tests only"
+    return ""
+
+
+def prospects(traffic: Traffic, plan: Plan, *, widened: bool = True) -> tuple[Prospect, Prospect]:
+    """Return what a test by user and what a crossover of this team finds."""
+    return _prospect(traffic, plan, "by_user", widened), _prospect(traffic, plan, "crossover", widened)
+
+
+def _prospect(traffic: Traffic, plan: Plan, design: Design, widened: bool) -> Prospect:
+    users = traffic.users
+    if obstacle := obstacle_of(users, plan, design):
+        return Prospect(design, users, obstacle, {}, {}, {})
+    errors, gain = errors_of(traffic, plan, design), plan.model_copy(update={"mode": "superiority"})
+    fast = plan.model_copy(update={"mode": "non_inferiority"})
+    found: dict[str, float] = {}
+    chances: dict[str, dict[float, float]] = {}
+    harmless: dict[str, float] = {}
+    for name, days in DURATIONS.items():
+        covariance = errors.covariance(days)
+        margins = margins_of(traffic, gain, covariance, widened=widened)
+        found[name] = smallest(traffic, gain, errors, days, users, widened=widened)
+        chances[name] = {share: chance(traffic, gain, errors, days, share, margins, users) for share in GAINS}
+        harmless[name] = chance(traffic, fast, errors, days, 0, margins_of(traffic, fast, covariance, widened=widened), users)
+    return Prospect(design, users, "", found, chances, harmless)
+
+
+def propose(traffic: Traffic, settings: Experiment, collect: Collect) -> Proposal:
+    """Return the settings of the next test: what they leave open is chosen from the traffic."""
+    plan = make_plan(settings, collect)
+    designs: tuple[Design, ...] = ("by_user", "crossover") if settings.design == "auto" else (settings.design,)
+    obstacles = {design: obstacle_of(traffic.users, plan, design) for design in designs}
+    possible = [design for design in designs if not obstacles[design]]
+    if not possible or not traffic.sums["judged"].sum():
+        lacks = "; ".join(filter(None, obstacles.values())) or "no request of the last days was judged"
+        return Proposal(
+            unplanned(settings), f"nothing to plan from: {lacks}. Let more developers take part (serving.terms.experiments)"
+        )
+    errors = {design: errors_of(traffic, plan, design) for design in possible}
+    # Without inferiority the margins decide: time is better than wider ones, where there is enough of it.
+    fast, durations = plan.mode == "non_inferiority", _durations(settings)
+    for days in durations:
+        widened = settings.widen_margins and (not fast or days == durations[-1])
+        gains = {design: smallest(traffic, plan, each, days, traffic.users, widened=widened) for design, each in errors.items()}
+        best = min(gains, key=lambda design: gains[design])
+        if "by_user" in gains and gains["by_user"] <= SIMPLER * gains[best]:
+            best = "by_user"  # the simpler design, where it finds nearly as much
+        if gains[best] <= (HARMLESS if fast else settings.gain):
+            break
+    return _chosen(traffic, settings, plan, best, days, errors[best], gains[best])
+
+
+def _durations(settings: Experiment) -> list[float]:
+    """Return the days of the tests that may be chosen, the shortest first."""
+    if settings.max_seconds:
+        return [settings.max_seconds / DAY]
+    period = {"days": 1, "weeks": 7}[settings.whole]
+    most = settings.fast_days if settings.mode == "non_inferiority" else settings.max_days
+    return [float(days) for days in range(period, max(most, period) + 1, period)]
+
+
+def _chosen(
+    traffic: Traffic, settings: Experiment, plan: Plan, design: Design, days: float, errors: Errors, gain: float
+) -> Proposal:
+    margins = margins_of(traffic, plan, errors.covariance(days), widened=settings.widen_margins)
+    relative = {
+        metric.name: float(margin) / (max(traffic.mean(metric.name, metric.per), 1e-9) if metric.relative else 1.0)
+        for metric, margin in zip(plan.metrics, margins, strict=True)
+    }
+    wider = {metric.name: relative[metric.name] for metric in plan.metrics if relative[metric.name] > metric.margin * (1 + 1e-9)}
+    expected = traffic.per_day * days / 2
+    chosen = settings.model_copy(
+        update={
+            "design": design,
+            "max_seconds": settings.max_seconds or days * DAY,
+            "planned_requests": settings.planned_requests or max(round(SLACK * expected), 1),
+            "min_requests": settings.min_requests
+            if settings.planned_requests
+            else min(settings.min_requests, max(int(expected / 4), 1)),
+            "margins": Margins.model_validate(settings.margins.model_dump() | {name: _round_up(m) for name, m in wider.items()}),
+        }
+    )
+    harmless = chance(traffic, plan, errors, days, 0.0, margins, traffic.users)
+    finds = f"{design}, {days:g} days: " + (
+        f"ships an equal version in {harmless:.0%}"
+        if plan.mode == "non_inferiority"
+        else f"finds +{gain:.0%} in {CHANCE:.0%} of the tests"
+        if gain <= HOPELESS
+        else f'finds no gain below {HOPELESS:.0%}: let more developers take part, or set experiment.mode = "non_inferiority"'
+    )
+    widened = ", ".join(f"{name} {value:.2g}" for name, value in wider.items())
+    return Proposal(chosen, finds + (f"; margins widened to what this test can show: {widened}" if widened else ""))
+
+
+def _round_up(margin: float) -> float:
+    return math.ceil(margin * 1e4) / 1e4
+
+
+def plan_test(store: ObjectStore, settings: configuration.Settings, now: float) -> Plan:
+    """Return the plan of a test that opens now: what the settings leave open is chosen from the traffic of the last days."""
+    experiment, collect = settings.experiment, settings.collect
+    if experiment.design != "auto" and experiment.max_seconds and experiment.planned_requests:
+        return make_plan(experiment, collect)
+    proposal = propose(recent(store, settings, make_plan(experiment, collect), now), experiment, collect)
+    return make_plan(proposal.settings, collect, proposal.reason)
+
+
+def page(found: Sequence[Prospect], traffic: Traffic, plan: Plan, proposal: Proposal) -> str:
+    """Return the prospects and the proposal as text."""
+    lines = [
+        f"{traffic.users} users with a history, {traffic.per_day:.0f} requests a day in {traffic.days:g} days, "
+        f"acceptance {traffic.mean('accepted', 'shown'):.1%}; level {plan.alpha:g}, mode {plan.mode}"
+    ]
+    for prospect in found:
+        lines.append(f"\n{prospect.design}{': no verdict: ' + prospect.obstacle if prospect.obstacle else ''}")
+        for name in DURATIONS if not prospect.obstacle else ():
+            least, chances = prospect.smallest[name], ", ".join(f"+{g:.0%} in {c:.0%}" for g, c in prospect.chances[name].items())
+            finds = f"finds +{least:.0%} in {CHANCE:.0%} of the tests" if math.isfinite(least) else "finds no gain"
+            lines.append(
+                f"    in {name:<10} {finds}; {chances}; non-inferiority ships an equal one in {prospect.harmless[name]:.0%}"
+            )
+    chosen = proposal.settings
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"The next test: {proposal.reason}.",
+            "The same by setting, so that it stays:",
+            "    [experiment]",
+            f'    design = "{chosen.design}"',
+            f"    planned_requests = {chosen.planned_requests}",
+            f"    max_seconds = {chosen.max_seconds:.0f}",
+        ]
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print what the team can find out. Exit code 1 without requests to plan from."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tasks.experiments.planning.planner", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("--days", type=float, default=7.0, help="days of recent traffic to plan from (default %(default)s)")
+    options = parser.parse_args(arguments)
+    settings = configuration.load()
+    plan = make_plan(settings.experiment, settings.collect)
+    traffic = recent(ObjectStore.connect(settings.store), settings, plan, time.time(), options.days)
+    if not traffic.sums["judged"].sum():
+        print(f"planner: no request of the last {options.days:g} days that a test would count; try --days 28", file=sys.stderr)
+        return 1
+    widened = settings.experiment.widen_margins
+    proposal = propose(traffic, settings.experiment, settings.collect)
+    print(page(prospects(traffic, plan, widened=widened), traffic, plan, proposal))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,171 @@
+"""How a version came to be where it is, from the object store alone: what the cycle, the experiment and the moves left there."""
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from infra.records import CycleOutcome, Decision, ExperimentRecord, Look, Manifest, Move, StageName
+from infra.storage import cycles
+from infra.storage import looks as looks_log
+from infra.storage import moves as log
+from infra.storage.store import ObjectStore
+from tasks.experiments.reports.history import anchor_line, anchors, line, look_line, when
+
+Section = tuple[str, list[str]]
+"""A title and its lines."""
+
+
+class UnknownVersion(KeyError):
+    """Nothing in the store names the version."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])  # KeyError puts its text in quotes
+
+
+def explain(store: ObjectStore, version: str) -> Iterator[Section]:
+    """Yield what is known of a version, in the order in which it happened.
+
+    Raises:
+        UnknownVersion: no cycle made it, and no move names it.
+    """
+    outcome = _outcome(store, version)
+    moves = [move for move in log.backwards(store) if version in {change.version for change in move.changes}][::-1]
+    if outcome is None and not moves:
+        raise UnknownVersion(
+            f"version {version}: no cycle of {store.uri(cycles.PREFIX)} made it, and no move of {store.uri(log.PREFIX)} names "
+            "it. `python -m tasks.experiments history` lists the moves"
+        )
+    if outcome:
+        yield from _cycle(store, outcome)
+        yield from _experiment(store, outcome)
+    else:
+        yield "cycle", ["none: it is a base, or a person registered it"]
+    yield "moves", [line(move) for move in moves] or ["none in the log"]
+    if beside := list(_beside(store, version, moves)):
+        yield "anchor", beside
+    if changed := [(change, move) for move in moves for change in move.changes if change.version == version]:
+        change, move = changed[-1]
+        yield "state", [f"{change.after.replace('_', ' ')}, since {when(move.time)}"]
+
+
+def _outcome(store: ObjectStore, version: str) -> CycleOutcome | None:
+    """Return the outcome of the cycle that made a version."""
+    index = cycles.index(store)
+    for cycle in reversed([cycle for cycle, objects in index.items() if cycles.OUTCOME in objects]):
+        outcome = CycleOutcome.model_validate(store.get_json(cycles.key(cycle, cycles.OUTCOME)))
+        if outcome.version == version:
+            return outcome
+    return None
+
+
+def _cycle(store: ObjectStore, outcome: CycleOutcome) -> Iterator[Section]:
+    manifest = cycles.manifest_of(store, outcome.cycle)
+    yield (
+        "cycle",
+        [
+            f"{manifest.cycle}, sealed {when(manifest.created)}",
+            f"trained from version {manifest.parent} to beat version {manifest.champion}",
+            f"code {manifest.code or 'unknown'}; Prefect's run {manifest.run or 'unknown'}",
+            f"{outcome.result}: {outcome.reason}",
+        ],
+    )
+    yield "data", _data(store, manifest)
+    yield "reward", _reward(store, manifest)
+    yield "training", _training(_object(store, manifest.cycle, "training.json"))
+    yield "evaluation", _evaluation(_object(store, manifest.cycle, "evaluation.json"))
+
+
+def _data(store: ObjectStore, manifest: Manifest) -> list[str]:
+    buckets = ", ".join(f"{count} {bucket}" for bucket, count in manifest.buckets.items() if count)
+    return [
+        f"data set {cycles.dataset_id(store, manifest.cycle)}",
+        f"{manifest.requests} requests from {when(manifest.since)} to {when(manifest.until)}: {buckets}",
+        f"{manifest.samples.rows} samples in {store.uri(manifest.samples.key)}",
+    ]
+
+
+def _reward(store: ObjectStore, manifest: Manifest) -> list[str]:
+    chosen = _object(store, manifest.cycle, "settings.json").get("reward", {})
+    samples, reward = sum(r.samples for r in manifest.returns), sum(r.reward for r in manifest.returns)
+    mean = [f"mean reward {reward / samples:+.4f} over {samples} samples"] if samples else []
+    return [", ".join(f"{name} {value}" for name, value in chosen.items()), *mean]
+
+
+def _training(metrics: dict[str, Any]) -> list[str]:
+    if not metrics:
+        return ["no record"]
+    figures = ", ".join(f"{name} {metrics[name]}" for name in ("samples", "tokens", "mean_reward", "entropy") if name in metrics)
+    return [f"{len(metrics.get('steps', ()))} steps: {figures}", *metrics.get("notes", ())]
+
+
+def _evaluation(result: dict[str, Any]) -> list[str]:
+    return [f"{'passed' if result['passed'] else 'refused'}: {result['reason']}"] if result else ["no record"]
+
+
+def _experiment(store: ObjectStore, outcome: CycleOutcome) -> Iterator[Section]:
+    """Yield the test, each of its stages that the gate has looked at, and the verdict."""
+    if not outcome.experiment:
+        yield "experiment", ["none: " + outcome.reason]
+        return
+    record = ExperimentRecord.model_validate(store.get_json(f"experiments/{outcome.experiment}.json"))
+    opened = f"{record.id}: against version {record.champion}, {record.share:.0%} of users, since {when(record.started)}"
+    yield "experiment", [opened]
+    last = _last_looks(store, record.id)
+    yield from ((name, [look_line(look).strip()]) for name, look in last.items() if name != "watch")
+    decision = cycles.decision_of(store, outcome.experiment)
+    yield "verdict", _decision(decision) if decision else ["no verdict yet"]
+    if watched := last.get("watch"):
+        yield "watch", [look_line(watched).strip()]
+
+
+def _beside(store: ObjectStore, version: str, moves: Sequence[Move]) -> Iterator[str]:
+    """Yield the comparisons with this version as the anchor, and the last look at it beside another one while it was champion."""
+    left = [m.time for m in moves for c in m.changes if c.version == version and c.before == "champion" != c.after]
+    for record in anchors(store):
+        if record.champion == version:
+            yield anchor_line(record).strip()
+        until = (_look_until(store, record.id, last) for last in (*left, math.inf))
+        for look in {found.number: found for found in until if found}.values():
+            if look.verdict.reason.startswith(f"version {version} beside the anchor"):
+                yield look_line(look).strip()
+
+
+def _look_until(store: ObjectStore, experiment: str, time: float) -> Look | None:
+    """Return the last look at an experiment that is not younger than a time; it is found by halves."""
+    numbers = range(1, looks_log.newest_number(store, experiment) + 1)
+    number = bisect_left(numbers, True, key=lambda number: looks_log.read(store, experiment, number).time > time)
+    return looks_log.read(store, experiment, number) if number else None
+
+
+def _last_looks(store: ObjectStore, experiment: str) -> dict[StageName, Look]:
+    """Return the last look of each stage of an experiment, in the order of the stages. A stage's end is found by halves."""
+    found: dict[StageName, Look] = {}
+    newest = looks_log.newest_number(store, experiment)
+    last = 0
+    while last < newest:
+        stage = looks_log.read(store, experiment, last + 1).stage
+        ended = partial(_is_of_another, store, experiment, stage)
+        last += bisect_left(range(last + 1, newest + 1), True, key=ended)
+        found[stage] = looks_log.read(store, experiment, last)
+    return found
+
+
+def _is_of_another(store: ObjectStore, experiment: str, stage: StageName, number: int) -> bool:
+    return looks_log.read(store, experiment, number).stage != stage
+
+
+def _decision(decision: Decision) -> list[str]:
+    verdict = decision.verdict
+    counts = ", ".join(f"{verdict.requests[arm]} requests of {verdict.users[arm]} users on the {arm}" for arm in verdict.requests)
+    said = f"{verdict.verdict}, by {decision.by}, {when(decision.decided)}: {verdict.reason}"
+    return [said, *([counts] if counts else [])]
+
+
+def _object(store: ObjectStore, cycle: str, name: str) -> dict[str, Any]:
+    """Return an object of a cycle; empty where it was not written."""
+    try:
+        return store.get_json(cycles.key(cycle, name))
+    except KeyError:
+        return {}

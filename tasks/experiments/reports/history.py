@@ -1,0 +1,88 @@
+"""The moves of versions, the anchors and the gate's looks in words, from the object store alone."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from itertools import islice
+
+from infra.records import Change, ExperimentRecord, Look, Move
+from infra.storage import looks as looks_log
+from infra.storage import moves as log
+from infra.storage.store import ObjectStore
+from tasks.experiments.moves.succession import PREFIX
+
+KINDS = {"by_hand": "by hand", "roll_back": "roll back"}
+
+
+def history(store: ObjectStore, count: int, experiment: str = "", *, looks: bool = True) -> Iterator[str]:
+    """Yield a line for each of the last moves and looks, oldest first.
+
+    Args:
+        store: the object store.
+        count: most lines.
+        experiment: id of the only experiment to list; empty: all.
+        looks: whether to list looks too. Anchors are listed in any case.
+    """
+    moves = (move for move in log.backwards(store) if experiment in ("", move.experiment))
+    dated = [(move.time, 0, move.number, line(move)) for move in islice(moves, count)]
+    since = dated[-1][0] if len(dated) == count else 0.0
+    names = [experiment] if experiment else _experiments(store)
+    for name in names if looks else ():
+        dated += [(look.time, 1, look.number, look_line(look)) for look in _last(store, name, count, since)]
+    dated += [
+        (record.started, 0, 0, anchor_line(record))
+        for record in anchors(store)
+        if experiment in ("", record.id) and record.started >= since
+    ]
+    yield from (text for *_, text in sorted(dated)[-count:])
+
+
+def line(move: Move) -> str:
+    """Return a move as a line."""
+    changes = [_change(change) for change in move.changes]
+    stage = [f"{move.stage} at {move.share:.0%}"] if move.stage else []
+    asked = f"{KINDS.get(move.kind, move.kind)}, by {move.by}"
+    return f"{move.number:>5}  {when(move.time)}  {asked}: {', '.join([*changes, *stage])}: {move.reason}"
+
+
+def anchors(store: ObjectStore) -> Iterator[ExperimentRecord]:
+    """Yield the records of the anchors, and of each comparison with one as it began, oldest first."""
+    for key in store.keys(f"experiments/{PREFIX}"):
+        yield ExperimentRecord.model_validate(store.get_json(key))
+
+
+def anchor_line(record: ExperimentRecord) -> str:
+    """Return an anchor, or the beginning of a comparison with it, as a line."""
+    compared = f"version {record.challenger} is compared with it" if record.stages else "it is champion"
+    return f"       {when(record.started)}  {record.id}: version {record.champion} is the anchor: {compared}"
+
+
+def look_line(look: Look) -> str:
+    """Return a look as a line, with the number of requests on both arms."""
+    requests, users = (sum(counts.values()) for counts in (look.verdict.requests, look.verdict.users))
+    seen = f"look {look.number}, {look.stage} at {look.share:.0%}, {requests} requests of {users} users"
+    return f"       {when(look.time)}  {look.experiment}, {seen}: {look.verdict.verdict}: {look.verdict.reason}"
+
+
+def when(seconds: float) -> str:
+    """Return a time in words."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _experiments(store: ObjectStore) -> list[str]:
+    """Return the ids of all experiments that opened."""
+    return [key.removeprefix("experiments/").removesuffix(".json") for key in store.keys("experiments/")]
+
+
+def _last(store: ObjectStore, experiment: str, count: int, since: float) -> Iterator[Look]:
+    """Yield at most `count` of an experiment's last looks that are not older than a time, newest first."""
+    newest = looks_log.newest_number(store, experiment)
+    for number in range(newest, max(0, newest - count), -1):
+        look = looks_log.read(store, experiment, number)
+        if look.time < since:
+            return
+        yield look
+
+
+def _change(change: Change) -> str:
+    before, after = (state.replace("_", " ") for state in (change.before, change.after))
+    return f"version {change.version} {before if before == after else f'{before} -> {after}'}"

@@ -1,0 +1,56 @@
+"""The page of a running experiment in Prefect."""
+
+from infra.pages import charts
+from infra.pages.experiment_view import duration, metric_rows, progress, sequences, words
+from infra.records import ExperimentRecord, Look
+from infra.storage import looks as log
+from infra.storage.store import ObjectStore
+from tasks.experiments.reports.history import when
+
+MOST_POINTS = 60
+"""Looks of a confidence sequence, about."""
+
+
+def experiment_page(store: ObjectStore, experiment: ExperimentRecord, look: Look) -> str:
+    """Return what the gate sees of an experiment in Markdown: sequences, metrics, checks, time to the planned end."""
+    verdict, plan = look.verdict, experiment.plan
+    looks = log.some(store, experiment.id, look.number, MOST_POINTS)
+    counts = ", ".join(f"{verdict.requests[arm]} requests of {verdict.users[arm]} users on the {arm}" for arm in verdict.requests)
+    lines = [
+        f"# {experiment.id}: {verdict.verdict}",
+        verdict.reason,
+        f"\nVersion {experiment.challenger} against {experiment.champion}: {look.stage}, {look.share:.0%} on the challenger; "
+        f"look {look.number}, {when(look.time)}",
+        *_stages(experiment),
+        *([f"\n{counts}"] if counts else []),
+        *_progress(experiment, look),
+        *([f"\nPlanned: {plan.planned}"] if plan and plan.planned else []),
+        *(f"\n![{chart.title}]({charts.data_uri(chart.svg)})" for chart in (sequences(looks, plan) if plan else [])),
+        "\n| metric | role | champion | challenger | difference | level | margin | state |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        *(
+            f"| {r.name} | {r.role} | {r.champion} | {r.challenger} | {r.difference} | {r.level} | {r.margin} | {r.state} |"
+            for r in metric_rows(verdict, plan)
+        ),
+        "\n| check | state | numbers |",
+        "| --- | --- | --- |",
+        *(f"| {words(check.name)} | {check.state} | {check.reason} |" for check in verdict.checks),
+    ]
+    return "\n".join(lines)
+
+
+def _progress(experiment: ExperimentRecord, look: Look) -> list[str]:
+    found = progress(experiment, look)
+    if found is None:
+        return []
+    ends = f"{when(found.ends)}, in {duration(found.ends - look.time)}, by {'the clock' if found.by_clock else 'requests'}"
+    return [f"\n{found.requests} of {found.planned} requests an arm ({found.share:.0%}); planned end {ends}"]
+
+
+def _stages(experiment: ExperimentRecord) -> list[str]:
+    """Return the stages so far, the present one last."""
+    stages = [
+        f"{stage.name} at {stage.share:.0%} from {when(stage.started)}{f' ({stage.reason})' if stage.reason else ''}"
+        for stage in experiment.stages
+    ]
+    return [f"\nStages: {'; '.join(stages)}"] if stages else []

@@ -1,0 +1,82 @@
+"""Compute a decision of the gate or of the watch again, from its record alone, and compare the verdicts bit by bit."""
+
+from collections.abc import Iterator
+
+from infra.records import Decision, Verdict
+from infra.records.experiments import RULES
+from infra.settings import Settings
+from infra.settings.schema import Collect, Experiment
+from infra.storage.cycles import decision_of
+from infra.storage.store import ObjectStore
+from tasks.experiments.controller import probation as aftercare
+from tasks.experiments.counting.totals import of_evidence
+from tasks.experiments.planning.plan import plan_of
+from tasks.experiments.stages import ramp, shadow
+from tasks.experiments.verdict import anchor
+from tasks.experiments.verdict.decide import decide
+
+
+class NoDecision(KeyError):
+    """The store has no decision of this id."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])  # KeyError puts its text in quotes
+
+
+def read(store: ObjectStore, identifier: str) -> Decision:
+    """Return a decision. Raises NoDecision."""
+    if decision := decision_of(store, identifier):
+        return decision
+    known = [key.removeprefix("decisions/").removesuffix(".json") for key in store.keys("decisions/")]
+    raise NoDecision(
+        f"{store.uri(f'decisions/{identifier}.json')} does not exist; expected the id of an experiment that has ended"
+        + (f", the latest are {', '.join(known[-5:])}" if known else ", and none has ended yet")
+    )
+
+
+def recompute(decision: Decision, settings: Experiment, collect: Collect) -> Verdict:
+    """Return the verdict of a decision of the gate or of the watch again, from its record alone; the settings serve for records
+    without a plan.
+
+    Raises:
+        ValueError: the decision holds no evidence, or was made by rules of another number.
+    """
+    experiment, name = decision.watched or decision.experiment, decision.experiment.id
+    if decision.evidence is None and decision.copies is None:
+        raise ValueError(
+            f"the decision on {name}, by {decision.by}: expected one of the gate or the watch with `evidence` or `copies`, found "
+            "neither; a move by hand, the end of a test that was void, and a decision from before they were recorded cannot be "
+            "computed again"
+        )
+    plan = plan_of(experiment, settings, collect)
+    if plan.rules != RULES:
+        raise ValueError(
+            f"the decision on {name}: expected rules {RULES}, which this code has, found rules {plan.rules}; "
+            "check out a commit whose RULES (infra/records/experiments.py) are these to compute it again"
+        )
+    if decision.copies:
+        return shadow.judge(plan, decision.copies, shadow.seconds_left(experiment, plan, decision.decided))
+    assert decision.evidence
+    totals = of_evidence(decision.evidence)
+    if decision.watched:
+        of_anchor = experiment.stage.name == anchor.ANCHOR
+        found = anchor.judge(experiment, plan, totals) if of_anchor else aftercare.judge(plan, totals)
+        return aftercare.taken_back(found)
+    if experiment.counting.name == "ramp":
+        return ramp.judge(experiment, plan, totals, decision.decided)[0]
+    return decide(experiment, plan, totals, decision.decided)
+
+
+def differences(decision: Decision, settings: Settings) -> Iterator[str]:
+    """Yield each field of a decision's verdict that is computed differently now; nothing if all bits are the same.
+
+    The verdict is written as JSON and read again first, as the record was; JSON holds every float exactly.
+
+    Raises:
+        ValueError: the decision holds no evidence, or was made by rules of another number.
+    """
+    computed = recompute(decision, settings.experiment, settings.collect)
+    found = Verdict.model_validate_json(computed.model_dump_json()).model_dump()
+    for name, recorded in decision.verdict.model_dump().items():
+        if found[name] != recorded:
+            yield f"{name}: recorded {recorded!r}, computed {found[name]!r}"

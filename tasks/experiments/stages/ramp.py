@@ -1,0 +1,31 @@
+"""A stage of the ramp: it looks for a breach, and holds while a check fails."""
+
+from infra.records import ExperimentRecord, Plan, Verdict
+from tasks.experiments.counting.totals import ArmTotals
+from tasks.experiments.stages import shares as stages
+from tasks.experiments.verdict.breach import breach
+from tasks.experiments.verdict.checks import run_checks
+
+
+def judge(experiment: ExperimentRecord, plan: Plan, totals: ArmTotals, now: float) -> tuple[Verdict, bool]:
+    """Return the verdict on a stage of the ramp, "undecided" for one that goes on, and whether the next stage may begin.
+
+    It is a function of its arguments alone, so that a decision can be computed again.
+    """
+    stage, checks = experiment.stage, run_checks(totals, experiment.stage.share, plan)
+    verdict = Verdict(verdict="undecided", reason="", requests=totals.requests, users=totals.counts, checks=checks)
+    at = f"ramp at {stage.share:.0%}"
+    seen = f"{at}: {totals.requests['challenger']} requests on the challenger"
+    if found := breach(plan, totals):
+        update = {"verdict": "breach", "reason": f"{at}: {found.reason}", "breached": found.metric}
+        return verdict.model_copy(update=update), False
+    held = "; ".join(check.reason for check in checks if check.state != "passed")
+    if now - experiment.started >= plan.max_seconds:
+        reason = f"{seen}; no test until experiment.max_seconds{f': held, {held}' if held else ''}"
+        return verdict.model_copy(update={"verdict": "broken", "reason": reason}), False
+    enough = totals.requests["challenger"] >= plan.ramp_requests
+    if held or not enough or now - stage.started < stages.seconds_each(plan, experiment.share):
+        wanted = "" if enough else f", {plan.ramp_requests} are asked (experiment.ramp_requests)"
+        reason = f"{seen}{wanted}{f'; held: {held}' if held else ''}"
+        return verdict.model_copy(update={"reason": reason}), False
+    return verdict.model_copy(update={"reason": f"{seen}, no breach"}), True

@@ -1,0 +1,158 @@
+"""Quality checks of a test, before any verdict: whether the arms can be compared at all.
+
+A difference that breaks a test is surely there at the level `experiment.srm_alpha`, for all looks together. What breaks it says
+nothing about the challenger.
+"""
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from infra.records import Arm, CheckResult, Plan
+from tasks.experiments.counting.totals import ARMS, QUARTERS, TORN, ArmTotals, Sums
+from tasks.experiments.verdict.designs import compare_change, compare_rates, compare_requests, rest, units
+from tasks.statistics.ratios import (
+    LEAST_ROWS,
+    NoDifference,
+    Regression,
+    boundary,
+    constant_difference,
+    difference,
+    sample_ratio_p,
+)
+
+
+def run_checks(totals: ArmTotals, share: float, plan: Plan) -> tuple[CheckResult, ...]:
+    """Return the result of every check of the plan's design."""
+    if plan.mode == "acceptance":  # what was checked before plans were recorded
+        return both_arms(totals, plan), split(totals, share, plan)
+    if plan.design == "crossover":
+        return (
+            torn_turns(totals, plan),
+            split_of_turns(totals, share, plan),
+            time_of_day(totals, share, plan),
+            requests_per_user(totals, plan),
+            labels(totals, plan),
+            carry_over(totals, plan),
+        )
+    return (
+        both_arms(totals, plan),
+        split(totals, share, plan),
+        dropping_out(totals, plan),
+        requests_per_user(totals, plan),
+        labels(totals, plan),
+    )
+
+
+def both_arms(totals: ArmTotals, plan: Plan) -> CheckResult:
+    """Users whom both arms served; up to the bound they are set aside."""
+    both, served = int(totals.both.sum()), max(sum(units(totals, plan).values()) + int(totals.both.sum()), 1)
+    broken = both > max(1, plan.max_both_arms * served)
+    return _result("both_arms", broken, f"{both} of {served} users were served by both arms")
+
+
+def split(totals: ArmTotals, share: float, plan: Plan) -> CheckResult:
+    """The split of the users: sample-ratio mismatch."""
+    users = units(totals, plan)
+    p = sample_ratio_p(users["challenger"], users["champion"], share)
+    numbers = f"{users['challenger']} to {users['champion']} users at a share of {share:.0%}"
+    return _result("split", p < plan.srm_alpha, f"{numbers} (sample-ratio mismatch, p = {p:.2g})")
+
+
+def dropping_out(totals: ArmTotals, plan: Plan) -> CheckResult:
+    """Users with a history who made no request that counts: as many of each arm.
+
+    The arm of a user who does not appear is known from the assignment, so it tells users who were lost from chance, which the
+    split of those who appear cannot.
+    """
+    present = units(totals, plan)
+    known = {arm: present[arm] + totals.absent.get(arm, 0) for arm in ARMS}
+    here = {arm: present[arm] / max(known[arm], 1) for arm in ARMS}
+    pooled = sum(present.values()) / max(sum(known.values()), 1)
+    variance = pooled * (1 - pooled) * sum(1 / max(n, 1) for n in known.values())
+    users = float(sum(known.values()))
+    gap = here["challenger"] - here["champion"]
+    broken = min(known.values()) > 0 and abs(gap) > math.sqrt(variance) * boundary(users, plan.srm_alpha, users)
+    numbers = " and ".join(f"{present[arm]} of {known[arm]} users of the {arm}'s arm" for arm in reversed(ARMS))
+    return _result("dropping_out", broken, f"{numbers} took part")
+
+
+def requests_per_user(totals: ArmTotals, plan: Plan) -> CheckResult:
+    """Requests of a user: as many on each arm; in a crossover, in a turn."""
+    gap, far = _beyond(compare_requests(totals, plan), plan, plan.max_request_gap)
+    of = "requests in a turn" if plan.design == "crossover" else "requests"
+    return _result("requests_per_user", far, f"a user's {of} differ by {gap:+.1%} between the arms")
+
+
+def torn_turns(totals: ArmTotals, plan: Plan) -> CheckResult:
+    """Blocks of time in which a user was served by both arms: an editor meets one version in a block."""
+    torn, turns = float(totals.during["champion"][TORN].sum()), sum(_turns(totals).values())
+    broken = torn > max(1.0, plan.max_both_arms * turns)
+    return _result("both_arms", broken, f"in {torn:.0f} of {turns:.0f} blocks of time, a user was served by both arms")
+
+
+def split_of_turns(totals: ArmTotals, share: float, plan: Plan) -> CheckResult:
+    """The split of the users' blocks of time: sample-ratio mismatch. Each is drawn by itself."""
+    turns = _turns(totals)
+    p = sample_ratio_p(turns["challenger"], turns["champion"], share)
+    numbers = f"{turns['challenger']:.0f} to {turns['champion']:.0f} blocks of time at a share of {share:.0%}"
+    return _result("split", p < plan.srm_alpha, f"{numbers} (sample-ratio mismatch, p = {p:.2g})")
+
+
+def time_of_day(totals: ArmTotals, share: float, plan: Plan) -> CheckResult:
+    """The split of the blocks of each quarter of the day: users differ from themselves by the hour."""
+    turns = {name: {arm: float(totals.during[arm][name].sum()) for arm in ARMS} for name in QUARTERS}
+    p = {name: sample_ratio_p(each["challenger"], each["champion"], share) for name, each in turns.items()}
+    least = min(p, key=lambda name: p[name])
+    broken = p[least] < plan.srm_alpha / len(QUARTERS)
+    hour = least.removeprefix("turns_")
+    return _result("time_of_day", broken, f"the split is farthest from its share from {hour}:00 UTC on (p = {p[least]:.2g})")
+
+
+def _turns(totals: ArmTotals) -> dict[Arm, float]:
+    return {arm: sum(float(totals.during[arm][name].sum()) for name in QUARTERS) for arm in ARMS}
+
+
+def labels(totals: ArmTotals, plan: Plan) -> CheckResult:
+    """Judged per shown completion: as many on each arm. Where newer requests differ more than older ones, answers are late."""
+    older = rest(totals.later, totals, "judged", "visible")
+    parts: dict[str, Mapping[Arm, Sums]] = {"older": older, "newer": totals.later, "all": totals.during}
+    gaps = {name: _label_gap(sums, totals, plan) for name, sums in parts.items()}
+    numbers = ", ".join(f"{gap:+.1%} of {name} requests" for name, (gap, _) in gaps.items())
+    reason = f"judged per shown completion differs between the arms: {numbers}"
+    if not any(far for _, far in gaps.values()):
+        return CheckResult(name="labels", state="passed", reason=reason)
+    _, changes = _beyond(compare_change(totals.later, totals, "judged", "visible", plan), plan, 0.0)
+    shrinks = abs(gaps["older"][0]) < abs(gaps["newer"][0]) and (changes or not gaps["older"][1])
+    silent = not all(totals.during[arm]["judged"].any() for arm in ARMS)
+    return CheckResult(name="labels", state="hold" if shrinks or silent else "broken", reason=reason)
+
+
+def carry_over(totals: ArmTotals, plan: Plan) -> CheckResult:
+    """The first half of a crossover's blocks against the second: the version before must not show in the one after."""
+    change = compare_change(totals.in_block, totals, "accepted", "shown", plan)
+    gap, far = _beyond(change, plan, 0.0)
+    return _result("carry_over", far, f"the difference of acceptance changes by {gap:+.4f} within a block")
+
+
+def _label_gap(sums: Mapping[Arm, Sums], totals: ArmTotals, plan: Plan) -> tuple[float, bool]:
+    """Return the gap as a share of the champion's judged per shown, and whether it is surely beyond the tolerated one."""
+    champion = sums["champion"]
+    base = champion["judged"].sum() / max(champion["visible"].sum(), 1)
+    gap, far = _beyond(compare_rates(sums, totals, "judged", "visible", plan), plan, plan.max_label_gap * base)
+    return gap / max(base, 1e-9), far
+
+
+def _beyond(rows: Regression, plan: Plan, tolerated: float) -> tuple[float, bool]:
+    """Return a difference, and whether it is surely farther from the expected one than tolerated."""
+    found = difference(rows, plan.srm_alpha, 2.0 * plan.planned_requests)
+    if isinstance(found, NoDifference):
+        gap = constant_difference(rows) if np.count_nonzero(rows.weights) >= LEAST_ROWS else None
+        return (0.0, False) if gap is None else (gap, abs(gap) > tolerated)
+    half = (found.high - found.low) / 2
+    return found.estimate, abs(found.estimate) - half > tolerated
+
+
+def _result(name: str, broken: bool, reason: str) -> CheckResult:
+    return CheckResult(name=name, state="broken" if broken else "passed", reason=reason)

@@ -1,0 +1,332 @@
+"""The gate of the A/B test: promote, reject, broken or undecided, with its reason. The totals by user and arm are from totals.py.
+
+A verdict is a function of the experiment's record with its plan, the totals and the time, and of nothing else.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from infra.records import Arm, CheckResult, ExperimentRecord, MetricResult, Plan, PlannedMetric, Rate, Verdict
+from tasks.experiments.counting.metrics import BY_NAME
+from tasks.experiments.counting.totals import ARMS, ArmTotals
+from tasks.experiments.verdict.breach import breach
+from tasks.experiments.verdict.checks import run_checks
+from tasks.experiments.verdict.designs import compare, compare_ahead, compare_change, extend, units
+from tasks.experiments.verdict.rules import Compared, Judgement, judge
+from tasks.statistics.multiple import joint_levels
+from tasks.statistics.ratios import Difference, NoDifference, Regression, deciders, difference, interval, leave_one_out, rate
+
+EARLY_ALPHA_SHARE = 0.05
+"""Share of the error level that is spent on looks before the planned end."""
+NOVELTY_ALPHA = 0.1
+"""Two-sided error level of the comparison of a gain in the two halves of a test, at its planned end. Half of it is lost of
+lasting gains: a test that can just tell a gain from none cannot tell whether it fades (measurements.md, 2026-11-24)."""
+SHORTENED = ("champion", "challenger", "estimate", "low", "high", "level", "margin")
+MOST_REASON = 1000
+"""Characters of the reason of a verdict to look at."""
+TOLERATED_SHARE = 1 / 24
+"""Share of a test's users who may be made up at most: five of an arm of 60."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """How the arms are compared at one look."""
+
+    plan: Plan
+    last: bool
+    """Whether it is the look at the planned end."""
+    over: float = 1.0
+    """Part of the planned requests or time that is over, whichever is more, above 0 and at most 1."""
+
+    @property
+    def alpha(self) -> float:
+        """Two-sided error level of the look."""
+        return self.plan.alpha * (1 - EARLY_ALPHA_SHARE if self.last else EARLY_ALPHA_SHARE)
+
+    def compare(self, totals: ArmTotals) -> list[Compared]:
+        """Return every metric of the plan."""
+        rows = [compare(totals, metric, self.plan) for metric in self.plan.metrics]
+        levels = self.gain_levels(rows)
+        return [
+            self.compared(each, metric, means_of(totals, metric), levels.get(metric.name, 0.0))
+            for each, metric in zip(rows, self.plan.metrics, strict=True)
+        ]
+
+    def compared(self, rows: Regression, metric: PlannedMetric, means: tuple[float, float], gain_alpha: float) -> Compared:
+        """Return one metric with its intervals."""
+        margin = metric.margin * (means[0] if metric.relative else 1.0)
+        found = never_or_always(rows, self.alpha) or difference(rows, self.alpha, self.expected, last_look=self.last)
+        if isinstance(found, NoDifference):
+            return Compared(metric, rows, None, None, gain_alpha, margin, means)
+        gain = self._for_gain(rows, found, gain_alpha) if metric.role == "success" else None
+        return Compared(metric, rows, found, gain, gain_alpha, margin, means)
+
+    def gain_levels(self, rows: Sequence[Regression]) -> dict[str, float]:
+        """Return the level for a gain of each success metric, so that all of them together have the look's.
+
+        At the planned end they are those of their joint distribution. Before it, alpha is divided by their weights: boundaries
+        that are crossed at any time have no joint distribution that would be known.
+        """
+        chosen = [(each, metric) for each, metric in zip(rows, self.plan.metrics, strict=True) if metric.role == "success"]
+        weights, names = weights_of([metric for _, metric in chosen]), [metric.name for _, metric in chosen]
+        moved = [fit[1] * (1 if metric.better == "more" else -1) for each, metric in chosen if (fit := leave_one_out(each))]
+        whole = self.last and len(moved) == len(chosen) and self.plan.mode != "acceptance"
+        levels = joint_levels(np.stack(moved), self.alpha, weights) if whole else self.alpha * weights
+        return dict(zip(names, levels.tolist(), strict=True))
+
+    def _for_gain(self, rows: Regression, found: Difference, alpha: float) -> Difference:
+        if not found.error:
+            return found
+        low, high = interval(rows, found.estimate, found.error, alpha, self.expected, self.last)
+        return Difference(found.estimate, low, high, found.error)
+
+    @property
+    def expected(self) -> float:
+        """Requests of both arms that the test is planned for."""
+        return 2.0 * self.plan.planned_requests
+
+
+def weights_of(metrics: Sequence[PlannedMetric]) -> np.ndarray:
+    """Return the shares of success metrics in alpha, [M], 1 in all."""
+    weights = np.array([metric.weight for metric in metrics])
+    return weights / weights.sum() if weights.any() else np.full(len(metrics), 1 / len(metrics))
+
+
+def decide(experiment: ExperimentRecord, plan: Plan, totals: ArmTotals, now: float) -> Verdict:
+    """Return the verdict on the totals so far. Anything missing or broken never promotes."""
+    end, checks = planned_end(experiment, plan, totals, now), run_checks(totals, experiment.share, plan)
+    verdict = Verdict(
+        verdict="undecided",
+        reason="",
+        requests=totals.requests,
+        users=totals.counts,
+        acceptance=acceptance(totals),
+        checks=checks,
+    )
+    if sure := breach(plan, totals):
+        return verdict.model_copy(update={"verdict": "breach", "reason": sure.reason, "breached": sure.metric})
+    if broken := [check.reason for check in checks if check.state == "broken"]:
+        return verdict.model_copy(update={"verdict": "broken", "reason": f"the test is broken: {'; '.join(broken)}"})
+    if obstacle := too_small(totals, plan) or held_by(checks):
+        return without_look(verdict, obstacle, plan, now - experiment.started >= plan.max_seconds)
+    return _looked(verdict, Look(plan, bool(end), over(experiment, plan, totals, now)), totals, end)
+
+
+def _looked(verdict: Verdict, look: Look, totals: ArmTotals, end: str) -> Verdict:
+    """Return the verdict of a look at the metrics."""
+    compared = look.compare(totals)
+    judgement = lasting(look, totals, robust(look, totals, compared, judge(look.plan.mode, compared)))
+    reason, name = f"{judgement.reason}: {numbers(compared, look)}", judgement.verdict
+    open_end = name == "undecided" and bool(end)
+    if open_end:
+        name, reason = "reject", f"no proof {end}: {reason}"
+    accepted = next(c for c in compared if c.metric.name == "accepted")
+    found = accepted.gain
+    return verdict.model_copy(
+        update={
+            "verdict": name,
+            "reason": reason,
+            "metrics": tuple(result_of(c, look) for c in compared),
+            "inconclusive": open_end,
+            "promising": open_end and promising(look, totals, accepted),
+            **({"estimate": found.estimate, "low": found.low, "high": found.high} if found else {}),
+        }
+    )
+
+
+def planned_end(experiment: ExperimentRecord, plan: Plan, totals: ArmTotals, now: float) -> str:
+    """Return which planned end is reached, in words; empty before it."""
+    if min(totals.requests.values()) >= plan.planned_requests:
+        return f"in {plan.planned_requests} requests an arm (experiment.planned_requests)"
+    if now - experiment.started >= plan.max_seconds:
+        return f"in {plan.max_seconds:.0f} s (experiment.max_seconds)"
+    return ""
+
+
+def over(experiment: ExperimentRecord, plan: Plan, totals: ArmTotals, now: float) -> float:
+    """Return the part of a planned test that is over, by its requests or by its time."""
+    requests = min(totals.requests.values()) / plan.planned_requests
+    return min(1.0, max(requests, (now - experiment.started) / plan.max_seconds, 1e-3))
+
+
+def too_small(totals: ArmTotals, plan: Plan) -> str:
+    """Return what a verdict lacks in users or requests; empty where it lacks nothing."""
+    users, requests = units(totals, plan), totals.requests
+    if min(users.values()) < plan.min_users:
+        return f"{users['challenger']} and {users['champion']} users, {plan.min_users} an arm are asked (experiment.min_users)"
+    if min(requests.values()) < plan.min_requests:
+        return (
+            f"{requests['challenger']} and {requests['champion']} requests, {plan.min_requests} an arm are asked "
+            "(experiment.min_requests)"
+        )
+    return ""
+
+
+def held_by(checks: tuple[CheckResult, ...]) -> str:
+    """Return why the verdict waits; empty where it does not."""
+    return "; ".join(check.reason for check in checks if check.state == "hold")
+
+
+def without_look(verdict: Verdict, reason: str, plan: Plan, time_is_over: bool) -> Verdict:
+    """Return the verdict while the arms cannot be compared. At the end of the time it is `broken`: nothing was learned about the
+    challenger, and nothing is held against it."""
+    if not time_is_over:
+        return verdict.model_copy(update={"reason": reason})
+    ended = f"the test ended after {plan.max_seconds:.0f} s (experiment.max_seconds) without having been able to tell: {reason}"
+    return verdict.model_copy(update={"verdict": "broken", "inconclusive": True, "reason": ended})
+
+
+def robust(look: Look, totals: ArmTotals, compared: list[Compared], judgement: Judgement) -> Judgement:
+    """Return the verdict if it stands where each metric that decides is without the users who favour it most, else none.
+
+    These are the success metrics, and the one of the reason. Each is without its own users, since others favour others most.
+    """
+    count, among = tolerated_users(totals, look.plan), tolerated_among(totals, look.plan)
+    if judgement.verdict == "undecided" or not count:
+        return judgement
+    others = []
+    for each in compared:
+        if each.metric.role == "success" or each is judgement.by:
+            sign = each.sign * (1 if judgement.verdict == "promote" else -1)
+            rows = each.rows.without(deciders(each.rows, count, sign, among))
+            others.append(look.compared(rows, each.metric, each.means, each.gain_alpha))
+        else:
+            others.append(each)
+    if judge(look.plan.mode, others).verdict == judgement.verdict:
+        return judgement
+    doubt = f"but not without the {count} users who favour each metric most (experiment.tolerated_users)"
+    return Judgement("undecided", f"{judgement.reason}, {doubt}")
+
+
+def lasting(look: Look, totals: ArmTotals, judgement: Judgement) -> Judgement:
+    """Return the verdict, but no promotion for a gain that fades from the first half of a test to the second.
+
+    Where fading is likely, the gain to which both halves lead at the planned end must be sure. Before that end it must be in any
+    case, since an early gain says little about a later one and waiting costs no power.
+    """
+    if judgement.verdict != "promote" or look.plan.mode != "superiority":
+        return judgement
+    by = judgement.by
+    assert by is not None, "superiority promotes by a gain"
+    name, per, plan = by.metric.name, by.metric.per, look.plan
+    change = difference(compare_change(totals.later, totals, name, per, plan), NOVELTY_ALPHA, look.expected, last_look=True)
+    fades = isinstance(change, Difference) and by.benefit(change)[1] < 0
+    if look.last and not fades:
+        return judgement
+    ahead = difference(compare_ahead(totals, name, per, plan, look.over), plan.alpha, look.expected, last_look=True)
+    if isinstance(ahead, Difference) and by.benefit(ahead)[0] > 0:
+        return judgement
+    doubt = "but less so in the second half than in the first" if fades else "but that it lasts is not sure yet"
+    return Judgement("undecided", f"{judgement.reason}, {doubt}")
+
+
+def tolerated_users(totals: ArmTotals, plan: Plan) -> int:
+    """Return the number of a test's users who may be made up without deciding it."""
+    users = units(totals, plan)
+    number = sum(users.values()) if plan.design == "by_user" else max(users.values())
+    return min(plan.tolerated_users, math.ceil(number * TOLERATED_SHARE), int(np.count_nonzero(tolerated_among(totals, plan))))
+
+
+def tolerated_among(totals: ArmTotals, plan: Plan) -> np.ndarray:
+    """Return which users may be made up, [U]: those of a credential that speaks for several; all, in plans of earlier rules.
+
+    Whoever has a credential of their own was given it. A credential that names its users can name as many as it likes.
+    """
+    return totals.named if plan.rules > 1 else np.ones(len(totals.both), dtype=bool)
+
+
+def promising(look: Look, totals: ArmTotals, accepted: Compared) -> bool:
+    """Return whether the challenger is surely accepted no less than the margin allows, also without the users who decide it."""
+    rows = compare(totals, accepted.metric, look.plan)
+    count = tolerated_users(totals, look.plan)
+    among = tolerated_among(totals, look.plan)
+    left_out = deciders(rows, count, accepted.sign, among) | deciders(rows, count, -accepted.sign, among)
+    others = difference(rows.without(left_out), look.alpha, 2.0 * look.plan.planned_requests, last_look=True)
+    return accepted.not_worse and isinstance(others, Difference) and accepted.benefit(others)[0] > -accepted.margin
+
+
+def never_or_always(rows: Regression, alpha: float) -> Difference | None:
+    """Return the difference of a rate that is the same for every user, most often 0, such as that of failures; None for others.
+
+    No error can be estimated from it. If none of n requests is an exception, their share is below -log(alpha / 2) / n at the
+    level of one side (the rule of three: Hanley and Lippman-Hand 1983, "If nothing goes wrong, is everything all right?").
+    """
+    rates = rows.outcome[rows.weights > 0]
+    if not rates.size or np.ptp(rates) > 1e-12 or (rows.design.shape[1] == 1 and rates[0]):
+        return None
+    bound = -math.log(alpha / 2) / max(rows.requests / 2, 1.0) * max(1.0, float(rates[0]))
+    return Difference(0.0, -bound, bound, 0.0)
+
+
+def means_of(totals: ArmTotals, metric: PlannedMetric) -> tuple[float, float]:
+    """Return a metric's mean on the champion's and on the challenger's arm; for a metric per user, requests of a user."""
+    champion, challenger = (_mean(totals, metric, arm) for arm in ARMS)
+    return champion, challenger
+
+
+def _mean(totals: ArmTotals, metric: PlannedMetric, arm: Arm) -> float:
+    sums = totals.during[arm]
+    if metric.per == "shown":
+        judged = sums[metric.name].sum() / max(sums["judged"].sum(), 1e-9)
+        return float(judged * sums["visible"].sum() / max(sums["requests"].sum(), 1e-9))
+    if metric.per == "user":
+        return float(sums["requests"].sum() / max(np.count_nonzero(sums["requests"]), 1))
+    return float(sums[metric.name].sum() / max(sums[metric.per].sum(), 1e-9))
+
+
+def acceptance(totals: ArmTotals) -> dict[Arm, Rate]:
+    """Return each arm's accepts per request, with the interval; an arm with fewer than two users has no entry."""
+    arms: dict[Arm, Rate] = {}
+    for arm in ARMS:
+        sums = totals.during[arm]
+        met = sums["requests"] > 0
+        if np.count_nonzero(met) > 1:
+            accepted = extend(sums["accepted"], sums["judged"], sums["visible"], met.astype(float))
+            arms[arm] = rate(accepted[met].tolist(), sums["requests"][met].tolist())
+    return arms
+
+
+def result_of(compared: Compared, look: Look) -> MetricResult:
+    """Return a compared metric as a verdict holds it."""
+    found, alpha = (compared.gain, compared.gain_alpha) if compared.gain else (compared.difference, look.alpha)
+    state = "better" if compared.better else "not_worse" if compared.not_worse else "worse" if compared.worse else "unsure"
+    return MetricResult(
+        name=compared.metric.name,
+        role=compared.metric.role,
+        champion=compared.means[0],
+        challenger=compared.means[1],
+        estimate=found.estimate if found else None,
+        low=found.low if found else None,
+        high=found.high if found else None,
+        level=1 - alpha,
+        margin=compared.margin,
+        state=state,
+    )
+
+
+def numbers(compared: list[Compared], look: Look) -> str:
+    """Return the differences of the success metrics, and of what is not within its margin, in words."""
+    words = []
+    for each in compared:
+        result, digits = result_of(each, look), BY_NAME[each.metric.name].digits
+        if result.estimate is None:
+            words.append(f"{each.title} cannot be compared")
+        elif each.metric.role == "success" or result.state in ("unsure", "worse"):
+            low, high = f"{result.low:+.{digits}f}", f"{result.high:+.{digits}f}"
+            words.append(f"{each.title} {result.estimate:+.{digits}f} [{low}, {high}]")
+    return ", ".join(words)
+
+
+def brief(verdict: Verdict) -> Verdict:
+    """Return a verdict to look at, in at most 4,000 characters or so: MLflow's PostgreSQL schema holds 5,000 in a tag."""
+    metrics = [
+        metric.model_copy(update={name: _short(getattr(metric, name)) for name in SHORTENED}) for metric in verdict.metrics
+    ]
+    return verdict.model_copy(update={"metrics": tuple(metrics), "reason": verdict.reason[:MOST_REASON]})
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.4g}")

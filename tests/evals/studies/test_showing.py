@@ -1,0 +1,46 @@
+"""The comparison of rules of showing: what a rule shows, and what it is worth."""
+
+import numpy as np
+import pytest
+
+from evals.studies.showing.bench import cut, held
+from evals.studies.showing.frontier import Outcomes, comparison, gain, gain_per_shown, level_figures
+from evals.studies.showing.places import Places
+from infra.model.showing import Place
+from tasks.showing.labels import LabelledCompletion
+
+# Four completions of two tokens, of two users: accepted, kept characters and shown, if so many tokens are shown.
+VALUES = [np.array(rows, float) for rows in ([(1, 3, 1), (0, 0, 1)], [(0, 0, 1), (1, 9, 1)], [(0, 0, 1)] * 2, [(1, 2, 1)] * 2)]
+OUTCOMES = Outcomes(["a", "b", "a", "b"], VALUES)
+ALL = OUTCOMES.of([2, 2, 2, 2])
+
+
+def test_what_a_rule_is_worth_adds_up_by_user() -> None:
+    assert [ALL.mean(measure) for measure in ("accepted", "kept", "shown")] == [0.5, 11 / 4, 1.0]
+    best = OUTCOMES.of([1, 2, 0, 2])
+    assert [best.mean(measure) for measure in ("accepted", "kept", "shown")] == [0.75, 14 / 4, 0.75]
+    assert best.of("kept").tolist() == [3, 11] and best.requests.tolist() == [2, 2]
+    assert gain(best, ALL, "accepted", ALL)[0] == pytest.approx(50) and gain(ALL, ALL, "kept", ALL) == (0.0, 0.0)
+    assert gain_per_shown(best, ALL)[0] == pytest.approx(100) and gain_per_shown(ALL, ALL) == (0.0, 0.0)
+
+
+def test_a_level_misses_a_target_that_it_does_not_reach() -> None:
+    worse = OUTCOMES.of([2, 0, 0, 2])
+    met = {row.name: row.met for row in level_figures("eager", worse, ALL)}
+    assert not met["eager: kept characters"] and met["eager: shown"]
+    assert all(row.met for row in level_figures("eager", OUTCOMES.of([1, 2, 0, 2]), ALL))
+
+
+def test_the_frontier_is_compared_where_it_shows_no_more() -> None:
+    ours = [ALL, OUTCOMES.of([1, 2, 0, 2]), OUTCOMES.of([0, 2, 0, 0])]
+    rows = {row.name: row.value for row in comparison("held", [0.5], [OUTCOMES.of([2, 0, 2, 2])], ours, ALL)}
+    assert (rows["held below 0.5: shown"], rows["held below 0.5: the frontier's shown"]) == (-25.0, -25.0)
+    assert rows["held below 0.5: accepted"] == -50.0 and rows["held below 0.5: the frontier above it, accepted"] == 100.0
+
+
+def test_the_plain_rules() -> None:
+    logprobs = np.log([0.9, 0.5, 0.9])
+    row = LabelledCompletion(Place("", ""), 0.1, logprobs.tolist(), [1, 2, 3], np.full(3, np.nan), None)
+    places = Places([], [], [row])
+    assert [held(places, least) for least in (0.4, 0.41)] == [[3], [0]]
+    assert [cut(places, least) for least in (0.4, 0.42, 0.6, 0.95)] == [[3], [2], [1], [0]]

@@ -1,0 +1,85 @@
+"""What a login link opens in a real browser, and that a server on another port of this machine gets nothing from it."""
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.http import login
+from tests.infra import browser
+from tests.infra.attacks import serving
+from tests.infra.served import running
+
+CREDENTIAL = "tabloop:secret"
+
+
+class Listener(BaseHTTPRequestHandler):
+    """Another user's server: it notes what browsers send it."""
+
+    seen: list[tuple[str, dict[str, str]]]
+
+    def do_GET(self) -> None:
+        """Answer with a page."""
+        self.seen.append((self.path, {name.lower(): value for name, value in self.headers.items()}))
+        self.send_response(401 if self.path == "/challenge" else 200)
+        if self.path == "/challenge":  # a server that asks for the password by the same name
+            self.send_header("WWW-Authenticate", 'Basic realm="tabloop", charset="UTF-8"')
+        self.send_header("Content-Type", "text/html")
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"hi")
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Print nothing."""
+
+
+@pytest.fixture
+def door() -> Iterator[tuple[str, list[dict[bytes, bytes]]]]:
+    """The address of a server behind a door, and the headers of each request that it let in."""
+    admitted: list[dict[bytes, bytes]] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        admitted.append(dict(scope["headers"]))
+        headers = [(b"content-type", b"text/html"), (b"content-length", b"6")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"inside"})
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with running(app, address, CREDENTIAL, sockets=[listener]):
+            yield address, admitted
+
+
+@contextlib.contextmanager
+def listening() -> Iterator[tuple[str, list[tuple[str, dict[str, str]]]]]:
+    handler = type("Handler", (Listener,), {"seen": []})
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), handler)) as port:
+        yield f"http://127.0.0.1:{port}", handler.seen
+
+
+def test_a_browser_logs_in_by_the_link_and_another_port_gets_nothing(door: tuple[str, Any], tmp_path: Path) -> None:
+    program = browser.required()
+    address, admitted = door
+    link = login.link(address, CREDENTIAL)
+    with browser.running(program, tmp_path / "profile") as victim, listening() as (other, seen):
+        tab = victim.open(link)
+        victim.until(tab, "document.body.innerText == 'inside' && location.search == '' && location.hash == ''")
+        assert victim.evaluate(tab, "fetch('/again').then(answer => answer.text())") == "inside", "it stays logged in"
+        let_in = len(admitted)
+        lured = victim.open(f"{other}/")
+        victim.until(lured, "document.body.innerText == 'hi'")
+        victim.evaluate(lured, "fetch('/page', {credentials: 'include'}).then(() => 1)")
+        victim.evaluate(lured, "void fetch('/challenge')")  # the browser asks for a password, so it never ends
+        browser.wait(lambda: "/challenge" in {path for path, _ in seen}, lambda: str(seen))
+        crossing = f"fetch('{address}/read', {{credentials: 'include', mode: 'no-cors'}}).then(() => 1, () => 2)"
+        assert victim.evaluate(lured, crossing)
+        assert {path for path, _ in seen} >= {"/", "/page"}
+        assert not [headers for _, headers in seen if {"authorization", "cookie"} & set(headers)]
+        assert len(admitted) == let_in, "its page reads nothing either"
+        again = victim.open(link)
+        victim.until(again, "document.body.innerText.includes('has been used')")

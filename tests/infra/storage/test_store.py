@@ -1,0 +1,173 @@
+"""The object store: round trips on the stack's server, conditional puts also on a server that honours them."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from infra.records import ObjectReference
+from infra.registry.client import REMOVED_TAG
+from infra.settings.schema import Store
+from infra.storage.store import (
+    CHECKSUMS,
+    AlreadyExists,
+    ConditionalPutsIgnored,
+    Corrupt,
+    Incomplete,
+    ObjectStore,
+    Refused,
+    from_parquet,
+    sha256,
+    to_parquet,
+)
+
+ROWS = [ObjectReference(key="é 试", sha256="0", rows=3, last=0.5), ObjectReference(key="", sha256="", rows=0)]
+
+
+@pytest.fixture(params=["local server", "strict server"])
+def any_store(request: pytest.FixtureRequest) -> ObjectStore:
+    return request.getfixturevalue("store" if request.param == "local server" else "strict_store")
+
+
+def test_put_returns_the_checksum_and_get_returns_the_bytes(any_store: ObjectStore) -> None:
+    assert any_store.put("t/bytes", b"\x00abc") == sha256([b"\x00a", b"bc"])
+    assert any_store.get("t/bytes") == b"\x00abc"
+
+
+def test_equal_bytes_can_be_written_again(any_store: ObjectStore) -> None:
+    assert any_store.put("t/again", b"x") == any_store.put("t/again", b"x")
+
+
+def test_a_missing_object_raises_a_key_error_with_its_key(any_store: ObjectStore) -> None:
+    assert not any_store.exists("t/none")
+    with pytest.raises(KeyError, match="t/none"):
+        any_store.get("t/none")
+
+
+def test_keys_returns_the_sorted_keys_under_a_prefix(any_store: ObjectStore) -> None:
+    for key in ("t/list/b", "t/list/a/1", "t/lists"):
+        any_store.put(key, b"")
+    assert list(any_store.keys("t/list/")) == ["t/list/a/1", "t/list/b"]
+    assert list(any_store.keys("t/nothing/")) == []
+
+
+def test_rows_are_unchanged_by_a_round_trip(any_store: ObjectStore) -> None:
+    any_store.put_rows("t/rows.parquet", ROWS)
+    assert any_store.get_rows("t/rows.parquet", ObjectReference) == ROWS
+
+
+def test_equal_rows_give_equal_parquet_bytes() -> None:
+    assert to_parquet(ROWS) == to_parquet(ROWS)
+    assert from_parquet(to_parquet(ROWS), ObjectReference) == ROWS
+
+
+def test_json_is_unchanged_by_a_round_trip(any_store: ObjectStore) -> None:
+    any_store.put_json("t/record.json", ROWS[0])
+    assert ObjectReference.model_validate(any_store.get_json("t/record.json")) == ROWS[0]
+
+
+def test_put_new_refuses_an_existing_key(any_store: ObjectStore) -> None:
+    any_store._client.delete_object(Bucket=any_store.bucket, Key="t/new")
+    any_store.put_new("t/new", b"first")
+    with pytest.raises(AlreadyExists, match="t/new"):
+        any_store.put_new("t/new", b"second")
+    assert any_store.get("t/new") == b"first"
+
+
+def test_the_server_refuses_a_second_writer_whose_look_up_missed_the_object(
+    strict_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strict_store.put("t/race", b"first")
+    # The look-up misses the object, as if the other writer wrote right after it.
+    monkeypatch.setattr(strict_store, "exists", lambda key: False)
+    with pytest.raises(AlreadyExists):
+        strict_store.put_new("t/race", b"second")
+    assert strict_store.get("t/race") == b"first"
+
+
+def test_one_of_many_concurrent_writers_succeeds(any_store: ObjectStore) -> None:
+    """The lock chooses the writer on the local server, the server itself elsewhere."""
+    any_store.delete("t/many")
+    winners: list[int] = []
+
+    def write(number: int) -> None:
+        try:
+            any_store.put_new("t/many", str(number).encode())
+        except AlreadyExists:
+            return
+        winners.append(number)
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [str(number).encode() for number in winners] == [any_store.get("t/many")]
+
+
+def test_a_server_that_ignores_conditional_puts_is_detected(any_store: ObjectStore) -> None:
+    any_store.check_conditional_puts()
+    unlocked = ObjectStore(any_store._client, any_store.bucket)
+    if any_store._lock is None:
+        unlocked.check_conditional_puts()
+    else:
+        with pytest.raises(ConditionalPutsIgnored, match="TABLOOP_STORE__LOCK"):
+            unlocked.check_conditional_puts()
+
+
+def test_a_deleted_object_is_absent_and_can_be_deleted_again(any_store: ObjectStore) -> None:
+    any_store.put("t/removed", b"1")
+    any_store.delete("t/removed")
+    any_store.delete("t/removed")
+    assert not any_store.exists("t/removed")
+
+
+def test_a_directory_is_unchanged_by_a_round_trip(any_store: ObjectStore, tmp_path: Path) -> None:
+    (tmp_path / "in/sub").mkdir(parents=True)
+    (tmp_path / "in/config.json").write_text("{}")
+    (tmp_path / "in/sub/weights").write_bytes(b"\x01" * 1000)
+    any_store.put_directory("t/model", tmp_path / "in")
+    any_store.get_directory("t/model", tmp_path / "out")
+    assert (tmp_path / "out/config.json").read_text() == "{}"
+    assert (tmp_path / "out/sub/weights").read_bytes() == b"\x01" * 1000
+
+
+def test_reading_a_directory_without_checksums_is_refused(any_store: ObjectStore, tmp_path: Path) -> None:
+    any_store.put("t/half/config.json", b"{}")
+    for read in (lambda: any_store.get_directory("t/half", tmp_path), lambda: any_store.directory_sha256("t/half")):
+        with pytest.raises(Incomplete) as raised:
+            read()
+        message = str(raised.value)
+        assert message.startswith(f"s3://{any_store.bucket}/t/half: {CHECKSUMS} is missing"), (
+            "the message has no quotes, unlike KeyError's"
+        )
+        assert REMOVED_TAG in message
+
+
+def test_a_file_with_a_wrong_checksum_is_reported_as_corrupt(any_store: ObjectStore, tmp_path: Path) -> None:
+    (tmp_path / "weights").write_bytes(b"right")
+    any_store.put_directory("t/changed", tmp_path)
+    any_store.put("t/changed/weights", b"wrong")
+    with pytest.raises(Corrupt, match="t/changed/weights"):
+        any_store.get_directory("t/changed", tmp_path / "out")
+
+
+def test_ensure_bucket_can_be_repeated(any_store: ObjectStore) -> None:
+    any_store.put("t/kept", b"1")
+    assert not any_store.ensure_bucket()
+    assert any_store.get("t/kept") == b"1"
+
+
+def test_a_bucket_is_created_in_the_region_of_the_settings(moto: str) -> None:
+    settings = Store(bucket="in-frankfurt", endpoint=moto, region="eu-central-1", access_key="k", secret_key="s")
+    assert ObjectStore.connect(settings).ensure_bucket(), "AWS, and moto as AWS, refuses a request without the region"
+    assert not ObjectStore.connect(settings).ensure_bucket()
+
+
+def test_missing_credentials_are_an_error_that_names_the_settings(moto: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
+    with pytest.raises(Refused, match=r"no credentials found.*TABLOOP_STORE__ACCESS_KEY"):
+        ObjectStore.connect(Store(endpoint=moto)).ensure_bucket()

@@ -1,0 +1,234 @@
+"""The judges. The LLM judge runs against a real HTTP server that responds or fails."""
+
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from infra.settings import schema
+from tasks.evaluation.judge import Failed, Item, KeptJudge, ReferenceJudge, Scored, build
+from tasks.evaluation.judge.openai import OpenAIJudge, RequestPolicy, read_score
+from tests.tasks.made import MemoryStore
+
+KEY = "sk-very-secret"
+QUICK = RequestPolicy(attempts=3, pause_seconds=0.01, open_after=4)
+CONCURRENCY = 4
+
+
+def item(completion="x", n=0):
+    return Item(prefix=f"a = {n}", suffix="\n", completion=completion, truth="x")
+
+
+def chat(score) -> bytes:
+    return json.dumps({"choices": [{"message": {"content": json.dumps({"score": score})}}]}).encode()
+
+
+class Endpoint:
+    """Responds with the (status, body) that `rule(material, attempt)` returns."""
+
+    def __init__(self, rule) -> None:
+        self.rule, self.attempts, self.requests = rule, Counter(), []
+        self.concurrent = self.max_concurrent = 0
+        self.lock = threading.Lock()
+
+    @contextmanager
+    def running(self) -> Iterator[str]:
+        endpoint = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self):
+                raw = self.rfile.read(int(self.headers["Content-Length"]))
+                body = json.loads(raw)
+                material = json.loads(body["messages"][1]["content"])
+                with endpoint.lock:
+                    endpoint.attempts[material["before"]] += 1
+                    number = endpoint.attempts[material["before"]]
+                    endpoint.requests.append((self.path, dict(self.headers), body))
+                    endpoint.concurrent += 1
+                    endpoint.max_concurrent = max(endpoint.max_concurrent, endpoint.concurrent)
+                try:
+                    status, response = endpoint.rule(material, number)
+                    self.send_response(status)
+                    self.end_headers()
+                    for chunk in response if isinstance(response, list) else [response]:
+                        self.wfile.write(chunk)
+                        if isinstance(response, list):
+                            time.sleep(0.1)
+                except (BrokenPipeError, ConnectionResetError):
+                    pass
+                finally:
+                    with endpoint.lock:
+                        endpoint.concurrent -= 1
+
+            def log_message(self, *arguments):
+                pass
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/v1"
+        finally:
+            server.shutdown()
+            thread.join()
+            server.server_close()
+
+
+def judge_at(url, timeout=5.0, policy=QUICK):
+    return OpenAIJudge(settings_at(url, timeout), policy)
+
+
+def settings_at(url, timeout=5.0, **fields):
+    settings = {"kind": "openai", "url": url, "model": "judge-1", "api_key": KEY, "concurrency": CONCURRENCY, **fields}
+    return schema.Judge(timeout_seconds=timeout, **settings)
+
+
+def test_scores_are_in_the_order_of_the_items():
+    endpoint = Endpoint(lambda material, _: (time.sleep(0.2), (200, chat(len(material["completion"]))))[1])
+    with endpoint.running() as url:
+        judge = judge_at(url)
+        assert judge.score([item("x" * n, n) for n in range(11)]) == [Scored(float(n)) for n in range(11)]
+        assert judge.name == "judge-1"
+    assert 1 < endpoint.max_concurrent <= CONCURRENCY
+    path, headers, body = endpoint.requests[0]
+    assert path == "/v1/chat/completions" and headers["Authorization"] == f"Bearer {KEY}"
+    expected = body["response_format"]["json_schema"]
+    assert expected["strict"] and expected["schema"]["properties"]["score"] == {"type": "integer", "minimum": 0, "maximum": 10}
+    assert body["temperature"] == 0 and body["model"] == "judge-1"
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind", "attempts"),
+    [
+        (200, chat(11), "out_of_range", 3),
+        (200, chat(-0.1), "out_of_range", 3),
+        (200, chat(float("nan")), "out_of_range", 3),
+        (200, chat("ten"), "garbage", 3),
+        (200, chat(True), "garbage", 3),
+        (200, b"<html>", "garbage", 3),
+        (200, b'{"choices": []}', "garbage", 3),
+        (200, json.dumps({"choices": [{"message": {"content": None}}]}).encode(), "garbage", 3),
+        (500, b"", "unavailable", 3),
+        (429, b"", "unavailable", 3),
+        (401, b"", "refused", 1),
+        (400, b"", "refused", 1),
+    ],
+)
+def test_each_failure_has_a_kind_and_a_number_of_attempts(status, body, kind, attempts):
+    endpoint = Endpoint(lambda *_: (status, body))
+    with endpoint.running() as url:
+        (judgement,) = judge_at(url).score([item()])
+    assert isinstance(judgement, Failed) and judgement.kind == kind
+    assert endpoint.attempts.total() == attempts
+
+
+def test_transient_failures_are_retried():
+    endpoint = Endpoint(lambda _, number: (503, b"") if number == 1 else (200, b"?") if number == 2 else (200, chat(7)))
+    with endpoint.running() as url:
+        assert judge_at(url).score([item()]) == [Scored(7.0)]
+
+
+@pytest.mark.parametrize("slow", [lambda *_: (time.sleep(3.0), (200, chat(5)))[1], lambda *_: (200, [b" "] * 30)])
+def test_the_deadline_bounds_all_attempts_of_a_judgement(slow):
+    with Endpoint(slow).running() as url:
+        started_at = time.monotonic()
+        (judgement,) = judge_at(url, timeout=0.3).score([item()])
+        assert time.monotonic() - started_at < 2
+    assert isinstance(judgement, Failed) and judgement.kind == "timeout"
+
+
+def test_an_endpoint_that_keeps_failing_gets_no_more_requests():
+    endpoint = Endpoint(lambda *_: (401, b""))
+    with endpoint.running() as url:
+        judgements = judge_at(url).score([item(n=n) for n in range(60)])
+    kinds = Counter(judgement.kind for judgement in judgements)
+    assert set(kinds) == {"refused", "circuit_open"}
+    assert endpoint.attempts.total() == kinds["refused"] < 4 + CONCURRENCY
+
+
+def test_an_unreachable_server_is_a_failure_that_does_not_show_the_key():
+    (judgement,) = judge_at("http://127.0.0.1:9/v1").score([item()])
+    assert isinstance(judgement, Failed) and judgement.kind == "unavailable"
+    assert KEY not in repr(judgement)
+
+
+@given(st.one_of(st.text(), st.floats(), st.integers(), st.none(), st.lists(st.integers())))
+def test_reading_a_score_never_raises(score):
+    judgement = read_score(chat(score).decode())
+    valid = isinstance(score, int | float) and 0 <= score <= 10
+    assert judgement == Scored(float(score)) if valid else isinstance(judgement, Failed)
+
+
+def test_build_returns_the_judge_of_the_settings():
+    assert isinstance(build(schema.Judge()), ReferenceJudge) and build(schema.Judge()).name == "reference"
+    judge = build(schema.Judge(kind="openai", url="http://127.0.0.1:9/v1", model="m"))
+    assert isinstance(judge, OpenAIJudge)
+    with pytest.raises(ValueError, match="needs url and model"):
+        build(schema.Judge(kind="openai"))
+
+
+def test_the_rubric_is_a_file_whose_text_is_part_of_the_judges_identity(tmp_path):
+    endpoint = Endpoint(lambda *_: (200, chat(3)))
+    (tmp_path / "rubric.md").write_text("Count the vowels.\n")
+    with endpoint.running() as url:
+        judge = OpenAIJudge(settings_at(url, rubric=tmp_path / "rubric.md"), QUICK)
+        assert judge.score([item()]) == [Scored(3.0)]
+        assert judge.identity != judge_at(url).identity
+    assert endpoint.requests[0][2]["messages"][0]["content"] == "Count the vowels."
+    with pytest.raises(ValueError, match=r"evaluate\.judge\.rubric"):
+        OpenAIJudge(settings_at("http://127.0.0.1:9/v1", rubric=tmp_path / "none.md"))
+
+
+def test_the_code_around_a_completion_fits_the_judges_context():
+    endpoint = Endpoint(lambda *_: (200, chat(3)))
+    asked = Item("abcdef", "ghijkl", "x", "x")
+    with endpoint.running() as url:
+        for most in (0, 2, 100):
+            build(settings_at(url, context_characters=most)).score([asked])
+    sent = [json.loads(body["messages"][1]["content"]) for _, _, body in endpoint.requests]
+    assert [(one["before"], one["after"]) for one in sent] == [("", ""), ("ef", "gh"), ("abcdef", "ghijkl")]
+
+
+def test_the_judge_that_scores_is_never_the_one_that_rewards():
+    same = {"kind": "openai", "url": "http://127.0.0.1:1/v1", "model": "deepseek-chat"}
+    elsewhere = same | {"url": "https://example.com/v1", "model": "DeepSeek-Chat"}
+    with pytest.raises(ValueError, match=r"judged\.judge and evaluate\.judge are both deepseek-chat"):
+        schema.Settings.model_validate({"evaluate": {"judge": same}, "judged": {"judge": elsewhere}})
+    with pytest.raises(ValueError, match=r"are both kept"):
+        schema.Settings.model_validate({"evaluate": {"judge": {"kind": "kept"}}})
+    other = elsewhere | {"model": "another"}
+    assert (
+        schema.Settings.model_validate({"evaluate": {"judge": same}, "judged": {"judge": other}}).judged.judge.model == "another"
+    )
+    assert build(schema.Settings().judged.judge).name == "kept" != build(schema.Settings().evaluate.judge).name
+
+
+@pytest.mark.parametrize(
+    ("completion", "truth", "score"),
+    [
+        ("total", "total", 10.0),
+        ("", "", 10.0),
+        ("", "x", 0.0),
+        ("x", "", 0.0),
+        ("a b", "a c", 10 / 3),
+        ("x = 1", "x = 1; y = 2", 50 / 12),
+    ],
+)
+def test_the_kept_judge_scores_what_stands_of_both(completion, truth, score):
+    assert KeptJudge().score([Item("", "", completion, truth)]) == [Scored(pytest.approx(score))]
+
+
+def test_a_judges_scores_are_kept_where_there_is_a_store():
+    endpoint, store = Endpoint(lambda *_: (200, chat(3))), MemoryStore()
+    with endpoint.running() as url:
+        for _ in range(2):
+            assert build(settings_at(url), store).score([item(n=1), item(n=2)]) == [Scored(3.0), Scored(3.0)]
+    assert endpoint.attempts.total() == 2
+    assert isinstance(build(schema.Judge(), store), ReferenceJudge), "computing a similarity is faster than looking it up"
