@@ -267,9 +267,9 @@ def measured(folder: Path, hours: int, least: int, collect: Collect, trained: in
     assert sum(accounting.buckets.values()) == accounting.requests == served, (accounting.buckets, served)
     done("account")
     chosen = accounting.samples
-    validate(chosen, batch_stats(accounting, 0.0), bounds(chosen, [], settings.collect)).check(0.0)
+    validate(chosen, batch_stats(accounting, 0.0), bounds(chosen, [], settings.collect)).check(max_quarantined=0.0)
     done("validate")
-    chosen = with_standing(store, plan.partitions, chosen, settings.collect.standing_lines)
+    chosen = with_standing(store, plan.partitions, chosen)
     few = chosen.head(trained)
     chosen = samples.with_settled_tokens(chosen, None)
     chosen = reward_samples(chosen, settings.reward, weight_shares(settings.collect))

@@ -15,16 +15,9 @@ class Hindsight(Section):
     most_seconds: float = Field(300.0, gt=0)
     """Maximum seconds between a request and the later request that shows its settled text. A request that its cycle left without
     a label is looked at again by the next cycle for as long."""
-    anchor_characters: int = Field(60, ge=1)
-    """Characters at the end of a prefix by which its place is found again, where they occur once. A shorter prefix counts only
-    where both requests name the same file."""
     lines: int = Field(1, ge=0)
     """Lines of a settled text that are trained on, with the end token after them; 0: all of it. A completion that ends with the
     line is what most people take."""
-    dirty_characters: int = Field(512, ge=1)
-    """Maximum characters by which a place may grow beyond the completion's limit between two requests; beyond it a paste or an
-    agent wrote the text, and it is no label. Nor is a reported text whose length differs by more from what was shown. Longer
-    settled text is cut to as many characters, at the end of a line."""
 
 
 class Collect(Section):
@@ -34,13 +27,8 @@ class Collect(Section):
     `hindsight.most_seconds`."""
     hindsight: Hindsight = Hindsight()
     """Settled text from later requests and reports."""
-    standing_lines: int = Field(3, ge=0)
-    """Maximum lines of a sample's own prefix that are trained on as further places (tasks/labels/standing.py), without lines that
-    a paste or an agent wrote."""
     join_seconds: float = Field(600.0, gt=0)
     """Maximum seconds between a completion and its feedback."""
-    window_seconds: float = Field(7 * 86_400.0, gt=0)
-    """Maximum age of requests in a window, in seconds; older ones are ignored."""
     max_staleness: int = Field(2, ge=0)
     """Maximum updates between the policy that sampled a completion and the version to train, counted along parents; a completion
     beyond it is not trained on. 0: only completions of that version itself."""
@@ -57,27 +45,9 @@ class Collect(Section):
     max_new_users: int = Field(50, ge=0)
     """Maximum users a credential and day (UTC) who become known, the first to send a request. Others' requests train nothing and
     count in no A/B test until a later day admits them, so that one credential cannot invent users at will. 0: no limit."""
-    known_user_days: float = Field(90.0, gt=0)
-    """Days without a request after which a user is new again."""
-    max_quarantined: float = Field(0.2, ge=0, le=1)
-    """Maximum share of labelled samples that may fail validation; beyond it the cycle stops."""
     max_project_share: float = Field(1.0, gt=0, le=1)
     """Maximum share of a cycle's samples, and of its weight, from one project; as strict as max_user_share. 1: no limit, for a
     team with one project."""
     max_user_weight: float = Field(0.2, gt=0, le=1)
     """Maximum share of a cycle's weight (the sum of absolute advantages; apart from it, settled tokens, also as the trainer
     weighs them) from one user, who is scaled down to it. With fewer than 1/share users of some weight, the cycle waits."""
-    max_duplicates: float = Field(0.1, ge=0, le=1)
-    """Maximum share of a window's requests that were delivered or trained on before; beyond it the cycle stops, since events are
-    probably shipped twice."""
-    max_unknown_versions: float = Field(0.05, ge=0, le=1)
-    """Maximum share of a window's requests from versions the registry does not know; beyond it the cycle stops. These requests
-    are never trained on."""
-    max_clock_skew_seconds: float = Field(60.0, ge=0)
-    """Maximum seconds by which an event's time may be ahead of the collector's clock; beyond it the cycle stops, since windows
-    are cut by time."""
-    history_cycles: int = Field(10, ge=0)
-    """Number of earlier cycles to compare a batch's acceptance rate and shown length with; 0: no comparison."""
-    max_history_factor: float = Field(4.0, gt=1)
-    """Maximum factor between a batch's acceptance rate or shown length and that of earlier cycles, in either direction. Beyond it
-    the cycle stops if the difference is also more than five standard errors."""

@@ -1,4 +1,4 @@
-"""Settings of retention and compaction."""
+"""Settings of retention."""
 
 from pydantic import Field
 
@@ -7,7 +7,7 @@ from infra.settings.section import Section
 
 class Retention(Section):
     events_days: float = Field(90.0, gt=0)
-    """Days to keep events. Must exceed collect.window_seconds, the time cycles look back."""
+    """Days to keep events. At least nine, since cycles look back a week."""
     cycles_days: float = Field(180.0, gt=0)
     """Days to keep the rows of a finished cycle: samples, quarantined rows, Data Docs, the team's held-out set. Its manifest and
     outcome stay."""
@@ -22,9 +22,3 @@ class Retention(Section):
     of a version that may still be trained stays."""
     champions_kept: int = Field(3, ge=0)
     """Number of former champions whose checkpoints stay at any age, for a rollback by hand; 0: only the current one."""
-    compact_after_seconds: float = Field(7200.0, ge=0)
-    """Seconds after the end of an hour until its small event objects are merged."""
-    compact_least: int = Field(8, ge=2)
-    """Minimum objects of an hour to merge."""
-    compact_bytes: int = Field(64 << 20, ge=1)
-    """Maximum bytes of a merged object. An object of more than a quarter of this is not merged."""

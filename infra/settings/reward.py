@@ -28,7 +28,7 @@ class Reward(Section):
     and needs several of each (`python -m evals.studies.groups` makes them); live traffic has one completion per prompt."""
     baseline: Literal["none", "mean", "running"] = "mean"
     """Baseline of the return estimator. none: zero, so that rejections alone still teach. mean: the batch's mean reward. running:
-    the mean of the last collect.history_cycles cycles with the same reward settings, or the batch's mean if there are none; it
+    the mean of the last ten cycles with the same reward settings, or the batch's mean if there are none; it
     pushes down a batch that is worse than usual."""
     normalise: bool = True
     """Whether to divide advantages by the standard deviation of the batch's rewards, unless it is 0."""

@@ -93,7 +93,7 @@ class Settings(Section):
     judged: Judged = Judged()
     """The judge as the user."""
     retention: Retention = Retention()
-    """Retention and compaction."""
+    """Retention."""
     stack: Stack = Stack()
     """The local stack."""
 

@@ -26,7 +26,6 @@ import polars as pl
 from infra.model.kept import kept_characters
 from infra.records import LabelOutcome
 from infra.redaction.texts import CUT_STEP
-from infra.settings.schema import Hindsight
 from tasks.labels import hindsight
 from tasks.labels.impressions import REPORTED, WHO, merge
 from tasks.labels.reports import REPORTED_COLUMNS, REPORTS, with_reports
@@ -279,7 +278,7 @@ def unjudged(completions: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def label(completions: pl.DataFrame, matches: pl.DataFrame, dirty_characters: int = Hindsight().dirty_characters) -> pl.DataFrame:
+def label(completions: pl.DataFrame, matches: pl.DataFrame) -> pl.DataFrame:
     """Return the completions with their labels, by time, then id.
 
     outcome                null without feedback (yet)
@@ -297,7 +296,7 @@ def label(completions: pl.DataFrame, matches: pl.DataFrame, dirty_characters: in
 
     Of several impressions of one completion the strongest outcome counts, then the largest extent. Further columns of `matches`
     stay with the label. A settled text that an editor reports wins over one from later requests, unless it differs from what was
-    shown by more than `dirty_characters` in length.
+    shown by more than hindsight.DIRTY_CHARACTERS in length.
     """
     if "settled" not in completions.columns:
         completions = completions.hstack(hindsight.none(completions.height))
@@ -326,7 +325,7 @@ def label(completions: pl.DataFrame, matches: pl.DataFrame, dirty_characters: in
         labelled = labelled.join(more, left_on=own, right_on=served, how="left")
     labelled = labelled.sort("time", "id")
     named = pl.col("reported_language").fill_null("")
-    labelled = with_reports(labelled, matches, dirty_characters)
+    labelled = with_reports(labelled, matches)
     return labelled.with_columns(
         cache_hit=pl.col("outcome").is_null() & pl.col("cached").fill_null(False),
         language=pl.when(named == "").then("language").otherwise(named),

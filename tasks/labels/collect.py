@@ -20,7 +20,7 @@ from tasks.labels.explain import undecided, unsettled
 from tasks.labels.parent import choose_parent
 from tasks.labels.partitions import JoinedPartition, Partition, WindowPlan, join_partition, merge_partitions, plan_window
 from tasks.labels.scored import is_scored
-from tasks.labels.window import Window, window_after
+from tasks.labels.window import WINDOW_SECONDS, Window, window_after
 
 JoinAll = Callable[[Sequence[Partition]], Sequence[JoinedPartition]]
 
@@ -70,8 +70,8 @@ def collect(store: ObjectStore, registry: Registry, settings: Settings, now: flo
         raise NoChampion(f"registry: model {registry.model!r} has no alias champion; `make up` registers the base model")
     versions = lineage(registry.versions())
     parent = choose_parent(store, versions, champion, aliases.previous_champion, settings.experiment.max_lost_children)
-    manifests = ancestry(store, versions, parent, now - settings.collect.window_seconds)
-    window = window_after(manifests, now, settings.collect.settle_seconds, settings.collect.window_seconds)
+    manifests = ancestry(store, versions, parent, now - WINDOW_SECONDS)
+    window = window_after(manifests, now, settings.collect.settle_seconds)
     plan = plan_window(store, window, now, settings.collect.join_seconds, hindsight=settings.collect.hindsight)
     parts = join_all(plan.partitions) if join_all else [join_partition(store, partition) for partition in plan.partitions]
     malformed = tuple(row for part in parts for row in part.malformed)
@@ -133,7 +133,7 @@ def held_out_files(labelled: pl.DataFrame, settings: Settings) -> frozenset[str]
 
 def register_after(store: ObjectStore, labelled: pl.DataFrame, until: float, settings: Settings, now: float) -> pl.DataFrame:
     """Return the known users with those of a window; who opted out stays unknown."""
-    known = users.read(store, now - settings.collect.known_user_days * users.DAY)
+    known = users.read(store, now - users.KNOWN_DAYS * users.DAY)
     counted = labelled.filter(~pl.col("opted_out"), pl.col("time") <= until).select("user", "credential", "time")
     return users.admit(counted, known, settings.collect.max_new_users)
 

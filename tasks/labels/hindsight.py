@@ -39,6 +39,13 @@ COLUMNS: Mapping[str, type[pl.DataType] | pl.DataType] = {
 id of the later request that shows it, or FEEDBACK; why it is not known; and the characters written between the request's cursor
 and that of the next request, null if unknown."""
 FEEDBACK = "feedback"
+ANCHOR_CHARACTERS = 60
+"""Characters at the end of a prefix by which its position is found again, where they occur once. A shorter prefix counts only
+where both requests name the same file."""
+DIRTY_CHARACTERS = 512
+"""Maximum characters by which the text at a position may grow beyond the completion's limit between two requests. Beyond it a
+paste or an agent wrote the text, and it is no label. Nor is a reported text whose length differs by more from what was shown.
+Longer settled text is cut to as many characters, at the end of a line."""
 CHARACTERS_A_TOKEN = 4
 """Characters that a token has, for the limit of a completion."""
 NEEDED = ("id", "time", "project", "user", "file", "prefix", "suffix", "max_tokens", "opted_out", "redacted")
@@ -130,18 +137,18 @@ class _Requests:
         if stop == at + 1:
             return "not_shown"
         document, cursor = self.documents[at], self.cursors[at]
-        place = place_of(document, cursor, settings.anchor_characters)
+        place = place_of(document, cursor, ANCHOR_CHARACTERS)
         anchor = place.anchor
-        if not anchor.strip() or (cursor < settings.anchor_characters and not self.files[at]):
+        if not anchor.strip() or (cursor < ANCHOR_CHARACTERS and not self.files[at]):
             return "short_prefix"
         if document.find(anchor) + len(anchor) != cursor or document.find(anchor, cursor - len(anchor) + 1) >= 0:
             return "ambiguous"
-        return _Views(self, at, place, short=cursor < settings.anchor_characters)
+        return _Views(self, at, place, short=cursor < ANCHOR_CHARACTERS)
 
     def _written(self, at: int, views: "_Views", settings: Hindsight) -> int | None:
         """Return the characters between this cursor and that of the next request; None if unknown, or if they were pasted."""
         size = views.size(at + 1)
-        return None if size is None or size > CHARACTERS_A_TOKEN * self.limits[at] + settings.dirty_characters else size
+        return None if size is None or size > CHARACTERS_A_TOKEN * self.limits[at] + DIRTY_CHARACTERS else size
 
     def _last(self, at: int, stop: int, views: "_Views", settings: Hindsight) -> Settled | Reason:
         """Return the text in the last request that shows the place."""
@@ -177,11 +184,11 @@ class _Requests:
                 text, whole = agreed(text, whole, view)
         if not text.strip():
             return "still_typed"
-        if len(text) > settings.dirty_characters:
-            step = CHARACTERS_A_TOKEN * self.limits[at] + settings.dirty_characters
+        if len(text) > DIRTY_CHARACTERS:
+            step = CHARACTERS_A_TOKEN * self.limits[at] + DIRTY_CHARACTERS
             if self._grew_at_once((at, 0, later, found.size), views, step):
                 return "pasted"
-            text, whole = text[: text.rfind("\n", 0, settings.dirty_characters) + 1], False
+            text, whole = text[: text.rfind("\n", 0, DIRTY_CHARACTERS) + 1], False
         return Settled(text, whole, self.ids[later]) if text.strip() else "pasted"
 
     def _grew_at_once(self, span: tuple[int, int, int, int], views: "_Views", step: int) -> bool:

@@ -125,8 +125,6 @@ class JoinedPartition:
     """Its requests that were delivered again."""
     orphans: int
     """Its impressions that match no completion: forged, or of a completion older than the window."""
-    dirty_characters: int
-    """Partition.hindsight's."""
 
 
 def references(sources: pl.DataFrame) -> tuple[ObjectReference, ...]:
@@ -304,7 +302,6 @@ def join_partition(store: ObjectStore, partition: Partition, *, tokens: bool = T
         tuple(malformed_row(row) for row in broken if partition.owns(np.array([time_of(row)])).all()),
         int(partition.owns(fresh["time"].to_numpy()).sum()) - own.filter(~pl.col("late")).height,
         orphans,
-        partition.hindsight.dirty_characters,
     )
 
 
@@ -344,8 +341,7 @@ def merge_partitions(parts: Sequence[JoinedPartition]) -> tuple[pl.DataFrame, in
     if fresh.len() < facts.height:
         completions = completions.with_columns(late=~pl.col("id").is_in(fresh.implode()))
     repeated = fresh.len() - completions.filter(~pl.col("late")).height + sum(part.duplicates for part in parts)
-    dirty = min(part.dirty_characters for part in parts)  # of one plan, so the same
-    return attribution.label(completions, pl.concat(part.matches for part in parts), dirty), repeated
+    return attribution.label(completions, pl.concat(part.matches for part in parts)), repeated
 
 
 def read_completions(

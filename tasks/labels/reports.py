@@ -1,7 +1,7 @@
 """Settled text that an editor reports itself: it wins over what later requests show. Pure.
 
-Of several reports on a completion the latest counts. A report that differs from what was shown by more than the setting
-collect.hindsight.dirty_characters in length is a paste's or an agent's: nothing of the completion counts as kept, and its text
+Of several reports on a completion the latest counts. A report that differs from what was shown by more than
+hindsight.DIRTY_CHARACTERS in length is a paste's or an agent's: nothing of the completion counts as kept, and its text
 is no label. An editor that may not send text reports numbers; the text is then not taken from later requests either.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from tasks.labels.hindsight import FEEDBACK, UNSETTLED, kept
+from tasks.labels.hindsight import DIRTY_CHARACTERS, FEEDBACK, UNSETTLED, kept
 
 REPORTED_COLUMNS = ("told_settled", "told_kept", "told_at")
 REPORTS = (*REPORTED_COLUMNS, "told_text")
@@ -28,7 +28,7 @@ def latest_report(feedback: pl.DataFrame, key: Sequence[str]) -> pl.DataFrame:
     return reports.group_by(key).agg(**columns)
 
 
-def with_reports(labelled: pl.DataFrame, matches: pl.DataFrame, dirty_characters: int) -> pl.DataFrame:
+def with_reports(labelled: pl.DataFrame, matches: pl.DataFrame) -> pl.DataFrame:
     """Return labelled completions with what was reported of them, and without any text of those that may have none."""
     if not set(REPORTS) <= set(matches.columns):
         return _without_hidden(labelled)
@@ -44,7 +44,7 @@ def with_reports(labelled: pl.DataFrame, matches: pl.DataFrame, dirty_characters
     rows = rows.with_columns(shown=shown, size=pl.col("shown_characters"))
     counted = kept(rows["shown"], rows["told_settled"])
     change = (pl.col("told_settled").str.len_chars().cast(pl.Int64) - pl.col("size")).abs()
-    dirty = change > dirty_characters
+    dirty = change > DIRTY_CHARACTERS
     usable = pl.col("told_settled").is_not_null() & ~dirty & (pl.col("told_settled").str.strip_chars() != "")
     reason = (
         pl.when(usable)

@@ -16,16 +16,18 @@ import polars as pl
 from infra.storage.store import ObjectStore
 from tasks.labels.appeared import Histories
 from tasks.labels.attribution import unique
-from tasks.labels.hindsight import CHARACTERS_A_TOKEN
+from tasks.labels.hindsight import CHARACTERS_A_TOKEN, DIRTY_CHARACTERS
 from tasks.labels.partitions import TOKEN_FIELDS, Partition, read_completions
 
+LINES = 3
+"""Maximum context lines of a sample that are trained on."""
 NEAREST = 40
 """Lines above the cursor that are looked at."""
 AT_INDENTATION = 0.4
 """Share of the places that lie before the first character of their line; the others lie anywhere in it."""
 
 
-def with_standing(store: ObjectStore, partitions: Sequence[Partition], samples: pl.DataFrame, most: int) -> pl.DataFrame:
+def with_standing(store: ObjectStore, partitions: Sequence[Partition], samples: pl.DataFrame, most: int = LINES) -> pl.DataFrame:
     """Return samples with `standing`, the cursors of their standing lines in their prefixes, and `standing_text`, their rests.
 
     Args:
@@ -108,6 +110,6 @@ def _requests(store: ObjectStore, partition: Partition, samples: pl.DataFrame) -
     )
     wanted = samples.select("id", "time", wanted=pl.lit(True))
     requests = served.join(wanted, on=["id", "time"], how="left", maintain_order="left").sort("time", "id")
-    written = CHARACTERS_A_TOKEN * pl.col("max_tokens") + partition.hindsight.dirty_characters
+    written = CHARACTERS_A_TOKEN * pl.col("max_tokens") + DIRTY_CHARACTERS
     columns = ("id", "project", "user", "file", "prefix", "suffix", written, pl.col("wanted").fill_null(False))
     yield from requests.select(*columns).iter_rows()

@@ -21,6 +21,8 @@ from infra.storage.events.read import erased_subjects
 from infra.storage.store import ObjectStore
 
 DAY = 86_400.0
+KNOWN_DAYS = 90.0
+"""Days without a request after which a user is new again."""
 REGISTER = {"user": pl.String, "credential": pl.String, "admitted": pl.Float64, "last": pl.Float64, "requests": pl.Int64}
 NOBODY = pl.DataFrame(schema=REGISTER)
 USERS = "users-"

@@ -14,6 +14,9 @@ from infra.storage.events.read import event_keys, fetch
 from infra.storage.events.segments import Segment
 from infra.storage.store import ObjectStore
 
+WINDOW_SECONDS = 7 * 86_400.0
+"""Maximum age of requests in a window, in seconds; older ones are ignored."""
+
 
 @dataclass(frozen=True)
 class Window:
@@ -48,10 +51,10 @@ class Window:
         return any(last > since for last in known.values()) or not segments.all_known(container, known)
 
 
-def window_after(manifests: Sequence[Manifest], now: float, settle_seconds: float, window_seconds: float) -> Window:
+def window_after(manifests: Sequence[Manifest], now: float, settle_seconds: float) -> Window:
     """Return the window after a version's ancestry, given the manifests of its cycles."""
     references = [r for m in manifests for r in (*m.completions, *m.feedback)]
-    oldest = now - window_seconds
+    oldest = now - WINDOW_SECONDS
     return Window(
         since=max((m.until for m in manifests), default=oldest),
         until=now - settle_seconds,

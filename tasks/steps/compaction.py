@@ -12,4 +12,4 @@ from tasks.upkeep.compaction import Compaction
 @step("compact", retries=IO_RETRIES)
 def compact(settings: Settings, dry_run: bool) -> Compaction:
     """Merge the small event objects of each hour."""
-    return compaction.compact(clients.store_of(settings), settings.retention, time.time(), dry_run=dry_run)
+    return compaction.compact(clients.store_of(settings), time.time(), dry_run=dry_run)

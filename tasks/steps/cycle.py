@@ -124,7 +124,7 @@ def join_all(settings: Settings, window: Sequence[Partition]) -> list[JoinedPart
 def validate(settings: Settings, collected: Collected) -> Validated:
     """Quarantine the rows that fail the suite. A batch that fails stops the cycle after its rows and Data Docs are written."""
     store, accounting = clients.store_of(settings), collected.accounting
-    past = drift.earlier(store, settings.collect.history_cycles)
+    past = drift.earlier(store)
     stats, bounds = batch.batch_stats(accounting, collected.skew), batch.bounds(accounting.samples, past, settings.collect)
     validation = suite.validate(accounting.samples, stats, bounds)
     cycle = cycles.next_name(cycles.index(store))
@@ -136,7 +136,7 @@ def validate(settings: Settings, collected: Collected) -> Validated:
     pages.show_accounting(cycle, validated.collected.accounting)
     show_page("validation", quarantine.validation_page(store, cycle, validated.evidence, validation))
     call_waiting(validated.collected.accounting.waiting)
-    validation.check(settings.collect.max_quarantined, [store.uri(key) for key in evidence.keys])
+    validation.check([store.uri(key) for key in evidence.keys])
     get_run_logger().info("%d rows, %d quarantined; %s", validation.rows, len(validation.quarantined), stats)
     return validated
 
@@ -167,7 +167,7 @@ def reward(settings: Settings, validated: Validated, estimate: FittedEstimate | 
     past = drift.returns(store, settings) if settings.reward.baseline == "running" else ()
     plan, requests = collected.plan, collected.accounting.classified.select("user", "project").rows()
     tombstones.check(store, requests)  # the text of erased subjects cannot be read any more
-    chosen = standing.with_standing(store, plan.partitions, collected.accounting.samples, settings.collect.standing_lines)
+    chosen = standing.with_standing(store, plan.partitions, collected.accounting.samples)
     tokens = settled_tokens(settings, collected.parent, chosen)
     try:
         batch = reward_samples(

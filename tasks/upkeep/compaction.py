@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from infra.settings.schema import Retention
 from infra.storage.events import segments
 from infra.storage.events.segments import Segment
 from infra.storage.store import ObjectStore
@@ -19,6 +18,21 @@ from infra.storage.store import ObjectStore
 HOUR = timedelta(hours=1)
 SMALL = 4
 """An object is small where this many of it fit into a container."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What is compacted, and into how large containers."""
+
+    after_seconds: float = 7200.0
+    """Seconds after the end of an hour until its small event objects are merged."""
+    least: int = 8
+    """Minimum objects of an hour to merge."""
+    bytes: int = 64 << 20
+    """Maximum bytes of a container. An object of more than a quarter of this is not merged."""
+
+
+LIMITS = Limits()
 
 
 @dataclass(frozen=True)
@@ -53,18 +67,18 @@ def folders(keys: Iterable[str], before: float) -> dict[str, list[str]]:
     return dict(sorted(by_folder.items()))
 
 
-def compact(store: ObjectStore, settings: Retention, now: float, *, dry_run: bool = True) -> Compaction:
+def compact(store: ObjectStore, now: float, limits: Limits = LIMITS, *, dry_run: bool = True) -> Compaction:
     """Compact all hours that are old enough, in one pass."""
     written: dict[str, int] = {}
     removed: list[str] = []
-    for keys in folders(store.keys("events/"), now - settings.compact_after_seconds).values():
+    for keys in folders(store.keys("events/"), now - limits.after_seconds).values():
         old = [key for key in keys if segments.is_container(key)]
         if len(keys) == len(old) == 1:
             continue
         held = {key: segments.unpack(key, store.get(key)) for key in old}
         doubled = superseded(keys, held)
         alone = [key for key in keys if key not in doubled and key not in held]
-        for group in groups(store, alone, settings):
+        for group in groups(store, alone, limits):
             written |= write(store, group, dry_run=dry_run)
         removed += doubled
         for key in doubled if not dry_run else ():
@@ -78,20 +92,20 @@ def superseded(keys: Sequence[str], held: dict[str, list[Segment]]) -> list[str]
     return [key for key in keys if key in inside]
 
 
-def groups(store: ObjectStore, keys: Sequence[str], settings: Retention) -> list[list[Segment]]:
-    """Return groups of small objects, one per container; fewer than `compact_least` stay alone."""
+def groups(store: ObjectStore, keys: Sequence[str], limits: Limits) -> list[list[Segment]]:
+    """Return groups of small objects, one per container; fewer than `limits.least` stay alone."""
     containers: list[list[Segment]] = [[]]
     size = 0
     for key in sorted(keys):
         body = store.get(key)
-        if len(body) > settings.compact_bytes / SMALL:
+        if len(body) > limits.bytes / SMALL:
             continue
-        if size + len(body) > settings.compact_bytes:
+        if size + len(body) > limits.bytes:
             containers.append([])
             size = 0
         containers[-1].append(segments.segment(key, body))
         size += len(body)
-    return [group for group in containers if len(group) >= settings.compact_least]
+    return [group for group in containers if len(group) >= limits.least]
 
 
 def write(store: ObjectStore, group: Sequence[Segment], *, dry_run: bool) -> dict[str, int]:

@@ -40,6 +40,15 @@ class BatchStats:
     """Mean characters shown of the judged samples."""
 
 
+MAX_DUPLICATES = 0.1
+"""Maximum share of a window's requests that were delivered or trained on before. More are events that were shipped twice."""
+MAX_UNKNOWN_VERSIONS = 0.05
+"""Maximum share of a window's requests from versions that the registry does not know. These requests are never trained on."""
+MAX_CLOCK_SKEW_SECONDS = 60.0
+"""Maximum seconds by which an event's time is ahead of the collector's clock: windows are cut by time."""
+MAX_HISTORY_FACTOR = 4.0
+"""Maximum factor between a batch's acceptance rate or shown length and that of earlier cycles, in either direction. A larger
+one stops the cycle if the difference is also more than five standard errors."""
 Bounds = dict[str, float]
 """Minimum and maximum of each statistic, by the parameter's name in the suite."""
 
@@ -61,12 +70,12 @@ def batch_stats(accounting: RequestAccounting, skew: float) -> BatchStats:
 def bounds(samples: pl.DataFrame, history: Sequence[Profile], settings: Collect) -> Bounds:
     """Return the bounds of each statistic, from the settings and the earlier cycles."""
     sums = profile(samples)
-    accepted = rate_range(sums, history, settings.max_history_factor)
-    shown = length_range(sums, history, settings.max_history_factor)
+    accepted = rate_range(sums, history, MAX_HISTORY_FACTOR)
+    shown = length_range(sums, history, MAX_HISTORY_FACTOR)
     return {
-        "duplicate_share_max": settings.max_duplicates,
-        "unknown_version_share_max": settings.max_unknown_versions,
-        "clock_skew_seconds_max": settings.max_clock_skew_seconds,
+        "duplicate_share_max": MAX_DUPLICATES,
+        "unknown_version_share_max": MAX_UNKNOWN_VERSIONS,
+        "clock_skew_seconds_max": MAX_CLOCK_SKEW_SECONDS,
         **{f"{name}_share_max": share + ROUNDING for name, share in sample_shares(settings).items()},
         "acceptance_rate_min": accepted.low,
         "acceptance_rate_max": accepted.high,

@@ -17,6 +17,8 @@ from infra.settings import Settings
 from infra.storage.cycles import index, manifest_of
 from infra.storage.store import ObjectStore
 
+HISTORY_CYCLES = 10
+"""Number of earlier cycles with which a batch and its baseline are compared."""
 LEAST_CYCLES = 3
 """Earlier cycles without which a batch is not compared."""
 DRIFT_SIGMAS = 5.0
@@ -53,25 +55,23 @@ def merged(profiles: Iterable[Profile]) -> Profile:
     return Profile(**{name: sum(getattr(p, name) for p in terms) for name in Profile.model_fields})
 
 
-def earlier(store: ObjectStore, cycles: int) -> list[Profile]:
+def earlier(store: ObjectStore) -> list[Profile]:
     """Return the profiles of the last sealed cycles, newest first; manifests without a profile are left out."""
-    return [m.profile for m in _sealed(store, cycles) if m.profile.judged]
+    return [m.profile for m in _sealed(store) if m.profile.judged]
 
 
 def returns(store: ObjectStore, settings: Settings) -> list[RewardTotals]:
     """Return the reward totals of the last sealed cycles that had the same reward settings, newest first."""
     reward = settings.reward.model_dump(mode="json")
     manifests = [
-        manifest
-        for manifest in _sealed(store, settings.collect.history_cycles)
-        if store.get_json(f"cycles/{manifest.cycle}/settings.json")["reward"] == reward
+        manifest for manifest in _sealed(store) if store.get_json(f"cycles/{manifest.cycle}/settings.json")["reward"] == reward
     ]
     return [totals for manifest in manifests for totals in manifest.returns]
 
 
-def _sealed(store: ObjectStore, cycles: int) -> list[Manifest]:
+def _sealed(store: ObjectStore) -> list[Manifest]:
     sealed = [cycle for cycle, objects in index(store).items() if "manifest.json" in objects]
-    return [manifest_of(store, cycle) for cycle in reversed(sealed[len(sealed) - min(cycles, len(sealed)) :])]
+    return [manifest_of(store, cycle) for cycle in reversed(sealed[len(sealed) - min(HISTORY_CYCLES, len(sealed)) :])]
 
 
 def rate(sums: Profile) -> float:

@@ -30,6 +30,10 @@ class BatchRefused(ValueError):
     """The batch failed validation, and no cycle may train on it."""
 
 
+MAX_QUARANTINED = 0.2
+"""Maximum share of labelled samples that may fail validation; beyond it the cycle stops."""
+
+
 @dataclass(frozen=True)
 class Validation:
     """The result of a validation."""
@@ -43,7 +47,7 @@ class Validation:
     results: tuple[tuple[str, Any], ...] = ()
     """Great Expectations' own results, by the suite's name, for its Data Docs."""
 
-    def check(self, max_quarantined: float, evidence: Sequence[str] = ()) -> None:
+    def check(self, evidence: Sequence[str] = (), max_quarantined: float = MAX_QUARANTINED) -> None:
         """Raise if the batch may not be trained on; `evidence` are the URIs of its rows and Data Docs.
 
         Raises:
@@ -53,8 +57,7 @@ class Validation:
         if len(self.quarantined) > max_quarantined * self.rows:
             names = sorted(set(self.quarantined.values()))
             reasons.append(
-                f"{len(self.quarantined)} of {self.rows} rows failed ({', '.join(names)}); at most {max_quarantined:.0%} may "
-                "(collect.max_quarantined)"
+                f"{len(self.quarantined)} of {self.rows} rows failed ({', '.join(names)}); at most {max_quarantined:.0%} may"
             )
         if reasons:
             raise BatchRefused(

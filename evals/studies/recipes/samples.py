@@ -84,7 +84,7 @@ def standing_samples(given: Interactions, numbers: Sequence[int]) -> list[Sample
     rows = []
     for number in numbers:
         pause = given.pauses[number]
-        cursors = standing.pick(pause.prefix, settings.collect.standing_lines, seen)
+        cursors = standing.pick(pause.prefix, standing.LINES, seen)
         for line, (before, rest, after) in enumerate(standing.places(pause.prefix, pause.suffix, cursors), 1):
             row = empty_sample(given, number, renderer.render(before, after))
             ids = tuple(written.ids(rest, True))

@@ -13,6 +13,7 @@ from evals.developers.steps import Reaction, Wait
 from infra.records import Completion
 from infra.settings.schema import Hindsight
 from tasks.labels import hindsight
+from tasks.labels.hindsight import ANCHOR_CHARACTERS
 from tests.tasks import rows
 from tests.tasks.made import NOW, completion
 
@@ -110,7 +111,7 @@ def test_what_is_trained_on_was_written_there(named: bool) -> None:
 def test_a_place_whose_continuation_is_requested_has_a_label(named: bool) -> None:
     wanted = [asked for asked in written() if asked.truth.kind in ("typed", "accepted", "rewritten") and continues(asked)]
     if not named:  # the begin of an unnamed file might be that of any other
-        wanted = [asked for asked in wanted if len(asked.pause.prefix) >= Hindsight().anchor_characters]
+        wanted = [asked for asked in wanted if len(asked.pause.prefix) >= ANCHOR_CHARACTERS]
     assert len(wanted) > 1000
     assert sum(settled_of(named, asked) is not None for asked in wanted) >= 0.9 * len(wanted)
 

@@ -1,5 +1,7 @@
 """Compaction changes nothing for readers: rows, keys and checksums stay the same before, during and after it."""
 
+from dataclasses import replace
+
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -7,20 +9,20 @@ from hypothesis import strategies as st
 
 from infra.records import ObjectReference
 from infra.settings import Settings
-from infra.settings.schema import Collect, Hindsight, Retention
+from infra.settings.schema import Collect, Hindsight
 from infra.storage.events import segments
 from tasks.labels.collect import collect
 from tasks.labels.partitions import join_partition, plan_window, references
 from tasks.labels.window import Window
 from tasks.steps.sealing import manifest_fields, seal
-from tasks.upkeep.compaction import compact
+from tasks.upkeep.compaction import Limits, compact
 from tasks.validation.quarantine import ValidationEvidence
 from tests.tasks.made import NOW, MemoryRegistry, MemoryStore, completion, feedback
 from tests.tasks.rows import batch
 
 FOLDER = "date=2027-01-15/hour=08"
 LATER = NOW + 3 * 3600
-LIMITS = Retention(compact_least=2, compact_after_seconds=3600)
+LIMITS = Limits(least=2, after_seconds=3600)
 EVERYTHING = Window(since=0, until=LATER, oldest=NOW - 3600, known={})
 
 
@@ -47,20 +49,20 @@ def test_a_reader_gets_the_same_rows_before_between_and_after_both_passes() -> N
     before, keys = read_all(store), set(store.objects)
     assert before[3] == 10
 
-    dry_run = compact(store, LIMITS, LATER)
+    dry_run = compact(store, LATER, LIMITS)
     assert set(store.objects) == keys, "the default is a dry run"
     assert sorted(dry_run.written.values()) == [5, 5]
 
-    first = compact(store, LIMITS, LATER, dry_run=False)
+    first = compact(store, LATER, LIMITS, dry_run=False)
     assert (first.written, first.removed) == (dry_run.written, ())
     assert read_all(store) == before
 
-    second = compact(store, LIMITS, LATER, dry_run=False)
+    second = compact(store, LATER, LIMITS, dry_run=False)
     assert (second.written, set(second.removed)) == ({}, keys)
     assert set(store.objects) == set(first.written)
     assert read_all(store) == before
 
-    third = compact(store, LIMITS, LATER, dry_run=False)
+    third = compact(store, LATER, LIMITS, dry_run=False)
     assert (third.written, third.removed) == ({}, ())
 
 
@@ -77,7 +79,7 @@ def test_compacted_segments_that_a_cycle_read_stay_known_and_late_ones_are_new()
     seal(store, "cycle-000001", manifest_fields(collected, ValidationEvidence(), NOW + 100), batch(store, collected), limits)
     registry.aliases["champion"] = "2"
     for _ in range(2):
-        compact(store, LIMITS, LATER, dry_run=False)
+        compact(store, LATER, LIMITS, dry_run=False)
 
     class CountingStore(MemoryStore):
         def __init__(self) -> None:
@@ -96,7 +98,7 @@ def test_compacted_segments_that_a_cycle_read_stay_known_and_late_ones_are_new()
 
     put(store, 7)
     for _ in range(2):
-        compact(store, LIMITS.model_copy(update={"compact_least": 1}), LATER, dry_run=False)
+        compact(store, LATER, replace(LIMITS, least=1), dry_run=False)
     assert not [key for key in store.keys("events/") if "compact-" not in key]
     late = collect(store, registry.client, limits, LATER)
     assert late.accounting.samples["id"].to_list() == ["7-0"]
@@ -107,9 +109,9 @@ def test_young_hours_and_few_or_large_objects_are_not_compacted() -> None:
     store = MemoryStore()
     for number in range(3):
         put(store, number)
-    assert not compact(store, LIMITS, NOW).written
-    assert not compact(store, LIMITS.model_copy(update={"compact_least": 4}), LATER).written
-    assert not compact(store, LIMITS.model_copy(update={"compact_bytes": 100}), LATER).written
+    assert not compact(store, NOW, LIMITS).written
+    assert not compact(store, LATER, replace(LIMITS, least=4)).written
+    assert not compact(store, LATER, replace(LIMITS, bytes=100)).written
 
 
 def test_missing_columns_of_an_older_segment_do_not_become_nulls() -> None:
@@ -122,7 +124,7 @@ def test_missing_columns_of_an_older_segment_do_not_become_nulls() -> None:
     before = read_all(store)
     assert len(before[2]) == 4
     for _ in range(2):
-        compact(store, LIMITS, LATER, dry_run=False)
+        compact(store, LATER, LIMITS, dry_run=False)
     assert read_all(store) == before
 
 
@@ -166,7 +168,7 @@ def test_references_are_those_of_the_original_segments() -> None:
         put(store, number)
     shipped = {key: body for key, body in store.objects.items() if "completions" in key}
     for _ in range(2):
-        compact(store, LIMITS, LATER, dry_run=False)
+        compact(store, LATER, LIMITS, dry_run=False)
     by_key = {r.key: r for r in read_all(store)[0]}
     assert by_key == {
         key: ObjectReference(key=key, sha256=segments.segment(key, body).sha256, rows=2, last=NOW + number)

@@ -17,7 +17,7 @@ from tasks.labels.collect import Collected, collect
 from tasks.steps.sealing import finish, manifest_fields, seal
 from tasks.trainer.run import TrainerOutput, train
 from tasks.upkeep import retention
-from tasks.upkeep.compaction import compact
+from tasks.upkeep.compaction import Limits, compact
 from tasks.upkeep.forget import Forgetting, NobodyNamed, forget, request, sweep
 from tasks.upkeep.retention import TooShort, retain
 from tasks.validation.quarantine import ValidationEvidence
@@ -118,11 +118,11 @@ def test_events_shipped_after_the_erasure_are_in_no_cycle(store: MemoryStore, re
 
 def test_erasure_reaches_compacted_objects(store: MemoryStore, registry: MemoryRegistry) -> None:
     put(store, "y", NOW + 110)
-    limits = Retention(compact_least=2, compact_after_seconds=3600)
-    compact(store, limits, NOW + 9000, dry_run=False)
+    limits = Limits(least=2, after_seconds=3600)
+    compact(store, NOW + 9000, limits, dry_run=False)
     forget(store, registry.client, ERASURE, NOW + 9000, dry_run=False)
     assert holding(store, "user", ADA) == []
-    compact(store, limits, NOW + 9000, dry_run=False)
+    compact(store, NOW + 9000, limits, dry_run=False)
     collected = collect(store, registry.client, LIMITS, NOW + 9000)
     assert set(collected.accounting.samples["id"]) == {"y2"}, "the segments that the first cycle read stay known"
 

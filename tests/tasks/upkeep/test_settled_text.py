@@ -101,7 +101,7 @@ def cycle(store: MemoryStore, registry: MemoryRegistry, tokenizer: Tokenizer) ->
     written = quarantine.write(store, CYCLE, quarantine.rows(accounting, failed, collected.malformed, rows))
     evidence = ValidationEvidence(written, quarantine.write_docs(store, CYCLE, suite.docs(validation.results)))
     tokens = SettledTokens(Renderer(tokenizer, "spm", 40, 20), 64)
-    chosen = standing.with_standing(store, collected.plan.partitions, accounting.samples, SETTINGS.collect.standing_lines)
+    chosen = standing.with_standing(store, collected.plan.partitions, accounting.samples)
     chosen = samples.with_settled_tokens(chosen, tokens)
     chosen = reward_samples(chosen, SETTINGS.reward, weight_shares(SETTINGS.collect))
     body = samples.parquet(samples.tables(store, collected.plan.partitions, chosen, tokens))
