@@ -51,10 +51,12 @@ class Window:
         return any(last > since for last in known.values()) or not segments.all_known(container, known)
 
 
-def window_after(manifests: Sequence[Manifest], now: float, settle_seconds: float) -> Window:
+def window_after(
+    manifests: Sequence[Manifest], now: float, settle_seconds: float, window_seconds: float = WINDOW_SECONDS
+) -> Window:
     """Return the window after a version's ancestry, given the manifests of its cycles."""
     references = [r for m in manifests for r in (*m.completions, *m.feedback)]
-    oldest = now - WINDOW_SECONDS
+    oldest = now - window_seconds
     return Window(
         since=max((m.until for m in manifests), default=oldest),
         until=now - settle_seconds,
