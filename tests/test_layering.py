@@ -25,7 +25,7 @@ ORDER = {
         *("statistics", "labels", "validation", "evaluation", "rewards", "showing", "trainer", "versions", "experiments"),
         *("upkeep", "steps"),
     ),
-    "tasks/trainer": ("model", "job", "memory", "plan", "update"),
+    "tasks/trainer": ("model", "options", "job", "memory", "plan", "update"),
     "tasks/experiments": ("counting", "verdict", "planning", "stages", "moves", "controller", "reports"),
     "tasks/evaluation": (
         *("holes", "positions", "heldout", "metrics", "judge", "models", "scores", "one_model", "scoring", "sandbox", "gate"),

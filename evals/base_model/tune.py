@@ -18,7 +18,7 @@ from evals.progress import Progress
 from infra import settings as configuration
 from infra.model.fim import Renderer
 from infra.settings import Settings
-from infra.settings.training import UpdateSettings
+from infra.settings.training import Recipe
 from infra.storage.store import to_parquet
 from tasks.evaluation.models.generation import Generator
 from tasks.trainer.job import CHECKPOINT_NAME
@@ -41,7 +41,7 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def update_settings(settings: Settings, learning_rate: float, exponent: float, seed: int) -> UpdateSettings:
+def update_settings(settings: Settings, learning_rate: float, exponent: float, seed: int) -> Recipe:
     """Return the options of the tuning: the written text alone, small steps, a decay to a tenth."""
     return settings.train.model_copy(
         update={
@@ -49,12 +49,7 @@ def update_settings(settings: Settings, learning_rate: float, exponent: float, s
             "final_rate": 0.1,
             "epochs": 1,
             "minibatch": 64,
-            "settled_weight": 1.0,
             "settled_exponent": exponent,
-            "settled_min_loss": 0.0,
-            "settled_max_loss": 0.0,
-            "context_weight": 0.0,
-            "logit_scale_rate": 0.0,
             "frozen_layers": 2,
             "seed": seed,
         }

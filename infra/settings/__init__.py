@@ -4,13 +4,21 @@ The environment overrides the file, and the file overrides the secrets. Importin
 
     TABLOOP_SETTINGS=path.toml                file (default: infra/settings/local.toml)
     TABLOOP_SERVING__SAMPLING__TEMPERATURE=.8 one value, sections joined by two underscores
+
+A file may extend another, and then holds only what differs:
+
+    extends = "local.toml"
+
+`extends` is a path, relative to the file that has it, or the name of a file in infra/settings. Tables are merged; any other
+value, a list too, replaces that of the extended file. The extended file may extend a further one.
 """
 
+import difflib
 import json
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,6 +26,7 @@ from urllib.parse import urlsplit
 from pydantic import ValidationError
 
 from infra.settings.schema import Settings
+from infra.settings.section import Section
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCAL = Path(__file__).with_name("local.toml")
@@ -45,24 +54,95 @@ def load(file: Path | None = None, environment: Mapping[str, str] = os.environ) 
     """Return the settings of a file (by default $TABLOOP_SETTINGS, else local.toml), overridden by the environment.
 
     Raises:
-        SettingsError: the file is missing or not TOML, a key is unknown, or a value is out of its range.
+        SettingsError: a file is missing, not TOML or extends itself; a key is unknown, or a value is out of its range.
     """
     file = file or Path(environment.get(FILE_VARIABLE, LOCAL))
+    values, origins = _read(file)
+    for name, value in environment.items():
+        if name.startswith(PREFIX) and name != FILE_VARIABLE:
+            keys = name.removeprefix(PREFIX).lower().split("__")
+            _set(values, keys, value)
+            origins[tuple(keys)] = name
+    _fill_secrets(values)
+    try:
+        return Settings.model_validate(values)
+    except ValidationError as error:
+        lines = [f"  {_explained(e, _origin(e['loc'], origins, file))}" for e in error.errors()]
+        raise SettingsError("\n".join([f"{file} and the environment ({PREFIX}...):", *lines])) from None
+
+
+Keys = tuple[str | int, ...]
+"""The keys of a value, from the outermost table on."""
+
+
+def _read(file: Path, extended_by: tuple[Path, ...] = ()) -> tuple[dict[str, Any], dict[Keys, str]]:
+    """Return the values of a file and of those that it extends, and the file of each value."""
+    if file.resolve() in [other.resolve() for other in extended_by]:
+        chain = " -> ".join(map(str, (*extended_by, file)))
+        raise SettingsError(f"{file}: extends itself: {chain}; remove one `extends`")
     try:
         values = tomllib.loads(file.read_text())
     except FileNotFoundError:
         raise SettingsError(f"{file}: no such settings file; set {FILE_VARIABLE} to an existing one, e.g. {LOCAL}") from None
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(f"{file}: not TOML: {error}") from None
-    for name, value in environment.items():
-        if name.startswith(PREFIX) and name != FILE_VARIABLE:
-            _set(values, name.removeprefix(PREFIX).lower().split("__"), value)
-    _fill_secrets(values)
-    try:
-        return Settings.model_validate(values)
-    except ValidationError as error:
-        lines = [f"  {'.'.join(map(str, e['loc']))} = {_shown(e)}: {e['msg']}" for e in error.errors()]
-        raise SettingsError("\n".join([f"{file} and the environment ({PREFIX}...):", *lines])) from None
+    base = values.pop("extends", None)
+    origins: dict[Keys, str] = dict.fromkeys(_leaves(values), str(file))
+    if base is None:
+        return values, origins
+    below, earlier = _read(_extended(file, base), (*extended_by, file))
+    return _merged(below, values), earlier | origins
+
+
+def _extended(file: Path, base: object) -> Path:
+    """Return the file that another one extends."""
+    for folder in (file.parent, LOCAL.parent):
+        if isinstance(base, str) and (found := folder / base).is_file():
+            return found
+    shipped = ", ".join(sorted(path.name for path in LOCAL.parent.glob("*.toml")))
+    raise SettingsError(f"{file}: extends = {base!r}: expected a path relative to {file.parent}, or one of {shipped}")
+
+
+def _leaves(values: Mapping[str, Any], keys: Keys = ()) -> Iterator[Keys]:
+    """Yield the keys of every value that is no table."""
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, (*keys, key))
+        else:
+            yield (*keys, key)
+
+
+def _merged(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a table with the values of another one over its own."""
+    both = {name for name, value in above.items() if isinstance(value, dict) and isinstance(below.get(name), dict)}
+    return below | {name: _merged(below[name], value) if name in both else value for name, value in above.items()}
+
+
+def _origin(keys: Keys, origins: Mapping[Keys, str], file: Path) -> str:
+    """Return the file or variable that gave a value; of a table, that of a value in it, or else the file that was loaded."""
+    given = [origins[keys[:count]] for count in range(len(keys), 0, -1) if keys[:count] in origins]
+    within = [origin for leaf, origin in origins.items() if leaf[: len(keys)] == keys]
+    return next(iter((*given, *within)), str(file))
+
+
+def _explained(error: Any, origin: str) -> str:
+    """Return one error of the validation in words."""
+    name = ".".join(map(str, error["loc"]))
+    text = f"{name} = {_shown(error)} ({origin}): {error['msg']}"
+    if error["type"] != "extra_forbidden":
+        return text
+    near = difflib.get_close_matches(name, list(_names(Settings)), n=3, cutoff=0.75)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    return f"{text}; {hint}Some settings of earlier versions are constants now: `tabloop settings` prints every setting"
+
+
+def _names(section: type[Section], prefix: str = "") -> Iterator[str]:
+    """Yield the dotted name of every setting in a group."""
+    for name, field in section.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            yield from _names(field.annotation, f"{prefix}{name}.")
+        else:
+            yield prefix + name
 
 
 def _fill_secrets(values: dict[str, Any]) -> None:

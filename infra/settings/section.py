@@ -1,5 +1,8 @@
 """The base class of every group of settings."""
 
+from collections.abc import Mapping
+from typing import Any, Self
+
 from pydantic import BaseModel, ConfigDict
 
 
@@ -7,3 +10,18 @@ class Section(BaseModel):
     """A frozen group of settings that refuses unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    @classmethod
+    def of_stored(cls, values: Mapping[str, Any]) -> Self:
+        """Return a group from stored values; keys that only an earlier version had are ignored."""
+        return cls.model_validate(_known(cls, values))
+
+
+def _known(section: type[Section], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a group's own fields, and of its groups' fields."""
+    found: dict[str, Any] = {}
+    for name in values.keys() & section.model_fields.keys():
+        kind = section.model_fields[name].annotation
+        nested = isinstance(kind, type) and issubclass(kind, Section)
+        found[name] = _known(kind, values[name]) if nested else values[name]
+    return found

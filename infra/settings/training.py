@@ -1,24 +1,15 @@
 """Settings of the trainer: the options of one update, and how the flow starts it."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from infra.settings.section import Section
 
 
-def _zero_or_above_one(bound: float) -> float:
-    if 0 < bound <= 1:
-        raise ValueError("expected 0, for none, or a bound above 1 (3 is usual): one of at most 1 clips tokens that did not move")
-    return bound
-
-
-DualClip = Annotated[float, Field(ge=0), AfterValidator(_zero_or_above_one)]
-
-
-class UpdateSettings(Section):
-    """The options of one PPO update, which settings (`Train`) and job file (`tasks.trainer.job.Job`) share."""
+class Recipe(Section):
+    """The options of one update that a team sets. The trainer has more (`tasks.trainer.options.UpdateSettings`)."""
 
     tensor_parallel: int = Field(1, ge=1)
     """Megatron tensor-parallel size."""
@@ -33,8 +24,6 @@ class UpdateSettings(Section):
     recompute: Literal["none", "selective", "full"] = "none"
     """Activations that the backward pass computes again, and does not keep. selective: those of the MLPs. full: those of all
     layers but the last, whose positions are selected; a third more computation. `python -m tasks.trainer.plan` proposes one."""
-    threads: int = Field(0, ge=0)
-    """CPU threads of each trainer process; 0: torch's default, which OMP_NUM_THREADS sets."""
     precision: Literal["float32", "bfloat16", "fastest"] = "float32"
     """Data type of the matrix products; the master weights are float32. fastest: bfloat16 on GPUs and on CPUs that compute it
     faster (Intel's with AMX, AMD's with AVX512-BF16), float32 elsewhere."""
@@ -67,30 +56,13 @@ class UpdateSettings(Section):
     """PPO clips the ratio below 1 - clip_low."""
     clip_high: float = Field(0.2, gt=0)
     """PPO clips the ratio above 1 + clip_high."""
-    dual_clip: DualClip = 0.0
-    """Lower bound of a token's objective where its advantage is negative, as a multiple of the advantage (Ye et al. 2020 use 3);
-    above 1, or 0 for no bound. It limits the gradient of rejected tokens that became much likelier since they were sampled."""
-    importance_bound: float = Field(2.0, gt=1)
-    """Upper bound of the importance weight from the recorded behaviour policy to the proximal policy."""
     kl_weight: float = Field(0.0, ge=0)
     """Weight of the estimated KL divergence from the reference policy, per sampled token; 0: no KL term."""
-    entropy_weight: float = Field(0.0, ge=0)
-    """Weight of the entropy at each sampled token, which the update then raises; 0: no entropy term."""
     max_kl: float = Field(0.0, ge=0)
     """KL divergence, in nats per token, at which the update ends: the step whose samples exceed it and all later steps are left
     out. Measured from the proximal policy, or from the behaviour policy where each step takes its own. 0: no bound."""
-    max_ratio: float = Field(1000.0, gt=1)
-    """Largest ratio of a token's probability to that under the same policies; a step with a larger ratio is refused."""
-    max_logprob_gap: float = Field(0.1, gt=0)
-    """Largest mean difference, in nats times the temperature, between the trainer's and the server's log-probabilities of the
-    same tokens under the same weights; a larger one refuses the update. Measured before the first step on up to 64 samples of
-    the current version."""
-    max_logprob_gap_p99: float = Field(0.5, gt=0)
-    """Largest 99th percentile of these differences; a larger one refuses the update. A mean hides a few large errors."""
     surrogate_weight: float = Field(1.0, ge=0)
     """Weight of the clipped surrogate of a sampled token; 0: only settled text teaches."""
-    settled_weight: float = Field(1.0, ge=0)
-    """Weight of the cross-entropy of a settled token; 0: only what was shown teaches."""
     settled_exponent: float = Field(0.0, ge=0, le=1)
     """Exponent q of the loss of a settled text of probability p, (1 - p^q) / q: the gradient of the cross-entropy, times p^q.
     1: minus the chance that the policy samples the text; 0: the cross-entropy, -ln p, which spends most of the update on text
@@ -98,22 +70,6 @@ class UpdateSettings(Section):
     settled_beginnings: float = Field(0.0, ge=0, le=1)
     """Weight of a settled text's beginnings in its loss, one after each token; the whole text has the rest, up to 1. What is
     shown may end early, and then a right beginning is enough. 0: only the whole text counts."""
-    settled_min_loss: float = Field(0.0, ge=0)
-    """Least mean cross-entropy of a settled text, in nats per token, that is trained on: below it, the policy writes the text
-    anyway. Measured at each step, and where a share of the weight is limited also at the update's start."""
-    settled_max_loss: float = Field(0.0, ge=0)
-    """Largest mean cross-entropy of a settled text, in nats per token, that is trained on: above it, the text is far from
-    anything the policy could write. 0: no bound."""
-    settled_least_power: float = Field(0.0, ge=0, lt=1)
-    """Least power of a settled text at the update's start that is trained on: p^q, or with `settled_beginnings` the mean factor
-    of its tokens' gradients. The others cost as much and move the weights less, but not for nothing (infra/docs/measurements.md).
-    It takes a forward pass over all settled text. 0: all are trained on."""
-    context_weight: float = Field(0.0, ge=0)
-    """Weight of the language-model loss of a prompt token, relative to 1 for a sampled token; 0: no such loss."""
-    context_tokens: int = Field(32, ge=1)
-    """Prompt tokens per sample that the language-model loss covers."""
-    logit_scale_rate: float = Field(0.0, ge=0)
-    """Learning rate of the logarithm of the logits' scale (the model's sharpness), in plain gradient steps; 0: it stays."""
     frozen_layers: int = Field(0, ge=0)
     """Lowest layers to freeze, with the embeddings; 0: everything is trained."""
     max_grad_norm: float = Field(1.0, gt=0)
@@ -143,13 +99,17 @@ class UpdateSettings(Section):
 
     @model_validator(mode="after")
     def _probability_weighs(self) -> Self:
-        for name in ("settled_least_power", "settled_beginnings"):
-            if (value := getattr(self, name)) and not self.settled_exponent:
-                raise ValueError(
-                    f"{name} = {value:g}, expected 0 with settled_exponent = 0: a text's probability does not change its weight; "
-                    "set settled_exponent, 0.3 for example"
-                )
+        require_exponent(self, "settled_beginnings")
         return self
+
+
+def require_exponent(recipe: Recipe, name: str) -> None:
+    """Raise ValueError if an option is set that has no effect with settled_exponent = 0."""
+    if (value := getattr(recipe, name)) and not recipe.settled_exponent:
+        raise ValueError(
+            f"{name} = {value:g}, expected 0 with settled_exponent = 0: a text's probability does not change its weight; "
+            "set settled_exponent, 0.3 for example"
+        )
 
 
 class Groups(Section):
@@ -165,7 +125,7 @@ class Groups(Section):
     """Factor of their advantages beside those of what was shown."""
 
 
-class Train(UpdateSettings):
+class Train(Recipe):
     """Settings of the cycle's training step."""
 
     groups: Groups = Groups()

@@ -100,11 +100,11 @@ def settings_of(store: ObjectStore, cycle: str, settings: Settings) -> Settings:
     The rest is as it is today, as addresses, credentials and how completions are sampled.
     """
     saved = store.get_json(key(cycle, "settings.json"))
-    sections = {name: type(getattr(settings, name)).model_validate(saved[name]) for name in ("reward", "train")}
+    sections = {name: type(getattr(settings, name)).of_stored(saved[name]) for name in ("reward", "train")}
     evaluate, live = saved.get("evaluate", {}), settings.evaluate.model_dump(mode="json")
     judge = {name: value for name, value in evaluate.get("judge", {}).items() if name in SEALED_JUDGE}
     sealed = {name: value for name, value in evaluate.items() if name in SEALED_EVALUATION}
-    merged = type(settings.evaluate).model_validate(live | sealed | {"judge": live["judge"] | judge})
+    merged = type(settings.evaluate).of_stored(live | sealed | {"judge": live["judge"] | judge})
     secret = {"engine_token": settings.evaluate.engine_token}
     judged = merged.judge.model_copy(update={"api_key": settings.evaluate.judge.api_key})
     return settings.model_copy(update=sections | {"evaluate": merged.model_copy(update=secret | {"judge": judged})})

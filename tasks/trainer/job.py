@@ -5,8 +5,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from infra.settings.training import UpdateSettings
 from tasks.trainer.model.megatron_arguments import check_reserved
+from tasks.trainer.options import UpdateSettings
 
 JOB_NAME, METRICS_NAME, CHECKPOINT_NAME, OPTIMIZER_NAME = "job.json", "metrics.json", "checkpoint", "optimizer"
 LOGGED_NAME = "logged.json"

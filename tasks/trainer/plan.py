@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from infra.model.architectures import Architecture, UnsupportedCheckpoint, read
-from infra.settings.training import UpdateSettings
+from infra.settings.training import Recipe
 from tasks.trainer.memory import RECOMPUTATIONS, Layout, Means, Memory, MicroBatchSize, Proposal, estimate, propose, usable
 
 GB = 1e9
@@ -38,9 +38,7 @@ class DoesNotFit(ValueError):
     """A layout needs more memory than a process has."""
 
 
-def check_fits(
-    model: Architecture, settings: UpdateSettings, layout: Layout, size: MicroBatchSize, card: int, bf16: bool
-) -> None:
+def check_fits(model: Architecture, settings: Recipe, layout: Layout, size: MicroBatchSize, card: int, bf16: bool) -> None:
     """Refuse a layout that cannot fit, before anything is loaded.
 
     Args:

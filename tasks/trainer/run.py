@@ -20,10 +20,11 @@ from infra.model import architectures
 from infra.records import Manifest
 from infra.settings import ROOT
 from infra.settings import path as settings_path
-from infra.settings.training import Train, UpdateSettings
+from infra.settings.training import Recipe, Train
 from infra.storage.store import Corrupt, ObjectStore, sha256
 from tasks.trainer import nodes
 from tasks.trainer.job import CHECKPOINT_NAME, JOB_NAME, METRICS_NAME, OPTIMIZER_NAME, REFUSED_NAME, Job, Metrics
+from tasks.trainer.options import UpdateSettings
 from tasks.trainer.worker import end_with_parent
 
 LOG_NAME = "trainer.log"
@@ -156,14 +157,15 @@ def _launch(job: Path, settings: Train, output: TrainerOutput) -> None:
 
 
 def write_job(
-    folder: Path, parent: Path, samples: Path, version: str, settings: UpdateSettings, inputs: UpdateInputs = NO_INPUTS
+    folder: Path, parent: Path, samples: Path, version: str, settings: Recipe, inputs: UpdateInputs = NO_INPUTS
 ) -> Path:
-    """Write job.json, with every option of the update, into the output folder; return its path.
+    """Write job.json, with the options of the settings and the defaults of all others, into the output folder; return its path.
 
     Raises:
         ValueError: train.megatron_arguments has an argument that the trainer sets itself.
     """
-    options = {name: getattr(settings, name) for name in UpdateSettings.model_fields}
+    known = type(settings).model_fields.keys() & UpdateSettings.model_fields.keys()
+    options = {name: getattr(settings, name) for name in known}
     job = Job(
         checkpoint=parent,
         samples=samples,

@@ -23,7 +23,7 @@ from tests.tasks.trainer import models
 CYCLE = "endless"
 """Not the form of a cycle's name, so the loop does not complete it."""
 TRAIN_SECONDS, STOP_SECONDS, END_SECONDS = 240, 30, 90
-ENDLESS = {"surrogate_weight": 1.0, "epochs": 100_000, "learning_rate": 1e-9, "logit_scale_rate": 0.0}
+ENDLESS = {"surrogate_weight": 1.0, "epochs": 100_000, "learning_rate": 1e-9}
 MANIFEST = {
     **{"created": 0, "champion": "1", "parent": "1", "since": 0, "until": 0},
     **{"completions": (), "feedback": (), "buckets": {}, "requests": 0},

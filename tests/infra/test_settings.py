@@ -11,8 +11,11 @@ import yaml
 from pydantic import BaseModel
 
 from infra import settings as settings_
+from infra.docs_build.settings_page import nested
 from infra.settings import LOCAL, PRODUCTION, ROOT, Settings, SettingsError, load
+from infra.settings.section import Section
 
+MOST_SETTINGS = 350
 SHIPPED = sorted((ROOT / "infra/settings").glob("*.toml"))
 
 
@@ -75,8 +78,8 @@ def test_every_section_is_frozen_and_refuses_unknown_keys(path: str, model: type
         ("", {"TABLOOP_SERVING__PROT": "1"}, ["serving.prot", "'1'", "Extra inputs"]),
         ("", {"TABLOOP_SERVING__SAMPLING__TEMPERATURE": "0"}, ["serving.sampling.temperature", "'0'", "greater than 0"]),
         ("[orchestration]\ndask_scheduler = 'dask:8786'", {}, ["orchestration.dask_scheduler", "'dask:8786'", "tcp|tls"]),
-        ("[train]\ndual_clip = 0.5", {}, ["train.dual_clip", "0.5", "expected 0, for none, or a bound above 1"]),
-        ("[train]\ndual_clip = 1.0", {}, ["train.dual_clip", "1.0", "above 1"]),
+        ("[train]\ndual_clip = 3.0", {}, ["train.dual_clip", "3.0", "constants now", "`tabloop settings`"]),
+        ("[serving]\nprot = 1", {}, ["did you mean serving.port"]),
         ("", {"TABLOOP_NOTHING": "1"}, ["nothing", "Extra inputs"]),
         ("[serving", {}, ["not TOML"]),
     ],
@@ -87,6 +90,66 @@ def test_the_error_names_the_invalid_setting(tmp_path: Path, text: str, environm
     with pytest.raises(SettingsError) as error:
         load(file, environment)
     assert [word for word in [str(file), *words] if word not in str(error.value)] == []
+
+
+def written(folder: Path, **files: str) -> Path:
+    """Write settings files by name; return the last."""
+    for name, text in files.items():
+        (folder / f"{name}.toml").write_text(text)
+    return folder / f"{name}.toml"
+
+
+def test_a_file_extends_others_and_the_environment_overrides_all(tmp_path: Path) -> None:
+    file = written(
+        tmp_path,
+        base='[serving]\nport = 1\nhosts = ["a", "b"]\n[serving.sampling]\nmax_tokens = 8\n',
+        middle='extends = "base.toml"\n[serving]\nhosts = ["c"]\nfeedback_port = 2\n',
+        top='extends = "middle.toml"\n[serving.sampling]\ntemperature = 0.5\n',
+    )
+    serving = load(file, {"TABLOOP_SERVING__FEEDBACK_PORT": "3"}).serving
+    assert (serving.port, serving.feedback_port, serving.hosts) == (1, 3, ("c",))
+    assert (serving.sampling.max_tokens, serving.sampling.temperature) == (8, 0.5)
+
+
+def test_a_file_extends_a_shipped_one_by_its_name(tmp_path: Path) -> None:
+    settings = load(written(tmp_path, own='extends = "local.toml"\n[serving]\nport = 9\n'), {})
+    local = load(LOCAL, {})
+    assert settings == local.model_copy(update={"serving": local.serving.model_copy(update={"port": 9})})
+
+
+def test_files_that_extend_each_other_and_missing_ones_are_refused_by_name(tmp_path: Path) -> None:
+    file = written(tmp_path, a='extends = "b.toml"', b='extends = "a.toml"')
+    with pytest.raises(SettingsError, match=r"b\.toml: extends itself: .*b\.toml -> .*a\.toml -> .*b\.toml"):
+        load(file, {})
+    for value in ('"no.toml"', "1"):
+        with pytest.raises(SettingsError, match=r"c\.toml: extends = .*expected a path relative to .* or one of .*local\.toml"):
+            load(written(tmp_path, c=f"extends = {value}"), {})
+
+
+def test_an_error_names_the_file_or_variable_of_the_wrong_value(tmp_path: Path) -> None:
+    base, variable = '[serving]\nport = "x"\n', {"TABLOOP_TRAIN__EPOCHS": "0"}
+    file = written(tmp_path, base=base, top='extends = "base.toml"\n[serving]\nprot = 1\n')
+    with pytest.raises(SettingsError) as error:
+        load(file, variable)
+    lines = {line.split(" = ")[0].strip(): line for line in str(error.value).splitlines()[1:]}
+    assert f"({tmp_path / 'base.toml'})" in lines["serving.port"] and f"({file})" in lines["serving.prot"]
+    assert "(TABLOOP_TRAIN__EPOCHS)" in lines["train.epochs"]
+
+
+def leaves(model: type[Section], path: str = "") -> Iterator[str]:
+    """Yield every setting of a group, those in lists and tables too."""
+    for name, field in model.model_fields.items():
+        groups = nested(field)
+        if not any(place == "" and field.annotation is group for place, group in groups):
+            yield f"{path}{name}"
+        for place, group in groups:
+            yield from leaves(group, f"{path}{name}{place}.")
+
+
+def test_there_are_few_settings() -> None:
+    """Numbers that protect are constants beside their code; a setting is what a team really sets."""
+    found = list(leaves(Settings))
+    assert len(found) == len(set(found)) <= MOST_SETTINGS
 
 
 def test_the_error_for_a_missing_file_names_the_variable(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from infra.settings.training import UpdateSettings
+from tasks.trainer.options import UpdateSettings
 from tasks.trainer.update.batches import MicroBatch
 from tasks.trainer.update.reports import Report, Sums
 

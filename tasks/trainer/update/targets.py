@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from infra.records import Sample
-from infra.settings.training import UpdateSettings
+from tasks.trainer.options import UpdateSettings
 from tasks.trainer.update.safety import HarmfulUpdate
 
 

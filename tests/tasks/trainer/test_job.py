@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 
 from infra.settings import Settings
-from infra.settings.training import Train, UpdateSettings
+from infra.settings.training import Recipe, Train
 from infra.storage import cycles
 from tasks.trainer.job import Job
+from tasks.trainer.options import UpdateSettings
 from tasks.trainer.run import UpdateInputs, write_job
 from tests.tasks.made import MemoryStore
 
-CHANGED = Train(
+CHANGED = UpdateSettings(
     sequence_parallel=True, distributed_optimizer=True, recompute="selective", stored_mantissa=14,
     tensor_parallel=2, pipeline_parallel=3, threads=4, precision="bfloat16", learning_rate=0.5, warmup_steps=0, final_rate=0.5,
     epochs=7, surrogate_weight=0.3, settled_weight=0.4, settled_exponent=0.6, settled_min_loss=0.1, settled_max_loss=9.0,
@@ -20,7 +21,7 @@ CHANGED = Train(
     minibatch=8, micro_batch_tokens=64, micro_batch_positions=32, proximal="step", recomputed="all", clip_low=0.3,
     clip_high=0.4, dual_clip=3.0, importance_bound=5.0, kl_weight=0.1, entropy_weight=0.2, max_kl=0.3, max_ratio=9.0,
     max_logprob_gap=0.4, max_logprob_gap_p99=0.6, context_weight=0.7, context_tokens=6, logit_scale_rate=0.8, frozen_layers=1,
-    max_grad_norm=2.0, keep_optimizer=True, seed=3, megatron_arguments={"weight_decay": 0.1}, processes=6,
+    max_grad_norm=2.0, keep_optimizer=True, seed=3, megatron_arguments={"weight_decay": 0.1},
 )  # fmt: skip
 """Settings in which no option of the update has its default."""
 OLD_JOB = """{"checkpoint": "parent", "samples": "samples", "output": "out", "optimizer": null, "keep_optimizer": false,
@@ -40,7 +41,7 @@ OLD_TRAIN = """{"processes": 2, "tensor_parallel": 1, "pipeline_parallel": 1, "p
 """The section train of a settings.json of commit 33a3b65, without threads, warmup_steps and megatron_arguments."""
 
 
-def job_of(folder: Path, settings: Train, inputs: UpdateInputs | None = None) -> Job:
+def job_of(folder: Path, settings: Recipe, inputs: UpdateInputs | None = None) -> Job:
     path = write_job(folder, Path("parent"), Path("samples"), "4", settings, inputs or UpdateInputs())
     return Job.model_validate_json(path.read_text())
 
@@ -93,6 +94,10 @@ def test_a_cycle_of_an_earlier_version_is_trained_with_its_settings(tmp_path: Pa
     store, values = MemoryStore(), json.loads(OLD_TRAIN)
     store.put_json("cycles/cycle-000001/settings.json", Settings().model_dump(mode="json") | {"train": values})
     train = cycles.settings_of(store, "cycle-000001", Settings()).train
-    assert {name: value for name, value in train.model_dump(mode="json").items() if name in values} == values
-    assert (train.threads, train.warmup_steps, train.megatron_arguments) == (0, 2, {})
-    assert job_of(tmp_path, train).warmup_steps == 2
+    assert {name: value for name, value in train.model_dump(mode="json").items() if name in values} == {
+        name: value for name, value in values.items() if name in Train.model_fields
+    }
+    assert values.keys() - Train.model_fields.keys() >= {"dual_clip", "max_ratio"}, "options that were settings are ignored"
+    assert (train.warmup_steps, train.megatron_arguments) == (2, {})
+    job = job_of(tmp_path, train)
+    assert (job.warmup_steps, job.threads, job.max_ratio) == (2, 0, 1000.0)

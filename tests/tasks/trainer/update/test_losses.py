@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from infra.settings.training import UpdateSettings
+from tasks.trainer.options import UpdateSettings
 from tasks.trainer.update.losses import (
     Clip,
     LogprobAndEntropy,

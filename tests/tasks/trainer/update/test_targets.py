@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from infra.settings.training import UpdateSettings
+from tasks.trainer.options import UpdateSettings
 from tasks.trainer.update.safety import HarmfulUpdate
 from tasks.trainer.update.targets import likely_enough, taught_by, trained_part, uses_sampled_tokens
 from tests.tasks.made import sample

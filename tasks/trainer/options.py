@@ -1,0 +1,64 @@
+"""All options of one update: those of the settings, and those that the trainer offers beyond them.
+
+A team never sets the latter: they protect an update, or belong to experiments with the loss. Imports no torch.
+"""
+
+from typing import Annotated, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from infra.settings.training import Recipe, require_exponent
+
+
+def _zero_or_above_one(bound: float) -> float:
+    if 0 < bound <= 1:
+        raise ValueError("expected 0, for none, or a bound above 1 (3 is usual): one of at most 1 clips tokens that did not move")
+    return bound
+
+
+DualClip = Annotated[float, Field(ge=0), AfterValidator(_zero_or_above_one)]
+
+
+class UpdateSettings(Recipe):
+    """The options of one update, as the job file (`tasks.trainer.job.Job`) holds them."""
+
+    threads: int = Field(0, ge=0)
+    """CPU threads of each trainer process; 0: torch's default, which OMP_NUM_THREADS sets."""
+    dual_clip: DualClip = 0.0
+    """Lower bound of a token's objective where its advantage is negative, as a multiple of the advantage (Ye et al. 2020 use 3);
+    above 1, or 0 for no bound. It limits the gradient of rejected tokens that became much likelier since they were sampled."""
+    importance_bound: float = Field(2.0, gt=1)
+    """Upper bound of the importance weight from the recorded behaviour policy to the proximal policy."""
+    entropy_weight: float = Field(0.0, ge=0)
+    """Weight of the entropy at each sampled token, which the update then raises; 0: no entropy term."""
+    max_ratio: float = Field(1000.0, gt=1)
+    """Largest ratio of a token's probability to that under the same policies; a step with a larger ratio is refused."""
+    max_logprob_gap: float = Field(0.1, gt=0)
+    """Largest mean difference, in nats times the temperature, between the trainer's and the server's log-probabilities of the
+    same tokens under the same weights; a larger one refuses the update. Measured before the first step on up to 64 samples of
+    the current version."""
+    max_logprob_gap_p99: float = Field(0.5, gt=0)
+    """Largest 99th percentile of these differences; a larger one refuses the update. A mean hides a few large errors."""
+    settled_weight: float = Field(1.0, ge=0)
+    """Weight of the cross-entropy of a settled token; 0: only what was shown teaches."""
+    settled_min_loss: float = Field(0.0, ge=0)
+    """Least mean cross-entropy of a settled text, in nats per token, that is trained on: below it, the policy writes the text
+    anyway. Measured at each step, and where a share of the weight is limited also at the update's start."""
+    settled_max_loss: float = Field(0.0, ge=0)
+    """Largest mean cross-entropy of a settled text, in nats per token, that is trained on: above it, the text is far from
+    anything the policy could write. 0: no bound."""
+    settled_least_power: float = Field(0.0, ge=0, lt=1)
+    """Least power of a settled text at the update's start that is trained on: p^q, or with `settled_beginnings` the mean factor
+    of its tokens' gradients. The others cost as much and move the weights less, but not for nothing (infra/docs/measurements.md).
+    It takes a forward pass over all settled text. 0: all are trained on."""
+    context_weight: float = Field(0.0, ge=0)
+    """Weight of the language-model loss of a prompt token, relative to 1 for a sampled token; 0: no such loss."""
+    context_tokens: int = Field(32, ge=1)
+    """Prompt tokens per sample that the language-model loss covers."""
+    logit_scale_rate: float = Field(0.0, ge=0)
+    """Learning rate of the logarithm of the logits' scale (the model's sharpness), in plain gradient steps; 0: it stays."""
+
+    @model_validator(mode="after")
+    def _power_weighs(self) -> Self:
+        require_exponent(self, "settled_least_power")
+        return self
