@@ -11,7 +11,7 @@ PAGES = (
     ROOT / "tasks/trainer/README.md",
     *sorted((ROOT / "infra/docs").rglob("*.md")),
 )
-LOG = "measurements.md"
+LOG = "measurements-history.md"
 """Page without checked commands: its entries hold the commands of their day."""
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")

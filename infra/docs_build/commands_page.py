@@ -1,37 +1,32 @@
-"""The page of the commands: `make` targets, Prefect's deployments, and the modules that the pages name."""
+"""The page of the commands: `make` targets and Prefect's deployments."""
 
-import ast
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from infra.docs_build.markdown import anchor, code, prose, table
 
 TARGET = re.compile(r"^([a-z]+):.*?## (.+)$", re.MULTILINE)
-MODULE = re.compile(r"python -m ((?:infra|serving|evals|tasks|flows)(?:\.\w+)*)")
 INTRO = """# Commands
 
-Type commands in the repository's root. Those of Python need `. .venv/bin/activate`, and those that ask Prefect or MLflow also
-`eval "$(python -m infra.stack env)"`. `--help` lists the options of a command.
+Type commands in the repository's root, after `. .venv/bin/activate`. `tabloop --help` lists the commands of `tabloop`, and
+`tabloop NAME --help` the options of one. The targets of `make` are short names for the most frequent ones.
 
 """
 
 
-def page(root: Path, pages: Iterable[str]) -> str:
-    """Return the page in Markdown; `pages` are the texts in which commands are named."""
+def page(root: Path) -> str:
+    """Return the page in Markdown."""
     targets = [(anchor(f"make-{name}") + code(f"make {name}"), prose(text)) for name, text in make_targets(root).items()]
-    modules = sorted({name for text in pages for name in MODULE.findall(text)})
-    commands = [(code(f"python -m {name}"), prose(about)) for name in modules if (about := _about(root, name))]
     deployments = yaml.safe_load((root / "prefect.yaml").read_text())["deployments"]
     rows = [(code(f"{each['name']}/{each['name']}"), _schedule(each), prose(each["description"])) for each in deployments]
     return (
         INTRO
         + "## make\n\n"
         + table(("command", "what it does"), targets)
-        + "\n## Python modules\n\n"
-        + table(("command", "what it does"), commands)
         + "\n## Deployments\n\nStart one with `prefect deployment run`, its name and `--param KEY=VALUE`.\n\n"
         + table(("deployment", "runs", "what it does"), rows)
     )
@@ -42,16 +37,7 @@ def make_targets(root: Path) -> dict[str, str]:
     return dict(TARGET.findall((root / "Makefile").read_text()))
 
 
-def _about(root: Path, name: str) -> str:
-    """Return the first paragraph of a command's docstring; "" if there is none."""
-    folder = root.joinpath(*name.split("."))
-    files = [file for file in (folder / "__main__.py", folder.with_suffix(".py")) if file.exists()]
-    text = (ast.get_docstring(ast.parse(files[0].read_text())) or "") if files else ""
-    return text.partition("\n\n")[0]
-
-
-def _schedule(deployment: dict[str, object]) -> str:
+def _schedule(deployment: Mapping[str, Any]) -> str:
     schedules = deployment.get("schedules", [])
-    assert isinstance(schedules, list)
     texts = [f"every {each['interval']} s" if "interval" in each else f"daily ({code(each['cron'])}), off" for each in schedules]
     return ", ".join(texts) or "by hand"

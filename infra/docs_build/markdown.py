@@ -1,15 +1,7 @@
-"""Tables and escapes of the generated pages, and the anchors and links of any page."""
+"""Tables and escapes of the generated pages."""
 
 import re
-import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
-
-FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
-INDENTED = re.compile(r"^ {4}.*$", re.MULTILINE)
-SPAN = re.compile(r"`[^`\n]+`")
-HEADING = re.compile(r"^#{1,6} +(.+?) *$", re.MULTILINE)
-ANCHOR = re.compile(r'\bid="([^"]+)"')
-LINK = re.compile(r"\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^)\s]+)\)")
+from collections.abc import Iterable, Sequence
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -36,26 +28,3 @@ def prose(text: str) -> str:
     """Return a docstring as one line of Markdown, in which `<` and names with underscores or stars stay as they are."""
     words = " ".join(text.split()).replace("<", "&lt;")
     return "".join(part if part.startswith("`") else re.sub(r"([*_])", r"\\\1", part) for part in re.split(r"(`[^`]*`)", words))
-
-
-def slug(heading: str) -> str:
-    """Return the anchor of a heading, as MkDocs makes it."""
-    text = unicodedata.normalize("NFKD", re.sub(r"`|\[([^\]]*)\]\([^)]*\)", r"\1", heading)).encode("ascii", "ignore").decode()
-    return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", text).strip().lower())
-
-
-def anchors(page: str) -> set[str]:
-    """Return the anchors of a page: its headings and the ids of its elements."""
-    text = FENCE.sub("", page)
-    found: set[str] = set()
-    for heading in HEADING.findall(text):
-        name, number = slug(heading), 0
-        while (unique := f"{name}_{number}" if number else name) in found:
-            number += 1
-        found.add(unique)
-    return found | set(ANCHOR.findall(text))
-
-
-def links(page: str) -> Iterator[str]:
-    """Yield the targets of the page's links, outside of code."""
-    yield from LINK.findall(SPAN.sub("", INDENTED.sub("", FENCE.sub("", page))))

@@ -14,12 +14,11 @@ from prometheus_client import generate_latest
 from pydantic import BaseModel
 
 from infra.docs_build import site
-from infra.docs_build.diagram import DiagramError, parse, place, svg
-from infra.docs_build.markdown import anchors, links
 from infra.records import Completion, Feedback, OfflineExample, Record, ShadowCopy
 from infra.settings import LOCAL, ROOT, Settings, load
 from serving.__main__ import describe
 from serving.metrics import Metrics
+from tests.infra.links import anchors, dead_links, links
 
 CONFIG = ROOT / "infra/mkdocs.yml"
 MKDOCS = ROOT / ".venv-docs/bin/python"
@@ -116,9 +115,9 @@ def test_every_make_target_has_its_row(pages: dict[str, str]) -> None:
 
 def test_no_link_of_a_page_is_dead(pages: dict[str, str]) -> None:
     folder = ROOT / "infra/docs"
-    pictures = {str(file.relative_to(folder)) for file in folder.rglob("*.png")}
-    assert site.dead_links(pages, pictures) == []
-    assert site.dead_links({"a.md": "![b](b.png)"}, pictures) != []
+    pictures = {str(file.relative_to(folder)) for file in (folder / "assets").rglob("*.*")}
+    assert dead_links(pages, pictures) == []
+    assert dead_links({"a.md": "![b](b.png)"}, pictures) != []
 
 
 def test_a_dead_link_is_found() -> None:
@@ -126,7 +125,7 @@ def test_a_dead_link_is_found() -> None:
         "a.md": "# A\n[b](how/b.md#here) [c](how/b.md#there) [d](d.md) [e](../e.md) `[x](y.md)` [f](https://host)",
         "how/b.md": "## Here\n[a](../a.md)",
     }
-    dead = [line.split(": ")[1] for line in site.dead_links(pages)]
+    dead = [line.split(": ")[1] for line in dead_links(pages)]
     assert dead == ["how/b.md#there", "d.md", "../e.md"]
 
 
@@ -149,45 +148,44 @@ def nav_of(entries: list[Any]) -> list[str]:
 
 
 def test_the_navigation_names_every_page_once(pages: dict[str, str]) -> None:
-    assert sorted(nav_of(yaml.safe_load(CONFIG.read_text())["nav"])) == sorted(pages)
+    config = yaml.safe_load(CONFIG.read_text())
+    outside = [line.removeprefix("/") for line in config["not_in_nav"].split()]
+    assert outside == ["measurements-history.md"]
+    assert sorted([*nav_of(config["nav"]), *outside]) == sorted(pages)
 
 
-def test_a_diagram_is_drawn_with_its_boxes_arrows_and_title() -> None:
-    drawn = svg("flowchart LR\naccTitle: a & b\na(Ada) -->|asks| b[One<br>two] -.-> c[(Store)]\na --> c\nc --> a")
-    root = ElementTree.fromstring(drawn)
-    texts = [element.text for element in root.iter() if element.text and element.text.strip()]
-    assert texts[0] == "a & b" and {"Ada", "asks", "One", "two", "Store"} <= set(texts)
-    name = "{http://www.w3.org/2000/svg}"
-    assert len(list(root.iter(f"{name}rect"))) == 3
-    arrows = [path for path in root.iter(f"{name}path") if path.get("class") == "arrow"]
-    assert len(arrows) == 4 and [bool(path.get("stroke-dasharray")) for path in arrows] == [False, True, False, False]
+DIAGRAMS = sorted((ROOT / "infra/docs/assets/diagrams").glob("*.svg"))
+SVG = "{http://www.w3.org/2000/svg}"
 
 
-@pytest.mark.parametrize("path", [path for path, text in site.written(ROOT).items() if "```mermaid" in text])
-def test_the_boxes_of_a_diagram_do_not_overlap(path: str) -> None:
-    for source in site.MERMAID.findall(site.written(ROOT)[path]):
-        placed, _, width, _ = place(parse(source))
-        nodes = list(placed.values())
-        for number, a in enumerate(nodes):
-            assert a.x >= 0 and a.x + a.width <= width
-            for b in nodes[number + 1 :]:
-                assert a.x + a.width <= b.x or b.x + b.width <= a.x or a.y + a.height <= b.y or b.y + b.height <= a.y, (a, b)
+@pytest.mark.parametrize("file", DIAGRAMS, ids=lambda file: file.stem)
+def test_a_diagram_has_boxes_arrows_and_the_title_that_its_page_gives(file: Path) -> None:
+    drawing = ElementTree.fromstring(file.read_text())
+    title = drawing.find(f"{SVG}title")
+    assert title is not None and title.text and drawing.get("aria-labelledby") == title.get("id")
+    named = [
+        alt
+        for text in site.written(ROOT).values()
+        for alt in re.findall(rf"!\[([^\]]+)\]\([./]*assets/diagrams/{file.name}\)", text)
+    ]
+    assert named and set(named) == {title.text}, "the page's text for screen readers"
+    assert len(list(drawing.iter(f"{SVG}rect"))) > 3
+    assert [path for path in drawing.iter(f"{SVG}path") if path.get("class") == "arrow"]
 
 
-@pytest.mark.parametrize(
-    ("source", "words"),
-    [
-        ("graph TD\na --> b", "expected a diagram to begin with `flowchart LR`"),
-        ("flowchart LR\na --> b", "accTitle"),
-        ("flowchart LR\naccTitle: t\na == b", "expected an arrow at character 1"),
-        ("flowchart LR\naccTitle: t\na -->", "expected a node behind the last arrow"),
-        ("flowchart LR\naccTitle: t\n[a]", "expected a node at character 0"),
-    ],
-)
-def test_a_diagram_that_cannot_be_drawn_is_refused(source: str, words: str) -> None:
-    with pytest.raises(DiagramError) as error:
-        svg(source)
-    assert words in str(error.value)
+@pytest.mark.parametrize("file", DIAGRAMS, ids=lambda file: file.stem)
+def test_the_boxes_of_a_diagram_do_not_overlap(file: Path) -> None:
+    drawing = ElementTree.fromstring(file.read_text())
+    width, height = map(float, drawing.attrib["viewBox"].split()[2:])
+    boxes = [
+        [float(box.attrib[key]) for key in ("x", "y", "width", "height")]
+        for box in drawing.iter(f"{SVG}rect")
+        if "x" in box.attrib
+    ]
+    for number, (x, y, w, h) in enumerate(boxes):
+        assert 0 <= x <= x + w <= width and 0 <= y <= y + h <= height
+        for x2, y2, w2, h2 in boxes[number + 1 :]:
+            assert x + w <= x2 or x2 + w2 <= x or y + h <= y2 or y2 + h2 <= y, file
 
 
 @pytest.mark.skipif(not MKDOCS.exists(), reason="`make docs` installs MkDocs into .venv-docs")

@@ -1,0 +1,75 @@
+"""Types, limits and fields in words, from the JSON schemas of settings, records and HTTP bodies."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from infra.docs_build.markdown import code
+
+Schema = Mapping[str, Any]
+TOML = {"string": "text", "integer": "whole number", "object": "table", "boolean": "true or false", "null": ""}
+"""Words of a settings file."""
+BOUNDS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
+SIZES = {"minLength": "at least", "maxLength": "at most", "minItems": "at least", "maxItems": "at most"}
+
+
+def resolved(schema: Schema, document: Schema) -> Schema:
+    """Return the schema that a reference names, with the reference's own description; any other schema unchanged."""
+    if "$ref" not in schema:
+        return schema
+    held = document.get("components", {}).get("schemas", {}) | document.get("$defs", {}) | schema.get("$defs", {})
+    return {**held[_name(schema)], **{key: schema[key] for key in ("description",) if schema.get(key)}}
+
+
+def forms(schema: Schema, document: Schema) -> list[Schema]:
+    """Return the alternatives of a schema, without null; the schema itself if it has none."""
+    schema = resolved(schema, document)
+    if choices := schema.get("anyOf") or schema.get("oneOf"):
+        return [form for each in choices for form in forms(each, document)]
+    return [] if schema.get("type") == "null" else [schema]
+
+
+def values(schema: Schema) -> Schema | None:
+    """Return the schema of the values of an object with free keys."""
+    found = schema.get("additionalProperties") or next(iter(schema.get("patternProperties", {}).values()), None)
+    return found if isinstance(found, dict) else None
+
+
+def rows(schema: Schema, document: Schema, prefix: str = "") -> Iterator[tuple[str, str, str, str]]:
+    """Yield (name, type, required, meaning) of an object's fields, each followed by the fields of objects in it."""
+    for name, given in schema.get("properties", {}).items():
+        field = resolved(given, document)
+        needed = "yes" if name in schema.get("required", ()) else ""
+        yield code(prefix + name), words(given, document, {}), needed, field.get("description", "")
+        for form in forms(field, document):
+            within = "[]." if form.get("type") == "array" else "."
+            yield from rows(resolved(form.get("items", form), document), document, prefix + name + within)
+
+
+def words(schema: Schema, document: Schema, names: Mapping[str, str]) -> str:
+    """Return a type with its limits; `names` holds the words of basic types, and links for definitions."""
+    if "$ref" in schema and _name(schema) in names:
+        return names[_name(schema)]
+    schema = resolved(schema, document)
+    if literals := schema.get("enum", [schema["const"]] if "const" in schema else None):
+        return " or ".join(code('""' if each == "" else "null" if each is None else str(each)) for each in literals)
+    if choices := schema.get("anyOf") or schema.get("oneOf"):
+        return " or ".join(filter(None, dict.fromkeys(words(each, document, names) for each in choices)))
+    kind = schema.get("type", "anything")
+    text = "secret" if schema.get("writeOnly") else "path" if schema.get("format") == "path" else names.get(kind, kind)
+    if kind == "array":
+        items = [*schema.get("prefixItems", ()), schema.get("items")]
+        text = "list of " + " and ".join(dict.fromkeys(words(each, document, names) for each in items if each))
+    elif kind == "object" and (within := values(schema)):
+        text = f"{text} of {words(within, document, names)}"
+    return ", ".join([text, *_limits(schema)])
+
+
+def _limits(schema: Schema) -> Iterator[str]:
+    yield from (f"{word} {schema[key]:g}" for key, word in BOUNDS.items() if key in schema)
+    for key, word in SIZES.items():
+        if schema.get(key):
+            yield f"{word} {schema[key]} {'characters' if key.endswith('Length') else 'entries'}"
+
+
+def _name(schema: Schema) -> str:
+    return str(schema["$ref"].rpartition("/")[2])
