@@ -29,7 +29,7 @@ ORDER = {
     "tasks/experiments": ("counting", "verdict", "planning", "stages", "moves", "controller", "reports"),
     "tasks/evaluation": (
         *("holes", "positions", "heldout", "metrics", "judge", "models", "scores", "one_model", "scoring", "sandbox", "gate"),
-        *("judging", "logged", "team", "trained", "cycle_sets", "evaluate"),
+        *("judging", "team", "trained", "cycle_sets", "evaluate"),
     ),
     "serving": ("access", "metrics", "engine", "recording", "slots", "gateway", "status", "app"),
     "evals": ("progress", "developers", "base_model", "compare", "demo", "bench", "studies"),

@@ -193,28 +193,3 @@ class ShadowCopy(Record):
     """Whether both texts have the same first line."""
     similarity: float
     """Similarity of both texts, from 0, nothing in common, to 1, equal (Ratcliff and Obershelp); 0 for a failed copy."""
-
-
-class OfflineExample(Record):
-    """A labelled completion from an editor's own log: text and label, without tokens or log-probabilities."""
-
-    id: str
-    """The editor's id of the completion."""
-    time: float
-    """When the completion was made; 0 if the log does not say."""
-    project: str
-    """As in Completion."""
-    user: str
-    """As in Completion."""
-    model: str
-    """Model name in the editor's request."""
-    prefix: str
-    """Text before the cursor."""
-    suffix: str
-    """Text after the cursor."""
-    shown: str
-    """Text shown."""
-    accepted: bool
-    """Whether the developer accepted it in the end."""
-    behaviour_logprobs: Literal["unknown"] = "unknown"
-    """Marks the row as no Sample: without log-probabilities it cannot be corrected for its sampling policy."""

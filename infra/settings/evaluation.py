@@ -172,5 +172,3 @@ class Evaluate(Section):
     """The judge that scores completions."""
     test_workers: int = Field(2, ge=0)
     """Tests of benchmarks that run at a time, each in a sandbox of its own; 0: none is run."""
-    min_effective_requests: float = Field(50.0, ge=1)
-    """Effective sample size, in logged requests, below which the off-policy estimates of a candidate are refused."""

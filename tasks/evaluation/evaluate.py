@@ -13,7 +13,6 @@ from tasks.evaluation.cycle_sets import ScoredSet
 from tasks.evaluation.gate.verdict import Finding, GateResult, Verdict, judge_candidate
 from tasks.evaluation.judge.calibration import Calibration
 from tasks.evaluation.judging import EvaluationBroken, unheard
-from tasks.evaluation.logged import off_policy_of
 from tasks.evaluation.metrics.intervals import estimate, estimates
 from tasks.evaluation.metrics.place import Measured
 from tasks.evaluation.models.base import Models
@@ -73,7 +72,6 @@ def evaluate(store: ObjectStore, settings: Settings, contest: Contest, cycle: st
     metrics = {name: metrics_of(scores, names) for name, scores in scored.scores.items()}
     greedy = {name: metrics_of(scores, names) for name, scores in scored.greedy.items()}
     written = record(result, scored, settings, contest.held_out) | {"metrics": metrics, "greedy": greedy}
-    written["off_policy"] = off_policy_of(contest.candidate, settings.evaluate)
     store.put_json(cycles.key(cycle, "evaluation.json"), written)
     return result
 

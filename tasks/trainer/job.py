@@ -9,7 +9,6 @@ from tasks.trainer.model.megatron_arguments import check_reserved
 from tasks.trainer.options import UpdateSettings
 
 JOB_NAME, METRICS_NAME, CHECKPOINT_NAME, OPTIMIZER_NAME = "job.json", "metrics.json", "checkpoint", "optimizer"
-LOGGED_NAME = "logged.json"
 REFUSED_NAME = "refused.txt"
 """Reason why an update was refused, in place of a checkpoint and metrics."""
 
@@ -38,20 +37,6 @@ class Job(UpdateSettings):
     def _check_reserved(cls, arguments: dict[str, Any]) -> dict[str, Any]:
         check_reserved(arguments)
         return arguments
-
-
-class Logged(BaseModel):
-    """logged.json: rewarded answers under the policy that sampled them and under the trained one, [N] each."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-    rewards: tuple[float, ...]
-    candidate: tuple[float, ...]
-    """Log-probability of the whole answer after the update, at the temperature at which it was sampled."""
-    behaviour: tuple[float, ...]
-    """The same as recorded when it was sampled."""
-    groups: tuple[str, ...]
-    """What is known of the request before its answer."""
 
 
 class StepMetrics(BaseModel):

@@ -29,7 +29,9 @@ from infra.storage.events.tombstones import ErasedSubjects
 from infra.storage.store import AlreadyExists, ObjectStore
 from tasks.labels.users import USERS
 
-EVENTS, OFFLINE = "events/", "offline/"
+EVENTS = "events/"
+OFFLINE = "offline/"
+"""Labels imported from an editor's log, which nothing writes any more."""
 SAMPLES, QUARANTINED, REQUESTS, HELD_OUT = "samples-", "quarantined-", "requests-", "held-out-"
 ROWS = (SAMPLES, QUARANTINED, REQUESTS, HELD_OUT, USERS)
 """Objects of a cycle whose rows name a user."""

@@ -14,7 +14,7 @@ from prometheus_client import generate_latest
 from pydantic import BaseModel
 
 from infra.docs_build import site
-from infra.records import Completion, Feedback, OfflineExample, Record, ShadowCopy
+from infra.records import Completion, Feedback, Record, ShadowCopy
 from infra.settings import LOCAL, ROOT, Settings, load
 from serving.__main__ import describe
 from serving.metrics import Metrics
@@ -99,7 +99,7 @@ def fields_of(page: str, record: type[Record]) -> list[str]:
 
 
 def test_every_field_of_every_record_has_its_row(pages: dict[str, str]) -> None:
-    events = (Completion, Feedback, ShadowCopy, OfflineExample)
+    events = (Completion, Feedback, ShadowCopy)
     for record in Record.__subclasses__():
         if record.__module__.startswith("infra.records"):
             page = pages["reference/events.md" if record in events else "reference/records.md"]

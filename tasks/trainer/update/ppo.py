@@ -26,7 +26,7 @@ from megatron.core import parallel_state
 
 from infra.model.architectures import parse
 from infra.records import Sample
-from tasks.trainer.job import CHECKPOINT_NAME, LOGGED_NAME, METRICS_NAME, OPTIMIZER_NAME, Job, Metrics, StepMetrics
+from tasks.trainer.job import CHECKPOINT_NAME, METRICS_NAME, OPTIMIZER_NAME, Job, Metrics, StepMetrics
 from tasks.trainer.memory import Layout, MicroBatchSize
 from tasks.trainer.model import flops, matmul
 from tasks.trainer.model.process_group import Parallel, node_and_place, process_memory
@@ -34,7 +34,6 @@ from tasks.trainer.plan import check_fits
 from tasks.trainer.update import optimizer_state, reports, safety, stored
 from tasks.trainer.update.batches import FixedPolicies, MicroBatch, micro_batches, minibatches
 from tasks.trainer.update.caps import log_powers
-from tasks.trainer.update.logged import logged_answers
 from tasks.trainer.update.logit_scale import LogitScale
 from tasks.trainer.update.logprobs import current_logprobs, fixed_policies, logits_of, outputs_of, settled_logprobs, shape_of
 from tasks.trainer.update.losses import objective
@@ -285,9 +284,6 @@ def run(job: Job) -> Metrics:
     scale = LogitScale(job.logit_scale_rate)
     result = update(model, trained_rows, job, policies, scale, dist.get_world_size() * flops.peak(model.config.params_dtype))
 
-    clock.append(("logged answers", time.monotonic()))
-    logged = logged_answers(model, every, job, scale.factor)
-
     clock.append(("save", time.monotonic()))
     if job.keep_optimizer:
         optimizer_state.save(model, job.output / OPTIMIZER_NAME)
@@ -296,7 +292,6 @@ def run(job: Job) -> Metrics:
 
     metrics = _metrics(samples, len(every), result, agreement, {name: end - begin for (name, begin), (_, end) in pairwise(clock)})
     if dist.get_rank() == 0:
-        (job.output / LOGGED_NAME).write_text(logged.model_dump_json())
         # metrics.json marks the update as complete: it is written last, and atomically.
         partial = job.output / f"{METRICS_NAME}.partial"
         partial.write_text(metrics.model_dump_json(indent=2))

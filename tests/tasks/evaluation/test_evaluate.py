@@ -3,7 +3,6 @@
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from infra.records import HeldOutPlace, Program
@@ -12,11 +11,9 @@ from infra.settings.schema import Evaluate, Gate, Sampling, Serving
 from tasks.evaluation import evaluate
 from tasks.evaluation.cycle_sets import ScoredSet
 from tasks.evaluation.evaluate import Contest, EvaluationBroken, evaluate_scores
-from tasks.evaluation.logged import off_policy_of
 from tasks.evaluation.sandbox import SandboxRefused
 from tasks.evaluation.sandbox.scored import with_tests
 from tasks.evaluation.scoring import ScoredModels
-from tasks.trainer.job import LOGGED_NAME, Logged
 from tests.tasks.evaluation import fake_models
 from tests.tasks.evaluation.fake_models import FixedText
 from tests.tasks.evaluation.made_scores import CALIBRATION, PLACES, SET, scored_models, scores
@@ -40,7 +37,6 @@ def test_the_record_holds_every_number_margin_and_reason(tmp_path: Path, monkeyp
     assert {"guardrail", "margin", "low", "high", "difference", "verdict", "reason"} <= stored["findings"][0].keys()
     assert stored["gate"]["margins"]["exact"] == SETTINGS.evaluate.gate.margins.exact
     assert stored["calibration"]["auc"] == 1.0
-    assert "wrote no logged.json" in stored["off_policy"]["refused"]
     assert len(stored["positions"]) == len(stored["champion_positions"]) == PLACES
     assert stored["candidate"]["exact"] == result.champion["exact"]
     assert (stored["held_out"][0]["left_out"], stored["held_out"][0]["unchecked"]) == ({"short": 3}, ["cycle-000000"])
@@ -71,22 +67,6 @@ def test_champion_and_candidate_complete_as_they_would_serve_and_once_greedily(t
     another = fake_models.write(tmp_path / "candidate 2", "other weights")
     evaluate.evaluate(store, settings, Contest(another, checkpoints[1], models, tuple(sets[:1])), "cycle-000002")
     assert sorted(models.sampled[8:]) == [("candidate 2", 9, 0.0), ("candidate 2", 9, 0.7)]
-
-
-def test_logged_requests_tell_what_the_candidate_would_have_earned_beside_the_verdict(tmp_path: Path) -> None:
-    draw = np.random.default_rng(0)
-    behaviour = draw.normal(-3, 1, 200)
-    rewards = tuple((draw.random(200) < 0.3).astype(float).tolist())
-    moved = tuple((behaviour + draw.normal(0, 0.2, 200)).tolist())
-    logged = Logged(rewards=rewards, candidate=moved, behaviour=tuple(behaviour.tolist()), groups=("7",) * 200)
-    (tmp_path / LOGGED_NAME).write_text(logged.model_dump_json())
-    found = off_policy_of(tmp_path / "checkpoint", SETTINGS.evaluate)
-    assert found["requests"] == 200 and found["effective"] > 150 and not found["refused"]
-    assert found["snips"]["low"] < sum(rewards) / 200 < found["snips"]["high"]
-    strict = SETTINGS.evaluate.model_copy(update={"min_effective_requests": 199.9})
-    refused = off_policy_of(tmp_path / "checkpoint", strict)
-    assert refused["ips"] is None and "evaluate.min_effective_requests asks for 199.9" in refused["refused"]
-    assert "wrote no logged.json" in off_policy_of(tmp_path / "another" / "checkpoint", SETTINGS.evaluate)["refused"]
 
 
 @pytest.mark.parametrize("failing", ["champion", "calibration"])

@@ -5,14 +5,11 @@ import subprocess
 import sys
 
 import pytest
-import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from infra.records import Sample
 from infra.settings import ROOT
-from infra.storage.store import from_parquet
-from tasks.trainer.job import Job, Logged, Metrics
+from tasks.trainer.job import Metrics
 from tests.tasks.trainer.processes import launch
 
 pytestmark = pytest.mark.stack
@@ -33,17 +30,6 @@ def test_the_command_writes_a_checkpoint_that_transformers_reads(work, answers):
     index = "model.safetensors.index.json"
     assert (work / "sharded" / index).exists()
     assert not (work / "command" / "checkpoint" / index).exists(), "vLLM would look for the files that it names"
-
-    logged = Logged.model_validate_json((work / "command" / "logged.json").read_text())
-    samples = from_parquet(Job.model_validate_json((work / "job.json").read_text()).samples.read_bytes(), Sample)
-    answers = [s for s in samples if s.token_ids and s.outcome != "standing"]
-    assert len(logged.candidate) == len(answers) and logged.rewards == tuple(s.reward for s in answers)
-    model = AutoModelForCausalLM.from_pretrained(work / "command" / "checkpoint")
-    for answer, value in zip(answers[:3], logged.candidate, strict=False):
-        ids = torch.tensor([[*answer.prompt_token_ids, *answer.token_ids]])
-        logprobs = (model(ids).logits[0, :-1].float() / answer.temperature).log_softmax(-1)
-        after = logprobs.gather(1, ids[0, 1:, None])[-len(answer.token_ids) :].sum().item()
-        assert value == pytest.approx(after, abs=1e-2), "of the checkpoint that was saved"
 
     # A cycle that is killed and run again must end in the same candidate.
     repeated = load_file(work / "direct" / "checkpoint" / "model.safetensors")
