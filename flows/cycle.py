@@ -1,4 +1,4 @@
-"""A cycle: collect, validate, estimate, reward, train, evaluate, register, open the experiment.
+"""A cycle: collect, validate, reward, hold out, seal, train, evaluate, register, open the experiment.
 
 `python -m flows.cycle` runs one by hand, against the servers that the settings name.
 """
@@ -7,12 +7,19 @@ from prefect import flow
 from prefect.runtime import flow_run
 from prefect.states import Completed, State
 
-from infra import settings as settings_
 from infra.records import CycleOutcome, Manifest
-from infra.settings import Settings
 from tasks.labels.accounting import Waiting
-from tasks.steps import cycle as steps
+from tasks.steps import context as contexts
+from tasks.steps.collect import collect, inspect
+from tasks.steps.context import Context
+from tasks.steps.evaluate import evaluate
+from tasks.steps.hold_out import hold_out
 from tasks.steps.naming import advised
+from tasks.steps.register import fail, open_experiment, register, show
+from tasks.steps.reward import estimate, reward
+from tasks.steps.seal import resume, seal
+from tasks.steps.train import refuse, train
+from tasks.steps.validate import validate
 from tasks.trainer.run import UpdateRefused
 
 WHAT_TO_DO = (
@@ -25,40 +32,42 @@ WHAT_TO_DO = (
 @advised(WHAT_TO_DO)
 def cycle() -> State | CycleOutcome:
     """Turn the champion's window of labels into a challenger, or complete the cycle that was killed."""
-    settings = settings_.load()
-    state = steps.inspect(settings)
+    context = contexts.load()
+    state = inspect(context)
     if state.unfinished:
-        resumed = steps.resume(settings, state.unfinished, flow_run.id or "by hand")
-        return complete(settings, resumed) if isinstance(resumed, Manifest) else resumed
+        resumed = resume(context, state.unfinished, flow_run.id or "by hand")
+        return complete(context, resumed) if isinstance(resumed, Manifest) else resumed
     if state.running:
         return Completed(name="ExperimentRunning", message=f"{state.running.id} has no verdict yet")
-    collected = steps.collect(settings)
+    collected = collect(context)
     if waiting := collected.accounting.waiting:
         return Completed(name=waiting.state, message=waiting.reason)
-    validated = steps.validate(settings, collected)
+    validated = validate(context, collected)
     if waiting := validated.collected.accounting.waiting:
         return Completed(name=waiting.state, message=waiting.reason)
-    estimate = steps.estimate(settings, validated)
-    sealed = steps.reward(settings, validated, estimate)
-    if isinstance(sealed, Waiting):
-        return Completed(name=sealed.state, message=sealed.reason)
-    return complete(settings, sealed)
+    fitted = estimate(context, validated)
+    rewarded = reward(context, validated)
+    if isinstance(rewarded, Waiting):
+        return Completed(name=rewarded.state, message=rewarded.reason)
+    held_out = hold_out(context, validated, rewarded)
+    manifest = seal(context, validated, rewarded, held_out, fitted)
+    return complete(context, manifest)
 
 
-def complete(settings: Settings, manifest: Manifest) -> State | CycleOutcome:
+def complete(context: Context, manifest: Manifest) -> State | CycleOutcome:
     """Train and test the candidate of a sealed cycle: every run ends in the same candidate."""
-    candidate = steps.train(settings, manifest)
+    candidate = train(context, manifest)
     if isinstance(candidate, UpdateRefused):
-        return steps.refuse(settings, manifest, candidate)
-    evaluation = steps.evaluate(settings, manifest, candidate)
+        return refuse(context, manifest, candidate)
+    evaluation = evaluate(context, manifest, candidate)
     if isinstance(evaluation, Waiting):
         return Completed(name=evaluation.state, message=evaluation.reason)
-    registered = steps.register(settings, manifest, candidate, evaluation)
+    registered = register(context, manifest, candidate, evaluation)
     if evaluation.passed:
-        outcome = steps.open_experiment(settings, manifest, registered)
+        outcome = open_experiment(context, manifest, registered)
     else:
-        outcome = steps.fail(settings, manifest, registered, evaluation)
-    steps.show(settings, manifest, candidate, evaluation, outcome)
+        outcome = fail(context, manifest, registered, evaluation)
+    show(context, manifest, candidate, evaluation, outcome)
     return outcome
 
 

@@ -3,7 +3,7 @@
 from prefect import flow
 from prefect.states import Completed, State
 
-from infra import settings as settings_
+from tasks.steps import context as contexts
 from tasks.steps import forget as steps
 from tasks.steps.naming import advised
 
@@ -16,7 +16,7 @@ WHAT_TO_DO = (
 @advised(WHAT_TO_DO)
 def forget(user: str = "", project: str = "", by: str = "operator", reason: str = "", dry_run: bool = True) -> State:
     """Remove the events and samples of one, and say which versions were trained on them."""
-    found = steps.forget(settings_.load(), user, project, by, reason, dry_run)
+    found = steps.forget(contexts.load(), user, project, by, reason, dry_run)
     name = "DryRun" if dry_run else "Pending" if found.pending else "Forgotten"
     return Completed(name=name, message=found.summary())
 

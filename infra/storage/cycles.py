@@ -1,6 +1,6 @@
 """Keys and readers of what cycles and decisions leave in the object store.
 
-A cycle writes these objects under cycles/CYCLE/, in this order (tasks/steps/sealing.py):
+A cycle writes these objects under cycles/CYCLE/, in this order (tasks/steps/transaction.py):
 
     docs/, quarantined-SHA256.parquet   what validation found (tasks/validation/quarantine.py)
     showing.json                        the estimate of what is kept, or why there is none (tasks/showing/fit.py)

@@ -21,7 +21,8 @@ from tasks.evaluation.cycle_sets import ScoredSet
 from tasks.evaluation.scores import PositionScore
 from tasks.evaluation.scoring import ScoredModels
 from tasks.experiments.moves import release
-from tasks.steps import clients
+from tasks.steps import clients, context
+from tasks.steps.context import Context
 from tasks.trainer import run
 from tasks.validation import suite
 from tasks.versions import register, tracking
@@ -90,6 +91,9 @@ def world(prefect: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Wor
     world.registry.aliases["champion"] = "1"
     monkeypatch.setattr(clients, "store_of", lambda settings: world.store)
     monkeypatch.setattr(clients, "registry_of", lambda settings: world.registry.client)
+    monkeypatch.setattr(
+        context, "connect", lambda settings: Context(settings, world.store, world.registry.client, lambda: time.time())
+    )
     monkeypatch.setattr(time, "time", lambda: NOW + 100)
     settings = Settings(
         collect=Collect(settle_seconds=10, min_samples=4, max_user_share=1, max_user_weight=1),
@@ -114,14 +118,14 @@ def world(prefect: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Wor
 
     monkeypatch.setattr(run, "train", trainer)
 
-    def checkpoint_of(settings, version):
+    def checkpoint(context, version):
         folder = tmp_path / f"version-{version}"
         folder.mkdir(exist_ok=True)
         (folder / "model.safetensors").write_text(f"version {version}")
-        shutil.copy(ROOT / settings.model.base / "tokenizer.json", folder)
+        shutil.copy(ROOT / context.settings.model.base / "tokenizer.json", folder)
         return folder
 
-    monkeypatch.setattr(clients, "checkpoint_of", checkpoint_of)
+    monkeypatch.setattr(Context, "checkpoint", checkpoint)
     monkeypatch.setattr(evaluate, "score", lambda *given: world.scored(given[-1].held_out))
     monkeypatch.setattr(suite, "validate", lambda samples, *_: suite.Validation(len(samples), 0, {}, ()))
 

@@ -20,15 +20,17 @@ from typing import Any
 
 from prefect import Task
 
+import flows.cycle as flow
 import infra.settings
-from flows.cycle import cycle
 from infra.records import Manifest
 from infra.settings import ROOT, Settings
 from infra.storage.store import ObjectStore
 from tasks.evaluation import evaluate
 from tasks.labels import partitions
-from tasks.steps import clients, experiment, pages, step
-from tasks.steps import cycle as steps
+from tasks.steps import collect, experiment, hold_out, pages, reward, step, validate
+from tasks.steps import evaluate as evaluate_step
+from tasks.steps import train as train_step
+from tasks.steps.context import Context
 from tasks.trainer import run as training
 from tasks.validation import suite
 from tasks.versions import register, tracking
@@ -55,8 +57,9 @@ def train(
     return training.Candidate(checkpoint, metrics(), 1.0)
 
 
-def checkpoint_of(settings: Settings, version: str) -> Path:
+def checkpoint(context: Context, version: str) -> Path:
     """Return the folder of a version's checkpoint."""
+    settings = context.settings
     folder = settings.train.folder / f"version-{version}"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.safetensors").write_text(version)
@@ -66,18 +69,17 @@ def checkpoint_of(settings: Settings, version: str) -> Path:
 
 def run(settings: Settings) -> None:
     """Run the flow once, with the stand-ins."""
-    for module in (steps, experiment):
+    for module in (flow, experiment):
         for name, value in list(vars(module).items()):
             if isinstance(value, Task):
                 setattr(module, name, value.fn)
+    logging_ = (collect, evaluate_step, experiment, hold_out, reward, step, train_step, validate)
     stand_ins: list[tuple[Any, str, Any]] = [
-        (steps, "get_run_logger", logging.getLogger),
-        (experiment, "get_run_logger", logging.getLogger),
+        *((module, "get_run_logger", logging.getLogger) for module in logging_),
         (pages, "create_table_artifact", lambda *_, **__: None),
-        (step, "get_run_logger", logging.getLogger),
         (step, "create_markdown_artifact", lambda *_, **__: None),
-        (steps, "join_all", lambda given, window: [partitions.join_partition(clients.store_of(given), part) for part in window]),
-        (clients, "checkpoint_of", checkpoint_of),
+        (collect, "join_all", lambda given, window: [partitions.join_partition(given.store, part) for part in window]),
+        (Context, "checkpoint", checkpoint),
         (training, "train", train),
         (evaluate, "score", lambda *given: scored_models(scores(), sum(len(one.scored) for one in given[-1].held_out))),
         (suite, "validate", lambda samples, *_: suite.Validation(samples.height, 0, {}, ())),
@@ -89,7 +91,7 @@ def run(settings: Settings) -> None:
     for module, name, stand_in in stand_ins:
         assert hasattr(module, name), f"{module.__name__} has no {name} any more"
         setattr(module, name, stand_in)
-    cycle.fn()
+    flow.cycle.fn()
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from tasks.evaluation.models.generation import SampledCompletion
 from tasks.labels.parent import choose_parent
 from tasks.showing import fit as showing
 from tasks.showing.fit import FittedEstimate, Unfitted
-from tasks.steps.sealing import MAX_RESUMES
+from tasks.steps.transaction import MAX_RESUMES
 from tasks.upkeep.forget import forget, request
 from tasks.validation import drift, suite
 from tests.flows.conftest import World

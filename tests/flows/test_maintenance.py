@@ -11,7 +11,6 @@ from flows.promote import promote
 from flows.retention import retention
 from infra.records import Sample
 from infra.storage.events.tombstones import ErasedDuringCycle
-from tasks.steps import cycle as steps
 from tasks.upkeep.forget import NobodyNamed
 from tests.flows.conftest import World
 from tests.tasks.made import NOW, completion, feedback
@@ -44,17 +43,17 @@ def test_forget_removes_the_rows_of_a_user_and_names_the_versions_trained_on_the
 
 
 def test_a_user_forgotten_during_a_cycle_is_not_trained_on(with_ada: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    reward_samples = steps.reward_samples
+    reward_samples = reward.reward_samples
 
     def forget_then_reward(*arguments):
         forget(user=ADA, dry_run=False)
         return reward_samples(*arguments)
 
-    monkeypatch.setattr(steps, "reward_samples", forget_then_reward)
+    monkeypatch.setattr(reward, "reward_samples", forget_then_reward)
     with pytest.raises(ErasedDuringCycle, match="2 requests of this cycle"):
         cycle()
     assert not with_ada.store.exists("cycles/cycle-000001/manifest.json")
-    monkeypatch.setattr(steps, "reward_samples", reward_samples)
+    monkeypatch.setattr(reward, "reward_samples", reward_samples)
     assert cycle().result == "registered"
     manifest = with_ada.store.get_json("cycles/cycle-000001/manifest.json")
     assert (manifest["requests"], manifest["buckets"]["trained"]) == (6, 6)

@@ -15,7 +15,8 @@ from transformers import AutoModelForCausalLM
 
 from infra import settings as settings_
 from infra.storage.store import ObjectStore, to_parquet
-from tasks.steps import clients, sealing
+from tasks.steps import context as contexts
+from tasks.steps import transaction
 from tasks.trainer.run import LOG_NAME
 from tests.stack import Stack
 from tests.tasks.trainer import models
@@ -37,8 +38,8 @@ def folder(orchestrated: Stack, store: ObjectStore) -> Iterator[Path]:
     base = AutoModelForCausalLM.from_pretrained(settings_.path(settings.model.base), dtype=torch.float32)
     samples = [sample.model_copy(update={"policy_version": "1"}) for sample in models.samples(base, 0.0)]
     endless = settings.model_copy(update={"train": settings.train.model_copy(update=ENDLESS)})
-    sealing.seal(store, CYCLE, MANIFEST, to_parquet(samples), endless)
-    folder = clients.folder_of(settings, CYCLE)
+    transaction.seal(store, CYCLE, MANIFEST, to_parquet(samples), endless)
+    folder = contexts.connect(settings).folder(CYCLE)
     yield folder
     for process in trainers(folder):
         with suppress(psutil.NoSuchProcess):

@@ -2,14 +2,13 @@
 
 from prefect import flow
 
-from infra import settings as settings_
 from infra.storage import cycles
-from tasks.steps import clients
-from tasks.steps import cycle as steps
+from tasks.steps import context as contexts
+from tasks.steps.train import train
 
 
 @flow(name="training", persist_result=False)
 def training(cycle: str) -> None:
     """Train on the samples of a sealed cycle."""
-    settings = settings_.load()
-    steps.train(settings, cycles.manifest_of(clients.store_of(settings), cycle))
+    context = contexts.load()
+    train(context, cycles.manifest_of(context.store, cycle))

@@ -12,7 +12,7 @@ from infra.settings.schema import Collect
 from infra.storage import cycles
 from infra.storage.store import AlreadyExists, ObjectStore, Unreachable, sha256
 from tasks.labels.collect import collect
-from tasks.steps import sealing
+from tasks.steps import transaction
 from tasks.validation.quarantine import ValidationEvidence
 from tests.infra.conftest import KEYS
 from tests.infra.faulty import FAULTS, Fault, FaultInjector, proxy
@@ -129,10 +129,10 @@ def test_a_cycle_under_faults_is_sealed_once_with_every_label(moto: str) -> None
             index = cycles.index(store)
             if (name := cycles.unfinished(index)) is None:
                 name = cycles.next_name(index)
-                sealing.seal(
+                transaction.seal(
                     store,
                     name,
-                    sealing.manifest_fields(collected, ValidationEvidence(), NOW + 100),
+                    transaction.manifest_fields(collected, ValidationEvidence(), NOW + 100),
                     rows.batch(store, collected),
                     limits,
                 )

@@ -15,7 +15,7 @@ from infra.storage.store import sha256
 from tasks.labels import explain, samples, users
 from tasks.labels.collect import collect
 from tasks.labels.explain import Fate
-from tasks.steps import sealing
+from tasks.steps import transaction
 from tasks.validation.quarantine import ValidationEvidence
 from tests.tasks.made import NOW, MemoryRegistry, MemoryStore, completion, feedback
 
@@ -32,7 +32,7 @@ def seal(store: MemoryStore, cycle: str, now: float, settings: Settings = SETTIN
     store.put_json(cycles.key(cycle, "validation.json"), {"quarantined": accounting.reasons})
     explain.write(store, cycle, sha256([body]), accounting)
     users.write(store, cycle, sha256([body]), collected.register)
-    sealing.seal(store, cycle, sealing.manifest_fields(collected, ValidationEvidence(), now), body, settings)
+    transaction.seal(store, cycle, transaction.manifest_fields(collected, ValidationEvidence(), now), body, settings)
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from tasks.labels.partitions import HOUR, join_partition, merge_partitions, plan
 from tasks.labels.samples import SettledTokens
 from tasks.labels.standing import without_standing
 from tasks.labels.window import Window
-from tasks.steps import sealing
+from tasks.steps import transaction
 from tasks.validation.quarantine import ValidationEvidence
 from tests.tasks import rows
 from tests.tasks.labels.test_accounting import LINEAGE
@@ -298,7 +298,7 @@ def test_a_label_that_comes_after_its_cycle_reaches_the_next_one_once() -> None:
         found = collect(store, registry.client, limits, now)
         body = rows.batch(store, found)
         explain.write(store, name, sha256([body]), found.accounting)
-        sealing.seal(store, name, sealing.manifest_fields(found, ValidationEvidence(), now), body, limits)
+        transaction.seal(store, name, transaction.manifest_fields(found, ValidationEvidence(), now), body, limits)
         version = str(len(registry.versions) + 1)
         registry.versions[version] = {"parent": registry.aliases["champion"], "cycle": name}
         registry.aliases["champion"] = version
@@ -326,7 +326,7 @@ def test_the_settled_text_of_a_judged_request_reaches_the_next_cycle_once_and_al
         chosen = standing.with_standing(store, found.plan.partitions, found.accounting.samples, 3)
         body = rows.batch(store, found)
         explain.write(store, name, sha256([body]), found.accounting)
-        sealing.seal(store, name, sealing.manifest_fields(found, ValidationEvidence(), now), body, limits)
+        transaction.seal(store, name, transaction.manifest_fields(found, ValidationEvidence(), now), body, limits)
         version = str(len(registry.versions) + 1)
         registry.versions[version] = {"parent": registry.aliases["champion"], "cycle": name}
         registry.aliases["champion"] = version

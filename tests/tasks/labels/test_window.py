@@ -8,7 +8,7 @@ from infra.settings.schema import Collect
 from tasks.labels.collect import collect
 from tasks.labels.partitions import InputChanged, join_partition, plan_window, references
 from tasks.labels.window import Window, window_after
-from tasks.steps.sealing import manifest_fields, seal
+from tasks.steps.transaction import manifest_fields, seal
 from tasks.validation.quarantine import ValidationEvidence
 from tests.tasks import rows
 from tests.tasks.made import NOW, MemoryRegistry, MemoryStore, completion, feedback

@@ -9,8 +9,8 @@ from infra.registry.checkpoints import fetch_optimizer, optimizer_prefix
 from infra.settings import Settings
 from infra.settings.training import Train
 from tasks.evaluation.evaluate import Evaluation
-from tasks.steps import clients
-from tasks.steps import cycle as steps
+from tasks.steps.context import Context
+from tasks.steps.train import update_inputs
 from tasks.trainer.run import Candidate, UpdateInputs
 from tasks.versions import register
 from tests.tasks.made import MemoryRegistry, MemoryStore, metrics
@@ -48,22 +48,21 @@ def test_a_childs_update_resumes_from_the_candidates_optimizer_state(
     assert registered.version == "2"
     assert not any("steps" in key for key in store.keys("checkpoints/")), "engines would download it with the version"
 
-    monkeypatch.setattr(clients, "store_of", lambda settings: store)
-    monkeypatch.setattr(clients, "registry_of", lambda settings: registry.client)
-    settings = Settings(train=Train(folder=tmp_path / "cycles"))
-    optimizer = steps.update_inputs(settings, Train(keep_optimizer=True), manifest("3", "2")).optimizer
+    context = Context(Settings(train=Train(folder=tmp_path / "cycles")), store, registry.client, lambda: 0.0)
+    optimizer = update_inputs(context, Train(keep_optimizer=True), manifest("3", "2")).optimizer
     assert (optimizer and (optimizer / "steps.json").read_text()) == ("{}" if keep else None)
-    assert steps.update_inputs(settings, Train(), manifest("3", "2")) == UpdateInputs()
+    assert update_inputs(context, Train(), manifest("3", "2")) == UpdateInputs()
 
 
 def test_the_kl_reference_is_the_champion_where_the_settings_say_so(
     store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(clients, "checkpoint_of", lambda settings, version: tmp_path / version)
+    monkeypatch.setattr(Context, "checkpoint", lambda context, version: tmp_path / version)
+    context = Context(Settings(), store, MemoryRegistry(v1={}).client, lambda: 0.0)
     sealed = manifest("3", "2", champion="1")
-    assert steps.update_inputs(Settings(), Train(kl_weight=0.1, kl_reference="champion"), sealed).reference == tmp_path / "1"
-    assert steps.update_inputs(Settings(), Train(kl_weight=0.1), sealed).reference is None
-    assert steps.update_inputs(Settings(), Train(kl_reference="champion"), sealed).reference is None
+    assert update_inputs(context, Train(kl_weight=0.1, kl_reference="champion"), sealed).reference == tmp_path / "1"
+    assert update_inputs(context, Train(kl_weight=0.1), sealed).reference is None
+    assert update_inputs(context, Train(kl_reference="champion"), sealed).reference is None
 
 
 def test_the_base_has_no_optimizer_state(store: MemoryStore, tmp_path: Path) -> None:

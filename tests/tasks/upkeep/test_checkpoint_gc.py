@@ -17,7 +17,7 @@ from infra.storage.store import CHECKSUMS, Incomplete
 from tasks.experiments.moves import manual
 from tasks.labels.collect import NoChampion
 from tasks.labels.parent import choose_parent
-from tasks.steps.sealing import finish
+from tasks.steps.transaction import finish
 from tasks.upkeep import checkpoint_gc
 from tasks.upkeep.retention import DAY, retain
 from tests.tasks.made import NOW, Killed, MemoryRegistry, MemoryStore

@@ -14,7 +14,7 @@ from infra.storage.events import segments
 from tasks.labels.collect import collect
 from tasks.labels.partitions import join_partition, plan_window, references
 from tasks.labels.window import Window
-from tasks.steps.sealing import manifest_fields, seal
+from tasks.steps.transaction import manifest_fields, seal
 from tasks.upkeep.compaction import Limits, compact
 from tasks.validation.quarantine import ValidationEvidence
 from tests.tasks.made import NOW, MemoryRegistry, MemoryStore, completion, feedback

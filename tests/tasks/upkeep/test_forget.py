@@ -14,7 +14,7 @@ from infra.storage.store import Corrupt
 from tasks.experiments.counting.totals import gather
 from tasks.experiments.planning.plan import make_plan
 from tasks.labels.collect import Collected, collect
-from tasks.steps.sealing import finish, manifest_fields, seal
+from tasks.steps.transaction import finish, manifest_fields, seal
 from tasks.trainer.run import TrainerOutput, train
 from tasks.upkeep import retention
 from tasks.upkeep.compaction import Limits, compact

@@ -26,7 +26,7 @@ from tasks.labels.collect import Collected, collect
 from tasks.labels.samples import SettledTokens
 from tasks.labels.shares import weight_shares
 from tasks.rewards.reward import reward_samples
-from tasks.steps import sealing
+from tasks.steps import transaction
 from tasks.upkeep.forget import forget, request
 from tasks.validation import batch, quarantine, suite
 from tasks.validation.quarantine import ValidationEvidence
@@ -107,8 +107,8 @@ def cycle(store: MemoryStore, registry: MemoryRegistry, tokenizer: Tokenizer) ->
     body = samples.parquet(samples.tables(store, collected.plan.partitions, chosen, tokens))
     explain.write(store, CYCLE, sha256([body]), accounting)
     users.write(store, CYCLE, sha256([body]), collected.register)
-    manifest = sealing.seal(store, CYCLE, sealing.manifest_fields(collected, evidence, time.time()), body, SETTINGS)
-    sealing.finish(store, CycleOutcome(cycle=CYCLE, result="registered", reason=""))
+    manifest = transaction.seal(store, CYCLE, transaction.manifest_fields(collected, evidence, time.time()), body, SETTINGS)
+    transaction.finish(store, CycleOutcome(cycle=CYCLE, result="registered", reason=""))
     return collected, manifest
 
 

@@ -14,13 +14,13 @@ from infra.storage.store import sha256, to_parquet
 from tasks.evaluation.evaluate import Evaluation
 from tasks.showing import fit as showing
 from tasks.showing.fit import FittedEstimate, Unfitted, fit
-from tasks.steps import sealing
+from tasks.steps import transaction
 from tasks.trainer.run import Candidate
 from tasks.validation import quarantine
 from tasks.versions.register import log_run, ship_estimate
 from tests.tasks.made import NOW, MemoryStore, metrics, sample
 from tests.tasks.showing.test_fit import made
-from tests.tasks.steps.test_sealing import FIELDS
+from tests.tasks.steps.test_transaction import FIELDS
 
 MEASURES = {"judged": 6.0}
 GROUP = MeasuredGroup(by="all", name="", measures=Measures(requests=8, shown=4, accepted=1, kept_characters=20))
@@ -40,7 +40,7 @@ def test_the_run_names_the_data_set_and_holds_the_reports(tmp_path: Path, monkey
         "created": NOW,
         "measures": (GROUP,),
     }
-    manifest = sealing.seal(store, "cycle-000001", fields, to_parquet([sample()]), settings)
+    manifest = transaction.seal(store, "cycle-000001", fields, to_parquet([sample()]), settings)
     fitted = fit(made(400))
     assert isinstance(fitted, FittedEstimate)
     showing.write(store, "cycle-000001", fitted)

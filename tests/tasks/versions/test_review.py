@@ -13,12 +13,12 @@ from infra.storage import cycles
 from infra.storage.store import to_parquet
 from tasks.evaluation.gate.verdict import judge_candidate
 from tasks.evaluation.scores import PositionScore
-from tasks.steps import sealing
+from tasks.steps import transaction
 from tasks.versions import review
 from tasks.versions.register import describe_again
 from tests.tasks.evaluation.made_scores import PLACES, scores
 from tests.tasks.made import NOW, MemoryRegistry, MemoryStore, sample
-from tests.tasks.steps.test_sealing import FIELDS
+from tests.tasks.steps.test_transaction import FIELDS
 
 MEANS = {"judged": 6.5, "exact": 0.2, "edit_similarity": 0.5, "matching_characters": 4.0, "empty": 0.1, "length": 12.0}
 RATES = {"champion": 1000, "challenger": 1001}
@@ -55,7 +55,9 @@ def store() -> MemoryStore:
     made = MemoryStore()
     for number, champion in ((1, "1"), (2, "2")):
         fields = {"buckets": {"trained": 1, "stale": 3}, "requests": 4, "created": NOW, "champion": champion, "parent": champion}
-        sealing.seal(made, cycles.name(number), FIELDS | fields | {"run": "run-of-prefect"}, to_parquet([sample()]), Settings())
+        transaction.seal(
+            made, cycles.name(number), FIELDS | fields | {"run": "run-of-prefect"}, to_parquet([sample()]), Settings()
+        )
         ours = [changed(score, place) for place, score in enumerate(scores())]
         made.put_json(cycles.key(cycles.name(number), "evaluation.json"), evaluation_of(ours, scores()))
     return made

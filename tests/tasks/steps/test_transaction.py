@@ -7,7 +7,7 @@ from infra.settings import Settings
 from infra.settings.training import Train
 from infra.storage import cycles
 from infra.storage.store import AlreadyExists, to_parquet
-from tasks.steps import sealing
+from tasks.steps import transaction
 from tests.tasks.made import NOW, MemoryStore, sample
 
 FIELDS = {
@@ -31,35 +31,35 @@ def test_a_cycle_is_unfinished_from_its_manifest_to_its_outcome() -> None:
     assert cycles.unfinished(cycles.index(store)) is None
     assert cycles.next_name(cycles.index(store)) == name, "a cycle begins with its manifest"
 
-    sealing.seal(store, name, FIELDS, to_parquet([sample()]), Settings())
+    transaction.seal(store, name, FIELDS, to_parquet([sample()]), Settings())
     assert cycles.unfinished(cycles.index(store)) == name
     assert cycles.next_name(cycles.index(store)) == "cycle-000002"
 
-    sealing.finish(store, CycleOutcome(cycle=name, result="refused", reason=""))
+    transaction.finish(store, CycleOutcome(cycle=name, result="refused", reason=""))
     assert cycles.unfinished(cycles.index(store)) is None
 
 
 def test_the_first_of_two_runs_that_seal_a_cycle_wins() -> None:
     store = MemoryStore()
-    first = sealing.seal(store, "cycle-000001", FIELDS, to_parquet([sample("1")]), Settings())
+    first = transaction.seal(store, "cycle-000001", FIELDS, to_parquet([sample("1")]), Settings())
     with pytest.raises(AlreadyExists):
-        sealing.seal(store, "cycle-000001", FIELDS, to_parquet([sample("2")]), Settings())
+        transaction.seal(store, "cycle-000001", FIELDS, to_parquet([sample("2")]), Settings())
     assert cycles.manifest_of(store, "cycle-000001") == first
     assert store.get_rows(first.samples.key, type(sample()))[0].completion_id == "1"
 
 
 def test_a_resumed_cycle_trains_with_its_sealed_settings() -> None:
     store = MemoryStore()
-    sealing.seal(store, "cycle-000001", FIELDS, to_parquet([sample()]), Settings(train=Train(learning_rate=0.5)))
+    transaction.seal(store, "cycle-000001", FIELDS, to_parquet([sample()]), Settings(train=Train(learning_rate=0.5)))
     assert cycles.settings_of(store, "cycle-000001", Settings()).train.learning_rate == 0.5
 
 
 def test_the_first_outcome_of_a_cycle_wins() -> None:
     store = MemoryStore()
-    first = sealing.finish(store, CycleOutcome(cycle="c", result="refused", reason="first"))
-    assert sealing.finish(store, CycleOutcome(cycle="c", result="registered", reason="second")) == first
+    first = transaction.finish(store, CycleOutcome(cycle="c", result="refused", reason="first"))
+    assert transaction.finish(store, CycleOutcome(cycle="c", result="registered", reason="second")) == first
 
 
 def test_attempts_are_counted_by_run() -> None:
     store = MemoryStore()
-    assert [sealing.attempt(store, "c", run) for run in ("a", "a", "b", "c")] == [1, 1, 2, 3]
+    assert [transaction.attempt(store, "c", run) for run in ("a", "a", "b", "c")] == [1, 1, 2, 3]

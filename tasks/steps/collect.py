@@ -1,0 +1,72 @@
+"""The first steps of a cycle: find the state of the loop, and collect the window of labels."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from prefect.logging import get_run_logger
+
+from infra.records import ExperimentRecord
+from infra.storage import cycles
+from tasks.labels import collect as collecting
+from tasks.labels import partitions
+from tasks.labels.collect import Collected
+from tasks.labels.partitions import JoinedPartition, Partition
+from tasks.steps import context as contexts
+from tasks.steps.context import Context
+from tasks.steps.naming import call_run, call_waiting
+from tasks.steps.runner import runner
+from tasks.steps.step import IO_RETRIES, step
+
+
+@dataclass(frozen=True)
+class LoopState:
+    """The state in which a cycle finds the loop."""
+
+    running: ExperimentRecord | None
+    """The experiment that keeps a new cycle from starting."""
+    unfinished: str | None
+    """A cycle that was sealed and has not ended."""
+
+
+@step("inspect", retries=IO_RETRIES)
+def inspect(context: Context) -> LoopState:
+    """Find the running experiment and the cycle that was killed."""
+    context.store.check_conditional_puts()
+    unfinished = cycles.unfinished(cycles.index(context.store))
+    running = context.registry.aliases().experiment
+    if running and not unfinished:
+        call_run(f"cycle waits for {running.id}", "nothing to do")
+    return LoopState(running, unfinished)
+
+
+@step("collect", retries=IO_RETRIES)
+def collect(context: Context) -> Collected:
+    """Read the events since the parent version was made, and put every request in its bucket."""
+    settings = context.settings
+    collected = collecting.collect(
+        context.store, context.registry, settings, context.now(), lambda window: join_all(context, window)
+    )
+    accounting = collected.accounting
+    call_waiting(accounting.waiting)
+    get_run_logger().info(
+        "training continues from version %s; %d requests, %d to train on; %s",
+        collected.parent,
+        accounting.requests,
+        accounting.samples.height,
+        {bucket: count for bucket, count in accounting.buckets.items() if count},
+    )
+    return collected
+
+
+@step("join", retries=IO_RETRIES)
+def join(partition: Partition) -> JoinedPartition:
+    """Read and join some hours of the window. The settings are those of the machine that runs this, so that no key travels."""
+    return partitions.join_partition(contexts.load().store, partition)
+
+
+def join_all(context: Context, window: Sequence[Partition]) -> list[JoinedPartition]:
+    """Join the partitions of a window, each as a task."""
+    with runner(context.settings.orchestration.dask_scheduler) as tasks:
+        parts = tasks.map(cast(Any, join), {"partition": list(window)})
+        return cast(list[JoinedPartition], parts.result())

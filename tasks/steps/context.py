@@ -1,0 +1,71 @@
+"""The context of a flow's steps: its settings, clients and clock, made once for a run and handed to each step."""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from infra import settings as settings_
+from infra.model.fim import Renderer
+from infra.registry import checkpoints
+from infra.registry.client import NotRegistered, Registry
+from infra.settings import Settings
+from infra.storage.store import Incomplete, ObjectStore
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class Context:
+    """Settings, object store, registry and clock of a run, and the files of its machine."""
+
+    settings: Settings
+    store: ObjectStore
+    registry: Registry
+    now: Callable[[], float]
+    """Returns the Unix time in seconds."""
+
+    def folder(self, cycle: str) -> Path:
+        """Return the folder of a cycle's working files on this machine."""
+        return settings_.path(self.settings.train.folder) / cycle
+
+    def checkpoint(self, version: str) -> Path:
+        """Return the directory of a version's checkpoint, downloaded where it is missing."""
+        return checkpoints.fetch(self.store, self.registry, version, self._versions())
+
+    def remaining_checkpoint(self, version: str) -> Path | None:
+        """Return the directory of a version's checkpoint; None if the checkpoint or the version was removed."""
+        try:
+            return self.checkpoint(version)
+        except (Incomplete, NotRegistered) as error:
+            log.warning("the checkpoint of version %s is missing: %s", version, error)
+            return None
+
+    def optimizer(self, version: str) -> Path | None:
+        """Return the directory of the optimizer's state at a version, or None where none was kept."""
+        return checkpoints.fetch_optimizer(self.store, self.registry, version, self._versions())
+
+    def tokenizer(self, version: str) -> Tokenizer:
+        """Return the tokenizer of a version's checkpoint."""
+        return Tokenizer.from_file(str(self.checkpoint(version) / "tokenizer.json"))
+
+    def renderer(self, tokenizer: Tokenizer) -> Renderer:
+        """Return what renders prompts for the model that this tokenizer belongs to."""
+        model = self.settings.model
+        return Renderer(tokenizer, model.fim_order, model.max_prefix_tokens, model.max_suffix_tokens)
+
+    def _versions(self) -> Path:
+        return settings_.path(self.settings.train.folder) / "versions"
+
+
+def connect(settings: Settings) -> Context:
+    """Return the context of a run with these settings, without making a request."""
+    return Context(settings, ObjectStore.connect(settings.store), Registry.connect(settings.registry), time.time)
+
+
+def load() -> Context:
+    """Return the context of a run, with the settings of this machine."""
+    return connect(settings_.load())

@@ -1,0 +1,51 @@
+"""The step `hold out` of a cycle: write the evaluation sets of its candidate."""
+
+import math
+from collections.abc import Sequence
+
+from prefect.logging import get_run_logger
+
+from infra.records import HeldOutSet, Manifest
+from infra.registry.lineage import lineage
+from tasks.evaluation import cycle_sets, team
+from tasks.evaluation.trained import TrainedText
+from tasks.labels.collect import ancestry
+from tasks.steps.context import Context
+from tasks.steps.naming import call_run
+from tasks.steps.reward import Rewarded
+from tasks.steps.step import IO_RETRIES, step
+from tasks.steps.validate import Validated
+
+
+@step("hold out", retries=IO_RETRIES)
+def hold_out(context: Context, validated: Validated, rewarded: Rewarded) -> tuple[HeldOutSet, ...]:
+    """Write the sets that the cycle's candidate is scored on, compared with its samples and those of its ancestry."""
+    store, settings, collected = context.store, context.settings, validated.collected
+    call_run(validated.cycle, validated.cycle, f"from v{collected.parent}")
+    trained = trained_text(context, collected.parent)
+    plan, accounting, lines = collected.plan.partitions, collected.accounting, settings.collect.hindsight.lines
+    written = cycle_sets.prepare(
+        store,
+        settings.evaluate,
+        validated.cycle,
+        lambda wanted, count: team.places(store, plan, accounting, wanted, count, lines),
+        trained.of_samples(rewarded.samples),
+        manifests_of(context, collected.parent),
+        trained.of_cycles,
+    )
+    for one in written:
+        get_run_logger().info(
+            "evaluation set %s: %d positions, left out %s", one.name, one.places.rows - len(one.trained), one.left_out
+        )
+    return written
+
+
+def trained_text(context: Context, parent: str) -> TrainedText:
+    """Return what reads the text of samples of a parent and its ancestors."""
+    tokenizer = context.tokenizer(parent)
+    return TrainedText(context.store, tokenizer, context.renderer(tokenizer))
+
+
+def manifests_of(context: Context, version: str) -> Sequence[Manifest]:
+    """Return the manifests of the cycles that made a version and its ancestors, newest first."""
+    return ancestry(context.store, lineage(context.registry.versions()), version, -math.inf)

@@ -1,0 +1,69 @@
+"""The step `seal` of a cycle, and the steps that resume a sealed one."""
+
+import shutil
+
+from prefect.runtime import flow_run
+
+from infra.records import CycleOutcome, HeldOutSet, Manifest
+from infra.storage import cycles
+from infra.storage.events import tombstones
+from infra.storage.store import sha256
+from tasks.labels import explain, users
+from tasks.showing import fit as showing
+from tasks.showing.fit import FittedEstimate, Unfitted
+from tasks.steps import transaction
+from tasks.steps.context import Context
+from tasks.steps.naming import call_run
+from tasks.steps.reward import Rewarded
+from tasks.steps.step import IO_RETRIES, attempt_to_show, step
+from tasks.steps.validate import Validated
+from tasks.versions import tracking
+
+
+@step("seal", retries=IO_RETRIES)
+def seal(
+    context: Context,
+    validated: Validated,
+    rewarded: Rewarded,
+    held_out: tuple[HeldOutSet, ...],
+    estimate: FittedEstimate | Unfitted,
+) -> Manifest:
+    """Write all that a cycle is made from, its manifest last: from then on every run completes this cycle."""
+    store, cycle, collected = context.store, validated.cycle, validated.collected
+    tombstones.check(store, validated.subjects)
+    digest = sha256([rewarded.samples])
+    showing.write(store, cycle, estimate)
+    store.put_json(
+        cycles.key(cycle, "validation.json"),
+        {"quarantined": collected.accounting.reasons, "orphans": collected.orphans},
+    )
+    explain.write(store, cycle, digest, collected.accounting)
+    users.write(store, cycle, digest, collected.register)
+    fields = transaction.manifest_fields(collected, validated.evidence, context.now())
+    fields |= {"returns": rewarded.returns, "held_out": held_out, "run": flow_run.id or ""}
+    return transaction.seal(store, cycle, fields, rewarded.samples, context.settings)
+
+
+@step("resume", retries=IO_RETRIES)
+def resume(context: Context, cycle: str, run: str) -> Manifest | CycleOutcome:
+    """Return the manifest of a cycle to complete, or its outcome if it was resumed too often or the champion changed."""
+    manifest = cycles.manifest_of(context.store, cycle)
+    call_run(f"{cycle}, resumed", cycle, f"from v{manifest.parent}", "resumed")
+    champion = context.registry.aliases().champion
+    if champion != manifest.champion:
+        return abandon(context, cycle, f"to be tested against version {manifest.champion}, but the champion is {champion} now")
+    if transaction.attempt(context.store, cycle, run) > transaction.MAX_RESUMES:
+        return abandon(context, cycle, f"failed, then failed in each of {transaction.MAX_RESUMES} runs that resumed it")
+    return manifest
+
+
+def abandon(context: Context, cycle: str, reason: str) -> CycleOutcome:
+    """End a sealed cycle without a candidate."""
+    attempt_to_show("MLflow", lambda: tracking.give_up(context.settings.registry, cycle, f"abandoned: {reason}"))
+    return transaction.finish(context.store, CycleOutcome(cycle=cycle, result="abandoned", reason=reason))
+
+
+def end(context: Context, outcome: CycleOutcome) -> CycleOutcome:
+    """Remove a cycle's working files and write its outcome."""
+    shutil.rmtree(context.folder(outcome.cycle), ignore_errors=True)
+    return transaction.finish(context.store, outcome)

@@ -1,0 +1,50 @@
+"""The step `train` of a cycle."""
+
+from dataclasses import replace
+
+from prefect.logging import get_run_logger
+
+from infra.records import CycleOutcome, Manifest
+from infra.settings.training import Train
+from infra.storage import cycles
+from tasks.labels.shares import weight_shares
+from tasks.steps.context import Context
+from tasks.steps.seal import end
+from tasks.steps.step import IO_RETRIES, attempt_to_show, step
+from tasks.trainer import run as training
+from tasks.trainer.run import Candidate, TrainerOutput, UpdateInputs, UpdateRefused
+from tasks.versions import tracking
+
+
+@step("train")
+def train(context: Context, manifest: Manifest) -> Candidate | UpdateRefused:
+    """Make one update of the parent's checkpoint, in the trainer's own processes."""
+    store, settings, logger = context.store, context.settings, get_run_logger()
+    sealed = cycles.settings_of(store, manifest.cycle, settings)
+    inputs = replace(update_inputs(context, sealed.train, manifest), weight_shares=weight_shares(sealed.collect))
+    parent, folder = context.checkpoint(manifest.parent), context.folder(manifest.cycle)
+    with tracking.log_steps_live(settings.registry, manifest.cycle, logger.info, logger.warning) as say:
+        result = training.train(store, manifest, parent, sealed.train, TrainerOutput(folder, say), inputs)
+    if isinstance(result, UpdateRefused):
+        logger.warning("the update was refused: %s", result.reason)
+        return result
+    store.put_json(cycles.key(manifest.cycle, "training.json"), result.metrics.model_dump(mode="json"))
+    logger.info("trained on %d samples in %.1f s", result.metrics.samples, result.seconds)
+    return result
+
+
+def update_inputs(context: Context, wanted: Train, manifest: Manifest) -> UpdateInputs:
+    """Return the champion's checkpoint and the parent's optimizer state, where the training settings ask for them."""
+    to_champion = wanted.kl_weight > 0 and wanted.kl_reference == "champion"
+    return UpdateInputs(
+        reference=context.checkpoint(manifest.champion) if to_champion else None,
+        optimizer=context.optimizer(manifest.parent) if wanted.keep_optimizer else None,
+    )
+
+
+@step("refuse", retries=IO_RETRIES)
+def refuse(context: Context, manifest: Manifest, refused: UpdateRefused) -> CycleOutcome:
+    """End the cycle without a version: the trainer refused the update."""
+    reason = f"the update was refused: {refused.reason}"
+    attempt_to_show("MLflow", lambda: tracking.give_up(context.settings.registry, manifest.cycle, reason))
+    return end(context, CycleOutcome(cycle=manifest.cycle, result="refused", reason=reason))
