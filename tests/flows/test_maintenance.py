@@ -11,6 +11,7 @@ from flows.promote import promote
 from flows.retention import retention
 from infra.records import Sample
 from infra.storage.events.tombstones import ErasedDuringCycle
+from tasks.steps import reward
 from tasks.upkeep.forget import NobodyNamed
 from tests.flows.conftest import World
 from tests.tasks.made import NOW, completion, feedback
