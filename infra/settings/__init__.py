@@ -50,8 +50,13 @@ class SettingsError(ValueError):
     """A settings file or variable is invalid; the message names each field, its value and what was expected."""
 
 
-def load(file: Path | None = None, environment: Mapping[str, str] = os.environ) -> Settings:
+def load(file: Path | None = None, environment: Mapping[str, str] = os.environ, kind: type[Settings] = Settings) -> Settings:
     """Return the settings of a file (by default $TABLOOP_SETTINGS, else local.toml), overridden by the environment.
+
+    Args:
+        file: a TOML file.
+        environment: variables that start with TABLOOP_.
+        kind: the class of the settings; one that adds sections reads these too.
 
     Raises:
         SettingsError: a file is missing, not TOML or extends itself; a key is unknown, or a value is out of its range.
@@ -65,7 +70,7 @@ def load(file: Path | None = None, environment: Mapping[str, str] = os.environ) 
             origins[tuple(keys)] = name
     _fill_secrets(values)
     try:
-        return Settings.model_validate(values)
+        return kind.model_validate(values)
     except ValidationError as error:
         lines = [f"  {_explained(e, _origin(e['loc'], origins, file))}" for e in error.errors()]
         raise SettingsError("\n".join([f"{file} and the environment ({PREFIX}...):", *lines])) from None
@@ -170,7 +175,7 @@ def _set(values: dict[str, Any], keys: list[str], value: str) -> None:
 
 
 def _shown(error: Any) -> str:
-    secret = any(word in str(error["loc"][-1]) for word in SECRET_WORDS)
+    secret = any(word in str(error["loc"][-1:]) for word in SECRET_WORDS)
     table = isinstance(error["input"], dict | list)  # of a missing key, the whole table: it may hold secrets
     return "(hidden)" if secret or table else masked(repr(error["input"]))
 

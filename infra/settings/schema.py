@@ -1,13 +1,8 @@
 """Every setting of tabloop: frozen, typed, documented; an unknown key is refused. One module per part of the loop."""
 
-from typing import Self
-
-from pydantic import model_validator
-
 from infra.settings.collect import Collect, Hindsight
 from infra.settings.evaluation import Evaluate, Gate, GateMargins, HeldOut, Judge
 from infra.settings.experiment import Experiment, Margins
-from infra.settings.judged import Judged
 from infra.settings.model import Model
 from infra.settings.retention import Retention
 from infra.settings.reward import Reward
@@ -44,7 +39,6 @@ __all__ = [
     "HeldOut",
     "Hindsight",
     "Judge",
-    "Judged",
     "Limits",
     "Margins",
     "Model",
@@ -90,19 +84,7 @@ class Settings(Section):
     """Held-out evaluation."""
     experiment: Experiment = Experiment()
     """A/B tests."""
-    judged: Judged = Judged()
-    """The judge as the user."""
     retention: Retention = Retention()
     """Retention."""
     stack: Stack = Stack()
     """The local stack."""
-
-    @model_validator(mode="after")
-    def _scores_by_another_judge_than_it_rewards_by(self) -> Self:
-        scores, rewards = self.evaluate.judge, self.judged.judge
-        if scores.same_as(rewards):
-            raise ValueError(
-                f"judged.judge and evaluate.judge are both {scores.called}: a model is not scored by the judge that it "
-                "learnt to please. Choose another model or kind for one of them, e.g. judged.judge.kind = kept"
-            )
-        return self

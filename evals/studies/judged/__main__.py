@@ -3,9 +3,9 @@
 python -m evals.studies.judged
 
 Section `judged` of the settings tells places, cycles and the rewarding judge; `evaluate.judge`, another one, scores.
-infra/settings/judge_user.toml is the published experiment with Qwen2.5-Coder on GPUs:
+evals/studies/judged/judge_user.toml is the published experiment with Qwen2.5-Coder on GPUs:
 
-TABLOOP_SETTINGS=infra/settings/judge_user.toml python -m evals.studies.judged
+TABLOOP_SETTINGS=evals/studies/judged/judge_user.toml python -m evals.studies.judged
 """
 
 import argparse
@@ -23,8 +23,8 @@ from rich.console import Console
 from evals.progress import Progress
 from evals.studies.judged import recipes, table
 from evals.studies.judged.places import TooFewPlaces, split_of
+from evals.studies.judged.settings import StudySettings, load
 from infra import settings as configuration
-from infra.settings import Settings
 from tasks.evaluation import judge as judges
 from tasks.evaluation.judge.calibration import calibrate
 from tasks.trainer.run import TrainingFailed
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="what to train (default: both)",
     )
     options = parser.parse_args(arguments)
-    settings, console = configuration.load(), Console()
+    settings, console = load(), Console()
     folder = configuration.path(options.out or settings.judged.folder)
     try:
         with Progress(console) as progress:
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def compare(settings: Settings, names: Sequence[str], folder: Path, progress: Progress) -> dict[str, Any]:
+def compare(settings: StudySettings, names: Sequence[str], folder: Path, progress: Progress) -> dict[str, Any]:
     """Train by each recipe, score base and trained models, print the table; return the content of result.json.
 
     Raises:

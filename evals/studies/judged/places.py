@@ -5,9 +5,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from evals.studies.judged.settings import Judged
 from infra import settings as configuration
 from infra.settings.evaluation import HeldOut
-from infra.settings.judged import Judged
 from tasks.evaluation import positions
 from tasks.evaluation.heldout import benchmarks, held_out_files, sets, site_packages
 from tasks.evaluation.heldout.duplicates import NEAR, containment, shingles_of_all, shingles_of_place

@@ -5,10 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from evals.studies import groups
-from evals.studies.judged import user
+from evals.studies.judged import groups, user
+from evals.studies.judged.settings import StudySettings
 from evals.studies.judged.user import Taught
-from infra.settings import Settings
 from infra.settings.training import Train
 from infra.storage.store import to_parquet
 from tasks.evaluation import judge as judges
@@ -41,7 +40,7 @@ def run(
     recipe: str,
     base: Path,
     places: Sequence[Position],
-    settings: Settings,
+    settings: StudySettings,
     folder: Path,
     say: Callable[[str], None],
     ended: Callable[[], None] = lambda: None,
@@ -100,7 +99,7 @@ def parts_of(places: Sequence[Position], cycles: int, epochs: int) -> list[Seque
     return [every[start : start + size] for start in range(0, len(every), size)]
 
 
-def samples_of(recipe: str, settings: Settings) -> MakeSamples:
+def samples_of(recipe: str, settings: StudySettings) -> MakeSamples:
     """Return how a recipe makes samples; each takes as many completions in a cycle as the cycle has places."""
     judge = judges.build(settings.judged.judge)
     if recipe == OURS:
@@ -109,7 +108,7 @@ def samples_of(recipe: str, settings: Settings) -> MakeSamples:
     grouped, size = settings.model_copy(update={"reward": reward}), settings.judged.group
 
     def of_groups(generator: Generator, places: Sequence[Position], version: str, seed: int) -> Taught:
-        made = groups.sample_groups(generator, judge, places[::size], size, grouped, seed)
+        made = groups.sample_groups(generator, judge, places[::size], size, grouped, seed, whole=settings.judged.whole_text)
         samples = tuple(sample.model_copy(update={"policy_version": version}) for sample in made.samples)
         mean = judges.HIGHEST * sum(sample.reward for sample in samples) / max(len(samples), 1)
         return replace(Taught(samples, mean), failed={"any": made.failed} if made.failed else {})

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 from rich.table import Table
 
+from evals.studies.judged.settings import StudySettings
 from evals.studies.judged.user import item_of
-from infra.settings import Settings
 from tasks.evaluation import judge as judges
 from tasks.evaluation.gate.paired import Column, Difference, Levels, differences
 from tasks.evaluation.judge.calibration import Calibration
@@ -36,7 +36,7 @@ class Row:
     """Places that the judge could not score."""
 
 
-def scores_of(checkpoint: Path, places: Sequence[Position], judge: judges.Judge, settings: Settings) -> np.ndarray:
+def scores_of(checkpoint: Path, places: Sequence[Position], judge: judges.Judge, settings: StudySettings) -> np.ndarray:
     """Return the judge's score of what a model serves at each place, [N]; NaN where the judge failed."""
     generator, sampling = Generator(checkpoint, settings.model, dtype=settings.judged.dtype), settings.serving.sampling
     contexts = [(place.prefix, place.suffix) for place in places]

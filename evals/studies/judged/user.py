@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from evals.studies.judged.settings import StudySettings
 from infra.records import Sample
-from infra.settings import Settings
 from tasks.evaluation import judge as judges
 from tasks.evaluation.models.generation import Generator, SampledCompletion
 from tasks.evaluation.positions import Position
@@ -30,7 +30,7 @@ class Taught:
 
 
 def sample_accepts(
-    generator: Generator, judge: judges.Judge, places: Sequence[Position], settings: Settings, version: str, seed: int
+    generator: Generator, judge: judges.Judge, places: Sequence[Position], settings: StudySettings, version: str, seed: int
 ) -> Taught:
     """Complete each place once, let the judge accept or reject, and return the samples."""
     sampling, whole = settings.serving.sampling, settings.judged.whole_text

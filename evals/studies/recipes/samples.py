@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from evals.base_model import tuning
 from evals.developers import Pause, Schedule
-from evals.studies import groups
+from evals.studies.judged import groups
 from evals.studies.recipes.stream import PROJECT, Label, mined
 from infra.model.fim import Renderer
 from infra.model.kept import kept_characters

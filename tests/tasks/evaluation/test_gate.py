@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from evals.bench.gate import rates
-from evals.bench.gate.plants import worsened
+from evals.studies.gate import rates
+from evals.studies.gate.plants import worsened
 from infra.settings.schema import Gate, GateMargins
 from tasks.evaluation.gate.guardrails import GUARDRAILS, checks_of, column_of
 from tasks.evaluation.gate.measures import BY_NAME

@@ -10,14 +10,14 @@ import pytest
 from evals.studies.judged import recipes, user
 from evals.studies.judged.__main__ import RESULT, main
 from evals.studies.judged.places import TooFewPlaces, split_of
+from evals.studies.judged.settings import Judged, StudySettings, load
 from evals.studies.judged.table import rows_of
-from infra import settings as configuration
-from infra.settings import LOCAL, Settings
-from infra.settings.judged import Judged
+from infra.settings import SettingsError
 from tasks.evaluation.judge import Failed, Item, Judgement, KeptJudge
 from tasks.evaluation.models.generation import SampledCompletion
 from tasks.evaluation.positions import Position
 
+PUBLISHED = Path(user.__file__).with_name("judge_user.toml")
 FIM = Path(__file__).resolve().parents[3] / "data/benchmarks/code_fim.jsonl"
 PLACES = [Position(f"{n}.py", 0, f"x_{n} = ", "\n", f"sum(values, {n})") for n in range(6)]
 
@@ -44,14 +44,14 @@ class Careful(KeptJudge):
 
 def test_a_completion_is_accepted_from_the_threshold_on_and_a_failure_is_no_rejection() -> None:
     texts = ["sum(values, 0)", "sum(values, 9)", "print()", "", "  ", "sum(values, 5)"]
-    settings = Settings(judged=Judged(threshold=9.0))
+    settings = StudySettings(judged=Judged(threshold=9.0))
     taught = user.sample_accepts(Fixed(texts), Careful(), PLACES, settings, "v1", 1)
     assert [s.outcome for s in taught.samples] == ["accepted", "rejected", "rejected", "nothing", "nothing"]
     assert [(s.shown_characters, s.accepted_characters) for s in taught.samples[:2]] == [(14, 14), (14, 0)]
     assert taught.failed == {"garbage": 1} and all(s.logprobs == (-0.5, 0.0) and s.policy_version == "v1" for s in taught.samples)
     assert taught.samples[0].reward == settings.reward.accepted and taught.samples[1].reward == settings.reward.rejected
     assert taught.samples[0].advantage > 0 > taught.samples[1].advantage
-    lenient = user.sample_accepts(Fixed(texts), Careful(), PLACES, Settings(judged=Judged(threshold=1.0)), "v1", 1)
+    lenient = user.sample_accepts(Fixed(texts), Careful(), PLACES, StudySettings(judged=Judged(threshold=1.0)), "v1", 1)
     assert [s.outcome for s in lenient.samples][:3] == ["accepted", "accepted", "rejected"]
 
 
@@ -115,7 +115,7 @@ def test_the_table_compares_with_the_first_model_where_both_have_a_score() -> No
 
 
 def test_the_published_experiment_is_a_settings_file() -> None:
-    settings = configuration.load(LOCAL.with_name("judge_user.toml"), {"TABLOOP_STACK__STATE": "/nowhere"})
+    settings = load(PUBLISHED, {"TABLOOP_STACK__STATE": "/nowhere"})
     judged, train = settings.judged, settings.train
     assert (judged.train_places, judged.test_places, judged.languages, judged.group) == (3000, 1000, ("py",), 8)
     assert (train.learning_rate, train.precision, train.kl_weight) == (2e-6, "bfloat16", 0.0)
@@ -126,6 +126,12 @@ def test_the_published_experiment_is_a_settings_file() -> None:
         "32B",
     ]
     assert not settings.evaluate.judge.same_as(judged.judge)
+
+
+def test_a_judge_that_rewards_and_scores_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "same.toml").write_text('[judged.judge]\nkind = "kept"\n[evaluate.judge]\nkind = "kept"\n')
+    with pytest.raises(SettingsError, match="are both"):
+        load(tmp_path / "same.toml", {"TABLOOP_STACK__STATE": "/nowhere"})
 
 
 @pytest.mark.stack

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from evals.bench.figures import Figure, figure
-from evals.bench.gate.models import BATCH, Recipe, first_line, train
+from evals.studies.gate.models import BATCH, Recipe, first_line, train
 from infra import settings as configuration
 from infra.settings import ROOT, Settings
 from tasks.evaluation.gate.verdict import judge_candidate

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from evals.bench.figures import Figure, figure
-from evals.bench.gate.plants import worsened
+from evals.studies.gate.plants import worsened
 from infra.settings.schema import Gate
 from tasks.evaluation.gate.guardrails import checks_of, column_of
 from tasks.evaluation.gate.values import Places, Values

@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from evals.bench.figures import Bench, Figure, Size, figure, in_thread
-from evals.bench.gate import flipped, languages, rates
-from evals.bench.gate.models import BATCH, RECIPES, Recipe, train
+from evals.studies.gate import flipped, languages, rates
+from evals.studies.gate.models import BATCH, RECIPES, Recipe, train
 from infra import settings as configuration
 from infra.settings import Settings
 from infra.settings.schema import HeldOut
@@ -56,7 +56,9 @@ def measure(settings: Settings, bench: Bench) -> Iterator[Figure]:
                 part.advance(recipe.steps)
         if not bench.quick:
             with bench.part("models of the reward and of its opposite", share=0.1):
-                folders |= flipped.train(Path(folder))
+                folders |= flipped.train(
+                    Path(folder), positions.sample_positions(developer_sources(), flipped.PLACES, seed=0), settings
+                )
         with bench.part("models are scored", share=0.3):
             scored = scores_of({CHAMPION: base, better.name: folders.pop(better.name)}, pool, settings)
             rows = {name: list(scores.by_position) for name, scores in scored.scores.items()}
@@ -96,8 +98,12 @@ def scores_of(folders: Mapping[str, Path], places: Sequence[Position], settings:
 
 def training_places(count: int) -> list[positions.Position]:
     """Return places in the files of simulated developers, where no model is scored."""
-    sources = positions.read_sources(held_out_files(), [site_packages()])
-    return list(positions.sample_positions(positions.developer_sources(sources), count, seed=3))
+    return list(positions.sample_positions(developer_sources(), count, seed=3))
+
+
+def developer_sources() -> Sequence[positions.Source]:
+    """Return the files in which simulated developers type."""
+    return positions.developer_sources(positions.read_sources(held_out_files(), [site_packages()]))
 
 
 def recipe_figure(recipe: Recipe, candidate: list[PositionScore], champion: list[PositionScore], settings: Settings) -> Figure:

@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from evals.studies import groups
+from evals.studies.judged import groups
 from infra import settings as settings_
 from infra.records import Sample
 from infra.settings import LOCAL
 from infra.storage.store import from_parquet
-from tasks.evaluation import judge as judges
 from tasks.evaluation.judge import Failed, Item, Judgement, ReferenceJudge
 from tasks.evaluation.models.generation import Generator
 from tasks.evaluation.positions import Position
@@ -57,25 +56,23 @@ def test_a_group_with_a_failed_judgement_has_no_samples(generator: Generator) ->
     assert (len(grouped.samples), grouped.failed) == (8, 1)
 
 
-def test_the_command_writes_samples_and_a_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert groups.main(["--out", str(tmp_path), "--positions", "2", "--group", "3"]) == 0
-    job = Job.model_validate_json((tmp_path / "job.json").read_text())
+def test_samples_and_a_job_are_written(generator: Generator, tmp_path: Path) -> None:
+    grouped = groups.sample_groups(generator, ReferenceJudge(), PLACES[:2], 3, GROUP, seed=1)
+    file = groups.write_update(tmp_path / "update", settings_.path(GROUP.model.base), grouped.samples, GROUP)
+    job = Job.model_validate_json(file.read_text())
     samples = from_parquet(job.samples.read_bytes(), Sample)
     assert len(samples) == 6
     assert len(taught_by(samples, job)) == 6, "the trainer would refuse a job of which nothing teaches"
     assert {s.policy_version for s in samples} == {job.current_version}, (
         "the trainer measures the agreement of log-probabilities on them"
     )
-    assert f"--job {tmp_path / 'job.json'}" in capsys.readouterr().out
+    assert file == tmp_path / "update" / "job.json"
 
 
-def test_the_command_fails_with_the_count_if_all_judgements_fail(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_failures_are_counted_if_all_judgements_fail(generator: Generator) -> None:
     class AlwaysFails(ReferenceJudge):
         def score(self, items: Sequence[Item]) -> list[Judgement]:
             return [Failed("unavailable", "")] * len(items)
 
-    monkeypatch.setattr(judges, "build", lambda settings: AlwaysFails())
-    assert groups.main(["--out", str(tmp_path), "--positions", "1", "--group", "2"]) == 1
-    assert "2 judgements failed" in capsys.readouterr().err
+    grouped = groups.sample_groups(generator, AlwaysFails(), PLACES[:1], 2, GROUP, seed=1)
+    assert (grouped.samples, grouped.failed) == ((), 2)

@@ -1,9 +1,14 @@
-"""Settings of the judge as the user (`python -m evals.studies.judged`)."""
+"""Settings of the study with a judge as the user: those of the project, and a section `judged`."""
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from infra import settings as configuration
+from infra.settings import Settings
 from infra.settings.evaluation import Judge
 from infra.settings.section import Section
 
@@ -38,3 +43,31 @@ class Judged(Section):
     """Data type in which completions are generated."""
     folder: Path = Path("var/judged")
     """Folder of samples, jobs, checkpoints and results."""
+
+
+class StudySettings(Settings):
+    """The settings of the project and of the study."""
+
+    judged: Judged = Judged()
+    """The judge as the user."""
+
+    @model_validator(mode="after")
+    def _scores_by_another_judge_than_it_rewards_by(self) -> Self:
+        scores, rewards = self.evaluate.judge, self.judged.judge
+        if scores.same_as(rewards):
+            raise ValueError(
+                f"judged.judge and evaluate.judge are both {scores.called}: a model is not scored by the judge that it "
+                "learnt to please. Choose another model or kind for one of them, e.g. judged.judge.kind = kept"
+            )
+        return self
+
+
+def load(file: Path | None = None, environment: Mapping[str, str] = os.environ) -> StudySettings:
+    """Return the settings of a file, as `infra.settings.load`, with the section `judged`.
+
+    Raises:
+        SettingsError: as `infra.settings.load`.
+    """
+    found = configuration.load(file, environment, StudySettings)
+    assert isinstance(found, StudySettings)
+    return found
