@@ -25,7 +25,7 @@ class Reward(Section):
     """Reward of a completion without text to show."""
     estimator: Literal["return", "group"] = "return"
     """Advantage estimator. return: compares with all of a cycle's samples. group (GRPO): compares the completions of one prompt
-    and needs several of each (`python -m evals.studies.groups` makes them); live traffic has one completion per prompt."""
+    and needs several of each (`tabloop study judged` makes them); live traffic has one completion per prompt."""
     baseline: Literal["none", "mean", "running"] = "mean"
     """Baseline of the return estimator. none: zero, so that rejections alone still teach. mean: the batch's mean reward. running:
     the mean of the last ten cycles with the same reward settings, or the batch's mean if there are none; it
