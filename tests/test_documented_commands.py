@@ -131,7 +131,7 @@ async def test_every_command_of_a_generated_page_is_one_of_these_or_the_beginnin
 
 def test_the_readme_contains_the_main_commands() -> None:
     texts = {command.text for command in COMMANDS if command.page == "README.md"}
-    assert {"make demo", "make test", "prefect deployment run promote/promote --param version=3"} <= texts
+    assert {"make demo", "make test", "make setup"} <= texts
 
 
 @pytest.mark.parametrize("text", sorted({command.text for command in COMMANDS if matches(command, WITHOUT_SERVERS)}))

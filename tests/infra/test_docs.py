@@ -23,6 +23,7 @@ from tests.infra.links import anchors, dead_links, links
 CONFIG = ROOT / "infra/mkdocs.yml"
 MKDOCS = ROOT / ".venv-docs/bin/python"
 READMES = [ROOT / "README.md", *sorted(ROOT.glob("*/README.md")), ROOT / "tasks/trainer/README.md"]
+WORDS_OF_A_PARAGRAPH = 80
 FROM_ELSEWHERE = re.compile(r"<(?:script|img|link|iframe|source)\b[^>]*?(?:src|href)=\"?((?:https?:)?//[^\s\">]+)")
 
 
@@ -186,6 +187,23 @@ def test_the_boxes_of_a_diagram_do_not_overlap(file: Path) -> None:
         assert 0 <= x <= x + w <= width and 0 <= y <= y + h <= height
         for x2, y2, w2, h2 in boxes[number + 1 :]:
             assert x + w <= x2 or x2 + w2 <= x or y + h <= y2 or y2 + h2 <= y, file
+
+
+def paragraphs(page: str) -> list[str]:
+    """Return the paragraphs and list entries of a page, without code, tables, headings and pictures."""
+    text = re.sub(r"^```[\s\S]*?^```$|^ {4}.*$|^\|.*$|^#.*$|^!\[.*$", "", page, flags=re.MULTILINE)
+    entries = re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )", text)
+    return [" ".join(entry.split()) for entry in entries if entry.strip()]
+
+
+def test_code_tables_and_headings_are_no_paragraphs() -> None:
+    page = "# A\n\nOne\ntwo.\n\n    code\n\n```sh\nmake\n\nmake\n```\n\n| a |\n| - |\n\n- b\n  c\n- d\n\n1. e\n"
+    assert paragraphs(page) == ["One two.", "- b c", "- d", "1. e"]
+
+
+@pytest.mark.parametrize("path", [path for path in site.written(ROOT) if path.startswith("how/")])
+def test_the_paragraphs_of_how_it_works_are_short(path: str) -> None:
+    assert [text for text in paragraphs(site.written(ROOT)[path]) if len(text.split()) > WORDS_OF_A_PARAGRAPH] == []
 
 
 @pytest.mark.skipif(not MKDOCS.exists(), reason="`make docs` installs MkDocs into .venv-docs")
