@@ -11,7 +11,7 @@ DOCS_STAMP := $(DOCS_VENV)/.installed
 MOVE = --version "$$VERSION" --reason "$$REASON" $(if $(DRY_RUN),--dry-run) $(if $(APPROVE),--approve)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up down status demo try promote rollback test check bench docs base requirements audit
+.PHONY: help setup up down status demo try promote rollback test coverage check bench docs base requirements audit
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,13 +43,17 @@ promote: $(STAMP) ## make a version the champion (VERSION=3 REASON="..." DRY_RUN
 rollback: $(STAMP) ## put the champion before this one back (VERSION, REASON, DRY_RUN, APPROVE as for promote)
 	@$(PY) -m flows rollback $(MOVE)
 
-test: $(STAMP) ## run all tests, including those that start the stack; one that fails runs twice (ARGS="-m 'not stack'": without them)
-	$(PY) -m pytest -n 2 --reruns 1 --no-loadscope-reorder $(ARGS)
+test: $(STAMP) ## run all tests, including those that start the stack (ARGS="-m 'not stack'": without them)
+	$(PY) -m pytest -n 2 --no-loadscope-reorder $(ARGS)
 
-check: $(STAMP) ## check lint, format, types and layering
+coverage: $(STAMP) ## run the tests without servers, and fail below the floor of coverage in pyproject.toml
+	$(PY) -m pytest -n 2 --no-loadscope-reorder -m "not stack" --cov $(ARGS)
+
+check: $(STAMP) ## check lint, format, types, spelling and layering
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy infra serving tasks evals flows
+	$(PY) -m codespell_lib $$(git ls-files)
 	$(PY) -m pytest tests/test_layering.py
 
 bench: $(STAMP) ## run the benchmarks and write var/bench/NAME.json

@@ -7,7 +7,7 @@ from infra.settings import ROOT
 
 PAGES = (
     *sorted(ROOT.glob("*/README.md")),
-    ROOT / "README.md",
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")),
     ROOT / "tasks/trainer/README.md",
     *sorted((ROOT / "infra/docs").rglob("*.md")),
 )

@@ -48,7 +48,7 @@ WITH_STACK = (
 """Commands that need the servers of `make up`."""
 NOT_RUN = {
     r"(GPU=1 )?make setup( PYTHON=.*)?|make requirements": "installs or resolves packages, as `make test` on a clean clone does",
-    r"make test.*|(KILLS=\d+ )?pytest .*": "runs the tests themselves",
+    r"make (test|coverage).*|(KILLS=\d+ )?pytest .*": "runs the tests themselves",
     r"make (up|down)|python -m infra\.stack (up|down|restart) .*|.*make up": "tests/infra/stack starts and stops parts",
     r"make down && rm -rf var": "removes the data of the local stack",
     r"make audit": "asks an advisory database; tests/infra/test_requirements.py runs its parts",
@@ -141,6 +141,7 @@ def test_a_command_without_servers_succeeds(text: str, tmp_path: Path) -> None:
 
 @pytest.mark.stack
 @pytest.mark.timeout(1200)
+@pytest.mark.timing(reason="Prefect's server on SQLite answers late on a busy machine")
 async def test_commands_with_the_stack_succeed(stack: Stack, tmp_path: Path) -> None:
     (tmp_path / "autocomplete.jsonl").write_text("")
     register_versions(stack, 3)

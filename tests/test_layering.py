@@ -42,10 +42,10 @@ ONLY_STEPS = "prefect"
 """Package that only tasks/steps imports among the sub-rooms of tasks."""
 MOST_AT_TOP = {"tasks": 11, "tasks/experiments": 8, "serving": 8, "evals": 8, "infra": 18}
 MOST_LINES = 400
-TOP_DIRECTORIES = {"flows", "tasks", "serving", "evals", "infra", "tests", ".ci"}
+TOP_DIRECTORIES = {"flows", "tasks", "serving", "evals", "infra", "tests", ".ci", ".github"}
 TOP_FILES = {
     *("pyproject.toml", "Makefile", "prefect.yaml", "README.md", "LICENSE", ".gitignore", ".gitattributes"),
-    *("CONTRIBUTING.md", "CHANGELOG.md", "LOG.md"),
+    *("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", ".pre-commit-config.yaml"),
 }
 
 

@@ -15,7 +15,7 @@ from infra.storage.cycles import decision_of
 from tests.releases import Answers, World, world
 from tests.stack import Stack
 
-pytestmark = pytest.mark.stack
+pytestmark = [pytest.mark.stack, pytest.mark.timing(reason="a killed release has a time limit for its answers")]
 SLOW_SECONDS = 0.3
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from infra.docs_build import commands_page, http_page, records_page, settings_page
 
 GENERATED = (
+    "changes.md",
     "operate/settings.md",
     "operate/metrics.md",
     "reference/http.md",
@@ -27,6 +28,7 @@ def written(root: Path) -> dict[str, str]:
 def generated(root: Path, app: Mapping[str, Any]) -> dict[str, str]:
     """Return the generated pages by their path; `app` is the output of `python -m serving --describe`."""
     pages = (
+        _changes((root / "CHANGELOG.md").read_text()),
         settings_page.page(),
         http_page.metrics_page(app["metrics"]),
         http_page.http_page(app),
@@ -55,3 +57,8 @@ def write(root: Path, app: Mapping[str, Any], folder: Path) -> int:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
     return len(pages)
+
+
+def _changes(changelog: str) -> str:
+    """Return the changelog as a page of the site: its links lead from the root of the repository to infra/docs."""
+    return changelog.replace("](infra/docs/", "](")

@@ -15,7 +15,10 @@ BLOCKED = re.compile(
 )
 """Licences that would bind the whole program, if a choice of others is not named beside them."""
 CHOICE = re.compile(r"\bOR\b|LGPL|Lesser|with [\w-]*exception", re.IGNORECASE)
-ACCEPTED = {"text-unidecode": "its users may choose the Artistic License in place of the GPL"}
+ACCEPTED = {
+    "codespell": "a tool of contributors, which runs as a program of its own and is not shipped",
+    "text-unidecode": "its users may choose the Artistic License in place of the GPL",
+}
 """Packages whose metadata name such a licence, with the reason why they may be shipped all the same."""
 LONG = 60
 """Characters to which a licence's name is cut."""

@@ -16,7 +16,7 @@ SHORT = 12
 
 
 def code_version(root: Path = ROOT) -> str:
-    """Return for example 0.1.0+commit.a48bd2cf0b6b.sources.1f0d5c8e7a90; without a git directory, the commit is left out."""
+    """Return for example 0.2.0+commit.a48bd2cf0b6b.sources.1f0d5c8e7a90; without a git directory, the commit is left out."""
     release = tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"]
     head = commit(root)
     return f"{release}+{f'commit.{head[:SHORT]}.' if head else ''}sources.{sources_sha256(root)[:SHORT]}"

@@ -301,6 +301,7 @@ async def test_errors_and_lost_events_are_counted_and_do_not_end_the_run():
     assert tally.total.errors == tally.total.requests == 5
 
 
+@pytest.mark.timing(reason="counts the requests of a run that ends by time")
 async def test_a_run_ends_at_the_stop_event_and_at_its_time_limit():
     async with Server().running() as address:
         stop, progress_reports = asyncio.Event(), []

@@ -56,7 +56,7 @@ def test_a_cycle_trains_and_registers_a_challenger(labelled: World) -> None:
     manifest = labelled.store.get_json("cycles/cycle-000001/manifest.json")
     assert manifest["buckets"]["trained"] == manifest["requests"] == 6
     assert (manifest["profile"]["judged"], manifest["profile"]["accepted"]) == (6, 3)
-    assert manifest["code"].startswith("0.1.0+")
+    assert manifest["code"].startswith("0.2.0+")
     dataset = sha256([labelled.store.get("cycles/cycle-000001/manifest.json")])
     assert labelled.registry.versions["2"]["manifest_sha256"] == dataset
     assert sum(s.advantage for s in labelled.store.get_rows(manifest["samples"]["key"], Sample)) == pytest.approx(0)

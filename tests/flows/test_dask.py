@@ -31,7 +31,7 @@ from tests.flows.test_kills import serve_registry
 from tests.stack import free_ports, running
 from tests.tasks.made import MemoryRegistry, completion, feedback
 
-pytestmark = pytest.mark.stack
+pytestmark = [pytest.mark.stack, pytest.mark.timing(reason="a partition that hangs is found by its time")]
 
 HOURS, REQUESTS = 8, 12
 START_SECONDS = 120

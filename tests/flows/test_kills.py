@@ -30,7 +30,7 @@ from tasks.labels.collect import collect
 from tests.stack import running
 from tests.tasks.made import MemoryRegistry, MemoryStore, completion, feedback
 
-pytestmark = pytest.mark.stack
+pytestmark = [pytest.mark.stack, pytest.mark.timing(reason="kills a process after a share of the time of an undisturbed run")]
 
 KILLS = int(os.environ.get("KILLS", "4"))
 REQUESTS, OBJECTS = 60, 3

@@ -22,7 +22,8 @@ from tests.infra.links import anchors, dead_links, links
 
 CONFIG = ROOT / "infra/mkdocs.yml"
 MKDOCS = ROOT / ".venv-docs/bin/python"
-READMES = [ROOT / "README.md", *sorted(ROOT.glob("*/README.md")), ROOT / "tasks/trainer/README.md"]
+ROOT_PAGES = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")]
+READMES = [*ROOT_PAGES, *sorted(ROOT.glob("*/README.md")), ROOT / "tasks/trainer/README.md"]
 WORDS_OF_A_PARAGRAPH = 80
 FROM_ELSEWHERE = re.compile(r"<(?:script|img|link|iframe|source)\b[^>]*?(?:src|href)=\"?((?:https?:)?//[^\s\">]+)")
 

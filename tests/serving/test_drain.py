@@ -105,6 +105,7 @@ def drain(**values: float) -> dict[str, str]:
 
 
 @pytest.mark.stack
+@pytest.mark.timing(reason="the app ends within a grace period of seconds")
 async def test_streams_end_or_are_cut_and_all_events_are_shipped(
     storage: Stack, tmp_path: Path, engines: tuple[FakeEngine, FakeEngine]
 ) -> None:
@@ -153,6 +154,7 @@ async def test_streams_end_or_are_cut_and_all_events_are_shipped(
     assert not list((tmp_path / "spool").rglob("*.jsonl")), "nothing is left on the disk"
 
 
+@pytest.mark.timing(reason="the app ends within a grace period of seconds")
 async def test_a_store_that_does_not_answer_holds_the_end_no_longer_than_the_grace(tmp_path: Path) -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))

@@ -78,6 +78,7 @@ def microseconds(work: Any) -> float:
 @pytest.mark.parametrize("name", PATTERNS)
 @given(data=st.data())
 @settings(max_examples=4, deadline=None, phases=NO_SHRINKING)
+@pytest.mark.timing(reason="bounds CPU time")
 def test_no_pattern_takes_longer_on_the_runs_it_could_backtrack_on(name: str, data: st.DataObject) -> None:
     pattern = PATTERNS[name]
     text = hostile(data, pieces(pattern.pattern.decode("latin-1"))).encode()
@@ -86,6 +87,7 @@ def test_no_pattern_takes_longer_on_the_runs_it_could_backtrack_on(name: str, da
 
 @given(data=st.data())
 @settings(max_examples=15, deadline=None, phases=NO_SHRINKING)
+@pytest.mark.timing(reason="bounds CPU time")
 def test_the_whole_search_is_linear_on_them_too(data: st.DataObject) -> None:
     names_of_values = ["password", "token", "api_key", "secret", "=", ": ", '="', "='", "\\", "value:", "login a password "]
     text = hostile(data, ANCHORS + names_of_values + pieces(data.draw(st.sampled_from(SHAPES)).pattern))
@@ -98,6 +100,7 @@ def test_the_whole_search_is_linear_on_them_too(data: st.DataObject) -> None:
 @pytest.mark.parametrize(
     "line", ["password" + " " * 600 + "=", "password" + " " * 100_000 + "=", "  x   =   1  # secret  " * 4_000]
 )
+@pytest.mark.timing(reason="bounds CPU time")
 def test_aligned_code_is_searched_at_once(line: str) -> None:
     began = time.process_time()
     Redactor().text(line)

@@ -98,6 +98,7 @@ SLOW = {
 
 
 @pytest.mark.parametrize("name", SLOW)
+@pytest.mark.timing(reason="deadlines of a few seconds close connections")
 def test_a_slow_client_is_closed(address: str, name: str) -> None:
     start, piece, expected = SLOW[name]
     answer = dribbled(address, start, piece)
@@ -109,6 +110,7 @@ def test_a_client_that_is_not_slow_may_send_much(address: str) -> None:
     assert answer.status_code == 200 and answer.headers["x-size"] == str(40 << 20)
 
 
+@pytest.mark.timing(reason="deadlines of a few seconds close connections")
 def test_silent_connections_keep_no_client_out(address: str) -> None:
     host, port = address.removeprefix("http://").split(":")
     silent = [socket.create_connection((host, int(port))) for _ in range(3 * SHORT.connections)]
@@ -119,6 +121,7 @@ def test_silent_connections_keep_no_client_out(address: str) -> None:
         connection.close()
 
 
+@pytest.mark.timing(reason="deadlines of a few seconds close connections")
 def test_a_websocket_of_a_client_has_no_deadline_and_a_strangers_is_refused(address: str) -> None:
     url = address.replace("http", "ws") + "/api/events/in"
     with connect(url, additional_headers=AUTHORIZED) as socket_:
@@ -157,6 +160,7 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, ObjectSt
         server.wait()
 
 
+@pytest.mark.timing(reason="deadlines of a few seconds close connections")
 def test_slow_clients_of_the_s3_server_are_closed(s3: tuple[str, ObjectStore]) -> None:
     url, _ = s3
     chunked = b"PUT /tabloop/x HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -176,6 +176,7 @@ def test_down_ends_processes_whose_supervisor_was_killed(tmp_path: Path) -> None
         assert "leftover" in lines[0] and processes.of_stack(stack.state) == []
 
 
+@pytest.mark.timing(reason="the parts of a whole stack start and answer within seconds")
 def test_down_beside_another_down_waits_for_it_and_is_no_error(tmp_path: Path) -> None:
     with stack_.running(tmp_path, "s3") as stack, ThreadPoolExecutor(2) as pool:
         said: list[list[str]] = [[], []]
@@ -199,6 +200,7 @@ def test_a_supervisor_that_ends_while_its_parts_are_stopped_is_no_error(tmp_path
 
 
 @pytest.mark.stack
+@pytest.mark.timing(reason="the parts of a whole stack start and answer within seconds")
 def test_ending_a_dead_run_frees_its_deployments_slot(orchestrated: Stack) -> None:
     # This test's work pool has no worker.
     orchestration_settings = orchestrated.settings.orchestration.model_copy(update={"work_pool": "without-a-worker"})
@@ -269,6 +271,7 @@ def test_up_with_changed_settings_is_refused_while_the_stack_runs(stack: Stack, 
 
 
 @pytest.mark.stack
+@pytest.mark.timing(reason="the parts of a whole stack start and answer within seconds")
 def test_try_it_passes_every_check(stack: Stack) -> None:
     lines: list[str] = []
     assert try_it.main(stack.settings, lines.append) == 0, "\n".join(lines)
@@ -299,6 +302,7 @@ def pids_before_kill(stack: Stack) -> Iterator[dict[str, int]]:
 
 @pytest.mark.stack
 @pytest.mark.parametrize("name", KILLED_PARTS)
+@pytest.mark.timing(reason="the parts of a whole stack start and answer within seconds")
 def test_a_killed_part_is_restarted(stack: Stack, pids_before_kill: dict[str, int], name: str) -> None:
     _until(partial(_is_restarted, name, pids_before_kill), stack.settings.stack.ready_seconds)
 

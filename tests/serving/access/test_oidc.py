@@ -214,6 +214,7 @@ async def test_invented_key_ids_cause_few_reads(team: Team) -> None:
     assert team.reads == 2
 
 
+@pytest.mark.timing(reason="one request must end before a slow answer of 3 s")
 async def test_a_slow_issuer_delays_no_other_request(tmp_path: Path, tokenizer: Tokenizer, team: Team) -> None:
     team.delay = 3.0
     async with House(tmp_path, tokenizer, settings={"oidc": team.setting()}) as house:

@@ -143,6 +143,7 @@ async def silent_server(tls: ssl.SSLContext | None = None) -> AsyncIterator[tupl
         server.close()
 
 
+@pytest.mark.timing(reason="counts connections by the seconds that pass")
 async def test_a_server_that_hangs_costs_one_timeout_and_is_reported(
     tmp_path: Path, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -347,6 +347,7 @@ async def test_a_prompt_beyond_the_context_is_refused_with_status_400(client: En
     assert (await sample(client))[-1].finish == "length"
 
 
+@pytest.mark.timing(reason="the engine samples on until it notices that the client left")
 async def test_closing_a_generation_stops_it_within_a_few_tokens(engine: RunningEngine, client: EngineClient) -> None:
     extra_steps = []
     for _ in range(5):

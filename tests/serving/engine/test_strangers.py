@@ -67,11 +67,13 @@ async def seconds_open(port: int, start: bytes) -> float:
 
 
 @pytest.mark.parametrize("kind", STARTS)
+@pytest.mark.timing(reason="connections are closed after a part of a second")
 async def test_a_stranger_is_closed_when_its_time_is_up(kind: str) -> None:
     async with listening(FakeEngine([1])) as port, asyncio.timeout(10):
         assert await seconds_open(port, STARTS[kind]) >= (SECONDS if kind in ("silent", "slow headers") else 0)
 
 
+@pytest.mark.timing(reason="connections are closed after a part of a second")
 async def test_the_apps_connections_stay_while_strangers_come_and_go() -> None:
     engine = FakeEngine([5, 6, 7, 8])
     engine.delay = SECONDS  # a completion that outlasts the strangers' time

@@ -155,6 +155,7 @@ class Stretches:
 
 
 @pytest.mark.parametrize("port", [0, 1], ids=["completions", "feedback"])
+@pytest.mark.timing(reason="deadlines of 0.4 s close connections")
 async def test_silent_and_slow_clients_are_closed(hasty: House, port: int) -> None:
     url = hasty.urls[port]
     silent = asyncio.to_thread(lambda: received(connect(url)))
@@ -182,6 +183,7 @@ class Left:
         Left.closed += 1
 
 
+@pytest.mark.timing(reason="deadlines of 0.4 s close connections")
 async def test_connections_that_their_clients_close_together_are_closed_some_at_a_time(hasty: House) -> None:
     connections, seen = hasty.connections, []
     Left.closed = 0
@@ -193,6 +195,7 @@ async def test_connections_that_their_clients_close_together_are_closed_some_at_
     assert seen == [CLOSED_AT_ONCE * turn for turn in (1, 2, 3)] + [3 * CLOSED_AT_ONCE + 1], "other work gets its turn between"
 
 
+@pytest.mark.timing(reason="deadlines of 0.4 s close connections")
 async def test_a_client_that_closes_without_a_request_is_forgotten_and_one_that_sent_it_is_answered(hasty: House) -> None:
     silent = [await asyncio.to_thread(connect, hasty.urls[1]) for _ in range(9)]
     await until(lambda: hasty.connections.open >= 9)
@@ -207,6 +210,7 @@ async def test_a_client_that_closes_without_a_request_is_forgotten_and_one_that_
     assert closed(hasty, "headers") == 0
 
 
+@pytest.mark.timing(reason="deadlines of 0.4 s close connections")
 async def test_a_stream_that_is_read_is_not_cut(hasty: House) -> None:
     hasty.engines[0].delay = 0.15
     began = time.monotonic()
@@ -216,6 +220,7 @@ async def test_a_stream_that_is_read_is_not_cut(hasty: House) -> None:
 
 
 @pytest.mark.parametrize("ending", ["close", "keep-alive"])
+@pytest.mark.timing(reason="deadlines of 0.4 s close connections")
 async def test_a_client_that_does_not_read_is_closed(ending: str) -> None:
     app, metrics = FastAPI(), Metrics()
     connections = make_connections(Limits(**SHORT), metrics)
@@ -238,6 +243,7 @@ async def test_a_client_that_does_not_read_is_closed(ending: str) -> None:
 
 
 @pytest.mark.parametrize("limit", ["connections", "connections_per_peer"])
+@pytest.mark.timing(reason="deadlines of 0.4 s close connections")
 async def test_idle_connections_keep_nobody_out(tmp_path: Path, tokenizer: Tokenizer, limit: str) -> None:
     async with limited(tmp_path, tokenizer, header_seconds=60, **{limit: 4}) as house:
         url = house.urls[1]
@@ -250,6 +256,7 @@ async def test_idle_connections_keep_nobody_out(tmp_path: Path, tokenizer: Token
             connection.close()
 
 
+@pytest.mark.timing(reason="deadlines of 0.4 s close connections")
 async def test_a_peer_with_all_its_connections_in_use_does_not_disturb_another(tmp_path: Path, tokenizer: Tokenizer) -> None:
     async with limited(tmp_path, tokenizer, connections_per_peer=3) as house:
         await house.client.aclose()
@@ -348,6 +355,7 @@ async def test_brackets_in_a_text_are_no_structure(hasty: House) -> None:
 
 
 @pytest.mark.parametrize("path", FIELDS)
+@pytest.mark.timing(reason="bounds the CPU seconds of one step of the event loop")
 async def test_no_body_stops_the_event_loop(house: House, frozen: None, path: str) -> None:
     bodies = {key: body for key, body in hostile_bodies(STRUCTURES, TEXTS).items() if key[0] == path}
     over = {}
@@ -386,6 +394,7 @@ STREAMS: dict[str, Callable[[], bytes]] = {
 
 
 @pytest.mark.parametrize("name", STREAMS)
+@pytest.mark.timing(reason="bounds the CPU seconds of one step of the event loop")
 async def test_no_stream_of_bytes_stops_the_event_loop(hasty: House, frozen: None, name: str) -> None:
     raw, longest = STREAMS[name](), 9.0
     for _ in range(3):
@@ -395,6 +404,7 @@ async def test_no_stream_of_bytes_stops_the_event_loop(hasty: House, frozen: Non
     assert longest <= MAX_STRETCH
 
 
+@pytest.mark.timing(reason="bounds the CPU seconds of one step of the event loop")
 async def test_thousands_of_idle_sockets_do_not_stop_the_event_loop(tmp_path: Path, tokenizer: Tokenizer, frozen: None) -> None:
     """Neither when they come nor when their deadlines pass together."""
     async with limited(tmp_path, tokenizer, header_seconds=2.0) as house:

@@ -178,6 +178,7 @@ async def test_a_megabyte_of_anything_keeps_no_other_request_waiting(recording: 
 
 
 @pytest.mark.parametrize("name", sorted(hostile_texts(random.Random(0))))
+@pytest.mark.timing(reason="bounds CPU time")
 def test_the_longest_text_on_the_event_loop_takes_less_than_a_delay(name: str) -> None:
     text = hostile_texts(random.Random(0))[name][:LONG_TEXT]
     most, took = MOST_DELAY * (3 if "\n" not in text else 1), math.inf

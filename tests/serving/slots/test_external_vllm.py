@@ -21,7 +21,7 @@ from serving.slots.external import ExternalEngine
 from serving.slots.policy import Policy
 from tests.serving import processes, tiny_models
 
-pytestmark = pytest.mark.stack
+pytestmark = [pytest.mark.stack, pytest.mark.timing(reason="an engine's metrics follow within seconds")]
 
 BASE = settings_.ROOT / "infra" / "base_model"
 TEMPERATURE = 0.8

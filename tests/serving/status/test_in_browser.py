@@ -15,7 +15,7 @@ from tests.serving.fakes import ADMIN, EDITOR, House
 from tests.serving.status import shown
 from tests.serving.status.browser import ANSWER_SECONDS, Tab, tab
 
-pytestmark = pytest.mark.stack
+pytestmark = [pytest.mark.stack, pytest.mark.timing(reason="the browser has seconds for each answer")]
 FILL = """
 document.getElementById("hand").open = true;
 document.getElementById("version").value = "2";

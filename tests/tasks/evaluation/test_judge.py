@@ -136,6 +136,7 @@ def test_transient_failures_are_retried():
 
 
 @pytest.mark.parametrize("slow", [lambda *_: (time.sleep(3.0), (200, chat(5)))[1], lambda *_: (200, [b" "] * 30)])
+@pytest.mark.timing(reason="a deadline of 0.3 s must end within 2 s")
 def test_the_deadline_bounds_all_attempts_of_a_judgement(slow):
     with Endpoint(slow).running() as url:
         started_at = time.monotonic()

@@ -50,6 +50,7 @@ def test_a_block_is_cut_where_the_code_around_it_is_not_known() -> None:
     assert inside.text("2,") == "x = [\n    1,\n    2,\n    3,\n]\ny = 2\n"
 
 
+@pytest.mark.timing(reason="bounds the time of a thousand positions")
 def test_a_thousand_places_take_seconds_and_hand_made_damage_shows() -> None:
     places = held_out_positions(1_000, 1)
     began = time.monotonic()

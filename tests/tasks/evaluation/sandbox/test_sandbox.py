@@ -62,6 +62,7 @@ def test_what_a_program_must_not_do_is_stopped_and_a_failure(source: str, words:
 
 
 @pytest.mark.parametrize("source", ["while True: pass", "import time\ntime.sleep(60)"])
+@pytest.mark.timing(reason="a limit of 1 s must end within 20 s")
 def test_an_endless_loop_ends_in_time_and_leaves_no_process(source: str) -> None:
     began = time.monotonic()
     assert passes(Program(before="", after=""), source, Limits(seconds=1.0)) in ("timeout", "failed")

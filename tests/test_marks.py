@@ -1,0 +1,49 @@
+"""A failed test runs again only if its mark gives the reason."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from infra.settings import ROOT
+
+CONFTEST = """
+from tests.marks import rerun_timing_tests
+
+def pytest_collection_modifyitems(items):
+    rerun_timing_tests(items)
+"""
+FAILS_ONCE = """
+import pathlib, pytest
+{mark}
+def test_fails_once():
+    seen = pathlib.Path(__file__).with_name("seen")
+    if not seen.exists():
+        seen.touch()
+        raise AssertionError("the first time")
+"""
+
+
+def pytest_on(folder: Path, mark: str) -> tuple[int, str]:
+    """Run a test that fails the first time; return the exit code and the output."""
+    (folder / "conftest.py").write_text(CONFTEST)
+    (folder / "test_it.py").write_text(FAILS_ONCE.format(mark=mark))
+    (folder / "pytest.ini").write_text(f"[pytest]\npythonpath = {ROOT}\nmarkers = timing(reason)\n")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rR", "--strict-markers", str(folder)]
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return ended.returncode, ended.stdout + ended.stderr
+
+
+def test_a_test_marked_with_a_reason_runs_once_more(tmp_path: Path) -> None:
+    code, output = pytest_on(tmp_path, '@pytest.mark.timing(reason="a deadline")')
+    assert code == 0 and "1 passed, 1 rerun" in output
+
+
+def test_a_test_without_the_mark_fails_at_once(tmp_path: Path) -> None:
+    code, output = pytest_on(tmp_path, "")
+    assert code == 1 and "1 failed" in output and "rerun" not in output
+
+
+def test_a_mark_without_a_reason_is_refused(tmp_path: Path) -> None:
+    for mark in ("@pytest.mark.timing", '@pytest.mark.timing(reason=" ")', '@pytest.mark.timing("a deadline")'):
+        code, output = pytest_on(tmp_path, mark)
+        assert code == 4 and "test_fails_once: expected @pytest.mark.timing(reason=" in output
