@@ -3,6 +3,7 @@
 import ast
 import subprocess
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -73,6 +74,7 @@ def imports(source: str, package: str, nested: bool = True) -> Iterator[tuple[in
             yield from ((node.lineno, f"{module}.{alias.name}") for alias in node.names)
 
 
+@cache
 def imports_of_file(path: Path, nested: bool = True) -> list[tuple[int, str]]:
     return list(imports((ROOT / path).read_text(), ".".join(path.parent.parts), nested))
 
