@@ -53,7 +53,7 @@ class Experiment(Section):
     design: Literal["auto", "by_user", "crossover"] = "auto"
     """Who meets which version. by_user: a user meets one. crossover: a user meets both, in turns of `block_seconds`, and is
     compared with themselves: for teams below a few hundred. auto: what finds the smaller gain in the traffic of the last week, by
-    user where both find nearly as much (python -m tasks.experiments.planning.planner)."""
+    user where both find nearly as much (`tabloop plan`)."""
     gain: float = Field(0.1, gt=0)
     """Gain of acceptance, as a share, that a test is long enough to find in four of five cases, if `max_days` allow it. Only
     where `max_seconds` is 0."""
@@ -126,7 +126,7 @@ class Experiment(Section):
     """Minimum requests on the challenger's arm in each stage of the ramp. 0: its time is enough."""
     inconclusive: Literal["reject", "pause"] = "reject"
     """What a planned end without proof of a gain or a loss does. reject: the challenger is rejected. pause: the split stays
-    until a person promotes (`make promote`) or ends the test (`make rollback`); a sure breach of a guardrail still ends it."""
+    until a person promotes (`tabloop promote`) or ends the test (`tabloop rollback`); a sure breach of a guardrail still ends it."""
     watch_seconds: float = Field(3_600.0, ge=0)
     """Seconds for which a version that the test promoted is watched beside the champion before; a sure breach or loss takes it
     back. No test opens meanwhile. 0: no watch, and everybody gets the new champion at once."""

@@ -54,9 +54,9 @@ class Orchestration(Section):
     """URL of Prefect for a browser, used in links; empty: orchestration.api without /api."""
     webhook: SecretStr | None = None
     """URL to which Prefect posts {"text": ...} when a cycle fails, after a rollback, and when the watch of the experiments is
-    silent; none: it posts nothing. `python -m infra.stack.automations` applies it."""
+    silent; none: it posts nothing. `tabloop automations` applies it."""
     work_pool: str = "tabloop"
-    """Name of the Prefect work pool of the deployments. `make up` and `python -m infra.stack.bootstrap` make the pool."""
+    """Name of the Prefect work pool of the deployments. `tabloop up` and `tabloop bootstrap` make the pool."""
     work_pool_type: Literal["process", "kubernetes"] = "process"
     """Type of the work pool. process: a worker runs flows as its own processes, in the root of the checkout; kubernetes: as jobs
     of a cluster, as job_configuration says."""

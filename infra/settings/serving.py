@@ -58,7 +58,7 @@ ProjectName = Annotated[str, Field(pattern=r"^[\w.-]{1,64}$")]
 
 class AccessToken(Section):
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
-    """SHA-256 of the token, in hex; `python -m serving.access NAME` prints a new token and its settings."""
+    """SHA-256 of the token, in hex; `tabloop token NAME` prints a new token and its settings."""
     projects: tuple[ProjectName, ...] = ()
     """Projects the token may name; the first is the default of requests that name none. Empty: any project."""
     user: str = Field("", max_length=200)
@@ -283,7 +283,7 @@ class Serving(Section):
     tokens: dict[str, AccessToken] = Field(default={})
     """Further tokens by name, each with its own user, projects, roles and rate. The three tokens above may name every project."""
     token_file: Path | None = None
-    """TOML file with further tokens, a table per name as in serving.tokens; `python -m serving.access NAME --table FILE` writes
+    """TOML file with further tokens, a table per name as in serving.tokens; `tabloop token NAME --table FILE` writes
     it. Read at the start, and again within two seconds of each change. None: no file."""
     oidc: OpenIDConnect | None = None
     """The team's OpenID Connect issuer, whose tokens stand for their subjects; none: such tokens are refused."""
@@ -300,7 +300,7 @@ class Serving(Section):
     projects: dict[ProjectName, Terms] = Field(default={})
     """Terms by project. An entry replaces serving.terms completely."""
     users: dict[str, UserTerms] = Field(default={})
-    """Terms by user, named by keyed hash (`python -m infra.identity NAME` prints it). A user is logged and takes part in A/B
+    """Terms by user, named by keyed hash (`tabloop hash NAME` prints it). A user is logged and takes part in A/B
     tests only if the project is and does; a version here overrides the project's."""
     sampling: Sampling = Sampling()
     """How completions are sampled."""

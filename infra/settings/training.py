@@ -23,7 +23,7 @@ class Recipe(Section):
     distributed optimizer). Off: each process holds them whole. Either reads the state that the other stored."""
     recompute: Literal["none", "selective", "full"] = "none"
     """Activations that the backward pass computes again, and does not keep. selective: those of the MLPs. full: those of all
-    layers but the last, whose positions are selected; a third more computation. `python -m tasks.trainer.plan` proposes one."""
+    layers but the last, whose positions are selected; a third more computation. `tabloop memory` proposes one."""
     precision: Literal["float32", "bfloat16", "fastest"] = "float32"
     """Data type of the matrix products; the master weights are float32. fastest: bfloat16 on GPUs and on CPUs that compute it
     faster (Intel's with AMX, AMD's with AVX512-BF16), float32 elsewhere."""
@@ -44,7 +44,7 @@ class Recipe(Section):
     """Most tokens of a micro-batch, prompts and padding included; a longer sample is a micro-batch by itself."""
     micro_batch_positions: int = Field(0, ge=0)
     """Most positions of a micro-batch at which logits are computed (those of sampled, settled and language-model tokens), each of
-    which takes 20 bytes times the vocabulary; 0: no bound. `python -m tasks.trainer.plan` proposes both bounds."""
+    which takes 20 bytes times the vocabulary; 0: no bound. `tabloop memory` proposes both bounds."""
     proximal: Literal["update", "step"] = "update"
     """Weights of the proximal policy, for samples whose proximal policy is recomputed. update: the weights at the update's start,
     at the cost of a forward pass over these samples. step: the weights at each step's start, which the step computes anyway."""
