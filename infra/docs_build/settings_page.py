@@ -54,8 +54,8 @@ def _groups(field: Schema, document: Schema, place: str = "") -> Iterator[tuple[
     for form in forms(field, document):
         if "properties" in form:
             yield place, form
-        elif form.get("type") == "array" and "items" in form:
-            yield from _groups(form["items"], document, place + "[]")
+        elif entry := form.get("items") or next(iter(form.get("prefixItems", ())), None):
+            yield from _groups(entry, document, place + "[]")
         elif within := values(form):
             yield from _groups(within, document, place + ".NAME")
 

@@ -126,7 +126,8 @@ class Experiment(Section):
     """Minimum requests on the challenger's arm in each stage of the ramp. 0: its time is enough."""
     inconclusive: Literal["reject", "pause"] = "reject"
     """What a planned end without proof of a gain or a loss does. reject: the challenger is rejected. pause: the split stays
-    until a person promotes (`tabloop promote`) or ends the test (`tabloop rollback`); a sure breach of a guardrail still ends it."""
+    until a person promotes (`tabloop promote`) or ends the test (`tabloop rollback`); a sure breach of a guardrail still ends
+    it."""
     watch_seconds: float = Field(3_600.0, ge=0)
     """Seconds for which a version that the test promoted is watched beside the champion before; a sure breach or loss takes it
     back. No test opens meanwhile. 0: no watch, and everybody gets the new champion at once."""
