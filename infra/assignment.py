@@ -1,4 +1,4 @@
-"""Which arm of an experiment a request belongs to: serving routes by it, and the gate counts fallbacks by it."""
+"""Assignment of requests to the arms of an experiment: serving routes by it, and the gate counts fallbacks by it."""
 
 import hashlib
 import math
@@ -9,9 +9,9 @@ from infra.records import Arm, ExperimentRecord
 def assigned_arm(experiment: ExperimentRecord, user: str, now: float) -> Arm:
     """Return the arm of a user's request, the same on every replica.
 
-    By user it is a hash of experiment and user. In a crossover it is a hash of experiment, user and block of time: who knows
-    one block knows nothing of the next. The hash is compared with the share of the stage, so as the share grows, users or blocks
-    pass from the champion's arm to the challenger's and never back.
+    By user it is a hash of experiment and user. In a crossover it is a hash of experiment, user and block of time, so one block
+    does not reveal the next. The hash is compared with the share of the stage, so as the share grows, users or blocks pass from
+    the champion's arm to the challenger's and never back.
 
     Args:
         user: the keyed hash of the user's name, as in events.
@@ -25,13 +25,14 @@ def assigned_arm(experiment: ExperimentRecord, user: str, now: float) -> Arm:
 
 
 def divides(experiment: ExperimentRecord, now: float) -> bool:
-    """Return whether requests at a time are assigned to arms: not in a shadow stage, and not after the end of a watch."""
+    """Return whether requests at a time are assigned to arms: not in a shadow stage, and not after the end of a probation."""
     stage = experiment.stage_at(now)
     return stage.name != "shadow" and not (stage.ends and now >= stage.ends)
 
 
 def next_start(experiment: ExperimentRecord, now: float, lead_seconds: float) -> float:
-    """Return when a stage that is decided now starts: once every replica knows it, in a crossover with the next block then."""
+    """Return the start of a stage that is decided now: once every replica knows it; in a crossover, with the next block after
+    that."""
     plan, start = experiment.plan, now + lead_seconds
     if plan and plan.design == "crossover":
         return math.ceil(start / plan.block_seconds) * plan.block_seconds

@@ -1,4 +1,4 @@
-"""Keyed hashes of user ids, the only form in which they are stored. `python -m infra.identity NAME` prints one."""
+"""Keyed hashes of user ids: the only form in which ids are stored. `python -m infra.identity NAME` prints one."""
 
 import hashlib
 import hmac

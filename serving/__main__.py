@@ -32,7 +32,7 @@ from infra.storage.store import ObjectStore
 from serving.access import Access
 from serving.app import create_completions_app, create_feedback_app
 from serving.engine.version_cache import VersionCache
-from serving.gateway import garbage
+from serving.gateway import gc_pauses
 from serving.gateway.browsers import accepted_hosts
 from serving.gateway.completions import Gateway
 from serving.gateway.detokenizer import load_tokenizer, stop_token_ids
@@ -164,10 +164,10 @@ async def serve(settings: Settings) -> None:
         access, redactor, recorder = parts.access, parts.redactor, parts.recorder
         shipper, follower = parts.shipper, parts.follower
         completions_app, feedback_app = parts.completions, parts.feedback
-        garbage.freeze()
+        gc_pauses.freeze()
         endless = (
             *(follower.run(), shipper.run(), redactor.long_texts.start(), access.tokens.follow()),
-            *(connections.close_expired(), garbage.collect_when_quiet(connections)),
+            *(connections.close_expired(), gc_pauses.collect_when_quiet(connections)),
         )
         background = [asyncio.create_task(run) for run in endless]
         try:

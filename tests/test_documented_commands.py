@@ -23,7 +23,7 @@ from tests.stack import Stack
 WITHOUT_SERVERS = (
     r"make( help)?",
     r"python -m tasks\.evaluation\.heldout",
-    r"python -m tasks\.trainer\.plan --model infra/base_model .*",
+    r"python -m tasks.trainer.memory.fit --model infra/base_model .*",
     r"python -m infra\.identity .*",
     r"python -m serving\.access .*",
     r"python -m [\w.]+ --help",
@@ -60,7 +60,7 @@ NOT_RUN = {
         "takes minutes; tests/evals runs the parts"
     ),
     r"python -m evals\.demo\.screens": "needs a finished demo and a browser; tests/evals/test_screens.py takes pictures",
-    r"python -m tasks\.evaluation\.one_model( .*)?": "takes minutes; tests/tasks/evaluation runs the parts",
+    r"python -m tasks\.evaluation\.checkpoint( .*)?": "takes minutes; tests/tasks/evaluation runs the parts",
     r"(TABLOOP_\S+ )?python -m tasks\.trainer\.\w+( .*)?": "takes minutes; tests/tasks runs the parts",
     r"(TABLOOP_\S+ )?python -m evals\.studies\.judged( .*)?": "takes minutes; tests/evals/studies/judged runs the parts",
     r"python -m (serving|serving\.engine)( .*)?": "serves until it is stopped; `make up` starts it",

@@ -18,12 +18,12 @@ from evals.bench.figures import Bench, Figure, Size, figure, in_thread
 from infra import settings as configuration
 from infra.settings import ROOT, Settings
 from infra.settings.schema import Sampling
-from tasks.evaluation.gate.verdict import judge_candidate
+from tasks.evaluation.checkpoint import held_out_positions
+from tasks.evaluation.gate.verdict import gate_candidate
 from tasks.evaluation.metrics.intervals import estimates
 from tasks.evaluation.models.base import Models, Progress, Prompt
 from tasks.evaluation.models.completions import set_of
 from tasks.evaluation.models.engine import EngineModels, engine_models
-from tasks.evaluation.one_model import held_out_positions
 from tasks.evaluation.scoring import Contestant, ScoredModels, score_models
 
 SIZES = Size(full=(250, 500, 1000), quick=(50, 100, 200))
@@ -137,7 +137,7 @@ def finish(scored: ScoredModels, settings: Settings) -> None:
         measured = [row.measured for row in scores.by_position if row.measured]
         estimates(measured, [row.cluster for row in scores.by_position])
     rows = [scores.by_position for scores in scored.scores.values()]
-    judge_candidate(rows[-1], rows[0], settings.evaluate.gate)
+    gate_candidate(rows[-1], rows[0], settings.evaluate.gate)
 
 
 def by_transformers(checkpoints: Sequence[Path], places: int) -> float:
@@ -156,8 +156,8 @@ def by_transformers(checkpoints: Sequence[Path], places: int) -> float:
 
 def main(arguments: Sequence[str]) -> None:
     """Complete places with checkpoints by transformers, each line up to its end, and score them."""
+    from tasks.evaluation.checkpoint import evaluate
     from tasks.evaluation.judge import ReferenceJudge
-    from tasks.evaluation.one_model import evaluate
 
     settings = configuration.load()
     places = held_out_positions(int(arguments[1]), settings.evaluate.seed)

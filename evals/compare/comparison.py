@@ -8,7 +8,7 @@ import numpy as np
 from infra.settings.schema import Gate
 from tasks.evaluation.gate.measures import MEASURES, Measure
 from tasks.evaluation.gate.paired import Column, Difference, Levels, differences
-from tasks.evaluation.gate.verdict import GateResult, judge_candidate
+from tasks.evaluation.gate.verdict import GateResult, gate_candidate
 from tasks.evaluation.judge.calibration import Calibration
 from tasks.evaluation.positions import Position
 from tasks.evaluation.scores import PositionScore
@@ -82,7 +82,7 @@ def compare(scored: ScoredModels, places: Sequence[Position], settings: Gate, ex
     return Comparison(
         models=names,
         rows=tuple(row for measure in MEASURES if (row := row_of(measure, list(rows.values())))),
-        verdicts={name: judge_candidate(rows[name], baseline, settings, judge_counts=counts) for name in names[1:]},
+        verdicts={name: gate_candidate(rows[name], baseline, settings, judge_counts=counts) for name in names[1:]},
         examples=tuple(e for name in names[1:] for e in examples_of(name, rows[name], baseline, places, examples)),
         calibration=scored.calibration,
         sets=scored.sets,

@@ -11,7 +11,7 @@ def basic(credential: str) -> str:
 
 
 def of_registry(settings: Registry) -> dict[str, str]:
-    """Return the headers of a request to MLflow: the token's, else the password's, else none."""
+    """Return the headers of a request to MLflow, from the token or else the password; empty without both."""
     if settings.token:
         return {"Authorization": f"Bearer {settings.token.get_secret_value()}"}
     if settings.password:

@@ -34,7 +34,7 @@ class Sizes:
     body: int
     """Bytes; 0: no limit."""
     chunks: int
-    """Pieces; 0: no limit."""
+    """Chunks; 0: no limit."""
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -53,9 +53,9 @@ class BoundedProtocol(HttpToolsProtocol):
         """Take a connection.
 
         Args:
-            connections: those that it is one of.
+            connections: all connections, to which it is added.
             sizes: of its bodies.
-            error_body: the JSON of an answer to what is no request.
+            error_body: builds the JSON body for a malformed request.
             config: as the others, uvicorn's.
         """
         super().__init__(config, server_state, app_state, _loop)
@@ -64,9 +64,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._error_body = error_body
         self._peer: Peer | None = None
         self._expected: Waiting | None = connections.headers
-        """What the client sends next; none: nothing, until it has its response."""
+        """The part that the client sends next; None while it waits for its response."""
         self._waits: Waiting | None = None
-        """Where the deadline is set now."""
+        """The list that holds its deadline now."""
         self._excess: tuple[int, str] | None = None
         self._read_bytes = self._body_bytes = self._header_bytes = self._chunks = 0
 
@@ -100,7 +100,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._set_deadline()
 
     def _count(self, size: int) -> None:
-        """Count what was read of headers or a body without their end; of a line without an end, the parser tells nothing."""
+        """Count the bytes of headers or a body that have not ended; the parser does not report a line without an end."""
         self._read_bytes += size
         if self._expected is self._connections.headers and self._read_bytes > MAX_HEADER_BYTES:
             self._refuse(431, f"headers: expected at most {MAX_HEADER_BYTES} bytes")
@@ -172,12 +172,12 @@ class BoundedProtocol(HttpToolsProtocol):
         self.expire("idle")
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what the parser does not take: a request that is not HTTP, or that exceeds a limit."""
+        """Refuse a request that the parser rejects: it is not HTTP, or exceeds a limit."""
         status, message = self._excess or (400, "the request is not HTTP/1.1")
         self._refuse(status, message)
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Log nothing: the request is answered as if it asked for no upgrade."""
+        """Log nothing: the upgrade is ignored and the request answered normally."""
 
     def expire(self, reason: Reason) -> None:
         """Close the connection. A client in the middle of its request gets a 408."""
@@ -225,7 +225,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._close()
 
     def _close(self, at_once: bool = False) -> None:
-        """Close the connection, at once if the client has not read all that was sent: closing would wait for that."""
+        """Close the connection; abort it if the client has not read all data, since closing would wait for that."""
         self._wait_for(None)
         if at_once or self.transport.get_write_buffer_size():
             self.transport.abort()
@@ -237,7 +237,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return limits.header_seconds if reason == "headers" else limits.body_seconds
 
     def _set_deadline(self) -> None:
-        """Set the deadline of what the client is to send; none while it waits for a response itself."""
+        """Set the deadline for the client's next part; no deadline while it waits for a response."""
         if self.transport.is_closing():
             return
         expected = self._expected

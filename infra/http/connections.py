@@ -1,4 +1,4 @@
-"""The connections of a process's ports: a deadline for all that the server waits for, and limits, in all and by peer.
+"""The connections of a process's ports, with a deadline for each wait of the server, and limits in total and by peer.
 
 A connection waits for one of these at a time:
 
@@ -6,11 +6,11 @@ A connection waits for one of these at a time:
     body      from then until the body is complete
     idle      from a response until the next request
 
-Beside them `unread` waits for a client to read what was sent. A response that is being made has no deadline here, so a stream
-that is read is never cut.
+Beside them `unread` waits for a client to read what was sent. A response in progress has no deadline here, so a stream that the
+client reads is never cut.
 
 If there is no room for a new connection, the one that has waited longest is closed: one of the same peer, if the peer has reached
-its own limit. So idle connections keep nobody out. If none waits, the new connection is closed.
+its own limit. So idle connections never exclude new clients. If none waits, the new connection is closed.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ OTHER_FILES = 512
 LOOK_SECONDS = 0.25
 """Seconds between two looks for passed deadlines."""
 CLOSED_AT_ONCE = 64
-"""Connections closed in one turn of the event loop, so that no request waits until thousands are closed."""
+"""Most connections closed in one iteration of the event loop, so that closing thousands does not delay requests."""
 Reason = Literal["headers", "body", "idle", "unread", "limit"]
 """Why the server closes a connection."""
 
@@ -68,7 +68,7 @@ class Waiting:
         self._due.pop(connection, None)
 
     def longest(self) -> Connection | None:
-        """Return the connection that has waited longest; none if none waits."""
+        """Return the connection that has waited longest; None if none waits."""
         return next(iter(self._due), None)
 
     def expired(self) -> Iterator[Connection]:
@@ -88,7 +88,7 @@ class Peer:
         self.name = name
         self.open = 0
         self.waiting: OrderedDict[Connection, None] = OrderedDict()
-        """Those that wait for headers, a body or the next request; the longest waiting first."""
+        """Its connections that wait for headers, a body or the next request, longest waiting first."""
 
 
 class Connections:
@@ -106,7 +106,7 @@ class Connections:
         Args:
             limits: deadlines and numbers.
             on_closed: called for each connection that the server closes.
-            on_refused: called with the status of each answer to what is no request.
+            on_refused: called with the status of each response to a malformed request.
         """
         self.limits = limits
         self.on_closed = on_closed
@@ -165,7 +165,7 @@ class Connections:
             self._peers.pop(peer.name, None)
 
     def finish(self, connection: Connection) -> None:
-        """Close a connection whose client has closed it: soon, and after those that were closed before."""
+        """Close a connection whose client has closed it, soon and in order."""
         if not self._finished:
             asyncio.get_running_loop().call_soon(self._finish_some)
         self._finished.append(connection)
@@ -188,7 +188,7 @@ class Connections:
 
 
 def _peer_name(address: str) -> str:
-    """Return the address, or of IPv6 the /64 network, all of which one customer has."""
+    """Return the address, or for IPv6 the /64 network, which belongs to one customer."""
     if ":" not in address:
         return address
     address = address.split("%")[0]

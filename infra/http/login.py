@@ -5,7 +5,7 @@ opens. The password of HTTP Basic authentication is kept by browsers for one ori
 page of a login link exchanges the link's code for the password of a session, and makes the browser remember that.
 
 The code stands in the link's fragment, which browsers send to no server. Codes and sessions end with the process of the server:
-whoever takes its port afterwards gets nothing that opens the next one.
+a later process on the same port cannot use them.
 """
 
 import base64
@@ -20,13 +20,13 @@ QUERY = "login"
 """Query of a login link's page, and of the request that exchanges the code."""
 CODE_HEADER = "X-Login-Code"
 SESSION_USER = "session"
-"""User name of a session, which counts for nothing."""
+"""User name of a session; ignored."""
 LINK_SECONDS = 600
 """How long a login link works."""
 SESSION_SECONDS = 12 * 3600
 """How long a browser stays logged in."""
 MOST_CHARACTERS = 200
-"""Of a code or a session's password; longer ones are none."""
+"""Most characters of a code or a session's password; longer values are rejected."""
 USED, EXPIRED = "this login link has been used", "this login link has expired"
 NEXT = "; `make status` prints a new one"
 
@@ -44,7 +44,7 @@ class Logins:
     """The login links and sessions of one server process."""
 
     def __init__(self, credential: str, clock: Callable[[], float] = time.time) -> None:
-        """Take the credential with which login links are made."""
+        """Store the credential that requests login links."""
         self._credential = credential
         self._clock = clock
         self._started = int(clock())
@@ -66,7 +66,7 @@ class Logins:
         return _equal(signature, _signature(self._key, f"session {ends}")) and int(ends) > self._clock()
 
     def _problem(self, code: str) -> str:
-        """Return why a code opens nothing; empty, and the code is used, if it opens a session."""
+        """Return why a code is refused; if it is accepted, mark it as used and return ""."""
         now = self._clock()
         signed, _, signature = code[: MOST_CHARACTERS + 1].rpartition(".")
         if not _equal(signature, _signature(self._credential, f"login {signed}")):
@@ -130,7 +130,7 @@ async function logIn() {{
 }}
 logIn();
 """
-"""What the page runs. An XMLHttpRequest with a password makes the browser keep it for the origin."""
+"""The page's script. An XMLHttpRequest with a password makes the browser store it for the origin."""
 PAGE = f'<!doctype html><meta charset="utf-8"><title>tabloop</title><body>Logging in ...<script>{SCRIPT}</script>\n'
 _HASH = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
 _HEADERS = {

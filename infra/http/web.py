@@ -1,8 +1,8 @@
-"""What a browser's request may do: the one definition for every server of the loop that a page could reach.
+"""Which browser requests are accepted: one definition for every server of the loop that a web page could reach.
 
 A page that a developer opens can send requests to every port of the machine, and by DNS rebinding under a host name of its own.
 Host, Origin and the Fetch Metadata headers are set by the browser, out of the page's reach. So a request must name the server in
-its one Host header, and come from no page of another origin; only a link to the server may be followed from anywhere.
+its one Host header and must not come from another origin's page; only links to the server may be followed from anywhere.
 """
 
 import ipaddress
@@ -43,8 +43,8 @@ def foreign(headers: Iterable[tuple[bytes, bytes]], method: str, names: Collecti
     Args:
         headers: names in lower case, and values.
         names: host names of this server (own_names).
-        reached: address that the connection reached, which may be named too, as probes do: it is no attacker's name. Empty: it
-            may not.
+        reached: address that the connection reached. It is accepted as a name, for probes, since an attacker cannot choose it.
+        Empty: it is not accepted.
     """
     values: dict[bytes, list[str]] = {}
     for name, value in headers:
@@ -55,7 +55,7 @@ def foreign(headers: Iterable[tuple[bytes, bytes]], method: str, names: Collecti
         return Refusal(403, f"Host: {', '.join(hosts)[:200]!r} is no name of this server")
     if any(origin.partition("://")[2] != hosts[0] for origin in values.get(b"origin", [])):
         return Refusal(403, "Origin: another origin's page may not send requests here")
-    # Browsers say so of requests without Origin too: images, scripts, forms of other pages. A link may be followed.
+    # Browsers send this also without Origin: for images, scripts, forms of other pages. A link may be followed.
     site, mode, target = (values.get(name, [""])[-1] for name in (b"sec-fetch-site", b"sec-fetch-mode", b"sec-fetch-dest"))
     link = method in ("GET", "HEAD") and mode == "navigate" and target == "document"
     if site in ("cross-site", "same-site") and not link:

@@ -13,15 +13,15 @@ from typing import Any, Literal
 
 Family = Literal["qwen2", "qwen3", "llama"]
 FAMILIES: tuple[Family, ...] = ("qwen2", "qwen3", "llama")
-"""Values of `model_type` in config.json: Qwen2 and Qwen2.5, Qwen3 without experts, Llama and what shares its layers."""
+"""Values of `model_type` in config.json: Qwen2 and Qwen2.5, Qwen3 without experts, Llama and models with its layers."""
 SIZES = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     *("vocab_size", "max_position_embeddings"),
 )
 MOST_HEADER_BYTES = 100_000_000
-"""Longest header of a safetensors file, as the format's own library bounds it."""
+"""Longest header of a safetensors file, as in the format's own library."""
 MOST_NAMED = 3
-"""Tensors that an error names."""
+"""Most tensors that an error names."""
 
 
 class UnsupportedCheckpoint(ValueError):
@@ -30,7 +30,7 @@ class UnsupportedCheckpoint(ValueError):
 
 @dataclass(frozen=True)
 class Architecture:
-    """What of a checkpoint's config.json the trainer and the engines rely on."""
+    """The fields of config.json that trainer and engines use."""
 
     family: Family
     layers: int
@@ -98,7 +98,7 @@ class Architecture:
 
     @property
     def parameters(self) -> int:
-        """Number of parameters, the embedding once where it is tied."""
+        """Number of parameters; a tied embedding counts once."""
         return sum(prod(shape) for shape in self.tensors().values())
 
 
@@ -180,7 +180,7 @@ def read(directory: Path) -> Architecture:
 
 
 def check(directory: Path) -> Architecture:
-    """Return a checkpoint's architecture, if its files hold exactly the tensors of it.
+    """Return a checkpoint's architecture after checking that its files contain exactly its tensors.
 
     Raises:
         UnsupportedCheckpoint: names the key, or the first tensors that are missing, left over or of another shape.

@@ -29,7 +29,7 @@ class Batch:
     top_p: float = 1.0
     stop_token_ids: tuple[int, ...] = ()
     scored: list[int] | None = None
-    """Number of tokens at the end of each prompt whose log-probability at temperature 1 is wanted; nothing is then sampled. None:
+    """Number of tokens at the end of each prompt whose log-probability at temperature 1 is computed instead of sampling. None:
     tokens are sampled."""
 
     def body(self) -> dict[str, Any]:
@@ -60,7 +60,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class BatchResult:
-    """What became of one prompt."""
+    """Result of one prompt."""
 
     row: int
     """Index of the prompt."""

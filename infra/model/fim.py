@@ -1,4 +1,4 @@
-"""Fill-in-the-middle (FIM) prompts: parse them as editors send them, render them in the order of the served model.
+"""Fill-in-the-middle (FIM) prompts: parses those of editors, renders them in the order of the served model.
 
 Prefix and suffix are tokenised separately and framed by token id, so code that contains a FIM marker cannot break the frame.
 FIM: Bavarian et al. 2022, "Efficient Training of Language Models to Fill in the Middle" (PSM and SPM orders).
@@ -51,7 +51,7 @@ class Context:
     prefix: str
     suffix: str
     preamble: str = ""
-    """Code of other files that the editor put in front, with repository and file markers, as sent."""
+    """Code of other files at the start of the editor's prompt, with repository and file markers, as sent."""
 
 
 def path_of(context: Context) -> str:

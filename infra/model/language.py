@@ -9,15 +9,15 @@ VALID_NAME = re.compile(r"[a-z0-9_+#-]{1,16}")
 DOT_FILES = frozenset(
     ("env", "envrc", "netrc", "npmrc", "pypirc", "pgpass", "gitconfig", "htpasswd", "bashrc", "zshrc", "profile", "bash_profile")
 )
-"""Files whose name is their kind, without the dot before it."""
+"""Dotfiles whose name is their language."""
 BARE_FILES = frozenset(("dockerfile", "makefile", "credentials"))
-"""Files whose whole name is their kind."""
+"""Files whose whole name is their language."""
 
 
 def language(path: str = "", name: str = "") -> str:
-    """Return the file's extension ("py"), else the client's name of the language ("python"), else the empty text.
+    """Return the file's extension ("py"), else the client's name of the language ("python"), else "".
 
-    Of a file such as .env, .env.local or Dockerfile, return the name's first word.
+    For a file such as .env, .env.local or Dockerfile, return the name's first word.
     """
     file = PurePosixPath(path)
     dot, _, rest = file.name.lower().partition(".")

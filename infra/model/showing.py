@@ -1,12 +1,12 @@
-"""The decision to show: how likely the beginning of a completion is kept, and which beginning is worth an interruption.
+"""The decision to show: the chance that a prefix of a completion is kept, and which prefix is worth an interruption.
 
     t       token of a completion; T tokens
-    chance  estimated probability that the text up to and including token t is kept, that is, still stands there a while later
+    chance  estimated probability that the text up to and including token t is kept, that is, still in the file a while later
     value   characters up to token t x chance - price; the price of an interruption is in kept characters
 
 The chance is a logistic regression on FEATURES, fitted by tasks/showing each cycle and shipped with the version as FILE. Each
-feature of token t is known once t is sampled: what a stream has shown stays right when more is sampled. Serving evaluates it for
-every token, so it is numpy alone.
+feature of token t is known once t is sampled, so later tokens never change a shown part. Serving evaluates it for every token, so
+it is numpy alone.
 """
 
 import re
@@ -27,54 +27,54 @@ TOKEN_FEATURES = (
 )
 """Features of a token. `no_text` marks one that adds no text: the end token."""
 PLACE_FEATURES = ("empty_line", "rest_of_line", "within_word", "user_acceptance", "project_acceptance")
-"""Features of a request: nothing stands before the cursor in its line; something stands behind it; it is right behind a word; the
+"""Features of a request: no text before the cursor in its line; text behind it; the cursor directly behind a word; the
 share of earlier completions that the user, and the project, accepted."""
 FEATURES = (*TOKEN_FEATURES, *PLACE_FEATURES)
 LEAST_SURPRISE = 1e-7
 """Negative log-probabilities below this are float32's rounding. Surprise is the logarithm of a negative log-probability: at a low
-temperature nearly all of them lie close to 0, and their order of magnitude tells the likeliest token's lead."""
+temperature nearly all of them lie close to 0, and their order of magnitude shows the likeliest token's lead."""
 CHARACTERS = 20.0
 """Unit of `characters`."""
 CHARACTERS_A_TOKEN = 4.0
-"""Characters that a token adds on average: what more tokens may be worth."""
+"""Characters that a token adds on average, to estimate the value of further tokens."""
 WORD_END = re.compile(r"\w$")
 
 
 @dataclass(frozen=True)
 class Place:
-    """What is known of a request before anything is sampled."""
+    """The features of a request that are known before sampling."""
 
     prefix: str
     suffix: str
     language: str = ""
     user_acceptance: float | None = None
-    """Share of the user's earlier completions that were accepted; none if unknown."""
+    """Accepted share of the user's earlier completions; None if unknown."""
     project_acceptance: float | None = None
     """Likewise, of the project's."""
 
 
 class Estimate(Record):
-    """The chance that the beginning of a completion is kept."""
+    """Estimates the chance that a prefix of a completion is kept."""
 
     features: tuple[str, ...]
     """Names of the features, in order."""
     means: tuple[float, ...]
     """Subtracted from each feature."""
     scales: tuple[float, ...]
-    """Each feature is divided by its scale then."""
+    """Divides each feature after that."""
     weights: tuple[float, ...]
     """Weight of each scaled feature, in log-odds."""
     bias: float
     """Log-odds where every feature is at its mean."""
     selection: float = 0.0
-    """Log-odds added where the best of a completion's beginnings is chosen by these chances: where the estimate errs upwards, it
-    chooses more often (Smith and Winkler 2006, "The Optimizer's Curse")."""
+    """Log-odds added when the best of a completion's prefixes is chosen by these chances: the choice favours prefixes whose
+    chance is estimated too high (Smith and Winkler 2006, "The Optimizer's Curse")."""
     languages: dict[str, float] = Field(default={})
     """Log-odds added for a language; 0 for others."""
     temperature: float
-    """Sampling temperature of the completions that it was fitted on; it holds for no other."""
+    """Sampling temperature of the completions that it was fitted on; it is not valid for others."""
     acceptance: float
-    """Share of completions accepted, for users and projects of which none is known."""
+    """Accepted share of completions, for users and projects whose share is unknown."""
 
     @model_validator(mode="after")
     def _complete(self) -> "Estimate":
@@ -86,7 +86,7 @@ class Estimate(Record):
         return self
 
     def at(self, place: Place, *, chosen: bool = True) -> "ChanceAtPlace":
-        """Return the estimate for one request; not `chosen`: of beginnings as they come, not of those that look best."""
+        """Return the estimate for one request; `chosen`: with the correction for choosing the best prefix."""
         weights = np.array(self.weights) / np.array(self.scales)
         cut = len(TOKEN_FEATURES)
         bias = self.bias - float(weights @ np.array(self.means)) + self.languages.get(place.language, 0.0)
@@ -97,7 +97,7 @@ class Estimate(Record):
 
 @dataclass(frozen=True)
 class ChanceAtPlace:
-    """The estimate for one request: only the tokens are missing."""
+    """The estimate for one request, to be applied to its tokens."""
 
     weights: np.ndarray
     """[TOKEN_FEATURES]"""
@@ -145,23 +145,23 @@ def log_odds(share: float) -> float:
 
 @dataclass(frozen=True)
 class Decision:
-    """What is shown of the tokens so far."""
+    """The part of the tokens so far that is shown."""
 
     shown: int
-    """Number of tokens of the beginning that is worth most; 0 if none is worth an interruption."""
+    """Number of tokens of the prefix with the highest value; 0 if no prefix is worth an interruption."""
     sampled: int
-    """Number of tokens after which sampling ends; all of them if it goes on."""
+    """Number of tokens after which sampling ends; all tokens if it continues."""
     ended: bool
     """More tokens are not worth sampling."""
     chance: float
-    """Chance that the best beginning is kept, whether it is worth showing or not."""
+    """Chance that the best prefix is kept, even if it is not worth showing."""
 
 
 def decide(chances: np.ndarray, ends: Sequence[int], text: str, price: float, max_tokens: int) -> Decision:
-    """Return what to show of a completion, T tokens of at most `max_tokens` so far; the same however they arrive.
+    """Return the part of a completion to show, from T tokens of at most `max_tokens` so far, independent of how they arrive.
 
-    Shown is the beginning with the highest expected value, the shortest of several. Sampling ends after a token from which on no
-    more can be expected than that: what follows is kept only with what is there, so its chance is about that at most.
+    The prefix with the highest expected value is shown, the shortest of several. Sampling ends once no longer prefix can have a
+    higher value: later text is kept only if the text before it is kept, so its chance is about that at most.
 
     Args:
         chances: chance that the text up to each token is kept [T], T at least 1.
@@ -179,5 +179,5 @@ def decide(chances: np.ndarray, ends: Sequence[int], text: str, price: float, ma
 
 
 def visible_characters(text: str, ends: Sequence[int]) -> list[int]:
-    """Return the characters of the text up to each token, without blanks at its end: nobody sees these, nor blanks alone."""
+    """Return the characters of the text up to each token, without blanks at its end, which are invisible."""
     return [len(text[:end].rstrip()) for end in ends]

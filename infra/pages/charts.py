@@ -1,9 +1,9 @@
 """Static charts as SVG for pages that load and run nothing: no script, no network, no inline style.
 
-Each chart has a title and a description for screen readers, can have a table beneath it, and says nothing by colour alone. Its
-colours are CSS variables of STYLE, for light and dark; a page includes STYLE, and an image that stands alone holds it
-(`standalone`). Charts are 360 pixels wide, so that their words can be read on a phone. Plotting libraries write `style`
-attributes, which the status page's content security policy forbids.
+Each chart has a title and a description for screen readers, can have a table beneath it, and never relies on colour alone. Its
+colours are CSS variables of STYLE, for light and dark; a page includes STYLE, and a separate image includes it (`standalone`).
+Charts are 360 pixels wide, so that their words can be read on a phone. Plotting libraries write `style` attributes, which the
+status page's content security policy forbids.
 """
 
 import base64
@@ -44,9 +44,9 @@ TICKS = 4
 SPACE = 1.15
 """Range of an axis, in multiples of what it shows."""
 MOST_LABELS, MOST_NOTES = 8, 5
-"""Points of a series up to which every label, and every value, is written."""
+"""Most points of a series for which every label, and every value, is written."""
 CHARACTER = 6.0
-"""Width of a character of a chart's words, about, in pixels."""
+"""Approximate width of a character of a chart's text, in pixels."""
 
 
 @dataclass(frozen=True)
@@ -66,12 +66,12 @@ class Point:
 
 @dataclass(frozen=True)
 class Chart:
-    """A drawn chart, with its numbers for who cannot see it."""
+    """A drawn chart, with its numbers for people who cannot see it."""
 
     title: str
     svg: str
     headings: tuple[str, ...] = ()
-    """Of the table beneath; without any there is no table."""
+    """Columns of the table beneath; empty for no table."""
     rows: tuple[tuple[str, ...], ...] = ()
 
     def html(self) -> str:
@@ -141,7 +141,7 @@ def sequence(chart: ConfidenceSequence, width: int = WIDTH, height: int = 210) -
 def interval(point: Point, margins: Sequence[float], state: str, description: str, width: int = 150, height: int = 22) -> str:
     """Return one interval beside zero and its margins, for a row of a table; `state` is "yes", "no" or empty."""
     low, high = (point.value if bound is None else bound for bound in (point.low, point.high))
-    # An interval much wider than its margins is cut off: what counts is where it lies beside them.
+    # An interval much wider than its margins is cut off: only its position beside them matters.
     reach = 2.5 * max((abs(margin) for margin in margins), default=0.0) or max(abs(low), abs(high)) * SPACE or 1.0
     x, middle = scale(-reach, reach, 4, width - 4), height / 2
 
@@ -204,7 +204,7 @@ def series(
 
 
 def bars(title: str, description: str, rows: Sequence[tuple[str, float, str]], width: int = WIDTH) -> str:
-    """Return horizontal bars, each with its name and what is written beside it."""
+    """Return horizontal bars, each with its name and the text beside it."""
     label = min(width * 0.45, 6 + CHARACTER * max((len(name) for name, *_ in rows), default=0))
     note = CHARACTER * max((len(words) for *_, words in rows), default=0)
     x = scale(0.0, max((value for _, value, _ in rows), default=0.0), label, width - note - 8)
@@ -220,7 +220,7 @@ def bars(title: str, description: str, rows: Sequence[tuple[str, float, str]], w
 
 
 def standalone(svg: str) -> str:
-    """Return a chart as an image of its own, which holds its style."""
+    """Return a chart as a separate image, including its style."""
     opening, rest = svg.split(">", 1)
     paper = '<rect width="100%" height="100%" fill="var(--paper)"/>'
     return f'{opening} xmlns="http://www.w3.org/2000/svg"><style>{STYLE}</style>{paper}{rest}'
@@ -232,11 +232,11 @@ def data_uri(svg: str) -> str:
 
 
 def svg(width: int, height: int, title: str, description: str, marks: Sequence[str]) -> str:
-    told = f"<desc>{escape(description)}</desc>" if description else ""
+    described = f"<desc>{escape(description)}</desc>" if description else ""
     return (
         f'<svg class="chart" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
         f'aria-label="{escape(f"{title}. {description}" if description else title)}">'
-        f"<title>{escape(title)}</title>{told}{''.join(marks)}</svg>"
+        f"<title>{escape(title)}</title>{described}{''.join(marks)}</svg>"
     )
 
 

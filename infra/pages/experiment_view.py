@@ -1,4 +1,4 @@
-"""What people see of an experiment, on the status page and in Prefect: metrics with intervals, confidence sequences, progress."""
+"""Views of an experiment for the status page and Prefect: metrics with intervals, confidence sequences, progress."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,18 +32,18 @@ class MetricRow:
     level: str
     """The level of the interval."""
     margin: str
-    """The bound that the difference must surely keep."""
+    """The margin that the difference must surely keep."""
     state: str
     """The state in words."""
     mark: str
-    """ "yes", "no" or empty: how the state is shown."""
+    """ "yes", "no" or empty: CSS class of the state."""
     picture: str
     """The interval beside zero and its margin, as SVG; empty where there is none."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far an experiment is."""
+    """Progress of an experiment."""
 
     requests: int
     """Requests on the arm that has fewer."""
@@ -83,7 +83,8 @@ def sequence_chart(found: ConfidenceSequence) -> Chart:
 
 
 def progress(experiment: ExperimentRecord, look: Look) -> Progress | None:
-    """Return how far a test is at a look; None without a plan, and beside an earlier version, where there is no size."""
+    """Return the progress of a test at a look; None without a plan or a planned size, as in a comparison with an earlier
+    version."""
     plan, stage = experiment.plan, experiment.stage_at(look.time)
     if plan is None or stage.name in ("watch", "anchor"):
         return None
@@ -104,7 +105,7 @@ def duration(seconds: float) -> str:
 
 
 def words(name: str) -> str:
-    """Return a name of the records as a person reads it."""
+    """Return a name of the records as readable words."""
     return name.replace("_", " ")
 
 
@@ -114,8 +115,8 @@ def _row(result: MetricResult, planned: PlannedMetric | None) -> MetricRow:
     mark = {"better": "yes", "worse": "no"}.get(result.state, "")
     if result.estimate is not None and result.low is not None and result.high is not None:
         difference = f"{_signed(result.estimate)} [{_signed(result.low)}, {_signed(result.high)}]"
-        told = f"{words(result.name)}: difference {difference} at {_level(result.level)}, {WORDS[result.state]}"
-        picture = charts.interval(Point(0, result.estimate, result.low, result.high), margins, mark, told)
+        described = f"{words(result.name)}: difference {difference} at {_level(result.level)}, {WORDS[result.state]}"
+        picture = charts.interval(Point(0, result.estimate, result.low, result.high), margins, mark, described)
     return MetricRow(
         name=words(result.name),
         role=result.role,

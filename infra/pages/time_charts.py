@@ -1,4 +1,4 @@
-"""Charts over time: values of several lines, and what happened when. Their words and colours are those of
+"""Charts over time: lines of values, and timelines of events. Their words and colours are those of
 infra/pages/charts.py."""
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from infra.pages import charts
 from infra.pages.charts import BOTTOM, CHARACTER, LEFT, SPACE, TOP, WIDTH, Point
 
 KINDS = ("", "second", "third")
-"""How lines are told apart: by colour, by dashes, and by the name at their end."""
+"""Classes of the lines: they differ in colour, in dashes, and by the name at their end."""
 LINE_HEIGHT = 12.0
 """Least distance between two names, in pixels."""
 ROW_HEIGHT = 24
@@ -27,7 +27,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Span:
-    """Something that lasted."""
+    """A period of a timeline."""
 
     start: float
     """Unix seconds."""
@@ -71,7 +71,7 @@ def lines(title: str, description: str, drawn: Sequence[Line], width: int = WIDT
 
 
 def timeline(title: str, description: str, tracks: Sequence[Track], now: float, width: int = WIDTH) -> str:
-    """Return what lasted how long, a row for each track, up to now. There is at least one span."""
+    """Return a timeline up to now, with a row for each track and at least one span."""
     left = 8 + CHARACTER * max(len(track.label) for track in tracks)
     height = ROW_HEIGHT * len(tracks) + 24
     start = min(span.start for track in tracks for span in track.spans)

@@ -1,7 +1,7 @@
-"""Removes secrets, and where settings say so personal data, from code before it is written, and cuts what is kept.
+"""Removes secrets, and if configured personal data, from code before it is stored, and cuts it to the stored part.
 
 shapes, names, places, randomness, private_keys, personal    detectors over the bytes of a text, each linear in its length
-judging                                                      whether a value is a secret, and no placeholder, message or code
+judging                                                      whether a value is a secret, not a placeholder, message or code
 file_kind                                                    whether values stand in quotes in the file
 scanner                                                      all detectors: text -> spans
 texts                                                        the texts of an event, and the part of them that is kept

@@ -1,4 +1,4 @@
-"""The texts of events, and events with redacted texts. A new text field needs its name in one of the lists here, nothing else."""
+"""The texts of events, and events with redacted texts. To add a text field, add its name to one of the lists here."""
 
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -9,7 +9,7 @@ from infra.redaction.texts import Texts
 Event = TypeVar("Event", Completion, Feedback)
 COMPLETION_MIDDLES = ("text", "held_back")
 FEEDBACK_MIDDLES = ("shown", "retained", "settled")
-"""Fields with a text that stood at the cursor."""
+"""Fields with a text inserted at the cursor."""
 COMPLETION_TEXTS = ("prefix", *COMPLETION_MIDDLES, "suffix")
 FEEDBACK_TEXTS = ("prefix", *FEEDBACK_MIDDLES, "suffix")
 EMPTY_TOKENS: dict[str, Any] = {"prompt_token_ids": (), "token_ids": (), "logprobs": (), "token_ends": ()}
@@ -29,7 +29,7 @@ def texts_of(row: Completion | Feedback) -> Texts:
 def with_texts(row: Event, kept: Texts, redacted: Texts) -> Event:
     """Return an event with its redacted texts.
 
-    `kept` are the texts before redaction: a completion that had a secret in them is also without tokens, from which it could be
+    `kept`: the texts before redaction. A completion with a secret in them also loses its tokens, from which the secret could be
     read.
     """
     update: dict[str, Any] = {"prefix": redacted.prefix, "suffix": redacted.suffix}

@@ -1,16 +1,17 @@
-"""How values stand in a file: in quotes as in code, or bare as in files of settings.
+"""How a file writes values: in quotes as in code, or bare as in files of settings.
 
 The client names the file's ending or language. If it does not, or if the ending may be of any kind (".local", ".bak"), the lines
-around the cursor tell.
+around the cursor decide.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from infra.redaction.shapes import compile_bytes
+from infra.redaction.patterns import compile_bytes
 
 Values = Literal["quoted", "words", "lines"]
-"""quoted: a value is a literal in quotes, all else is code. words: a bare value ends at a blank. lines: it ends with its line."""
+"""quoted: values are literals in quotes, everything else is code. words: a bare value ends at a blank. lines: it ends with its
+line."""
 LINES = frozenset(
     (
         *("yaml", "yml", "ini", "cfg", "conf", "config", "cnf", "properties", "toml", "desktop", "service"),
@@ -36,13 +37,13 @@ CODE = frozenset(
     )
 )
 KINDS: tuple[tuple[frozenset[str], Values], ...] = ((LINES, "lines"), (WORDS, "words"), (CODE, "quoted"))
-"""How values stand in files of each ending or language."""
+"""How files of each ending or language write values."""
 NEAR_CHARACTERS = 2_000
 """Characters on each side of the cursor that are looked at."""
 MOST_LINES = 60
 """Lines of them that are looked at."""
 SHARE = 0.8
-"""Least share of lines that have a file of settings' form."""
+"""Least share of lines that look like a file of settings."""
 COMMENTS = (b"#", b"//", b";", b"---")
 YAML = compile_bytes(r"^\s*(?:- +)?[\w.\-/\"']+:(?:\s+[^\s({\[]([^(){};]*[^(){};,:])?|\s*|\s+[\"'].*[\"'])$|^\s*- +[^(){};]*$")
 ENV = compile_bytes(r"^\s*(?:export |set |setx |ENV |ARG )?[A-Za-z_][\w.\-]*=(?:[^\s=(].*)?$")
@@ -54,7 +55,7 @@ PYTHON_BLOCK = compile_bytes(r"^\s*(?:else|try|finally|default|except\b.*|case\b
 
 
 def values(language: str, prefix: bytes, suffix: bytes) -> Values:
-    """Return how values stand in a file, by its ending or language, else by the text near the cursor."""
+    """Return how a file writes values, by its ending or language, else by the text near the cursor."""
     for named, form in KINDS:
         if language in named:
             return form

@@ -9,14 +9,14 @@ import phonenumbers
 import re2
 from stdnum import iban
 
-from infra.redaction.shapes import Span, compile_bytes
+from infra.redaction.patterns import Span, compile_bytes
 
 EMAIL = compile_bytes(r"[A-Za-z0-9._%+\-]{1,64}@[A-Za-z0-9\-]{1,63}(?:\.[A-Za-z0-9\-]{1,63}){0,4}\.[A-Za-z]{2,24}\b")
 PHONE = compile_bytes(r"(?:\+|\b00)[1-9][0-9 ()./\-]{5,24}[0-9]|\(?\b0?[1-9][0-9]{1,4}\)?[ /.\-][0-9 ()./\-]{4,18}[0-9]")
 IBAN = compile_bytes(r"\b[A-Z]{2}[0-9]{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,4})?\b")
 DATE = compile_bytes(r"(?:19|20)[0-9]{2}[\-./][01][0-9]\b")
 NOBODY = (b"example.", b"noreply", b"no-reply", b"localhost")
-"""Parts of addresses that belong to nobody."""
+"""Parts of reserved addresses."""
 
 
 class PersonalData:

@@ -1,10 +1,10 @@
-"""Private keys: blocks of lines between two markers, any part of which may lie outside the text sent."""
+"""Private keys: blocks of lines between two markers; any part may lie outside the text."""
 
 from bisect import bisect_right
 from collections.abc import Iterator
 
+from infra.redaction.patterns import Span, compile_bytes
 from infra.redaction.randomness import looks_random
-from infra.redaction.shapes import Span, compile_bytes
 
 MARKS = ("PRIVATE KEY", "OpenVPN Static key", "PuTTY-User-Key-File", "Private-Lines", "Private-MAC")
 """One of these stands in every marker."""
@@ -13,7 +13,7 @@ END = compile_bytes(r"-----END (?:[A-Z0-9 ]*PRIVATE KEY|OpenVPN Static key)|Priv
 BODY = compile_bytes(r"[A-Za-z0-9+/]{60,}={0,2}")
 """A line of base64: the middle of a key whose first line may be outside the text."""
 AROUND_BODY = b" \t\r\"'+,\\"
-"""What may stand around it on its line, where the key is a literal."""
+"""Characters around it on its line if the key is a literal."""
 MOST_AROUND = 40
 
 

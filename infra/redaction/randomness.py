@@ -1,15 +1,15 @@
-"""Random strings: whether a text looks made by a generator of keys and not by a person, and where such texts stand.
+"""Random strings: whether a text looks like a generated key, and where such texts are.
 
-Code is full of long names and of hashes of public files, so entropy alone marks too much. Two further measures tell keys from
-names: in random letters and digits, neighbours often change between digit, small and capital letter; and a key stands near a word
-that says so.
+Code is full of long names and of hashes of public files, so entropy alone marks too much. Two further criteria separate keys from
+names: in random letters and digits, neighbours often change between digit, small and capital letter; and a key is near a word
+such as "key".
 """
 
 import math
 from collections import Counter
 from collections.abc import Iterator
 
-from infra.redaction.shapes import Span, compile_bytes
+from infra.redaction.patterns import Span, compile_bytes
 
 LONG = 20
 """Least characters of a random string without a name."""
@@ -27,11 +27,11 @@ PUBLIC = compile_bytes(
     r"|expected|public|fingerprint|\bssh-rsa|https?://|import |\bdef |\bclass |function ",
     ignore_case=True,
 )
-"""Words near a random string that everybody may read."""
+"""Words near a random string that is public."""
 MAX_UNNAMED = 200
-"""A longer run is data: an image, a table."""
+"""A longer run is data, such as an image or a table."""
 NEAR = 60
-"""Bytes before a random string in which such a word counts, on its line."""
+"""Bytes before a random string, on its line, in which such a word counts."""
 LOWER, UPPER, DIGIT, MARK = range(4)
 VOWELS = frozenset("aeiouy")
 
@@ -55,7 +55,7 @@ def looks_random(text: str, least: int = 8, changes: float = 0.15) -> bool:
         run = run + 1 if kind == LOWER and character not in VOWELS else 0
         consonants = max(consonants, run)
         before, previous = previous, kind
-    # Six consonants in a row stand in no word. A name in CamelCase has no digits, and hardly a small letter between two capitals.
+    # No word has six consonants in a row. A name in CamelCase has no digits, and rarely a small letter between two capitals.
     return consonants >= 6 or (count >= max(2.0, changes * len(text)) and (digits > 0 or singles > 1))
 
 
@@ -73,7 +73,7 @@ def entropy(text: str) -> float:
 
 
 def spans(data: bytes) -> Iterator[Span]:
-    """Yield the spans of random strings that stand alone in quotes, or near a word that names a key."""
+    """Yield the spans of random strings that are alone in quotes, or near a word that names a key."""
     for match in CANDIDATE.finditer(data):
         start, end = match.span()
         text = match.group().decode("latin-1")

@@ -1,7 +1,7 @@
 """Removes the secrets from the texts of an event.
 
-The cursor may be in the middle of a secret, so the line at the cursor is also searched as one piece: with what was put there and
-without.
+The cursor may be in the middle of a secret, so the line at the cursor is also searched as one piece, with and without the
+inserted text.
 """
 
 from collections.abc import Iterable
@@ -9,8 +9,8 @@ from functools import lru_cache
 
 from infra.redaction import private_keys
 from infra.redaction.file_kind import NEAR_CHARACTERS, Values, values
+from infra.redaction.patterns import Span
 from infra.redaction.scanner import Detector, Scanner, encoded, merged
-from infra.redaction.shapes import Span
 from infra.redaction.texts import Texts
 
 REDACTED = "[redacted]"

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
-from infra.redaction import names, places, private_keys, randomness
+from infra.redaction import contexts, named_values, private_keys, randomness
 from infra.redaction.file_kind import Values
-from infra.redaction.shapes import ShapeFinder, Span
+from infra.redaction.patterns import ShapeFinder, Span
 
 ENCODING, ERRORS = "utf-8", "surrogatepass"
 """JSON may hold half a surrogate pair."""
@@ -27,7 +27,7 @@ class Scanner:
     def spans(self, text: str, form: Values) -> list[Span]:
         """Return the spans of secrets in a text, in characters, merged and in ascending order."""
         data = encoded(text)
-        found = [*self._shapes.spans(data), *names.spans(data, form), *places.spans(data)]
+        found = [*self._shapes.spans(data), *named_values.spans(data, form), *contexts.spans(data)]
         found += [*randomness.spans(data), *private_keys.spans(data)]
         if self._further:
             found += self._further.spans(data)

@@ -3,11 +3,11 @@
 from dataclasses import dataclass, replace
 
 KEPT_CHARACTERS = 8_192
-"""Characters of a prefix, and of a suffix, that are kept at least."""
+"""Fewest characters of a prefix, and of a suffix, that are stored."""
 CUT_STEP = 4_096
-"""A prefix is cut at a multiple of this, so that it begins at the same place while one types (infra/docs/how/recording.md)."""
+"""A prefix is cut at a multiple of this, so that its beginning stays the same while one types (infra/docs/how/recording.md)."""
 MARGIN = 2_048
-"""Characters beyond the kept part that are searched too, so that no part of a secret stays at its edge."""
+"""Characters beyond the stored part that are searched too, so that no part of a secret remains at its edge."""
 
 
 @dataclass(frozen=True)
@@ -16,10 +16,10 @@ class Texts:
 
     prefix: str
     middles: tuple[str, ...]
-    """Texts that stood between prefix and suffix."""
+    """Texts inserted between prefix and suffix."""
     suffix: str
     language: str = ""
-    """Ending or language of the file (infra/model/language.py); empty: the text tells."""
+    """Ending or language of the file (infra/model/language.py); empty: determined from the text."""
     margins: tuple[int, int] = (0, 0)
     """Characters at the start of the prefix and at the end of the suffix that are searched and not kept."""
 

@@ -19,7 +19,7 @@ from infra.redaction.scanner import Detector
 from infra.redaction.texts import Texts
 
 LOWER_PRIORITY = 10
-"""So that completions come first where cores are few."""
+"""Priority: completions come first on machines with few cores."""
 LENGTH = struct.Struct(">I")
 
 

@@ -7,7 +7,7 @@ A cycle writes these objects under cycles/CYCLE/, in this order (tasks/steps/tra
     validation.json                     the quarantined requests, each with its reason
     requests-SHA256.parquet             the bucket and the reason of every request (tasks/labels/explain.py)
     users-SHA256.parquet                the users who are known (tasks/labels/users.py)
-    held-out-SHA256.parquet             the team's own held-out set (tasks/evaluation/team.py)
+    held-out-SHA256.parquet             the team's own held-out set (tasks/evaluation/team_set.py)
     held-out-completions-...parquet     what models completed there (tasks/evaluation/models/completions.py)
     samples-SHA256.parquet              what is trained; the name holds the checksum, so that a second writer cannot change it
     settings.json                       the resolved settings, secrets masked

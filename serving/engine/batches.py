@@ -11,7 +11,8 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from infra.model.batches import Batch, BatchResult
-from serving.engine.endpoints import BadRequest, EngineDead, WrongVersion
+from serving.engine.endpoints import EngineDead, PromptRefused
+from serving.engine.protocol import WrongVersion
 from serving.engine.worker import DRAW, FORCED
 
 COMMON: dict[str, Any] = {
@@ -30,7 +31,7 @@ async def run(llm: AsyncLLM, batch: Batch, version: Callable[[], str]) -> AsyncG
 
     Raises:
         WrongVersion: it is not the batch's.
-        BadRequest: a prompt is too long.
+        PromptRefused: a prompt is too long.
     """
 
     async def one(row: int) -> BatchResult:
@@ -64,7 +65,7 @@ async def _complete(llm: AsyncLLM, batch: Batch, row: int) -> BatchResult:
         return BatchResult(row, tuple(made.token_ids), ())
     tokens = batch.prompts[row][-batch.scored[row] :]
     if made.logprobs and len(made.logprobs) < len(tokens):
-        raise BadRequest(f"prompt {row} has {len(batch.prompts[row])} tokens, more than the engine's max_model_len")
+        raise PromptRefused(f"prompt {row} has {len(batch.prompts[row])} tokens, more than the engine's max_model_len")
     of_prompt: Any = final.prompt_logprobs
     ranked: Any = made.logprobs or of_prompt[-len(tokens) :]
     return BatchResult(row, (), tuple(of_token[token].logprob for token, of_token in zip(tokens, ranked, strict=True)))

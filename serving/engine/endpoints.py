@@ -17,8 +17,8 @@ from aiohttp.typedefs import Handler, Middleware
 from infra.http.web import foreign
 from infra.model.batches import MAX_BYTES, Batch, BatchResult
 from serving.engine.channel import Outbox
-from serving.engine.protocol import Delta, EngineRequest, Health, SwapResult
-from serving.engine.strangers import Strangers
+from serving.engine.protocol import Delta, EngineRequest, Health, SwapRefused, SwapResult, WrongVersion
+from serving.engine.unauthenticated import Unauthenticated
 from serving.engine.version_cache import Download
 
 log = logging.getLogger(__name__)
@@ -28,20 +28,12 @@ STOP_SECONDS = 5.0
 """Time that running completions have to end when the process is told to stop."""
 
 
-class BadRequest(ValueError):
-    """No engine can serve this request."""
-
-
-class SwapRefused(ValueError):
-    """The checkpoint does not fit; the engine keeps its weights."""
+class PromptRefused(ValueError):
+    """vLLM refuses the prompt, for example because it is too long."""
 
 
 class Busy(RuntimeError):
     """Completions run, and a swap may not meet any."""
-
-
-class WrongVersion(ValueError):
-    """The engine holds another version than a batch names."""
 
 
 class EngineDead(RuntimeError):
@@ -59,11 +51,11 @@ class EngineBackend(Protocol):
         ...
 
     def generate(self, request: EngineRequest) -> AsyncGenerator[Delta]:
-        """Raises BadRequest or EngineDead."""
+        """Raises PromptRefused or EngineDead."""
         ...
 
     def batch(self, batch: Batch) -> AsyncGenerator[BatchResult]:
-        """Raises BadRequest, WrongVersion or EngineDead."""
+        """Raises PromptRefused, WrongVersion or EngineDead."""
         ...
 
     async def swap(self, path: str, version: str, *, idle: bool = False) -> SwapResult:
@@ -94,7 +86,7 @@ class Endpoints:
         engine: EngineBackend,
         token: str,
         names: Collection[str],
-        strangers: Strangers,
+        unauthenticated: Unauthenticated,
         checkpoints: CheckpointSource | None = None,
     ) -> None:
         """Serve an engine.
@@ -102,13 +94,13 @@ class Endpoints:
         Args:
             token: bearer token of the app.
             names: host names of this engine (infra.http.web.own_names); a request that names another host is refused.
-            strangers: the connections that have not shown the token.
+            unauthenticated: the connections that have not shown the token.
             checkpoints: where the engine of a slot finds versions; none: it reads the paths that it is given, and has no /fetch.
         """
         self._engine = engine
         self._token = token
         self._names = frozenset(names)
-        self._strangers = strangers
+        self._unauthenticated = unauthenticated
         self._checkpoints = checkpoints
         self._running: dict[web.WebSocketResponse, RunningTasks] = {}
 
@@ -179,7 +171,7 @@ class Endpoints:
                 await response.prepare(http)
                 async for result in results:
                     await response.write(_line(dataclasses.asdict(result)))
-        except (ValueError, EngineDead) as error:
+        except (ValueError, WrongVersion, EngineDead) as error:
             failure: dict[str, Any] = {"status": _status(error), "error": str(error)}
             if not response.prepared:
                 return web.json_response(failure, status=failure["status"])
@@ -235,7 +227,7 @@ class Endpoints:
         header = http.headers.get("authorization", "").encode(errors="surrogateescape")
         if not hmac.compare_digest(header, f"Bearer {self._token}".encode()):
             return web.json_response({"error": "wrong or missing bearer token"}, status=401)
-        self._strangers.trust(http.transport)
+        self._unauthenticated.trust(http.transport)
         return None
 
 

@@ -28,6 +28,14 @@ Span = tuple[str, int, int]
 """(version, start, end): that version's weights sampled tokens [start, end)."""
 
 
+class WrongVersion(RuntimeError):
+    """The engine holds another version than the request names."""
+
+
+class SwapRefused(ValueError):
+    """The checkpoint does not fit the engine; the engine keeps its weights."""
+
+
 @dataclass(frozen=True)
 class EngineRequest:
     """One completion to sample. It has no seed: vLLM 0.32 on CPU crashes on a seeded request with a chunked prefill."""

@@ -24,9 +24,9 @@ from infra.http.web import own_names
 from infra.model.batches import Batch, BatchResult
 from serving.engine import batches
 from serving.engine.checkpoints import Checkpoints
-from serving.engine.endpoints import BadRequest, Busy, Endpoints, EngineDead, SwapRefused
-from serving.engine.protocol import Delta, EngineRequest, Health, SwapResult
-from serving.engine.strangers import Strangers, listen
+from serving.engine.endpoints import Busy, Endpoints, EngineDead, PromptRefused
+from serving.engine.protocol import Delta, EngineRequest, Health, SwapRefused, SwapResult
+from serving.engine.unauthenticated import Unauthenticated, listen
 from serving.engine.where import Where
 
 REQUIRED_ARGUMENTS: dict[str, Any] = {
@@ -66,7 +66,7 @@ class VLLMEngine:
         """Sample a completion; closing the generator stops it in the engine.
 
         Raises:
-            BadRequest: vLLM refuses the request, for example because its prompt is too long.
+            PromptRefused: vLLM refuses the request, for example because its prompt is too long.
             EngineDead: the engine has ended.
         """
         parameters = SamplingParams(
@@ -90,7 +90,7 @@ class VLLMEngine:
                 finish: Any = sampled.finish_reason
                 yield Delta(tokens, logprobs, self.version, finish, spans)
         except VLLMClientError as error:
-            raise BadRequest(str(error)) from error
+            raise PromptRefused(str(error)) from error
         except EngineDeadError as error:
             raise EngineDead(str(error)) from error
 
@@ -98,7 +98,7 @@ class VLLMEngine:
         """Sample or score the prompts of a batch; results come as they end.
 
         Raises:
-            BadRequest: vLLM refuses a prompt.
+            PromptRefused: vLLM refuses a prompt.
             WrongVersion: the engine holds another version, or got one in the meantime.
             EngineDead: the engine has ended.
         """
@@ -107,7 +107,7 @@ class VLLMEngine:
                 async for result in results:
                     yield result
         except VLLMClientError as error:
-            raise BadRequest(str(error)) from error
+            raise PromptRefused(str(error)) from error
         except EngineDeadError as error:
             raise EngineDead(str(error)) from error
 
@@ -173,10 +173,10 @@ def build_llm(arguments: Mapping[str, Any], model: str) -> AsyncLLM:
     return AsyncLLM.from_vllm_config(config, disable_log_stats=quiet)
 
 
-async def serve(llm: AsyncLLM, version: str, where: Where, stranger_seconds: float, checkpoints: Checkpoints | None) -> int:
+async def serve(llm: AsyncLLM, version: str, where: Where, header_seconds: float, checkpoints: Checkpoints | None) -> int:
     """Serve until a signal or until the engine fails; return the exit status.
 
-    Connections that do not show the token are closed after `stranger_seconds`.
+    Connections that do not show the token are closed after `header_seconds`.
     """
     loop = asyncio.get_running_loop()
     engine = VLLMEngine(llm, version)
@@ -192,13 +192,13 @@ async def serve(llm: AsyncLLM, version: str, where: Where, stranger_seconds: flo
             await asyncio.sleep(0.2)
         stopping.set()
 
-    strangers = Strangers(stranger_seconds)
-    background = [asyncio.create_task(run) for run in (watch(), strangers.close_expired())]
-    app = Endpoints(engine, where.token, own_names(where.url), strangers, checkpoints).app()
+    unauthenticated = Unauthenticated(header_seconds)
+    background = [asyncio.create_task(run) for run in (watch(), unauthenticated.close_expired())]
+    app = Endpoints(engine, where.token, own_names(where.url), unauthenticated, checkpoints).app()
     # Longer than the app keeps idle connections, so that it never writes to one that is closing.
     runner = web.AppRunner(app, access_log=None, keepalive_timeout=75.0, shutdown_timeout=1.0)
     await runner.setup()
-    server = await listen(runner, strangers, where.host, where.port)
+    server = await listen(runner, unauthenticated, where.host, where.port)
     try:
         print(f"engine: version {version} at {where.url}, on {where.host}:{where.port}", flush=True)
         await stopping.wait()
@@ -213,4 +213,4 @@ async def serve(llm: AsyncLLM, version: str, where: Where, stranger_seconds: flo
     return 1 if fatal_error else 0
 
 
-__all__ = ["SwapRefused", "VLLMEngine", "build_llm", "serve"]
+__all__ = ["VLLMEngine", "build_llm", "serve"]

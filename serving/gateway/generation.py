@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from infra.model.showing import Place
 from infra.records import Completion, FinishReason
 from serving.access import Caller
-from serving.engine.protocol import Delta, EngineRequest, Span
+from serving.engine.protocol import Delta, EngineRequest, Span, WrongVersion
 from serving.gateway.detokenizer import Detokenizer
 from serving.gateway.showing import Display, ShowAll, ShowBest, ShowTerms, WithholdBelow
 from serving.slots.arms import Route
-from serving.slots.client import EngineDown, RequestRefused, WrongVersion
+from serving.slots.client import EngineDown, RequestRefused
 from serving.slots.policy import Policy
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ class ShowTerms:
     price: float | None
     """Of an interruption, in kept characters; none: all is shown."""
     user_acceptance: float | None = None
-    """Share of the user's earlier completions that were accepted; none if unknown."""
+    """Accepted share of the user's earlier completions; None if unknown."""
     project_acceptance: float | None = None
     """Likewise, of the project's."""
     audit: bool = False

@@ -5,7 +5,7 @@ import logging
 from collections import deque
 from collections.abc import Mapping
 
-from infra.model.acceptance import PastAcceptance
+from infra.model.past_acceptance import PastAcceptance
 from infra.records import Completion, Feedback, Outcome, ShadowCopy
 from infra.redaction.events import without_text
 from infra.redaction.texts import Texts

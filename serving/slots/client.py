@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import aiohttp
 
 from serving.engine.channel import Channel, Row
-from serving.engine.protocol import Delta, EngineCopy, EngineRequest, Health, SwapResult
+from serving.engine.protocol import Delta, EngineCopy, EngineRequest, Health, SwapRefused, SwapResult, WrongVersion
 
 SWAP_SECONDS = 120.0
 FETCH_SECONDS = 1800.0
@@ -26,15 +26,7 @@ class RequestRefused(EngineDown):
     """The engine refuses this request, for example because it is too long; it accepts others."""
 
 
-class WrongVersion(RuntimeError):
-    """The engine holds another version than the request names."""
-
-
 FAILURES: dict[int, type[Exception]] = {409: WrongVersion, 400: RequestRefused}
-
-
-class SwapRefused(ValueError):
-    """The checkpoint does not fit the engine; the engine keeps its weights."""
 
 
 class SlotEngine(Protocol):

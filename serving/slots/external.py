@@ -21,8 +21,8 @@ import aiohttp
 
 from infra.model import fim
 from infra.settings.schema import External
-from serving.engine.protocol import Delta, EngineCopy, EngineRequest, Finish, Health, SwapResult
-from serving.slots.client import SWAP_SECONDS, EngineDown, RequestRefused, SwapRefused, WrongVersion
+from serving.engine.protocol import Delta, EngineCopy, EngineRequest, Finish, Health, SwapRefused, SwapResult, WrongVersion
+from serving.slots.client import SWAP_SECONDS, EngineDown, RequestRefused
 from serving.slots.policy import Policy
 
 log = logging.getLogger(__name__)

@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from infra.registry.client import Aliases
-from serving.engine.protocol import BASE_VERSION, SwapResult
+from serving.engine.protocol import BASE_VERSION, SwapRefused, SwapResult, WrongVersion
 from serving.metrics import Metrics
 from serving.slots.arms import Arms, Slot
-from serving.slots.client import EngineDown, SwapRefused, WrongVersion
-from serving.slots.plan import Load, SlotPlan, plan_slots
+from serving.slots.assignment import Load, SlotRoles, assign_slots
+from serving.slots.client import EngineDown
 from serving.slots.smoke_test import SmokeTestFailed, smoke_test
 from serving.slots.version_source import Downloaded, SourceMismatch, VersionSource
 
@@ -93,7 +93,7 @@ class Follower:
         slots = self._arms.slots
         versions = [slot.version if slot.up else None for slot in slots]
         loadable = [slot.version is not None and not slot.engine.weights_fixed for slot in slots]
-        plan = plan_slots(self._aliases, versions, loadable, self._arms.champion)
+        plan = assign_slots(self._aliases, versions, loadable, self._arms.champion)
         self._set_arms(plan)
         self._report_unloadable(versions, plan)
         self._start_load(plan.load)
@@ -199,14 +199,14 @@ class Follower:
             else:
                 self._arms.problems.pop(f"slot {slot.index}", None)
 
-    def _set_arms(self, plan: SlotPlan) -> None:
+    def _set_arms(self, plan: SlotRoles) -> None:
         arms = self._arms
         if plan.champion != arms.champion:
             log.info("champion: slot %s", plan.champion)
         arms.champion, arms.challenger = plan.champion, plan.challenger
         arms.experiment, arms.beside = self._aliases.experiment, self._aliases.beside
 
-    def _report_unloadable(self, versions: Sequence[str | None], plan: SlotPlan) -> None:
+    def _report_unloadable(self, versions: Sequence[str | None], plan: SlotRoles) -> None:
         """Set a problem for a role whose version no slot holds and none can load."""
         fixed = [slot for slot in self._arms.slots if slot.engine.weights_fixed]
         for role, version in (("champion", self._aliases.champion), ("challenger", self._aliases.challenger)):

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 from urllib.parse import urlsplit
 
-from serving.engine.protocol import Delta, EngineCopy, EngineRequest, Health, SwapResult
-from serving.slots.client import EngineClient, EngineDown, RequestRefused, WrongVersion
+from serving.engine.protocol import Delta, EngineCopy, EngineRequest, Health, SwapResult, WrongVersion
+from serving.slots.client import EngineClient, EngineDown, RequestRefused
 from serving.slots.smoke_test import SmokeTestFailed, smoke_test
 
 PREFIX_TOKENS = 32

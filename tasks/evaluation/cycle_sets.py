@@ -12,10 +12,10 @@ from tasks.evaluation.heldout.build import build
 from tasks.evaluation.heldout.duplicates import Hashes, union
 from tasks.evaluation.heldout.sets import Places
 from tasks.evaluation.models.completions import FOLDER, PlaceSet
-from tasks.evaluation.trained import with_trained
+from tasks.evaluation.training_overlap import with_trained
 
 HashesOf = Callable[[Sequence[Manifest]], tuple[Hashes, tuple[str, ...]]]
-"""Shingles of what some cycles trained on, and those of them whose samples are gone (tasks/evaluation/trained.py)."""
+"""Shingles of what some cycles trained on, and those of them whose samples are gone (tasks/evaluation/training_overlap.py)."""
 
 
 def prepare(

@@ -10,9 +10,9 @@ from infra.settings import Settings
 from infra.storage import cycles
 from infra.storage.store import ObjectStore
 from tasks.evaluation.cycle_sets import ScoredSet
-from tasks.evaluation.gate.verdict import Finding, GateResult, Verdict, judge_candidate
+from tasks.evaluation.gate.verdict import Finding, GateResult, Verdict, gate_candidate
 from tasks.evaluation.judge.calibration import Calibration
-from tasks.evaluation.judging import EvaluationBroken, unheard
+from tasks.evaluation.judge_failures import EvaluationBroken, unheard
 from tasks.evaluation.metrics.intervals import estimate, estimates
 from tasks.evaluation.metrics.place import Measured
 from tasks.evaluation.models.base import Models
@@ -121,7 +121,7 @@ def evaluate_scores(scored: ScoredModels, settings: Settings) -> Evaluation:
     candidate, champion = scored.scores[CANDIDATE], scored.scores[CHAMPION]
     failures = {name: scores.judge_failures for name, scores in scored.scores.items()}
     missing = unheard(scored.calibration, failures, CHAMPION, settings.evaluate.max_judge_failures)
-    gate = judge_candidate(
+    gate = gate_candidate(
         candidate.by_position,
         champion.by_position,
         settings.evaluate.gate,

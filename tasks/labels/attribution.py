@@ -23,7 +23,7 @@ from typing import get_args
 import numpy as np
 import polars as pl
 
-from infra.model.kept import kept_characters
+from infra.model.kept_text import kept_characters
 from infra.records import LabelOutcome
 from infra.redaction.texts import CUT_STEP
 from tasks.labels import hindsight

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 import polars as pl
 
-from infra.model.kept import kept_characters
+from infra.model.kept_text import kept_characters
 from infra.settings.schema import Hindsight
 from tasks.labels.places import Missing, Place, View, agreed, place_of
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from infra.model.kept import kept_characters
+from infra.model.kept_text import kept_characters
 
 FEATURES = ("kept_share", "right_share", "log_right", "whole_line", "nothing_wrong", "log_characters")
 """Shares of the shown characters that stand in the settled text, and that are right from the start; the logarithm of the latter's

@@ -1,4 +1,4 @@
-"""Error levels of several comparisons: of the correlated metrics of one test, and of one test after another. Pure."""
+"""Error levels of several comparisons: correlated metrics of one test, and successive tests. Pure."""
 
 import math
 from collections.abc import Sequence
@@ -11,11 +11,11 @@ POINTS = 1021
 STEPS = 24
 """Halvings in the search of the levels."""
 WAITING = 2000
-"""Tests over which an error budget is spread out."""
+"""Tests over which an error budget is spread."""
 
 
 def joint_levels(influences: np.ndarray, alpha: float, weights: np.ndarray) -> np.ndarray:
-    """Return the two-sided levels of several estimates of which one suffices, so that all together have level alpha, [M].
+    """Return the two-sided levels of several estimates, [M], of which one suffices; all together have level alpha.
 
     They are in the ratio of the weights, and as high as P(any z_m > c_m) = alpha / 2 allows, for z of the estimates' correlation
     and c_m the critical value of level m (max-t: Hothorn, Bretz and Westfall 2008, "Simultaneous inference in general parametric

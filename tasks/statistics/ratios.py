@@ -1,9 +1,9 @@
-"""Comparing two arms of users while everybody watches: rows of a regression, then tests over them, then typed results.
+"""Comparison of two arms of users with repeated looks: rows of a regression, then tests over them, then typed results.
 
-The unit is the user, since a user's requests share a taste: a row for each. Where assignment is by user:
+The unit is the user, since a user's requests are correlated; each user is a row. With assignment by user:
 
     u           a user; T_u = 1 on the challenger's arm, else 0
-    n_u, y_u    requests during the experiment, and what was counted in them (accepts, accepted characters)
+    n_u, y_u    requests during the experiment, and the count over them (accepts, accepted characters)
     x_u         the same rate before the experiment, shrunk to the mean: the covariate (CUPED)
 
 The estimate is the difference of y per request between the arms, by least squares of y_u / n_u on (1, T_u, x_u) weighted by n_u:
@@ -19,14 +19,15 @@ Ramdas, "Time-uniform central limit theory and asymptotic confidence sequences",
         = standard error * sqrt(2 (1 + 1 / (t rho^2)) * log(sqrt(t rho^2 + 1) / alpha))
 
 In a crossover a user meets both arms, and a row is the difference of their two rates, d_u = y_u1 / n_u1 - y_u0 / n_u0. The
-estimate is the mean of d_u weighted by n_u0 n_u1 / (n_u0 + n_u1), which is least squares with an intercept for each user. What
-a user's rates have in common is not in d_u, and the error is that of the d_u over users, however a user's requests hang together.
+estimate is the mean of d_u weighted by n_u0 n_u1 / (n_u0 + n_u1), which is least squares with an intercept for each user. The
+common level of a user's rates cancels out in d_u, and the error is that of the d_u over users, whatever the correlation of a
+user's requests.
 
 The clock t is the number of requests. The part of the error that lies between users does not shrink with it: it is there from the
-start and stays, which a peeker gains less from than from the random walk that the boundary is made for. So the width is right for
-users that are alike and too wide for others. test_statistics.py measures both.
+start and stays, so repeated looks gain less from it than from the random walk for which the boundary is made. So the width is
+right for equal users and too wide for different ones. test_statistics.py measures both.
 
-A test of a planned size pays for looking early with a small share of its error level and keeps the rest for one look at its end,
+A test of a planned size spends a small share of its error level on early looks and the rest on one look at its end,
 with the interval of a fixed sample (Haybittle 1971; Peto et al. 1976): the two add up to the level, however often one looks.
 """
 
@@ -45,7 +46,7 @@ LEVEL = 0.95
 PRIOR_REQUESTS = 20.0
 """Requests that the mean counts for when a user's earlier rate is shrunk to it."""
 PRIOR_USERS = 100.0
-"""Users that the planned split counts for in the test of the split: it looks for shares about 0.05 away."""
+"""Weight of the planned split in the test of the split, in users: it looks for shares about 0.05 away."""
 LEAST_ROWS = 5
 
 
@@ -80,7 +81,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class NoDifference:
-    """There is nothing to compare, which is not the same as no difference."""
+    """The arms cannot be compared, which is not the same as no difference."""
 
     reason: str
 
@@ -101,7 +102,7 @@ def ratio(numerators: np.ndarray, denominators: np.ndarray) -> tuple[float, np.n
     under clustering (Deng, Knoblich & Lu 2018, "Applying the Delta Method in Metric Analytics", section 3)."""
     total = denominators.sum()
     if total == 0:
-        raise ValueError("no requests were answered; nothing can be compared. `make status` tells whether serving is up")
+        raise ValueError("no requests were answered; nothing can be compared. `make status` shows whether serving is up")
     value = numerators.sum() / total
     return float(value), (numerators - value * denominators) / total
 
@@ -116,7 +117,7 @@ def margin(influence: np.ndarray) -> float:
 
 
 def sample_ratio_p(challenger: float, champion: float, share: float) -> float:
-    """p-value of a split of users this far from the share, valid however often one looks.
+    """p-value of a split of users this far from the share, valid at every look.
 
     It is the inverse of the Bayes factor of a beta mixture around the share against the share (Lindon and Malek 2022,
     "Anytime-valid inference for multinomial count data").
@@ -127,11 +128,11 @@ def sample_ratio_p(challenger: float, champion: float, share: float) -> float:
 
 
 def bernoulli_bounds(count: float, trials: float, alpha: float) -> tuple[float, float]:
-    """Return bounds of the chance of an event after `count` of `trials`, valid however often one looks.
+    """Return bounds of the chance of an event after `count` of `trials`, valid at every look.
 
     They hold every chance at which the mixture of all chances by a Beta(1/2, 1/2) is not 1 / alpha times as likely (Robbins 1970,
     "Statistical methods related to the law of the iterated logarithm"; Howard, Ramdas, McAuliffe & Sekhon 2021, "Time-uniform,
-    nonparametric, nonasymptotic confidence sequences", proposition 7). Where requests hang together, they are too narrow.
+    nonparametric, nonasymptotic confidence sequences", proposition 7). If requests are correlated, they are too narrow.
     """
     if trials <= 0:
         return 0.0, 1.0
@@ -144,7 +145,7 @@ def bernoulli_bounds(count: float, trials: float, alpha: float) -> tuple[float, 
 
 
 def _edge(outside: Callable[[float], bool], far: float, near: float) -> float:
-    """Return the last point outside on the way from `far` to `near`, to 1e-9; `far` where all are inside."""
+    """Return the last point outside on the way from `far` to `near`, to 1e-9; `far` if all are inside."""
     if not outside(far):
         return far
     for _ in range(30):
@@ -156,7 +157,7 @@ def _edge(outside: Callable[[float], bool], far: float, near: float) -> float:
 def difference(rows: Regression, alpha: float, expected_requests: float, *, last_look: bool = False) -> Difference | NoDifference:
     """Return the difference between the arms with its interval.
 
-    expected_requests is when the interval is narrowest for its age: about as many requests as the experiment is planned for.
+    expected_requests: number of requests at which the interval is narrowest for its age, about the planned number.
     `last_look`: the interval of a fixed sample, for one look at a time that was set before.
     """
     met = rows.weights > 0
@@ -166,7 +167,7 @@ def difference(rows: Regression, alpha: float, expected_requests: float, *, last
         return NoDifference(f"{counted} users with requests, {treated} of them on the challenger's arm: too few to compare")
     found = weighted_fit(rows)
     if found is None:
-        return NoDifference("the rate does not vary between users: its error cannot be told")
+        return NoDifference("the rate does not vary between users: its error cannot be estimated")
     estimate, error = found
     return Difference(estimate, *interval(rows, estimate, error, alpha, expected_requests, last_look), error)
 
@@ -182,7 +183,8 @@ def interval(
 
 
 def constant_difference(rows: Regression) -> float | None:
-    """Return the difference of two arms within which every user has the same rate, which has no error; None for others."""
+    """Return the difference of two arms in each of which all users have the same rate, which has no error; None for other
+    arms."""
     met = rows.weights > 0
     if rows.design.shape[1] == 1:
         arms = [rows.outcome[met]]
@@ -195,13 +197,13 @@ def constant_difference(rows: Regression) -> float | None:
 
 
 def deciders(rows: Regression, count: int, sign: int, among: np.ndarray | None = None) -> np.ndarray:
-    """Return a mask [U] of so many users who move the difference the most, one after another.
+    """Return a mask [U] of the users who move the difference the most, chosen one after another.
 
-    A difference that is sure without them is sure whatever they did: if so many users are made up, the others decide.
+    A difference that is sure without them does not depend on them: if this many users are invented, the others decide.
 
     Args:
-        sign: 1: who move it upwards; -1: downwards.
-        among: who is chosen from, [U]; None: all.
+        sign: 1: users who move it upwards; -1: downwards.
+        among: users to choose from, [U]; None: all.
     """
     chosen = np.zeros(len(rows.outcome), dtype=bool)
     others = np.zeros_like(chosen) if among is None else ~among
@@ -216,7 +218,7 @@ def deciders(rows: Regression, count: int, sign: int, among: np.ndarray | None =
 def by_user(
     treated: np.ndarray, counted: np.ndarray, requests: np.ndarray, counted_before: np.ndarray, requests_before: np.ndarray
 ) -> Regression:
-    """Return the comparison of users of whom each met one arm. All arguments [U]; a user without requests does not count."""
+    """Return the comparison of users who each met one arm. All arguments [U]; a user without requests does not count."""
     rate = np.divide(counted, requests, out=np.zeros_like(requests), where=requests > 0)
     covariate = earlier_rates(counted_before, requests_before)
     columns = [np.ones_like(rate)]
@@ -246,7 +248,7 @@ def earlier_rates(counted: np.ndarray, requests: np.ndarray) -> np.ndarray:
 
 
 def weighted_fit(rows: Regression) -> tuple[float, float] | None:
-    """Weighted least squares: coefficient of the last column and its HC3 error; none where there is no error to tell."""
+    """Weighted least squares: coefficient of the last column and its HC3 error; None if the error is undetermined."""
     fitted = leave_one_out(rows)
     if fitted is None:
         return None
@@ -255,7 +257,7 @@ def weighted_fit(rows: Regression) -> tuple[float, float] | None:
 
 
 def leave_one_out(rows: Regression) -> tuple[float, np.ndarray] | None:
-    """Weighted least squares: coefficient of the last column, and by how much each row moves it [U]; none if undetermined.
+    """Weighted least squares: coefficient of the last column, and by how much each row moves it [U]; None if undetermined.
 
     A row moves it by the coefficient with the row less that without it, whose squares add up to the HC3 variance.
     """
@@ -276,7 +278,7 @@ def leave_one_out(rows: Regression) -> tuple[float, np.ndarray] | None:
 
 
 def _leave_one_out_of_mean(outcome: np.ndarray, weights: np.ndarray) -> tuple[float, np.ndarray] | None:
-    """Return what `leave_one_out` returns where the design is a column of ones: it is the weighted mean."""
+    """Return the result of `leave_one_out` for a design of one column of ones: the weighted mean."""
     total = float(weights.sum())
     if not total > 0:
         return None
@@ -287,7 +289,7 @@ def _leave_one_out_of_mean(outcome: np.ndarray, weights: np.ndarray) -> tuple[fl
     return mean, leverage * (outcome - mean) / (1 - leverage)
 
 
-@lru_cache(maxsize=1024)  # the metrics of a look ask for the same
+@lru_cache(maxsize=1024)  # cached, since the metrics of a look share it
 def boundary(t: float, alpha: float, expected: float) -> float:
     """Half width of the confidence sequence in standard errors, at time t (see the top of this file).
 

@@ -7,8 +7,8 @@ from prefect.logging import get_run_logger
 
 from infra.records import HeldOutSet, Manifest
 from infra.registry.lineage import lineage
-from tasks.evaluation import cycle_sets, team
-from tasks.evaluation.trained import TrainedText
+from tasks.evaluation import cycle_sets, team_set
+from tasks.evaluation.training_overlap import TrainedText
 from tasks.labels.collect import ancestry
 from tasks.steps.context import Context
 from tasks.steps.naming import call_run
@@ -28,7 +28,7 @@ def hold_out(context: Context, validated: Validated, rewarded: Rewarded) -> tupl
         store,
         settings.evaluate,
         validated.cycle,
-        lambda wanted, count: team.places(store, plan, accounting, wanted, count, lines),
+        lambda wanted, count: team_set.places(store, plan, accounting, wanted, count, lines),
         trained.of_samples(rewarded.samples),
         manifests_of(context, collected.parent),
         trained.of_cycles,

@@ -1,4 +1,4 @@
-"""The contract between the flow and the trainer's processes: job.json in, metrics.json out. Importing it imports no torch."""
+"""The interface of the flow and the trainer's processes: job.json in, metrics.json out. Does not import torch."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -29,7 +29,7 @@ class Job(UpdateSettings):
     optimizer: Path | None = None
     """Folder of the optimizer's state at `checkpoint`; none: the optimizer starts new."""
     weight_shares: dict[Literal["user", "credential", "project"], float] = Field(default={})
-    """Largest share of the update's settled text from one user, credential and project, weighted as the loss weighs it
+    """Largest share of the update's settled text, weighted as in the loss, of one user, credential and project
     (tasks/trainer/update/caps.py); none or 1: no limit."""
 
     @field_validator("megatron_arguments")
@@ -66,7 +66,7 @@ class StepMetrics(BaseModel):
     clip_fraction: float
     """Share of tokens whose ratio to the proximal policy was clipped."""
     settled_loss: float = 0.0
-    """Mean cross-entropy of the settled tokens, in nats, the band aside; 0 without any."""
+    """Mean cross-entropy of the settled tokens, in nats, including those outside the band; 0 without any."""
     settled_inside: float = 0.0
     """Share of the settled tokens in rows inside the band."""
     context_loss: float
@@ -112,7 +112,7 @@ class Metrics(BaseModel):
     samples: int
     """Samples trained on, in the steps that were taken."""
     skipped: int = 0
-    """Samples that no taken step contains: those of refused steps, and of steps after an early end. They do not come back, since
+    """Samples in no step that was taken: those of refused steps, and of steps after an early end. They are never used, since
     later windows begin after them."""
     tokens: int
     """Sampled tokens of the samples trained on."""

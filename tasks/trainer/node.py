@@ -1,7 +1,8 @@
-"""A machine that trains with the flow's: python -m tasks.trainer.node, with the flow's settings and its disk of train.folder.
+"""A node: a further machine that trains together with the flow's: python -m tasks.trainer.node, with the flow's settings and its
+disk of train.folder.
 
-It waits for updates, runs its `train.processes` processes of each, and ends them when the update ends. It never ends by itself: a
-failed update is reported to the flow, and the next one is waited for.
+It waits for updates, runs its `train.processes` processes of each, and ends them when the update ends. It runs until it is
+stopped: it reports a failed update to the flow, and waits for the next one.
 """
 
 import os
@@ -67,7 +68,7 @@ def main() -> None:
     done, beats = "", nodes.Beats()
     while True:
         update = nodes.announcement(folder)
-        # One that a dead flow left behind has no beat.
+        # The announcement of a dead flow has no heartbeat.
         if beats.changed(folder / nodes.ANNOUNCED_NAME) and update and update.id != done:
             done = update.id
             take_part(folder, update, settings, name)

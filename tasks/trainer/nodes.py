@@ -2,8 +2,8 @@
 
 The flow announces an update in `train.folder`, and the command of the other nodes (node.py) joins it. torchrun's processes meet
 at `train.rendezvous`. A machine's launcher sees its own processes only, and a process that waits for a lost one may wait long: so
-a node whose processes fail reports it in the job's folder, and the flow ends the update with that report. Both sides beat, by
-changing a file's time each second, so that a machine that vanished is noticed too.
+a node whose processes fail reports it in the job's folder, and the flow ends the update with that report. Both sides send
+heartbeats, by changing a file's time each second, so that a vanished machine is noticed too.
 
     train.folder/update.json      the update that runs, with the flow's beat
     JOB'S FOLDER/node-NAME.beat   a node that takes part
@@ -39,7 +39,7 @@ class Update:
     job: Path
     """Its job.json."""
     id: str
-    """Different for each attempt, so that processes of an earlier one join no later one."""
+    """Different for each attempt, so that processes of an earlier attempt cannot join a later one."""
 
 
 @contextmanager
@@ -84,7 +84,7 @@ def address_towards(endpoint: str) -> str:
     """Return this machine's own address on the way to HOST:PORT; nothing is sent.
 
     Raises:
-        ValueError: it is no HOST:PORT, or the host's name is unknown.
+        ValueError: not HOST:PORT, or the host's name is unknown.
     """
     host, _, port = endpoint.rpartition(":")
     try:
@@ -96,10 +96,10 @@ def address_towards(endpoint: str) -> str:
 
 
 class Beats:
-    """When files of others last changed, by this machine's own clock: those of two machines differ."""
+    """When other machines' files last changed, by this machine's clock, since two machines' clocks differ."""
 
     def __init__(self) -> None:
-        """Know no file."""
+        """Start without files."""
         self._seen: dict[Path, tuple[float, float]] = {}
 
     def changed(self, file: Path) -> bool:

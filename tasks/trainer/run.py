@@ -82,7 +82,7 @@ class TrainerOutput:
 
 @dataclass(frozen=True)
 class UpdateRefused:
-    """No candidate: an update from these samples would harm the weights (tasks/trainer/update/safety.py)."""
+    """The update is refused because these samples would harm the weights (tasks/trainer/update/safety.py)."""
 
     reason: str
     """Reason as the trainer states it."""
@@ -254,7 +254,7 @@ def _watch(process: "subprocess.Popen[str]", watch: Callable[[], str], ended: th
     while not ended.is_set():
         try:
             reason = watch()
-        except OSError as error:  # without the shared disk, nobody learns of a lost process
+        except OSError as error:  # without the shared disk, a lost process is never noticed
             reason = str(error)
         if reason:
             reasons.append(reason)

@@ -40,8 +40,8 @@ def main() -> None:
     import torch.distributed as dist
 
     from tasks.trainer.job import REFUSED_NAME, Job
+    from tasks.trainer.memory.fit import DoesNotFit
     from tasks.trainer.model.architecture import check_arguments
-    from tasks.trainer.plan import DoesNotFit
     from tasks.trainer.update import ppo
     from tasks.trainer.update.safety import HarmfulUpdate
 

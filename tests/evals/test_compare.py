@@ -15,14 +15,14 @@ from infra import settings as configuration
 from infra.model.fim import Renderer
 from infra.settings import Settings
 from infra.settings.schema import Evaluate, Gate, GateMargins, HeldOut, Model, Registry, Sampling, Serving
-from tasks.evaluation.gate.verdict import judge_candidate
+from tasks.evaluation.checkpoint import held_out_positions
+from tasks.evaluation.gate.verdict import gate_candidate
 from tasks.evaluation.models import weights
 from tasks.evaluation.models.completions import Conditions, completions_of, set_of, set_sha256
 from tasks.evaluation.models.drift import drifts_of
 from tasks.evaluation.models.generation import Generator
 from tasks.evaluation.models.in_process import InProcess
 from tasks.evaluation.models.weights import NoWeights
-from tasks.evaluation.one_model import held_out_positions
 from tasks.evaluation.positions import Position
 from tasks.evaluation.scoring import Contestant, score_models
 from tests.tasks.evaluation import fake_models
@@ -183,7 +183,7 @@ def test_models_are_scored_at_the_same_places_and_drift_is_computed_where_it_has
     assert sum(drifts) / len(drifts) > 0.1, "another model finds these completions less likely"
     assert [s.drift for s in scored.scores["a"].by_position] == [0.0] * 24
     candidate, champion = scored.scores["b"].by_position, scored.scores["a"].by_position
-    findings = {f.guardrail: f for f in judge_candidate(candidate, champion, settings.evaluate.gate).findings}
+    findings = {f.guardrail: f for f in gate_candidate(candidate, champion, settings.evaluate.gate).findings}
     assert findings["drift"].places == 24 and findings["drift"].verdict == "failed", findings["drift"].reason
     made = completions_of(models, checkpoints[0], places, CONDITIONS)
     own = drifts_of(models, checkpoints[0], checkpoints[0], made, places.places, MODEL, CONDITIONS.sampling)

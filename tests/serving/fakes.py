@@ -26,9 +26,9 @@ from infra.settings.schema import Serving as ServingSettings
 from infra.storage.store import AlreadyExists, ObjectStore, from_parquet
 from serving.access import Access
 from serving.app import create_completions_app, create_feedback_app
-from serving.engine.endpoints import Busy, CheckpointSource, Endpoints, EngineDead, SwapRefused, WrongVersion
-from serving.engine.protocol import Delta, EngineRequest, Health, SwapResult
-from serving.engine.strangers import Strangers
+from serving.engine.endpoints import Busy, CheckpointSource, Endpoints, EngineDead
+from serving.engine.protocol import Delta, EngineRequest, Health, SwapRefused, SwapResult, WrongVersion
+from serving.engine.unauthenticated import Unauthenticated
 from serving.engine.version_cache import Download, VersionCache
 from serving.gateway.browsers import accepted_hosts
 from serving.gateway.completions import Gateway
@@ -125,7 +125,7 @@ class FakeEngine:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[str]:
         """Run the engine and yield its address."""
-        self.endpoints = Endpoints(self, ENGINE_TOKEN, {"127.0.0.1"}, Strangers(60), self.checkpoints)
+        self.endpoints = Endpoints(self, ENGINE_TOKEN, {"127.0.0.1"}, Unauthenticated(60), self.checkpoints)
         app = self.endpoints.app()
         app.middlewares.append(self._add_connection)
         async with aiohttp_app(app) as self.url:

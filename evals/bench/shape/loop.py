@@ -34,8 +34,8 @@ from infra.settings.training import Train
 from infra.stack import secrets
 from infra.storage.deltas import folders, served
 from infra.storage.store import ObjectStore, to_parquet
-from tasks.trainer import plan
-from tasks.trainer.memory import Layout, Memory, MicroBatchSize, estimate
+from tasks.trainer.memory import fit
+from tasks.trainer.memory.estimate import Layout, Memory, MicroBatchSize, estimate
 from tasks.trainer.run import Candidate, TrainerOutput, UpdateRefused, train
 from tasks.versions.register import upload
 from tasks.versions.shipped import ParentCopy, ship
@@ -175,12 +175,12 @@ def updated(loop: Loop, samples: Sequence[Sample]) -> Candidate:
 def of_update(loop: Loop, candidate: Candidate) -> Iterator[Figure]:
     """Tell what an update took, beside its plan."""
     expected, measured = planned(architectures.read(loop.base)), loop.memory.at(f"step {STEPS}", "trainer")
-    loop.progress.say(f"shape: the plan in GB: {plan.in_parts(expected)}")
-    yield loop.figure("plan", expected.total / plan.GB, "GB")
-    yield loop.figure("trainer.peak_of_the_steps", measured / plan.GB, "GB")
-    yield loop.figure("trainer.imports", imported_memory() / plan.GB, "GB of this, which the plan leaves out")
+    loop.progress.say(f"shape: the plan in GB: {fit.in_parts(expected)}")
+    yield loop.figure("plan", expected.total / fit.GB, "GB")
+    yield loop.figure("trainer.peak_of_the_steps", measured / fit.GB, "GB")
+    yield loop.figure("trainer.imports", imported_memory() / fit.GB, "GB of this, which the plan leaves out")
     yield loop.figure("plan_of_measured", expected.total / measured, "", least=1 - PLANNED, most=1 + PLANNED)
-    yield loop.figure("trainer.peak_with_the_export", loop.memory.peaks["trainer"] / plan.GB, "GB")
+    yield loop.figure("trainer.peak_with_the_export", loop.memory.peaks["trainer"] / fit.GB, "GB")
     metrics = candidate.metrics
     gap, mean = metrics.logprob_difference_max, metrics.logprob_difference_mean
     assert gap is not None and mean is not None, "the samples are of the current version"
@@ -200,7 +200,7 @@ def of_swap(loop: Loop, checkpoint: Path) -> Iterator[Figure]:
     ship(loop.store, loop.settings.serving, prefix, checkpoint, ParentCopy(BASE, loop.base))
     yield loop.figure("export", time.monotonic() - began, "s")
     whole = size_of(checkpoint)
-    yield loop.figure("checkpoint", whole / plan.GB, "GB")
+    yield loop.figure("checkpoint", whole / fit.GB, "GB")
     loop.engine.fetch(BASE_VERSION, loop.store.uri(BASE))
     began = time.monotonic()
     fetched = loop.engine.fetch(VERSION, loop.store.uri(prefix))
@@ -219,7 +219,7 @@ def of_swap(loop: Loop, checkpoint: Path) -> Iterator[Figure]:
     greedy = loop.engine.sample(VERSION, prompts, COMPLETION, temperature=0.0)
     logprobs = loop.engine.score(VERSION, prompts, greedy)
     for name in ("engine", "engine_routes"):
-        yield loop.figure(f"{name}.peak", loop.memory.peaks[name] / plan.GB, "GB")
+        yield loop.figure(f"{name}.peak", loop.memory.peaks[name] / fit.GB, "GB")
     loop.engine.restart()
     again = loop.engine.score(VERSION, prompts, greedy)
     apart = max(abs(a - b) for one, other in zip(logprobs, again, strict=True) for a, b in zip(one, other, strict=True))

@@ -17,7 +17,7 @@ from infra import settings as configuration
 from infra.settings import Settings
 from infra.settings.schema import HeldOut
 from tasks.evaluation import positions
-from tasks.evaluation.gate.verdict import GateResult, judge_candidate
+from tasks.evaluation.gate.verdict import GateResult, gate_candidate
 from tasks.evaluation.heldout import held_out_files, sets, site_packages
 from tasks.evaluation.heldout.build import build
 from tasks.evaluation.models.completions import set_of
@@ -65,7 +65,7 @@ def measure(settings: Settings, bench: Bench) -> Iterator[Figure]:
             others = scores_of({CHAMPION: base, **folders}, pool[:places], settings)
     candidates = {name: scores.by_position for name, scores in others.scores.items()} | {better.name: rows[better.name][:places]}
     champion = others.scores[CHAMPION].by_position
-    yield verdict_figure(CHAMPION, frozenset(), judge_candidate(champion, champion, settings.evaluate.gate))
+    yield verdict_figure(CHAMPION, frozenset(), gate_candidate(champion, champion, settings.evaluate.gate))
     for recipe in recipes:
         yield recipe_figure(recipe, list(candidates[recipe.name]), list(champion), settings)
     if not bench.quick:
@@ -108,7 +108,7 @@ def developer_sources() -> Sequence[positions.Source]:
 
 def recipe_figure(recipe: Recipe, candidate: list[PositionScore], champion: list[PositionScore], settings: Settings) -> Figure:
     """Return whether the gate says of a trained model what it must."""
-    return verdict_figure(recipe.name, recipe.guardrails, judge_candidate(candidate, champion, settings.evaluate.gate))
+    return verdict_figure(recipe.name, recipe.guardrails, gate_candidate(candidate, champion, settings.evaluate.gate))
 
 
 def flipped_figures(
@@ -116,7 +116,7 @@ def flipped_figures(
 ) -> list[Figure]:
     """Return whether the gate fails the opposite reward and does not fail the reward as it is."""
     seen, control = (
-        judge_candidate(candidates[name], champion, settings.evaluate.gate) for name in (flipped.FLIPPED, flipped.CONTROL)
+        gate_candidate(candidates[name], champion, settings.evaluate.gate) for name in (flipped.FLIPPED, flipped.CONTROL)
     )
     return [
         verdict_figure(flipped.FLIPPED, flipped.GUARDRAILS, seen),

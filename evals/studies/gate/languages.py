@@ -8,7 +8,7 @@ from evals.bench.figures import Figure, figure
 from evals.studies.gate.models import BATCH, Recipe, first_line, train
 from infra import settings as configuration
 from infra.settings import ROOT, Settings
-from tasks.evaluation.gate.verdict import judge_candidate
+from tasks.evaluation.gate.verdict import gate_candidate
 from tasks.evaluation.heldout.directory import read_code
 from tasks.evaluation.positions import Position, sample_positions
 from tasks.evaluation.scores import PositionScore
@@ -40,7 +40,7 @@ def run(settings: Settings, scored: Scored) -> list[Figure]:
         champion = train(base, Path(folder) / "champion", learnt, taught, settings.model, served)
         candidate = train(champion, Path(folder) / "candidate", lost, taught, settings.model, served)
         found = scored({"champion": champion, "candidate": candidate}, places, settings)
-    result = judge_candidate(found["candidate"], found["champion"], settings.evaluate.gate)
+    result = gate_candidate(found["candidate"], found["champion"], settings.evaluate.gate)
     verdicts = {finding.slice: finding.verdict for finding in result.findings if finding.slice}
     failed = [finding.name for finding in result.findings if finding.verdict == "failed"]
     right = verdicts.get(LOST) == "failed" and verdicts.get(KEPT) != "failed"

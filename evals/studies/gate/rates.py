@@ -18,7 +18,7 @@ from evals.studies.gate.plants import worsened
 from infra.settings.schema import Gate
 from tasks.evaluation.gate.guardrails import checks_of, column_of
 from tasks.evaluation.gate.values import Places, Values
-from tasks.evaluation.gate.verdict import Check, differences_of, finding_of, judge_values
+from tasks.evaluation.gate.verdict import Check, differences_of, finding_of, gate_values
 from tasks.evaluation.scores import PositionScore
 
 PROMISED = 0.05
@@ -130,7 +130,7 @@ def figures_of(
     verdicts, blocked, passed, judged = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
     for _ in range(draws):
         drawn = pool.draw(places, rng)
-        result = judge_values(drawn.candidate, drawn.champion, drawn.places, settings)
+        result = gate_values(drawn.candidate, drawn.champion, drawn.places, settings)
         verdicts[result.verdict] += 1
         blocked.update({row_of(finding.name) for finding in result.findings if finding.verdict != "passed"})
         for guardrail, let_through in planted(drawn, pool, settings, rng):

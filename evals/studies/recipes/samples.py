@@ -12,7 +12,7 @@ from evals.developers import Pause, Schedule
 from evals.studies.judged import groups
 from evals.studies.recipes.stream import PROJECT, Label, mined
 from infra.model.fim import Renderer
-from infra.model.kept import kept_characters
+from infra.model.kept_text import kept_characters
 from infra.records import Sample
 from infra.settings import Settings
 from infra.settings.schema import Groups, Reward

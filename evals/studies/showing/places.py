@@ -9,7 +9,7 @@ from tokenizers.decoders import DecodeStream
 
 from evals.developers import Pause
 from evals.studies.showing.frontier import Outcomes
-from infra.model.acceptance import PastAcceptance
+from infra.model.past_acceptance import PastAcceptance
 from infra.model.showing import Decision, Place, decide
 from tasks.evaluation.models.generation import SampledCompletion
 from tasks.showing.labels import LabelledCompletion, kept_up_to

@@ -82,8 +82,8 @@ def _check_settled(event: NativeEvent) -> None:
         raise BadRequest("settled_kept: expected settled_total with it, both in characters", "settled_kept", 422)
     if event.settled is not None and numbers[0] is not None:
         raise BadRequest("settled: expected the text, or settled_kept and settled_total without it, not both", "settled", 422)
-    told = event.settled is not None or numbers[0] is not None or event.reason
-    if event.outcome is None and not told:
+    informative = event.settled is not None or numbers[0] is not None or event.reason
+    if event.outcome is None and not informative:
         raise BadRequest("outcome: required without settled, settled_kept or reason", "outcome", 422)
     if event.reason and event.outcome in TAKEN:
         raise BadRequest(

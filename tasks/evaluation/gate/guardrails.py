@@ -102,9 +102,9 @@ def slice_checks(candidate: Values, champion: Values, places: Places, settings: 
     """Return a check for each slice that is large enough, and what is said of the others. A slice of all places is none."""
     guardrail = next(g for g in GUARDRAILS if g.name == SLICED)
     whole = column_of(guardrail, candidate, champion)
-    found, told = slices.of_places(places, whole.known, settings.min_slice_places, settings.min_project_files)
+    found, notes = slices.of_places(places, whole.known, settings.min_slice_places, settings.min_project_files)
     checks = []
     for name, one in found.items():
         margin = settings.slice_margins.get(name, settings.margins.slices)
         checks.append(Check(guardrail, name, margin, replace(whole, known=whole.known & one.within), one.names))
-    return checks, told
+    return checks, notes

@@ -39,26 +39,26 @@ def of_places(places: Places, known: np.ndarray, least: int, least_files: int) -
         least_files: least number of files of a project.
     """
     found: dict[str, Slice] = {}
-    told: dict[str, str] = {}
+    notes: dict[str, str] = {}
     for name in places.slices:
         one = Slice.of([name], places)
         count, files = int((known & one.within).sum()), files_of(places, known & one.within)
         if one.within[known].all():
             continue
         if count < least:
-            told[name] = f"{name}: {count} places, a verdict needs {least}"
+            notes[name] = f"{name}: {count} places, a verdict needs {least}"
         elif name.startswith(PROJECT) and files < least_files:
-            told[name] = f"{name}: {count} places in {files:.3g} files of equal size, a verdict needs {least_files}"
+            notes[name] = f"{name}: {count} places in {files:.3g} files of equal size, a verdict needs {least_files}"
         else:
             found[name] = one
     for kind in POOLED:
-        small = [name for name in told if name.startswith(f"{kind}: ")]
+        small = [name for name in notes if name.startswith(f"{kind}: ")]
         together, name = Slice.of(small, places), f"{kind}: {len(small)} small ones"
         counted = known & together.within
         if len(small) > 1 and counted.sum() >= least and not together.within[known].all():
             found[name] = together
-            told |= {one: f"{told[one]}; it counts with {name}" for one in small}
-    return found, list(told.values())
+            notes |= {one: f"{notes[one]}; it counts with {name}" for one in small}
+    return found, list(notes.values())
 
 
 def files_of(places: Places, within: np.ndarray) -> float:

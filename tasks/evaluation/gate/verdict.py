@@ -63,7 +63,7 @@ class GateResult:
     """What was not checked, each with the reason."""
 
 
-def judge_candidate(
+def gate_candidate(
     candidate: Sequence[PositionScore], champion: Sequence[PositionScore], settings: Gate, *, judge_counts: bool = True
 ) -> GateResult:
     """Return the gate's verdict on scores at the same places.
@@ -76,10 +76,10 @@ def judge_candidate(
         raise ValueError(
             f"gate: {len(candidate)} places of the candidate, {len(places)} others of the champion; score both on one set"
         )
-    return judge_values(Values.of(candidate), Values.of(champion), Places.of(champion), settings, judge_counts=judge_counts)
+    return gate_values(Values.of(candidate), Values.of(champion), Places.of(champion), settings, judge_counts=judge_counts)
 
 
-def judge_values(candidate: Values, champion: Values, places: Places, settings: Gate, *, judge_counts: bool = True) -> GateResult:
+def gate_values(candidate: Values, champion: Values, places: Places, settings: Gate, *, judge_counts: bool = True) -> GateResult:
     """Return the gate's verdict on two models' measures at the same places."""
     asked = checks_of(candidate, champion, places, settings, judge_counts=judge_counts)
     if (count := int(places.asks.sum())) < settings.min_places:
@@ -137,7 +137,7 @@ def explain(check: Check, difference: Difference, verdict: Verdict) -> str:
     name = f"{check.guardrail.name} ({check.slice})" if check.slice else check.guardrail.name
     limit = f"{'-' if check.guardrail.worse == 'less' else '+'}{check.margin:g} {check.guardrail.measure.unit}"
     if not math.isfinite(difference.low):
-        return f"{name}: {difference.places} places in {difference.files} files tell nothing; the margin is {limit}"
+        return f"{name}: {difference.places} places in {difference.files} files are too few; the margin is {limit}"
     what = {
         "passed": "within the margin",
         "failed": f"surely {check.guardrail.meaning}",

@@ -5,7 +5,7 @@ It rewards where `reference` scores, so that no model is scored by what it was r
 
 from collections.abc import Sequence
 
-from infra.model.kept import kept_characters
+from infra.model.kept_text import kept_characters
 from tasks.evaluation.judge.base import HIGHEST, Item, Judgement, Scored
 
 

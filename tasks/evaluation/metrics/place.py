@@ -7,7 +7,7 @@ tokens and the client's stop strings. `measure` calls each and names its number;
 
 from dataclasses import dataclass, fields
 
-from infra.model.kept import kept_characters
+from infra.model.kept_text import kept_characters
 from infra.model.language import language
 from tasks.evaluation.metrics import habits, identifiers, similarity, syntax
 from tasks.evaluation.positions import Position
@@ -26,7 +26,7 @@ class Measured:
     matching_characters: float
     """Right characters from the start."""
     kept_characters: float
-    """Characters that stand in the true text, as the A/B test counts them (infra/model/kept.py)."""
+    """Characters that stand in the true text, as the A/B test counts them (infra/model/kept_text.py)."""
     length: float
     """Characters."""
     empty: float

@@ -4,9 +4,9 @@ Each metric is a number for every request. The test compares its sum over a deno
 (tasks/statistics/ratios.py):
 
     requests   all requests of the test
-    shown      per request, from those that were judged: shown per request times the sum per judged one. A shown completion that
-               nobody answered is missing, neither rejected nor left out of the requests (designs.py)
-    judged     those whose answer is known: the developer decided, or the editor tells nothing where it was not taken
+    shown      per request, from estimated from answered completions: shown per request times the sum per answered one. A shown
+    completion without an answer is missing data, not a rejection (designs.py) judged     those whose answer is known: the
+    developer decided, or the editor does not report it because it was not accepted
                (tasks/labels/unreported.py)
     decided    those on which the developer decided
     user       one number a user (designs.py)
@@ -42,7 +42,7 @@ class Metric:
     better: Literal["more", "fewer", "same"]
     """Direction of a gain."""
     per: Denominator
-    """What its sum is divided by."""
+    """Denominator of its sum."""
     value: Callable[[Plan], pl.Expr] | None
     """Its value for a labelled request (tasks/labels/attribution.py), 0 for one that nobody judged if it is per `shown` or
     `decided`; None for a metric per user."""
@@ -57,23 +57,23 @@ class Metric:
 
 
 SHOWN = JUDGED | ~(pl.col("withheld") | pl.col("blank"))
-"""Something may have been shown: unlike in the measures also where the editor closed the connection, so that such a request is
-missing and not one with nothing to show."""
+"""Text may have been shown. Unlike in tasks/labels/measures.py this includes requests whose connection the editor closed: they
+are missing data, not requests without text."""
 
 
 ANSWERED = JUDGED | (pl.col("unreported") & SHOWN & ~pl.col("cache_hit"))
-"""What became of it is known; `unreported` is that of `of_reporting_users`. What Continue shows again
-from its cache may be taken there."""
+"""The outcome is known; `unreported` is that of `of_reporting_users`. A completion that Continue shows again from its cache may
+be accepted then."""
 
 
 def of_reporting_users(labelled: pl.DataFrame) -> pl.DataFrame:
-    """Return labelled requests, `unreported` only of users whose editor tells of others: the silence of one that never tells says
-    nothing."""
+    """Return labelled requests, with `unreported` only for users whose editor reports other requests: no report from an editor
+    that never reports is no information."""
     return labelled.with_columns(unreported=pl.col("unreported") & JUDGED.any().over("user"))
 
 
 def _accepted(_: Plan) -> pl.Expr:
-    """1 where at least half of what was shown was kept."""
+    """1 if at least half of the shown text was kept."""
     return ACCEPTED.fill_null(False)
 
 
@@ -83,33 +83,33 @@ def _characters(plan: Plan) -> pl.Expr:
 
 
 def _annoyed(_: Plan) -> pl.Expr:
-    """1 where something was shown, of which nothing was accepted, or reported as kept. A closed request showed nothing."""
+    """1 if text was shown and none of it was accepted or reported as kept. A request that the editor closed showed nothing."""
     closed = ~JUDGED & (pl.col("finish_reason") == "disconnected")
     return ANSWERED & ~closed & (pl.max_horizontal(pl.col("accepted_characters", "kept_characters").fill_null(0)) == 0)
 
 
 def _failed(_: Plan) -> pl.Expr:
-    """1 where the assigned version did not answer to the end; `served` is whether it answered alone."""
+    """1 if the assigned version did not answer to the end; `served`: whether it alone answered."""
     return ~pl.col("served") | (pl.col("finish_reason") == "error")
 
 
 def _later_than(time: str, quantile: float) -> Callable[[Plan], pl.Expr]:
-    """1 where a time is above this quantile of all requests of the test, or where it never came."""
+    """1 if a time is above this quantile of all requests of the test, or missing."""
     return lambda _: (pl.col(time) > pl.col(time).quantile(quantile)).fill_null(True)
 
 
 def _cancelled(_: Plan) -> pl.Expr:
-    """1 where the developer dismissed what was shown."""
+    """1 if the developer dismissed the completion."""
     return CANCELLED.fill_null(False)
 
 
 def _quick(_: Plan) -> pl.Expr:
-    """1 where it was rejected before it can have been read."""
+    """1 if it was rejected before the developer can have read it."""
     return QUICK.fill_null(False)
 
 
 def _length(_: Plan) -> pl.Expr:
-    """Characters shown, where the developer decided."""
+    """Characters shown, if the developer decided."""
     return pl.when(JUDGED).then("shown_characters").otherwise(0)
 
 

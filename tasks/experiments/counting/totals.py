@@ -1,10 +1,9 @@
 """Totals by user and arm of an A/B test, from events.
 
-Every request that the experiment assigned counts on the arm that it was assigned to, also where another version answered, and
-where nothing was shown: a model cannot win by showing less or by failing. Neither arm counts requests younger than the settling
-time, requests of users who opted out, pinned and exploring requests, and users without a history. A user with many requests
-counts with a part of them, at the same rates; with a token for each developer, the users of one credential count as one user. The
-metrics are in metrics.py.
+Every request that the experiment assigned counts on its assigned arm, even if another version answered or nothing was shown: a
+model cannot win by showing less or by failing. Neither arm counts requests younger than the settling time, requests of users who
+opted out, pinned and exploring requests, and users without a history. A user with many requests counts with a part of them, at
+the same rates. If each developer has a token, all users of one credential count as one user. The metrics are in metrics.py.
 """
 
 import math
@@ -29,7 +28,7 @@ ARMS: tuple[Arm, Arm] = ("champion", "challenger")
 MADE = "made"
 """Sum of a user's requests before the caps; the metrics per user are computed from it."""
 NAMED = "named"
-"""Sum of a user's requests by a credential that sent requests for several users of the test: it can make users up."""
+"""Sum of a user's requests by a credential that sent requests for several users of the test and so could invent users."""
 QUARTERS = ("turns_0", "turns_6", "turns_12", "turns_18")
 """Sums of the blocks of time in which a user made requests, by quarter of the day (UTC, from this hour on)."""
 TORN = "torn"
@@ -55,19 +54,19 @@ class ArmTotals:
     inputs: tuple[ObjectReference, ...] = ()
     """The event objects that were read."""
     in_block: Mapping[Arm, Sums] = field(default_factory=dict)
-    """The part of `during` from the second half of each block of time; empty: nothing is known of it."""
+    """The part of `during` from the second half of each block of time; empty if unknown."""
     immediate: Mapping[Arm, Sums] = field(default_factory=dict)
     """As `during`, with the requests that are younger than the settling time; beside an anchor, those of the newest champion
     alone. Empty: there are none."""
 
     @property
     def both(self) -> np.ndarray:
-        """Which users were served by both arms, [U]."""
+        """Users served by both arms, [U]."""
         return (self.during["champion"]["requests"] > 0) & (self.during["challenger"]["requests"] > 0)
 
     @property
     def named(self) -> np.ndarray:
-        """Which users came by a credential that can make users up, [U]."""
+        """Users whose credential could invent users, [U]."""
         return np.sum([self.during[arm][NAMED] for arm in ARMS], axis=0) > 0
 
     @property
@@ -81,7 +80,7 @@ class ArmTotals:
         return {arm: int(np.count_nonzero(self.during[arm]["requests"])) for arm in ARMS}
 
     def evidence(self) -> ArmEvidence:
-        """Return the totals as a decision holds them."""
+        """Return the totals as a decision stores them."""
         during, later, in_block, immediate = (
             {arm: _lists(sums[arm]) for arm in sums} for sums in (self.during, self.later, self.in_block, self.immediate)
         )
@@ -96,7 +95,7 @@ class ArmTotals:
 
 
 def of_evidence(evidence: ArmEvidence) -> ArmTotals:
-    """Return the totals that a decision holds."""
+    """Return the totals that a decision stores."""
     parts = (evidence.during, evidence.later, evidence.in_block, evidence.immediate)
     during, later, in_block, immediate = ({arm: _arrays(sums[arm]) for arm in sums} for sums in parts)
     before = _arrays(evidence.before)
@@ -135,7 +134,7 @@ def total(
 
     Args:
         labelled: completions with their labels (tasks/labels/attribution.py).
-        until: requests after this time, in Unix seconds, count only for what needs no label.
+        until: requests after this time, in Unix seconds, count only for metrics that need no label.
     """
     made, before = by_test(labelled, experiment)
     crowded = crowded_credentials(pl.concat([rows.select("credential", "user") for rows in (made, before)]), plan)
@@ -162,7 +161,7 @@ def total(
 
 
 def _later_from(experiment: ExperimentRecord, until: float) -> float:
-    """Return since when requests are of the later part: half of the time, or the newest champion's beside the anchor."""
+    """Return the start of the later part: half of the time, or for an anchor the start of the newest champion."""
     return experiment.stage.started if experiment.stage.name == "anchor" else (experiment.counts_from + until) / 2
 
 
@@ -174,7 +173,7 @@ def crowded_credentials(counted: pl.DataFrame, plan: Plan) -> pl.Series:
 
 
 def one_user_each(rows: pl.DataFrame, credentials: pl.Series) -> pl.DataFrame:
-    """Let the users of each of these credentials count as one: whoever invents users has no more of a test than a developer."""
+    """Count the users of each of these credentials as one, so that invented users weigh no more than one developer."""
     of_crowd = pl.col("credential").is_in(credentials.implode())
     return rows.with_columns(user=pl.when(of_crowd).then(pl.concat_str(pl.lit("credential "), "credential")).otherwise("user"))
 
@@ -182,8 +181,8 @@ def one_user_each(rows: pl.DataFrame, credentials: pl.Series) -> pl.DataFrame:
 def by_test(labelled: pl.DataFrame, experiment: ExperimentRecord, until: float = math.inf) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Return the requests that count: those of the test, each on the arm that it was assigned to, and those before it.
 
-    Only the last stage counts. A stage before it has another share, so that its users differ from this one's in when they were
-    asked, and some of its champion's users are the challenger's now: they would be compared with themselves.
+    Only the last stage counts. An earlier stage has another share: its users made their requests at other times, and some of its
+    champion's users are the challenger's now and would be compared with themselves.
     """
     counted = labelled.filter(~pl.col("opted_out"), ~pl.col("pinned"), ~pl.col("exploring"), pl.col("time") <= until)
     counted = of_reporting_users(counted)
@@ -205,7 +204,7 @@ def weights(during: pl.DataFrame, plan: Plan) -> pl.DataFrame:
 def _on_assigned_arm(rows: pl.DataFrame, experiment: ExperimentRecord) -> pl.DataFrame:
     """Set `arm` to the assigned one, and `served` to whether its version answered, alone.
 
-    Serving leaves the experiment off where it could not serve both versions, or where another one answered.
+    Serving leaves out the experiment if it could not serve both versions, or if another version answered.
     """
     counted = rows.filter(pl.col("experiment") == experiment.id).with_columns(served=pl.lit(True))
     others = rows.filter(pl.col("experiment") != experiment.id)
@@ -234,7 +233,7 @@ def _with_turns(rows: pl.DataFrame, plan: Plan) -> pl.DataFrame:
 
 
 def _capped(rows: pl.DataFrame, plan: Plan, half: pl.Expr) -> pl.DataFrame:
-    """Return the sums by arm, user and credential, those of the busy ones scaled down."""
+    """Return the sums by arm, user and credential, scaled down for busy users and credentials."""
     keys = ("arm", "user", "credential")
     sums = _sums(rows, plan, {LATER: half, IN_BLOCK: pl.col("in_block")}, *keys)
     uncapped = rows.group_by(keys).agg(pl.col(*UNCAPPED).sum())
@@ -263,7 +262,7 @@ def _median_requests(sums: pl.DataFrame) -> float:
 
 
 def _sums(rows: pl.DataFrame, plan: Plan, parts: Mapping[str, pl.Expr], *keys: str) -> pl.DataFrame:
-    """Return every sum by these keys, of all rows and of each part of them, by its prefix, in a fixed order."""
+    """Return every sum by these keys, of all rows and of each part (with its prefix), in a fixed order."""
     valued = rows.select(*keys, **{f"is_{name}": part for name, part in parts.items()}, **values(plan))
     sums = [pl.col(name).sum() for name in SUMS]
     of_parts = [pl.col(name).filter(f"is_{part}").sum().alias(part + name) for part in parts for name in SUMS]

@@ -1,4 +1,4 @@
-"""Recent traffic to plan a test from, and its division at random as by a test of equal versions."""
+"""Recent traffic to plan a test from, and its random division as in a test of equal versions."""
 
 import math
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ DAY = 86_400.0
 
 @dataclass(frozen=True, eq=False)
 class Traffic:
-    """Recent requests that a test would count: a row for each user, a column for each block of time."""
+    """Recent requests that a test would count, with a row for each user and a column for each block of time."""
 
     sums: Mapping[str, np.ndarray]
     """By name (metrics.SUMS), [U, B]."""
@@ -82,7 +82,8 @@ def recent(store: ObjectStore, settings: Settings, plan: Plan, now: float, days:
 
 
 def divide(traffic: Traffic, design: Design, draw: np.random.Generator) -> ArmTotals:
-    """Return the totals of a test of equal versions. By user, the first half of the time is what was before the test."""
+    """Return the totals of a test of equal versions. In a test by user, the first half of the time counts as the time before the
+    test."""
     blocks = traffic.sums["requests"].shape[1]
     begin = 0 if design == "crossover" else blocks // 2
     arm = draw.random((traffic.users, blocks)) < 0.5

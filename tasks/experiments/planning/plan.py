@@ -1,4 +1,4 @@
-"""The plan of a test: the settings as they are when it opens."""
+"""The plan of a test: the settings at its start."""
 
 from infra.records import ExperimentRecord, Plan, PlannedMetric
 from infra.records.experiments import RULES
@@ -8,11 +8,11 @@ from tasks.experiments.counting.metrics import METRICS, planned
 OF_COLLECT = ("settle_seconds", "join_seconds", "known_user_days")
 """Settings of `collect` that decide what a test counts."""
 OWN = ("rules", "planned", "cautious", "metrics")
-"""Fields of a plan that are no settings."""
+"""Fields of a plan that are not settings."""
 
 
 UNPLANNED = {"design": "by_user", "planned_requests": 20_000, "max_seconds": 7 * 86_400.0}
-"""What is taken where a setting leaves the choice to the planner (planner.py) and it has no traffic to plan from."""
+"""Values for settings that leave the choice to the planner (planner.py) when it has no traffic to plan from."""
 
 
 def make_plan(settings: Experiment, collect: Collect, reason: str = "") -> Plan:
@@ -25,7 +25,7 @@ def make_plan(settings: Experiment, collect: Collect, reason: str = "") -> Plan:
 
 
 def plan_of(experiment: ExperimentRecord, settings: Experiment, collect: Collect) -> Plan:
-    """Return the plan by which a test is judged: its record's.
+    """Return the plan in a test's record.
 
     A test that was opened before plans were recorded goes on by the rule of that time (rules.acceptance), with today's settings.
     """
@@ -46,7 +46,7 @@ def _fields(settings: Experiment, collect: Collect) -> dict[str, object]:
 
 
 def unplanned(settings: Experiment) -> Experiment:
-    """Return the settings with UNPLANNED where they leave something open."""
+    """Return the settings with UNPLANNED in place of open ones."""
     return settings.model_copy(
         update={name: value for name, value in UNPLANNED.items() if getattr(settings, name) in (0, "auto")}
     )

@@ -1,12 +1,13 @@
-"""What a team can find out, and the plan of its next test: python -m tasks.experiments.planning.planner [--days N]
+"""The gains that a team's tests can detect, and the plan of its next test: python -m tasks.experiments.planning.planner [--days
+N]
 
 From recent traffic, by each design and for tests of a day, a week and four weeks: the smallest gain of acceptance that is
 promoted with a chance of 80 %, the chance to promote gains of 5, 10 and 20 %, and the chance to ship an equal version in the mode
 without inferiority. No version is compared: the traffic is divided at random many times, as a test of equal versions would, and
-the gate's own comparison tells the errors of all metrics with their correlations:
+the gate's own comparison gives the errors of all metrics with their correlations:
 
-    within      what a user's requests differ by chance: falls with time as 1 / sqrt(t)
-    between     what users differ beyond their history: stays, in a test by user; is not there in a crossover
+    within      random variation of a user's requests: falls with time as 1 / sqrt(t)
+    between     variation between users beyond their history: stays, in a test by user; absent in a crossover
 
 The chance to promote is that of the whole rule (rules.py): a sure gain, and every metric within its margin, for estimates drawn
 from that joint normal distribution. What a setting leaves open, 0 or "auto", is chosen here when a test opens.
@@ -36,7 +37,7 @@ from tasks.statistics.multiple import joint_levels
 from tasks.statistics.ratios import deciders, leave_one_out, widen
 
 DURATIONS = {"a day": 1.0, "a week": 7.0, "four weeks": 28.0}
-"""Days of the tests that are shown."""
+"""Durations of the tests that are shown, in days."""
 GAINS = (0.05, 0.1, 0.2)
 CHANCE = 0.8
 DIVISIONS = 20
@@ -46,29 +47,29 @@ DRAWS = 2000
 HOPELESS = 0.5
 """Smallest gain, as a share, beyond which no test is worth its time."""
 HARMLESS = 0.001
-"""Gain, as a share, of a version that is called equal."""
+"""Largest gain, as a share, of a version that counts as equal."""
 SURE_USERS = 0.95
 """Least chance that a test by user has enough users on both arms."""
 SIMPLER = 1.25
-"""A test by user may find so many times a crossover's smallest gain and is still preferred."""
+"""A test by user is preferred while its smallest gain is at most this many times a crossover's."""
 MARGIN_ERRORS = 4.5
-"""Standard errors of a margin that an equal version is surely within, but for 1 of 150 tests."""
+"""Standard errors of a margin that an equal version keeps in all but 1 of 150 tests."""
 FAST_ERRORS = 3.8
-"""The same in the mode without inferiority, where the margins are what is decided by: 1 of 30, for each metric."""
+"""The same in the mode without inferiority, which decides by the margins: all but 1 of 30 tests, for each metric."""
 SLACK = 1.5
 """Requests of a plan over the expected ones, so that the clock ends the test after whole days."""
 
 
 @dataclass(frozen=True, eq=False)
 class Errors:
-    """What chance does to the estimates of a test of equal versions. A covariance is [M, M] over the plan's metrics."""
+    """Random errors of the estimates of a test of equal versions. A covariance is [M, M] over the plan's metrics."""
 
     within: np.ndarray
-    """Covariance of what is within users, over the days of the traffic."""
+    """Covariance within users, over the days of the traffic."""
     between: np.ndarray
-    """Covariance of what is between users; zero in a crossover."""
+    """Covariance between users; zero in a crossover."""
     shift: np.ndarray
-    """Standard errors by which users who may be made up and favour a difference most move it, [M]."""
+    """Standard errors by which the possibly invented users who favour a difference most can move it, [M]."""
     days: float
     """Days of the traffic."""
 
@@ -79,12 +80,12 @@ class Errors:
 
 @dataclass(frozen=True)
 class Prospect:
-    """What a test by one design finds."""
+    """The gains that a test by one design detects."""
 
     design: Design
     users: int
     obstacle: str
-    """Why such a test cannot end with a verdict; empty where it can."""
+    """Why such a test cannot end with a verdict; empty if it can."""
     smallest: dict[str, float]
     """By duration, the gain promoted with a chance of 80 %, as a share of the acceptance."""
     chances: dict[str, dict[float, float]]
@@ -95,11 +96,11 @@ class Prospect:
 
 @dataclass(frozen=True)
 class Proposal:
-    """The settings of the next test, without a value left open."""
+    """The settings of the next test, all resolved."""
 
     settings: Experiment
     reason: str
-    """What was chosen and what it finds, as sentences."""
+    """The choices and the gains that the test detects, as sentences."""
 
 
 def errors_of(traffic: Traffic, plan: Plan, design: Design, seed: int = 0) -> Errors:
@@ -109,7 +110,7 @@ def errors_of(traffic: Traffic, plan: Plan, design: Design, seed: int = 0) -> Er
     if design == "crossover":
         return Errors(within, np.zeros((size, size)), shift, traffic.days)
     apart, shift = _errors(traffic, plan, "by_user", draw)
-    # The second half of the traffic has half of its time: there, what is within users has twice its variance.
+    # The second half of the traffic has half of its time, so the variance within users is twice as large there.
     found, vectors = np.linalg.eigh(apart - 2 * within)
     return Errors(within, (vectors * np.maximum(found, 0)) @ vectors.T, shift, traffic.days)
 
@@ -136,7 +137,8 @@ def _signs(metrics: Sequence[PlannedMetric]) -> np.ndarray:
 
 
 def margins_of(traffic: Traffic, plan: Plan, covariance: np.ndarray, *, widened: bool = True) -> np.ndarray:
-    """Return the margin of every metric in its unit, [M]: the plan's; if `widened`, at least what a test of this size shows."""
+    """Return the margin of every metric in its unit, [M]: the plan's; if `widened`, at least the margin that a test of this size
+    can show."""
     bases = [traffic.mean(metric.name, metric.per) if metric.relative else 1.0 for metric in plan.metrics]
     planned = np.array([metric.margin for metric in plan.metrics]) * bases
     errors = FAST_ERRORS if plan.mode == "non_inferiority" else MARGIN_ERRORS
@@ -167,7 +169,7 @@ def chance(traffic: Traffic, plan: Plan, errors: Errors, days: float, gain: floa
 
 
 def _effects(traffic: Traffic, plan: Plan, gain: float) -> np.ndarray:
-    """Return how much better each metric is where a share more completions are accepted: what is accepted does not annoy."""
+    """Return the gain of each metric if this share more completions are accepted; an accepted completion does not annoy."""
     accepted = gain * traffic.mean("accepted", "shown")
     of_metric = {"accepted": accepted, "annoyed": accepted, "characters": gain * traffic.mean("characters", "shown")}
     return np.array([of_metric.get(metric.name, 0.0) for metric in plan.metrics])
@@ -187,7 +189,7 @@ def smallest(traffic: Traffic, plan: Plan, errors: Errors, days: float, users: i
 
 
 def obstacle_of(users: int, plan: Plan, design: Design) -> str:
-    """Return why a test of so many users cannot end with a verdict; empty where it can."""
+    """Return why a test of so many users cannot end with a verdict; empty if it can."""
     asked = f"experiment.min_users asks for {plan.min_users}{'' if design == 'crossover' else ' an arm'}"
     if users < plan.min_users * (1 if design == "crossover" else 2):
         return f"{users} users with a history, {asked}"
@@ -198,7 +200,7 @@ def obstacle_of(users: int, plan: Plan, design: Design) -> str:
 
 
 def prospects(traffic: Traffic, plan: Plan, *, widened: bool = True) -> tuple[Prospect, Prospect]:
-    """Return what a test by user and what a crossover of this team finds."""
+    """Return the prospects of a test by user and of a crossover for this team."""
     return _prospect(traffic, plan, "by_user", widened), _prospect(traffic, plan, "crossover", widened)
 
 
@@ -221,7 +223,7 @@ def _prospect(traffic: Traffic, plan: Plan, design: Design, widened: bool) -> Pr
 
 
 def propose(traffic: Traffic, settings: Experiment, collect: Collect) -> Proposal:
-    """Return the settings of the next test: what they leave open is chosen from the traffic."""
+    """Return the settings of the next test, with open ones chosen from the traffic."""
     plan = make_plan(settings, collect)
     designs: tuple[Design, ...] = ("by_user", "crossover") if settings.design == "auto" else (settings.design,)
     obstacles = {design: obstacle_of(traffic.users, plan, design) for design in designs}
@@ -239,14 +241,14 @@ def propose(traffic: Traffic, settings: Experiment, collect: Collect) -> Proposa
         gains = {design: smallest(traffic, plan, each, days, traffic.users, widened=widened) for design, each in errors.items()}
         best = min(gains, key=lambda design: gains[design])
         if "by_user" in gains and gains["by_user"] <= SIMPLER * gains[best]:
-            best = "by_user"  # the simpler design, where it finds nearly as much
+            best = "by_user"  # the simpler design, if it detects nearly as much
         if gains[best] <= (HARMLESS if fast else settings.gain):
             break
     return _chosen(traffic, settings, plan, best, days, errors[best], gains[best])
 
 
 def _durations(settings: Experiment) -> list[float]:
-    """Return the days of the tests that may be chosen, the shortest first."""
+    """Return the possible durations of a test in days, shortest first."""
     if settings.max_seconds:
         return [settings.max_seconds / DAY]
     period = {"days": 1, "weeks": 7}[settings.whole]
@@ -292,7 +294,7 @@ def _round_up(margin: float) -> float:
 
 
 def plan_test(store: ObjectStore, settings: configuration.Settings, now: float) -> Plan:
-    """Return the plan of a test that opens now: what the settings leave open is chosen from the traffic of the last days."""
+    """Return the plan of a test that opens now, with open settings chosen from the traffic of the last days."""
     experiment, collect = settings.experiment, settings.collect
     if experiment.design != "auto" and experiment.max_seconds and experiment.planned_requests:
         return make_plan(experiment, collect)
@@ -330,7 +332,7 @@ def page(found: Sequence[Prospect], traffic: Traffic, plan: Plan, proposal: Prop
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print what the team can find out. Exit code 1 without requests to plan from."""
+    """Print the prospects of the team's tests. Exit code 1 without requests to plan from."""
     parser = argparse.ArgumentParser(
         prog="python -m tasks.experiments.planning.planner", description=(__doc__ or "").split("\n")[0]
     )

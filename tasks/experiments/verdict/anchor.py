@@ -1,18 +1,18 @@
 """The champions of a fast cadence beside the anchor: the version from which promotions without a sure gain began.
 
-Each champion was surely not worse than the one before it by its margins. A step may still lose a part of a margin, and no test
-between two successive champions sees what many steps lose together. So the anchor serves a small share of every user's blocks of
-time, and the requests of all champions since are compared with its requests as one.
+Each champion was not worse than the one before it by its margins. A step may still lose a part of a margin, and no test between
+two successive champions detects the sum of many such losses. So the anchor serves a small share of every user's blocks of time,
+and the requests of all champions since are compared with its requests as one.
 
-What is estimated is the mean loss of these champions, each by its requests. Its confidence sequence is valid at every look while
+The estimate is the mean loss of these champions, weighted by their requests. Its confidence sequence is valid at every look while
 the champion changes: those of Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas 2024, "Time-uniform central limit theory and
 asymptotic confidence sequences", bound the running mean of effects that vary in time, too (those of Lyapunov's type). So the
-comparison needs one error level, and not a part of it for each champion, and it adds up: one champion alone meets too few
-requests beside a small share. The mean says less of the newest champion, so the newest one's own estimate must be a loss, too,
-which only makes errors rarer. Failures, times and empty answers are those of the newest champion alone, as in the watch over it.
+comparison needs one error level for all champions together, and their requests add up: one champion alone would have too few
+beside a small share. The mean says less about the newest champion, so its own estimate must be a loss, too, which only makes
+errors rarer. Failures, times and empty answers are those of the newest champion alone, as in its probation.
 
-A sure loss comes late. Before it, champions whose acceptance is lower by a standard error lean to a loss: while they do, or a
-check fails, the next step needs a sure gain (succession.cautious).
+A sure loss takes long to detect. Before that, the champions lean to a loss if their acceptance is lower by a standard error:
+while they do, or a check fails, the next step needs a sure gain (succession.cautious).
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ class Beside(Look):
 
     @property
     def alpha(self) -> float:
-        """Two-sided level of each metric beyond its margin: together they have `breach_alpha`."""
+        """Two-sided level of each metric for a loss beyond its margin; all together have `breach_alpha`."""
         return self.plan.breach_alpha / len(self.plan.metrics)
 
     def gain_levels(self, rows: Sequence[Regression]) -> dict[str, float]:
@@ -68,7 +68,7 @@ def judge(record: ExperimentRecord, plan: Plan, totals: ArmTotals) -> Verdict:
     verdict = verdict.model_copy(update={"checks": checks})
     failed = "; ".join(check.reason for check in checks if check.state != "passed")
     if obstacle := too_small(totals, plan) or failed:
-        # Whoever breaks a check must not free the next step of the need for a gain.
+        # A failed check must not lift the requirement of a gain for the next step.
         return verdict.model_copy(update={"reason": f"{named}: no breach; {obstacle}", "leaning": bool(failed)})
     look = Beside(plan, last=False)
     compared = look.compare(totals)
@@ -96,7 +96,7 @@ def leans(compared: Compared) -> bool:
 def newest_loses(compared: Compared, plan: Plan, totals: ArmTotals) -> bool:
     """Return whether the newest champion's own estimate is a loss as well; of a guardrail, one beyond its margin.
 
-    Requests in a turn are known for all champions together alone: that metric's loss is taken as the newest one's.
+    Requests in a turn are known only for all champions together, so that metric's loss counts as the newest champion's.
     """
     metric = compared.metric
     if metric.per == "user":

@@ -1,7 +1,7 @@
-"""A sure breach of a guardrail of operation: failures, times, empties. It ends a test at once.
+"""A sure breach of an operational guardrail (failures, times, empty answers), which ends a test at once.
 
-It is looked for at every look, from the first request on: it needs no label, no minimum of users or requests, and no ramp to be
-complete. Its level is the plan's `breach_alpha`, for all looks and all of these metrics together.
+Every look checks for one, from the first request on: it needs no label, no minimum of users or requests, and no complete ramp.
+Its level is the plan's `breach_alpha`, for all looks and all of these metrics together.
 """
 
 import math
@@ -15,7 +15,7 @@ from tasks.experiments.verdict.designs import compare_rates
 from tasks.statistics.ratios import Regression, bernoulli_bounds, boundary, constant_difference, weighted_fit, widen
 
 LEAST_USERS = 2
-"""Users of the challenger's arm below whom a failure may be one user's."""
+"""Fewest users of the challenger's arm: below it, one user may cause all failures."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,10 @@ class Breach:
 
 
 def breach(plan: Plan, totals: ArmTotals) -> Breach | None:
-    """Return the first breach of a guardrail that is sure; None where none is.
+    """Return the first sure breach of a guardrail; None without one.
 
-    A metric of failures is bounded by its requests, since a request fails by the server and not by its user. All metrics are
-    bounded by users, whose requests hang together.
+    A metric of failures is bounded by requests, since the server causes a failure and not the user. All metrics are bounded by
+    users, whose requests are correlated.
     """
     watched = [metric for metric in plan.metrics if metric.immediate]
     sums = totals.immediate or totals.during
@@ -60,7 +60,7 @@ def _by_requests(sums: Mapping[Arm, Sums], metric: PlannedMetric, alpha: float) 
         return -math.inf
     counts = [_counts(sums, metric, arm) for arm in ARMS]
     if counts[1][0] / max(counts[1][1], 1.0) - counts[0][0] / max(counts[0][1], 1.0) <= metric.margin:
-        return -math.inf  # the bounds are farther apart
+        return -math.inf  # the bounds do not overlap by the margin
     champion, challenger = (bernoulli_bounds(*count, alpha / 2) for count in counts)
     return challenger[0] - champion[1]
 

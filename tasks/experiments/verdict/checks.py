@@ -1,7 +1,7 @@
 """Quality checks of a test, before any verdict: whether the arms can be compared at all.
 
-A difference that breaks a test is surely there at the level `experiment.srm_alpha`, for all looks together. What breaks it says
-nothing about the challenger.
+A check fails if its difference is sure at the level `experiment.srm_alpha`, for all looks together. A failed check says nothing
+about the challenger.
 """
 
 import math
@@ -25,7 +25,7 @@ from tasks.statistics.ratios import (
 
 def run_checks(totals: ArmTotals, share: float, plan: Plan) -> tuple[CheckResult, ...]:
     """Return the result of every check of the plan's design."""
-    if plan.mode == "acceptance":  # what was checked before plans were recorded
+    if plan.mode == "acceptance":  # the checks of tests without a recorded plan
         return both_arms(totals, plan), split(totals, share, plan)
     if plan.design == "crossover":
         return (
@@ -46,7 +46,7 @@ def run_checks(totals: ArmTotals, share: float, plan: Plan) -> tuple[CheckResult
 
 
 def both_arms(totals: ArmTotals, plan: Plan) -> CheckResult:
-    """Users whom both arms served; up to the bound they are set aside."""
+    """Users served by both arms; up to the bound they are left out."""
     both, served = int(totals.both.sum()), max(sum(units(totals, plan).values()) + int(totals.both.sum()), 1)
     broken = both > max(1, plan.max_both_arms * served)
     return _result("both_arms", broken, f"{both} of {served} users were served by both arms")
@@ -61,10 +61,10 @@ def split(totals: ArmTotals, share: float, plan: Plan) -> CheckResult:
 
 
 def dropping_out(totals: ArmTotals, plan: Plan) -> CheckResult:
-    """Users with a history who made no request that counts: as many of each arm.
+    """Users with a history and without a request that counts: each arm must have equally many.
 
-    The arm of a user who does not appear is known from the assignment, so it tells users who were lost from chance, which the
-    split of those who appear cannot.
+    The assignment gives the arm even of users who do not appear, so this check finds lost users, which the split of the users who
+    appear cannot.
     """
     present = units(totals, plan)
     known = {arm: present[arm] + totals.absent.get(arm, 0) for arm in ARMS}
@@ -79,21 +79,21 @@ def dropping_out(totals: ArmTotals, plan: Plan) -> CheckResult:
 
 
 def requests_per_user(totals: ArmTotals, plan: Plan) -> CheckResult:
-    """Requests of a user: as many on each arm; in a crossover, in a turn."""
+    """Requests per user (in a crossover, per turn): each arm must have equally many."""
     gap, far = _beyond(compare_requests(totals, plan), plan, plan.max_request_gap)
     of = "requests in a turn" if plan.design == "crossover" else "requests"
     return _result("requests_per_user", far, f"a user's {of} differ by {gap:+.1%} between the arms")
 
 
 def torn_turns(totals: ArmTotals, plan: Plan) -> CheckResult:
-    """Blocks of time in which a user was served by both arms: an editor meets one version in a block."""
+    """Blocks of time in which a user was served by both arms, although a block belongs to one arm."""
     torn, turns = float(totals.during["champion"][TORN].sum()), sum(_turns(totals).values())
     broken = torn > max(1.0, plan.max_both_arms * turns)
     return _result("both_arms", broken, f"in {torn:.0f} of {turns:.0f} blocks of time, a user was served by both arms")
 
 
 def split_of_turns(totals: ArmTotals, share: float, plan: Plan) -> CheckResult:
-    """The split of the users' blocks of time: sample-ratio mismatch. Each is drawn by itself."""
+    """The split of the users' blocks of time, which are drawn independently: sample-ratio mismatch."""
     turns = _turns(totals)
     p = sample_ratio_p(turns["challenger"], turns["champion"], share)
     numbers = f"{turns['challenger']:.0f} to {turns['champion']:.0f} blocks of time at a share of {share:.0%}"
@@ -101,7 +101,7 @@ def split_of_turns(totals: ArmTotals, share: float, plan: Plan) -> CheckResult:
 
 
 def time_of_day(totals: ArmTotals, share: float, plan: Plan) -> CheckResult:
-    """The split of the blocks of each quarter of the day: users differ from themselves by the hour."""
+    """The split of the blocks in each quarter of the day, since users behave differently by the hour."""
     turns = {name: {arm: float(totals.during[arm][name].sum()) for arm in ARMS} for name in QUARTERS}
     p = {name: sample_ratio_p(each["challenger"], each["champion"], share) for name, each in turns.items()}
     least = min(p, key=lambda name: p[name])
@@ -115,7 +115,7 @@ def _turns(totals: ArmTotals) -> dict[Arm, float]:
 
 
 def labels(totals: ArmTotals, plan: Plan) -> CheckResult:
-    """Judged per shown completion: as many on each arm. Where newer requests differ more than older ones, answers are late."""
+    """Answered per shown completion: equal on both arms. If newer requests differ more than older ones, answers are late."""
     older = rest(totals.later, totals, "judged", "visible")
     parts: dict[str, Mapping[Arm, Sums]] = {"older": older, "newer": totals.later, "all": totals.during}
     gaps = {name: _label_gap(sums, totals, plan) for name, sums in parts.items()}
@@ -130,14 +130,14 @@ def labels(totals: ArmTotals, plan: Plan) -> CheckResult:
 
 
 def carry_over(totals: ArmTotals, plan: Plan) -> CheckResult:
-    """The first half of a crossover's blocks against the second: the version before must not show in the one after."""
+    """The first half of a crossover's blocks against the second: the previous version must not influence the next one."""
     change = compare_change(totals.in_block, totals, "accepted", "shown", plan)
     gap, far = _beyond(change, plan, 0.0)
     return _result("carry_over", far, f"the difference of acceptance changes by {gap:+.4f} within a block")
 
 
 def _label_gap(sums: Mapping[Arm, Sums], totals: ArmTotals, plan: Plan) -> tuple[float, bool]:
-    """Return the gap as a share of the champion's judged per shown, and whether it is surely beyond the tolerated one."""
+    """Return the gap as a share of the champion's answered per shown, and whether it is surely above the tolerated one."""
     champion = sums["champion"]
     base = champion["judged"].sum() / max(champion["visible"].sum(), 1)
     gap, far = _beyond(compare_rates(sums, totals, "judged", "visible", plan), plan, plan.max_label_gap * base)
@@ -145,7 +145,7 @@ def _label_gap(sums: Mapping[Arm, Sums], totals: ArmTotals, plan: Plan) -> tuple
 
 
 def _beyond(rows: Regression, plan: Plan, tolerated: float) -> tuple[float, bool]:
-    """Return a difference, and whether it is surely farther from the expected one than tolerated."""
+    """Return a difference, and whether its distance from the expected value is surely above the tolerated one."""
     found = difference(rows, plan.srm_alpha, 2.0 * plan.planned_requests)
     if isinstance(found, NoDifference):
         gap = constant_difference(rows) if np.count_nonzero(rows.weights) >= LEAST_ROWS else None

@@ -1,6 +1,6 @@
 """The gate of the A/B test: promote, reject, broken or undecided, with its reason. The totals by user and arm are from totals.py.
 
-A verdict is a function of the experiment's record with its plan, the totals and the time, and of nothing else.
+A verdict depends only on the experiment's record with its plan, the totals and the time.
 """
 
 import math
@@ -22,13 +22,13 @@ from tasks.statistics.ratios import Difference, NoDifference, Regression, decide
 EARLY_ALPHA_SHARE = 0.05
 """Share of the error level that is spent on looks before the planned end."""
 NOVELTY_ALPHA = 0.1
-"""Two-sided error level of the comparison of a gain in the two halves of a test, at its planned end. Half of it is lost of
-lasting gains: a test that can just tell a gain from none cannot tell whether it fades (measurements.md, 2026-11-24)."""
+"""Two-sided error level of the comparison of a gain in the two halves of a test, at its planned end. A test that can just detect
+a gain cannot detect whether it fades, so lasting gains are lost at about half of this level (measurements.md, 2026-11-24)."""
 SHORTENED = ("champion", "challenger", "estimate", "low", "high", "level", "margin")
 MOST_REASON = 1000
-"""Characters of the reason of a verdict to look at."""
+"""Most characters of a displayed verdict's reason."""
 TOLERATED_SHARE = 1 / 24
-"""Share of a test's users who may be made up at most: five of an arm of 60."""
+"""Largest share of a test's users who may be invented: five of an arm of 60."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Look:
     last: bool
     """Whether it is the look at the planned end."""
     over: float = 1.0
-    """Part of the planned requests or time that is over, whichever is more, above 0 and at most 1."""
+    """Elapsed part of the planned requests or time, whichever is larger, above 0 and at most 1."""
 
     @property
     def alpha(self) -> float:
@@ -65,10 +65,10 @@ class Look:
         return Compared(metric, rows, found, gain, gain_alpha, margin, means)
 
     def gain_levels(self, rows: Sequence[Regression]) -> dict[str, float]:
-        """Return the level for a gain of each success metric, so that all of them together have the look's.
+        """Return the level for a gain of each success metric; all together have the look's level.
 
-        At the planned end they are those of their joint distribution. Before it, alpha is divided by their weights: boundaries
-        that are crossed at any time have no joint distribution that would be known.
+        At the planned end the levels follow from the joint distribution. Before it, alpha is divided by the weights: the joint
+        distribution of boundaries that may be crossed at any time is unknown.
         """
         chosen = [(each, metric) for each, metric in zip(rows, self.plan.metrics, strict=True) if metric.role == "success"]
         weights, names = weights_of([metric for _, metric in chosen]), [metric.name for _, metric in chosen]
@@ -138,7 +138,7 @@ def _looked(verdict: Verdict, look: Look, totals: ArmTotals, end: str) -> Verdic
 
 
 def planned_end(experiment: ExperimentRecord, plan: Plan, totals: ArmTotals, now: float) -> str:
-    """Return which planned end is reached, in words; empty before it."""
+    """Describe the planned end that is reached; empty before it."""
     if min(totals.requests.values()) >= plan.planned_requests:
         return f"in {plan.planned_requests} requests an arm (experiment.planned_requests)"
     if now - experiment.started >= plan.max_seconds:
@@ -147,13 +147,13 @@ def planned_end(experiment: ExperimentRecord, plan: Plan, totals: ArmTotals, now
 
 
 def over(experiment: ExperimentRecord, plan: Plan, totals: ArmTotals, now: float) -> float:
-    """Return the part of a planned test that is over, by its requests or by its time."""
+    """Return the elapsed part of a planned test, by its requests or by its time."""
     requests = min(totals.requests.values()) / plan.planned_requests
     return min(1.0, max(requests, (now - experiment.started) / plan.max_seconds, 1e-3))
 
 
 def too_small(totals: ArmTotals, plan: Plan) -> str:
-    """Return what a verdict lacks in users or requests; empty where it lacks nothing."""
+    """Describe the users or requests that a verdict lacks; empty if there are enough."""
     users, requests = units(totals, plan), totals.requests
     if min(users.values()) < plan.min_users:
         return f"{users['challenger']} and {users['champion']} users, {plan.min_users} an arm are asked (experiment.min_users)"
@@ -166,23 +166,25 @@ def too_small(totals: ArmTotals, plan: Plan) -> str:
 
 
 def held_by(checks: tuple[CheckResult, ...]) -> str:
-    """Return why the verdict waits; empty where it does not."""
+    """Return why the verdict waits; empty if it does not."""
     return "; ".join(check.reason for check in checks if check.state == "hold")
 
 
 def without_look(verdict: Verdict, reason: str, plan: Plan, time_is_over: bool) -> Verdict:
-    """Return the verdict while the arms cannot be compared. At the end of the time it is `broken`: nothing was learned about the
-    challenger, and nothing is held against it."""
+    """Return the verdict while the arms cannot be compared. At the end of the time it is `broken`: the test says nothing about
+    the challenger."""
     if not time_is_over:
         return verdict.model_copy(update={"reason": reason})
-    ended = f"the test ended after {plan.max_seconds:.0f} s (experiment.max_seconds) without having been able to tell: {reason}"
+    ended = f"the test ended after {plan.max_seconds:.0f} s (experiment.max_seconds) without a result: {reason}"
     return verdict.model_copy(update={"verdict": "broken", "inconclusive": True, "reason": ended})
 
 
 def robust(look: Look, totals: ArmTotals, compared: list[Compared], judgement: Judgement) -> Judgement:
-    """Return the verdict if it stands where each metric that decides is without the users who favour it most, else none.
+    """Return the verdict if it holds when each deciding metric is computed without the users who favour it most; otherwise an
+    undecided verdict.
 
-    These are the success metrics, and the one of the reason. Each is without its own users, since others favour others most.
+    Deciding metrics are the success metrics and the metric of the reason. Each leaves out its own users, since different users
+    favour different metrics most.
     """
     count, among = tolerated_users(totals, look.plan), tolerated_among(totals, look.plan)
     if judgement.verdict == "undecided" or not count:
@@ -202,10 +204,10 @@ def robust(look: Look, totals: ArmTotals, compared: list[Compared], judgement: J
 
 
 def lasting(look: Look, totals: ArmTotals, judgement: Judgement) -> Judgement:
-    """Return the verdict, but no promotion for a gain that fades from the first half of a test to the second.
+    """Return the verdict, unless it promotes for a gain that fades from the first half of a test to the second.
 
-    Where fading is likely, the gain to which both halves lead at the planned end must be sure. Before that end it must be in any
-    case, since an early gain says little about a later one and waiting costs no power.
+    If fading is likely, the gain extrapolated from both halves to the planned end must be sure. Before that end it must be sure
+    in any case, since an early gain says little about a later one and waiting costs no power.
     """
     if judgement.verdict != "promote" or look.plan.mode != "superiority":
         return judgement
@@ -224,22 +226,23 @@ def lasting(look: Look, totals: ArmTotals, judgement: Judgement) -> Judgement:
 
 
 def tolerated_users(totals: ArmTotals, plan: Plan) -> int:
-    """Return the number of a test's users who may be made up without deciding it."""
+    """Return how many of a test's users may be invented without deciding it."""
     users = units(totals, plan)
     number = sum(users.values()) if plan.design == "by_user" else max(users.values())
     return min(plan.tolerated_users, math.ceil(number * TOLERATED_SHARE), int(np.count_nonzero(tolerated_among(totals, plan))))
 
 
 def tolerated_among(totals: ArmTotals, plan: Plan) -> np.ndarray:
-    """Return which users may be made up, [U]: those of a credential that speaks for several; all, in plans of earlier rules.
+    """Return which users may be invented, [U]: those of a credential that names several users; all users, in plans of earlier
+    rules.
 
-    Whoever has a credential of their own was given it. A credential that names its users can name as many as it likes.
+    A personal credential was issued to its user, so it cannot be invented. A credential that names its users can name any number.
     """
     return totals.named if plan.rules > 1 else np.ones(len(totals.both), dtype=bool)
 
 
 def promising(look: Look, totals: ArmTotals, accepted: Compared) -> bool:
-    """Return whether the challenger is surely accepted no less than the margin allows, also without the users who decide it."""
+    """Return whether the challenger's acceptance surely keeps its margin, even without the users who decide it."""
     rows = compare(totals, accepted.metric, look.plan)
     count = tolerated_users(totals, look.plan)
     among = tolerated_among(totals, look.plan)
@@ -249,10 +252,10 @@ def promising(look: Look, totals: ArmTotals, accepted: Compared) -> bool:
 
 
 def never_or_always(rows: Regression, alpha: float) -> Difference | None:
-    """Return the difference of a rate that is the same for every user, most often 0, such as that of failures; None for others.
+    """Return the difference of a rate that is equal for every user, usually 0, such as failures; None for other rates.
 
-    No error can be estimated from it. If none of n requests is an exception, their share is below -log(alpha / 2) / n at the
-    level of one side (the rule of three: Hanley and Lippman-Hand 1983, "If nothing goes wrong, is everything all right?").
+    No error can be estimated from such a rate. If none of n requests is an exception, their share is below -log(alpha / 2) / n at
+    the level of one side (the rule of three: Hanley and Lippman-Hand 1983, "If nothing goes wrong, is everything all right?").
     """
     rates = rows.outcome[rows.weights > 0]
     if not rates.size or np.ptp(rates) > 1e-12 or (rows.design.shape[1] == 1 and rates[0]):
@@ -290,7 +293,7 @@ def acceptance(totals: ArmTotals) -> dict[Arm, Rate]:
 
 
 def result_of(compared: Compared, look: Look) -> MetricResult:
-    """Return a compared metric as a verdict holds it."""
+    """Return a compared metric as a verdict stores it."""
     found, alpha = (compared.gain, compared.gain_alpha) if compared.gain else (compared.difference, look.alpha)
     state = "better" if compared.better else "not_worse" if compared.not_worse else "worse" if compared.worse else "unsure"
     return MetricResult(
@@ -308,7 +311,7 @@ def result_of(compared: Compared, look: Look) -> MetricResult:
 
 
 def numbers(compared: list[Compared], look: Look) -> str:
-    """Return the differences of the success metrics, and of what is not within its margin, in words."""
+    """Describe the differences of the success metrics, and of metrics outside their margins."""
     words = []
     for each in compared:
         result, digits = result_of(each, look), BY_NAME[each.metric.name].digits
@@ -321,7 +324,7 @@ def numbers(compared: list[Compared], look: Look) -> str:
 
 
 def brief(verdict: Verdict) -> Verdict:
-    """Return a verdict to look at, in at most 4,000 characters or so: MLflow's PostgreSQL schema holds 5,000 in a tag."""
+    """Return a shortened verdict of about 4,000 characters at most: a tag in MLflow's PostgreSQL schema has 5,000."""
     metrics = [
         metric.model_copy(update={name: _short(getattr(metric, name)) for name in SHORTENED}) for metric in verdict.metrics
     ]

@@ -11,7 +11,7 @@ from tasks.experiments.counting.totals import ARMS, MADE, QUARTERS, ArmTotals, S
 from tasks.statistics.ratios import Regression, by_user, within_user
 
 Per = Denominator | Literal["visible"]
-"""What a sum is divided by; visible: completions shown, for the share of them that is judged."""
+"""Denominators of a sum; visible: completions shown, for the share that is answered."""
 TURN = 0.5
 """Requests added to each arm before logarithms are compared within a user."""
 
@@ -24,16 +24,16 @@ def compare(totals: ArmTotals, metric: PlannedMetric, plan: Plan) -> Regression:
 
 
 def compare_rates(sums: Mapping[Arm, Sums], totals: ArmTotals, name: str, per: Per, plan: Plan) -> Regression:
-    """Return the comparison of a sum over a denominator, of all requests or of a part of them.
+    """Return the comparison of a sum over a denominator, for all requests or a part of them.
 
     Args:
         sums: the sums by arm of these requests.
-        totals: where they are from.
+        totals: the totals that contain them.
     """
     denominator = "requests" if per == "shown" else per
     requests = _pair(sums, denominator)
     if per == "shown" and not all(answers.any() for answers in _pair(sums, "judged")):
-        requests = np.zeros_like(requests[0]), np.zeros_like(requests[1])  # of an arm without an answer nothing is known
+        requests = np.zeros_like(requests[0]), np.zeros_like(requests[1])  # an arm without an answer has no estimate
     counted = _extended(sums, name, _counting(requests, plan)) if per == "shown" else _pair(sums, name)
     if plan.design == "crossover":
         return within_user(counted, requests)
@@ -45,12 +45,12 @@ def compare_rates(sums: Mapping[Arm, Sums], totals: ArmTotals, name: str, per: P
 
 
 def extend(counted: np.ndarray, judged: np.ndarray, visible: np.ndarray, counting: np.ndarray) -> np.ndarray:
-    """Return each user's sum as if all that was shown had been judged.
+    """Return each user's sum, extended from answered completions to all shown ones.
 
-    Of all requests together that is visible * counted / judged, so divided by the requests it is shown per request times the mean
-    of the judged ones. A user's part of it is, up to a constant, their influence on this product (the delta method for ratios of
-    clustered sums: Deng, Knoblich and Lu 2018, "Applying the Delta Method in Metric Analytics", section 3), so that errors over
-    users are right. Where everything is judged, it is the sum itself. Nothing judged: zeros.
+    Summed over users it is visible * counted / judged; per request it is (visible per request) * (counted per judged). A user's
+    part of it is, up to a constant, the user's influence on this product (the delta method for ratios of clustered sums: Deng,
+    Knoblich and Lu 2018, "Applying the Delta Method in Metric Analytics", section 3), so errors over users are right. If
+    everything is answered, it is the sum itself; if nothing is, zeros.
 
     Args:
         counting: weight of each user's requests in the comparison.
@@ -82,17 +82,17 @@ def compare_requests(totals: ArmTotals, plan: Plan) -> Regression:
 def compare_change(part: Mapping[Arm, Sums], totals: ArmTotals, name: str, per: Per, plan: Plan) -> Regression:
     """Return the comparison of how each user's rate changes from the rest of the requests to a part of them, such as the later.
 
-    What a user's rates have in common is not in it.
+    The common level of a user's rates cancels out.
     """
     first, later, weights = _two_parts(part, totals, name, per, plan)
     return Regression(later.design, later.outcome - first.outcome, weights, first.requests + later.requests)
 
 
 def compare_ahead(totals: ArmTotals, name: str, per: Per, plan: Plan, over: float) -> Regression:
-    """Return the comparison that the two halves of a test lead to at its planned end, by a straight line through them.
+    """Return the comparison at the planned end, extrapolated by a straight line through the two halves of a test.
 
     Args:
-        over: part of the planned test that is over, above 0 and at most 1. The halves lie at a quarter and three quarters of it.
+        over: elapsed part of the planned test, above 0 and at most 1. The halves lie at a quarter and three quarters of it.
     """
     first, later, weights = _two_parts(totals.later, totals, name, per, plan)
     ahead = (1 - 0.75 * over) / (0.5 * over)
@@ -111,7 +111,7 @@ def _two_parts(
 
 
 def rest(part: Mapping[Arm, Sums], totals: ArmTotals, name: str, per: Per) -> dict[Arm, Sums]:
-    """Return by arm the sums without those of a part: what `compare_rates` reads of a sum over a denominator."""
+    """Return by arm the sums without those of a part, as `compare_rates` reads them."""
     names = {name, "requests", "judged", "visible"} | (set() if per == "shown" else {per})
     return {arm: {each: totals.during[arm][each] - part[arm][each] for each in names} for arm in ARMS}
 

@@ -1,12 +1,12 @@
 """The rules to ship by, one for each mode of a plan. Each reads the compared metrics and returns a verdict.
 
-superiority       ship where a success metric is surely better and every metric is surely not worse than its margin
-non_inferiority   ship where every metric is surely not worse than its margin
+superiority       ship if a success metric is surely better and every metric is surely not worse than its margin
+non_inferiority   ship if every metric is surely not worse than its margin
 acceptance        the rule before plans were recorded: more accepts, and so far no fewer characters
 
 Superiority is the rule of Schultzberg, Ankargren and Frånberg 2024, "Risk-aware product decisions in A/B tests with multiple
 metrics": alpha is divided among the success metrics, of which one suffices, and not by the number of guardrails, which must all
-hold. Acceptance has most of it, and the parts are those of the metrics' joint distribution (tasks/statistics/multiple.py).
+hold. Acceptance has most of alpha, and the parts follow from the metrics' joint distribution (tasks/statistics/multiple.py).
 """
 
 from collections.abc import Mapping, Sequence
@@ -81,7 +81,7 @@ class Judgement:
     verdict: VerdictName
     reason: str
     by: Compared | None = None
-    """The metric of the reason; None where no single one decides."""
+    """The metric of the reason; None if no single one decides."""
 
 
 def judge(mode: Mode, compared: Sequence[Compared]) -> Judgement:

@@ -29,7 +29,7 @@ Recompute = Literal["none", "selective", "full"]
 
 
 def check_arguments(arguments: Mapping[str, Any]) -> None:
-    """Refuse a user's Megatron arguments that neither configuration has, or that the trainer sets itself.
+    """Refuse Megatron arguments of a user that are unknown, or that the trainer sets itself.
 
     Raises:
         ValueError: names the argument, its value and what was expected.
@@ -44,7 +44,7 @@ def known_arguments() -> set[str]:
 
 
 def configured(configuration: type[Any], arguments: Mapping[str, Any], **own: Any) -> Any:
-    """Return a Megatron configuration of the trainer's own values, with those of a user's arguments that it has over them.
+    """Return a Megatron configuration with the trainer's own values, overridden by a user's arguments that it has.
 
     Raises:
         ValueError: Megatron refuses the user's values.
@@ -71,7 +71,7 @@ def transformer_config(
 
     Args:
         bf16: whether matrix products are computed in bfloat16.
-        recompute: activations that the backward pass computes again.
+        recompute: activations that the backward pass recomputes.
         arguments: a user's Megatron arguments, already checked.
         init_std: standard deviation of random weights.
 

@@ -58,7 +58,7 @@ class SDPACoreAttention(MegatronModule):
         return states.transpose(1, 2)
 
     def sharded_state_dict(self, *_: Any, **__: Any) -> dict[str, Any]:
-        """Return nothing: it has no weights."""
+        """Return an empty dict: it has no weights."""
         return {}
 
 

@@ -136,18 +136,18 @@ def freeze(model: Any, layers: int) -> None:
 
 
 TensorOf = Callable[[torch.Tensor], torch.Tensor | None]
-"""Maps a parameter to a tensor of its shape, or to none; none on all tensor- and data-parallel ranks or on no rank."""
+"""Maps a parameter to a tensor of its shape, or to None on all of its tensor- and data-parallel ranks."""
 Finish = Callable[[str, torch.Tensor], torch.Tensor]
 """Maps a Hugging Face tensor, after its name, to another."""
 
 
 def parts_shared(parameter: torch.Tensor) -> Parts | None:
-    """Return the parts of the parameter's master and moments; none where each data-parallel rank holds them whole."""
+    """Return the parts of the parameter's master and moments; None if each data-parallel rank holds them whole."""
     return getattr(parameter, PARTS, None)
 
 
 def master_of(parameter: torch.Tensor) -> torch.Tensor:
-    """Return the parameter's float32 master, or the parameter itself where it has none.
+    """Return the parameter's float32 master, or the parameter itself without a master.
 
     Under the distributed optimizer all data-parallel ranks call it: they send each other their parts.
     """
@@ -158,7 +158,7 @@ def master_of(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def stepped_by(parameter: torch.Tensor) -> torch.Tensor | None:
-    """Return the tensor that the optimizer steps on this rank for a parameter; none where it steps no part of it."""
+    """Return the tensor that the optimizer steps on this rank for a parameter; None if it steps no part of it."""
     shared = parts_shared(parameter)
     return getattr(parameter, "main_param", parameter) if shared is None else shared.stepped
 
@@ -190,7 +190,7 @@ def gather_on_rank_0(model: Any, dtype: torch.dtype, finish: Finish = lambda _, 
     """Return every Hugging Face tensor, as `dtype` on the CPU, on rank 0; every rank calls it, the others get nothing.
 
     Args:
-        finish: maps a tensor, by its name, to what is returned: one by one, so that no second copy of all is held.
+        finish: converts each tensor, by its name, before it is returned: one at a time, so that there is no second copy of all.
     """
     weights: dict[str, torch.Tensor] = {}
     for name, tensor in full_weights(model):

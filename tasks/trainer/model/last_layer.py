@@ -14,7 +14,7 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 
 from tasks.trainer.model.packed import Packed
-from tasks.trainer.model.shapes import ROW_MULTIPLE, TOKEN_MULTIPLE
+from tasks.trainer.model.padding import ROW_MULTIPLE, TOKEN_MULTIPLE
 
 
 class SelectedPositions:

@@ -19,7 +19,8 @@ CACHED_KERNELS = 128
 kernel again takes about 1 ms."""
 
 MIN_SIDE = 256
-"""Smallest side of a matmul that oneDNN computes: smaller ones have a new shape in every batch, as those over sampled tokens."""
+"""Smallest side of a matmul that oneDNN computes: smaller ones, such as those over sampled tokens, have a new shape in every
+batch."""
 
 
 def processor() -> frozenset[str]:

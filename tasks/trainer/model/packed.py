@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 
-from tasks.trainer.model.shapes import ROW_MULTIPLE
+from tasks.trainer.model.padding import ROW_MULTIPLE
 
 
 class Packed(PackedSeqParams):

@@ -25,12 +25,12 @@ class Part:
     start: int
     """First element of the flattened parameter."""
     end: int
-    """Behind the last one."""
+    """Index after the last element."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Who holds which elements of a parameter."""
+    """The ranks' elements of a parameter."""
 
     shape: torch.Size
     """Shape of the parameter."""
@@ -39,10 +39,10 @@ class Parts:
     group: dist.ProcessGroup
     """Data-parallel group."""
     stepped: torch.Tensor | None
-    """The elements that Adam steps on this rank, flat; none where it holds no part."""
+    """The elements that Adam steps on this rank, flat; None if it holds no part."""
 
     def own(self, whole: torch.Tensor) -> torch.Tensor | None:
-        """Return this rank's elements of a tensor of the parameter's shape, flat; none where it holds no part."""
+        """Return this rank's elements of a tensor of the parameter's shape, flat; None if it holds no part."""
         rank = dist.get_rank(self.group)
         return next((whole.reshape(-1)[part.start : part.end] for part in self.parts if part.rank == rank), None)
 
@@ -50,7 +50,7 @@ class Parts:
         """Return a float32 tensor of the parameter's shape on every rank of the group; all of them call it.
 
         Args:
-            own: this rank's elements; none where it holds no part.
+            own: this rank's elements; None if it holds no part.
             like: a tensor on the device of the result.
         """
         flat = torch.empty(self.shape.numel(), dtype=torch.float32, device=like.device)

@@ -15,7 +15,7 @@ from megatron.core import parallel_state, tensor_parallel
 
 @dataclass(frozen=True)
 class Parallel:
-    """Tensor- and pipeline-parallel sizes; the processes that remain are data-parallel."""
+    """Tensor- and pipeline-parallel sizes; the remaining processes are data-parallel."""
 
     tensor: int = 1
     pipeline: int = 1

@@ -1,4 +1,4 @@
-"""Float32 weights with fewer bits of the mantissa, so that less changes between two versions."""
+"""Rounds float32 weights to fewer bits of the mantissa, so that two versions differ in fewer bytes."""
 
 import torch
 
@@ -8,7 +8,7 @@ FLOAT32_MANTISSA = 23
 def round_mantissa(weights: torch.Tensor, bits: int) -> torch.Tensor:
     """Return float32 weights rounded to that many bits of the mantissa, to the nearest and at a tie to the even.
 
-    The error is at most 2^-(bits + 1) of a weight. Weights of another type, and with 23 bits all, are returned as they are.
+    The error is at most 2^-(bits + 1) of a weight. Weights of another type are returned unchanged, and with 23 bits all weights.
     """
     lost = FLOAT32_MANTISSA - bits
     if not lost or weights.dtype != torch.float32:

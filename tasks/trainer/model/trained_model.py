@@ -66,10 +66,10 @@ class TrainedModel:
         Args:
             config: Hugging Face's config.json.
             megatron_arguments: more arguments of Megatron's TransformerConfig and OptimizerConfig.
-            recompute: activations that the backward pass computes again.
+            recompute: activations that the backward pass recomputes.
 
         Raises:
-            UnsupportedCheckpoint: the trainer has not the configuration's layers.
+            UnsupportedCheckpoint: the trainer lacks the configuration's layers.
             ValueError: a pipeline stage has nothing left to train, or Megatron does not take an argument.
         """
         check_arguments(megatron_arguments)
@@ -138,7 +138,7 @@ class TrainedModel:
         self.config.grad_scale_func = self.optimizer.scale_loss
 
     def run(self, forward_step: ForwardStep, batches: Sequence[Any], shape: tuple[int, int], *, forward_only: bool) -> list[Any]:
-        """Pass once over the micro-batches; return what the loss function reports, on the last pipeline stage.
+        """Pass once over the micro-batches; return the loss reports, on the last pipeline stage.
 
         Args:
             shape: (samples, tokens) of the largest micro-batch.
@@ -204,7 +204,7 @@ class TrainedModel:
         Args:
             extras: folder whose tokenizer files are copied.
             logit_scale: factor of all logits; it is multiplied into the weights of the last norm.
-            mantissa: bits of the mantissa that float32 weights keep; 23: all.
+            mantissa: bits of the mantissa that float32 weights keep; 23 keeps all.
         """
 
         def stored(name: str, tensor: torch.Tensor) -> torch.Tensor:

@@ -14,12 +14,12 @@ from typing import NamedTuple
 import torch
 
 from infra.records import Sample
-from tasks.trainer.model.shapes import TOKEN_MULTIPLE
+from tasks.trainer.model.padding import TOKEN_MULTIPLE
 
 PADDING = 0
 """Token behind the last sample: no token attends to it, and no loss covers it."""
 AT_STEP = math.nan
-"""Stands for a proximal log-probability that each step computes itself, under the weights at its start."""
+"""Placeholder for a proximal log-probability that each step computes under the weights at its start."""
 Logprobs = Mapping[int, Sequence[float]]
 """Log-probabilities of a sample's tokens, by the sample's index among the job's samples."""
 
@@ -29,12 +29,12 @@ class FixedPolicies:
     """Log-probabilities under the policies that stay as they are during an update, and bounds that come from them."""
 
     proximal: Logprobs = field(default_factory=dict)
-    """Under the policy that the clip holds the update near, or AT_STEP; for a missing sample the recorded ones."""
+    """Under the proximal policy, which the clip keeps the update near, or AT_STEP; a missing sample uses its recorded ones."""
     reference: Logprobs = field(default_factory=dict)
     """Under the KL term's reference policy; empty where the term has no weight."""
     ceilings: Mapping[int, float] = field(default_factory=dict)
-    """Logarithm of the most by which a settled text's probability may weigh it, by the sample's index (caps.py); a missing
-    sample has no bound."""
+    """Logarithm of the largest factor by which a settled text's probability may weight it, by the sample's index (caps.py); a
+    missing sample has no bound."""
 
 
 NO_POLICIES = FixedPolicies()
@@ -83,7 +83,8 @@ class MicroBatch:
     settled_lengths: tuple[int, ...]
     """Settled tokens of each row that has any, in order; they sum to S."""
     settled_ceilings: torch.Tensor
-    """[settled rows] float32: logarithm of the most by which their probability may weigh these rows; infinity: no bound."""
+    """[settled rows] float32: logarithm of the largest factor by which their probability may weight these rows; infinity: no
+    bound."""
     context_at: torch.Tensor
     """[C] int64: index of the token whose hidden state predicts the prompt token."""
     context_targets: torch.Tensor

@@ -1,14 +1,14 @@
-"""Cap what each user's settled text weighs in an update, where a text's weight depends on its probability. Pure.
+"""Caps the weight of each user's settled text in an update, if a text's weight depends on its probability. Pure.
 
 The cycle caps a user's settled tokens (tasks/rewards/weights.py). With `settled_exponent` q the trainer multiplies a row's
 gradient by p^q, so a user whose text is likely (boilerplate, pastes) would have more of the update than of the tokens. So p is
 computed at the update's start. A row's power is p^q, or with `settled_beginnings` the mean factor of its tokens' gradients. Its
 size is its tokens times `settled_weight` times its power; sizes are scaled as the tokens are. Each row then has a ceiling for its
-power at every step: where all rows of a user are at their ceilings, the user has the share, and no more. So a text that becomes
-likely during the update, as one that is repeated does, gains nothing by it.
+power at every step: if all rows of a user are at their ceilings, the user has exactly the share. So a text that becomes likely
+during the update, such as a repeated one, gains no weight.
 
-In a large team hardly anybody could reach a share, whatever their text becomes. Some rows tell the average; then only the rows of
-those who could are computed.
+In a large team hardly anybody could reach a share, whatever their text becomes. A sample of rows estimates the average; then only
+the rows of users who could reach a share are computed.
 """
 
 import math
@@ -23,9 +23,9 @@ from tasks.trainer.job import Job
 from tasks.trainer.update.safety import HarmfulUpdate
 
 SAMPLED = 512
-"""Rows that tell what text weighs on average, before those of anybody who could reach a share are computed."""
+"""Rows from which the average power is estimated, before the rows of users who could reach a share are computed."""
 MARGIN = 0.8
-"""Of the average as these rows tell it, to be sure."""
+"""Safety factor on the average estimated from these rows."""
 LEAST_POWER = -600.0
 """Least logarithm of a power; the sum of any number of rows of it is a float64 above 0."""
 
@@ -37,7 +37,7 @@ def needed(job: Job) -> bool:
 
 
 def some_rows(samples: Sequence[Sample]) -> list[int]:
-    """Return the indices of SAMPLED rows, or of all if there are fewer: always the same, and no user's choice."""
+    """Return the indices of SAMPLED rows, or of all if there are fewer: always the same, and not predictable by a user."""
     rows = [i for i, sample in enumerate(samples) if sample.settled_token_ids]
     return sorted(random.Random(len(rows)).sample(rows, min(SAMPLED, len(rows))))
 
@@ -66,7 +66,7 @@ def typical_power(samples: Sequence[Sample], some: Mapping[int, Sequence[float]]
 
 
 def within_reach(samples: Sequence[Sample], typical: float, job: Job) -> list[int]:
-    """Return the indices of the rows whose group exceeds a share if all of its text becomes certain; others need no ceiling.
+    """Return the indices of the rows whose group would exceed a share if all of its text became certain; others need no ceiling.
 
     Args:
         typical: mean power of all rows; the sum of the sizes is as large as that times the sum of their largest.

@@ -148,11 +148,11 @@ def settled_loss(
 ) -> SettledLoss:
     """Return the weighted loss of rows whose mean cross-entropy is in a band.
 
-    A row below the band is what the policy writes anyway, a row above it is far from anything that it could write. The gradient
+    The policy already writes rows below the band, and could never write rows above it. The gradient
     of a row's cross-entropy is multiplied by p^q, where p is the probability of the whole row and q `settled_exponent`: that of
     (1 - p^q) / q (Zhang and Sabuncu 2018, "Generalized cross entropy loss for training deep neural networks with noisy labels"),
-    here of a text and not of a class. At q = 1 it is the gradient of -p: of the reward of a policy that is paid for this text.
-    With `settled_beginnings` a, this loss has the weight 1 - a, and its mean over the row's beginnings the weight a.
+    here of a text and not of a class. At q = 1 it is the gradient of -p: of a policy whose reward is 1 for this text and 0
+    otherwise. With `settled_beginnings` a, this loss has the weight 1 - a, and its mean over the row's beginnings the weight a.
 
     Args:
         losses: [S], in nats, rows end to end.

@@ -4,7 +4,8 @@ The clip holds the policy near the proximal policy. For samples of the current v
 log-probabilities the server recorded; for older samples, or for all (`recomputed`), it is the weights at the start of the
 update, or of each step (`proximal`), and a truncated importance weight corrects for the difference from the behaviour policy.
 
-safety.py refuses a step, which is then noted and left out, or the whole update. infra/docs/how/training.md explains the options.
+safety.py may refuse a step, which is then noted and left out, or the whole update. infra/docs/how/training.md explains the
+options.
 """
 
 import json
@@ -27,10 +28,10 @@ from megatron.core import parallel_state
 from infra.model.architectures import parse
 from infra.records import Sample
 from tasks.trainer.job import CHECKPOINT_NAME, METRICS_NAME, OPTIMIZER_NAME, Job, Metrics, StepMetrics
-from tasks.trainer.memory import Layout, MicroBatchSize
+from tasks.trainer.memory.estimate import Layout, MicroBatchSize
+from tasks.trainer.memory.fit import check_fits
 from tasks.trainer.model import flops, matmul
 from tasks.trainer.model.process_group import Parallel, node_and_place, process_memory
-from tasks.trainer.plan import check_fits
 from tasks.trainer.update import optimizer_state, reports, safety, stored
 from tasks.trainer.update.batches import FixedPolicies, MicroBatch, micro_batches, minibatches
 from tasks.trainer.update.caps import log_powers
@@ -46,7 +47,7 @@ log = logging.getLogger("trainer")
 
 
 def objective_step(job: Job, scale: LogitScale) -> Callable[..., Any]:
-    """Return Megatron's forward step for the job's objective; its loss function reports a reports.Report."""
+    """Return Megatron's forward step for the job's objective; its loss function returns a reports.Report."""
 
     def forward_step(queue: Iterator[MicroBatch], megatron: Any) -> Any:
         batch = next(queue)
@@ -183,7 +184,7 @@ def compare_with_server(model: TrainedModel, samples: Sequence[Sample], job: Job
         HarmfulUpdate: they differ by more than the job's bounds.
     """
     current = [i for i, s in enumerate(samples) if s.token_ids and s.policy_version == job.current_version]
-    # The server did not sample what a cycle drew itself.
+    # The server did not sample completions that a cycle drew itself.
     current = [i for i in current if samples[i].outcome != "judged"] or current
     compared = current[:: math.ceil(len(current) / AGREEMENT_SAMPLES) or 1]
     logprobs = current_logprobs(model, samples, compared, job.micro_batch_tokens, job.micro_batch_positions)
@@ -258,11 +259,11 @@ def load_model(job: Job, config: dict[str, Any]) -> TrainedModel:
 
 
 def run(job: Job) -> Metrics:
-    """Train as the job says, and write its checkpoint and metrics; every rank calls it.
+    """Run the job, and write its checkpoint and metrics; every rank calls it.
 
     Raises:
         HarmfulUpdate: the update is refused; nothing is written.
-        DoesNotFit: a process has not the memory; nothing is loaded.
+        DoesNotFit: a process has too little memory; nothing is loaded.
     """
     clock = [("load", time.monotonic())]
     config = json.loads((job.checkpoint / "config.json").read_text())

@@ -13,11 +13,11 @@ class HarmfulUpdate(ValueError):
 
 
 GRADED = ("partially_accepted", "judged")
-"""Outcomes with graded rewards: samples of one such outcome still tell better completions from worse ones."""
+"""Outcomes with graded rewards: samples of one such outcome still rank completions."""
 
 
 def check_classes(samples: Sequence[Sample]) -> None:
-    """Refuse samples that do not tell better completions from worse ones, unless settled text teaches alone.
+    """Refuse samples whose rewards do not rank completions, unless only settled text is trained on.
 
     Samples of one outcome are accepted where all of their advantages have one sign: without a baseline, or against that of
         earlier cycles, rejections alone teach "less of this", accepts alone "more of this".
@@ -68,7 +68,7 @@ class Agreement(NamedTuple):
 
 
 def agreement(gaps: Sequence[float]) -> Agreement | None:
-    """Summarise the differences of single tokens; none without any."""
+    """Summarise the differences of single tokens; None without any."""
     if not gaps:
         return None
     ordered = sorted(gaps)
@@ -100,14 +100,15 @@ def check_agreement(differences: Agreement | None, bound: float, bound_p99: floa
 
 
 def empty_refusal(samples: Sequence[Sample]) -> str | None:
-    """Return why a step of these samples is refused, or none: without a direction, Adam would repeat the previous steps' one."""
+    """Return why a step of these samples is refused, or None: without a gradient, Adam would repeat the previous steps'
+    direction."""
     if any(_teaches_settled(sample) or not _is_zero(sample) for sample in samples):
         return None
     return f"advantage = 0 for each of its {len(samples)} samples"
 
 
 def step_refusal(totals: Totals, finite_gradient: bool, max_ratio: float) -> str | None:
-    """Return why a step is refused once its gradient is known, or none."""
+    """Return why a step is refused once its gradient is known, or None."""
     sums = totals.sums
     if not sums.tokens + sums.settled_tokens:
         return "no sampled or settled token in its samples"

@@ -1,4 +1,4 @@
-"""The samples of an update, as the ranks of a machine read them: each the tokens of the samples that it packs, and no others.
+"""The samples of an update in a file that all ranks of a machine map; a rank reads only the tokens that it packs.
 
 The first rank of a machine checks the samples and writes them uncompressed beside its output. All of its ranks map that file into
 their memory: they read every sample's fields and the lengths of its token lists, and a list itself only where it is used.
@@ -138,7 +138,7 @@ def _check(sample: Sample, positions: int) -> None:
 
 
 def _check_values(table: pa.Table, name: str, vocabulary: int) -> None:
-    """Refuse a token outside the vocabulary, and a log-probability that is none."""
+    """Refuse a token outside the vocabulary, and an invalid log-probability."""
     column = table[name].chunk(0)
     values, offsets = column.values.to_numpy(zero_copy_only=True), column.offsets.to_numpy()
     if name == "logprobs":

@@ -1,4 +1,4 @@
-"""What the samples teach: their sampled tokens, their settled text, or both, by the weights of the loss."""
+"""The training targets of samples: sampled tokens, settled text, or both, by the weights of the loss."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,10 +14,10 @@ def uses_sampled_tokens(options: UpdateSettings) -> bool:
 
 
 def taught_by(samples: Sequence[Sample], options: UpdateSettings) -> Sequence[Sample]:
-    """Return the samples that have something to teach under these weights.
+    """Return the samples with a target under these weights.
 
     Raises:
-        HarmfulUpdate: none has.
+        HarmfulUpdate: no sample has one.
     """
     if uses_sampled_tokens(options):
         return samples
@@ -31,7 +31,7 @@ def taught_by(samples: Sequence[Sample], options: UpdateSettings) -> Sequence[Sa
 
 
 def trained_part(samples: Sequence[Sample], options: UpdateSettings) -> Sequence[Sample]:
-    """Return the samples with what a term of the loss reads: sampled tokens that none does would cost a pass for nothing."""
+    """Return the samples with only the tokens that a term of the loss reads, to save the forward pass over the others."""
     if uses_sampled_tokens(options):
         return samples
     return [sample.model_copy(update={"token_ids": (), "logprobs": ()}) for sample in samples]
@@ -40,7 +40,7 @@ def trained_part(samples: Sequence[Sample], options: UpdateSettings) -> Sequence
 def likely_enough(samples: Sequence[Sample], powers: Mapping[int, float], options: UpdateSettings) -> list[Sample]:
     """Return samples without the settled texts whose power is below `settled_least_power`.
 
-    A sample that then teaches nothing is left out.
+    A sample without a target is then left out.
 
     Args:
         powers: logarithms of the settled texts' powers at the update's start, by the sample's index (caps.log_powers).

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from infra.model.acceptance import LEAST, MOST, PastAcceptance
+from infra.model.past_acceptance import LEAST, MOST, PastAcceptance
 from infra.model.showing import FEATURES, TOKEN_FEATURES, Decision, Estimate, Place, decide, place_features, token_features
 
 

@@ -12,9 +12,9 @@ import re2
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from infra.redaction import file_kind, judging, names, personal, places, private_keys, randomness, shapes
+from infra.redaction import classify, contexts, file_kind, named_values, patterns, personal, private_keys, randomness
+from infra.redaction.patterns import SHAPES, compile_bytes
 from infra.redaction.redactor import CACHED_TEXTS, MAX_CACHED, Redactor
-from infra.redaction.shapes import SHAPES, compile_bytes
 from infra.redaction.texts import Texts
 
 LENGTH = 40_000
@@ -23,7 +23,7 @@ MICROSECONDS = 12.0
 NO_SHRINKING = (Phase.explicit, Phase.generate)
 """A slow text would be tried again and again."""
 ROOT = Path(__file__).parents[3]
-MODULES = (file_kind, judging, names, personal, places, private_keys, randomness, shapes)
+MODULES = (file_kind, classify, named_values, personal, contexts, private_keys, randomness, patterns)
 PATTERNS = {
     **{f"{m.__name__}.{k}": v for m in MODULES for k, v in vars(m).items() if isinstance(v, re2._Regexp)},
     **{f"shape of {shape.kind}": compile_bytes(shape.pattern) for shape in SHAPES},

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from serving.engine.channel import MAX_WAIT_SECONDS, Channel, Outbox
 from serving.engine.endpoints import Endpoints
-from serving.engine.protocol import Delta, EngineRequest
-from serving.engine.strangers import Strangers
-from serving.slots.client import EngineClient, EngineDown, WrongVersion, session
+from serving.engine.protocol import Delta, EngineRequest, WrongVersion
+from serving.engine.unauthenticated import Unauthenticated
+from serving.slots.client import EngineClient, EngineDown, session
 from tests.serving.apps import aiohttp_app
 from tests.serving.fakes import ENGINE_TOKEN, FakeEngine
 from tests.serving.helpers import until
@@ -197,7 +197,10 @@ async def _generate(client: EngineClient, request: EngineRequest) -> list[Delta]
 
 @pytest.mark.parametrize("sent", [None, "Bearer", "Bearer wrong", "Bearer é", "Bearer tøkenx", "tøken"])
 async def test_an_engine_tells_strangers_only_whether_it_works(sent: str | None) -> None:
-    async with aiohttp_app(Endpoints(FakeEngine([1]), "tøken", {"127.0.0.1"}, Strangers(60)).app()) as url, session() as http:
+    async with (
+        aiohttp_app(Endpoints(FakeEngine([1]), "tøken", {"127.0.0.1"}, Unauthenticated(60)).app()) as url,
+        session() as http,
+    ):
         headers = {"Authorization": sent} if sent else {}
         answers = [await http.get(url + "/health", headers=headers)]
         answers += [await http.post(url + "/swap", headers=headers), await http.get(url + "/generate", headers=headers)]
@@ -219,7 +222,7 @@ async def test_an_engine_tells_strangers_only_whether_it_works(sent: str | None)
 )
 async def test_an_engine_answers_no_page(foreign: dict[str, str]) -> None:
     engine = FakeEngine([1])
-    async with aiohttp_app(Endpoints(engine, "token", {"127.0.0.1"}, Strangers(60)).app()) as url, session() as http:
+    async with aiohttp_app(Endpoints(engine, "token", {"127.0.0.1"}, Unauthenticated(60)).app()) as url, session() as http:
         headers = {"Authorization": "Bearer token", **foreign}
         body = {"path": "p", "version": "1"}
         routes = (("GET", "/health"), ("POST", "/swap"), ("GET", "/generate"), ("OPTIONS", "/swap"))

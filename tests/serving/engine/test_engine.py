@@ -22,8 +22,8 @@ from safetensors.torch import load_file, save_file
 
 from infra.model.batches import Batch
 from infra.model.fim import Renderer
-from serving.engine.protocol import Delta, EngineRequest
-from serving.slots.client import EngineClient, EngineDown, SwapRefused, WrongVersion, session
+from serving.engine.protocol import Delta, EngineRequest, SwapRefused, WrongVersion
+from serving.slots.client import EngineClient, EngineDown, session
 from tests.serving import fakes, processes, tiny_models
 
 pytestmark = pytest.mark.stack

@@ -24,7 +24,7 @@ from infra.http.bounded import MAX_HEADERS, MAX_PIPELINED
 from infra.http.connections import CLOSED_AT_ONCE
 from infra.settings import ROOT
 from infra.settings.schema import Limits
-from serving.gateway import garbage
+from serving.gateway import gc_pauses
 from serving.gateway.server import MAX_CHUNKS, make_connections
 from serving.metrics import Metrics
 from tests.serving.apps import fastapi_apps
@@ -52,7 +52,7 @@ def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
 def frozen() -> Iterator[None]:
     """The garbage collector as in production. What is frozen stays so: to look through it again takes a second a test."""
     thresholds = gc.get_threshold()
-    garbage.freeze()
+    gc_pauses.freeze()
     yield
     gc.set_threshold(*thresholds)
 
@@ -444,8 +444,8 @@ async def test_garbage_is_collected_when_few_connections_are_open(frozen: None) 
         pass
 
     connections = make_connections(Limits(), Metrics())
-    peers = [connections.admit("10.0.0.1") for _ in range(garbage.FEW + 1)]
-    collecting = asyncio.create_task(garbage.collect_when_quiet(connections, 0.01))
+    peers = [connections.admit("10.0.0.1") for _ in range(gc_pauses.FEW + 1)]
+    collecting = asyncio.create_task(gc_pauses.collect_when_quiet(connections, 0.01))
     cycle = Cycle()
     cycle.itself, gone = cycle, weakref.ref(cycle)
     del cycle

@@ -14,9 +14,9 @@ from infra import settings as settings_
 from infra.model.fim import Renderer
 from infra.settings.schema import External, Sampling
 from serving.engine.__main__ import environment
-from serving.engine.protocol import Delta, EngineRequest
+from serving.engine.protocol import Delta, EngineRequest, SwapRefused, WrongVersion
 from serving.gateway.detokenizer import load_tokenizer, stop_token_ids
-from serving.slots.client import SwapRefused, WrongVersion, session
+from serving.slots.client import session
 from serving.slots.external import ExternalEngine
 from serving.slots.policy import Policy
 from tests.serving import processes, tiny_models

@@ -14,9 +14,9 @@ from tokenizers import Tokenizer
 
 from infra.settings.schema import Serving
 from infra.settings.serving import own_engines
-from serving.engine.protocol import EngineRequest
+from serving.engine.protocol import EngineRequest, SwapRefused, WrongVersion
 from serving.slots import client, follower
-from serving.slots.client import EngineClient, EngineDown, RequestRefused, SwapRefused, WrongVersion
+from serving.slots.client import EngineClient, EngineDown, RequestRefused
 from serving.slots.group import PREFIX_TOKENS, EngineGroup
 from tests.serving.fakes import ENGINE_TOKEN, FakeEngine, House
 

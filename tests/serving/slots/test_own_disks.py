@@ -9,8 +9,9 @@ from tokenizers import Tokenizer
 
 from infra.settings.schema import Serving
 from serving.engine.checkpoints import Checkpoints
+from serving.engine.protocol import SwapRefused
 from serving.engine.version_cache import VersionCache
-from serving.slots.client import EngineDown, SwapRefused
+from serving.slots.client import EngineDown
 from tasks.versions import shipped
 from tasks.versions.shipped import ParentCopy
 from tests.serving.fakes import House

@@ -14,14 +14,14 @@ from infra.records import HeldOutCompletion, HeldOutPlace, HeldOutSet, Manifest,
 from infra.settings import ROOT, Settings
 from infra.settings.schema import Collect, Evaluate, Experiment, Gate, HeldOut
 from infra.storage.store import to_parquet
-from tasks.evaluation import evaluate, team
+from tasks.evaluation import evaluate, team_set
 from tasks.evaluation.cycle_sets import NoPlaces, ScoredSet, prepare, scored_sets
 from tasks.evaluation.evaluate import Contest
 from tasks.evaluation.heldout import sets
 from tasks.evaluation.heldout.build import build
 from tasks.evaluation.heldout.duplicates import Hashes, shingles_of_place, union
 from tasks.evaluation.heldout.sets import Places
-from tasks.evaluation.trained import TrainedText, is_trained
+from tasks.evaluation.training_overlap import TrainedText, is_trained
 from tasks.labels.collect import Collected, collect
 from tasks.upkeep.forget import forget, request
 from tasks.upkeep.retention import retain
@@ -166,7 +166,7 @@ def collected(store: MemoryStore, registry: MemoryRegistry) -> Collected:
 
 
 def team_places(store: MemoryStore, collected: Collected, count: int = 100) -> Places:
-    return team.places(store, collected.plan.partitions, collected.accounting, OWN, count, lines=1)
+    return team_set.places(store, collected.plan.partitions, collected.accounting, OWN, count, lines=1)
 
 
 def test_the_teams_own_set_holds_later_text_and_files_that_training_never_touches(
@@ -187,13 +187,13 @@ def test_the_teams_own_set_holds_later_text_and_files_that_training_never_touche
 def test_the_teams_own_set_has_places_at_which_developers_wrote_nothing(store: MemoryStore, collected: Collected) -> None:
     empty = pl.when(pl.col("id").is_in(["97-a", "98-a"])).then(pl.lit("")).otherwise("settled")
     accounting = replace(collected.accounting, classified=collected.accounting.classified.with_columns(settled=empty))
-    found = team.places(store, collected.plan.partitions, accounting, OWN, 10, lines=1)
+    found = team_set.places(store, collected.plan.partitions, accounting, OWN, 10, lines=1)
     (quiet,) = [place for place in found.places if not place.truth]
     assert quiet.id in ("97-a", "98-a") and quiet.prefix.startswith("value_9"), "a tenth of ten places"
     none = OWN.model_copy(update={"silent": 0.0})
-    assert all(place.truth for place in team.places(store, collected.plan.partitions, accounting, none, 10, lines=1).places)
+    assert all(place.truth for place in team_set.places(store, collected.plan.partitions, accounting, none, 10, lines=1).places)
     other = OWN.model_copy(update={"languages": ("cobol",)})
-    nothing = team.places(store, collected.plan.partitions, accounting, other, 10, lines=1)
+    nothing = team_set.places(store, collected.plan.partitions, accounting, other, 10, lines=1)
     assert nothing.places == () and nothing.left_out["other_language"] > 0
 
 
@@ -214,7 +214,7 @@ def test_developers_take_turns_in_a_set_that_is_smaller_than_what_they_wrote(sto
     ],
 )
 def test_a_line_counts_where_its_end_is_known(settled: str, whole: bool, lines: int, truth: str | None) -> None:
-    assert team.truth_of(settled, whole, lines) == truth
+    assert team_set.truth_of(settled, whole, lines) == truth
 
 
 def contest(folder: Path, held_out: Sequence[ScoredSet], models: FixedText) -> Contest:

@@ -12,7 +12,7 @@ from infra.settings.schema import Gate, GateMargins
 from tasks.evaluation.gate.guardrails import GUARDRAILS, checks_of, column_of
 from tasks.evaluation.gate.measures import BY_NAME
 from tasks.evaluation.gate.values import Places, Values
-from tasks.evaluation.gate.verdict import GateResult, judge_candidate
+from tasks.evaluation.gate.verdict import GateResult, gate_candidate
 from tasks.evaluation.metrics.habits import repetition
 from tasks.evaluation.metrics.place import measure
 from tasks.evaluation.positions import Position
@@ -23,7 +23,7 @@ SETTINGS = Gate(min_places=200, min_slice_places=60)
 
 
 def verdict(candidate: list[PositionScore], settings: Gate = SETTINGS, **keywords: bool) -> GateResult:
-    return judge_candidate(candidate, scores(), settings, **keywords)
+    return gate_candidate(candidate, scores(), settings, **keywords)
 
 
 def failed(result: GateResult) -> set[str]:
@@ -84,7 +84,7 @@ def test_a_model_that_is_worse_in_one_language_only_fails_there() -> None:
 
 def test_a_small_slice_is_named_and_has_no_vote() -> None:
     champion = [replace(s, slices=("language: go" if i < 20 else "language: py",)) for i, s in enumerate(scores())]
-    result = judge_candidate(champion, champion, SETTINGS)
+    result = gate_candidate(champion, champion, SETTINGS)
     assert "language: go: 20 places, a verdict needs 60" in result.left_out
     assert {f.slice for f in result.findings} == {"", "language: py"}
 
@@ -92,15 +92,15 @@ def test_a_small_slice_is_named_and_has_no_vote() -> None:
 def test_small_languages_count_together_and_a_slice_may_have_its_own_margin() -> None:
     languages = ["go", "rs", "kt", "py", "py", "py"]
     champion = [replace(s, slices=(f"language: {languages[i % 6]}",)) for i, s in enumerate(scores())]
-    result = judge_candidate(champion, champion, SETTINGS)
+    result = gate_candidate(champion, champion, SETTINGS)
     together = "language: 3 small ones"
     assert {f.slice for f in result.findings} == {"", "language: py", together}
     assert f"language: go: 40 places, a verdict needs 60; it counts with {together}" in result.left_out
     worse = [replace(s, edit_similarity=s.edit_similarity + (0.3 if "language: py" in s.slices else -0.3)) for s in champion]
-    assert failed(judge_candidate(worse, champion, SETTINGS)) == {f"edit_similarity ({together})"}
+    assert failed(gate_candidate(worse, champion, SETTINGS)) == {f"edit_similarity ({together})"}
     wide = SETTINGS.model_copy(update={"slice_margins": {together: 0.9}})
-    assert judge_candidate(worse, champion, wide).verdict == "passed"
-    slices = {f.slice: f.margin for f in judge_candidate(champion, champion, wide).findings if f.slice}
+    assert gate_candidate(worse, champion, wide).verdict == "passed"
+    slices = {f.slice: f.margin for f in gate_candidate(champion, champion, wide).findings if f.slice}
     assert slices == {"language: py": SETTINGS.margins.slices, together: 0.9}
 
 
@@ -110,10 +110,10 @@ def test_a_project_in_few_files_has_no_vote_of_its_own() -> None:
         for i, s in enumerate(scores() * 2)
     ]
     champion = [replace(s, id=str(i)) for i, s in enumerate(champion)]
-    result = judge_candidate(champion, champion, SETTINGS)
+    result = gate_candidate(champion, champion, SETTINGS)
     assert {f.slice for f in result.findings} == {"", "project: many", "project: other"}
     assert "project: few: 84 places in 7 files of equal size, a verdict needs 8" in result.left_out
-    looser = judge_candidate(champion, champion, SETTINGS.model_copy(update={"min_project_files": 7}))
+    looser = gate_candidate(champion, champion, SETTINGS.model_copy(update={"min_project_files": 7}))
     assert "project: few" in {f.slice for f in looser.findings}
 
 
@@ -123,7 +123,7 @@ def test_longer_counts_beyond_the_true_text_only() -> None:
     whole = [replace(s, completion=s.truth) for s in scores()]
     beyond = [replace(s, completion=s.truth + "_more") for s in scores()]
     found = [
-        {f.guardrail: f for f in judge_candidate(candidate, half, SETTINGS).findings if not f.slice}
+        {f.guardrail: f for f in gate_candidate(candidate, half, SETTINGS).findings if not f.slice}
         for candidate in (whole, beyond)
     ]
     assert (found[0]["longer"].difference, found[0]["longer"].verdict) == (0, "passed")
@@ -147,12 +147,10 @@ def test_the_simulation_finds_equal_models_equal_and_a_lost_margin_lost() -> Non
 def test_two_sets_may_name_one_file_and_offset() -> None:
     """Places of different sets are different places, and files of different sets different clusters."""
     twice = [replace(s, set=name, offset=0, id=str(i), file="a.py") for name in "xy" for i, s in enumerate(scores()[:120])]
-    finding = next(
-        f for f in judge_candidate(twice, twice, SETTINGS).findings if f.guardrail == "edit_similarity" and not f.slice
-    )
+    finding = next(f for f in gate_candidate(twice, twice, SETTINGS).findings if f.guardrail == "edit_similarity" and not f.slice)
     assert (finding.places, finding.files) == (240, 2)
     with pytest.raises(ValueError, match="score both on one set"):
-        judge_candidate(twice[120:] + twice[:120], twice, SETTINGS)
+        gate_candidate(twice[120:] + twice[:120], twice, SETTINGS)
 
 
 def test_noise_is_undecided_and_undecided_does_not_pass() -> None:
@@ -162,18 +160,18 @@ def test_noise_is_undecided_and_undecided_does_not_pass() -> None:
 
 
 def test_too_few_places_and_unknown_values_are_undecided() -> None:
-    few = judge_candidate(scores()[:100], scores()[:100], SETTINGS)
+    few = gate_candidate(scores()[:100], scores()[:100], SETTINGS)
     assert (few.verdict, few.findings) == ("undecided", ()) and "evaluate.gate.min_places asks for 200" in few.reason
     unscored = [replace(s, judged=None) for s in scores()]
     result = verdict(unscored)
-    assert result.verdict == "undecided" and "judged: 0 places in 0 files tell nothing" in result.reason
+    assert result.verdict == "undecided" and "judged: 0 places in 0 files are too few" in result.reason
     ignored = verdict(unscored, judge_counts=False)
     assert ignored.verdict == "passed" and "judged: the judge's scores do not count" in ignored.left_out
     wanted = Gate(min_places=200, margins=GateMargins(drift=0.5))
     assert verdict(scores(), wanted).verdict == "undecided", "a guardrail that is set and not computed does not pass"
     drifted = [replace(s, drift=0.6 + 0.01 * (i % 7)) for i, s in enumerate(scores())]
     still = [replace(s, drift=0.0) for s in scores()]
-    assert "drift" in failed(judge_candidate(drifted, still, wanted))
+    assert "drift" in failed(gate_candidate(drifted, still, wanted))
 
 
 def test_failed_judgements_are_left_out_in_pairs() -> None:
@@ -185,7 +183,7 @@ def test_failed_judgements_are_left_out_in_pairs() -> None:
 
 def test_scores_of_other_places_are_refused() -> None:
     with pytest.raises(ValueError, match="score both on one set"):
-        judge_candidate(scores()[1:], scores()[:-1], SETTINGS)
+        gate_candidate(scores()[1:], scores()[:-1], SETTINGS)
 
 
 def test_a_loss_of_one_margin_is_planted_as_large_as_it_says() -> None:
@@ -211,7 +209,7 @@ def test_every_guardrail_has_a_margin() -> None:
 
 def test_a_language_without_a_grammar_is_counted_and_not_checked() -> None:
     unknown = [replace(s, measured=replace(s.measured, breaks_syntax=None, commented=None)) for s in scores()]
-    result = judge_candidate(unknown, unknown, SETTINGS)
+    result = gate_candidate(unknown, unknown, SETTINGS)
     assert result.verdict == "passed"
     few = "known at 0 of 240 places, a verdict needs 60"
     assert {f"syntax: {few}", f"comments: {few}"} <= set(result.left_out)
@@ -228,13 +226,13 @@ def quiet(count: int, loud: int) -> list[PositionScore]:
 def test_silence_is_measured_where_nothing_should_be_written_and_nothing_else_is() -> None:
     margins = GateMargins(silent=0.2)
     settings = SETTINGS.model_copy(update={"margins": margins, "min_slice_places": 40})
-    same = judge_candidate(scores() + quiet(80, 4), scores() + quiet(80, 4), settings)
+    same = gate_candidate(scores() + quiet(80, 4), scores() + quiet(80, 4), settings)
     assert same.verdict == "passed" and {f.places for f in same.findings if f.guardrail == "exact"} == {PLACES}
-    worse = judge_candidate(scores() + quiet(80, 60), scores() + quiet(80, 4), settings)
+    worse = gate_candidate(scores() + quiet(80, 60), scores() + quiet(80, 4), settings)
     assert failed(worse) == {"silent"}
     (finding,) = (f for f in worse.findings if f.guardrail == "silent")
     assert (finding.candidate, finding.champion, finding.places) == (0.25, 0.95, 80)
-    few = judge_candidate(scores()[:150] + quiet(80, 0), scores()[:150] + quiet(80, 0), settings)
+    few = gate_candidate(scores()[:150] + quiet(80, 0), scores()[:150] + quiet(80, 0), settings)
     assert few.verdict == "undecided" and few.reason.startswith("150 places")
 
 

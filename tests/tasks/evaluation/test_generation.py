@@ -8,8 +8,8 @@ from transformers import Qwen2ForCausalLM
 from infra.model.fim import END, SPECIAL_TOKENS, Renderer
 from infra.settings import schema
 from tasks.evaluation import judge
+from tasks.evaluation.checkpoint import evaluate, held_out_positions, main
 from tasks.evaluation.models.generation import Generator, pick_tokens
-from tasks.evaluation.one_model import evaluate, held_out_positions, main
 from tests.tasks.evaluation.checkpoints import write_checkpoint
 
 MODEL = schema.Model(fim_order="spm", max_prefix_tokens=40, max_suffix_tokens=12)

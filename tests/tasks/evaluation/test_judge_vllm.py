@@ -12,9 +12,9 @@ from evals.bench.plain_vllm import plain_vllm
 from infra import settings as configuration
 from infra.settings import LOCAL
 from infra.settings.evaluation import Judge
+from tasks.evaluation.checkpoint import held_out_positions
 from tasks.evaluation.judge import Item, Scored, build
 from tasks.evaluation.judge.calibration import calibrate
-from tasks.evaluation.one_model import held_out_positions
 from tests.serving import processes
 from tests.tasks.made import MemoryStore
 

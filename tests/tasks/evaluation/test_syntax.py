@@ -4,8 +4,8 @@ import time
 
 import pytest
 
+from tasks.evaluation.checkpoint import held_out_positions
 from tasks.evaluation.metrics import syntax
-from tasks.evaluation.one_model import held_out_positions
 
 FILES = {
     "py": ("def f(a):\n    b = ", "\n    return b\n", "g(a)", "g(a"),

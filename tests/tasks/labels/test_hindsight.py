@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from infra.model.fim import END as END_TOKEN
 from infra.model.fim import Renderer
-from infra.model.kept import common_weight, kept_characters
+from infra.model.kept_text import common_weight, kept_characters
 from infra.records import Completion, Feedback, Sample
 from infra.settings import ROOT, Settings
 from infra.settings.schema import Collect, Hindsight

@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from infra.model.architectures import parse
-from tasks.trainer.memory import Layout, Means, Memory, MicroBatchSize, estimate
-from tasks.trainer.plan import DoesNotFit
+from tasks.trainer.memory.estimate import Layout, Means, Memory, MicroBatchSize, estimate
+from tasks.trainer.memory.fit import DoesNotFit
 from tasks.trainer.update import ppo
 from tasks.trainer.update.batches import MicroBatch, micro_batches
 from tasks.trainer.update.logit_scale import LogitScale

@@ -11,7 +11,7 @@ from infra.settings import Settings
 from infra.settings.schema import Gate
 from infra.storage import cycles
 from infra.storage.store import to_parquet
-from tasks.evaluation.gate.verdict import judge_candidate
+from tasks.evaluation.gate.verdict import gate_candidate
 from tasks.evaluation.scores import PositionScore
 from tasks.steps import transaction
 from tasks.versions import review
@@ -36,7 +36,7 @@ def changed(score: PositionScore, number: int) -> PositionScore:
 
 
 def evaluation_of(candidate: list[PositionScore], champion: list[PositionScore]) -> dict[str, Any]:
-    gate = judge_candidate(candidate, champion, Gate(min_places=PLACES))
+    gate = gate_candidate(candidate, champion, Gate(min_places=PLACES))
     return {
         "verdict": gate.verdict,
         "reason": gate.reason,

@@ -8,11 +8,11 @@ from pydantic import ValidationError
 
 from infra.records import Case, HeldOutPlace, Program
 from infra.settings.schema import Evaluate, HeldOut
+from tasks.evaluation.checkpoint import held_out_positions
 from tasks.evaluation.heldout import sets
 from tasks.evaluation.heldout.__main__ import main
 from tasks.evaluation.heldout.build import build
 from tasks.evaluation.heldout.sets import Places
-from tasks.evaluation.one_model import held_out_positions
 from tests.tasks.made import MemoryStore
 
 PROGRAM = Program(before="def f():\n    return", after="\n", cases=(Case(stdin="1", outputs=("2", "3")),))

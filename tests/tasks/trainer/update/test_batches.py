@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.trainer.model.shapes import TOKEN_MULTIPLE
+from tasks.trainer.model.padding import TOKEN_MULTIPLE
 from tasks.trainer.update.batches import FixedPolicies, micro_batches, minibatches
 from tests.tasks.made import sample
 from tests.tasks.trainer.update.made import GOOD

@@ -19,7 +19,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class SlotPlan:
+class SlotRoles:
     """The slots of champion and challenger now, and one load that brings them closer to the registry's aliases."""
 
     champion: int | None
@@ -27,7 +27,7 @@ class SlotPlan:
     load: Load | None
 
 
-def plan_slots(aliases: Aliases, versions: Sequence[str | None], loadable: Sequence[bool], champion: int | None) -> SlotPlan:
+def assign_slots(aliases: Aliases, versions: Sequence[str | None], loadable: Sequence[bool], champion: int | None) -> SlotRoles:
     """Plan the slots from the registry's aliases. Only slots that are up get a role.
 
     During the watch over a promoted version the other slot holds the champion before it, as holdout; later the anchor.
@@ -43,21 +43,21 @@ def plan_slots(aliases: Aliases, versions: Sequence[str | None], loadable: Seque
     up = [index for index in (0, 1) if versions[index] is not None]
     current = champion if champion in up else next(iter(up), None)
     if aliases.champion is None:
-        return SlotPlan(current, None, None)
+        return SlotRoles(current, None, None)
     holders = [index for index in up if versions[index] == aliases.champion]
     if not holders:
         # The champion's slot keeps serving the old version until the other slot holds the new one.
         targets = [index for index in (0, 1) if loadable[index] and index != current]
         if not targets and current is not None and versions[current] == BASE_VERSION and loadable[current]:
             targets = [current]
-        return SlotPlan(current, None, Load(targets[0], aliases.champion, "champion") if targets else None)
+        return SlotRoles(current, None, Load(targets[0], aliases.champion, "champion") if targets else None)
     current = current if current in holders else holders[0]
     other = 1 - current
     if aliases.challenger is None or aliases.challenger == aliases.champion:
-        return SlotPlan(current, None, _holdout(aliases, versions, loadable, other))
+        return SlotRoles(current, None, _holdout(aliases, versions, loadable, other))
     if versions[other] == aliases.challenger:
-        return SlotPlan(current, other, None)
-    return SlotPlan(current, None, Load(other, aliases.challenger, "challenger") if loadable[other] else None)
+        return SlotRoles(current, other, None)
+    return SlotRoles(current, None, Load(other, aliases.challenger, "challenger") if loadable[other] else None)
 
 
 def _holdout(aliases: Aliases, versions: Sequence[str | None], loadable: Sequence[bool], other: int) -> Load | None:

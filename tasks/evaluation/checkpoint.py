@@ -1,6 +1,6 @@
 """Held-out evaluation: scores of a checkpoint that completes lines of code which were not in its training data.
 
-python -m tasks.evaluation.one_model infra/base_model --samples 400 --temperature 0
+python -m tasks.evaluation.checkpoint infra/base_model --samples 400 --temperature 0
 """
 
 import argparse
@@ -80,7 +80,7 @@ def scores_table(scores: Scores, title: str) -> Table:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Score a checkpoint and print the table."""
     settings = configuration.load()
-    parser = argparse.ArgumentParser(prog="python -m tasks.evaluation.one_model", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m tasks.evaluation.checkpoint", description=__doc__.split("\n")[0])
     parser.add_argument("checkpoint", type=Path, help="directory in Hugging Face layout")
     parser.add_argument(
         "--samples", type=int, default=settings.evaluate.samples, help="number of positions (default %(default)s)"

@@ -1,4 +1,4 @@
-"""Count the characters of a completion that stand in the settled text.
+"""Counts the characters of a completion that occur in the settled text.
 
 As Zed counts them: the longest common subsequence of tokens (words and runs of symbols), weighed by their characters. Blanks
 count in proportion.
@@ -9,12 +9,12 @@ from collections.abc import Sequence
 
 TOKEN = re.compile(r"\w+|[^\w\s]+")
 REACH = 2
-"""The settled text counts up to the end of the line that lies so many times the completion's length from its start: in a long
-text the tokens of any completion occur by chance."""
+"""The settled text counts up to this many times the completion's length (to the end of that line): in a long text the tokens of
+any completion occur by chance."""
 
 
 def kept_characters(shown: str, settled: str) -> int:
-    """Return how many characters of the shown text stand in the settled text."""
+    """Return how many characters of the shown text occur in the settled text."""
     if shown in settled:
         return len(shown)
     end = settled.find("\n", REACH * len(shown))

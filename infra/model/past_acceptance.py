@@ -1,30 +1,30 @@
-"""How often users and projects accepted before: what the estimate of what is kept reads of the past (infra/model/showing.py).
+"""Past acceptance of users and projects, a feature of the estimate of kept text (infra/model/showing.py).
 
-Serving counts the feedback that the replica got, in memory alone. Each request records the shares that it was decided by, and the
-estimate is fitted on these.
+Serving counts the feedback that the replica received, in memory. Each request records the shares used for it, and the estimate is
+fitted on these.
 """
 
 from collections import OrderedDict
 
 MAX_REMEMBERED = 20_000
-"""Users and projects."""
+"""Most users and projects."""
 LEAST = 10
-"""Judged completions of a project from which on its share, and those of its users, are known."""
+"""Fewest answered completions of a project for its share, and those of its users, to be known."""
 MOST = 400
-"""Judged completions that count; beyond it, those so far count half."""
+"""Most answered completions that count; beyond it, the earlier ones count half."""
 PRIOR = 10
-"""Completions that the project's share counts for in a user's."""
+"""Weight of the project's share in a user's share, in completions."""
 
 
 class PastAcceptance:
-    """Counts judged and accepted completions."""
+    """Counts answered and accepted completions."""
 
     def __init__(self) -> None:
         self._counts: OrderedDict[tuple[str, ...], tuple[float, float]] = OrderedDict()
-        """Accepted and judged completions, of (project,) and of (project, user)."""
+        """Accepted and answered completions, by (project,) and (project, user)."""
 
     def add(self, project: str, user: str, accepted: bool) -> None:
-        """Count a judged completion."""
+        """Count an answered completion."""
         for key in ((project,), (project, user)):
             counted, judged = self._counts.pop(key, (0.0, 0.0))
             fade = 0.5 if judged >= MOST else 1.0
@@ -33,9 +33,9 @@ class PastAcceptance:
             self._counts.popitem(last=False)
 
     def shares(self, project: str, user: str) -> tuple[float | None, float | None]:
-        """Return the share of completions that a user accepted in a project, and that all in the project did; none if unknown.
+        """Return the accepted share of a user's completions in a project, and of all the project's; None if unknown.
 
-        The user's is drawn to the project's, the more so the fewer completions the user judged.
+        The user's share is shrunk towards the project's, more so the fewer completions the user answered.
         """
         accepted, judged = self._counts.get((project,), (0.0, 0.0))
         if judged < LEAST:

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from serving.engine.endpoints import Endpoints
 from serving.engine.protocol import EngineRequest
-from serving.engine.strangers import MOST, Strangers, listen
+from serving.engine.unauthenticated import MOST, Unauthenticated, listen
 from serving.slots.client import EngineClient, session
 from tests.serving.fakes import FakeEngine
 
@@ -34,11 +34,11 @@ def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
 @contextlib.asynccontextmanager
 async def listening(engine: FakeEngine) -> AsyncIterator[int]:
     """Listen as serving.engine.server does; yields the port."""
-    strangers = Strangers(SECONDS)
-    runner = web.AppRunner(Endpoints(engine, "token", {"127.0.0.1"}, strangers).app(), shutdown_timeout=0.1)
+    unauthenticated = Unauthenticated(SECONDS)
+    runner = web.AppRunner(Endpoints(engine, "token", {"127.0.0.1"}, unauthenticated).app(), shutdown_timeout=0.1)
     await runner.setup()
-    closing = asyncio.create_task(strangers.close_expired())
-    server = await listen(runner, strangers, "127.0.0.1", 0)
+    closing = asyncio.create_task(unauthenticated.close_expired())
+    server = await listen(runner, unauthenticated, "127.0.0.1", 0)
     try:
         yield server.sockets[0].getsockname()[1]
     finally:
@@ -76,7 +76,7 @@ async def test_a_stranger_is_closed_when_its_time_is_up(kind: str) -> None:
 @pytest.mark.timing(reason="connections are closed after a part of a second")
 async def test_the_apps_connections_stay_while_strangers_come_and_go() -> None:
     engine = FakeEngine([5, 6, 7, 8])
-    engine.delay = SECONDS  # a completion that outlasts the strangers' time
+    engine.delay = SECONDS  # a completion that outlasts the unauthenticated connections' time
     async with listening(engine) as port, session() as http:
         client = EngineClient(http, f"http://127.0.0.1:{port}", "token")
         silent = []
@@ -103,9 +103,9 @@ async def test_there_is_room_for_the_latest_strangers_only() -> None:
         def abort(self) -> None:
             self.aborted = True
 
-    strangers, made = Strangers(60), [Transport() for _ in range(MOST + 3)]
-    strangers.add(made[0])
-    strangers.trust(made[0])
+    unauthenticated, made = Unauthenticated(60), [Transport() for _ in range(MOST + 3)]
+    unauthenticated.add(made[0])
+    unauthenticated.trust(made[0])
     for transport in made[1:]:
-        strangers.add(transport)
+        unauthenticated.add(transport)
     assert [transport.aborted for transport in made] == [False, True, True] + [False] * MOST

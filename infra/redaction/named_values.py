@@ -1,4 +1,4 @@
-"""Values that a name gives away: `password = "..."`, `API_KEY: ...`, `--token ...`, `https://user:...@host`.
+"""Values found by their name: `password = "..."`, `API_KEY: ...`, `--token ...`, `https://user:...@host`.
 
 In code only a literal is a secret; in a file of settings a value may stand without quotes (infra/redaction/file_kind.py). An
 unquoted value that looks random is a secret anywhere.
@@ -8,15 +8,15 @@ from collections.abc import Iterator
 
 import re2
 
+from infra.redaction.classify import is_chosen, is_code, is_password, is_placeholder, is_secret, text_of
 from infra.redaction.file_kind import Values
-from infra.redaction.judging import is_chosen, is_code, is_password, is_placeholder, is_secret, text_of
+from infra.redaction.patterns import TOKEN_END, Span, compile_bytes
 from infra.redaction.randomness import looks_random
-from infra.redaction.shapes import TOKEN_END, Span, compile_bytes
 
 MAX_VALUE = 4_096
 """Bytes of a literal; what follows them is searched for secrets again."""
 JUDGED = 128
-"""Bytes of a value that decide whether it is a secret: names may follow each other closely, so none may cost much."""
+"""Bytes of a value that decide whether it is a secret: names may follow each other closely, so each must be cheap."""
 PASSWORD = r"pass(?:word|wd|phrase|code)?|pwd|pw|psk|contrase(?:\xc3\xb1|n)a|passwort|kennwort|motdepasse"
 KEY_OF = (
     r"(?:api|app|application|access|account|admin|auth|client|consumer|crypto|cipher|encryption|decryption|encrypt|hmac|host|"
@@ -28,7 +28,7 @@ SECRET = (
     r"salt|pepper|seed|nonce|cookie|session[_\-]?id|dsn|apikeys?|web[_\-]?hook(?:[_\-]?url)?|conn(?:ection)?[_\-]?str(?:ing)?|"
     r"_key|\bpin"
 )
-"""Names of random values; passwords may be words, these may not."""
+"""Names of random values: unlike passwords, they are never words."""
 TAIL = (
     r"(s)?(?:[_\-.]?(?:value|val|text|txt|str|string|b64|base64|hex|raw|plain|data|default|prod|production|dev|test|stage|staging|"
     r"old|new|live|main|confirmation|confirm|again|repeat|[0-9]{1,2}))?"
@@ -41,7 +41,7 @@ LEAD = r"((?:\[\]string)?[(\[{]?[ \t]*\\?\r?\n[ \t]*|(?:\[\]string)?[(\[{][ \t]*
 """A list, or a value on the next line."""
 OPENING = r"""(?:[rbfuRBFUL@$]{0,2}(\\?(?:\"\"\"|'''|["'`])))?"""
 OTHERWISE = r"(?:\?\?=?|\|\|=?|\?:|[ \t]or[ \t]|\.unwrap_or(?:_else)?\((?:\|_?\|[ \t]*)?|\{)"
-"""Stands between what may be missing and its default: `env.PASSWORD ?? "..."`."""
+"""Operators between an optional value and its default: `env.PASSWORD ?? "..."`."""
 ASSIGNED = (
     r"(?::[ \t]*[|>][+\-]?[0-9]?[ \t]*\r?\n[ \t]+|"  # a block scalar
     r"(?::[ \t]*[\w.\[\]|?&<> ]{1,40})?[ \t]*(?:={1,3}|:=|\+=|!=)>?|:|=>"  # a type may stand between a name and its value
@@ -58,20 +58,20 @@ BY_NAME = compile_bytes(
     r"setdefault|\.put|\.set|\.add|header|flag\.\w{1,12}|from-literal)\([ \t]*\\?[\"'][\w.\-]*$",
     ignore_case=True,
 )
-"""Before a name: a call that takes it and its value, or its default."""
+"""Before a name: a call with the name and its value, or its default."""
 SETTER = compile_bytes(r"(?:\.|->|::|\b[sS]et_?|\b[wW]ith_?)\w{0,30}$")
 """Before a name: the name is a method that takes the value."""
 CHOSEN = compile_bytes(r"^(?:secret|signing|session|jwt)", ignore_case=True)
-"""Names of secrets that people think up as well."""
+"""Names of secrets that people may choose themselves."""
 BEFORE = 90
-"""Bytes before a name that tell what calls it."""
+"""Bytes before a name that show the call."""
 NEXT = compile_bytes(r"""\s{0,40},\s{0,80}[rbfuRBFUL@$]{0,2}(\\?["'`])""")
 """From the end of a literal in a list to the next one."""
 MOST_LISTED, MOST_AHEAD = 200, 130
-"""Literals of a list that are looked at, and bytes between two of them."""
+"""Most literals of a list that are checked, and bytes between two of them."""
 END_OF_LINE = (b"", b"\n", b"\r")
 AROUND_PART = (b" ", b";", b"&", b"?", b"'", b'"', b"=", b"\n", b"\r")
-"""What stands around a part of a connection string: `host=db password=...`."""
+"""Delimiters of a part of a connection string: `host=db password=...`."""
 BARE = compile_bytes(r"""[^\s"'`,;(){}\[\]<>]+""")
 WORD = compile_bytes(r"""[^\s"'`;<>]+""")
 LINE = compile_bytes(r"[^\n]*")
@@ -81,7 +81,7 @@ SMALL = frozenset(b"abcdefghijklmnopqrstuvwxyz")
 
 
 def spans(data: bytes, values: Values) -> Iterator[Span]:
-    """Yield the spans of values with a secret's name, in bytes; `values` tells how values stand in the file."""
+    """Yield the spans of values with a secret's name, in bytes; `values`: how the file writes values."""
     covered = 0
     for match in NAMED.finditer(data):
         if match.start() >= covered:
@@ -110,12 +110,12 @@ def _named(data: bytes, match: "re2._Match", values: Values) -> Iterator[Span]:
 
 
 def _is_comma(between: bytes) -> bool:
-    """Return whether a value is the next argument or element after its name, which it needs not be."""
+    """Return whether the value is the next argument or element after its name, which may be unrelated."""
     return between.lstrip()[:1] == b"," and b"value" not in between.lower()
 
 
 def _is_default(between: bytes) -> bool:
-    """Return whether a value stands for one that may be missing (OTHERWISE)."""
+    """Return whether a value is the default of an optional one (OTHERWISE)."""
     return between.strip()[:1].lower() in (b"?", b"|", b"o", b".", b"{")
 
 
@@ -197,7 +197,7 @@ def _bare(data: bytes, match: "re2._Match", values: Values) -> Iterator[Span]:
 
 
 def _begins_name(data: bytes, at: int, word: bytes) -> bool:
-    """Return whether a word is not the end of another word: bypass is no password, dbPass and db_pass are."""
+    """Return whether a word is not the end of another word: bypass does not name a password, dbPass and db_pass do."""
     return len(word) > 4 or at == 0 or data[at - 1] not in LETTER or (data[at] not in SMALL and data[at - 1] in SMALL)
 
 
@@ -214,7 +214,7 @@ def _closing(data: bytes, start: int, quote: bytes) -> int:
 
 
 def _is_escaped(data: bytes, at: int, start: int) -> bool:
-    """Return whether an odd number of backslashes stands before a quote; of a long run the last ones tell."""
+    """Return whether a quote follows an odd number of backslashes; only the last ones of a long run are read."""
     before = data[max(start, at - 16) : at]
     return (len(before) - len(before.rstrip(b"\\"))) % 2 == 1
 
@@ -233,6 +233,6 @@ def _without_comment(value: bytes) -> bytes:
 
 
 def _looks_made(value: bytes, between: bytes) -> bool:
-    """Return whether a bare value in code is no name."""
+    """Return whether a bare value in code is not a name."""
     digits = sum(0x30 <= byte <= 0x39 for byte in value)
     return between[-1:] in b"=:" and not between.endswith(b"==") and digits > 2 and looks_random(text_of(value), 10, 0.25)

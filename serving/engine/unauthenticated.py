@@ -13,12 +13,12 @@ from typing import cast
 from aiohttp import web
 
 MOST = 256
-"""Connections of strangers at a time; processes may often open 1,024 files."""
+"""Most such connections at a time; processes may often open 1,024 files."""
 LOOK_SECONDS = 0.5
 """Seconds between two looks for passed deadlines."""
 
 
-class Strangers:
+class Unauthenticated:
     """The connections that have not shown the token, the oldest first."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -53,19 +53,19 @@ class Strangers:
 class Arrival(asyncio.Protocol):
     """Takes a new connection, and leaves it to the server's own protocol."""
 
-    def __init__(self, strangers: Strangers, protocol: asyncio.BaseProtocol) -> None:
-        self._strangers = strangers
+    def __init__(self, unauthenticated: Unauthenticated, protocol: asyncio.BaseProtocol) -> None:
+        self._unauthenticated = unauthenticated
         self._protocol = protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._strangers.add(cast(asyncio.Transport, transport))
+        self._unauthenticated.add(cast(asyncio.Transport, transport))
         transport.set_protocol(self._protocol)
         self._protocol.connection_made(transport)
 
 
-async def listen(runner: web.AppRunner, strangers: Strangers, host: str, port: int) -> asyncio.Server:
+async def listen(runner: web.AppRunner, unauthenticated: Unauthenticated, host: str, port: int) -> asyncio.Server:
     """Listen for a runner's app; each connection is a stranger's until it has shown the token. Raises OSError."""
     server = runner.server
     if server is None:
         raise RuntimeError("the runner is not set up")
-    return await asyncio.get_running_loop().create_server(lambda: Arrival(strangers, server()), host, port)
+    return await asyncio.get_running_loop().create_server(lambda: Arrival(unauthenticated, server()), host, port)

@@ -33,10 +33,10 @@ def unheard(calibration: Calibration, failures: Mapping[str, float], champion: s
     if share <= most:
         return ""
     allowed = f"evaluate.max_judge_failures allows {most:.1%}"
-    told = f"judge {calibration.judge!r} failed on {share:.1%} of the {name} places; {allowed}"
+    reason = f"judge {calibration.judge!r} failed on {share:.1%} of the {name} places; {allowed}"
     if away:
         raise EvaluationBroken(
-            f"held-out evaluation: {told}. There is no verdict. Check evaluate.judge; the next run of the cycle asks again "
+            f"held-out evaluation: {reason}. There is no verdict. Check evaluate.judge; the next run of the cycle asks again "
             "where the judge failed"
         )
-    return told
+    return reason

@@ -1,10 +1,10 @@
-"""Published shapes of secrets: tokens with a fixed part, which are found whatever the variable's name is.
+"""Published patterns of secrets: tokens with a fixed part, found independent of the variable's name.
 
 The list follows the detectors of detect-secrets and the published formats that gitleaks and trufflehog look for; the patterns are
 written anew for RE2, whose time is linear in the length of the text (Cox 2010, "Regular Expression Matching in the Wild").
 
-A search for all fixed parts ("anchors") passes over the text once. Only where one stands is its shape tried, over at most
-REACH bytes, so the cost stays linear for texts that consist of anchors.
+A search for all fixed parts ("anchors") passes over the text once. A pattern is tried only at its anchor, over at most REACH
+bytes, so the cost stays linear for texts that consist of anchors.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ UUID = f"{HEX}{{8}}-{HEX}{{4}}-{HEX}{{4}}-{HEX}{{4}}-{HEX}{{12}}"
 
 
 def compile_bytes(pattern: str, *, ignore_case: bool = False) -> "re2._Regexp":
-    """Return a pattern over bytes; RE2 refuses look-around and back-references, the parts that can backtrack."""
+    """Return a pattern over bytes; RE2 refuses look-around and back-references, which could backtrack."""
     options = re2.Options()
     options.encoding = re2.Options.Encoding.LATIN1
     options.case_sensitive = not ignore_case
@@ -211,7 +211,7 @@ class ShapeFinder:
 
     def __init__(self) -> None:
         shapes = [(anchor, shape.back, compile_bytes(shape.pattern)) for shape in SHAPES for anchor in shape.anchors.split()]
-        # The longest first, since an alternation takes the first that fits; an anchor stands for those that it begins with too.
+        # The longest first, since an alternation takes the first that fits; an anchor also covers its own prefixes.
         anchors = sorted({anchor for anchor, _, _ in shapes}, key=len, reverse=True)
         self._by_anchor = {
             long.encode(): tuple((back, pattern) for short, back, pattern in shapes if long.startswith(short)) for long in anchors

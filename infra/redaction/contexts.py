@@ -1,4 +1,4 @@
-"""Values that their place gives away and no assignment: arguments of commands and calls, parts of addresses, headers, SQL."""
+"""Values found by their context without an assignment: arguments of commands and calls, parts of addresses, headers, SQL."""
 
 import base64
 import binascii
@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import re2
 
-from infra.redaction.judging import is_chosen, is_code, is_password, is_placeholder, is_secret, text_of
-from infra.redaction.names import JUDGED, PASSWORD, SECRET, WORD
+from infra.redaction.classify import is_chosen, is_code, is_password, is_placeholder, is_secret, text_of
+from infra.redaction.named_values import JUDGED, PASSWORD, SECRET, WORD
+from infra.redaction.patterns import TOKEN_END, Span, compile_bytes
 from infra.redaction.randomness import looks_random
-from infra.redaction.shapes import TOKEN_END, Span, compile_bytes
 
 FLAG = compile_bytes(
     r"""[\s"'`\[(]--(?:[a-z0-9]+-)*(?:(pass(?:word|wd|phrase)?|pwd)|token|secret|api-?key|access-?key|secret-?key)"""
@@ -66,13 +66,13 @@ SPEC = compile_bytes(
     rf"""(?:echo|printf)[ \t]+["']?([^"'\n|$]{{4,64}}?)["']?[ \t]*\|[ \t]*(?:sudo[ \t]+-S|chpasswd|passwd\b|docker[ \t]+login)""",
     ignore_case=True,
 )
-"""Defaults of settings, and what a shell hands to a program that asks for a password."""
+"""Defaults of settings, and the input that a shell pipes to a program that reads a password."""
 TOLD = compile_bytes(
     r"(?:(?:password|passphrase|pwd|pin|api key|token|secret)[ \t]+(?:is|was)|identified[ \t]+by)[: \t]+"
     r"[\"'`]?([^\s\"'`(){}<>]{8,64})",
     ignore_case=True,
 )
-"""A sentence that tells a password."""
+"""A sentence that states a password."""
 ALGORITHM = compile_bytes(r"base64|sha-?[0-9]|md5|utf|crypt|aes|x509|oauth|pbkdf|argon|rfc|[0-9]{4}-[0-9]{2}", ignore_case=True)
 LINE_OF_TWO = compile_bytes(
     r"""(?:^|\n)[ \t]*[\w.\-]{0,40}(?:password|passwd|secret|token)[ \t]+["']?([^\s"';]{8,200})["']?;?[ \t]*(?:\r?\n|$)""",
@@ -96,7 +96,7 @@ FIELD = compile_bytes(
     r"""[Dd]igest[ \t]+username=[^\n]{0,500}?\bresponse="([0-9a-fA-F]{32,64})""",
     ignore_case=False,
 )
-"""Fields of HTTP whose name ends in what they hold, and parts of cookies."""
+"""HTTP headers whose name ends in the kind of secret, and parts of cookies."""
 BASIC = compile_bytes(r"basic[ \t]+([A-Za-z0-9+/]{6,}={0,2})", ignore_case=True)
 INSERT = compile_bytes(
     r"insert[ \t]+into[ \t]+\S{1,80}[ \t]*\(([^()]{0,400}?)\b(?:password|passwd|pwd|secret|token|api_key)\b[^()]{0,400}\)\s{1,80}"
@@ -108,7 +108,7 @@ CELL = compile_bytes(r"""\s{0,40}(?:N?'([^'\n]{0,400})'|[^',()]{0,100})\s{0,40},
 
 
 def spans(data: bytes) -> Iterator[Span]:
-    """Yield the spans of values that their place gives away, in bytes."""
+    """Yield the spans of values found by their context, in bytes."""
     yield from _following(data)
     for pattern, is_one in (
         (CALLS, is_password),
@@ -147,7 +147,7 @@ def _near_names(data: bytes) -> Iterator[Span]:
 
 
 def _following(data: bytes) -> Iterator[Span]:
-    """Yield the spans of what follows a flag, a command or a directive."""
+    """Yield the spans of values after a flag, a command or a directive."""
     for pattern in (FLAG, COMMAND, DIRECTIVE):
         for match in pattern.finditer(data):
             start = match.end()
@@ -171,8 +171,8 @@ def _cell(data: bytes, match: "re2._Match") -> Iterator[Span]:
 
 
 def _is_told(value: bytes) -> bool:
-    told = value.rstrip(b".,;:!?")
-    return is_chosen(told) and not ALGORITHM.search(told) and not is_code(told)
+    stated = value.rstrip(b".,;:!?")
+    return is_chosen(stated) and not ALGORITHM.search(stated) and not is_code(stated)
 
 
 def _is_user_and_password(value: bytes) -> bool:

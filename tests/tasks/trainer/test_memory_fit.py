@@ -8,8 +8,8 @@ import pytest
 from infra.model.architectures import Architecture, parse
 from infra.settings import PRODUCTION, ROOT, load
 from infra.settings.training import Train
-from tasks.trainer import plan
-from tasks.trainer.memory import Layout, MicroBatchSize, estimate, propose, usable
+from tasks.trainer.memory import fit
+from tasks.trainer.memory.estimate import Layout, MicroBatchSize, estimate, propose, usable
 
 COMMON = {"model_type": "qwen2", "max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "rope_theta": 1e6}
 QWEN = {
@@ -73,8 +73,8 @@ def test_the_micro_batch_of_the_desk_check_does_not_fit():
     assert needed.activations == pytest.approx(86.5e9, rel=0.05)
     settings = Train(micro_batch_tokens=size.tokens)
     advice = r"these settings fit: .*_tokens = 20992.*distributed_optimizer = true"
-    with pytest.raises(plan.DoesNotFit, match=r"needs 124.* GB .*; " + advice):
-        plan.check_fits(qwen("1.5B"), settings, Layout(data=8), size, CARD, bf16=True)
+    with pytest.raises(fit.DoesNotFit, match=r"needs 124.* GB .*; " + advice):
+        fit.check_fits(qwen("1.5B"), settings, Layout(data=8), size, CARD, bf16=True)
 
 
 @pytest.mark.parametrize(("name", "cards"), [("1.5B", 1), ("7B", 4), ("7B", 8), ("32B", 16), ("32B", 32)])
@@ -97,7 +97,7 @@ def test_the_production_settings_fit_the_card_that_they_name():
     train = load(PRODUCTION, {}).train
     layout = Layout(train.tensor_parallel, train.pipeline_parallel, train.processes)
     size = MicroBatchSize(train.micro_batch_tokens, train.micro_batch_positions)
-    plan.check_fits(qwen("1.5B"), train, layout, size, usable(CARD), bf16=True)
+    fit.check_fits(qwen("1.5B"), train, layout, size, usable(CARD), bf16=True)
 
 
 @pytest.mark.parametrize(
@@ -120,12 +120,12 @@ def test_more_parallel_parts_need_less_memory_each():
 
 def test_the_command_prints_a_proposal_and_names_bad_input(tmp_path: Path, capsys):
     (tmp_path / "config.json").write_text(json.dumps(COMMON | QWEN["1.5B"]))
-    assert plan.main(["--model", str(tmp_path), "--gpu", "80GB"]) == 0
+    assert fit.main(["--model", str(tmp_path), "--gpu", "80GB"]) == 0
     assert "proposed: train.tensor_parallel = 1" in capsys.readouterr().out
     asked = ["--model", str(tmp_path), "--gpu", "80GB", "--tensor", "1", "--tokens", "32768"]
-    assert plan.main(asked) == 1
+    assert fit.main(asked) == 1
     assert "asked for: does not fit" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="--gpu 'eighty': expected a size such as 80GB"):
-        plan.main(["--model", str(tmp_path), "--gpu", "eighty"])
+        fit.main(["--model", str(tmp_path), "--gpu", "eighty"])
     with pytest.raises(SystemExit, match="cannot be read"):
-        plan.main(["--model", str(ROOT / "infra"), "--gpu", "80GB"])
+        fit.main(["--model", str(ROOT / "infra"), "--gpu", "80GB"])

@@ -1,4 +1,4 @@
-"""Plan the memory of training before a card is asked for it: python -m tasks.trainer.plan --model DIR --gpu 80GB --gpus 8
+"""Estimate training memory per GPU: python -m tasks.trainer.memory.fit --model DIR --gpu 80GB --gpus 8
 
 Prints what each part of a layout takes, and proposes layouts with the largest micro-batch that fits. Reads config.json alone.
 """
@@ -15,7 +15,17 @@ from rich.table import Table
 
 from infra.model.architectures import Architecture, UnsupportedCheckpoint, read
 from infra.settings.training import Recipe
-from tasks.trainer.memory import RECOMPUTATIONS, Layout, Means, Memory, MicroBatchSize, Proposal, estimate, propose, usable
+from tasks.trainer.memory.estimate import (
+    RECOMPUTATIONS,
+    Layout,
+    Means,
+    Memory,
+    MicroBatchSize,
+    Proposal,
+    estimate,
+    propose,
+    usable,
+)
 
 GB = 1e9
 UNITS = {"GB": 1e9, "GIB": 2**30}
@@ -47,7 +57,7 @@ def check_fits(model: Architecture, settings: Recipe, layout: Layout, size: Micr
 
     Raises:
         DoesNotFit: names the need, the memory and the settings that fit.
-        ValueError: the model cannot be split so.
+        ValueError: the model cannot be split this way.
     """
     selective = settings.megatron_arguments.get("recompute_granularity") == "selective"
     recompute = "selective" if selective else settings.recompute
@@ -64,12 +74,12 @@ def check_fits(model: Architecture, settings: Recipe, layout: Layout, size: Micr
 
 
 def in_parts(memory: Memory) -> str:
-    """Return the parts of an estimate in words."""
+    """Format the parts of an estimate."""
     return ", ".join(f"{part} {getattr(memory, part) / GB:.1f}" for part in PARTS)
 
 
 def in_settings(proposal: Proposal) -> str:
-    """Return a proposal as settings."""
+    """Format a proposal as settings."""
     layout, size, means = proposal.layout, proposal.size, proposal.means
     saving = [
         *([f'train.recompute = "{means.recompute}"'] if means.recompute != "none" else []),
@@ -89,7 +99,7 @@ def bytes_of(text: str) -> int:
     """Return the bytes of a size such as 80GB or 80GiB.
 
     Raises:
-        ValueError: it is no such size.
+        ValueError: not a size such as "80GB".
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(GB|GiB)", text, re.IGNORECASE)
     if not found:
@@ -98,7 +108,7 @@ def bytes_of(text: str) -> int:
 
 
 def show(model: Architecture, card: int, cards: int, wanted: tuple[Layout, MicroBatchSize, Means] | None, bf16: bool) -> bool:
-    """Print the plan; return whether something fits."""
+    """Print the estimate; return whether a layout fits."""
     console = Console(width=120 if not sys.stdout.isatty() else None)
     console.print(
         f"{model.family}, {model.parameters / 1e9:.2f} billion parameters; {cards} x {card / GB:.0f} GB, of which "
@@ -122,7 +132,7 @@ def show(model: Architecture, card: int, cards: int, wanted: tuple[Layout, Micro
 def table(proposals: Sequence[Proposal], title: str) -> Table:
     """Return a table of layouts with their parts in GB.
 
-    "with" names the means: dist, the distributed optimizer; seq, sequence parallelism; and what is recomputed.
+    "with" lists the memory options: dist, the distributed optimizer; seq, sequence parallelism; and the recomputation.
     """
     shown = Table(title=title, title_justify="left", box=box.SIMPLE, padding=(0, 1, 0, 0))
     for name in ("TP", "PP", "DP", "tokens", "selected", "with", *PARTS.values(), "peak"):
@@ -142,14 +152,14 @@ def table(proposals: Sequence[Proposal], title: str) -> Table:
 
 
 def in_short(means: Means) -> str:
-    """Return the means in the words of the table."""
+    """Abbreviate the memory options for the table."""
     names = {"dist": means.distributed, "seq": means.sequence, means.recompute: means.recompute != "none"}
     return " ".join(name for name, used in names.items() if used)
 
 
 def main(arguments: list[str]) -> int:
     """Run the command; return 1 where nothing fits."""
-    parser = argparse.ArgumentParser(prog="python -m tasks.trainer.plan", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m tasks.trainer.memory.fit", description=(__doc__ or "").split("\n")[0])
     add = parser.add_argument
     add("--model", type=Path, required=True, help="directory of a checkpoint in Hugging Face's layout; config.json is enough")
     add("--gpu", required=True, help="memory of a card: 80GB, 141GB, 80GiB")

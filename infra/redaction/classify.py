@@ -1,7 +1,7 @@
-"""Whether a value that a name or its place gives away is a secret, and no placeholder, message, name or code."""
+"""Classifies a value found by its name or context: a secret, or a placeholder, message, name or code."""
 
+from infra.redaction.patterns import compile_bytes
 from infra.redaction.randomness import looks_random
-from infra.redaction.shapes import compile_bytes
 
 PLACEHOLDER = compile_bytes(
     r"^(?:\$[\w({].*|\?.*|\{\{.*|<.*|%.*%|\{[\w.]*\}|\.\.\.|.?[xX*.•#_\-?]{2,}.?|&[\w]+;?.*|\*\w+|![\w/]+.*|[|>][+\-]?|~|\[.*|null|none|nil|true|"
@@ -16,16 +16,16 @@ MESSAGE = compile_bytes(
     r"wrong",
     ignore_case=True,
 )
-"""Parts of a message or of a name. A password may contain one too, with digits or marks."""
+"""Parts of a message or of a name. A password may also contain one, with digits or marks."""
 FORMATTED = compile_bytes(r"%s|%\(|%d|\{[\w.!:]*\}|\\n|\\u|://")
 SENTENCE = compile_bytes(r" (?:is|the|for|not) ", ignore_case=True)
 PHRASE = compile_bytes(r"^[a-z]{1,12}(?: [a-z]{1,12}){3,11}$")
-"""Words alone, as in a passphrase: a message has a capital letter or a mark."""
+"""Only words, as in a passphrase: a message has a capital letter or a mark."""
 NOT_HASHED = b"{noop}"
-"""Spring's mark of a password that is no hash."""
+"""Spring's mark of a password that is not hashed."""
 MARKS = frozenset(b"!@#$^&*+~?=")
 LEAST_DIGITS = 2
-"""Digits that make a value with a word such as `secret` in it a password: `password2` names a field."""
+"""Fewest digits that make a value with a word such as `secret` a password: `password2` is the name of a field."""
 CODE = compile_bytes(
     r"^[A-Za-z_$][\w$]*(?:(?:\.|->|::)[A-Za-z_$][\w$]*)*[(\[{;]|^[A-Za-z_$][\w$]*(?:(?:\.|->|::)[A-Za-z_$][\w$]*)+$|"
     r"^[(\[{]|^new |^await "
@@ -39,12 +39,12 @@ def is_code(value: bytes) -> bool:
 
 
 def is_placeholder(value: bytes) -> bool:
-    """Return whether a value stands for one that is not there."""
+    """Return whether a value is a placeholder."""
     return PLACEHOLDER.match(value) is not None
 
 
 def is_password(value: bytes) -> bool:
-    """Return whether a password's value is one, and no placeholder, message, name or path."""
+    """Return whether the value of a password field is a password, not a placeholder, message, name or path."""
     value = value.removeprefix(NOT_HASHED)
     if len(value) < 4 or is_placeholder(value):
         return False
@@ -54,14 +54,14 @@ def is_password(value: bytes) -> bool:
 
 
 def is_secret(value: bytes, changes: float = 0.15) -> bool:
-    """Return whether a key's or token's value looks random (randomness.looks_random), and is no placeholder."""
+    """Return whether the value of a key or token looks random (randomness.looks_random) and is not a placeholder."""
     if is_placeholder(value) or b" " in value.strip():
         return False
     return looks_random(text_of(value), 8, changes)
 
 
 def is_chosen(value: bytes) -> bool:
-    """Return whether a value that only its place gives away is a password: at least eight letters and digits."""
+    """Return whether a value found only by its context is a password: at least eight letters and digits."""
     if len(value) < 8 or b" " in value or not _digits(value):
         return False
     return any(chr(byte).isalpha() for byte in value) and is_password(value)

@@ -1,4 +1,4 @@
-"""Memory of a trainer process, by arithmetic: what a parallel layout needs on each card, and which layouts fit.
+"""Arithmetic estimate of a trainer process's memory: the need of a parallel layout on each card, and the layouts that fit.
 
 "Selected" positions of a micro-batch are those at which the last layer's queries and the logits are computed. The terms are those
 of Korthikanti et al. 2022, "Reducing activation recomputation in large transformer models", section 4, for the layers of this
@@ -19,11 +19,11 @@ the root of the second moment while a step is taken."""
 LOGIT_BYTES = 20
 """Bytes of a logit at the peak of the loss, as measured: the model's own logits and float32 intermediates."""
 RESERVED = 0.08
-"""Share of a card that is left to the driver, the communication buffers, and the allocator's rounding."""
+"""Share of a card reserved for the driver, the communication buffers, and the allocator's rounding."""
 LEAST_TOKENS, GOOD_TOKENS = 2048, 8192
-"""Tokens of a micro-batch below which a layout is not proposed, and above which more of them hardly make a step faster."""
+"""Fewest tokens of a micro-batch in a proposal, and tokens above which a step hardly gets faster."""
 GRAIN, MOST_GRAINS = 512, 256
-"""Proposals are multiples of this many tokens, up to so many of them."""
+"""Unit of a proposal's tokens, and the largest multiple of it."""
 RECOMPUTATIONS: tuple[Literal["none", "selective", "full"], ...] = ("none", "selective", "full")
 SELECTED_SHARE = 8
 """A proposal expects at most one selected position for this many tokens."""
@@ -48,10 +48,10 @@ class Layout:
 
 @dataclass(frozen=True)
 class Means:
-    """Megatron's means to need less memory in a layout."""
+    """Megatron's options that save memory in a layout."""
 
     recompute: Literal["none", "selective", "full"] = "none"
-    """Activations that the backward pass computes again: none, the MLPs', or those of all layers but the last."""
+    """Activations that the backward pass recomputes: none, the MLPs', or those of all layers but the last."""
     sequence: bool = False
     """Whether tensor-parallel processes split norms and residual states by tokens."""
     distributed: bool = False
@@ -72,16 +72,16 @@ class MicroBatchSize:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of the process that needs most, by part."""
+    """Bytes of the process with the largest need, by part."""
 
     weights: int
     masters: int
     gradients: int
     adam: int
     activations: int
-    """What the layers keep for the backward pass."""
+    """Activations that the layers keep for the backward pass."""
     logits: int
-    """The logits and what the loss computes of them, at the end of a forward pass."""
+    """The logits and the loss's intermediates, at the end of a forward pass."""
     backward: int
     """Gradients inside one layer, at the start of a backward pass, when the logits are freed."""
     step: int
@@ -89,7 +89,7 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """The peak: what stays, and the most that is needed beside it at once."""
+        """The peak: the permanent parts plus the largest temporary part."""
         stays = self.weights + self.masters + self.gradients + self.adam
         return stays + max(self.activations + max(self.logits, self.backward), self.step)
 
@@ -103,7 +103,7 @@ def estimate(
     frozen_layers: int = 0,
     means: Means = PLAIN,
 ) -> Memory:
-    """Return the memory of the process that needs most.
+    """Return the memory of the process with the largest need.
 
     Args:
         bf16: whether matrix products are computed in bfloat16, over float32 masters.
@@ -111,7 +111,7 @@ def estimate(
         means: how memory is saved in this layout.
 
     Raises:
-        ValueError: the model cannot be split so.
+        ValueError: the model cannot be split this way.
     """
     check(model, layout)
     stages = (_stage(model, layout, size, stage, bf16, frozen_layers, means) for stage in range(layout.pipeline))
@@ -165,7 +165,7 @@ def _stage(
 
 @dataclass(frozen=True)
 class _LayerBytes:
-    """What a layer keeps for its backward pass, in bytes a token."""
+    """Activations that a layer keeps for its backward pass, in bytes per token."""
 
     states: int
     """Input and output of both norms."""
@@ -178,7 +178,7 @@ class _LayerBytes:
 
     @property
     def whole(self) -> int:
-        """All of them."""
+        """Sum of all parts."""
         return self.states + self.attention + self.norms + self.mlp
 
 
@@ -195,7 +195,7 @@ def _layer_bytes(model: Architecture, layout: Layout, width: int, means: Means) 
 def _activations(
     model: Architecture, layout: Layout, size: MicroBatchSize, stage: int, width: int, frozen: int, means: Means
 ) -> int:
-    """Return the bytes that a stage saves for the backward passes of the micro-batches that it has under way (1F1B)."""
+    """Return the bytes that a stage keeps for the backward passes of its micro-batches in progress (1F1B)."""
     layers, layer = model.layers // layout.pipeline, _layer_bytes(model, layout, width, means)
     keys, states = model.groups * model.head * width // layout.tensor, layer.states // 4
     total = 0
@@ -259,7 +259,7 @@ def _preference(proposal: Proposal) -> tuple[bool, bool, int, int, int]:
 def largest(
     model: Architecture, layout: Layout, card: int, *, bf16: bool, frozen_layers: int = 0, means: Means = PLAIN
 ) -> MicroBatchSize | None:
-    """Return the largest micro-batch of a proposal that fits a card; None where the weights alone do not."""
+    """Return the largest micro-batch of a proposal that fits a card; None if even the weights do not fit."""
 
     def size(grains: int) -> MicroBatchSize:
         return MicroBatchSize(grains * GRAIN, grains * GRAIN // SELECTED_SHARE)
