@@ -30,7 +30,7 @@ def create_completions_app(gateway: Gateway, feedback: FeedbackService, status: 
 def create_feedback_app(feedback: FeedbackService, metrics: Metrics, hosts: Collection[str], drain: Drain) -> FastAPI:
     """Return the app of the feedback port: feedback, health and readiness, for requests that name one of its hosts.
 
-    It is ready without engines: events of completions that were served before are taken as long as the app runs.
+    It is ready without engines: it accepts events of earlier completions as long as the app runs.
     """
     app = DocumentedApp("tabloop feedback")
     app.add_middleware(BrowserGuard, hosts=hosts, metrics=metrics)

@@ -15,7 +15,7 @@ SECONDS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5,
 RECENT_SECONDS = 300.0
 MAX_RECENT = 20_000
 LATENCY_SECONDS = 15.0
-"""Length of a moment of the latency's chart."""
+"""Length of one interval of the latency chart."""
 PERCENTILES = (50, 95, 99)
 SERVED, EXPLORING = "served", "exploring"
 """How a completion was sampled: at the temperature that people are served at, or at the exploring one."""
@@ -23,7 +23,7 @@ SERVED, EXPLORING = "served", "exploring"
 
 @dataclass(frozen=True)
 class Recent:
-    """Completions of one version on one arm in the last minutes, exploring ones apart, for the status page."""
+    """Completions of one version on one arm in the last minutes, for the status page; exploring ones are counted separately."""
 
     arm: str
     version: str
@@ -31,28 +31,28 @@ class Recent:
     """SERVED or EXPLORING."""
     requests: int
     shown: int
-    """Requests with a text that is not blank."""
+    """Requests whose completion is not blank."""
     disconnected: int
     first_ms: tuple[float, float] | None
-    """Time to the first token, median and 95 % quantile; none for fewer than two."""
+    """Time to the first token, median and 95 % quantile; None for fewer than two."""
     total_ms: tuple[float, float] | None
 
 
 @dataclass(frozen=True)
 class Latency:
-    """The latency of completions that were asked for at about the same time."""
+    """The latency of completions requested in the same interval."""
 
     time: float
-    """End of the moment, in Unix seconds."""
+    """End of the interval, in Unix seconds."""
     requests: int
     first_ms: tuple[float, ...] | None
-    """Time to the first token, at each of PERCENTILES; none for fewer than two."""
+    """Time to the first token, at each of PERCENTILES; None for fewer than two."""
     total_ms: tuple[float, ...] | None
 
 
 @dataclass(frozen=True)
 class _Served:
-    """One completion, as far as the status page needs it."""
+    """The data of one completion that the status page needs."""
 
     time: float
     sampled: tuple[str, str, str]
@@ -67,7 +67,7 @@ class _Served:
 
 @dataclass(frozen=True)
 class SpoolState:
-    """What waits on the disk for the object store."""
+    """Events on the disk that wait for the object store."""
 
     bytes: int
     segments: int
@@ -114,7 +114,7 @@ class Metrics:
         self._tokens = Counter("tabloop_tokens", "Tokens sampled", sampled, registry=registry)
         self._mixed = Counter("tabloop_mixed", "Completions sampled by more than one version", registry=registry)
         self._withheld = Counter("tabloop_withheld", "Completions sampled and not shown", sampled, registry=registry)
-        self._shortened = Counter("tabloop_shortened", "Completions of which the end was not shown", sampled, registry=registry)
+        self._shortened = Counter("tabloop_shortened", "Completions shown only in part", sampled, registry=registry)
         self._first = Histogram(
             "tabloop_first_token_seconds", "From arrival to first token", arm, buckets=SECONDS, registry=registry
         )
@@ -144,7 +144,7 @@ class Metrics:
         )
         self.redaction_wait = Histogram(
             "tabloop_redaction_wait_seconds",
-            "CPU time of the texts that a long text waited for before its search for secrets",
+            "CPU time of the texts that a long text waited for before it was redacted",
             buckets=SECONDS,
             registry=registry,
         )
@@ -178,7 +178,7 @@ class Metrics:
         self._slot = Gauge("tabloop_slot_up", "1 if the slot takes traffic", ("slot", "version", "role"), registry=registry)
         self._measures = Gauge(
             "tabloop_measure",
-            "What completions were worth in the last cycle's window (infra/docs/how/measures.md)",
+            "Product metrics of the last cycle's window (infra/docs/how/measures.md)",
             ("measure", "by", "group"),
             registry=registry,
         )
@@ -207,7 +207,7 @@ class Metrics:
             self._shown.labels(*sampled).inc()
 
     def version_fetched(self, how: str, size: int) -> None:
-        """Count a version that came to a disk; "held" if it was there already."""
+        """Count a version fetched to a disk; "held" if it was there already."""
         if how != "held":
             self._fetches.labels(how).inc()
             self._fetched_bytes.labels(how).inc(size)
@@ -246,7 +246,8 @@ class Metrics:
         return summaries
 
     def latency(self, now: float, project: str = "") -> list[Latency]:
-        """Return the latency of the last minutes, oldest first, a moment for each LATENCY_SECONDS with at least two completions.
+        """Return the latency of the last minutes, oldest first, for each interval of LATENCY_SECONDS with at least two
+        completions.
 
         The arguments are those of `recent`.
         """
@@ -272,7 +273,7 @@ class Metrics:
         return [row for row in self._latest if row.time > now - RECENT_SECONDS and project in ("", row.project)]
 
     def measured(self, groups: Iterable[MeasuredGroup]) -> None:
-        """Set the measures of the last cycle's window; a ratio that is unknown has no series."""
+        """Set the metrics of the last cycle's window; an unknown ratio has no series."""
         self._measures.clear()
         for group in groups:
             for name, value in group.measures.ratios().items():
@@ -291,7 +292,7 @@ class Metrics:
         ]
 
     def text(self, spool: SpoolState, slots: Iterable[SlotState]) -> bytes:
-        """Return Prometheus' exposition, with gauges of the states given."""
+        """Return the metrics in Prometheus' text format, with gauges of the given states."""
         self._spool_bytes.set(spool.bytes)
         self._spool_segments.set(spool.segments)
         self._spool_age.set(spool.oldest_seconds)

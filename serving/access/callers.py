@@ -30,13 +30,13 @@ class Caller:
     client: str
     """The client's name (gateway/dialects)."""
     opted_out: bool
-    """Whether the text of its events is left out."""
+    """Whether its events are recorded without text."""
     experiments: bool = True
     """Whether it takes part in A/B tests."""
     version: str = ""
-    """Version that the settings pin it to; empty: none."""
+    """Version that the settings pin it to; empty if none."""
     level: ShowLevel | None = None
-    """Level at which it is shown completions, by the settings; none: the app's."""
+    """Level at which it is shown completions, from its settings; None: the app's level."""
     sees_versions: bool = False
     """Whether responses name the version and the arm's sampling."""
 
@@ -101,14 +101,14 @@ class Access:
             token = self._password(headers)
         if not token:
             raise Denied(401, "missing token: send `Authorization: Bearer TOKEN` (in Continue: apiKey)")
-        # A look-up by digest tells nothing by its duration: nobody can choose the digest of a guess.
+        # The duration of a look-up by digest reveals nothing: nobody can choose the digest of a guess.
         credential = self.tokens.get(digest(token))
         if credential is None and self._issuer and token.count(b".") == 2:
             credential = await self._issuer.verify(token.decode("latin-1"))
         if credential is None:
             raise Denied(401, "wrong token")
         credential.require(role)
-        credential.admit()  # first: it refuses a flood without a round trip
+        credential.admit()  # first, since it refuses a flood without a round trip
         if self._shared_rates:
             seconds = await self._shared_rates.wait(self._hashed_name(credential), credential.limiter.per_minute)
             if seconds:
@@ -117,7 +117,7 @@ class Access:
 
     @property
     def problems(self) -> dict[str, str]:
-        """What does not work now, by the part that says so."""
+        """Current problems by part."""
         found = {"tokens": self.tokens.problem, "valkey": self._shared_rates.problem if self._shared_rates else ""}
         return {part: problem for part, problem in found.items() if problem}
 
@@ -177,7 +177,7 @@ class Access:
         return user_hash(self.user_secret, f"file\0{project}\0{path}") if path else ""
 
     def _terms(self, project: str, user: str) -> Terms:
-        """Return the terms of project and user together: each can refuse, and both must consent."""
+        """Return the combined terms of project and user: both must consent."""
         settings = self._settings
         of_project, of_user = settings.projects.get(project, settings.terms), settings.users.get(user, UserTerms())
         return Terms(

@@ -1,4 +1,4 @@
-"""Credentials: whose a token is, what it opens, and how often."""
+"""Credentials: the user, roles, projects and rate of a token."""
 
 import hashlib
 import time

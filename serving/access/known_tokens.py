@@ -1,4 +1,4 @@
-"""The tokens that count now: those of the settings, and those of `serving.token_file`, which is read again when it changes."""
+"""The valid tokens: those of the settings, and those of `serving.token_file`, which is read again after each change."""
 
 import asyncio
 import logging
@@ -19,8 +19,8 @@ LOOK_SECONDS = 1.0
 class KnownTokens:
     """Credentials by the digest of their token.
 
-    A file that cannot be read, or that describes a token wrongly, changes nothing: the tokens known before count until it is
-    mended, and `problem` says why.
+    A file that cannot be read, or that describes a token wrongly, changes nothing: the previous tokens stay valid until the file
+    is corrected, and `problem` says why.
     """
 
     def __init__(self, settings: Serving, clock: Clock = time.monotonic) -> None:
@@ -31,7 +31,7 @@ class KnownTokens:
         self._stamp = self._look()
         self._credentials: Mapping[bytes, Credential] = credentials(settings, clock)
         self.problem = ""
-        """Why the file's last change does not count; empty if it does."""
+        """Why the file's last change is not in effect; empty if it is."""
 
     def __bool__(self) -> bool:
         return bool(self._credentials)
@@ -47,11 +47,11 @@ class KnownTokens:
             await self.renew()
 
     async def renew(self) -> None:
-        """Read the file again if it has changed, or if its last change does not count yet. In a thread: it may be long."""
+        """Read the file again if it has changed, or if its last change is not in effect yet. Blocks, so call it in a thread."""
         stamp = self._look()
         if stamp == self._stamp and not self.problem:
             return
-        self._stamp = stamp  # from before the reading, so that a change meanwhile is seen next time
+        self._stamp = stamp  # taken before reading, so that a change made meanwhile is noticed next time
         try:
             found = await asyncio.to_thread(credentials, self._settings, self._clock)
         except ValueError as error:
@@ -64,13 +64,13 @@ class KnownTokens:
         log.info("serving.token_file: read again, %d tokens in all", len(found))
 
     def _with_rate(self, key: bytes, credential: Credential) -> Credential:
-        """Return the credential with what its token has used of its rate so far."""
+        """Return the credential with the current rate limiter of its token."""
         known = self._credentials.get(key)
         same = known is not None and known.limiter.per_minute == credential.limiter.per_minute
         return replace(credential, limiter=known.limiter) if known and same else credential
 
     def _look(self) -> tuple[int, int, int] | None:
-        """Return what changes with the file; none if it cannot be looked at."""
+        """Return the file's time, size and inode; None if they cannot be read."""
         if self._file is None:
             return None
         try:

@@ -21,9 +21,9 @@ MAX_USERS = 10_000
 """Users whose rates are remembered."""
 TIMEOUT_SECONDS = 5.0
 RETRY_SECONDS = 10.0
-"""Shortest interval between two reads of the keys, so that tokens with invented key ids cause no more."""
+"""Shortest interval between two reads of the keys, so that tokens with invented key ids cause no further requests."""
 MAX_AGES = 3
-"""Keys older than this many times `key_seconds` are used no more."""
+"""Keys older than this many times `key_seconds` are no longer used."""
 REASONS: Sequence[tuple[type[jwt.PyJWTError], str]] = (
     (jwt.ExpiredSignatureError, "expired"),
     (jwt.ImmatureSignatureError, "not valid yet"),
@@ -65,7 +65,7 @@ class Issuer:
         user = claims[self._setting.user_claim]
         if not isinstance(user, str) or not user:
             raise Denied(401, "token of the issuer: missing claim")
-        # A credential per subject: the issuer has checked each, so none of them was invented by another's token.
+        # A credential per subject: the issuer has checked each, so no token can invent another user.
         setting = self._setting
         return Credential(f"oidc:{user}", user, setting.projects, frozenset(setting.roles), self._limiter(user))
 

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 TIMEOUT_SECONDS = 0.1
 """Longest wait of a request for the count, with connecting."""
 RETRY_SECONDS = 5.0
-"""Shortest interval between two questions while there is no answer, so that only one request in this time waits in vain."""
+"""Shortest interval between two attempts while the server does not answer, so that only one request in this time waits for it."""
 CONNECTIONS = 8
 """Open connections of a replica; each is busy for one round trip a request."""
 
@@ -32,8 +32,8 @@ async def _nothing() -> None:
 async def _timeout(seconds: float) -> AsyncIterator[None]:
     """Raise TimeoutError after some seconds.
 
-    They are waited in two halves: where the whole process stood still for so long, as under a container's limit of CPU, the
-    answer has arrived meanwhile and is read before the second half is over.
+    The wait has two halves: if the whole process was stopped for that long, for example by a container's CPU limit, the answer
+    has arrived and is read before the second half ends.
     """
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(None) as limit:
@@ -47,8 +47,8 @@ async def _timeout(seconds: float) -> AsyncIterator[None]:
 class SharedRates:
     """Admits `per_minute` requests of a credential in a minute, whichever replica they reach.
 
-    A sliding window: of the minute before, the part counts that is less than a minute ago. While the storage does not answer,
-    every request is admitted here and the replica's own limiter alone decides; `problem` says why, and one request every
+    A sliding window: the previous minute counts by the part of it that is less than a minute ago. While the storage does not
+    answer, every request is admitted here and the replica's own limiter alone decides; `problem` says why, and one request every
     RETRY_SECONDS asks again.
     """
 
@@ -81,7 +81,7 @@ class SharedRates:
         # TIMEOUT_SECONDS bounds all of a request's wait; a timeout of each read and write would only cost more.
         options: dict[str, Any] = {"timeout": None, "socket_timeout": None, "lib_name": None, "lib_version": None}
         if address.startswith(("valkeys:", "rediss:")):
-            options["ssl_check_hostname"] = True  # the client's default takes the certificate of any host
+            options["ssl_check_hostname"] = True  # by default the client accepts the certificate of any host
         pool: Any = BlockingConnectionPool.from_url(address, max_connections=CONNECTIONS, **options)
         storage = RedisStorage("async+valkey://", implementation="valkey", key_prefix="tabloop", connection_pool=pool)
         return cls(storage, on_unshared, clock, pool.disconnect)
@@ -90,7 +90,7 @@ class SharedRates:
         """Count a request and return 0, or return the seconds until one is admitted. Never raises.
 
         Args:
-            name: keyed hash of the credential's name, all that the storage learns of it.
+            name: keyed hash of the credential's name; the storage receives nothing else about it.
             per_minute: requests admitted in a minute.
         """
         now, was_away = self._clock(), bool(self.problem)
@@ -98,11 +98,11 @@ class SharedRates:
             self._on_unshared()
             return 0.0
         if was_away:
-            self._ask_at = now + RETRY_SECONDS  # before the answer, so that no other request waits with this one
+            self._ask_at = now + RETRY_SECONDS  # set before the answer, so that no other request waits too
         try:
             async with _timeout(TIMEOUT_SECONDS):
                 seconds = await self._count(name, per_minute)
-        except Exception as error:  # whatever fails: a completion is worth more than its count
+        except Exception as error:  # on any failure: serving a completion matters more than counting it
             self._failed(error)
             return 0.0
         if was_away:

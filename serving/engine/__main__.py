@@ -73,7 +73,8 @@ def choose_model(
 
 
 def checkpoints_of(settings: Settings, slot: int | None, member: int = 0) -> Checkpoints:
-    """Return the checkpoints of a slot's engine, or of the evaluation's, which may read the paths that the flow names instead."""
+    """Return the checkpoints of a slot's engine, or of the evaluation's engine; None if that one reads the paths that the flow
+    names."""
     state, most = settings_.path(settings.serving.state), settings.serving.most_deltas
     if slot is None:
         return Checkpoints.of_evaluation(state, lambda: ObjectStore.connect(settings.store), most)

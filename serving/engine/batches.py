@@ -30,7 +30,7 @@ async def run(llm: AsyncLLM, batch: Batch, version: Callable[[], str]) -> AsyncG
         version: returns the version that the engine holds now.
 
     Raises:
-        WrongVersion: it is not the batch's.
+        WrongVersion: that version is not the batch's.
         PromptRefused: a prompt is too long.
     """
 

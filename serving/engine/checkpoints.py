@@ -1,4 +1,5 @@
-"""Where an engine finds a version's checkpoint: on the app's disk if it sees that, else on its own, from the object store."""
+"""Finds a version's checkpoint for an engine: on the app's disk if the engine sees it, else in the engine's own cache, filled
+from the object store."""
 
 import re
 import threading
@@ -23,7 +24,7 @@ class Checkpoints:
 
         Args:
             shared: the app's cache, in serving.state; empty if the engine does not see the app's disk.
-            own: the engine's cache, to which it downloads what the app's lacks.
+            own: the engine's cache, to which it downloads versions that the app's cache lacks.
             connect: returns the object store; called for the first download.
         """
         self._shared = shared
@@ -35,7 +36,7 @@ class Checkpoints:
     def of_slot(
         cls, state: Path, slot: int, connect: Callable[[], ObjectStore], most_deltas: int = 0, member: int = 0
     ) -> "Checkpoints":
-        """Return the checkpoints of a slot's engine, of several that at index `member`; its state lies below serving.state."""
+        """Return the checkpoints of a slot's engine (`member` is its index among several); its state lies below serving.state."""
         name = f"engine-{slot}" + (f"-{member}" if member else "")
         return cls(VersionCache(state), VersionCache(state / name, most_deltas), connect)
 
@@ -56,7 +57,7 @@ class Checkpoints:
         """
         if not (REGISTERED.fullmatch(version) or EVALUATED.fullmatch(version)):
             raise ValueError(f"version {version[:40]!r}: expected a number of the registry, or evaluation-CHECKSUM")
-        with self._lock:  # a download whose request was cancelled goes on
+        with self._lock:  # a download continues after its request was cancelled
             if (path := self._shared.path(version)) and self._shared.source(version) == source:
                 return Download(path, "held", 0)
             return self._own.download(version, source, self._connect())
@@ -64,7 +65,7 @@ class Checkpoints:
     def loaded(self, version: str, path: Path) -> None:
         """Remember the version that the engine loaded, if from its own cache, and delete old ones there.
 
-        What an evaluation loads is not remembered: after a restart the slot begins with the version that it gets back.
+        Versions of an evaluation are not remembered: after a restart the slot loads the version that it held before.
         """
         if path == self._own.path(version):
             if REGISTERED.fullmatch(version):

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 RunningTasks = dict[int, asyncio.Task[None]]
 """The running completions of one connection, by their number there."""
 STOP_SECONDS = 5.0
-"""Time that running completions have to end when the process is told to stop."""
+"""Time that running completions have to end once the process receives the signal to stop."""
 
 
 class PromptRefused(ValueError):
@@ -33,7 +33,7 @@ class PromptRefused(ValueError):
 
 
 class Busy(RuntimeError):
-    """Completions run, and a swap may not meet any."""
+    """The swap is only allowed while no completion runs."""
 
 
 class EngineDead(RuntimeError):
@@ -47,7 +47,7 @@ class EngineBackend(Protocol):
 
     @property
     def fatal_error(self) -> str:
-        """Why the process must end; empty while it need not."""
+        """Why the process must end; empty while it can run."""
         ...
 
     def generate(self, request: EngineRequest) -> AsyncGenerator[Delta]:
@@ -69,7 +69,7 @@ class CheckpointSource(Protocol):
     """Where the engine finds versions (checkpoints.Checkpoints)."""
 
     def fetch(self, version: str, source: str) -> Download:
-        """Raises ValueError if the checkpoint is refused, other exceptions if it cannot be had now."""
+        """Raises ValueError if the checkpoint is refused, other exceptions if it is not available now."""
         ...
 
     def loaded(self, version: str, path: Path) -> None: ...
@@ -78,7 +78,7 @@ class CheckpointSource(Protocol):
 class Endpoints:
     """An engine's routes. Every request must carry the engine's token, which no client of the app holds.
 
-    Without the token, /health tells a supervisor only whether the engine works.
+    Without the token, /health only shows a supervisor whether the engine works.
     """
 
     def __init__(
@@ -94,8 +94,8 @@ class Endpoints:
         Args:
             token: bearer token of the app.
             names: host names of this engine (infra.http.web.own_names); a request that names another host is refused.
-            unauthenticated: the connections that have not shown the token.
-            checkpoints: where the engine of a slot finds versions; none: it reads the paths that it is given, and has no /fetch.
+            unauthenticated: the connections that have not sent the token.
+            checkpoints: where the engine of a slot finds versions; None: it reads the paths that it is given, and has no /fetch.
         """
         self._engine = engine
         self._token = token
@@ -244,7 +244,7 @@ def _forget(running: RunningTasks, number: int, _: asyncio.Task[None]) -> None:
 
 
 def _refuse_pages(names: frozenset[str]) -> Middleware:
-    """Return a middleware that refuses what browsers send for pages: no page is a client of an engine."""
+    """Return a middleware that refuses requests that browsers send for pages: no page is a client of an engine."""
 
     @web.middleware
     async def refuse(request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -6,7 +6,7 @@
         engine  [number, *Delta]                tokens, the last row with a finish
                 [number, status, explanation]   error: 409 it holds another version, 400 bad request, 503 the engine is ending
     POST /fetch     {"version": ., "source": .} -> EngineCopy: the version on the engine's disk, downloaded from the object store
-                                                if needed; 409 if it is refused, 503 if it cannot be had now
+                                                if needed; 409 if it is refused, 503 if it is not available now
     POST /swap      {"path": ..., "version": .} -> SwapResult; 409, with the engine unchanged, if the checkpoint does not fit;
                                                 with "idle": true also 503 while it samples completions
     GET  /health                                -> Health; without the token an empty object
@@ -105,13 +105,13 @@ class Health:
 
 @dataclass(frozen=True)
 class EngineCopy:
-    """A version on the engine's disk, and how it came."""
+    """A version on the engine's disk, and how it was fetched."""
 
     path: str
     how: str = "full"
-    """"held", "full", "delta" or "fallback" (infra/storage/deltas/stored.py); engines of earlier releases do not say."""
+    """"held", "full", "delta" or "fallback" (infra/storage/deltas/stored.py); older engines do not report it."""
     bytes: int = 0
-    """Bytes that travelled."""
+    """Bytes downloaded."""
 
 
 @dataclass(frozen=True)

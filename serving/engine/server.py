@@ -50,7 +50,7 @@ class VLLMEngine:
 
     @property
     def fatal_error(self) -> str:
-        """Why this process must end; empty while it need not."""
+        """Why this process must end; empty while it can run."""
         return self._swap_failure or ("vLLM's engine has ended" if self._llm.errored else "")
 
     async def start(self) -> None:
@@ -114,7 +114,7 @@ class VLLMEngine:
     async def swap(self, path: str, version: str, *, idle: bool = False) -> SwapResult:
         """Load another version's weights. Running requests continue with them, their KV cache recomputed.
 
-        A version that the engine holds is not loaded again: each replica of the app asks for it.
+        A version that the engine holds is not loaded again, since every replica of the app requests the swap.
 
         Args:
             idle: only if there are no running requests; new ones are refused meanwhile.
@@ -136,7 +136,7 @@ class VLLMEngine:
             if idle:
                 if running := self._llm.get_num_unfinished_requests():
                     raise Busy(f"version {version}: {running} completions run")
-                self.version = f"{version}, loading"  # what arrives now names another version, and is refused
+                self.version = f"{version}, loading"  # requests that arrive now name another version, and are refused
             # "keep" preempts running requests and drops the KV cache of the old weights.
             try:
                 await self._llm.pause_generation(mode="keep")

@@ -1,7 +1,8 @@
-"""Limits of the connections to an engine that have not shown its token: whoever runs on this machine, or a page in its browser.
+"""Limits of the connections to an engine that have not sent its token: other programs of this machine, or a page in its browser.
 
-The app's connections have no limit: they carry all completions. A stranger's is closed when its time is up, whatever it does, so
-slow headers, silent sockets and endless bodies end. There is room for the latest of them only, so that the app always finds one.
+The app's connections have no limit: they carry all completions. An unauthenticated connection is closed when its time is up,
+whatever it sends, which ends slow headers, silent sockets and endless bodies. The number of such connections is limited, and the
+oldest is closed first, so that the app can always connect.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ LOOK_SECONDS = 0.5
 
 
 class Unauthenticated:
-    """The connections that have not shown the token, the oldest first."""
+    """The connections that have not sent the token, oldest first."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         """`seconds`: how long each may stay (serving.limits.header_seconds)."""
@@ -34,7 +35,7 @@ class Unauthenticated:
         self._due[transport] = self._clock() + self._seconds
 
     def trust(self, transport: asyncio.BaseTransport | None) -> None:
-        """Exempt a connection that has shown the token."""
+        """Exempt a connection that has sent the token."""
         if transport is not None:
             self._due.pop(transport, None)
 
@@ -47,11 +48,11 @@ class Unauthenticated:
 
     def _close_oldest(self) -> None:
         transport, _ = self._due.popitem(last=False)
-        cast(asyncio.Transport, transport).abort()  # of a connection that has ended: no effect
+        cast(asyncio.Transport, transport).abort()  # no effect on a connection that has ended
 
 
 class Arrival(asyncio.Protocol):
-    """Takes a new connection, and leaves it to the server's own protocol."""
+    """Registers a new connection, and hands it to the server's own protocol."""
 
     def __init__(self, unauthenticated: Unauthenticated, protocol: asyncio.BaseProtocol) -> None:
         self._unauthenticated = unauthenticated
@@ -64,7 +65,7 @@ class Arrival(asyncio.Protocol):
 
 
 async def listen(runner: web.AppRunner, unauthenticated: Unauthenticated, host: str, port: int) -> asyncio.Server:
-    """Listen for a runner's app; each connection is a stranger's until it has shown the token. Raises OSError."""
+    """Listen for a runner's app; each connection is unauthenticated until it sends the token. Raises OSError."""
     server = runner.server
     if server is None:
         raise RuntimeError("the runner is not set up")

@@ -4,8 +4,8 @@ STATE/versions/VERSION/...   complete checkpoints, renamed into place; source.tx
 STATE/slots.json             the version that each slot held last
 STATE/aliases.json           the registry's last answer
 
-Every write is synced to the disk before it takes effect. An unreadable file is renamed to NAME.unreadable: the registry has its
-contents too.
+Every write is synced to the disk before it takes effect. An unreadable file is renamed to NAME.unreadable; the registry has the
+same contents.
 """
 
 import contextlib
@@ -35,13 +35,13 @@ KEPT_VERSIONS = 4
 
 @dataclass(frozen=True)
 class Download:
-    """A version on this disk, and how it came."""
+    """A version on this disk, and how it was fetched."""
 
     path: Path
     how: How | Literal["held"]
-    """held: it was there."""
+    """held: it was on the disk already."""
     bytes: int
-    """Bytes that travelled."""
+    """Bytes downloaded."""
 
 
 class VersionCache:
@@ -69,7 +69,8 @@ class VersionCache:
             return None
 
     def download(self, version: str, source: str, store: ObjectStore) -> Download:
-        """Fetch a version from the object store, or what changed from one that is here, and check every file's checksum.
+        """Fetch a version from the object store, in full or as the difference from a version on this disk, and check every file's
+        checksum.
 
         Raises:
             ValueError: the source is not in this store, or a file is corrupt.
@@ -80,7 +81,7 @@ class VersionCache:
         if (checkpoint := _key(source, store)) is None:
             raise ValueError(f"version {version}: source {source!r} is not in s3://{store.bucket}/")
         path = self._state / "versions" / version
-        partial = path.with_name(f".{version}.partial")  # of one process: an engine's cache is its own
+        partial = path.with_name(f".{version}.partial")  # one process only: an engine has its own cache
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         fetched = stored.fetch(store, checkpoint, partial, self._held(store), self._most_deltas)
@@ -120,7 +121,7 @@ class VersionCache:
         self._write(ALIASES, {**asdict(aliases), **{name: test and test.model_dump() for name, test in tests.items()}})
 
     def _held(self, store: ObjectStore) -> dict[str, HeldVersion]:
-        """Return the versions here by the prefix of their checkpoints; some may be pruned meanwhile."""
+        """Return the versions on this disk by the prefix of their checkpoints; some may be pruned meanwhile."""
         found: dict[str, HeldVersion] = {}
         for path in (self._state / "versions").glob("[!.]*"):
             if checkpoint := _key(self.source(path.name) or "", store):

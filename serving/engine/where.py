@@ -18,7 +18,7 @@ class Where:
     """URL by which the app, or the evaluation, reaches it; requests must name its host."""
     token: str
     host: str
-    """Address on which it listens: of this machine."""
+    """Address of this machine on which it listens."""
     port: int
     setting: str
     """Setting of `host`."""
@@ -30,7 +30,8 @@ class Where:
         return cls(url, token, host or address.hostname or "127.0.0.1", address.port or PORTS.get(address.scheme, 80), setting)
 
     def check(self) -> None:
-        """Raise SystemExit if this machine cannot listen there: building the engine would take minutes before it is told."""
+        """Raise SystemExit if this machine cannot listen there: otherwise the error would appear only after the minutes of
+        building the engine."""
         try:
             family, kind, protocol, _, address = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0]
             with socket.socket(family, kind, protocol) as probe:
@@ -45,7 +46,7 @@ class Where:
 
 
 def slot_address(settings: Settings, slot: int, member: int = 0) -> Where:
-    """Return the addresses of a slot's engine, of several that at index `member`, or raise SystemExit."""
+    """Return the addresses of a slot's engine (`member` is its index among several), or raise SystemExit."""
     setting, token = settings.serving.engines[slot], settings.serving.engine_token
     if isinstance(setting, External):
         raise SystemExit(f"engine: serving.engines[{slot}] is an external server, {setting.url}: it has no engine to start here")

@@ -1,6 +1,6 @@
-"""Keeps out what a web page could make a developer's browser send (infra/http/web.py), from both ports.
+"""Refuses requests that a web page could make a developer's browser send (infra/http/web.py), on both ports.
 
-A body must also say that it is JSON, which another site's page can say only after a preflight that this app never answers.
+A body must also be declared as JSON, which another site's page can do only after a preflight that this app never answers.
 """
 
 import socket

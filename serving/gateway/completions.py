@@ -28,7 +28,7 @@ from serving.slots.policy import Policy
 
 LEVELS = get_args(ShowLevel)
 MAX_TEMPERATURE = 2.0
-LEVEL_HEADER = header("X-Tabloop-Level", "how readily the completion is shown", enum=LEVELS)
+LEVEL_HEADER = header("X-Tabloop-Level", "the level at which the completion is shown", enum=LEVELS)
 
 
 @dataclass(frozen=True)
@@ -66,10 +66,10 @@ def add_completions(app: DocumentedApp, gateway: Gateway) -> None:
 def _endpoint(
     gateway: Gateway, shadow: Shadow, model: ServedModel, choices: Sequence[tuple[Dialect, CompletionFormat]]
 ) -> Callable[[Request], Awaitable[Response]]:
-    """Return the endpoint of a path: the first dialect that recognizes the body reads it, else the first of the list."""
+    """Return the endpoint of a path. The first dialect that recognizes the body reads it, else the first in the list."""
 
     async def complete(request: Request) -> Response:
-        credential = await gateway.access.check(request.headers, "complete")  # before the body of an unknown sender is read
+        credential = await gateway.access.check(request.headers, "complete")  # before reading the body of an unknown sender
         require_json(request)
         body = await read_json(request)
         completions = next((form for dialect, form in choices if dialect.recognizes(body, request.headers)), choices[0][1])
@@ -77,11 +77,11 @@ def _endpoint(
         if isinstance(parsed, Response):
             return parsed
         caller = gateway.access.caller(request.headers, credential, _user(body), client_name(request.headers, body))
-        arrived = gateway.clock()  # one time decides the arm and is the event's: a block of a crossover may end meanwhile
+        arrived = gateway.clock()  # the arm and the event use the same time, since a block of a crossover may end meanwhile
         routes = _routes(request, gateway, caller, credential, arrived)
         completion_id = f"cmpl-{uuid.uuid4()}"
         showing = _show_terms(request, gateway, caller, completion_id)
-        if caller.opted_out:  # before the response: feedback may arrive before its end
+        if caller.opted_out:  # before the response, since feedback may arrive before its end
             who, asked = (caller.project, caller.user), parsed.request
             gateway.recorder.opt_outs.add(who, completion_id, asked.prefix, asked.suffix)
         generation = Generation(completion_id, parsed.request, caller, routes, gateway.policy, showing, arrived)
@@ -100,7 +100,7 @@ def _user(body: Fields) -> str | None:
 
 
 def _show_terms(request: Request, gateway: Gateway, caller: Caller, completion_id: str) -> ShowTerms:
-    """Return how readily the caller is shown something. A share of the requests, by a hash of their ids, is for audits."""
+    """Return the terms of showing to the caller. A share of the requests, by a hash of their ids, is for audits."""
     named = request.headers.get("x-tabloop-level", "")
     if named and named not in LEVELS:
         raise BadRequest(f"X-Tabloop-Level: expected {', '.join(LEVELS)}, got {named[:40]!r}", "X-Tabloop-Level")
@@ -111,7 +111,7 @@ def _show_terms(request: Request, gateway: Gateway, caller: Caller, completion_i
 
 
 def _temperature(request: Request, routes: Sequence[Route]) -> float | None:
-    """Return the temperature that a pinned request asks for by header; none: that of the settings."""
+    """Return the temperature that a pinned request sets by header; None: that of the settings."""
     named = request.headers.get("x-tabloop-temperature", "")
     if not named:
         return None

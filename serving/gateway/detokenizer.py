@@ -26,7 +26,8 @@ def stop_token_ids(tokenizer: Tokenizer) -> list[int]:
 class Detokenizer:
     """Turns sampled tokens into text that may be shown.
 
-    Text that may be the beginning of a stop string, or half a character, is held back. `text` is the text returned so far.
+    Text that may be the beginning of a stop string, or half a character, is kept until more tokens arrive. `text` is the text
+    returned so far.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str]) -> None:
@@ -34,7 +35,7 @@ class Detokenizer:
         self._stream = DecodeStream(skip_special_tokens=True)
         self._stop = stop
         self.generated = ""
-        """All text, with what is held back."""
+        """All text, including the text not returned yet."""
         self.text = ""
         self.ends: list[int] = []
         """Length in characters of the generated text after each token."""
@@ -56,7 +57,7 @@ class Detokenizer:
         return self._release(before)
 
     def flush(self) -> str:
-        """Return the text still held back, after the last token."""
+        """Return the rest of the text, after the last token."""
         return "" if self.stopped else self._release_to(len(self.generated))
 
     def _release(self, before: int) -> str:
@@ -72,7 +73,7 @@ class Detokenizer:
         return text
 
     def _find_stop(self, before: int) -> int | None:
-        """Return the start of the stop string that ends first; the same however the text was cut into tokens."""
+        """Return the start of the stop string that ends first, independent of how the text was cut into tokens."""
         matches = []
         for stop in self._stop:
             start = self.generated.find(stop, max(0, before - len(stop) + 1))

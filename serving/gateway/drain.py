@@ -1,7 +1,7 @@
-"""The end of the app on SIGTERM: readiness falls, requests are taken for a notice, streams end, and what remains is cut.
+"""Shutdown on SIGTERM: the app stops being ready, accepts requests for a notice period, lets streams end, and cuts the rest.
 
-The process ends within the grace period of serving.drain, also if a thread still waits for the object store: what is not shipped
-by then stays in the spool, on the disk, and the next start ships it.
+The process ends within the grace period of serving.drain, even if a thread still waits for the object store: events not shipped
+by then stay in the spool, on the disk, and the next start ships them.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from serving.gateway.server import Server
 
 log = logging.getLogger(__name__)
 CANCELLED_SECONDS = 1.0
-"""Time in which a stream that was cut writes its record."""
+"""Time for a stream that was cut to write its record."""
 
 
 class Drain:
@@ -28,7 +28,7 @@ class Drain:
     def __init__(self, settings: DrainSettings) -> None:
         self.settings = settings
         self.began = False
-        """Whether the app was told to end: GET /ready then returns 503."""
+        """Whether the app is shutting down: GET /ready then returns 503."""
         self.recorded = False
         """Whether all events are on the disk; set by the caller once the spool is closed."""
         self._ends = 0.0
@@ -41,7 +41,7 @@ class Drain:
         return self._ends - time.monotonic()
 
     def begin(self) -> None:
-        """Begin to end; a second call ends the notice."""
+        """Begin the shutdown; a second call ends the notice period."""
         if self.began:
             self._now.set()
             return

@@ -1,4 +1,4 @@
-"""Errors: each is answered in OpenAI's shape and counted by its status."""
+"""Error responses in OpenAI's format, counted by status."""
 
 import logging
 from typing import Any

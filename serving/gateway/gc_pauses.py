@@ -1,8 +1,8 @@
-"""When the garbage collector looks at all objects: while few connections are open.
+"""Full garbage collections, only while few connections are open.
 
-The event loop stands still meanwhile, for 0.6 us an object: 60 to 95 ms with the objects of 10,000 connections, which is how many
-let Python's own thresholds start it. Nearly all objects of a request are freed at its end, without the collector, and most
-others while they are young; a full collection finds one object for every five requests.
+A full collection stops the event loop for 0.6 us an object: 60 to 95 ms with the objects of 10,000 connections, at which Python's
+own thresholds start one. Nearly all objects of a request are freed at its end without the collector, and most others while they
+are young; a full collection finds one object for every five requests.
 """
 
 import asyncio
@@ -11,15 +11,16 @@ import gc
 from infra.http.connections import Connections
 
 RARELY = 1_000
-"""Collections of the middle generation before a full one, instead of Python's 10, so that memory is bounded without quiet too."""
+"""Collections of the middle generation before a full one, instead of Python's 10: it bounds memory even if there is never a quiet
+period."""
 QUIET_SECONDS = 60.0
 """Seconds between two full collections."""
 FEW = 128
-"""Open connections with which one takes less than 20 ms."""
+"""Most open connections for a full collection, which then takes less than 20 ms."""
 
 
 def freeze() -> None:
-    """Exempt all objects made so far, which stay, from later collections, and make full ones rare."""
+    """Exempt all current objects from later collections, and make full collections rare."""
     gc.collect()
     gc.freeze()
     young, middle, _ = gc.get_threshold()
@@ -34,7 +35,7 @@ async def collect_when_quiet(connections: Connections, seconds: float = QUIET_SE
         if connections.open > FEW:
             continue
         if late:
-            freeze()  # again, for what is loaded with the first requests and the first contact to store and registry
+            freeze()  # again, for objects loaded with the first requests and the first contact to store and registry
             late = False
         else:
             gc.collect()

@@ -66,12 +66,12 @@ class Generation:
     exploring: bool = False
     """Sampled at the exploring temperature."""
     temperature: float | None = None
-    """Of a pinned request that names one; none: that of the settings."""
+    """Temperature that a pinned request names; None: that of the settings."""
 
     def __post_init__(self) -> None:
         self.prompt = self._full_prompt = self.policy.prompt(self.request.prefix, self.request.suffix)
         self.engine_request: EngineRequest | None = None
-        """The request as the engine got it; none before."""
+        """The request as sent to the engine; None before."""
         self._detokenizer = Detokenizer(self.policy.tokenizer, self.request.stop)
         self._route: Route | None = None
         self._token_ids: list[int] = []
@@ -90,12 +90,12 @@ class Generation:
 
     @property
     def generated(self) -> str:
-        """All text so far, with what is not shown."""
+        """All text so far, including text that is not shown."""
         return self._detokenizer.generated
 
     @property
     def route(self) -> Route | None:
-        """The route that is, or was, sampled from; none before."""
+        """The route that samples, or sampled, the completion; None before."""
         return self._route
 
     @property
@@ -105,7 +105,7 @@ class Generation:
 
     @property
     def version(self) -> str:
-        """Policy version of the slot that got the request; empty before."""
+        """Policy version of the slot that received the request; empty before."""
         return self._route.version if self._route else ""
 
     @property
@@ -236,7 +236,7 @@ class Generation:
             route.slot.in_flight -= 1
 
     def _display_of(self, route: Route, request: EngineRequest) -> Display:
-        """Return what decides how much is shown: the version's estimate, where it holds for the request, else the settings."""
+        """Return the display rule: by the version's estimate if it applies to the request, else by the settings."""
         estimate, asked, showing = route.estimate, self.request, self.showing
         holds = estimate and self._has_tokens and estimate.temperature == request.temperature
         if estimate and holds and showing.price is not None:
@@ -288,8 +288,8 @@ class Generation:
     def _versions(self) -> tuple[str, bool]:
         """Return the version that sampled the last tokens, and whether others sampled tokens too.
 
-        A finished completion has exact spans. One cut short has only the versions of its deltas, which can be ahead of the
-        tokens by one: it counts as unmixed if all of them equal the version that it was sent to.
+        A finished completion has exact spans. One cut short has only the versions of its deltas, which can be ahead of the tokens
+        by one swap: it counts as unmixed if all deltas have the version that the request named.
         """
         versions = [version for version, start, end in self._spans if end > start] or self._delta_versions
         return versions[-1], len(set(versions)) > 1

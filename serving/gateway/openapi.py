@@ -1,6 +1,6 @@
-"""/openapi.json: the words of its schemas, and an app that documents its POST routes.
+"""/openapi.json: helpers for its schemas, and an app that documents its POST routes.
 
-A test sends what the schemas describe, and what they do not, so that schema and parser cannot part.
+A test sends bodies that the schemas allow and bodies that they forbid, so schema and parser stay consistent.
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ def optional(schema: Schema) -> Schema:
 
 
 def any_of(schemas: Sequence[Schema]) -> Schema:
-    """Return a schema that allows what any of these does."""
+    """Return a schema that allows a value if any of these allows it."""
     return {"anyOf": list(schemas)} if len(schemas) > 1 else schemas[0]
 
 
@@ -86,7 +86,7 @@ class Post:
     body: Schema
     answers: Answers
     headers: tuple[Schema, ...] = ()
-    """Headers beside those of every caller."""
+    """Headers in addition to those of every caller."""
 
     def operation(self) -> Schema:
         """Return OpenAPI's operation."""

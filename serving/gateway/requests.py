@@ -10,12 +10,12 @@ from serving.gateway.errors import BadRequest
 
 MAX_BYTES = 1 << 20
 MAX_PARTS = 10_000
-"""Objects, lists, names and values in a body. Each costs 50 to 200 ns with the garbage collector's share, and no other request
+"""Most objects, lists, names and values in a body. Each costs 50 to 200 ns including garbage collection, and no other request
 runs meanwhile."""
 MAX_STRINGS = 2 * MAX_PARTS
 """Strings in a body: a name and a value for each part."""
 CLIENT_LEFT = 499
-"""nginx's status for a client that left; it is counted, and sent to nobody."""
+"""nginx's status for a client that disconnected; it is counted, and never sent."""
 
 
 async def read_json(request: Request, max_bytes: int = MAX_BYTES) -> dict[str, Any]:

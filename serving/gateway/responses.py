@@ -17,7 +17,7 @@ from serving.gateway.generation import Generation, Unavailable
 from serving.recording.recorder import Recorder
 
 Answered = Callable[[Generation], None]
-"""Told of a generation once its answer was sent whole."""
+"""Called with a generation once its whole response was sent."""
 
 
 class CompletionResponse(Response, ABC):
@@ -53,7 +53,7 @@ class CompletionResponse(Response, ABC):
         self._answered(self.generation)
 
     def look_ahead(self) -> None:
-        """Search the code around the cursor for secrets, once; called after the first text, so that no other first text waits."""
+        """Search the code around the cursor for secrets, once; called after the first text, so that it delays no first text."""
         if not self._looked_ahead and not self.generation.caller.opted_out:
             self._looked_ahead = True
             request = self.generation.request
@@ -66,7 +66,7 @@ class CompletionResponse(Response, ABC):
 
     @abstractmethod
     async def generate(self, send: Send) -> None:
-        """Sample, and send what can be sent already. Raises Unavailable or Unservable before anything is sent."""
+        """Sample, and send the text that is ready. Raises Unavailable or Unservable before anything is sent."""
 
     @abstractmethod
     async def end(self, send: Send) -> None:
@@ -100,7 +100,7 @@ class StreamedResponse(CompletionResponse):
         self._started = False
         self._events = events
         self._rest = ""
-        """The last text is sent with the end: a write of its own would wake the client while the record is written."""
+        """Holds the last text, which is sent with the end: a separate write would wake the client while the record is written."""
 
     async def generate(self, send: Send) -> None:
         async with aclosing(self.generation.texts()) as texts:
@@ -138,7 +138,7 @@ class StreamedResponse(CompletionResponse):
 def version_headers(generation: Generation) -> tuple[tuple[bytes, bytes], ...]:
     """Return the header with the policy version that serves the completion, for a caller who may see it.
 
-    Others are not told: a developer who knows the version could, by accepting more of one, decide its A/B test.
+    It is hidden from others: a developer who knows the version could decide its A/B test by accepting more of it.
     """
     return ((b"x-tabloop-version", generation.version.encode()),) if generation.caller.sees_versions else ()
 

@@ -17,8 +17,8 @@ from serving.metrics import Metrics
 MAX_CHUNKS = 8_192
 """Chunks of a body."""
 MAX_DISCARDED_BYTES = 16 << 20
-"""Bytes of a body. The app refuses one of a sixteenth of this (requests.py). The rest is read and thrown away, since many clients
-read the refusal only after they have sent all."""
+"""Most bytes of a body. The app refuses a body of a sixteenth of this (requests.py). The rest is read and discarded, since many
+clients read the refusal only after sending the whole body."""
 
 
 class Server(uvicorn.Server):
@@ -45,7 +45,7 @@ def make_server(app: FastAPI, connections: Connections, **options: Any) -> Serve
     config = uvicorn.Config(
         app,
         http=cast(Any, partial(BoundedProtocol, connections, Sizes(MAX_DISCARDED_BYTES, MAX_CHUNKS), error_body)),
-        ws="none",  # a connection that becomes a WebSocket would leave the limits
+        ws="none",  # the limits do not hold for a WebSocket
         backlog=BACKLOG,
         timeout_keep_alive=cast(Any, connections.limits.keep_alive_seconds),
         log_level="warning",

@@ -1,9 +1,9 @@
-"""Copies of requests that a challenger answers unseen, in the shadow stage of its test (infra.records.Stage).
+"""Copies of requests for a challenger in the shadow stage of its test (infra.records.Stage); nobody sees its answers.
 
-A copy is made after the developer's answer was sent and its event recorded, so it delays nothing. A share of the requests by a
-hash of their ids is copied, and a copy is dropped while as many as MOST_AT_ONCE are being answered: a challenger that is slow,
-or a machine under load, gets fewer. A copy is no completion: no arm counts it, no text of it is kept, and nothing is read of
-requests of users who opted out of logging or of tests.
+A copy is made after the developer's response was sent and its event recorded, so it delays nothing. A share of the requests, by a
+hash of their ids, is copied. While MOST_AT_ONCE copies run, further ones are dropped, so a slow challenger or a machine under
+load gets fewer. A copy is not a completion: no arm counts it and its text is not stored. Requests of users who opted out of
+logging or of tests are never copied.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ class Shadow:
         self._copies: set[asyncio.Task[None]] = set()
 
     def offer(self, answered: Generation) -> None:
-        """Start a copy of a request that was answered, if it is one of the share and there is room."""
+        """Start a copy of an answered request, if it is in the share and fewer than MOST_AT_ONCE copies run."""
         stage = self._arms.shadow(answered.arrived)
         if stage is None or not _may_be_copied(answered, *stage):
             return
@@ -72,8 +72,8 @@ def compare(answered: Generation, copy: Generation, experiment: ExperimentRecord
     """Return the record of a copy.
 
     Args:
-        answered: what the champion answered.
-        copy: what the challenger answered, or `finish` "error".
+        answered: the champion's completion.
+        copy: the challenger's completion, or `finish` "error".
         copy_ms: milliseconds from the copy's start to its end or failure.
     """
     failed = copy.finish not in ("stop", "length")
@@ -98,7 +98,7 @@ def compare(answered: Generation, copy: Generation, experiment: ExperimentRecord
 
 
 def _may_be_copied(answered: Generation, experiment: ExperimentRecord, slot: Slot) -> bool:
-    """Whether the champion answered the request as usual, and its user may be counted."""
+    """Return whether the champion answered the request normally, and its user takes part in logging and tests."""
     caller, route = answered.caller, answered.route
     usual = answered.finish in ("stop", "length") and answered.first_ms is not None and not answered.exploring
     champions = route is not None and route.slot is not slot and not route.pinned and route.version == experiment.champion

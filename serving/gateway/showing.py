@@ -1,4 +1,4 @@
-"""What of a completion is shown while it is sampled: all, all or nothing by its probability, or the beginning worth most."""
+"""The part of a completion that is shown: all, all or nothing by its probability, or the prefix of highest value."""
 
 import math
 from abc import ABC, abstractmethod
@@ -11,11 +11,11 @@ from infra.records import ShowLevel
 
 @dataclass(frozen=True)
 class ShowTerms:
-    """How readily a request is shown something."""
+    """The terms on which a completion is shown."""
 
     level: ShowLevel
     price: float | None
-    """Of an interruption, in kept characters; none: all is shown."""
+    """Price of an interruption, in kept characters; None: all is shown."""
     user_acceptance: float | None = None
     """Accepted share of the user's earlier completions; None if unknown."""
     project_acceptance: float | None = None
@@ -30,19 +30,19 @@ class Display(ABC):
     characters: float = 0
     """Characters from the start that may be shown."""
     ended: bool = False
-    """Sampling ends here: more would not be shown."""
+    """Whether sampling ends here because more text would not be shown."""
     withheld: bool = False
-    """Nothing is shown of what was sampled."""
+    """Whether nothing of the sampled text is shown."""
     level: ShowLevel | None = None
-    """Level of the decision; none if no estimate takes part."""
+    """Level of the decision; None without an estimate."""
     chance: float | None = None
-    """Estimated chance that the best beginning is kept; none without an estimate."""
+    """Estimated chance that the best prefix is kept; None without an estimate."""
     audited: bool = False
-    """All is shown although the estimate holds some back."""
+    """Whether all is shown although the estimate suppresses a part."""
 
     @property
     def limit(self) -> int | None:
-        """The same as the end of a slice; none for all."""
+        """The same as the end of a slice; None for all."""
         return None if self.characters == math.inf else int(self.characters)
 
     @abstractmethod
@@ -51,7 +51,7 @@ class Display(ABC):
 
     @abstractmethod
     def finish(self, text: str) -> None:
-        """Decide: no more tokens follow."""
+        """Make the final decision: no more tokens follow."""
 
 
 class ShowAll(Display):
@@ -60,14 +60,14 @@ class ShowAll(Display):
     characters = math.inf
 
     def update(self, logprobs: Sequence[float], ends: Sequence[int], text: str) -> None:
-        """Show what there is."""
+        """Show all text."""
 
     def finish(self, text: str) -> None:
         """Everything was shown."""
 
 
 class WithholdBelow(Display):
-    """All or nothing, at the end: nothing where the probability of the text falls below a floor."""
+    """Shows all at the end, or nothing if the probability of the text falls below a floor."""
 
     def __init__(self, floor: float) -> None:
         self._floor = floor
@@ -82,17 +82,17 @@ class WithholdBelow(Display):
 
 
 class ShowBest(Display):
-    """The beginning with the highest expected value so far; nothing while none is worth an interruption."""
+    """Shows the prefix with the highest expected value so far; nothing while no prefix is worth an interruption."""
 
     def __init__(self, estimate: ChanceAtPlace, terms: ShowTerms, price: float, max_tokens: int) -> None:
         self._estimate, self._terms, self._price, self._max_tokens = estimate, terms, price, max_tokens
         self._worth = 0
-        """Characters of the best beginning; 0 if none is worth an interruption."""
+        """Characters of the best prefix; 0 if no prefix is worth an interruption."""
         self.level = terms.level
         self.characters = math.inf if terms.audit else 0
 
     def update(self, logprobs: Sequence[float], ends: Sequence[int], text: str) -> None:
-        """Choose the best beginning, and end where more is not worth sampling."""
+        """Choose the best prefix, and end sampling once more tokens are not worth it."""
         if not ends:
             return
         chances = self._estimate.chances(logprobs, ends)
@@ -102,6 +102,6 @@ class ShowBest(Display):
             self.characters, self.ended = self._worth, decision.ended and len(ends) < self._max_tokens
 
     def finish(self, text: str) -> None:
-        """Tell whether anything was held back, or would have been."""
+        """Determine whether any text is suppressed, or would be."""
         self.audited = self._terms.audit and bool(text[self._worth :].strip())
         self.withheld = not self._terms.audit and not self._worth and bool(text.strip())

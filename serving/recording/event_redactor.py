@@ -9,14 +9,14 @@ from infra.redaction.texts import Kept, Texts
 from serving.recording.long_texts import LongTexts
 
 LONG_TEXT = 4_000
-"""Characters of text above which the other process redacts: made-up secrets of this length take some milliseconds."""
+"""Characters of text above which the other process redacts: a text of this length made up of secrets takes some milliseconds."""
 LONG_LINE = 400
-"""Likewise, characters of the line at the cursor, which is searched once more for each text that stood there."""
+"""The same limit for the line at the cursor, which is searched again for each text inserted there."""
 Event = TypeVar("Event", Completion, Feedback)
 
 
 class EventRedactor:
-    """Removes what is not kept, and secrets, from events."""
+    """Cuts events to the part that is stored, and removes secrets."""
 
     def __init__(self, redactor: Redactor, long_texts: LongTexts, kept: Kept) -> None:
         self.redactor = redactor
@@ -24,7 +24,7 @@ class EventRedactor:
         self._kept = kept
 
     def is_long(self, row: Completion | Feedback) -> bool:
-        """Return whether other requests would wait for the event's redaction."""
+        """Return whether redacting the event would delay other requests."""
         return _is_long(self._kept.cut(texts_of(row)))
 
     def redact(self, row: Event) -> Event:
@@ -38,7 +38,7 @@ class EventRedactor:
         return with_texts(row, texts.within_margins(), await self.long_texts.redact(texts, row.credential))
 
     def short_texts(self, prefix: str, suffix: str, language: str) -> Texts | None:
-        """Return the kept code around a cursor; none if it is long."""
+        """Return the stored code around a cursor; None if it is long."""
         texts = self._kept.cut(Texts(prefix, (), suffix, language))
         return None if _is_long(texts) else texts
 

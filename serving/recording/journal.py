@@ -68,14 +68,14 @@ class Journal:
     def write(self, line: bytes) -> asyncio.Future[None]:
         """Write a line, with its newline, to the file; the future is done when the line is on the disk.
 
-        Do not cancel the future: wait for it with `asyncio.wait`. If it raises OSError, the line has been removed from the file.
+        Do not cancel the future; wait for it with `asyncio.wait`. If it raises OSError, the line was removed from the file.
         Raises OSError if the line cannot be written to the file.
         """
         segment = self._current or self._open_segment()
         try:
             segment.write(line)
         except OSError:
-            self._end_current()  # a later line must not follow half a line; at a segment's end half a line is ignored
+            self._end_current()  # no line may follow a partial line; a partial line at a segment's end is ignored
             raise
         self.newest = asyncio.get_running_loop().create_future()
         segment.waiting.append(self.newest)

@@ -1,7 +1,7 @@
 """Redaction of long texts in processes of their own, so that no other request waits for them.
 
-Texts wait for their turn by credential (serving/recording/turns.py). Credentials with a costly text, such as one made up of
-secrets, share a process apart from all others, so that nobody else waits for these texts.
+Texts wait in a queue by credential (serving/recording/turns.py). Credentials with a costly text, such as one made up of secrets,
+share a separate process, so that nobody else waits for these texts.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ class RedactionFailed(OSError):
 
 
 class TooManyTexts(OSError):
-    """As many texts of the credential wait as may."""
+    """The maximum number of the credential's texts already waits."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +37,7 @@ class _Job:
     texts: Texts
     result: asyncio.Future[Texts]
     before: float
-    """CPU seconds of the lane's texts when this one began to wait."""
+    """CPU seconds used by the lane's texts when this one was queued."""
 
 
 class _Lane:
@@ -88,7 +88,7 @@ class LongTexts:
 
         Args:
             personal: arguments of PersonalData.
-            waited: called at each text's turn with its credential and the CPU seconds of the texts that it waited for.
+            waited: called when a text's turn comes, with its credential and the CPU seconds of the texts that it waited for.
             most_waiting: texts of one credential that may wait.
         """
         self._waited = waited
@@ -96,7 +96,7 @@ class LongTexts:
         self.lanes = {costly: _Lane(personal) for costly in (False, True)}
 
     async def start(self) -> None:
-        """Start the process of most texts if it does not run."""
+        """Start the main process if it does not run."""
         await self.lanes[False].running()
 
     async def redact(self, texts: Texts, who: str = "") -> Texts:
@@ -131,7 +131,7 @@ class LongTexts:
             if not waiting.job.result.done():
                 await self._redact(lane, waiting)
             if not costly:
-                self._serve_all()  # the credential may be costly now, and its other texts the other lane's
+                self._serve_all()  # the credential may be costly now, so its other texts belong to the other lane
 
     async def _redact(self, lane: _Lane, waiting: Waiting[_Job]) -> None:
         job = waiting.job

@@ -1,9 +1,10 @@
-"""Remembers the requests of users who opted out, so that no later event of such a request is recorded with its text.
+"""Remembers the requests of users who opted out, so that later events of these requests are recorded without text.
 
 An editor may send the opt-out header with completions and not with feedback. An event belongs to such a request if it names its
-completion id, if it has the editor's id of an earlier event of it, or if it has its place: the same suffix, and a prefix that
-begins with the request's (infra/docs/how/labels.md, "The join"). Ids and places are kept as keyed hashes, in a file too, which a
-restarted app reads. Every replica of the app has its own: have the balancer send a user's requests and events to one replica.
+completion id, if it has the editor's id of an earlier event of it, or if it has its cursor position: the same suffix, and a
+prefix that begins with the request's (infra/docs/how/labels.md, "The join"). Ids and positions are stored as keyed hashes, also
+in a file that a restarted app reads. Every replica of the app has its own: have the balancer send a user's requests and events to
+one replica.
 """
 
 import hashlib
@@ -18,13 +19,14 @@ from infra.records import Feedback
 
 log = logging.getLogger(__name__)
 MOST = 20_000
-"""Requests that are remembered, the latest."""
+"""Number of the latest requests that are remembered."""
 MOST_TYPED = 512
-"""Most characters that an event's prefix may have more than its request's: those typed over the completion."""
+"""Most characters by which an event's prefix may be longer than its request's, since the developer types over the completion."""
 TAIL = 512
 """Characters at the end of a request's prefix by which an event's prefix is compared."""
 LEAST_SHARED = 64
-"""Characters around a cursor, or 16 of an id, below which another user may have the same by chance."""
+"""Fewest characters around a cursor (or 16 of an id) that identify a request for every user; shorter ones count for their user
+only."""
 LEAST_ID = 16
 
 
@@ -36,7 +38,7 @@ class OptOuts:
         self._file = file
         self._ids: OrderedDict[str, None] = OrderedDict()
         self._places: OrderedDict[str, dict[int, set[str]]] = OrderedDict()
-        """By the suffix: lengths of prefixes, and the hashes of their ends."""
+        """By suffix hash: lengths of prefixes, and the hashes of their ends."""
         self._written = 0
         self._load()
 
@@ -51,14 +53,14 @@ class OptOuts:
         known = any(hashed in self._ids for hashed in self._hashed_ids(who, ids))
         if not (opted_out or known or self._at_place(who, event)):
             return False
-        # A place that is only near another one is not remembered: all later requests in the file would follow.
+        # A position only near another one is not remembered: otherwise all later requests in the file would be opted out.
         placed = opted_out and bool(event.prefix or event.suffix)
         self._remember(self._entry(who, ids, event.prefix, event.suffix, placed=placed))
         return True
 
     def _at_place(self, who: tuple[str, str], event: Feedback) -> bool:
         if not event.prefix and not event.suffix and not event.shown:
-            return False  # such an event names an id, and no place
+            return False  # such an event has an id and no cursor position
         for suffix in self._hashed_suffixes(who, event.suffix):
             for length, ends in self._places.get(suffix, {}).items():
                 if 0 <= len(event.prefix) - length <= MOST_TYPED and self._end(event.prefix[:length]) in ends:
@@ -95,7 +97,7 @@ class OptOuts:
             self._places.popitem(last=False)
 
     def _load(self) -> None:
-        """Read the latest entries of the file, and write the file with these alone."""
+        """Read the latest entries of the file, and rewrite the file with only these."""
         lines = self._file.read_text().splitlines()[-MOST:] if self._file.exists() else []
         for line in lines:
             try:
@@ -120,11 +122,11 @@ class OptOuts:
         self._written += 1
 
     def _hashed_ids(self, who: tuple[str, str], ids: tuple[str, ...]) -> list[str]:
-        """Return the ids' hashes; a short id counts for its user alone."""
+        """Return the ids' hashes; a short id counts for its user only."""
         return [self._hash("id", identifier, *(() if len(identifier) >= LEAST_ID else who)) for identifier in ids if identifier]
 
     def _hashed_suffixes(self, who: tuple[str, str], suffix: str) -> tuple[str, str]:
-        """Return the hash of a suffix for its user alone, and for all; Continue sends a newline in place of an empty one."""
+        """Return the hash of a suffix for its user, and for all users; Continue sends a newline in place of an empty suffix."""
         text = "" if suffix == "\n" else suffix
         return self._hash("suffix", text, *who), self._hash("suffix", text)
 

@@ -17,10 +17,10 @@ from serving.recording.spool import Spool, SpoolFull
 
 log = logging.getLogger(__name__)
 ACCEPTED: Mapping[Outcome, bool] = {"accepted": True, "partially_accepted": True, "rejected": False, "thumbs_down": False}
-"""Outcomes that judge a completion."""
+"""Outcomes that answer a completion."""
 
 MAX_EXPLORING = 200
-"""Exploring completions whose feedback is waited for; they are few."""
+"""Most exploring completions that wait for feedback."""
 
 
 class Recorder:
@@ -35,12 +35,12 @@ class Recorder:
         self._writing: set[asyncio.Task[None]] = set()
         self._ahead: deque[Texts] = deque()
         self._exploring: deque[tuple[str, ...]] = deque(maxlen=2 * MAX_EXPLORING)
-        """The last exploring completions, by id and by place: what became of them says nothing of how people are served."""
+        """The last exploring completions, by id and by cursor position: their feedback is left out of the metrics."""
 
     async def record_completion(self, row: Completion) -> None:
         """Write a completion to the spool's file, even if the caller is cancelled meanwhile.
 
-        It is on the disk before any later feedback is acknowledged. If the spool refuses it, the loss is counted and logged.
+        It is on the disk before any later feedback is acknowledged. If the spool refuses it, it is lost, counted and logged.
         """
         self.metrics.completed(row)
         if row.exploring:
@@ -58,7 +58,7 @@ class Recorder:
     def record_copy(self, row: ShadowCopy) -> None:
         """Write a copy's event to the spool's file. One that the spool refuses is lost, and logged."""
         try:
-            self.spool.write(row).add_done_callback(lambda on_disk: on_disk.exception())  # read, so that asyncio does not log it
+            self.spool.write(row).add_done_callback(lambda on_disk: on_disk.exception())  # asyncio then does not log it
         except (SpoolFull, OSError) as error:
             log.warning("copy %s is not recorded: %s", row.id, error)
 
@@ -101,7 +101,7 @@ class Recorder:
             self.acceptance.add(row.project, row.user, accepted)
 
     async def settle(self) -> None:
-        """Wait for the completions that are being redacted in another process, and end it."""
+        """Wait for the completions that another process redacts, and end that process."""
         while self._writing:
             await asyncio.wait(self._writing)
         await self._redactor.long_texts.close()

@@ -98,7 +98,7 @@ class Shipper:
                 for path in journal.closed_segments():
                     self.shipped[kind] += await asyncio.to_thread(self._ship, path, kind)
             self.error = ""
-        except Exception as error:  # of the store's client: the spool keeps the events, the next attempt retries
+        except Exception as error:  # any error of the store's client: the spool keeps the events, and the next attempt retries
             if not self.error:
                 log.warning("object store: %s; events stay in the spool", error)
             self.error = f"{type(error).__name__}: {error}"

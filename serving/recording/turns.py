@@ -1,4 +1,4 @@
-"""Turns of long texts: whose credential has used the least time lately comes first, and of its texts the shortest. Pure."""
+"""The order of long texts: the credential that used the least CPU recently comes first, and its shortest text. Pure."""
 
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -7,12 +7,12 @@ Job = TypeVar("Job")
 HALF_LIFE = 10.0
 """Seconds after which half of a credential's time is forgotten."""
 COSTLY = 0.02
-"""CPU seconds of one text above which its credential is costly: as long as a usual text may wait for another's. Code of the same
-length takes some 10 ms."""
+"""CPU seconds of one text above which its credential is costly: the longest that an ordinary text may wait for another's. Code of
+the same length takes about 10 ms."""
 COSTLY_FOR = 60.0
-"""Seconds for which it stays so."""
+"""Seconds for which a credential stays costly."""
 NEGLIGIBLE = 1e-3
-"""CPU seconds below which a credential's time is forgotten altogether."""
+"""CPU seconds below which a credential's time is forgotten."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Waiting(Generic[Job]):
     who: str
     characters: int
     number: int
-    """Rises with each text."""
+    """Sequence number of the text."""
     job: Job
 
 
@@ -44,7 +44,7 @@ class Turns(Generic[Job]):
     _number: int = 0
 
     def add(self, who: str, characters: int, job: Job) -> bool:
-        """Let a text wait; return False, and leave it, where as many of its credential wait as may."""
+        """Queue a text; return False without queueing it if its credential's maximum already waits."""
         if sum(waiting.who == who for waiting in self._waiting) >= self.most:
             return False
         self._number += 1
@@ -52,7 +52,7 @@ class Turns(Generic[Job]):
         return True
 
     def take(self, now: float, *, costly: bool) -> Waiting[Job] | None:
-        """Return the text whose turn it is, among those of costly credentials or among the others; none where none waits."""
+        """Return the next text, of costly credentials or of the others; None if no text waits."""
         of_kind = [waiting for waiting in self._waiting if self.is_costly(waiting.who, now) == costly]
         if not of_kind:
             return None
@@ -61,14 +61,14 @@ class Turns(Generic[Job]):
         return chosen
 
     def used(self, who: str, seconds: float, now: float) -> None:
-        """Note the CPU time of a text."""
+        """Add the CPU time of a text to its credential."""
         until = now + COSTLY_FOR if seconds > COSTLY else self._accounts.get(who, _Account()).costly_until
         self._accounts[who] = _Account(self._seconds(who, now) + seconds, now, until)
         for other in [name for name in self._accounts if self._seconds(name, now) < NEGLIGIBLE and not self.is_costly(name, now)]:
             del self._accounts[other]
 
     def is_costly(self, who: str, now: float) -> bool:
-        """Return whether one of a credential's texts took long lately."""
+        """Return whether one of a credential's recent texts was costly."""
         account = self._accounts.get(who)
         return account is not None and account.costly_until > now
 

@@ -24,7 +24,7 @@ class Slot:
     """Version that the engine holds; None while it does not answer."""
     pid: int | None = None
     estimate: Estimate | None = None
-    """The version's estimate of what is kept; none if it has none: all is shown then."""
+    """The version's estimate of kept text; None: all is shown."""
     in_flight: int = 0
     """Number of completions that this app has running in the engine."""
     verified: tuple[int | None, str | None] = (None, None)
@@ -40,10 +40,10 @@ class Slot:
 
 @dataclass(frozen=True)
 class Assignment:
-    """The experiment and the arm of a request, whichever version answers it."""
+    """The experiment and arm of a request, independent of the version that answers it."""
 
     experiment: str = ""
-    """Empty: no experiment assigns it."""
+    """Empty if no experiment assigns the request."""
     arm: Arm | Literal[""] = ""
 
 
@@ -55,13 +55,14 @@ class Route:
     version: str
     arm: Arm
     experiment: str
-    """Empty where another version answers than the assigned arm's."""
+    """Empty if the answering version is not the assigned arm's."""
     pinned: bool = False
     estimate: Estimate | None = None
-    """The estimate that decides what is shown; none: all is shown."""
+    """The estimate that decides how much is shown; None: all is shown."""
     assigned: Assignment = Assignment()
     sampled_as: Arm = "champion"
-    """The arm by whose settings it is sampled. What a champion is compared with is sampled as the champion is."""
+    """The arm whose sampling settings apply. The version that a champion is compared with is sampled with the champion's
+    settings."""
 
 
 @dataclass
@@ -76,11 +77,11 @@ class Arms:
     experiment: ExperimentRecord | None = None
     """The running test."""
     beside: ExperimentRecord | None = None
-    """What compares the champion with an earlier version while no test runs: the watch over it, or the anchor."""
+    """The comparison of the champion with an earlier version while no test runs: its probation, or the anchor."""
     problems: dict[str, str] = field(default_factory=dict)
     """The follower's current failures by role or part, for the status page."""
     _met: str = ""
-    """Id of the experiment both of whose versions were up at once since this app started."""
+    """Id of the experiment whose two versions were up at once since this app started."""
 
     @property
     def ready(self) -> bool:
@@ -92,9 +93,9 @@ class Arms:
 
         A user pinned to a version gets it if a slot holds it; a user without experiments gets the champion. An experiment begins
         once both arms serve the versions it compares: otherwise users of the missing arm would drop out of the comparison and
-        users of the other arm would not. From then on it assigns every request, also while an engine is down and the other
-        version answers: a version that crashes loses these requests. Each version shows what its own estimate decides, as its
-        users would get it after a promotion: otherwise an estimate would reach users untested.
+        users of the other arm would not. From then on it assigns every request, even while an engine is down and the other
+        version answers: these requests count against a version that crashes. Each version is shown by its own estimate, as after
+        a promotion: otherwise an estimate would reach users untested.
 
         Args:
             user: the keyed hash of the user's name.
@@ -122,12 +123,13 @@ class Arms:
         return [replace(route, assigned=assigned) for route in _one_of_each_slot(routes + self._others(up))]
 
     def _others(self, up: Sequence[Slot]) -> list[Route]:
-        """Return the routes of a request that no experiment assigns: the champion's slot, then any that is up."""
+        """Return the routes of a request without an experiment: the champion's slot, then any slot that is up."""
         champion = self._slot("champion")
         return [self._route(slot, self._role(slot), "") for slot in [*([champion] if champion else []), *up]]
 
     def shadow(self, now: float) -> tuple[ExperimentRecord, Slot] | None:
-        """Return the test whose challenger answers copies now, and its slot; None if there is none, or no slot held it yet.
+        """Return the test whose challenger answers copies now, and its slot; None without such a test, or before a slot holds its
+        version.
 
         A slot that fails later is still returned: copies fail with it.
         """

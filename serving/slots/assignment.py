@@ -1,4 +1,4 @@
-"""The plan of the two slots: which serve champion and challenger now, and which version to load next."""
+"""The assignment of the two slots: which serve champion and challenger now, and which version to load next."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,9 +28,9 @@ class SlotRoles:
 
 
 def assign_slots(aliases: Aliases, versions: Sequence[str | None], loadable: Sequence[bool], champion: int | None) -> SlotRoles:
-    """Plan the slots from the registry's aliases. Only slots that are up get a role.
+    """Assign the slots from the registry's aliases. Only slots that are up get a role.
 
-    During the watch over a promoted version the other slot holds the champion before it, as holdout; later the anchor.
+    During the probation of a promoted version the other slot holds the previous champion, as control; later it holds the anchor.
 
     If the registry names no champion, any slot that is up serves.
 
@@ -61,7 +61,7 @@ def assign_slots(aliases: Aliases, versions: Sequence[str | None], loadable: Seq
 
 
 def _holdout(aliases: Aliases, versions: Sequence[str | None], loadable: Sequence[bool], other: int) -> Load | None:
-    """Return the load of the version that the champion is compared with. That before a watched one is most often in its slot."""
+    """Return the load of the version that the champion is compared with. The previous champion is usually still loaded."""
     beside = aliases.beside
     if beside is None or beside.challenger != aliases.champion or versions[other] == beside.champion or not loadable[other]:
         return None

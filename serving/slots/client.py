@@ -53,7 +53,7 @@ class SlotEngine(Protocol):
 
     @property
     def problem(self) -> str:
-        """Engines of the slot that take no traffic although others do, and why; empty: none."""
+        """Engines of the slot that take no traffic although others do, with the reason; empty if there are none."""
         ...
 
     @property

@@ -1,6 +1,6 @@
-"""The engine of a slot that is an external server: a team's own vLLM, or any service with OpenAI's completions API.
+"""An external server as the engine of a slot: a team's own vLLM, or any service with OpenAI's completions API.
 
-A probe request finds out what the server can do, when it is first inspected and again after it was down:
+A probe request determines the server's mode, at the first inspection and after each outage:
 
     tokens   it accepts and returns our token ids, with log-probabilities of the distribution it samples from (vLLM): its
              completions are recorded and trained on like our own engines'
@@ -81,15 +81,15 @@ class ExternalEngine:
         try:
             async with self._http.post(f"{self.url}/completions", json=body, headers=self._headers) as response:
                 if response.status != 200:
-                    # Without the response's text: it may quote the developer's code, and this goes into a log.
+                    # Without the response's text, which may quote the developer's code: this goes into a log.
                     error_type = RequestRefused if response.status in REFUSALS else EngineDown
                     raise error_type(f"{self.url}: HTTP {response.status}")
                 finished = False
-                async for line in response.content:  # to its end, so that the connection can be reused
+                async for line in response.content:  # read to the end, so that the connection can be reused
                     if finished or (delta := _delta(line, version, has_tokens)) is None:
                         continue
                     if finished := delta.finish is not None:
-                        # Another replica may have swapped the weights meanwhile.
+                        # Another replica may have swapped the weights in the meantime.
                         delta = replace(delta, version=await self._current_version())
                     yield delta
             if not finished:
@@ -123,7 +123,7 @@ class ExternalEngine:
 
         Raises:
             SwapRefused: the checkpoint does not fit, or the server's weights are fixed.
-            EngineDown: any other failure. After one halfway the server stays paused and unused until it is restarted.
+            EngineDown: any other failure. If the swap fails halfway, the server stays paused and unused until it is restarted.
         """
         if self.weights_fixed:
             raise SwapRefused(f"{self.url} always serves version {self._setting.version} (serving.engines: swap = 'none')")
@@ -299,7 +299,8 @@ def _top(choice: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _scaled_by_temperature(hot: Mapping[str, float], cold: Mapping[str, float]) -> bool:
-    """Return whether log-probabilities at temperature 0.5 lie twice as far apart as at 1; those of the raw logits do not."""
+    """Return whether log-probabilities at temperature 0.5 lie twice as far apart as at 1; log-probabilities of the raw logits do
+    not."""
     both = hot.keys() & cold.keys()
     spread, colder = (max(at[token] for token in both) - min(at[token] for token in both) for at in (hot, cold))
     return colder > 1.5 * spread

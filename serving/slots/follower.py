@@ -29,8 +29,8 @@ RETRY_SECONDS = 5.0
 REFUSED_SECONDS = 300.0
 """Delay before a checkpoint that does not fit, or is corrupt, is tried again."""
 BEHIND_SECONDS = 10.0
-"""Seconds for which an engine of a group holds another version before it is brought to the group's: another replica of the app
-may be loading a newer one that this one has not heard of."""
+"""Seconds for which an engine of a group may hold another version before it is loaded with the group's: another replica of the
+app may be loading a newer one that this replica does not know yet."""
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Loading:
     load: Load
     task: asyncio.Task[None] | None = None
     cancellable: bool = True
-    """The engine is unchanged so far."""
+    """Whether the engine is still unchanged."""
 
     @property
     def ended(self) -> bool:
@@ -48,7 +48,7 @@ class Loading:
 
 
 class Follower:
-    """Keeps the arms as the registry's aliases say, as far as engines, store and registry are available."""
+    """Reconciles the slots with the registry's aliases."""
 
     def __init__(
         self, arms: Arms, source: VersionSource, metrics: Metrics, seconds: float, clock: Callable[[], float] = time.monotonic
@@ -64,7 +64,7 @@ class Follower:
         self._loading: Loading | None = None
         self._downloads: dict[str, asyncio.Task[Downloaded]] = {}
         self._behind_since: dict[int, float] = {}
-        """When an engine of a slot's group was first seen behind, by slot."""
+        """By slot, when an engine of its group was first seen with another version."""
         self._catching_up: asyncio.Task[None] | None = None
         self._locks = [asyncio.Lock() for _ in arms.slots]
         """One per slot, held while it is verified or its weights are swapped."""
@@ -123,7 +123,7 @@ class Follower:
             self._loading.task = asyncio.create_task(self._load(self._loading))
 
     def _start_catching_up(self) -> None:
-        """Bring engines of a group that hold another version to the group's, if an alias names it and nothing is loading."""
+        """Load a group's version into its engines that hold another one, if an alias names it and nothing is loading."""
         now = self._clock()
         for slot in self._arms.slots:
             if not slot.engine.behind:
@@ -143,27 +143,27 @@ class Follower:
             copy = await slot.engine.fetch(version, downloaded.source, downloaded.path)
             async with self._locks[slot.index]:
                 await slot.engine.swap(copy.path, version)
-        except Exception as error:  # of any part: the engine takes no traffic, the status page shows why, a later step retries
+        except Exception as error:  # any failure: the engine takes no traffic, the status page shows why, a later step retries
             log.warning("slot %d: an engine does not take version %s: %s", slot.index, version, error)
             self._postpone(version, error)
             return
         log.info("slot %d: every engine that answers holds version %s", slot.index, version)
 
     def _wanted(self) -> set[str]:
-        """Return the registered versions that a slot is to hold."""
+        """Return the registered versions that the slots should hold."""
         aliases = self._aliases
         beside = aliases.beside.champion if aliases.beside else None
         return {version for version in (aliases.champion, aliases.challenger, beside) if version and version != BASE_VERSION}
 
     def _postpone(self, version: str, error: Exception) -> None:
-        """Set when a load of a version is tried again."""
+        """Set the time of the next attempt to load a version."""
         refused = isinstance(error, SwapRefused | ValueError)
         self._retry_at[version] = self._clock() + (REFUSED_SECONDS if refused else RETRY_SECONDS)
 
     async def _read_registry(self) -> None:
         try:
             aliases = await asyncio.to_thread(self._source.aliases)
-        except Exception as error:  # whatever fails in the registry, serving continues with the last aliases
+        except Exception as error:  # on any failure of the registry, serving continues with the last aliases
             if self._arms.problems.get("registry") is None:
                 log.warning("registry: %s; serving continues with the last aliases", error)
             self._arms.problems["registry"] = str(error)
@@ -207,7 +207,7 @@ class Follower:
         arms.experiment, arms.beside = self._aliases.experiment, self._aliases.beside
 
     def _report_unloadable(self, versions: Sequence[str | None], plan: SlotRoles) -> None:
-        """Set a problem for a role whose version no slot holds and none can load."""
+        """Report a problem for a role whose version no slot holds or can load."""
         fixed = [slot for slot in self._arms.slots if slot.engine.weights_fixed]
         for role, version in (("champion", self._aliases.champion), ("challenger", self._aliases.challenger)):
             if fixed and version and version not in versions and plan.load is None:
@@ -230,7 +230,7 @@ class Follower:
                 result = await self._swap(slot, copy.path, loading)
         except (
             Exception
-        ) as error:  # of any part: the slot takes no traffic, the status page shows the reason, a later step retries
+        ) as error:  # any failure: the slot takes no traffic, the status page shows the reason, a later step retries
             log.warning("cannot load version %s into slot %d: %s", load.version, load.slot, error)
             self._arms.problems[load.role] = f"version {load.version}: {error}"
             self._postpone(load.version, error)
@@ -250,11 +250,11 @@ class Follower:
 
     def _forget_download(self, version: str, done: asyncio.Task[Downloaded]) -> None:
         del self._downloads[version]
-        if not done.cancelled() and not done.exception():  # asking marks it as retrieved: its load may have been cancelled
+        if not done.cancelled() and not done.exception():  # marks the exception as retrieved: the load may have been cancelled
             self._metrics.version_fetched(done.result().how, done.result().bytes)
 
     async def _swap(self, slot: Slot, path: str, loading: Loading) -> SwapResult:
-        verified, slot.verified = slot.verified, (None, None)  # takes no more traffic
+        verified, slot.verified = slot.verified, (None, None)  # it takes no more traffic
         slot.state = f"loading version {loading.load.version}"
         try:
             await self._drain(slot)
@@ -274,7 +274,7 @@ class Follower:
             await asyncio.sleep(0.02)
 
     async def _verify(self, slot: Slot, version: str) -> None:
-        """Check the version's source and run the smoke test; from then on the slot may take traffic."""
+        """Check the version's source and run the smoke test; the slot may then take traffic."""
         await asyncio.to_thread(self._source.check, version)
         await smoke_test(slot.engine, version)
         slot.estimate = await asyncio.to_thread(self._source.estimate, version)

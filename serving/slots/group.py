@@ -1,8 +1,8 @@
-"""Several engines behind one slot: they hold the same version, and each completion is sampled by one of them.
+"""Several engines behind one slot: all hold the same version, and one of them samples each completion.
 
-Prompts that begin alike go to one engine, whose prefix cache has their beginning, unless it has more than its share of this app's
-completions: then to the engine with the fewest (after "Consistent Hashing with Bounded Loads", Mirrokni et al., 2018). An engine
-that fails takes nothing until it answers again, and another one takes over what it had not begun.
+Prompts with the same beginning go to one engine, whose prefix cache has it, unless that engine has more than its share of this
+app's completions: then to the engine with the fewest (after "Consistent Hashing with Bounded Loads", Mirrokni et al., 2018). An
+engine that fails takes no traffic until it answers again; another engine takes over completions that it had not begun.
 """
 
 import asyncio
@@ -24,9 +24,9 @@ from serving.slots.smoke_test import SmokeTestFailed, smoke_test
 PREFIX_TOKENS = 32
 """Tokens at the beginning of a prompt that choose its engine. vLLM caches whole blocks from the first token on."""
 MOST_LOAD = 1.25
-"""Completions of one engine beyond which a prompt leaves it, as a multiple of the mean."""
+"""Largest number of completions of one engine, as a multiple of the mean; beyond it a prompt goes to another engine."""
 GROUP_PID = 0
-"""A group is no process: each engine is verified by itself when its process or version changes."""
+"""Process id of a group, which is not a process: each engine is verified separately when its process or version changes."""
 
 T = TypeVar("T")
 Connect = Callable[[str, str], EngineClient]
@@ -41,15 +41,15 @@ class Member:
 
     client: EngineClient
     health: Health | None = None
-    """Its last answer; none: it does not answer."""
+    """Its last state; None if it does not answer."""
     problem: str = "not asked yet"
     """Why it takes no traffic; empty if it does."""
     verified: tuple[int, str] = (-1, "")
-    """Process and version that passed the smoke test."""
+    """Process and version that passed the smoke test last."""
     in_flight: int = 0
-    """Completions that this app has running in it."""
+    """Completions of this app that run in it."""
     fetched: tuple[str, str] = ("", "")
-    """The version that it fetched last, and its directory there."""
+    """The version that it fetched last, and the directory on its disk."""
 
     def holds(self, version: str) -> bool:
         """Whether it answers with this version."""
@@ -60,7 +60,7 @@ class Member:
         return self.health is not None and self.verified == (self.health.pid, version) and self.holds(version)
 
     def lost(self, error: Exception) -> None:
-        """Take no traffic until it is asked again."""
+        """Mark it as down until its next health check."""
         self.health, self.problem = None, str(error)
 
 
@@ -72,23 +72,23 @@ class EngineGroup:
     max_context = None
 
     def __init__(self, connect: Connect, urls: Sequence[str], resolve: Resolve | None = None) -> None:
-        """Name the engines; none is asked yet.
+        """Name the engines, without a request to any.
 
         Args:
             connect: makes the client of an engine.
-            urls: addresses of the engines. A name with several IP addresses is an engine for each.
-            resolve: looks a name up; by default as the machine does.
+            urls: addresses of the engines. A host name with several IP addresses stands for an engine at each.
+            resolve: looks up a name; by default with the machine's resolver.
         """
         self._connect, self._urls, self._resolve = connect, urls, resolve or addresses
         self._engines: dict[str, dict[str, str]] = {}
-        """What was found last for each of the URLs."""
+        """Addresses found last for each URL."""
         self._members: dict[str, Member] = {}
         self._version = ""
         self.url = ", ".join(urls)
 
     @property
     def problem(self) -> str:
-        """Engines that take no traffic, and why; empty if all do."""
+        """Engines that take no traffic, with the reason; empty if all do."""
         problems = [(url, member.problem) for url, member in self._members.items() if member.problem]
         return "; ".join(problem if problem.startswith(url) else f"{url}: {problem}" for url, problem in problems)
 
@@ -125,7 +125,7 @@ class EngineGroup:
     async def health(self) -> Health:
         """Look up the names, ask every engine, and verify those that are new. Raises EngineDown if none serves.
 
-        The group's version is the one that it served before, while an engine holds it; else that of most engines.
+        The group's version is its previous one while any engine holds it; otherwise that of most engines.
         """
         await self._find()
         members = list(self._members.values())
@@ -140,7 +140,7 @@ class EngineGroup:
         return Health(self._version, GROUP_PID, running, serving[0].health.path if serving[0].health else "")
 
     async def fetch(self, version: str, source: str, path: str) -> EngineCopy:
-        """Let every engine that lacks a version fetch it. Raises as EngineClient.fetch does, if all fail."""
+        """Make every engine that lacks a version fetch it. Raises as EngineClient.fetch does if all fail."""
 
         async def one(member: Member) -> EngineCopy:
             copy = await member.client.fetch(version, source, path)
@@ -154,8 +154,8 @@ class EngineGroup:
     async def swap(self, path: str, version: str) -> SwapResult:
         """Load a version into every engine that lacks it and has fetched it, and verify all that hold it.
 
-        Another replica of the app may have loaded it into some, or all, since they were asked. Returns the result of the longest
-        pause. Raises as EngineClient.swap does if all fail; an engine that fails alone takes no traffic.
+        Another replica of the app may have loaded it into some or all engines meanwhile. Returns the result of the longest pause.
+        Raises as EngineClient.swap does if all fail; if only some fail, these take no traffic.
         """
 
         async def one(member: Member) -> SwapResult:
@@ -172,7 +172,7 @@ class EngineGroup:
         return max(results, key=lambda result: result.pause_ms + result.commit_ms, default=SwapResult(version, 0.0, 0.0, 0.0))
 
     async def _find(self) -> None:
-        """Take in the engines that the names have now, and leave out all others. A failed look-up changes nothing."""
+        """Update the engines to the current addresses of the names. A failed look-up changes nothing."""
         found = dict[str, Member]()
         for url in self._urls:
             try:
@@ -227,14 +227,14 @@ class EngineGroup:
 
 
 async def addresses(name: str) -> Sequence[str]:
-    """Return the IP addresses of a name, of one family, since an engine may have one of each. Raises OSError."""
+    """Return the IP addresses of a name, of one address family, since an engine may have one of each. Raises OSError."""
     found = await asyncio.get_running_loop().getaddrinfo(name, None, type=socket.SOCK_STREAM)
     family = min(entry[0] for entry in found)  # IPv4 before IPv6
     return sorted({str(entry[4][0]) for entry in found if entry[0] == family})
 
 
 async def _engines(url: str, resolve: Resolve) -> dict[str, str]:
-    """Return the URL of each engine behind a URL, with the host that requests name; empty where the URL's own does.
+    """Return the URL of each engine behind a URL, with the host that requests name; empty if it is the URL's own.
 
     A name with https stays as it is: its certificate is checked against the name.
     """
@@ -256,12 +256,12 @@ def _is_ip(name: str) -> bool:
 
 
 def _rank(beginning: bytes, url: str) -> bytes:
-    """Return how much an engine is the one for a beginning (rendezvous hashing, Thaler and Ravishankar, 1998)."""
+    """Return the rank of an engine for a prompt's beginning (rendezvous hashing, Thaler and Ravishankar, 1998)."""
     return hashlib.blake2b(beginning + url.encode(), digest_size=8).digest()
 
 
 async def _each(members: Sequence[Member], action: Callable[[Member], Awaitable[T]]) -> list[T]:
-    """Do something with engines at once. One that fails takes no traffic; if all fail, the first error is raised."""
+    """Run an operation on all engines at once. An engine that fails takes no traffic; if all fail, the first error is raised."""
     results = await asyncio.gather(*(action(member) for member in members), return_exceptions=True)
     done, failed = list[T](), list[Exception]()
     for member, result in zip(members, results, strict=True):

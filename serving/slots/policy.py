@@ -1,4 +1,4 @@
-"""How every prompt is rendered and every completion sampled, whatever the client asks."""
+"""How prompts are rendered and completions sampled, independent of the client's request."""
 
 import zlib
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from infra.settings.schema import Sampling
 from serving.engine.protocol import EngineRequest
 
 CHARACTERS_PER_TOKEN = 8
-"""Upper bound of the average length of a token of code (usually 3 to 4): text farther from the cursor is not tokenized."""
+"""Upper bound of the average characters of a token of code (usually 3 to 4): text farther from the cursor is not tokenized."""
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,15 @@ class Policy:
         return renderer.render(near_prefix, near_suffix)
 
     def explores(self, arm: Arm, request_id: str) -> bool:
-        """Return whether a request is sampled at the exploring temperature: a share of the ids, by their hash."""
+        """Return whether a request is sampled at the exploring temperature: a share of the requests, by a hash of their ids."""
         share = self.sampling[arm].exploring_share
         return share > 0 and zlib.crc32(request_id.encode()) < share * 2**32
 
     def request(
         self, prompt: list[int], arm: Arm, version: str, max_tokens: int | None = None, *, exploring: bool = False
     ) -> EngineRequest:
-        """Return the engine's request: sampled by the arm's settings; `max_tokens`, the client's limit, can only lower theirs."""
+        """Return the engine's request with the arm's sampling settings; `max_tokens`, the client's limit, can only lower
+        theirs."""
         sampling = self.sampling[arm]
         return EngineRequest(
             prompt_token_ids=prompt,

@@ -18,8 +18,8 @@ async def smoke_test(engine: SlotEngine, version: str) -> None:
     """Sample a few tokens with a version.
 
     Raises:
-        SmokeTestFailed: the log-probabilities are missing or impossible. An engine that is not trained on need only answer.
-        EngineDown, WrongVersion: as of SlotEngine.generate.
+        SmokeTestFailed: the log-probabilities are missing or impossible. An engine whose completions are not trained on only has
+        to answer. EngineDown, WrongVersion: as of SlotEngine.generate.
     """
     logprobs: list[float] = []
     async with aclosing(engine.generate(replace(REQUEST, version=version))) as deltas:

@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 class SourceMismatch(RuntimeError):
-    """The cached version of a number comes from another checkpoint than the registry's version of that number."""
+    """A cached version comes from another checkpoint than the registry's version of the same number."""
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class Downloaded:
     source: str
     """URI of the checkpoint in the object store."""
     how: str
-    """How it came (infra/storage/deltas/stored.py), or "held" if it was there."""
+    """How it was fetched (infra/storage/deltas/stored.py), or "held" if it was there."""
     bytes: int
-    """Bytes that travelled."""
+    """Bytes downloaded."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,8 @@ class VersionSource:
         return Downloaded(str(got.path), source, got.how, got.bytes)
 
     def check(self, version: str) -> None:
-        """Compare the cached version's source with the registry's. A slot restarted from the cache may hold another registry's.
+        """Compare the cached version's source with the registry's: a slot restarted from the cache may hold a version of another
+        registry.
 
         Raises:
             SourceMismatch: the registry names another source.
@@ -70,7 +71,7 @@ class VersionSource:
             raise SourceMismatch(f"version {version} comes from {cached_source}, the registry's comes from {source}")
 
     def estimate(self, version: str) -> Estimate | None:
-        """Return a version's estimate of what is kept; None if it has none, or an unreadable one, which is logged."""
+        """Return a version's estimate of kept text; None if it is missing or unreadable, which is logged."""
         folder = self.cache.path(version)
         file = folder / FILE if folder else None
         if file is None or not file.exists():

@@ -1,4 +1,4 @@
-"""Held-out evaluation: scores of a checkpoint that completes lines of code which were not in its training data.
+"""Scores of one checkpoint on lines of code that are not in its training data.
 
 python -m tasks.evaluation.checkpoint infra/base_model --samples 400 --temperature 0
 """
@@ -41,7 +41,7 @@ def evaluate(
 def score_rows(
     places: PlaceSet, rows: Sequence[HeldOutCompletion], judge: judges.Judge, drifts: Sequence[float] | None = None
 ) -> tuple[PositionScore, ...]:
-    """Score each completion of a set as it is served; `drifts` are those of the completions (drift.py)."""
+    """Score each completion of a set as it is served; `drifts`: the drift of each completion (drift.py)."""
     pairs = list(zip(places.places, rows, strict=True))
     judged = judge.score([judges.Item(p.prefix, p.suffix, row.text, p.truth) for p, row in pairs])
     moved: Sequence[float | None] = drifts or [None] * len(pairs)

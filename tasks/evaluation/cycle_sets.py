@@ -1,4 +1,4 @@
-"""The held-out sets of a cycle, built when it is sealed, and compared with all that the candidate learns from."""
+"""The evaluation sets of a cycle: built when it is sealed, and compared with the candidate's training data."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,8 @@ from tasks.evaluation.models.completions import FOLDER, PlaceSet
 from tasks.evaluation.training_overlap import with_trained
 
 HashesOf = Callable[[Sequence[Manifest]], tuple[Hashes, tuple[str, ...]]]
-"""Shingles of what some cycles trained on, and those of them whose samples are gone (tasks/evaluation/training_overlap.py)."""
+"""Returns the shingles of some cycles' training data, and the cycles whose samples are gone
+(tasks/evaluation/training_overlap.py)."""
 
 
 def prepare(
@@ -38,14 +39,14 @@ def prepare(
     for wanted in settings.sets:
         is_team = wanted.kind == "team"
         found = team(wanted, wanted.places or settings.samples) if is_team else build(wanted, settings)
-        # The team's text lies with its cycle, where forgetting and retention find it.
+        # The team's text is stored with its cycle, where forgetting and retention find it.
         reference = sets.write(store, found, cycles.key(cycle).rstrip("/") if is_team else sets.FOLDER)
         written.append(_compared(reference, found, own, ancestry, hashes_of))
     return tuple(written)
 
 
 def _compared(reference: HeldOutSet, found: Places, own: Hashes, ancestry: Sequence[Manifest], hashes_of: HashesOf) -> HeldOutSet:
-    """Return the set with the places named that the candidate's training data hold.
+    """Return the set, with the list of its places that occur in the candidate's training data.
 
     The nearest ancestor that was scored on the same places has compared them with everything before.
     """
@@ -64,7 +65,7 @@ def _compared(reference: HeldOutSet, found: Places, own: Hashes, ancestry: Seque
 
 
 class NoPlaces(RuntimeError):
-    """There is no place to score a candidate on, so it neither passes nor fails."""
+    """There is no place to score a candidate on, so there is no verdict."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class ScoredSet:
     """Checksum of the places."""
     places: tuple[HeldOutPlace, ...]
     trained: frozenset[str] = frozenset()
-    """Ids of places that do not count, since training data hold them."""
+    """Ids of places that do not count, since they occur in training data."""
     folder: str = sets.FOLDER
     """Folder of the set's object."""
     left_out: Mapping[str, int] = field(default_factory=dict)
@@ -87,8 +88,8 @@ class ScoredSet:
 
     @property
     def completed(self) -> PlaceSet:
-        """All places, to complete: their completions can be used again by a cycle that leaves out others."""
-        # The team's completions lie with its set, under a name by which forgetting and retention know them.
+        """All places, which models complete: a cycle that leaves out other places can reuse the completions."""
+        # The team's completions are stored with its set, under a name that forgetting and retention know.
         prefix = FOLDER if self.folder == sets.FOLDER else f"{self.folder}/held-out-completions-"
         return PlaceSet(self.name, self.sha256, tuple(map(sets.position_of, self.places)), prefix)
 
@@ -105,17 +106,17 @@ class ScoredSet:
 def scored_sets(
     store: ObjectStore, manifest: Manifest, settings: Evaluate, hashes_of: HashesOf, ancestry: Callable[[], Sequence[Manifest]]
 ) -> tuple[ScoredSet, ...]:
-    """Return the sets of a cycle that have places, compared with what the candidate learnt from.
+    """Return the sets of a cycle that have places, compared with the candidate's training data.
 
-    Sealing has compared the sets that the manifest names with the ancestry's data; what the cycle itself trains on is compared
-    here again. A manifest without sets is older than them: those of the settings are compared with everything.
+    Sealing has compared the manifest's sets with the ancestry's data; here they are compared again with the cycle's own data. A
+    manifest from before the sets were recorded has none: the sets of the settings are then compared with everything.
 
     Args:
         ancestry: returns the manifests of the cycles that made the parent and its ancestors.
 
     Raises:
         SetMissing: a set is not in the store.
-        NoPlaces: there is no place that training data do not hold.
+        NoPlaces: every place occurs in training data.
     """
     written = manifest.held_out or _of_an_older_manifest(store, settings)
     hashes, gone = hashes_of([manifest, *(() if manifest.held_out else ancestry())])

@@ -1,4 +1,4 @@
-"""The held-out gate of a cycle: candidate and champion at the same places, and the verdict with everything that it stands on."""
+"""The offline gate of a cycle: it scores candidate and champion at the same places and records the verdict with its inputs."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -38,19 +38,19 @@ class Evaluation:
     findings: tuple[Finding, ...] = ()
     """Of each guardrail."""
     left_out: tuple[str, ...] = ()
-    """What was not checked, each with the reason."""
+    """Skipped checks, each with the reason."""
     calibration: Calibration | None = None
-    """How well the judge tells true from corrupted texts."""
+    """How well the judge separates true from corrupted texts."""
 
     @property
     def passed(self) -> bool:
-        """Whether the candidate may meet users. A candidate that is undecided may not."""
+        """Whether the candidate may meet users. An undecided candidate may not."""
         return self.verdict == "passed"
 
 
 @dataclass(frozen=True)
 class Contest:
-    """What a candidate is evaluated against, and how."""
+    """The candidate, the champion and the conditions of an evaluation."""
 
     candidate: Path
     champion: Path
@@ -77,9 +77,9 @@ def evaluate(store: ObjectStore, settings: Settings, contest: Contest, cycle: st
 
 
 def score(store: ObjectStore, settings: Settings, contest: Contest) -> ScoredModels:
-    """Score champion and candidate as they are served, and their likeliest completions, at the places that no training data hold.
+    """Score champion and candidate as they are served, and their likeliest completions, at the places outside the training data.
 
-    All places are completed, so that the completions can be used again by a cycle that leaves out others.
+    All places are completed, so that a cycle that leaves out other places can reuse the completions.
     """
     serving = settings.serving
     contestants = {
@@ -162,7 +162,7 @@ def means_of(scores: Scores) -> dict[str, float]:
 def record(result: Evaluation, scored: ScoredModels, settings: Settings, held_out: Sequence[ScoredSet]) -> dict[str, Any]:
     """Return the content of evaluation.json: the verdict, its settings, and every place with both completions.
 
-    What the team wrote stands in its set alone, where `forget` finds it.
+    The team's text is stored only in its set, where `forget` finds it.
     """
     hidden = {(one.name, place.id) for one in held_out for place in one.scored if place.user}
 

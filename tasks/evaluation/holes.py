@@ -19,7 +19,8 @@ class Hole:
     stop: int
     """Offset of the end of its last line, without the newline."""
     next: int
-    """Offset of the next line with text, or the end of the file. Before the developer begins, nothing of [start, next) stands."""
+    """Offset of the next line with text, or the end of the file. Before the developer begins, the text in [start, next) is
+    missing."""
     function: bool
     """A function or method; else a block."""
     lines: tuple[tuple[int, int], ...]
@@ -66,7 +67,7 @@ def _functions(text: str) -> dict[int, int]:
     """Return the first row of each outermost function, with its decorators, and the row after its last; rows count from 0."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of other people's code
+            warnings.simplefilter("ignore")  # syntax warnings of the read code
             module = ast.parse(text)
     except (SyntaxError, ValueError):
         return {}

@@ -1,7 +1,7 @@
-"""When a judge's failures leave a candidate without a verdict, and when they decide that it has none.
+"""Failures of the judge: whether they are an error of the evaluation, or make it undecided.
 
-A judge that is away is an error of the evaluation: the candidate stays unjudged, and the next run of the cycle asks again. A
-judge that answers and gives no score at too many places would do so again: the evaluation is undecided, which never passes.
+A judge that does not answer is an error: the candidate has no verdict, and the next run of the cycle asks again. A judge that
+answers without a score at too many places would do so again: the evaluation is undecided, which never passes.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ class EvaluationBroken(RuntimeError):
 
 
 def unheard(calibration: Calibration, failures: Mapping[str, float], champion: str, most: float) -> str:
-    """Return why the judge's failures leave the evaluation undecided; the empty text where there are few enough.
+    """Return why the judge's failures leave the evaluation undecided; "" if there are few enough.
 
     Args:
         failures: share of the places that the judge could not score, by model.
@@ -22,12 +22,12 @@ def unheard(calibration: Calibration, failures: Mapping[str, float], champion: s
         most: largest share of failures.
 
     Raises:
-        EvaluationBroken: it failed at too many places since it did not answer.
+        EvaluationBroken: it failed at too many places, mostly because it did not answer.
     """
     asked = calibration.failures + calibration.places
     name, share, away = "calibration", calibration.failures / max(asked, 1), 2 * calibration.away > calibration.failures
     if share <= most and calibration.counts:
-        # The judge scores others' texts: where it fails on a candidate's only, these texts are why.
+        # The judge works on other texts: if it fails only on a candidate's, these texts are the reason.
         name, share = max(failures.items(), key=lambda item: item[1])
         away = failures[champion] > most
     if share <= most:

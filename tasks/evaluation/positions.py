@@ -1,4 +1,4 @@
-"""Cursor positions in real code: the text before the cursor, the text after it, and the text that the file holds between.
+"""Cursor positions in real code: the text before the cursor, the text after it, and the file's text in between.
 
 A hash of the path splits the files in two: simulated developers type in one part, models are scored on the other.
 """
@@ -54,24 +54,24 @@ class Position:
     suffix: str
     """Text after the removed span."""
     truth: str
-    """The removed span: what the file holds there; never part of a prompt."""
+    """The removed span of the file; never part of a prompt."""
     language: str = ""
     """Extension of the file or name of the language; empty if unknown."""
     project: str = ""
     """Repository of the file; empty if unknown."""
     user: str = ""
-    """Keyed hash of the user who wrote the truth; empty if nobody of the team did."""
+    """Keyed hash of the team member who wrote the truth; empty if nobody of the team did."""
     id: str = ""
-    """Name within its held-out set; empty where it is of none."""
+    """Name within its evaluation set; empty outside a set."""
 
     @property
     def name(self) -> str:
-        """Its name among the places that are scored together in one set."""
+        """Its unique name in a set."""
         return self.id or f"{self.file}:{self.offset}"
 
     @property
     def asks(self) -> bool:
-        """Whether something should be written here; else a model should be silent."""
+        """Whether text should be written here; otherwise a model should be silent."""
         return bool(self.truth.strip())
 
 

@@ -10,7 +10,7 @@ from tasks.evaluation import metrics, positions
 from tasks.evaluation.metrics.place import Measured, measure
 
 SHORT, LONG = 8, 24
-"""Characters of the true text up to which a place is short, and beyond which it is long."""
+"""Characters of the true text up to which a place counts as short, and beyond which as long."""
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,12 @@ class PositionScore:
     judged: float | None
     """The judge's score, 0 to 10; None where the judge failed."""
     slices: tuple[str, ...] = ()
-    """The parts of the set that the place is in, as "language: py"."""
+    """Slices that contain the place, such as "language: py"."""
     drift: float | None = None
-    """Mean log-probability of the generated tokens under the model that made them, less that under a reference model, in nats a
-    token; None where it is not computed."""
+    """Drift: mean log-probability of the generated tokens under the model minus that under a reference model, in nats per token;
+    None if not computed."""
     measured: Measured | None = None
-    """All metrics of the completion (tasks/evaluation/metrics/place.py); None in scores that were made up."""
+    """All metrics of the completion (tasks/evaluation/metrics/place.py); None in invented scores of tests."""
     id: str = ""
     """Name of the place within its set; empty: file and offset name it."""
     set: str = ""
@@ -47,17 +47,17 @@ class PositionScore:
 
     @property
     def place(self) -> tuple[str, str]:
-        """The place's name among all that are scored together: two sets may name one file and offset."""
+        """The place's unique name among all sets: two sets may contain the same file and offset."""
         return (self.set, self.id or f"{self.file}:{self.offset}")
 
     @property
     def cluster(self) -> str:
-        """The file, whose places are alike; another set's or project's file of the same path is another one."""
+        """The file as unit of the statistics, since its places are alike; it includes set and project, since paths may repeat."""
         return "/".join((self.set, self.project, self.file))
 
     @property
     def asks(self) -> bool:
-        """Whether something should be written at the place; else only silence counts."""
+        """Whether text should be written at the place; otherwise only silence counts."""
         return bool(self.truth.strip())
 
 
@@ -123,9 +123,9 @@ def score_position(
 
 
 def slices_of(position: positions.Position, set: str = "") -> tuple[str, ...]:
-    """Return the parts that a place is in: language, length of the true text, where in its line it is, set, project.
+    """Return the slices of a place: language, length of the true text, position in the line, set, project.
 
-    A place where nothing should be written is in none.
+    A place where nothing should be written has none.
     """
     if not position.asks:
         return ()

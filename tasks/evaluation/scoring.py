@@ -19,7 +19,7 @@ from tasks.evaluation.scores import PositionScore, Scores, summarise
 
 @dataclass(frozen=True)
 class ScoredModels:
-    """Scores at the same places, in order of the models; the first is the one that the others are compared with."""
+    """Scores at the same places, in order of the models; the first is the baseline."""
 
     scores: Mapping[str, Scores]
     """By the model's name."""
@@ -30,9 +30,9 @@ class ScoredModels:
     calibration: Calibration
     """Of the judge, on these places."""
     greedy: Mapping[str, Scores] = field(default_factory=dict)
-    """Scores of the likeliest completions, by the model's name, where they were asked for. The judge has not seen them."""
+    """Scores of the likeliest completions, by the model's name, if requested; without the LLM judge."""
     untested: tuple[str, ...] = ()
-    """Why tests of benchmarks were not run; empty where they were, or where there are none."""
+    """Why tests of benchmarks were not run; empty if they were, or if there are none."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Contestant:
 
     checkpoint: Path
     sampling: Sampling
-    """As it serves, or would serve."""
+    """Sampling settings of its arm."""
 
 
 def score_models(
@@ -59,9 +59,9 @@ def score_models(
 
     Args:
         contestants: by name, the baseline first.
-        store: where completions and judgements are kept; none: everything is made anew.
+        store: where completions and judgements are cached; None: no cache.
         progress: called with the number of places done.
-        left_out: names of places that are completed and not scored, by set: another cycle may score them.
+        left_out: names of places, by set, that are completed and not scored; another cycle may score them.
         greedy: score the likeliest completions too.
     """
     without = left_out or {}
@@ -84,7 +84,7 @@ def score_models(
 
 @dataclass(frozen=True)
 class _Work:
-    """What the scores of all contestants share."""
+    """Inputs common to the scores of all contestants."""
 
     models: Models
     settings: Settings
@@ -94,7 +94,7 @@ class _Work:
     progress: Progress | None
 
     def score(self, contestant: Contestant, baseline: Contestant) -> tuple[Scores, str]:
-        """Return the scores of what a model would serve, and the checksum of its weights."""
+        """Return the scores of a model's completions as it would serve them, and the checksum of its weights."""
         evaluation, sampling = self.settings.evaluate, contestant.sampling
         conditions = Conditions(sampling, self.settings.model, evaluation.seed, evaluation.stop, truths=True)
         judge = judges.build(evaluation.judge, self.store)
@@ -119,7 +119,7 @@ class _Work:
         return summarise(tuple(rows), judge.name, 0.0)
 
     def _drifts(self, contestant: Contestant, baseline: Contestant, made: Completions, places: PlaceSet) -> list[float] | None:
-        """Return the drift of each completion from the baseline; none where it has no margin."""
+        """Return the drift of each completion from the baseline; empty if the settings give drift no margin."""
         if self.settings.evaluate.gate.margins.drift is None:
             return None
         if made.weights == weights_sha256(baseline.checkpoint):

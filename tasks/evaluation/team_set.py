@@ -1,8 +1,8 @@
-"""The team's own held-out set: places where a developer wrote something that training has not read.
+"""The team's own evaluation set: places where a developer wrote text outside the training data.
 
-A place is a request whose settled text is known (tasks/labels/hindsight.py), and either newer than the window of the cycle, or in
-a file that training never touches (bucket `held_out`). Where a developer accepted the served completion, it is the settled text:
-this favours the champion, so that the gate errs on the side of refusing.
+A place is a request whose settled text is known (tasks/labels/hindsight.py), and which is either newer than the window of the
+cycle or in a file that training never reads (bucket `held_out`). If a developer accepted the served completion, it is the settled
+text: this favours the champion, so the gate errs on the side of refusing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,13 +19,13 @@ from tasks.labels.attribution import unique
 from tasks.labels.partitions import InputChanged, Partition, read_completions
 
 LEAST_TRUTH = 3
-"""Characters, blanks left out, of a place's text."""
+"""Fewest characters, without blanks, of a place's text."""
 
 
 def places(
     store: ObjectStore, partitions: Sequence[Partition], accounting: RequestAccounting, wanted: HeldOut, count: int, lines: int
 ) -> Places:
-    """Return at most `count` places of a window, and beside them some at which developers wrote nothing.
+    """Return at most `count` places of a window, and in addition some at which developers wrote nothing.
 
     Args:
         lines: lines of a settled text that count; 0: all of it.
@@ -58,7 +58,7 @@ def places(
 
 
 def truth_of(settled: str, whole: bool, lines: int) -> str | None:
-    """Return what stands at a place up to the end of a line, at most `lines` lines; None where no line is known to its end."""
+    """Return the text at a place up to the end of a line, at most `lines` lines; None if no whole line is known."""
     written = settled.split("\n")
     ended = written if whole else written[:-1]
     return "\n".join(ended[: lines or None]) if ended else None

@@ -1,7 +1,6 @@
-"""What a model was trained on, as hashed shingles (tasks/evaluation/heldout/duplicates.py), and the places of a set that it
-holds.
+"""Overlap of a set with training data, which are compared as hashed shingles (tasks/evaluation/heldout/duplicates.py).
 
-The text of a sample is the code around the cursor with what was written there, and with what was sampled: the update reads both.
+A sample has two texts: the code around the cursor with the settled text, and with the sampled text. The update reads both.
 """
 
 import io
@@ -24,7 +23,7 @@ COLUMNS = ["prompt_token_ids", "token_ids", "settled_token_ids"]
 
 @dataclass(frozen=True)
 class TrainedText:
-    """Reads the text of samples."""
+    """Computes shingles of the text of samples."""
 
     store: ObjectStore
     tokenizer: Tokenizer
@@ -47,7 +46,7 @@ class TrainedText:
         return found
 
     def of_cycles(self, manifests: Iterable[Manifest]) -> tuple[Hashes, tuple[str, ...]]:
-        """Return the shingles of what cycles trained on, and the cycles whose samples retention removed."""
+        """Return the shingles of cycles' training data, and the cycles whose samples retention removed."""
         found: list[Hashes] = []
         unknown: list[str] = []
         for manifest in manifests:
@@ -61,11 +60,11 @@ class TrainedText:
 def with_trained(
     written: HeldOutSet, found: Places, trained: Hashes, known: Collection[str], unchecked: Sequence[str]
 ) -> HeldOutSet:
-    """Return a set with the places that training data hold named as such, and counted as left out.
+    """Return a set with its places that occur in training data listed as `trained` and counted as left out.
 
     Args:
         trained: shingles of training data, sorted.
-        known: ids of places that other training data hold.
+        known: ids of places that occur in other training data.
         unchecked: cycles whose training data are gone.
     """
     ids = tuple(place.id for place in found.places if place.id in known or is_trained(place, trained))
@@ -74,5 +73,5 @@ def with_trained(
 
 
 def is_trained(place: HeldOutPlace, trained: Hashes) -> bool:
-    """Return whether training data hold the place's text as it stands in its code."""
+    """Return whether the place's text, in its code, occurs in training data."""
     return containment(shingles_of_place(place.prefix, place.truth, place.suffix), trained) >= NEAR

@@ -111,7 +111,7 @@ class FeedbackFormat:
     answer: Schema
     """Of the response's body."""
     parse: Callable[[Fields, Fields], FeedbackEvent | None]
-    """From body and query parameters; none: the event is ignored. Raises BadRequest."""
+    """Takes body and query parameters; None: the event is ignored. Raises BadRequest."""
     render: Callable[[str, int], dict[str, Any]]
     """The body of the response, from the record's id ("" if there is none) and the number of segments in the spool."""
     once: bool = False
@@ -125,7 +125,7 @@ class Dialect:
     name: str = ""
     """The client's name in records and metrics; empty: the client is named by its User-Agent."""
     agent: str = ""
-    """Part of the User-Agent, in lower case, that names the client before anything else does."""
+    """Part of the User-Agent, in lower case, that identifies the client before any other rule."""
     recognizes: Callable[[Fields, Fields], bool] = lambda body, headers: False
     """Whether a completion request (body, headers) is this client's; it also chooses among the formats at one path."""
     completions: tuple[CompletionFormat, ...] = ()
@@ -146,7 +146,7 @@ def read_body(model: type[B], body: Fields, parent: str = "", status: int = 422)
         return model.model_validate(body)
     except ValidationError as error:
         first, *others = error.errors()
-        field, value = first["loc"][:1], first["input"]  # what follows the field names one of the types it may have
+        field, value = first["loc"][:1], first["input"]  # the rest of the location names one of the field's types
         name = parent + "".join(map(str, field)) or "body"
         expected = " or ".join([first["msg"], *(other["msg"] for other in others if other["loc"][:1] == field)])
         got = f", got {short(value)!r}" if isinstance(value, str | int | float) else ""

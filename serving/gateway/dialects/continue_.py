@@ -88,7 +88,7 @@ def _event_schema() -> Schema:
 
 
 def _recognizes(body: Fields, headers: Fields) -> bool:
-    """Continue has no User-Agent of its own: its stop strings or its second key header tell it."""
+    """Continue has no User-Agent of its own: its stop strings or its second key header identify it."""
     stops = body.get("stop")
     return "api-key" in headers or (isinstance(stops, list) and fim.PREFIX in stops)
 

@@ -116,7 +116,7 @@ def _timing(part: str, tokens: int | None, ms: float) -> dict[str, float]:
 
 
 def _value_at(value: Any, path: Sequence[str]) -> Any:
-    """Return the value at a path of names; none if there is nothing."""
+    """Return the value at a path of names; None if it is missing."""
     for name in path:
         value = value.get(name) if isinstance(value, dict) else None
     return value

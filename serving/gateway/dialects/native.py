@@ -28,7 +28,7 @@ REQUIRED: Mapping[Outcome, Mapping[str, str]] = {
 }
 """Fields that an outcome needs, with their meaning."""
 DECIDED: tuple[NotTaken, ...] = ("typed_away", "rejected")
-"""Reasons of developers who saw the completion and did not want it: without an outcome they are rejections."""
+"""Reasons of developers who saw the completion and did not want it; an event with such a reason and no outcome is a rejection."""
 TAKEN: tuple[Outcome, ...] = ("accepted", "retained")
 
 

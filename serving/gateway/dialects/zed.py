@@ -1,4 +1,4 @@
-"""Zed, whose requests are OpenAI's: it sends no feedback, so it is told apart by its User-Agent alone."""
+"""Zed, whose requests are OpenAI's: it sends no feedback, so only its User-Agent identifies it."""
 
 from serving.gateway.dialects.base import Dialect
 

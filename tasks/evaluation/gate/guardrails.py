@@ -1,4 +1,4 @@
-"""The guardrails of the offline gate: where a candidate must not be worse than the champion."""
+"""The guardrails of the offline gate: the metrics in which a candidate must not be worse than the champion."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -10,21 +10,22 @@ from tasks.evaluation.gate.paired import Column
 from tasks.evaluation.gate.values import Places, Values
 
 SLICED = "edit_similarity"
-"""The measure that is guarded in every slice."""
+"""The metric that is guarded in every slice."""
 
 
 @dataclass(frozen=True)
 class Guardrail:
-    """A measure, the direction in which it gets worse, and why it is guarded."""
+    """A metric, the direction in which it gets worse, and the reason to guard it."""
 
     name: str
-    """Also the name of its margin in the settings."""
+    """Name of the metric, and of its margin in the settings."""
     measure: Measure
     worse: Literal["less", "more"]
     meaning: str
-    """What is wrong with a candidate that fails it."""
+    """The defect of a candidate that fails it."""
     where_known: bool = False
-    """Whether the places alone tell where it applies, as by their language: it is not checked where it applies at too few."""
+    """Whether the places alone determine where it applies, for example by language: it is then skipped if it applies at too
+    few."""
 
 
 GUARDRAILS = (
@@ -35,7 +36,7 @@ GUARDRAILS = (
     Guardrail("judged", BY_NAME["judged"], "less", "scored lower by the judge"),
     Guardrail("syntax", BY_NAME["syntax"], "more", "breaks the syntax of files more often", where_known=True),
     Guardrail("silent", BY_NAME["silent"], "less", "writes more often where nothing should be written", where_known=True),
-    # A policy that is rewarded for what developers do finds these first.
+    # A policy that learns from developers' behaviour exploits these first.
     Guardrail("empty", BY_NAME["empty"], "more", "empty more often"),
     Guardrail("shorter", BY_NAME["length"], "less", "shorter"),
     # Relative to the true text: a candidate that writes more where the champion wrote too little is no worse for it.
@@ -49,7 +50,7 @@ GUARDRAILS = (
 
 @dataclass(frozen=True, eq=False)
 class Check:
-    """A guardrail on all places or on a slice, with what it compares."""
+    """A guardrail on all places or on a slice, with the values that it compares."""
 
     guardrail: Guardrail
     slice: str
@@ -57,12 +58,12 @@ class Check:
     margin: float
     column: Column
     slices: tuple[str, ...] = ()
-    """Slices of a place that put it among those of the check; empty: all places."""
+    """The check covers places in any of these slices; empty: all places."""
 
 
 @dataclass(frozen=True)
 class Checks:
-    """What a candidate is checked for, and what not, each with the reason."""
+    """The checks of a candidate, and the skipped ones with their reasons."""
 
     checks: tuple[Check, ...]
     left_out: tuple[str, ...]
@@ -87,19 +88,20 @@ def checks_of(candidate: Values, champion: Values, places: Places, settings: Gat
 
 
 def column_of(guardrail: Guardrail, candidate: Values, champion: Values) -> Column:
-    """Return what a guardrail compares at each place."""
+    """Return the values that a guardrail compares at each place."""
     measure = guardrail.measure
     return measure.column(candidate.by_measure[measure.name], champion.by_measure[measure.name])
 
 
 def too_few(column: Column, places: Places, least: int) -> str:
-    """Return why a measure that some places do not have cannot be checked; the empty text where it can."""
+    """Return why a metric that some places lack cannot be checked; "" if it can."""
     known, asked = int(column.known.sum()), int(places.asks.sum())
     return f"known at {known} of {asked} places, a verdict needs {least}" if known < min(least, max(asked, 1)) else ""
 
 
 def slice_checks(candidate: Values, champion: Values, places: Places, settings: Gate) -> tuple[list[Check], list[str]]:
-    """Return a check for each slice that is large enough, and what is said of the others. A slice of all places is none."""
+    """Return a check for each slice that is large enough, and a note on each other slice. A slice that covers every place is
+    skipped."""
     guardrail = next(g for g in GUARDRAILS if g.name == SLICED)
     whole = column_of(guardrail, candidate, champion)
     found, notes = slices.of_places(places, whole.known, settings.min_slice_places, settings.min_project_files)

@@ -1,4 +1,4 @@
-"""What two models are compared by at each place: a table of measures over the scores of both.
+"""The metrics by which two models are compared at each place, as a table over the scores of both.
 
 To add one: a function of a PositionScore, a row in MEASURES, and, to guard it, a margin in infra/settings/evaluation.py.
 """
@@ -20,7 +20,7 @@ VARIETY = "variety"
 
 @dataclass(frozen=True)
 class Measure:
-    """One number of a completion."""
+    """A metric: one number for each completion."""
 
     name: str
     kind: Kind
@@ -30,7 +30,7 @@ class Measure:
     unit: str
 
     def column(self, ours: np.ndarray, theirs: np.ndarray) -> Column:
-        """Return what is compared, candidate with champion, at the places where both have a value [N]."""
+        """Return the differences of candidate and champion at the places where both have a value [N]."""
         weight = theirs if self.kind == "relative" else np.ones_like(theirs)
         return Column(ours - theirs, weight, known=np.isfinite(ours) & np.isfinite(theirs), rate=self.kind == "rate")
 
@@ -47,7 +47,7 @@ def metric(name: str) -> Callable[[Sequence[PositionScore]], np.ndarray]:
 
 
 def silence(scores: Sequence[PositionScore]) -> np.ndarray:
-    """Return whether nothing is written, at places where nothing should be, [N]; NaN at the others."""
+    """Return whether the completion is empty, at places where nothing should be written, [N]; NaN at the others."""
     return np.array([_number(s.measured.silent if s.measured else None) for s in scores], dtype=float)
 
 
@@ -72,7 +72,7 @@ def surprisal(scores: Sequence[PositionScore]) -> np.ndarray:
 
 
 def surprisal_of(answers: np.ndarray, asked: np.ndarray) -> np.ndarray:
-    """Return the surprisal of each answer [N] that is asked for [N]; NaN for the others."""
+    """Return the surprisal of each answer [N] at the places that ask for one [N]; NaN for the others."""
     found = np.full(len(answers), math.nan)
     _, number, count = np.unique(answers[asked], return_inverse=True, return_counts=True)
     found[asked] = -np.log2(count[number] / max(len(number), 1))

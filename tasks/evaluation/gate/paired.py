@@ -1,7 +1,8 @@
-"""Differences of two models at the same places, with intervals. Places of one file share its style, so the file is the unit.
+"""Paired differences of two models at the same places, with intervals. Places of one file share its style, so the file is the
+unit.
 
     N places, F files, K columns (one per measure and slice), R resamples
-    d_i, w_i    difference at place i, candidate minus champion, and what it counts for; the estimate is sum(d) / sum(w)
+    d_i, w_i    difference at place i, candidate minus champion, and its weight; the estimate is sum(d) / sum(w)
 
 A mean has a paired bootstrap by file (Koehn 2004, "Statistical significance tests for machine translation evaluation"; Field and
 Welsh 2007 for clusters), at quantiles corrected for skew (Efron 1987, "Better bootstrap confidence intervals": BCa) and
@@ -10,9 +11,9 @@ unequal size count as fewer (Carter, Schnepel and Steigerwald 2017, "Asymptotic 
 heterogeneity", the effective number of clusters); of a few, Student's t of the files' influences takes the bootstrap's place.
 
 A rate (d is -1, 0 or 1) has the score interval of paired proportions (Tango 1998, "Equivalence test and confidence interval for
-the difference in proportions for the paired-sample design"), which stays honest where few places or none differ. Its counts are
+the difference in proportions for the paired-sample design"), which keeps its level if few places or none differ. Its counts are
 divided by the design effect of the files (Rao and Scott 1992, "A simple method for the analysis of clustered binary data").
-McNemar's exact test has the last word on whether a rate differs at all.
+McNemar's exact test decides whether a rate differs at all.
 """
 
 import math
@@ -28,15 +29,15 @@ SEED = 0
 """Seed of the resamples: the same scores give the same verdict."""
 RESAMPLES = 4000
 FEW_FILES = (5, 20)
-"""From the first to the second number of effective files, the tails of a bootstrap are so few files' that they say nothing, and
-Student's t takes its place. With fewer than the first, no test has these levels, and the bounds are the files' extremes."""
+"""From the first to the second number of effective files, Student's t replaces the bootstrap, whose tails come from too few
+files. With fewer than the first, no test has these levels, and the bounds are the files' extremes."""
 LEAST_EFFECTIVE = 1.5
-"""Fewest effective files that Student's t is asked for; with less than two the bounds are next to infinite anyway."""
+"""Fewest effective files for Student's t; with fewer than two the bounds are close to infinite."""
 
 
 @dataclass(frozen=True, eq=False)
 class Column:
-    """What is compared at each place."""
+    """The values that are compared at each place."""
 
     difference: np.ndarray
     """[N], candidate minus champion."""
@@ -60,7 +61,7 @@ class Levels:
 
 @dataclass(frozen=True)
 class Difference:
-    """Candidate minus champion. Bounds are one-sided; infinite where the places cannot tell."""
+    """Candidate minus champion. Bounds are one-sided; infinite if there are too few places."""
 
     estimate: float
     low: float
@@ -123,7 +124,7 @@ class FileSums:
         return _divide(drawn @ self.difference, drawn @ self.weight)
 
     def influence(self, column: int) -> np.ndarray:
-        """Return what each file adds to the estimate's error, times the sum of the weights, [F]."""
+        """Return each file's influence on the estimate, times the sum of the weights, [F]."""
         return self.difference[:, column] - self.estimates[column] * self.weight[:, column]
 
     def skew(self, column: int) -> float:
@@ -137,14 +138,14 @@ class FileSums:
         return int((self.places[:, column] > 0).sum())
 
     def effective_files(self, column: int) -> float:
-        """Return the number of files of equal size that tell as much: (sum n)^2 / sum n^2 of their places n that count."""
+        """Return the effective number of files, (sum n)^2 / sum n^2 of their places n that count."""
         places = self.places[:, column]
         return float(places.sum() ** 2 / np.square(places).sum())
 
 
 @lru_cache(maxsize=16)
 def times_drawn(files: int) -> np.ndarray:
-    """Return how often each file is drawn in each resample, [R, F]: the same for every comparison of so many files."""
+    """Return how often each file is drawn in each resample, [R, F]; the same for every comparison of this number of files."""
     return np.random.default_rng(SEED).multinomial(files, np.full(files, 1 / files), RESAMPLES).astype(float)
 
 
@@ -200,7 +201,7 @@ def _rate(column: Column, sums: FileSums, k: int, levels: Levels) -> Difference:
     effect = design_effect(sums, k, estimate, (more + less) / n)
     more, less, size = more / effect, less / effect, n / effect
     surely_low, surely_high = (tango(more, less, size, levels.sure, side) for side in (-1, 1))
-    # McNemar's exact test decides what the score interval, an approximation, takes for sure.
+    # The score interval is an approximation, so McNemar's exact test must confirm a difference.
     if mcnemar(more, less) > levels.sure:
         surely_low = min(surely_low, 0.0)
     if mcnemar(less, more) > levels.sure:
@@ -247,7 +248,7 @@ def mcnemar(more: float, less: float) -> float:
 
 
 def _unknown(estimate: float, sums: FileSums, k: int) -> Difference:
-    """Return a difference that too few places tell."""
+    """Return the difference for too few places, with infinite bounds."""
     infinite = math.inf
     return Difference(estimate, -infinite, infinite, -infinite, infinite, int(sums.places[:, k].sum()), sums.files(k))
 

@@ -1,4 +1,4 @@
-"""The parts of the places in which the gate looks for a loss that the whole does not show."""
+"""Slices of the places: the gate looks in each for a loss that the total hides."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,15 +9,15 @@ from tasks.evaluation.gate.values import Places
 
 PROJECT = "project: "
 POOLED = ("language", "project", "set")
-"""Kinds of slices whose small ones count together: a loss in a language with few places would otherwise go unseen."""
+"""Kinds of slices whose small slices are merged: otherwise a loss in a language with few places would be missed."""
 
 
 @dataclass(frozen=True, eq=False)
 class Slice:
-    """Places that are looked at by themselves."""
+    """Places that are checked separately."""
 
     names: tuple[str, ...]
-    """As in PositionScore.slices; several where small ones count together."""
+    """Names as in PositionScore.slices; several for merged small slices."""
     within: np.ndarray
     """[N], whether each place is in it."""
 
@@ -29,9 +29,9 @@ class Slice:
 
 
 def of_places(places: Places, known: np.ndarray, least: int, least_files: int) -> tuple[dict[str, Slice], list[str]]:
-    """Return the slices that are large enough by name, and what is said of the others.
+    """Return the slices that are large enough, by name, and a note on each other slice.
 
-    A slice that holds all places is none. Of languages, projects and sets, those that are too small make one slice together.
+    A slice that covers every place is skipped. Languages, projects and sets that are too small are merged into one slice.
 
     Args:
         known: whether each place counts, [N].
@@ -62,6 +62,6 @@ def of_places(places: Places, known: np.ndarray, least: int, least_files: int) -
 
 
 def files_of(places: Places, within: np.ndarray) -> float:
-    """Return the number of files of equal size that tell as much as those of some places, [N] (compare/paired.py)."""
+    """Return the effective number of files of some places, [N] (paired.FileSums.effective_files)."""
     counts = np.unique(places.files[within], return_counts=True)[1].astype(float)
     return float(counts.sum() ** 2 / np.square(counts).sum()) if len(counts) else 0.0

@@ -1,4 +1,4 @@
-"""The measures of a model at the places of a set, each computed once; paired differences and the gate stand on them."""
+"""The metrics of a model at the places of a set, each computed once, for paired differences and the gate."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from tasks.evaluation.scores import PositionScore
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """What is known of the places, whatever completes them."""
+    """The properties of the places, independent of any model."""
 
     files: np.ndarray
     """[N], name of each place's file."""
@@ -38,7 +38,7 @@ class Values:
     by_measure: Mapping[str, np.ndarray]
     """[N] by name, NaN where a measure is unknown."""
     answers: np.ndarray
-    """[N], each completion without blanks at its ends; the measure of variety depends on all of them."""
+    """[N], each completion without blanks at its ends; the metric of variety depends on all of them."""
 
     @classmethod
     def of(cls, scores: Sequence[PositionScore]) -> "Values":

@@ -1,9 +1,9 @@
-"""The offline gate: a candidate passes when it is surely no worse than the champion, by less than a margin, in every guardrail.
+"""The offline gate: a candidate passes if in every guardrail it is surely not worse than the champion by a margin.
 
 Each guardrail is a test of its own at level alpha, and the candidate passes only if all of them do, so that the chance to pass
 with one true loss of its margin is at most alpha however many there are (the intersection-union test: Berger 1982,
-"Multiparameter hypothesis testing and acceptance sampling"). What many guardrails cost is power: sizes and margins are chosen
-such that an equal candidate passes in nine of ten cases (`make bench ARGS=gate`).
+"Multiparameter hypothesis testing and acceptance sampling"). Many guardrails cost power: sizes and margins are chosen so that an
+equal candidate passes in nine of ten cases (`make bench ARGS=gate`).
 
 A candidate fails where a guardrail is not surely within its margin and surely worse, at alpha divided by the number of guardrails
 (Bonferroni). Everything else is undecided, which does not pass.
@@ -35,7 +35,7 @@ class Finding:
     worse: Literal["less", "more"]
     margin: float
     candidate: float | None
-    """The candidate's mean; none where nothing is known."""
+    """The candidate's mean; None without any value."""
     champion: float | None
     difference: float | None
     low: float | None
@@ -54,13 +54,13 @@ class Finding:
 
 @dataclass(frozen=True)
 class GateResult:
-    """The verdict with everything that it stands on."""
+    """The verdict with its findings."""
 
     verdict: Verdict
     reason: str
     findings: tuple[Finding, ...]
     left_out: tuple[str, ...]
-    """What was not checked, each with the reason."""
+    """Skipped checks, each with the reason."""
 
 
 def gate_candidate(
@@ -100,7 +100,7 @@ def differences_of(checks: Sequence[Check], places: Places, settings: Gate) -> l
 
 
 def conclude(findings: Sequence[Finding], left_out: Sequence[str]) -> GateResult:
-    """Return the verdict of all findings: the worst of theirs."""
+    """Return the worst verdict among the findings."""
     of = {verdict: [f for f in findings if f.verdict == verdict] for verdict in ("failed", "undecided", "passed")}
     verdict: Verdict = "failed" if of["failed"] else "undecided" if of["undecided"] or not findings else "passed"
     reason = (
@@ -110,7 +110,7 @@ def conclude(findings: Sequence[Finding], left_out: Sequence[str]) -> GateResult
 
 
 def finding_of(check: Check, difference: Difference, candidate: float, champion: float) -> Finding:
-    """Return what a guardrail says of a difference."""
+    """Return the finding of a guardrail on a difference."""
     sign = 1.0 if check.guardrail.worse == "less" else -1.0
     worst = difference.low if sign > 0 else -difference.high
     surely = difference.surely_high if sign > 0 else -difference.surely_low

@@ -1,4 +1,4 @@
-"""Held-out sets: places in code that a model is scored at, and that nothing it learnt from holds.
+"""Evaluation sets: places in code at which models are scored, and which are not in their training data.
 
 packages    installed packages of Python that the shipped base model never saw
 directory   files of any directory of code, in any language

@@ -1,6 +1,6 @@
-"""Show the held-out sets that the settings name, as a cycle would build them now: python -m tasks.evaluation.heldout
+"""Show the evaluation sets that the settings name, as a cycle would build them now: python -m tasks.evaluation.heldout
 
-The team's own set is made from a cycle's requests and not shown. Places that training data hold are left out by the cycle.
+The team's own set is made from a cycle's requests and not shown. The cycle also leaves out places that occur in training data.
 """
 
 import argparse

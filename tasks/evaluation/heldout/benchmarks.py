@@ -1,4 +1,4 @@
-"""Public benchmarks from local files, in the formats in which they are published; nothing is downloaded.
+"""Public benchmarks from local files, in their published formats; nothing is downloaded.
 
 code_fim             code-fim-v2: `prefix`, `middle`, `suffix`, `lang`, `file_path`; RLinf's rows: `prompt`, `solutions`
 humaneval_infilling  Bavarian et al. 2022: `task_id`, `prompt`, `suffix`, `canonical_solution`, `test`, `entry_point`; run
@@ -27,7 +27,7 @@ Row = Mapping[str, Any]
 HOLES = ("{{completion}}", "# TODO: Your code here", "/* TODO: Your code here */")
 """Marks of SAFIM's hole, in `eval_prompt` and in `prompt` by language; the first that a text holds counts."""
 EXTENSIONS = {"python": "py", "csharp": "cs", "typescript": "ts", "javascript": "js", "rust": "rs"}
-"""Extensions of the languages that benchmarks name, so that all sets call a language alike."""
+"""Extensions of the languages that benchmarks name, so that all sets name a language the same."""
 
 
 class Malformed(ValueError):
@@ -48,7 +48,7 @@ def places(wanted: HeldOut, file: Path) -> Places:
     }[wanted.kind]
     every = [_place(read, row, number, wanted, file) for number, row in enumerate(rows(file), 1)]
     found = [place for place in every if spoken(place.language, wanted.languages)]
-    # A benchmark that runs its tests is whole only with its short places.
+    # A benchmark that runs its tests keeps its short places.
     long = [place for place in found if place.program or len(place.truth.strip()) >= LEAST_TRUTH]
     taken = long[: wanted.places or None]
     left_out = Counter(

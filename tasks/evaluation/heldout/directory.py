@@ -1,8 +1,8 @@
 """Places in any directory of code, in any language.
 
-A keyed hash of its name draws whether a file (or a repository as a whole) is scored; the others are what the team goes on working
-in. Copies of the others among the scored files are left out, since a model that learnt from the work would know them, and copies
-among the scored files too, since they would count twice.
+A keyed hash of its name decides whether a file (or a whole repository) is scored; the team's work continues in the others. Scored
+files that copy one of the others are left out, since a model that learnt from the work would know them, and so are copies among
+the scored files, which would count twice.
 """
 
 import random
@@ -23,15 +23,15 @@ NOT_CODE = frozenset(
         *("po", "pot", "properties", "rst", "snap", "sum", "svg", "toml", "tsv", "txt", "xml", "yaml", "yml"),
     }
 )
-"""Extensions of text that is no code: prose, data, generated text."""
+"""Extensions of files that are not code: prose, data, generated text."""
 SKIPPED_FOLDERS = frozenset(
     {*packages.SKIPPED_PARTS - {"tests", "test", "locale"}, *("node_modules", "dist", "build", "target", "venv", "third_party")}
 )
 """Folders of code that the team did not write."""
 LEAST_TRUTH = 3
-"""Characters, blanks left out, of a place's removed text: a closing bracket tells nothing of a model."""
+"""Fewest characters, without blanks, of a place's removed text: a closing bracket does not distinguish models."""
 TRIES = 50
-"""Positions drawn for each place asked for, before the directory counts as too small."""
+"""Positions drawn for each requested place before the directory counts as too small."""
 
 
 class TooLittleCode(ValueError):
@@ -84,7 +84,7 @@ def read_code(root: Path) -> Iterator[Source]:
 
 
 def spoken(language: str, wanted: Collection[str]) -> bool:
-    """Return whether a set takes places of a language; a set that names none takes all."""
+    """Return whether a set accepts places of a language; a set without languages accepts all."""
     return not wanted or language in wanted
 
 

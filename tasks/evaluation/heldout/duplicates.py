@@ -20,7 +20,7 @@ WIDTH = 8
 NEAR = 0.5
 """A text is a near-duplicate if others hold at least this share of its shingles."""
 FRACTION = 4
-"""One in so many shingles of a whole file is kept."""
+"""One in this many shingles of a whole file is kept."""
 REACH = 600
 """Characters on each side of a place in which WIDTH - 1 tokens are looked for."""
 FACTOR = np.uint64(0x9E3779B97F4A7C15)
@@ -29,7 +29,7 @@ Hashes = np.ndarray
 
 
 def shingles(text: str) -> Hashes:
-    """Return the hashes of a text's shingles, in order; of a text with fewer tokens, that of all of them."""
+    """Return the hashes of a text's shingles, in order; a text with fewer tokens has one, of all its tokens."""
     return _combine([_token_hash(token) for token in TOKEN.findall(text)])
 
 
@@ -67,7 +67,7 @@ def union(parts: Iterable[Hashes]) -> Hashes:
 
 
 def containment(hashes: Hashes, others: Hashes) -> float:
-    """Return the share of the hashes that occur in `others`, which is sorted; 0 where there are none."""
+    """Return the share of the hashes that occur in `others`, which is sorted; 0 without hashes."""
     if not len(hashes) or not len(others):
         return 0.0
     at = np.minimum(np.searchsorted(others, hashes), len(others) - 1)

@@ -27,7 +27,7 @@ MIN_CHARACTERS, MAX_CHARACTERS = 400, 200_000
 MAX_LINE, MAX_MEAN_LINE = 400, 60.0
 LONG_LINE = 30
 MAX_SHARED = 0.1
-"""Largest share of a training file's long lines that held-out files may hold too."""
+"""Largest share of a training file's long lines that may also occur in held-out files."""
 SKIPPED_PARTS = frozenset(
     {"tests", "test", "_vendor", "vendor", "vendored", "lib2to3", "idlelib", "site-packages", "locale", "__pycache__"}
 )
@@ -79,7 +79,8 @@ def training_files() -> list[Path]:
 
 
 def read_source(file: Path) -> str | None:
-    """Return a file's text, or None unless it is ordinary hand-written code: not too short or long, no table, not generated."""
+    """Return a file's text, or None unless it is ordinary hand-written code: not too short or long, not a table, not
+    generated."""
     try:
         text = file.read_text(encoding="utf-8")
     except (UnicodeDecodeError, OSError):

@@ -1,4 +1,4 @@
-"""A held-out set: its places, what was left out of it, and its object, whose key is the checksum of its bytes."""
+"""An evaluation set: its places, the counts of places left out, and its object, whose key is the checksum of its bytes."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from infra.storage.store import ObjectStore, sha256, to_parquet
 from tasks.evaluation.positions import Position
 
 FOLDER = "held-out"
-"""Folder of the sets that hold no text of the team's requests."""
+"""Folder of the sets without text of the team's requests."""
 
 
 @dataclass(frozen=True)

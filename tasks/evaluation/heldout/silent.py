@@ -1,7 +1,6 @@
 """Places at which nothing should be written: the ends of finished lines.
 
-The file goes on with the next line there, so that whatever a model writes is too much. They are beside the places that ask for
-text, and only silence is measured at them.
+The file continues with the next line there, so anything a model writes is wrong. Only silence is measured at these places.
 """
 
 import random
@@ -10,7 +9,7 @@ from collections.abc import Sequence
 from tasks.evaluation.positions import Code, Position, Source, position_at
 
 TRIES = 50
-"""Lines drawn for each place asked for."""
+"""Lines drawn for each requested place."""
 
 
 def positions(sources: Sequence[Source], count: int, key: str) -> tuple[Position, ...]:
@@ -23,7 +22,7 @@ def positions(sources: Sequence[Source], count: int, key: str) -> tuple[Position
         if len(found) == count:
             break
         source, end = code.draw_line_end(rng)
-        # At the end of a file, another line is what one expects.
+        # At the end of a file, another line may well follow.
         if source.text[end:].strip():
             found.setdefault((source.name, end), position_at(source, end, end))
     return tuple(found.values())

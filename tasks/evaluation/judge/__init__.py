@@ -1,4 +1,4 @@
-"""Judges of completions: one module each, and `build`, which picks one by the settings."""
+"""LLM judges and built-in judges of completions, a module each, and `build`, which chooses one by the settings."""
 
 from infra.settings import schema
 from infra.storage.store import ObjectStore
@@ -23,7 +23,7 @@ __all__ = [
 
 
 def build(settings: schema.Judge, store: ObjectStore | None = None) -> Judge:
-    """Return the judge that `settings.kind` names; with a store, one that keeps the scores of a model there."""
+    """Return the judge that `settings.kind` names; with a store, an LLM judge caches its scores there."""
     if settings.kind == "openai":
         from tasks.evaluation.judge.openai import OpenAIJudge
 

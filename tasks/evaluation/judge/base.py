@@ -24,7 +24,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Scored:
-    """A judgement with a score."""
+    """A successful judgement."""
 
     score: float
     """From 0 (useless) to 10 (as good as the real text)."""

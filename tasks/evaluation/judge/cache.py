@@ -1,8 +1,8 @@
-"""A judge that is asked once for a text: scores kept in the object store by model, rubric and text.
+"""A cache of a judge's scores in the object store, by model, rubric and text.
 
 judgements/JUDGE/PLACE.json holds the scores of completions at a place, the newest MOST of them by their checksums; JUDGE is the
 checksum of model and rubric, PLACE that of the code around the place and its true text. An evaluation reads the objects of
-its own places only, however long the history. Only scores are kept: what failed is asked again.
+its own places only, however long the history. Only scores are stored: failures are asked again.
 """
 
 import hashlib
@@ -22,13 +22,13 @@ READERS = 8
 
 
 class CachedJudge:
-    """Asks another judge about the items that the store has no score of."""
+    """Asks another judge only about items without a stored score."""
 
     def __init__(self, judge: Judge, identity: str, store: ObjectStore) -> None:
         """Use another judge.
 
         Args:
-            identity: what its scores depend on beside the item, as text.
+            identity: everything but the item that its scores depend on, as text.
         """
         self.name = judge.name
         self._judge, self._store = judge, store
@@ -58,7 +58,8 @@ class CachedJudge:
             return {}
 
     def _store_scores(self, place: str, scores: dict[str, float]) -> None:
-        """Keep the newest scores of a place. Of two writers at once one is lost, and asked again."""
+        """Store the newest scores of a place. If two processes write at once, one write is lost, and its items are asked
+        again."""
         self._store.put_json(f"{self._prefix}{place}.json", dict(list(scores.items())[-MOST:]))
 
 

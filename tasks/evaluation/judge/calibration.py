@@ -1,4 +1,4 @@
-"""The judge is judged: it scores true texts and corrupted ones at the same places, and must tell them apart.
+"""Calibration of a judge: it scores true and corrupted texts at the same places, and must separate them.
 
 T, C    scores of the N true and corrupted texts; AUC = P(T > C) + P(T = C) / 2 over all pairs (Mann-Whitney)
 """
@@ -21,18 +21,18 @@ WORD = re.compile(r"[A-Za-z_]\w+")
 
 @dataclass(frozen=True)
 class Calibration:
-    """How well a judge tells true from corrupted texts."""
+    """How well a judge separates true from corrupted texts."""
 
     judge: str
     auc: float | None
-    """Area under the ROC curve: 1 tells all apart, 0.5 none; none where the judge scored too few."""
+    """Area under the ROC curve, 1 for perfect separation, 0.5 for none; None if the judge scored too few."""
     low: float | None
     """Lower bound of its 95 % interval, by a bootstrap over places."""
     high: float | None
     places: int
     """Places at which the judge scored both texts."""
     failures: int
-    """Places at which it did not."""
+    """Places at which it failed on either text."""
     counts: bool
     """Whether the judge's scores count."""
     reason: str
@@ -41,7 +41,7 @@ class Calibration:
 
 
 def calibrate(judge: Judge, places: Sequence[Position], count: int, min_auc: float) -> Calibration:
-    """Ask a judge about true and corrupted texts at `count` of the places, or at all where there are fewer."""
+    """Ask a judge about true and corrupted texts at `count` of the places, or at all if there are fewer."""
     asked = [place for place in places if place.asks]
     chosen = random.Random(SEED).sample(asked, min(count, len(asked)))
     wrong = [corrupt(place, chosen[number - 1], number) for number, place in enumerate(chosen)]
@@ -62,7 +62,7 @@ def calibrate(judge: Judge, places: Sequence[Position], count: int, min_auc: flo
 def corrupt(place: Position, other: Position, number: int) -> str:
     """Return a wrong text: another place's, half of the true one, or the true one with a word of the code before it.
 
-    Where a corruption leaves the true text as it is, it gets a sign that does not belong there.
+    If a corruption does not change the true text, a character that does not belong there is added.
     """
     truth = place.truth
     match number % 3:

@@ -1,6 +1,6 @@
-"""A built-in judge beside `reference`, named `kept`: how much of the completion is kept, and of the text not typed.
+"""The built-in judge `kept`: the share of the completion that is kept, and of the true text that need not be typed.
 
-It rewards where `reference` scores, so that no model is scored by what it was rewarded with.
+It serves for rewards and `reference` for scores, so that no model is scored by its own reward.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,8 @@ class KeptJudge:
 
 
 def share_kept(completion: str, truth: str) -> float:
-    """Return the characters of a completion that stand in the true text, as the A/B test counts them, over the longer's."""
+    """Return the characters of a completion that occur in the true text, as the A/B test counts them, over the length of the
+    longer text."""
     if not truth or not completion:
         return float(not truth and not completion)
     return min(kept_characters(completion, truth), len(truth)) / max(len(truth), len(completion))

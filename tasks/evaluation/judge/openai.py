@@ -31,7 +31,7 @@ RETRIED_STATUS = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 
 @dataclass(frozen=True)
 class RequestPolicy:
-    """How many requests the judge sends."""
+    """Limits on the requests of the judge."""
 
     attempts: int = 3
     """Requests for one judgement at most."""
@@ -75,7 +75,7 @@ class OpenAIJudge:
 
     @property
     def identity(self) -> str:
-        """What a score depends on beside the item: the model and the text of the rubric."""
+        """Everything but the item that a score depends on: the model and the text of the rubric."""
         return f"{self.name}\n{self._instructions}"
 
     def score(self, items: Sequence[Item]) -> list[Judgement]:

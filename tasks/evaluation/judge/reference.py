@@ -1,4 +1,4 @@
-"""The built-in judge, named `reference`: it scores the similarity to the real text."""
+"""The built-in judge `reference`: it scores the similarity to the real text."""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,7 @@ class ReferenceJudge:
 def similarity(completion: str, truth: str) -> float:
     """Return the mean of two shares from 0 to 1: the right characters from the start, and the edit similarity.
 
-    The start counts by itself because a developer reads a suggestion from its start and stops at the first wrong character.
+    The start counts separately because a developer reads a suggestion from its start and stops at the first wrong character.
     """
     completion, truth = completion.strip(), truth.strip()
     if not truth:

@@ -1,4 +1,4 @@
-"""What is measured of a completion.
+"""Metrics of a completion.
 
 similarity  to the real text
 habits      of a text by itself: repetition, comments

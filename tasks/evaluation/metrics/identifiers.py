@@ -23,7 +23,7 @@ def agreement(completion: str, truth: str, language: str) -> float | None:
 
 
 def names(text: str, language: str) -> Counter[str]:
-    """Return the names in a text, with how often each occurs: no keywords, no texts, no comments."""
+    """Return the names in a text with their counts, without keywords, string literals and comments."""
     lexer = lexer_of(language)
     if lexer is None:
         return Counter(WORD.findall(text))

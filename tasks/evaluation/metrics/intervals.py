@@ -1,4 +1,4 @@
-"""Means over places with bootstrap intervals. Places of one file are alike, so files are drawn and not places.
+"""Means over places with bootstrap intervals. Places of one file are alike, so the bootstrap draws files.
 
 Shapes: N places, F files, R resamples.
 """
@@ -32,7 +32,7 @@ def estimates(measured: Sequence[Measured], files: Sequence[str], seed: int = 0)
     rows = [asdict(one) for one in measured]
     found = {}
     for name in NAMES:
-        # Where nothing should be written, only silence counts.
+        # At places where nothing should be written, only silence counts.
         own = [(name == "silent") == (row["silent"] is not None) and row[name] is not None for row in rows]
         known = [(row[name], file) for row, file, counts in zip(rows, files, own, strict=True) if counts]
         if known:

@@ -1,8 +1,8 @@
 """All metrics of a completion at a place.
 
-A metric is a function of the place and of the text as it is served there: all lines, up to the end token, the arm's maximum of
-tokens and the client's stop strings. `measure` calls each and names its number; a module that knows further numbers of a place
-(as those that an engine or a sandbox computes) puts them in with `dataclasses.replace`.
+A metric is a function of the place and of the text as served there: all lines, up to the end token, the arm's maximum of tokens
+and the client's stop strings. `measure` computes all of these; metrics that an engine or a sandbox computes are added with
+`dataclasses.replace`.
 """
 
 from dataclasses import dataclass, fields
@@ -26,7 +26,7 @@ class Measured:
     matching_characters: float
     """Right characters from the start."""
     kept_characters: float
-    """Characters that stand in the true text, as the A/B test counts them (infra/model/kept_text.py)."""
+    """Characters that occur in the true text, as the A/B test counts them (infra/model/kept_text.py)."""
     length: float
     """Characters."""
     empty: float
@@ -44,14 +44,14 @@ class Measured:
     passed: float | None = None
     """1 if the benchmark's tests pass (tasks/evaluation/sandbox); None where the place has none, or they were not run."""
     silent: float | None = None
-    """1 if nothing is written where nothing should be; None where something should, and there the other metrics apply."""
+    """1 if nothing is written where nothing should be; None at places that ask for text, where the other metrics apply."""
 
 
 NAMES = tuple(field.name for field in fields(Measured))
 
 
 def measure(position: Position, completion: str) -> Measured:
-    """Return the metrics of the text that is served at a place."""
+    """Return the metrics of the text served at a place."""
     truth, empty = position.truth, not completion.strip()
     written_in = position.language or language(position.file)
     comments = habits.comment_share(completion, position.prefix, written_in)

@@ -19,7 +19,7 @@ def edit_similarity(completion: str, truth: str) -> float:
 def distance(a: str, b: str) -> int:
     """Return the Levenshtein distance: the fewest insertions, deletions and substitutions that turn a into b.
 
-    A column of the table is two integers whose bits say where it rises and falls (Myers 1999, "A fast bit-vector algorithm for
+    A column of the table is two integers whose bits mark where it rises and falls (Myers 1999, "A fast bit-vector algorithm for
     approximate string matching based on dynamic programming"; Hyyrö 2003 for the distance of whole texts).
     """
     if not a:

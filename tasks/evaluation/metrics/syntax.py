@@ -1,9 +1,9 @@
 """Whether a completion breaks the file: errors of tree-sitter's parser after the insertion, against the file with its true text.
 
-A parser of tree-sitter recovers from an error and goes on, so that errors can be counted: each part that it could not read, and
-each token that it had to assume (Wagner 1998, "Practical algorithms for incremental software development environments", chapter
-8). Only the block around a place is parsed, from a line after a blank one to the next such line, as far out as the text shows.
-What stands there is the same in both texts. A parse takes about a millisecond; at most WINDOW characters on each side are read.
+A tree-sitter parser recovers from errors, so they can be counted: each part that it could not read, and each token that it had to
+assume (Wagner 1998, "Practical algorithms for incremental software development environments", chapter 8). Only the block around a
+place is parsed, from a line after a blank one to the next such line with the least indentation. The rest of the file is the same
+in both texts. A parse takes about a millisecond; at most WINDOW characters on each side are read.
 """
 
 import importlib
@@ -52,7 +52,7 @@ class _Grammar:
 def breaks(completion: str, truth: str, prefix: str, suffix: str, language: str) -> bool | None:
     """Return whether a file has more syntax errors with the completion than with its true text.
 
-    None where no grammar of the language (its extension or name) is there. A blank completion breaks nothing: it writes nothing.
+    None if there is no grammar of the language (its extension or name). A blank completion breaks nothing.
     """
     if language not in BY_LANGUAGE:
         return None
@@ -78,7 +78,7 @@ class Block:
     before: str
     after: str
     indentation: int
-    """Columns that all of its lines have in front."""
+    """Indentation, in columns, common to all of its lines."""
 
     def text(self, written: str) -> str:
         """Return the block with a text at the place, without its indentation."""
@@ -89,13 +89,13 @@ class Block:
 def block_around(prefix: str, suffix: str) -> Block:
     """Return the block around a place.
 
-    Of the prefix, from the last line on that has the least indentation and stands after a blank one (else the first with
-    the least indentation); of the suffix, up to the next such line, or a line further out.
+    It begins at the prefix's last line that has the least indentation and follows a blank line (else at the first with the least
+    indentation), and ends before the suffix's next such line or a line with less indentation.
     """
     lines = prefix[-WINDOW:].split("\n")
     if len(lines) > 1 and len(prefix) >= WINDOW:
         lines = lines[1:]  # the first line may be cut
-    # The last line is the place's own: it has its true indentation only where something stands before the place.
+    # The last line is the place's own: its indentation is complete only if text precedes the place.
     known = [number for number, line in enumerate(lines) if line.strip() and not line.lstrip().startswith(CLOSERS)]
     least = min((_indentation(lines[number]) for number in known), default=0)
     starts = [number for number in known if _indentation(lines[number]) == least]
@@ -117,7 +117,7 @@ def _rest(suffix: str, cut: bool, least: int) -> str:
             stop = number
             break
     else:
-        if cut:  # the block goes on beyond what is known: end it at its last line with the least indentation
+        if cut:  # the block continues beyond the known text: end it at its last line with the least indentation
             outer = [n for n in range(1, last) if lines[n].strip() and _indentation(lines[n]) == least]
             stop = outer[-1] if outer else last
     return "\n".join(lines[:stop])
@@ -130,7 +130,7 @@ def _indentation(line: str) -> int:
 
 @lru_cache(maxsize=4096)
 def _errors_with(block: Block, written: str, language: str) -> int:
-    """Return the errors with a text at the place. Every model needs the true text's, and models often write the same."""
+    """Return the errors with a text at the place. Cached: every model needs the true text's, and models often write the same."""
     return errors(block.text(written), language)
 
 

@@ -1,4 +1,5 @@
-"""What completes prompts and scores tokens: an engine process (engine.py), or transformers in this process (in_process.py)."""
+"""The interface of models that complete prompts and score tokens: an engine process (engine.py), or transformers in this process
+(in_process.py)."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -26,7 +27,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Text:
-    """Text as tokens and back, by a checkpoint's tokenizer."""
+    """Converts text to tokens and back with a checkpoint's tokenizer."""
 
     tokenizer: Tokenizer
     renderer: Renderer
@@ -46,7 +47,7 @@ class Text:
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """The tokens that end a completion, none of which belongs in code."""
+        """The tokens that end a completion; none is valid code."""
         found = (self.tokenizer.token_to_id(token) for token in SPECIAL_TOKENS)
         return tuple(sorted(token for token in found if token is not None))
 
@@ -60,7 +61,7 @@ class Models(Protocol):
 
     @property
     def name(self) -> str:
-        """Completions by another name differ from its own."""
+        """Name of the backend; completions of different backends differ."""
         ...
 
     def sample(
@@ -81,6 +82,6 @@ def up_to(text: str, stop: Sequence[str]) -> str:
 
 
 def draw_of(seed: int, name: str) -> int:
-    """Return the seed of the draws at a place: the same for every model, wherever the place stands in a set."""
+    """Return the seed of the draws at a place: the same for every model, independent of the place's index in a set."""
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 2

@@ -1,9 +1,9 @@
-"""A checkpoint's completions at the places of a set, kept in the object store by what they depend on.
+"""A checkpoint's completions at the places of a set, cached in the object store by weights, set and conditions.
 
 evaluations/WEIGHTS-SET-CONDITIONS.parquet, each part a checksum: the weights; the set; what else a completion depends on. Rows
-are infra.records.HeldOutCompletion. Those of the team's own set, which name users and hold what the models made of their code,
-lie with the set in the cycle's folder as held-out-completions-..., where `forget` and retention find them. Scores are not kept
-but recomputed, so that a new metric needs no new completions.
+are infra.records.HeldOutCompletion. Those of the team's own set, which name users and contain completions of their code, are
+stored with the set in the cycle's folder as held-out-completions-..., where `forget` and retention find them. Scores are
+recomputed, so that a new metric needs no new completions.
 """
 
 import hashlib
@@ -31,19 +31,19 @@ FOLDER = "evaluations/"
 
 @dataclass(frozen=True)
 class PlaceSet:
-    """Places that models complete together."""
+    """A set of places that models complete."""
 
     name: str
     sha256: str
     """Checksum of the set."""
     places: tuple[Position, ...]
     prefix: str = FOLDER
-    """Where keys of completions at its places begin."""
+    """Key prefix of the completions at its places."""
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """What a completion depends on, beside the weights and the place."""
+    """Everything but the weights and the place that a completion depends on."""
 
     sampling: Sampling
     model: Model
@@ -51,10 +51,10 @@ class Conditions:
     seed: int
     stop: tuple[str, ...] = ()
     truths: bool = False
-    """Whether the log-probability of the true text is wanted too."""
+    """Whether to compute the log-probability of the true text, too."""
 
     def sha256(self, made_by: str) -> str:
-        """Return their checksum, with the name of what completes (models.Models)."""
+        """Return their checksum, including the name of the backend (models.Models)."""
         model = self.model.model_dump(mode="json", include={"fim_order", "max_prefix_tokens", "max_suffix_tokens"})
         asked = self.sampling.model_dump(mode="json", include={"temperature", "top_p", "max_tokens"})
         return _sha256([asked, model, self.seed, self.stop, self.truths, made_by])
@@ -68,7 +68,7 @@ class Completions:
     """SHA-256 of the weights."""
     rows: tuple[HeldOutCompletion, ...]
     seconds: float
-    """Time to make them; 0 where they were kept."""
+    """Seconds to make them; 0 if they were stored."""
 
 
 def completions_of(
@@ -82,7 +82,7 @@ def completions_of(
     """Return a checkpoint's completions: the stored ones, else new ones, which are stored.
 
     Args:
-        store: none: nothing is looked up or stored.
+        store: None: nothing is looked up or stored.
         progress: called with the number of places done.
 
     Raises:
@@ -125,7 +125,7 @@ def complete(
 
 
 def prompts_of(text: Text, model: Model, places: Sequence[Position]) -> tuple[list[int], ...]:
-    """Return the prompt's tokens at each place. They are kept, since models of one tokenizer share them: each takes 3 ms."""
+    """Return the prompt's tokens at each place. Cached, since models of one tokenizer share them: each takes 3 ms."""
     return _prompts(text.tokenizer.to_str(), model.fim_order, model.max_prefix_tokens, model.max_suffix_tokens, tuple(places))
 
 
@@ -142,7 +142,7 @@ def truth_logprobs(
 ) -> list[float | None]:
     """Return the mean log-probability of the true text's tokens at each place, in nats; None where the text has no token.
 
-    Of a text that is longer than a completion can be, the beginning counts.
+    If a text is longer than a completion can be, only its beginning counts.
     """
     truths = [text.renderer.encode(place.truth)[: longest_scored(sampling)] for place in places]
     rows = [(prompt.tokens, truth) for prompt, truth in zip(prompts, truths, strict=True) if truth]
@@ -151,7 +151,8 @@ def truth_logprobs(
 
 
 def longest_scored(sampling: Sampling) -> int:
-    """Return the most tokens after a prompt that are scored: one less than are sampled, since vLLM samples one more."""
+    """Return the largest number of tokens that are scored after a prompt: one less than are sampled, since vLLM samples one
+    more."""
     return max(1, sampling.max_tokens - 1)
 
 

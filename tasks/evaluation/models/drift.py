@@ -1,4 +1,4 @@
-"""How far a model has moved from a reference: log-probabilities of its own completions under both."""
+"""Drift of a model from a reference: log-probabilities of its own completions under both."""
 
 from collections.abc import Sequence
 from pathlib import Path

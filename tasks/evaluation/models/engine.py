@@ -1,7 +1,7 @@
 """The evaluation's engine: a process with vLLM that completes the held-out places with any checkpoint (infra/model/batches.py).
 
-It is an engine of the evaluation's own, or a slot of the app that does not hold the champion. A slot takes no traffic while it
-holds weights that the registry does not name, and gets its own back in the end.
+It is a separate engine, or a slot of the app that does not hold the champion. A slot takes no traffic while it holds weights that
+the registry does not name, and gets its previous version back at the end.
 """
 
 import contextlib
@@ -29,11 +29,11 @@ PAUSE_SECONDS = 1.0
 
 
 class EngineAway(RuntimeError):
-    """The engine does not answer, or gave up a batch. Nothing is known of the candidate; the evaluation can be run again."""
+    """The engine does not answer, or ended during a batch. There is no verdict; the evaluation can be run again."""
 
 
 class EngineRefused(ValueError):
-    """The engine refuses a checkpoint or a batch, and would again."""
+    """The engine refuses a checkpoint or a batch; a retry would fail, too."""
 
 
 @dataclass
@@ -44,9 +44,10 @@ class EngineModels:
     seconds: float
     """Time to wait for an engine that is away."""
     idle: bool = False
-    """Load weights only while the engine completes nothing: it is a slot of the app."""
+    """Load weights only while the engine completes nothing, since it is a slot of the app."""
     sources: Mapping[Path, str] | None = None
-    """URI of each checkpoint in the object store, from which the engine fetches it; none: it reads the checkpoint's path."""
+    """URI of each checkpoint in the object store, from which the engine fetches it; without one it reads the checkpoint's
+    path."""
     name: str = field(default="engine", init=False)
 
     @property
@@ -91,7 +92,7 @@ class EngineModels:
         return found
 
     def load(self, checkpoint: Path) -> str:
-        """Give the engine a checkpoint's weights where it has others; return the version under which it holds them.
+        """Load a checkpoint's weights unless the engine holds them; return the version under which it holds them.
 
         Raises:
             EngineAway: the engine does not answer, or is busy.
@@ -152,7 +153,7 @@ class EngineModels:
         return [found[row] for row in range(len(batch.prompts))]
 
     def _change(self, route: str, body: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """Return the answer of a route that changes the engine. Raises EngineAway and EngineRefused."""
+        """Return the response of a route that changes the engine. Raises EngineAway and EngineRefused."""
         response = self._request(lambda: self.client.post(route, json=body, timeout=seconds))
         if response.status_code == 409:
             raise EngineRefused(f"{self.url}{route}: {_error(response)}")
@@ -172,7 +173,7 @@ def engine_models(settings: Settings, champion: str, sources: Mapping[Path, str]
     """Connect to the engine that the settings name.
 
     Args:
-        champion: the version that users are served, whose slot is left alone.
+        champion: the version that serves users, whose slot is not used.
         sources: URI of each checkpoint in the object store, for an engine that does not see this machine's disk.
 
     Raises:
@@ -199,10 +200,10 @@ def engine_models(settings: Settings, champion: str, sources: Mapping[Path, str]
 
 
 def free_slot(slots: Sequence[EngineModels], champion: str) -> tuple[EngineModels, dict[str, Any]]:
-    """Return the slot that users do not meet, with its state.
+    """Return the slot that serves no user, with its state.
 
     Raises:
-        EngineAway: both hold the champion, or none does, so that which one takes traffic is unknown.
+        EngineAway: both slots hold the champion, or neither does, so it is unknown which one takes traffic.
     """
     states = [slot.health() for slot in slots]
     others = [(slot, state) for slot, state in zip(slots, states, strict=True) if state["version"] != champion]

@@ -45,7 +45,7 @@ class Generator:
     def __init__(
         self, checkpoint: Path, model: Model, device: str | None = None, threads: int = 1, dtype: str = "float32"
     ) -> None:
-        # On cores that other processes use too, two threads wait for each other and take 4 times the CPU time of one.
+        # On cores shared with other processes, two threads wait for each other and take 4 times the CPU time of one.
         torch.set_num_threads(threads)
         self._device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         tokenizer = checkpoint / "tokenizer.json"
@@ -53,7 +53,7 @@ class Generator:
             raise ValueError(f"checkpoint {checkpoint}: no tokenizer.json; give a Hugging Face layout (`make base` makes one)")
         self._tokenizer = Tokenizer.from_file(str(tokenizer))
         self._renderer = Renderer(self._tokenizer, model.fim_order, model.max_prefix_tokens, model.max_suffix_tokens)
-        logging.disable_progress_bar()  # it would be written into the progress line of a long command
+        logging.disable_progress_bar()  # a progress bar would break the progress line of a long command
         self._model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=getattr(torch, dtype)).eval()
         self._model.to(device=self._device)
         ends = [self._tokenizer.token_to_id(token) for token in SPECIAL_TOKENS]
@@ -79,7 +79,7 @@ class Generator:
         *,
         whole: bool = False,
     ) -> list[SampledCompletion]:
-        """Return the same completions with their tokens and log-probabilities (those at temperature 1 where it is 0).
+        """Return the same completions with their tokens and log-probabilities (at temperature 0, those of temperature 1).
 
         Args:
             progress: called with the number of completions of each batch that is done.
@@ -104,7 +104,7 @@ class Generator:
 
         Args:
             draws: seed of each prompt's draws.
-            newlines: go on after a newline, as serving does.
+            newlines: continue after a newline, as serving does.
         """
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
         completions: dict[int, SampledCompletion] = {}

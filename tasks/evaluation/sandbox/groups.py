@@ -1,4 +1,4 @@
-"""A control group of Linux for one command: a limit on the memory of all of its processes together (cgroup v2)."""
+"""A Linux control group (cgroup v2) for one command: it limits the memory of all its processes together."""
 
 import os
 import secrets
@@ -12,7 +12,7 @@ from tasks.evaluation.sandbox.limits import Limits
 ROOT = Path("/sys/fs/cgroup")
 MIB = 1 << 20
 OWN_PROCESSES = 4
-"""Processes of the sandbox itself, with some to spare."""
+"""Processes of the sandbox itself, with a reserve."""
 OWN_MIB = 64
 """Memory of the sandbox itself: two processes of Python."""
 END_SECONDS = 2.0
@@ -21,7 +21,7 @@ END_SECONDS = 2.0
 
 @contextmanager
 def control_group(limits: Limits) -> Iterator[Path | None]:
-    """Yield a new group with the limits, which ends with all of its processes; None where this process may make none."""
+    """Yield a new group with the limits, which ends with all of its processes; None if this process may not make groups."""
     group = _make(limits)
     try:
         yield group
@@ -31,7 +31,7 @@ def control_group(limits: Limits) -> Iterator[Path | None]:
 
 
 def _make(limits: Limits) -> Path | None:
-    """Return a new group below this process's own one, or None where it may not be made or cannot limit memory."""
+    """Return a new group below this process's own group, or None if it may not be made or cannot limit memory."""
     try:
         own = next(line for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
         group = ROOT / own.removeprefix("0::").lstrip("/") / f"tabloop-{os.getpid()}-{secrets.token_hex(4)}"
@@ -54,7 +54,7 @@ def _make(limits: Limits) -> Path | None:
 
 
 def _remove(group: Path) -> None:
-    """End a group's processes and remove it; one that stays has no processes, and ends with the machine."""
+    """End a group's processes and remove it; a group that cannot be removed is empty, and ends with the machine."""
     with suppress(OSError), (group / "cgroup.kill").open("r+") as file:
         file.write("1")
     until = time.monotonic() + END_SECONDS

@@ -1,8 +1,8 @@
-"""The inner half of the sandbox: `python -I inside.py STATUS_FD < spec.json` builds it and runs one command in it.
+"""The inner half of the sandbox: `python -I inside.py STATUS_FD < spec.json` builds the sandbox and runs one command in it.
 
 Needs the standard library alone and is never imported. Three processes: this one leaves the machine's namespaces; its child is
-process 1 of the new ones, builds the file system and kills everything by its end; its child drops all rights and becomes the
-command. The file system is empty but for read-only folders and /work, a file system in memory with a limit of its size.
+process 1 of the new ones, builds the file system, and its end kills all others; its child drops all rights and becomes the
+command. The file system is empty except for read-only folders and /work, a size-limited file system in memory.
 """
 
 import base64
@@ -29,16 +29,16 @@ MACHINES = {
 LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 """Instructions of a filter of system calls (linux/filter.h)."""
 NUMBER, ARCH, FIRST_ARGUMENT = 0, 4, 16
-"""Offsets of what a filter reads (struct seccomp_data in linux/seccomp.h)."""
+"""Offsets of the fields that a filter reads (struct seccomp_data in linux/seccomp.h)."""
 KILL, REFUSE, MISSING, ALLOW = 0x80000000, 0x00050001, 0x00050026, 0x7FFF0000
-"""What a filter returns: REFUSE is EPERM and MISSING is ENOSYS, so that the C library uses clone instead of clone3."""
+"""Return values of a filter: REFUSE is EPERM and MISSING is ENOSYS, so that the C library uses clone instead of clone3."""
 X32 = 0x40000000
 """System calls from here on are those of another interface of x86_64."""
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 FIRST_UID = 1_000_000
 """User ids from here on belong to nobody; one for each sandbox, so that each has its own limit of processes."""
 OWN_PROCESSES = 2
-"""Processes of the sandbox itself that count against the limit of processes where it is not made by root."""
+"""Processes of the sandbox itself that count against the limit of processes, unless root made it."""
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -66,7 +66,7 @@ def set_attributes(path: str, flags: int, *, recursive: bool = True) -> None:
 
 
 def leave_namespaces(root: bool) -> None:
-    """Enter new namespaces; who is not root needs one of users for it."""
+    """Enter new namespaces, including a user namespace unless this process is root."""
     uid, gid = os.getuid(), os.getgid()
     call("unshare", NEWNS | NEWUTS | NEWIPC | NEWPID | NEWNET | (0 if root else NEWUSER))
     if not root:
@@ -107,7 +107,7 @@ def build(root: str, spec: dict[str, Any]) -> None:
 
 
 def forbid_namespaces() -> None:
-    """Refuse new namespaces to this process and its children: in one of users they could mount memory without a limit."""
+    """Forbid new namespaces to this process and its children: in a user namespace they could mount memory without a limit."""
     machine = MACHINES[os.uname().machine]
     program = [
         *((LOAD, 0, 0, ARCH), (EQUAL, 1, 0, machine["audit"]), (RETURN, 0, 0, KILL)),

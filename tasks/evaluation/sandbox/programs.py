@@ -1,4 +1,4 @@
-"""Run completions with the tests of their benchmark, each in its own sandbox.
+"""Runs completions with the tests of their benchmark, each in its own sandbox.
 
 pass@1 is the share of places whose completion passes (Chen et al. 2021, "Evaluating Large Language Models Trained on Code",
 section 2.1, with one sample for each problem).
@@ -19,7 +19,7 @@ from tasks.evaluation.sandbox.run import Outcome, run
 from tasks.evaluation.sandbox.truncation import truncated
 
 Runs = Literal["passed", "failed", "timeout", "not_run"]
-"""failed: a wrong output, an error, or a limit; not_run: the place has no tests, or its language no compiler here."""
+"""failed: a wrong output, an error, or a limit; not_run: there are no tests, or no compiler of the language on this machine."""
 COMPILER = "/usr/bin/g++"
 COMPILE = ("/bin/sh", "-c", f"{COMPILER} -O1 -std=c++17 -o main main.cpp >&2 && cat main")
 COMPILE_LIMITS = Limits(seconds=30.0, memory_mb=768, total_mb=4096, processes=16, disk_mb=64, output_mb=32)
@@ -30,11 +30,11 @@ class Passed:
     """The results of all places that have tests."""
 
     results: tuple[Runs, ...]
-    """By place; "not_run" where there is nothing to run."""
+    """By place; "not_run" without tests or compiler."""
 
     @property
     def rate(self) -> float | None:
-        """Return the share of the places that were run that passed; None where none was run."""
+        """Return the share of passed places among those that were run; None if none was run."""
         ran = [result for result in self.results if result != "not_run"]
         return sum(result == "passed" for result in ran) / len(ran) if ran else None
 
@@ -45,7 +45,7 @@ def pass_at_1(
     """Run each place's tests with its completion, `workers` at a time.
 
     Raises:
-        SandboxRefused: this machine lets nobody build a sandbox.
+        SandboxRefused: this machine does not allow sandboxes.
     """
     allowed = limits or Limits()
 
@@ -59,14 +59,14 @@ def pass_at_1(
 
 
 def cut(place: HeldOutPlace, program: Program, completion: str) -> str:
-    """Return what of a completion is run: all, but of benchmarks that are scored so, up to where the program is well formed."""
+    """Return the part of a completion that is run: all, or for SAFIM the part up to which the program is well formed."""
     if not program.truncated:
         return completion
     return truncated(completion, place.truth, program.before, program.after, program.language)
 
 
 def passes(program: Program, completion: str, limits: Limits) -> Runs:
-    """Run a program with a completion on all of its cases, up to the first that does not pass."""
+    """Run a program with a completion on its cases, up to the first failure."""
     source = program.before + completion + program.after
     match program.language:
         case "py":

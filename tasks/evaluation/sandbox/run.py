@@ -1,6 +1,6 @@
-"""Run a command apart from this machine: without network, in its own file system, with limits of time, memory and processes.
+"""Runs a command in a sandbox: without network, in its own file system, with limits of time, memory and processes.
 
-It takes Linux 5.12 or later with user namespaces, or root. tasks/evaluation/sandbox/inside.py builds the sandbox.
+It needs Linux 5.12 or later with user namespaces, or root. tasks/evaluation/sandbox/inside.py builds the sandbox.
 """
 
 import base64
@@ -23,11 +23,11 @@ from tasks.evaluation.sandbox.limits import Limits
 
 INSIDE = Path(__file__).with_name("inside.py")
 SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/etc/alternatives", "/etc/ld.so.cache")
-"""What programs and compilers need of the machine; nothing else of it can be read."""
+"""Folders of the machine that programs and compilers need; nothing else is readable."""
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOME": "/work", "TMPDIR": "/work", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
 MIB = 1 << 20
 SETUP_SECONDS = 10.0
-"""Time to build the sandbox, beside the command's own."""
+"""Time to build the sandbox, in addition to the command's own."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Outcome:
 
 
 class SandboxRefused(RuntimeError):
-    """The machine lets nobody build a sandbox, so nothing is run."""
+    """The machine does not allow sandboxes, so nothing is run."""
 
 
 def run(
@@ -97,7 +97,7 @@ def run(
 
 
 def _supervised(spec: bytes, out: IO[bytes], err: IO[bytes], seconds: float, group: Path | None) -> str:
-    """Return what the inner half said until the command ended or its time was over."""
+    """Return the lines of the inner half until the command ends or its time is over."""
     reading, writing = os.pipe()
     command = [os.path.realpath(sys.executable), "-I", str(INSIDE), str(writing)]
     process = subprocess.Popen(
@@ -106,22 +106,22 @@ def _supervised(spec: bytes, out: IO[bytes], err: IO[bytes], seconds: float, gro
     os.close(writing)
     assert process.stdin
     try:
-        if group:  # before it gets its task, so that all that it starts is inside
+        if group:  # before it gets its task, so that all of its children are inside
             (group / "cgroup.procs").write_text(str(process.pid))
-        with suppress(BrokenPipeError):  # it says why on the other pipe
+        with suppress(BrokenPipeError):  # it reports the reason on the other pipe
             process.stdin.write(spec)
             process.stdin.close()
         said = _line(reading, SETUP_SECONDS)
         return said + (_line(reading, seconds) if said.startswith("ready") else "")
     finally:
         os.close(reading)
-        # The end of these two processes is the end of all inside.
+        # Killing these two processes ends everything inside.
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
 def _line(reading: int, seconds: float) -> str:
-    """Return the next line of a pipe; the empty text if none comes in time."""
+    """Return the next line of a pipe; "" if none arrives in time."""
     text, until = b"", time.monotonic() + seconds
     while not text.endswith(b"\n"):
         ready, _, _ = select.select([reading], [], [], max(0.0, until - time.monotonic()))

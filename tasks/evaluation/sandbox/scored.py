@@ -15,7 +15,7 @@ Programs = Mapping[tuple[str, str], HeldOutPlace]
 
 
 def with_tests(scored: ScoredModels, programs: Programs, workers: int) -> ScoredModels:
-    """Return the scores of all models with the results of the tests, or with the reason why these were not run.
+    """Return the scores of all models with the results of the tests, or with the reason why the tests were not run.
 
     Args:
         workers: tests that run at a time; 0: none is run.
@@ -35,7 +35,7 @@ def with_passed(scores: Scores, programs: Programs, workers: int, limits: Limits
     """Return scores with `passed` of each place that has tests and whose language can be run here.
 
     Raises:
-        SandboxRefused: this machine lets nobody build a sandbox.
+        SandboxRefused: this machine does not allow sandboxes.
     """
     numbers = [number for number, row in enumerate(scores.by_position) if row.place in programs]
     rows = [scores.by_position[number] for number in numbers]

@@ -1,7 +1,7 @@
-"""SAFIM's syntax-aware truncation: a model that does not know where to stop is judged by what it wrote up to there.
+"""SAFIM's syntax-aware truncation: a completion that continues too far is scored by its well-formed beginning.
 
 Gong et al. 2024, "Evaluation of LLMs on Syntax-Aware Code Fill-in-the-Middle Tasks", section 3.3: the completion is cut to the
-longest beginning with which the program is well formed. Here by tree-sitter's errors, at ends of lines and then of tokens.
+longest prefix with which the program is well formed, here by tree-sitter's errors, at ends of lines and then of tokens.
 """
 
 import re
@@ -11,13 +11,13 @@ from tasks.evaluation.metrics import syntax
 
 TOKEN_END = re.compile(r"\w+|[^\w\s]")
 MOST_CUTS = 64
-"""Beginnings that are tried, so that a long completion costs a bounded time."""
+"""Most prefixes that are tried, so that a long completion costs a bounded time."""
 
 
 def truncated(completion: str, truth: str, before: str, after: str, language: str) -> str:
-    """Return the longest beginning with which the program has no more syntax errors than with the true text.
+    """Return the longest prefix with which the program has no more syntax errors than with the true text.
 
-    All of the completion where there is none, or no grammar of the language.
+    The whole completion if there is no such prefix, or no grammar of the language.
     """
     if language not in syntax.BY_LANGUAGE:
         return completion
