@@ -108,19 +108,6 @@ class Progress:
         finally:
             self._part, self._finished = before, max(self._finished, finished + work)
 
-    @contextmanager
-    def aside(self, name: str, *, work: float = 0.0) -> Iterator[None]:
-        """Leave the terminal to another process until the block ends."""
-        self.say(name)
-        if self._live:
-            self._live.stop()
-        try:
-            yield
-        finally:
-            self._finished += work
-            if self._live:
-                self._live.start()
-
     def _moved(self) -> None:
         self._tell_if_due()
 

@@ -24,7 +24,6 @@ from rich.table import Table
 from evals.bench import figures
 from evals.bench.figures import Bench, Figure, Size
 from evals.bench.fleet.parts import lacking as fleet_lacks
-from evals.bench.process import COMMANDS, run_command
 from evals.demo.loop import CYCLE, WATCH
 from evals.demo.orchestration import Orchestration
 from evals.progress import Progress, duration
@@ -59,6 +58,20 @@ ON_DEMAND: Mapping[str, Size[float]] = {"fleet": Size(6, 4), "shape": Size(8, 3)
 KNOWN = {**MINUTES, **ON_DEMAND}
 WITHOUT_STACK = ("fleet", "shape", "trainer", "join", "caps", "experiments", "gate", "showing", "recipes")
 """Benchmarks that need no stack."""
+MODULES: Mapping[str, str] = {
+    "caps": "evals.bench.experiments.caps",
+    "experiments": "evals.bench.experiments.tests",
+    "shape": "evals.bench.shape.loop",
+    "gate": "evals.studies.gate",
+    "showing": "evals.studies.showing.bench",
+    "recipes": "evals.studies.recipes.bench",
+}
+"""Modules of the benchmarks that are not evals.bench.NAME. Each has `run(settings, bench)`, which yields figures."""
+
+
+def module_of(name: str) -> str:
+    """Return the module of a benchmark."""
+    return MODULES.get(name, f"evals.bench.{name}")
 
 
 @dataclass(frozen=True)
@@ -92,10 +105,7 @@ async def run_bench(settings: Settings, bench: Bench) -> Ended:
     """Run one benchmark, tell its figures and write them; one that fails tells why and writes none."""
     began, found = time.monotonic(), list[Figure]()
     try:
-        if bench.name in COMMANDS:
-            found = await asyncio.to_thread(run_command, bench)
-            return Ended(bench.name, found, time.monotonic() - began)
-        module = import_module(f"evals.bench.{bench.name}")  # one by one, since some import torch
+        module = import_module(module_of(bench.name))  # one by one, since some import torch
         with bench.progress.part(bench.name, work=bench.minutes):
             async with aclosing(module.run(settings, bench)) as running:
                 async for one in running:

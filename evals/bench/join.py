@@ -1,22 +1,20 @@
-"""The data path's benchmark: python -m evals.bench.join
+"""The data path's benchmark
 
 Completions with their feedback, as serving ships them, are read, joined by the hour, put in their buckets, validated by Great
 Expectations, rewarded and written as a batch, by the code of a cycle: once for so many completions, once for them in fewer
 partitions, once without hindsight, once for twice as many over twice the hours, each in a process of its own. Settled text and
 standing lines become tokens of as many samples as a production's cycle trains on. Objects lie on the disk of this machine; no
-network is measured. The figures are written to var/bench/join.json, of --quick to var/bench/quick.
+network is measured.
 """
 
-import argparse
 import json
 import resource
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -24,11 +22,9 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
-from rich.console import Console
 from tokenizers import Tokenizer
 
-from evals.bench.figures import Figure, figure, told, write
-from evals.progress import Progress
+from evals.bench.figures import Bench, Figure, Size, figure, in_thread
 from infra.model.fim import Renderer
 from infra.settings import ROOT, Settings
 from infra.settings.schema import Collect, Hindsight
@@ -38,8 +34,6 @@ from tasks.labels.accounting import WindowCounts, classify
 from tasks.labels.partitions import (
     AT_ONCE,
     LEAST_REQUESTS,
-    JoinedPartition,
-    Partition,
     join_partition,
     merge_partitions,
     plan_window,
@@ -52,8 +46,8 @@ from tasks.rewards.reward import reward_samples
 from tasks.validation.batch import batch_stats, bounds
 from tasks.validation.suite import validate
 
-COMPLETIONS, QUICK_COMPLETIONS = 1_000_000, 20_000
-HOURS, QUICK_HOURS = 24, 8
+COMPLETIONS = Size(full=1_000_000, quick=20_000)
+HOURS = Size(full=24, quick=8)
 STEPS = ("plan", "join", "account", "validate", "batch")
 BEGIN = 1_800_000_000.0 - 1_800_000_000.0 % 86_400
 HOUR = 3600.0
@@ -63,7 +57,7 @@ SHIPPED_AGAIN = 100
 USERS = 1_000
 PROMPT_TOKENS, TOKENS, TEXT = 120, 10, "ab" * 10
 TYPED = 6
-MOST_TRAINED, QUICK_TRAINED = 32_768, 4_096
+TRAINED = Size(full=32_768, quick=4_096)
 """Samples of which written text becomes tokens: collect.max_samples of infra/settings/production.toml, and its default."""
 PROMPT_SIZES, MAX_TOKENS = (96, 24), 24
 """Tokens of a standing line's prompt before and after the cursor, and of a written text."""
@@ -76,8 +70,6 @@ TARGET_HINDSIGHT = 1.5
 TARGET_FLAT = 1.1
 """Memory with so many times the partitions, over that with fewer."""
 PARTITIONS_FEWER = 4
-Join = Callable[[Callable[[Partition], JoinedPartition], Sequence[Partition]], list[JoinedPartition]]
-"""Joins partitions in threads or Dask workers."""
 
 
 class FolderStore(ObjectStore):
@@ -209,21 +201,7 @@ def made_feedback(draw: np.random.Generator, completions: pl.DataFrame) -> pl.Da
     )
 
 
-@contextmanager
-def joining(workers: int) -> Iterator[Join]:
-    """Yield the function that joins partitions: in threads as in a flow, or in so many started Dask workers of one thread."""
-    if workers:
-        from distributed import Client
-
-        with Client(n_workers=workers, threads_per_worker=1, dashboard_address="127.0.0.1:0") as client:
-            client.run(__import__, join_partition.__module__)
-            yield lambda join, parts: client.gather(client.map(join, parts))
-    else:
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            yield lambda join, parts: list(pool.map(join, parts))
-
-
-def measure(folder: Path, hours: int, served: int, workers: int, least: int, hindsight: bool, trained: int) -> dict[str, float]:
+def measure(folder: Path, hours: int, served: int, least: int, hindsight: bool, trained: int) -> dict[str, float]:
     """Return the seconds of each step over the events of `make`, and the memory.
 
     Args:
@@ -231,12 +209,6 @@ def measure(folder: Path, hours: int, served: int, workers: int, least: int, hin
         trained: samples of which written text becomes tokens; with 0 this is not measured.
     """
     collect = Collect(max_samples=served, min_samples=1, max_new_users=USERS, hindsight=Hindsight(on=hindsight))
-    with joining(workers) as joined:
-        return measured(folder, hours, least, collect, trained, joined)
-
-
-def measured(folder: Path, hours: int, least: int, collect: Collect, trained: int, joined: Join) -> dict[str, float]:
-    """Return the same figures with a running `Join`."""
     seconds: dict[str, float] = {}
     last, cpu = time.monotonic(), time.process_time()
 
@@ -250,7 +222,8 @@ def measured(folder: Path, hours: int, least: int, collect: Collect, trained: in
     window = Window(since=BEGIN - 1, until=now, oldest=BEGIN - HOUR, known={})
     plan = plan_window(store, window, now, settings.collect.join_seconds, least, settings.collect.hindsight)
     done("plan")
-    joined_parts = joined(partial(join_partition, store), plan.partitions)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        joined_parts = list(pool.map(partial(join_partition, store), plan.partitions))
     done("join")
     labelled, duplicates = merge_partitions(joined_parts)
     orphans = sum(part.orphans for part in joined_parts)
@@ -299,38 +272,23 @@ def settled_tokens(collect: Collect) -> SettledTokens:
     return SettledTokens(Renderer(tokenizer, "spm", *PROMPT_SIZES), MAX_TOKENS, collect.hindsight.lines)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and write the figures. Exit code 1 if a target is missed."""
-    parser = argparse.ArgumentParser(prog="python -m evals.bench.join", description=__doc__.split("\n")[0])
-    parser.add_argument("--completions", type=int, help=f"completions (default {COMPLETIONS}), and twice as many")
-    parser.add_argument(
-        "--quick", action="store_true", help=f"{QUICK_COMPLETIONS} completions: less sure, written to var/bench/quick"
-    )
-    parser.add_argument("--hours", type=int, help=f"hours that they are spread over (default {HOURS})")
-    parser.add_argument("--workers", type=int, default=0, help="Dask workers on this machine that join, in place of threads")
-    parser.add_argument("--measure", type=json.loads, help=argparse.SUPPRESS)
-    options = parser.parse_args(arguments)
-    if options.measure:
-        print(json.dumps(measure(Path(options.measure[0]), *options.measure[1:])))
-        return 0
-    completions = options.completions or (QUICK_COMPLETIONS if options.quick else COMPLETIONS)
-    with Progress(Console()) as progress:
-        trained = QUICK_TRAINED if options.quick else MOST_TRAINED
-        hours = options.hours or (QUICK_HOURS if options.quick else HOURS)
-        rows = told(figures_of(completions, trained, hours, options.workers, progress), progress)
-        return 0 if write("join-dask" if options.workers else "join", rows, progress, quick=options.quick) else 1
+async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
+    """Join made completions in processes of their own, whose memory is measured."""
+    sizes = COMPLETIONS.of(bench.quick), TRAINED.of(bench.quick), HOURS.of(bench.quick)
+    async for one in in_thread(figures_of(*sizes, bench)):
+        yield one
 
 
-def figures_of(completions: int, trained: int, hours: int, workers: int, progress: Progress) -> Iterator[Figure]:
+def figures_of(completions: int, trained: int, hours: int, bench: Bench) -> Iterator[Figure]:
     """Make completions, join them with and without hindsight and in fewer partitions, then twice as many; yield the figures."""
     per_hour = completions // hours
-    with tempfile.TemporaryDirectory(prefix="tabloop-bench-") as folder, progress.part("join: steps", 7) as part:
+    with tempfile.TemporaryDirectory(prefix="tabloop-bench-") as folder, bench.part("steps", 7, share=1.0) as part:
         store = FolderStore(Path(folder))
 
         def run(end: int, least: int, hindsight: bool = True, trained: int = 0) -> dict[str, float]:
-            command = [sys.executable, "-m", "evals.bench.join"]
-            measured = ["--measure", json.dumps([folder, end, served, workers, least, hindsight, trained])]
-            done = subprocess.run([*command, *measured], cwd=ROOT, capture_output=True, text=True, check=True)
+            parameters = json.dumps([folder, end, served, least, hindsight, trained])
+            command = (sys.executable, "-m", "evals.bench.join", parameters)
+            done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
             part.advance()
             return dict(json.loads(done.stdout))
 
@@ -359,7 +317,7 @@ def of_one_run(once: Mapping[str, float], completions: int, made: int) -> Iterat
     yield from (figure(f"join.{step}", once[step], "s") for step in STEPS)
     yield figure("join.tokens", once["tokens"], f"s for {int(once['trained'])} samples")
     # Of fewer completions the time of the validation, which hardly depends on them, is too large a part.
-    most = TARGET_SECONDS_A_MILLION * completions / 1_000_000 if completions >= COMPLETIONS else None
+    most = TARGET_SECONDS_A_MILLION * completions / 1_000_000 if completions >= COMPLETIONS.full else None
     yield figure("join.total", total_of(once), "s", most=most)
     yield figure("join.cpu", once["cpu"], "s")
     yield figure("join.settled", once["settled"] / once["samples"], "of the samples")
@@ -373,5 +331,6 @@ def total_of(run: Mapping[str, float]) -> float:
     return sum(run[step] for step in STEPS)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+if __name__ == "__main__":  # the process of one measurement
+    parameters = json.loads(sys.argv[1])
+    print(json.dumps(measure(Path(parameters[0]), *parameters[1:])))

@@ -1,17 +1,18 @@
 """Benchmarks write their figures to a file and compare them with targets."""
 
+import inspect
 import io
 import json
 import sys
 from collections.abc import AsyncIterator, Iterator
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
-from evals.bench import process
-from evals.bench.__main__ import MINUTES, main, parse, run_bench, summary
+from evals.bench.__main__ import KNOWN, MINUTES, main, module_of, parse, run_bench, summary
 from evals.bench.figures import Bench, Figure, Size, bound, figure, read, told, write
 from evals.bench.serving import median_figures
 from evals.bench.streams import StreamResult, first_token_percentiles
@@ -99,12 +100,10 @@ async def test_a_benchmark_that_fails_is_named_with_its_reason_and_writes_no_fig
     assert "failed: RuntimeError: no answer [from] it" in " ".join(" ".join(shown.lines[-4:]).split())
 
 
-def test_a_benchmark_of_tasks_without_figures_is_an_error_that_names_its_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(process, "COMMANDS", {"join": "evals.none"})
-    with pytest.raises(RuntimeError, match=r"join: exit status 1 and no figures; run it alone: python -m evals\.none"):
-        process.run_command(Bench("join", False, Shown().progress, folder=tmp_path))
+@pytest.mark.parametrize("name", KNOWN)
+def test_every_benchmark_yields_figures_from_the_settings_and_its_run(name: str) -> None:
+    run = import_module(module_of(name)).run
+    assert inspect.isasyncgenfunction(run) and list(inspect.signature(run).parameters) == ["settings", "bench"]
 
 
 def test_the_quick_form_of_all_benchmarks_takes_about_ten_minutes() -> None:

@@ -7,7 +7,7 @@ from evals.bench.join import LEAST_REQUESTS, STEPS, FolderStore, make, measure
 
 def test_the_steps_run_on_made_events_and_tokens_are_those_of_the_samples_asked_for(tmp_path: Path) -> None:
     served = make(FolderStore(tmp_path), 24_000, range(1))
-    found = measure(tmp_path, 1, served, 0, LEAST_REQUESTS, True, 50)
+    found = measure(tmp_path, 1, served, LEAST_REQUESTS, True, 50)
     assert found["duplicates"] == served - 24_000 > 0
     assert found["trained"] == 50 <= found["rows"] <= found["samples"]
     assert 0 < found["settled"] <= found["samples"] <= 24_000

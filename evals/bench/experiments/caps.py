@@ -1,4 +1,4 @@
-"""Attacks on training and on the A/B gate, through the code of a cycle and of the gate: python -m evals.bench.experiments.caps
+"""Attacks on training and on the A/B gate, through the code of a cycle and of the gate
 
     flood      one user sends many newer requests than everybody together, and accepts all of them
     invented   one credential sends requests of ten thousand users
@@ -6,22 +6,19 @@
     test       five users of an arm of 60 know their arm, and accept all of it or none; so does a known user with many requests
     crowd      ten thousand invented users build a history before a test, and accept all of the challenger's arm
 
-No server is needed: events are the frames that the join returns. The figures are written to var/bench/caps.json.
+No server is needed: events are the frames that the join returns.
 """
 
-import argparse
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
-from rich.console import Console
 
-from evals.bench.figures import Figure, Size, figure, told, write
-from evals.progress import Progress
+from evals.bench.figures import Bench, Figure, Size, figure, in_thread
 from infra.assignment import assigned_arm
 from infra.records import ExperimentRecord, VerdictName
+from infra.settings import Settings
 from infra.settings.schema import Collect, Experiment, Reward
 from tasks.experiments.counting.totals import total
 from tasks.experiments.planning.plan import make_plan
@@ -254,11 +251,17 @@ def shared_bounds(each: int) -> tuple[float, float]:
     return share, share / (2 * RATE)
 
 
-def run(tests: int, crowds: int, progress: Progress) -> Iterator[Figure]:
+async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
     """Run every attack: on training, then simulated tests of each kind, some with a crowd."""
-    with progress.part("caps: attacks on training"):
+    async for one in in_thread(attacks(bench, TESTS.of(bench.quick), CROWDS.of(bench.quick))):
+        yield one
+
+
+def attacks(bench: Bench, tests: int, crowds: int) -> Iterator[Figure]:
+    """Yield the figures of every attack."""
+    with bench.part("attacks on training", share=0.3):
         yield from on_training()
-    yield from on_tests(tests, crowds, progress)
+    yield from on_tests(tests, crowds, bench)
 
 
 def on_training() -> Iterator[Figure]:
@@ -280,7 +283,7 @@ def on_training() -> Iterator[Figure]:
     yield figure("caps.poisoner.weight", heaviest, "of the weight, most of 20 cycles", most=weight)
 
 
-def on_tests(tests: int, crowds: int, progress: Progress) -> Iterator[Figure]:
+def on_tests(tests: int, crowds: int, bench: Bench) -> Iterator[Figure]:
     """Run the attacks on A/B tests."""
     bound = bound_of(tests)
     rows: list[tuple[str, SimulatedTest, Experiment, float | None]] = [
@@ -296,7 +299,7 @@ def on_tests(tests: int, crowds: int, progress: Progress) -> Iterator[Figure]:
         ("better_by_20_uncapped", SimulatedTest(effect=0.2, each=100), OPEN, None),
     ]
     crowded = (("a_token_each", True, bound_of(crowds)), ("a_shared_token", False, None))
-    with progress.part("caps: kinds of A/B tests", len(rows) + len(crowded)) as part:
+    with bench.part("kinds of A/B tests", len(rows) + len(crowded), share=0.7) as part:
         for name, test, settings, most_promoted in rows:
             share = promoted(test, settings, tests)
             yield figure(f"caps.gate.{name}", share, f"of {tests} tests promoted", most=most_promoted)
@@ -305,19 +308,3 @@ def on_tests(tests: int, crowds: int, progress: Progress) -> Iterator[Figure]:
             share = crowd_promoted(tokens, crowds)
             yield figure(f"caps.gate.crowd_with_{name}", share, f"of {crowds} tests promoted", most=most_promoted)
             part.advance()
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the attacks and write the figures. Exit code 1 if a target is missed."""
-    parser = argparse.ArgumentParser(prog="python -m evals.bench.experiments.caps", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--tests", type=int, help=f"simulated A/B tests of each kind (default {TESTS.full})")
-    parser.add_argument("--quick", action="store_true", help=f"{TESTS.quick} tests: wider intervals, written to var/bench/quick")
-    options = parser.parse_args(arguments)
-    with Progress(Console()) as progress:
-        tests, crowds = options.tests or TESTS.of(options.quick), CROWDS.of(options.quick)
-        figures = told(run(tests, crowds, progress), progress)
-        return 0 if write("caps", figures, progress, quick=options.quick) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,6 @@
-"""Simulated A/B tests through the gate's own decision: python -m evals.bench.experiments.tests
+"""Simulated A/B tests through the gate's own decision
 
-Rows (bench_rows.py) whose name begins with
+Rows (rows.py) whose name begins with
 
     equal              the versions do not differ: how often one is promoted, and how often the interval misses
     power              a true gain: how often it is promoted, beside one plain test of acceptance at the end of the same requests
@@ -9,30 +9,26 @@ Rows (bench_rows.py) whose name begins with
                        reverse; "fast": the mode without inferiority
     demo               tests of the demo's size, with its settings
     carry_over         a crossover in which the version before shows in the first half of a block
-    chain              200 cycles in a row, each with a candidate trained from the last promising one (bench_chains.py)
+    chain              200 cycles in a row, each with a candidate trained from the last promising one (chains.py)
 
-No server is needed. The figures are written to var/bench/experiments.json, of some rows to experiments_ROWS.json, after each row.
-Seeds are those of the row's tests, one after another.
+No server is needed. Seeds are those of the row's tests, one after another.
 """
 
-import argparse
 import os
-import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import repeat
+from multiprocessing import get_context
 from typing import TypeVar
-
-from rich.console import Console
 
 from evals.bench.experiments.chains import CYCLES, DRIFTS, chains
 from evals.bench.experiments.rows import Row, rows
-from evals.bench.experiments.simulate import Outcome, plan_for, simulate
-from evals.bench.figures import Figure, Size, figure, told, write
-from evals.progress import Part, Progress
-from infra.settings.schema import Experiment
+from evals.bench.experiments.simulate import Outcome, simulate
+from evals.bench.figures import Bench, Figure, Size, figure, in_thread
+from evals.progress import Part
+from infra.settings import Settings
 
 T = TypeVar("T")
 TESTS, TRAPS, CHAINS = Size(full=1000, quick=8), Size(full=200, quick=5), Size(full=100, quick=2)
@@ -80,20 +76,27 @@ def figures_of(row: Row, outcomes: Sequence[Outcome]) -> list[Figure]:
     return found
 
 
-def run(sizes: Sizes, progress: Progress, processes: int, only: str = "", legacy: bool = False) -> Iterator[Figure]:
-    """Run the rows whose name begins with `only`; yield the figures of each row as it ends."""
-    chosen = [row for row in rows() if row.name.startswith(only)]
-    with_chains = "chain".startswith(only) or only.startswith("chain")
-    work = sum(map(sizes.of, chosen)) + with_chains * len(DRIFTS) * sizes.chains * sizes.cycles
-    with ProcessPoolExecutor(processes) as pool, progress.part("experiments: simulated tests", work) as part:
+async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
+    """Run every row of tests, and the chains."""
+    quick = bench.quick
+    sizes = Sizes(TESTS.of(quick), TRAPS.of(quick), CHAINS.of(quick), CYCLES.of(quick))
+    async for one in in_thread(simulated(sizes, bench)):
+        yield one
+
+
+def simulated(sizes: Sizes, bench: Bench) -> Iterator[Figure]:
+    """Yield the figures of each row as it ends, then those of the chains."""
+    chosen = list(rows())
+    work = sum(map(sizes.of, chosen)) + len(DRIFTS) * sizes.chains * sizes.cycles
+    # The runner has threads, with which a fork could end in a deadlock.
+    with (
+        ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=get_context("spawn")) as pool,
+        bench.part("simulated tests", work, share=1.0) as part,
+    ):
         for row in chosen:
-            if legacy:
-                plan = plan_for(row.world, Experiment(), True)
-                row = Row(row.name, row.world, plan, row.rate, most=row.most, least=row.least)
             found = pool.map(run_test, repeat(row), range(sizes.of(row)), chunksize=5)
             yield from figures_of(row, list(counted(found, part, 1)))
-        if with_chains:
-            yield from chains(pool, sizes.chains, sizes.cycles, lambda ends: counted(ends, part, sizes.cycles))
+        yield from chains(pool, sizes.chains, sizes.cycles, lambda ends: counted(ends, part, sizes.cycles))
 
 
 def counted(found: Iterable[T], part: Part, tests: int) -> Iterator[T]:
@@ -101,34 +104,3 @@ def counted(found: Iterable[T], part: Part, tests: int) -> Iterator[T]:
     for one in found:
         part.advance(tests)
         yield one
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the tests and write the figures. Exit code 1 if a target is missed."""
-    parser = argparse.ArgumentParser(prog="python -m evals.bench.experiments.tests", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--tests", type=int, help=f"simulated tests of each row of rates (default {TESTS.full})")
-    parser.add_argument("--traps", type=int, help=f"simulated tests of each trap (default {TRAPS.full})")
-    parser.add_argument("--chains", type=int, help=f"simulated chains of {CYCLES.full} cycles (default {CHAINS.full})")
-    parser.add_argument("--only", default="", help="run the rows whose name begins with this (default all)")
-    parser.add_argument("--legacy", action="store_true", help="judge by the rule before plans were recorded, for comparison")
-    parser.add_argument(
-        "--quick",
-        action="store_true",
-        help=f"{TESTS.quick} tests, {TRAPS.quick} of each trap, {CHAINS.quick} chains of {CYCLES.quick} cycles: wider intervals, "
-        "written to var/bench/quick",
-    )
-    cores = len(os.sched_getaffinity(0))
-    parser.add_argument("--processes", type=int, default=cores, help="processes (default: the cores, %(default)s)")
-    options = parser.parse_args(arguments)
-    name = "_".join(filter(None, ("experiments", "legacy" if options.legacy else "", options.only)))
-    quick = options.quick
-    sizes = Sizes(
-        options.tests or TESTS.of(quick), options.traps or TRAPS.of(quick), options.chains or CHAINS.of(quick), CYCLES.of(quick)
-    )
-    with Progress(Console()) as progress:
-        figures = told(run(sizes, progress, options.processes, options.only, options.legacy), progress)
-        return 0 if write(name, figures, progress, quick=quick) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

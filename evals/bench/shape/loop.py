@@ -1,27 +1,24 @@
-"""The loop at the shape of Qwen2.5-Coder-0.5B, with random weights: python -m evals.bench.shape.loop
+"""The loop at the shape of Qwen2.5-Coder-0.5B, with random weights
 
 An engine samples completions of the base, the trainer takes PPO steps on them, the candidate goes to the object store with its
 delta, the engine fetches it, swaps, and starts again. Widths, depth and vocabulary are real. There is no text: token ids are of
 the whole vocabulary, so no tokenizer is needed. It starts an S3 server and an engine of its own.
 """
 
-import argparse
 import os
 import random
 import shutil
-import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
-from rich.console import Console
 
-from evals.bench.figures import Figure, Size, figure, told, write
+from evals.bench.figures import Bench, Figure, Size, figure, in_thread
 from evals.bench.fleet.parts import free_ports
 from evals.bench.rigs import servers
 from evals.bench.shape.parts import Engine, MemoryWatch, differences, imported_memory, write_base
@@ -104,10 +101,23 @@ class Loop:
         return self.folder / "base"
 
 
-def run(quick: bool, folder: Path, progress: Progress) -> Iterator[Figure]:
-    """Take the loop once. Raises RuntimeError where the loop breaks."""
-    layers = layers_that_fit(psutil.virtual_memory().available, LAYERS.of(quick))
-    progress.say(f"shape: {layers} of {SHAPE['num_hidden_layers']} layers")
+async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
+    """Take the loop once; where it fails, its logs stay.
+
+    Raises:
+        RuntimeError: the loop breaks.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="tabloop-shape-"))
+    bench.progress.say(f"shape: the logs are in {folder} until it ends")
+    async for one in in_thread(taken(bench, folder)):
+        yield one
+    shutil.rmtree(folder)
+
+
+def taken(bench: Bench, folder: Path) -> Iterator[Figure]:
+    """Yield the figures of the loop. Raises RuntimeError where the loop breaks."""
+    layers = layers_that_fit(psutil.virtual_memory().available, LAYERS.of(bench.quick))
+    bench.progress.say(f"shape: {layers} of {SHAPE['num_hidden_layers']} layers")
     base = write_base(folder / "base", {**SHAPE, "num_hidden_layers": layers})
     ports = iter(free_ports(2))
     s3, engine = (f"http://127.0.0.1:{next(ports)}" for _ in range(2))
@@ -129,15 +139,15 @@ def run(quick: bool, folder: Path, progress: Progress) -> Iterator[Figure]:
         store.ensure_bucket()
         memory = exits.enter_context(MemoryWatch(PROCESSES))
         client = exits.enter_context(Engine.connect(settings, started[1]))
-        loop = Loop(folder, layers, store, settings, client, memory, progress)
-        with progress.part("shape: the engine starts", work=1):
+        loop = Loop(folder, layers, store, settings, client, memory, bench.progress)
+        with bench.part("the engine starts", share=0.13):
             yield loop.figure("engine.start", started[1].wait(), "s")
-        with progress.part("shape: samples", work=0.5):
+        with bench.part("samples", share=0.07):
             samples = sampled(loop)
-        with progress.part("shape: update", work=3):
+        with bench.part("update", share=0.4):
             candidate = updated(loop, samples)
         yield from of_update(loop, candidate)
-        with progress.part("shape: export and swap", work=3):
+        with bench.part("export and swap", share=0.4):
             yield from of_swap(loop, candidate.checkpoint)
 
 
@@ -232,23 +242,3 @@ def of_swap(loop: Loop, checkpoint: Path) -> Iterator[Figure]:
 def size_of(folder: Path) -> int:
     """Return the bytes of a folder's files."""
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Take the loop once and write the figures. Exit code 1 if a target is missed."""
-    parser = argparse.ArgumentParser(prog="python -m evals.bench.shape.loop", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--quick", action="store_true", help=f"{LAYERS.quick} layers, written to var/bench/quick")
-    options = parser.parse_args(arguments)
-    folder = Path(tempfile.mkdtemp(prefix="tabloop-shape-"))
-    with Progress(Console(), work=7.5) as progress:
-        try:
-            figures = told(run(options.quick, folder, progress), progress)
-        except BaseException:
-            progress.say(f"shape: the logs are in {folder}")
-            raise
-        shutil.rmtree(folder)
-        return 0 if write("shape", figures, progress, quick=options.quick) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,30 +1,29 @@
-"""Compare what recipes learn from the same simulated developers: python -m evals.studies.recipes.bench
+"""Compare what recipes learn from the same simulated developers: `tabloop study recipes`
 
 Each recipe starts from the base model and makes samples of the same pauses. The trained model, at the temperature that people are
-served at, meets the base at its best temperature and as served, at the same places of three grounds
-(evals/developers/grounds.py). No server
-takes part. Every part of a run is kept in var/bench/recipes, where the next call finds it. The figures are written to
-var/bench/recipes.json, those so far after each run to var/bench/recipes-so-far.json. evals/studies/recipes/table.py has the
-recipes, infra/docs/contribute/benchmarks.md says how they are compared.
+served at, meets the base at its best temperature and as served, at the same positions of three grounds
+(evals/developers/grounds.py). No server takes part. Every part of a run is kept in var/bench/recipes, where the next call finds
+it. The figures are written to var/bench/recipes.json, those so far after each run to var/bench/recipes-so-far.json.
+evals/studies/recipes/table.py has the recipes, infra/docs/contribute/benchmarks.md says how they are compared.
 """
 
-import argparse
+import asyncio
 import math
 import re
-import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
 
-from evals.bench.figures import FOLDER, Size, told, write
+from evals.bench import figures as benches
+from evals.bench.figures import FOLDER, Figure, Size, told, write
 from evals.bench.gains import Gain, difference, figures
 from evals.developers import Schedule, code_from
 from evals.progress import Progress
 from evals.studies.recipes.cells import Bench, Parts, Paused, Sizes
 from evals.studies.recipes.table import RECIPES
-from infra import settings as configuration
+from infra.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ def counts(text: str) -> list[int]:
     """Return numbers of interactions: one, several with commas between them, or FIRST..LAST, each twice the one before.
 
     Raises:
-        ArgumentTypeError: they are not ascending numbers above 0.
+        ValueError: they are not ascending numbers above 0.
     """
     if doubled := re.fullmatch(r"(\d+)\.\.(\d+)", text):
         first, last = map(int, doubled.groups())
@@ -52,59 +51,81 @@ def counts(text: str) -> list[int]:
     else:
         found = [int(part) for part in text.split(",") if part.isdecimal()]
     if not found or found != sorted({*found}) or found[0] < 1:
-        raise argparse.ArgumentTypeError(f"expected ascending numbers above 0, as 7200 or 1800,7200 or 1800..28800, got {text!r}")
+        raise ValueError(f"expected ascending numbers above 0, as 7200 or 1800,7200 or 1800..28800, got {text!r}")
     return found
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Return the command line's options."""
-    parser = argparse.ArgumentParser(prog="python -m evals.studies.recipes.bench", description=(__doc__ or "").split("\n")[0])
-    add = parser.add_argument
-    add("--recipes", choices=RECIPES, nargs="+", help="(default: all)")
-    add("--seeds", type=int, nargs="+", help="of developers, places, sampling (default 0 1 2 3 4)")
-    add("--users", type=int, default=240, help="developers (default %(default)s)")
-    add("--interactions", type=counts, help="pauses after which models are compared: 1800..28800 (default 7200)")
-    add("--update", type=int, default=7200, help="most pauses of one update (default %(default)s)")
-    add("--places", type=int, help=f"places of later code; half on new files (default {AMOUNT.full.places})")
-    add("--minutes", type=float, default=math.inf, help="begin no part after so many minutes and stop; the next call goes on")
-    quick = AMOUNT.quick
-    add(
-        "--quick",
-        action="store_true",
-        help=f"{' and '.join(quick.recipes)}, one seed, {quick.interactions[0]} pauses, {quick.places} places: wider intervals, "
-        "written to var/bench/quick",
-    )
-    options = parser.parse_args(arguments)
-    for name, amount in vars(AMOUNT.of(options.quick)).items():
-        if getattr(options, name) is None:
-            setattr(options, name, amount)
-    return options
+@dataclass(frozen=True)
+class Options:
+    """Frozen options of the study; empty ones and None are those of AMOUNT."""
+
+    recipes: Sequence[str] = ()
+    """Recipes to compare."""
+    seeds: Sequence[int] = ()
+    """Of developers, positions and sampling."""
+    users: int = 240
+    """Developers."""
+    interactions: Sequence[int] = ()
+    """Pauses after which models are compared."""
+    update: int = 7200
+    """Most pauses of one update."""
+    places: int | None = None
+    """Positions of later code; half on new files."""
+    minutes: float = math.inf
+    """Begin no part after so many minutes and stop; the next call goes on."""
+    quick: bool = False
+    """A small size: wider intervals, written to var/bench/quick."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the recipes and write the figures. Exit code 1 if a target is missed, 3 if parts are missing."""
-    options, settings, runs = parse(arguments), configuration.load(), defaultdict[str, dict[int, list[Gain]]](dict)
-    sizes = Sizes(options.users, options.interactions, options.update, options.places)
-    cells = [(seed, recipe) for seed in options.seeds for recipe in options.recipes]
-    schedules = {seed: Schedule(options.users, seed, code_from()) for seed in options.seeds}
-    with Progress(Console()) as progress, progress.part("recipes: runs", len(cells)) as part:
+def study(settings: Settings, options: Options) -> int:
+    """Run the recipes and write the figures.
+
+    Returns:
+        0, 1 if a target is missed, or 3 if parts are missing.
+
+    Raises:
+        ValueError: a name is not the name of a recipe.
+    """
+    with Progress(Console()) as progress:
+        try:
+            found = told(compare(settings, options, progress), progress, quick=options.quick)
+        except Paused as paused:
+            progress.say(f"{paused}; the same command goes on")
+            return 3
+        return 0 if write("recipes", found, progress, quick=options.quick) else 1
+
+
+async def run(settings: Settings, bench: benches.Bench) -> AsyncIterator[Figure]:
+    """Run every recipe, in a quick run the shipped one."""
+    for one in await asyncio.to_thread(compare, settings, Options(quick=bench.quick), bench.progress):
+        yield one
+
+
+def compare(settings: Settings, options: Options, progress: Progress) -> list[Figure]:
+    """Run the recipes and return the figures.
+
+    Raises:
+        ValueError: a name is not the name of a recipe.
+        Paused: the time is over; the message says how many runs are made.
+    """
+    if unknown := [name for name in options.recipes if name not in RECIPES]:
+        raise ValueError(f"unknown recipe {', '.join(unknown)}; choose from {', '.join(RECIPES)}")
+    amount, runs = AMOUNT.of(options.quick), defaultdict[str, dict[int, list[Gain]]](dict)
+    names, seeds = options.recipes or amount.recipes, options.seeds or amount.seeds
+    sizes = Sizes(options.users, options.interactions or amount.interactions, options.update, options.places or amount.places)
+    cells = [(seed, recipe) for seed in seeds for recipe in names]
+    schedules = {seed: Schedule(options.users, seed, code_from()) for seed in seeds}
+    with progress.part("recipes: runs", len(cells)) as part:
         parts = Parts(60 * options.minutes, lambda what: part.rename(f"recipes: {what}; runs"))
         for done, (seed, recipe) in enumerate(cells, 1):
-            bench = Bench(seed, sizes, schedules[seed], settings, FOLDER / "recipes", parts)
             try:
-                runs[recipe][seed] = bench.gains(recipe)
+                runs[recipe][seed] = Bench(seed, sizes, schedules[seed], settings, FOLDER / "recipes", parts).gains(recipe)
             except Paused:
-                progress.say(f"{done - 1} of {len(cells)} runs are made; the same command goes on")
-                return 3
+                raise Paused(f"{done - 1} of {len(cells)} runs are made") from None
             part.advance()
             later = [gain for gain in runs[recipe][seed] if gain.ground == "later"]
             estimate, width = difference(later[-1:], "accepted")
             progress.say(f"{recipe}, seed {seed}: {100 * estimate:+.2f} ± {100 * width:.2f} points on later code")
             if done < len(cells):
                 write("recipes-so-far", figures(runs), None, quick=options.quick)
-        found = told(figures(runs), progress, quick=options.quick)
-        return 0 if write("recipes", found, progress, quick=options.quick) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return figures(runs)

@@ -1,22 +1,19 @@
-"""Compare the decision to show with plain rules: python -m evals.studies.showing.bench
+"""Compare the decision to show with plain rules
 
 Simulated developers pause in live sessions; the base completes at the temperature that people are served at. The estimate is
 fitted on the settled text of the earlier pauses. At the later ones, each rule decides what is shown of the same completions, and
-the developer there judges it. No server takes part. The figures are written to var/bench/showing.json.
+the developer there judges it. No server takes part.
 """
 
-import argparse
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 
 import numpy as np
-from rich.console import Console
 from tokenizers import Tokenizer
 
-from evals.bench.figures import Figure, Size, figure, told, write
+from evals.bench.figures import Bench, Figure, Size, figure, in_thread
 from evals.developers import Schedule, code_from
-from evals.progress import Part, Progress
+from evals.progress import Part
 from evals.studies.showing import frontier
 from evals.studies.showing.frontier import Shown, comparison
 from evals.studies.showing.places import Places, completed, decisions
@@ -29,6 +26,8 @@ from tasks.showing.reliability import reliability
 
 REQUESTS = Size(full=14_000, quick=1200)
 """Pauses, of which the estimate learns from half."""
+USERS, SEED = 240, 0
+"""Developers; the seed of developers, sessions and sampling."""
 PRICES = (0.0, *(0.05 * 1.03**step for step in range(180)))
 """Prices of the frontier, in kept characters: 0, then 0.05 to about 10."""
 HOLDS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
@@ -78,7 +77,7 @@ def figures(settings: Settings, places: Places, share: float = 0.5) -> Iterator[
     earlier, later = places[:first], places[first:]
     fitted = fit([c for c in earlier.completions if not np.isnan(c.kept).all()])
     if isinstance(fitted, Unfitted):
-        raise ValueError(f"--requests: no estimate from {first} places: {fitted.reason}; ask for more")
+        raise ValueError(f"no estimate from {first} places: {fitted.reason}; set more than {len(places.pauses)} REQUESTS")
     estimate, showing, most = fitted.estimate, settings.serving.showing, settings.serving.sampling.max_tokens
     outcomes, chances = later.outcomes(), [estimate.at(c.place).chances(c.logprobs, c.ends) for c in later.completions]
     everything = [len(c.ends) for c in later.completions]
@@ -101,23 +100,15 @@ def figures(settings: Settings, places: Places, share: float = 0.5) -> Iterator[
         yield from comparison(rule.__name__, thresholds, theirs, ours, base)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Compare the rules and write the figures. Exit code 1 if a target is missed."""
-    parser = argparse.ArgumentParser(prog="python -m evals.studies.showing.bench", description=(__doc__ or "").split("\n")[0])
-    add = parser.add_argument
-    add("--requests", type=int, help=f"pauses, of which the estimate learns from half (default {REQUESTS.full})")
-    add("--users", type=int, default=240, help="developers (default %(default)s)")
-    add("--seed", type=int, default=0, help="of developers, sessions and sampling (default %(default)s)")
-    add("--quick", action="store_true", help=f"{REQUESTS.quick} pauses: wider intervals, written to var/bench/quick")
-    options = parser.parse_args(arguments)
-    settings, requests = configuration.load(), options.requests or REQUESTS.of(options.quick)
-    with Progress(Console()) as progress:
-        with progress.part("showing: completions", requests) as part:
-            places = places_of(settings, requests, options.users, options.seed, part)
-        with progress.part("showing: rules"):
-            found = told(figures(settings, places), progress, quick=options.quick)
-        return 0 if write("showing", found, progress, quick=options.quick) else 1
+async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
+    """Complete the pauses, then compare the rules."""
+    async for one in in_thread(compared(settings, bench, REQUESTS.of(bench.quick))):
+        yield one
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def compared(settings: Settings, bench: Bench, requests: int) -> Iterator[Figure]:
+    """Yield the figures of so many pauses."""
+    with bench.part("completions", requests, share=0.9) as part:
+        places = places_of(settings, requests, USERS, SEED, part)
+    with bench.part("rules", share=0.1):
+        yield from figures(settings, places)
