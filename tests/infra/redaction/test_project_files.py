@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from evals.bench.project_files import missed, project_files
+from evals.bench.redaction.project_files import missed, project_files
 from infra.model.language import language
 from infra.redaction.redactor import REDACTED, Redactor
 from infra.redaction.texts import Texts

@@ -19,7 +19,7 @@ from fastapi import FastAPI
 from fastapi.responses import Response
 from tokenizers import Tokenizer
 
-from evals.bench.hostile_bodies import FIELDS, MEGABYTE, STRUCTURES, TEXTS, hostile_bodies, with_field
+from evals.bench.hostile.bodies import FIELDS, MEGABYTE, STRUCTURES, TEXTS, hostile_bodies, with_field
 from infra.http.bounded import MAX_HEADERS, MAX_PIPELINED
 from infra.http.connections import CLOSED_AT_ONCE
 from infra.settings import ROOT

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from evals.bench.made_up_secrets import draw
-from evals.bench.queue import waits
 from evals.bench.redaction import hostile_texts
+from evals.bench.redaction.made_up_secrets import draw
+from evals.bench.redaction.queue import waits
 from infra.redaction.redactor import Redactor
 from infra.redaction.texts import Kept, Texts
 from serving.metrics import Metrics

@@ -1,4 +1,4 @@
-"""Clients that connect and send nothing: `python -m evals.bench.silent_clients PORT COUNT PEERS`.
+"""Clients that connect and send nothing: `python -m evals.bench.hostile.silent_clients PORT COUNT PEERS`.
 
 It writes a line once it has started, connects after it has read one, and writes another. It closes at the end of its input. A
 process of its own, so that it takes nothing from the one that measures.

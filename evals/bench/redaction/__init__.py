@@ -18,9 +18,9 @@ from pathlib import Path
 
 import httpx
 
-from evals.bench import project_files
 from evals.bench.figures import Bench, Figure, Size, figure
-from evals.bench.made_up_secrets import cases, draw, private_key
+from evals.bench.redaction import project_files
+from evals.bench.redaction.made_up_secrets import cases, draw, private_key
 from infra.redaction.redactor import REDACTED, Redactor
 from infra.redaction.texts import Kept, Texts
 from infra.settings import ROOT, Settings
@@ -153,7 +153,7 @@ def _cpu_seconds(redactor: Redactor, text: str) -> float:
 
 def _queue() -> list[Figure]:
     """Return for how long a usual text waits for others' beside eight hostile clients, by CPU time."""
-    command = (sys.executable, "-m", "evals.bench.queue")
+    command = (sys.executable, "-m", "evals.bench.redaction.queue")
     waited = json.loads(subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout)
     return [
         figure("queue.delay.median_cpu", statistics.median(waited), "ms", most=20.0),

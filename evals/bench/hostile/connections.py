@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 from evals.bench.figures import Bench, Figure, Size, figure
-from evals.bench.health import Waits, watched_health
+from evals.bench.hostile.health import Waits, watched_health
 from evals.bench.own_app import ready, running_app
 from evals.bench.serving import editor_body, prompts
 from evals.bench.streams import first_token_percentiles, session, stream_completions
@@ -146,7 +146,7 @@ async def _silent(settings: Settings, folder: Path, count: int, blocks: int, par
 
 
 class SilentClients:
-    """The process of evals/bench/silent_clients.py."""
+    """The process of evals/bench/hostile/silent_clients.py."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -161,12 +161,12 @@ class SilentClients:
         """Wait for a line. Raises RuntimeError if the process ends."""
         assert self._process.stdout
         if not await self._process.stdout.readline():
-            raise RuntimeError("evals.bench.silent_clients ended; its error is above")
+            raise RuntimeError("evals.bench.hostile.silent_clients ended; its error is above")
 
 
 @asynccontextmanager
 async def _silent_clients(port: int, count: int) -> AsyncIterator[SilentClients]:
-    command = (sys.executable, "-m", "evals.bench.silent_clients", str(port), str(count), str(PEERS))
+    command = (sys.executable, "-m", "evals.bench.hostile.silent_clients", str(port), str(count), str(PEERS))
     process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdin=PIPE, stdout=PIPE)
     clients = SilentClients(process)
     try:

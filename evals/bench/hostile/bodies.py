@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from evals.bench.figures import Bench, Figure, Size, figure
-from evals.bench.health import Waits, watched_health
+from evals.bench.hostile.health import Waits, watched_health
 from evals.bench.own_app import ready, running_app
 from evals.bench.redaction import hostile_texts
 from infra.settings import Settings

@@ -1,4 +1,4 @@
-"""How long a usual long text waits beside hostile clients: python -m evals.bench.queue, a part of bench `redaction`.
+"""How long a usual long text waits beside hostile clients: python -m evals.bench.redaction.queue, a part of bench `redaction`.
 
 HOSTILE clients with a credential each send texts of made-up secrets, of the most characters that are kept, without a pause. Their
 search runs in processes of its own, as in the app, and nothing is sent over the network. Written are the CPU milliseconds of

@@ -30,8 +30,8 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from evals.bench.figures import Bench, Figure, Size, figure
-from evals.bench.hostile_bodies import bodies
-from evals.bench.hostile_connections import silent, unfinished
+from evals.bench.hostile.bodies import bodies
+from evals.bench.hostile.connections import silent, unfinished
 from evals.bench.own_app import BUCKET, ready, running_app
 from infra.settings import Settings
 from infra.storage.store import ObjectStore

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from evals.bench.made_up_secrets import draw
+from evals.bench.redaction.made_up_secrets import draw
 from infra.model.language import language
 from infra.redaction.redactor import Redactor
 
