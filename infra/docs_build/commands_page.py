@@ -1,7 +1,8 @@
-"""The page of the commands: `make` targets and Prefect's deployments."""
+"""The page of the commands: `tabloop`, `make` targets and Prefect's deployments."""
 
+import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,31 +11,38 @@ import yaml
 from infra.docs_build.markdown import anchor, code, prose, table
 
 TARGET = re.compile(r"^([a-z]+):.*?## (.+)$", re.MULTILINE)
+DECLARED = re.compile(r"(?:(\w+)\.)?command\((?:[A-Z]+)?(?:, )?(?:'(\w+)')?")
 INTRO = """# Commands
 
-Type commands in the repository's root, after `. .venv/bin/activate`. `tabloop --help` lists the commands of `tabloop`, and
-`tabloop NAME --help` the options of one. The targets of `make` are short names for the most frequent ones.
+Type commands in the repository's root, after `. .venv/bin/activate`. `tabloop NAME --help` lists the options of a command. The
+targets of `make` are short names for the most frequent ones.
 
 """
 
 
 def page(root: Path) -> str:
     """Return the page in Markdown."""
-    targets = [(anchor(f"make-{name}") + code(f"make {name}"), prose(text)) for name, text in make_targets(root).items()]
+    makefile = (root / "Makefile").read_text()
+    commands = [(code(name), prose(about)) for name, about in sorted(_commands(root))]
+    targets = [(anchor(f"make-{name}") + code(f"make {name}"), prose(text)) for name, text in TARGET.findall(makefile)]
     deployments = yaml.safe_load((root / "prefect.yaml").read_text())["deployments"]
     rows = [(code(f"{each['name']}/{each['name']}"), _schedule(each), prose(each["description"])) for each in deployments]
     return (
-        INTRO
-        + "## make\n\n"
-        + table(("command", "what it does"), targets)
-        + "\n## Deployments\n\nStart one with `prefect deployment run`, its name and `--param KEY=VALUE`.\n\n"
+        f"{INTRO}## tabloop\n\n{table(('command', 'what it does'), commands)}\n"
+        f"## make\n\n{table(('command', 'what it does'), targets)}\n"
+        "## Deployments\n\nStart one with `prefect deployment run`, its name and `--param KEY=VALUE`.\n\n"
         + table(("deployment", "runs", "what it does"), rows)
     )
 
 
-def make_targets(root: Path) -> dict[str, str]:
-    """Return the Makefile's targets with their descriptions."""
-    return dict(TARGET.findall((root / "Makefile").read_text()))
+def _commands(root: Path) -> Iterator[tuple[str, str]]:
+    """Yield name and summary of each function that infra/cli declares as a command, without importing it."""
+    for file in (root / "infra/cli").glob("*.py"):
+        for function in (node for node in ast.parse(file.read_text()).body if isinstance(node, ast.FunctionDef)):
+            for decorator in function.decorator_list:
+                if declared := DECLARED.match(ast.unparse(decorator)):
+                    name = " ".join(filter(None, (declared[1], declared[2] or function.name.strip("_"))))
+                    yield name, (ast.get_docstring(function) or "").partition("\n")[0]
 
 
 def _schedule(deployment: Mapping[str, Any]) -> str:

@@ -42,15 +42,11 @@ def http_page(documents: Mapping[str, Schema]) -> str:
         parts.append(f"## {title}\n\n")
         for path, operations in sorted(documents[port]["paths"].items()):
             for method, operation in operations.items():
-                if port == "feedback" and _same_route(documents["completions"], path, method, operation):
+                if port == "feedback" and documents["completions"]["paths"].get(path, {}).get(method) == operation:
                     parts.append(f"`{method.upper()} {path}`: as on the completions port.\n\n")
                 else:
                     parts.extend(_route(path, method, operation, documents[port]))
     return "".join(parts)
-
-
-def _same_route(document: Schema, path: str, method: str, operation: Schema) -> bool:
-    return bool(document["paths"].get(path, {}).get(method) == operation)
 
 
 def _route(path: str, method: str, operation: Schema, document: Schema) -> Iterator[str]:

@@ -49,15 +49,16 @@ def _section(record: type[Record], names: dict[str, str]) -> str:
     document = record.model_json_schema()
     schema = resolved(document, document)
     rows = [
-        (anchor(f"{record.__name__}.{name}") + code(name), words(given, document, names), _default(given), prose(_meaning(given)))
+        (
+            anchor(f"{record.__name__}.{name}") + code(name),
+            words(given, document, names),
+            _default(given),
+            prose(given.get("description", "")),
+        )
         for name, given in schema["properties"].items()
     ]
     head = f"## {record.__name__}\n\n{prose(record.__doc__ or '')}\n\n"
     return head + table(("field", "type", "default", "meaning"), rows) + "\n"
-
-
-def _meaning(field: Schema) -> str:
-    return str(field.get("description", ""))
 
 
 def _default(field: Schema) -> str:

@@ -7,17 +7,6 @@ from typing import Any
 
 from infra.docs_build import commands_page, http_page, records_page, settings_page
 
-GENERATED = (
-    "changes.md",
-    "operate/settings.md",
-    "operate/metrics.md",
-    "reference/http.md",
-    "reference/events.md",
-    "reference/records.md",
-    "reference/commands.md",
-)
-"""Pages that the build makes; the repository holds no file of theirs."""
-
 
 def written(root: Path) -> dict[str, str]:
     """Return the pages of infra/docs by their path in the site."""
@@ -27,16 +16,14 @@ def written(root: Path) -> dict[str, str]:
 
 def generated(root: Path, app: Mapping[str, Any]) -> dict[str, str]:
     """Return the generated pages by their path; `app` is the output of `python -m serving --describe`."""
-    pages = (
-        _changes((root / "CHANGELOG.md").read_text()),
-        settings_page.page(),
-        http_page.metrics_page(app["metrics"]),
-        http_page.http_page(app),
-        records_page.events_page(),
-        records_page.others_page(),
-        commands_page.page(root),
-    )
-    return dict(zip(GENERATED, pages, strict=True))
+    return {
+        "operate/settings.md": settings_page.page(),
+        "operate/metrics.md": http_page.metrics_page(app["metrics"]),
+        "reference/http.md": http_page.http_page(app),
+        "reference/events.md": records_page.events_page(),
+        "reference/records.md": records_page.others_page(),
+        "reference/commands.md": commands_page.page(root),
+    }
 
 
 def sources(root: Path, app: Mapping[str, Any]) -> dict[str, str]:

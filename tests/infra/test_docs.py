@@ -115,6 +115,14 @@ def test_every_make_target_has_its_row(pages: dict[str, str]) -> None:
     assert [name for name in targets if f"`make {name}`" not in pages["reference/commands.md"]] == []
 
 
+def test_every_command_of_tabloop_has_its_row(pages: dict[str, str]) -> None:
+    source = "".join(file.read_text() for file in (ROOT / "infra/cli").glob("*.py"))
+    declared = re.findall(r"^@(\w+\.)?command\([^\n]*\)\ndef (\w+)", source, re.MULTILINE)
+    section = pages["reference/commands.md"].partition("\n## make\n")[0]
+    assert section.count("| `") == len(declared)
+    assert [name for _, name in declared if f"{name.strip('_')}` | " not in section] == []
+
+
 def test_no_link_of_a_page_is_dead(pages: dict[str, str]) -> None:
     folder = ROOT / "infra/docs"
     pictures = {str(file.relative_to(folder)) for file in (folder / "assets").rglob("*.*")}
