@@ -16,7 +16,9 @@ def written(root: Path) -> dict[str, str]:
 
 def generated(root: Path, app: Mapping[str, Any]) -> dict[str, str]:
     """Return the generated pages by their path; `app` is the output of `python -m serving --describe`."""
+    changelog = (root / "CHANGELOG.md").read_text()
     return {
+        "changes.md": changelog.replace("](infra/docs/", "]("),  # its links lead from the root of the repository
         "operate/settings.md": settings_page.page(),
         "operate/metrics.md": http_page.metrics_page(app["metrics"]),
         "reference/http.md": http_page.http_page(app),
