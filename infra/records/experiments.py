@@ -9,8 +9,7 @@ from infra.records.base import Arm, ObjectReference, Record
 VerdictName = Literal["promote", "reject", "breach", "broken", "undecided"]
 """breach: a guardrail of operation surely broke, at once. broken: the test went wrong, or could not tell anything, which says
 nothing about the challenger."""
-Mode = Literal["superiority", "non_inferiority", "acceptance"]
-"""acceptance: the rule of tests that were opened before plans were recorded."""
+Mode = Literal["superiority", "non_inferiority"]
 Design = Literal["by_user", "crossover"]
 Denominator = Literal["requests", "shown", "labelled", "judged", "decided", "user"]
 """requests: all. shown: all, what was shown and not judged as what was judged. judged: what became of it is known. decided: the
@@ -88,7 +87,7 @@ class Plan(Record):
     min_history_requests: int
     """Minimum requests of a user before the test; users with fewer do not count."""
     tolerated_users: int
-    """Number of users who may be made up without deciding the test. From rules 2 on, of those who share a credential."""
+    """Number of users who may be made up without deciding the test. Of those who share a credential."""
     srm_alpha: float
     """Error level of each quality check."""
     breach_alpha: float = 0.0

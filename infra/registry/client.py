@@ -22,8 +22,6 @@ ANCHOR_TAG = "mlflow.tabloop.anchor"
 PREVIOUS_TAG = "mlflow.tabloop.previous_champion"
 LOOK_TAG = "mlflow.tabloop.look"
 """Tags that machines read. MLflow's pages show no tag whose name begins with "mlflow."."""
-EARLIER_TAGS = {tag: tag.removeprefix("mlflow.") for tag in (EXPERIMENT_TAG, WATCH_TAG, PREVIOUS_TAG, LOOK_TAG)}
-"""Their names in earlier releases, which are read where the present ones are missing."""
 VERDICT_TAG = "verdict"
 ROLLED_BACK_TAG = "rolled_back"
 """Tag of a model version: who took it back as champion, and why."""
@@ -111,19 +109,13 @@ class Registry:
         return cls(http, settings.model)
 
     def ensure_model(self) -> None:
-        """Create the registered model if it is missing, describe it, and rename the tags of an earlier release."""
+        """Create the registered model if it is missing, and describe it."""
         model = self._model()
         if model is None:
             self._call("POST", "registered-models/create", json={"name": self.model, "description": DESCRIPTION})
             return
         if not model.get("description"):
             self._call("PATCH", "registered-models/update", json={"name": self.model, "description": DESCRIPTION})
-        found = {t["key"]: t.get("value", "") for t in model.get("tags", [])}
-        for tag, earlier in EARLIER_TAGS.items():
-            if earlier in found:
-                if tag not in found:
-                    self.set_tag(tag, found[earlier])
-                self._call("DELETE", "registered-models/delete-tag", json={"name": self.model, "key": earlier}, missing_ok=True)
 
     def aliases(self) -> Aliases:
         """Return the aliases and the experiment, read in one request and so consistent."""
@@ -241,12 +233,9 @@ class Registry:
         raise failure(f"registry: {method} {path}: HTTP {response.status_code}: {response.text[:300]}")
 
 
-def _tags(model: dict[str, Any]) -> dict[str, str]:
-    """Return a registered model's tags, those that machines read by their present names."""
-    tags = {t["key"]: t.get("value", "") for t in model.get("tags", [])}
-    return {tag: tags[earlier] for tag, earlier in EARLIER_TAGS.items() if earlier in tags} | tags
+def _tags(entry: dict[str, Any]) -> dict[str, str]:
+    return {t["key"]: t.get("value", "") for t in entry.get("tags", [])}
 
 
 def _version(entry: dict[str, Any]) -> ModelVersion:
-    tags = {t["key"]: t.get("value", "") for t in entry.get("tags", [])}
-    return ModelVersion(version=str(entry["version"]), source=entry["source"], tags=tags)
+    return ModelVersion(version=str(entry["version"]), source=entry["source"], tags=_tags(entry))

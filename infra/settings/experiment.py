@@ -146,10 +146,6 @@ class Experiment(Section):
     anchor_alpha: float = Field(0.2, gt=0, lt=0.5)
     """Two-sided error level of the comparison with the anchor, for all looks and champions of `anchor_days`; the chance that
     champions that are no worse give way to the anchor is half of it."""
-    budget: Literal["none", "lord"] = "none"
-    """How successive tests share `alpha`. none: each has all of it. lord: at most a share `alpha` of all promotions is by error;
-    a test's level falls with the tests since the last promotion and rises with each (tasks/statistics/multiple.py). It costs
-    power."""
     max_lost_children: int = Field(3, ge=0)
     """Number of candidates in a row, trained from one promising version, that are rejected and not promising, after which
     training goes on from the champion again. 0: no limit."""

@@ -55,7 +55,7 @@ def _run(options: argparse.Namespace, settings: Settings, store: ObjectStore) ->
                 print(f"{title}\n" + "".join(f"  {each}\n" for each in section))
         case "recompute":
             decision = recompute.read(store, options.experiment)
-            different = list(recompute.differences(decision, settings))
+            different = list(recompute.differences(decision))
             said = f"{decision.experiment.id}: {decision.verdict.verdict}: {decision.verdict.reason}"
             print("\n".join([said, *(different or ["computed again from the record: the same, bit by bit"])]))
             return bool(different)

@@ -1,7 +1,4 @@
-"""Error levels of several comparisons: correlated metrics of one test, and successive tests. Pure."""
-
-import math
-from collections.abc import Sequence
+"""Error levels of several comparisons: the correlated metrics of one test. Pure."""
 
 import numpy as np
 from scipy.special import ndtr, ndtri
@@ -10,8 +7,6 @@ POINTS = 1021
 """Points at which the integral over the other metrics is taken."""
 STEPS = 24
 """Halvings in the search of the levels."""
-WAITING = 2000
-"""Tests over which an error budget is spread."""
 
 
 def joint_levels(influences: np.ndarray, alpha: float, weights: np.ndarray) -> np.ndarray:
@@ -64,35 +59,3 @@ def lattice(dimensions: int) -> np.ndarray:
     roots of primes (Richtmyer 1951), folded to be periodic."""
     primes = np.array([2.0, 3, 5, 7, 11, 13, 17, 19])[:dimensions]
     return np.abs(2 * np.modf(np.outer(np.arange(1, POINTS + 1), np.sqrt(primes)))[0] - 1)
-
-
-def budgeted_level(found: Sequence[bool], alpha: float) -> float:
-    """Return the level of the next test of a series in which at most a share alpha of the promotions is false (LORD).
-
-    Each test spends a part of a budget, and each promotion earns a new one: Javanmard and Montanari 2018, "Online rules for
-    control of false discovery rate and false discovery exceedance", with the weights and the levels of LORD++ (Ramdas, Yang,
-    Wainwright and Jordan 2017, "Online control of the false discovery rate with decaying memory", section 2.2). Without a
-    promotion it is alpha-spending, whose levels add up to alpha / 2 (Foster and Stine 2008, "Alpha-investing").
-
-    Args:
-        found: whether each earlier test of the series promoted, the oldest first.
-    """
-    number, first = len(found) + 1, alpha / 2
-    promotions = [place for place, promoted in enumerate(found, 1) if promoted]
-    level = first * spent(number)
-    for count, place in enumerate(promotions):
-        level += (alpha - first if count == 0 else alpha) * spent(number - place)
-    return level
-
-
-def spent(number: int) -> float:
-    """Return the share of a budget that the nth test after it was earned spends; the shares of WAITING tests add up to 1."""
-    return _weight(number) / ALL_WEIGHTS if number <= WAITING else 0.0
-
-
-def _weight(number: int) -> float:
-    """The weights of LORD (Javanmard and Montanari 2018, eq. 31, up to their sum)."""
-    return math.log(max(number, 2)) / (number * math.exp(math.sqrt(math.log(number))))
-
-
-ALL_WEIGHTS = sum(map(_weight, range(1, WAITING + 1)))

@@ -82,7 +82,7 @@ def running_experiment(settings: Settings) -> ExperimentRecord | None:
 def look(settings: Settings, experiment: ExperimentRecord) -> Found:
     """Return what the experiment's stage says now, and show it."""
     store, registry, now = clients.store_of(settings), clients.registry_of(settings), time.time()
-    plan = plan_of(experiment, settings.experiment, settings.collect)
+    plan = plan_of(experiment)
     lead = lead_of(settings)
     found = looking.look(Sight(store, experiment, plan, now, lead), registry.aliases())
     get_run_logger().info("%s, %s: %s: %s", experiment.id, experiment.stage.name, found.verdict.verdict, found.verdict.reason)

@@ -22,7 +22,6 @@ from tasks.experiments.counting.totals import ARMS, UNCAPPED, ArmTotals
 from tasks.experiments.moves.succession import plan_of_comparison
 from tasks.experiments.planning.plan import make_plan
 from tasks.experiments.verdict import anchor
-from tasks.statistics.multiple import budgeted_level
 
 CYCLES = Size(full=200, quick=20)
 """Tests of a chain."""
@@ -39,8 +38,6 @@ class Drift:
     name: str
     mean: float
     spread: float
-    budget: bool = False
-    """Whether the tests share an error budget."""
     mode: Mode = "superiority"
     """Mode of the tests."""
     anchor: bool = False
@@ -50,7 +47,6 @@ class Drift:
 DRIFTS = (
     Drift("noise", 0.0, 0.01),
     Drift("one_percent_worse", -0.01, 0.005),
-    Drift("one_percent_worse_with_budget", -0.01, 0.005, budget=True),
     Drift("noise_without_inferiority", 0.0, 0.01, mode="non_inferiority", anchor=True),
     Drift("one_percent_worse_without_inferiority", -0.01, 0.005, mode="non_inferiority", anchor=True),
 )
@@ -134,9 +130,8 @@ def run_chain(drift: Drift, cycles: int, seed: int) -> End:
     for cycle in range(cycles):
         parent = _parent(line, champion)
         quality = line.quality[parent] * (1 + drift.mean + drift.spread * draw.standard_normal())
-        alpha = budgeted_level(found, SETTINGS.alpha) if drift.budget else SETTINGS.alpha
         mode = "superiority" if beside.leaning else drift.mode
-        ended = _test(quality / line.quality[champion], alpha, seed * 10_007 + cycle, mode)
+        ended = _test(quality / line.quality[champion], seed * 10_007 + cycle, mode)
         line.quality.append(quality)
         line.parent.append(parent)
         line.promising.append(ended.promising)
@@ -146,12 +141,12 @@ def run_chain(drift: Drift, cycles: int, seed: int) -> End:
             champion = len(line.quality) - 1
         if drift.anchor and beside.gives_way(champion, line.quality[champion], cycle):
             champion = 0
-    last = _test(1 / line.quality[champion], SETTINGS.alpha, seed * 10_007 + cycles)
+    last = _test(1 / line.quality[champion], seed * 10_007 + cycles)
     return End(line.quality[champion], sum(found), last.fixed, beside.returns)
 
 
-def _test(ratio: float, alpha: float, seed: int, mode: Mode = "superiority") -> Outcome:
-    plan = make_plan(SETTINGS.model_copy(update={"alpha": alpha, "mode": mode}), Collect())
+def _test(ratio: float, seed: int, mode: Mode = "superiority") -> Outcome:
+    plan = make_plan(SETTINGS.model_copy(update={"mode": mode}), Collect())
     return simulate(replace(TEAM, accepted=ratio), plan, seed, looks=LOOKS)
 
 

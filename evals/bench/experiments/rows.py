@@ -51,13 +51,11 @@ class Row:
     """Whether promotions are errors, of which there may be half of alpha."""
     least: float | None = None
     """Share that must be promoted."""
-    legacy: bool = False
-    """Whether it is judged by the rule before plans were recorded."""
 
 
 def row(name: str, world: World, settings: Experiment = GATE, **fields: Any) -> Row:
     """Return a kind of test with the plan of its settings and its world's size."""
-    return Row(name, world, plan_for(world, settings, False), **fields)
+    return Row(name, world, plan_for(world, settings), **fields)
 
 
 def rows() -> Iterator[Row]:
@@ -188,4 +186,4 @@ def proposed(
 def widened(world: World, settings: Experiment) -> Plan:
     """Return the plan of a test of a world's size, with margins that it can show."""
     proposal = propose(traffic_of(replace(world, blocks=40), settings.max_seconds / DAY), settings, Collect())
-    return plan_for(world, proposal.settings, False)
+    return plan_for(world, proposal.settings)

@@ -14,7 +14,7 @@ from infra.records import Arm, ExperimentRecord, Plan, VerdictName
 from infra.settings.schema import Collect, Experiment
 from tasks.experiments.counting.metrics import SUMS
 from tasks.experiments.counting.totals import ARMS, MADE, NAMED, QUARTERS, TORN, UNCAPPED, ArmTotals
-from tasks.experiments.planning.plan import make_plan, plan_of
+from tasks.experiments.planning.plan import make_plan
 from tasks.experiments.verdict.decide import decide
 from tasks.experiments.verdict.designs import compare_rates
 from tasks.statistics.ratios import Difference, difference
@@ -255,8 +255,7 @@ def found_at_once(simulation: Simulation, plan: Plan) -> bool:
     return isinstance(found, Difference) and found.low > 0
 
 
-def plan_for(world: World, settings: Experiment, legacy: bool) -> Plan:
+def plan_for(world: World, settings: Experiment) -> Plan:
     """Return the plan of a test of the world's size, which its time ends."""
     sized = settings.model_copy(update={"planned_requests": max(round(world.users * world.each / 2), 1)})
-    unplanned = ExperimentRecord(id="e", champion="1", challenger="2", share=0.5, started=0.0)
-    return plan_of(unplanned, sized, Collect()) if legacy else make_plan(sized, Collect())
+    return make_plan(sized, Collect())

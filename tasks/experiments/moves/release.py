@@ -22,7 +22,6 @@ from infra.registry.client import (
 )
 from infra.registry.lineage import CYCLE_TAG, DATASET_TAG
 from infra.settings import Settings
-from infra.settings.schema import Experiment
 from infra.storage.cycles import decision_of, experiment_id
 from infra.storage.store import ObjectStore
 from tasks.experiments.moves import log as moves
@@ -31,7 +30,6 @@ from tasks.experiments.planning.planner import plan_test
 from tasks.experiments.stages import shares as stages
 from tasks.experiments.stages import states
 from tasks.experiments.stages.states import GATE
-from tasks.statistics.multiple import budgeted_level
 
 MOST_TAG = 1000
 """Characters of a reason that a version's tag holds."""
@@ -52,7 +50,7 @@ def propose(
         anchor: the comparison of the champions with the anchor.
     """
     identifier, share = experiment_id(cycle, version), settings.experiment.share
-    plan = plan_of_test(store, settings.model_copy(update={"experiment": budgeted(store, settings.experiment)}), anchor, now)
+    plan = plan_of_test(store, settings, anchor, now)
     opening = (stages.first(plan, share, now),)
     return ExperimentRecord(
         id=identifier, champion=champion, challenger=version, share=share, started=now, plan=plan, stages=opening
@@ -67,21 +65,6 @@ def plan_of_test(store: ObjectStore, settings: Settings, anchor: ExperimentRecor
     plan = plan_test(store, settings.model_copy(update={"experiment": chosen.model_copy(update={"mode": "superiority"})}), now)
     why = "a gain is needed, since the champions beside the anchor lean to a loss or a check of theirs fails"
     return plan.model_copy(update={"cautious": True, "planned": f"{plan.planned}; {why}" if plan.planned else why})
-
-
-def budgeted(store: ObjectStore, settings: Experiment) -> Experiment:
-    """Return the settings with the level of the next test, where successive tests share an error budget."""
-    if settings.budget == "none":
-        return settings
-    return settings.model_copy(update={"alpha": budgeted_level(earlier_tests(store), settings.alpha)})
-
-
-def earlier_tests(store: ObjectStore) -> list[bool]:
-    """Return whether each test that ended with a verdict on its candidate promoted it, the oldest first."""
-    names = [key.removeprefix("decisions/").removesuffix(".json") for key in store.keys("decisions/")]
-    found = [decision for name in names if (decision := decision_of(store, name)) and decision.by == GATE]
-    ended = [d for d in found if d.verdict.verdict in ("promote", "reject", "breach")]
-    return [d.verdict.verdict == "promote" for d in sorted(ended, key=lambda decision: decision.decided)]
 
 
 def open_experiment(store: ObjectStore, registry: Registry, proposed: ExperimentRecord) -> ExperimentRecord | None:

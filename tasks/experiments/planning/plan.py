@@ -1,13 +1,14 @@
 """The plan of a test: the settings at its start."""
 
-from infra.records import ExperimentRecord, Plan, PlannedMetric
+from infra.records import ExperimentRecord, Plan
 from infra.records.experiments import RULES
 from infra.settings.schema import Collect, Experiment
 from tasks.experiments.counting.metrics import METRICS, planned
+from tasks.labels.users import KNOWN_DAYS
 
-OF_COLLECT = ("settle_seconds", "join_seconds", "known_user_days")
+OF_COLLECT = ("settle_seconds", "join_seconds")
 """Settings of `collect` that decide what a test counts."""
-OWN = ("rules", "planned", "cautious", "metrics")
+OWN = ("rules", "planned", "cautious", "metrics", "known_user_days")
 """Fields of a plan that are not settings."""
 
 
@@ -24,25 +25,18 @@ def make_plan(settings: Experiment, collect: Collect, reason: str = "") -> Plan:
     return Plan(metrics=tuple(planned(metric, settings) for metric in METRICS), planned=reason, **_fields(settings, collect))
 
 
-def plan_of(experiment: ExperimentRecord, settings: Experiment, collect: Collect) -> Plan:
-    """Return the plan in a test's record.
-
-    A test that was opened before plans were recorded goes on by the rule of that time (rules.acceptance), with today's settings.
-    """
-    if experiment.plan:
-        return experiment.plan
-    compared = [
-        PlannedMetric(name=name, role=role, better="more", per="requests", margin=0, relative=False)
-        for name, role in (("accepted", "success"), ("characters", "guardrail"))
-    ]
-    return Plan(metrics=tuple(compared), **{**_fields(settings, collect), "mode": "acceptance", "design": "by_user"})
+def plan_of(experiment: ExperimentRecord) -> Plan:
+    """Return the plan by which a test is judged. Raises ValueError for a record without one, such as that of a move by hand."""
+    if experiment.plan is None:
+        raise ValueError(f"experiment {experiment.id}: expected a plan, found none: it is no A/B test")
+    return experiment.plan
 
 
 def _fields(settings: Experiment, collect: Collect) -> dict[str, object]:
     settings = unplanned(settings)
     names = [name for name in Plan.model_fields if name not in (*OWN, *OF_COLLECT)]
     of_collect = {name: getattr(collect, name) for name in OF_COLLECT}
-    return {"rules": RULES} | {name: getattr(settings, name) for name in names} | of_collect
+    return {"rules": RULES, "known_user_days": KNOWN_DAYS} | {name: getattr(settings, name) for name in names} | of_collect
 
 
 def unplanned(settings: Experiment) -> Experiment:

@@ -42,7 +42,7 @@ def export(store: ObjectStore, settings: Settings, identifier: str, folder: Path
         NotExported: the store has no such experiment, or no request of it that counts.
     """
     experiment, decision = _experiment(store, identifier)
-    plan = plan_of(experiment, settings.experiment, settings.collect)
+    plan = plan_of(experiment)
     labelled, until, _ = read_labelled(store, experiment, plan, decision.decided if decision else now)
     found = facts(labelled, experiment, plan, until)
     shown = exposures(found)

@@ -4,8 +4,6 @@ from collections.abc import Iterator
 
 from infra.records import Decision, Verdict
 from infra.records.experiments import RULES
-from infra.settings import Settings
-from infra.settings.schema import Collect, Experiment
 from infra.storage.cycles import decision_of
 from infra.storage.store import ObjectStore
 from tasks.experiments.controller import probation as aftercare
@@ -34,9 +32,8 @@ def read(store: ObjectStore, identifier: str) -> Decision:
     )
 
 
-def recompute(decision: Decision, settings: Experiment, collect: Collect) -> Verdict:
-    """Return the verdict of a decision of the gate or of the watch again, from its record alone; the settings serve for records
-    without a plan.
+def recompute(decision: Decision) -> Verdict:
+    """Return the verdict of a decision of the gate or of a probation again, from its record alone.
 
     Raises:
         ValueError: the decision holds no evidence, or was made by rules of another number.
@@ -48,7 +45,7 @@ def recompute(decision: Decision, settings: Experiment, collect: Collect) -> Ver
             "neither; a move by hand, the end of a test that was void, and a decision from before they were recorded cannot be "
             "computed again"
         )
-    plan = plan_of(experiment, settings, collect)
+    plan = plan_of(experiment)
     if plan.rules != RULES:
         raise ValueError(
             f"the decision on {name}: expected rules {RULES}, which this code has, found rules {plan.rules}; "
@@ -67,7 +64,7 @@ def recompute(decision: Decision, settings: Experiment, collect: Collect) -> Ver
     return decide(experiment, plan, totals, decision.decided)
 
 
-def differences(decision: Decision, settings: Settings) -> Iterator[str]:
+def differences(decision: Decision) -> Iterator[str]:
     """Yield each field of a decision's verdict that is computed differently now; nothing if all bits are the same.
 
     The verdict is written as JSON and read again first, as the record was; JSON holds every float exactly.
@@ -75,7 +72,7 @@ def differences(decision: Decision, settings: Settings) -> Iterator[str]:
     Raises:
         ValueError: the decision holds no evidence, or was made by rules of another number.
     """
-    computed = recompute(decision, settings.experiment, settings.collect)
+    computed = recompute(decision)
     found = Verdict.model_validate_json(computed.model_dump_json()).model_dump()
     for name, recorded in decision.verdict.model_dump().items():
         if found[name] != recorded:

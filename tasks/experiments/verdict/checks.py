@@ -25,8 +25,6 @@ from tasks.statistics.ratios import (
 
 def run_checks(totals: ArmTotals, share: float, plan: Plan) -> tuple[CheckResult, ...]:
     """Return the result of every check of the plan's design."""
-    if plan.mode == "acceptance":  # the checks of tests without a recorded plan
-        return both_arms(totals, plan), split(totals, share, plan)
     if plan.design == "crossover":
         return (
             torn_turns(totals, plan),

@@ -73,7 +73,7 @@ class Look:
         chosen = [(each, metric) for each, metric in zip(rows, self.plan.metrics, strict=True) if metric.role == "success"]
         weights, names = weights_of([metric for _, metric in chosen]), [metric.name for _, metric in chosen]
         moved = [fit[1] * (1 if metric.better == "more" else -1) for each, metric in chosen if (fit := leave_one_out(each))]
-        whole = self.last and len(moved) == len(chosen) and self.plan.mode != "acceptance"
+        whole = self.last and len(moved) == len(chosen)
         levels = joint_levels(np.stack(moved), self.alpha, weights) if whole else self.alpha * weights
         return dict(zip(names, levels.tolist(), strict=True))
 
@@ -186,7 +186,7 @@ def robust(look: Look, totals: ArmTotals, compared: list[Compared], judgement: J
     Deciding metrics are the success metrics and the metric of the reason. Each leaves out its own users, since different users
     favour different metrics most.
     """
-    count, among = tolerated_users(totals, look.plan), tolerated_among(totals, look.plan)
+    count, among = tolerated_users(totals, look.plan), totals.named
     if judgement.verdict == "undecided" or not count:
         return judgement
     others = []
@@ -226,26 +226,20 @@ def lasting(look: Look, totals: ArmTotals, judgement: Judgement) -> Judgement:
 
 
 def tolerated_users(totals: ArmTotals, plan: Plan) -> int:
-    """Return how many of a test's users may be invented without deciding it."""
-    users = units(totals, plan)
-    number = sum(users.values()) if plan.design == "by_user" else max(users.values())
-    return min(plan.tolerated_users, math.ceil(number * TOLERATED_SHARE), int(np.count_nonzero(tolerated_among(totals, plan))))
-
-
-def tolerated_among(totals: ArmTotals, plan: Plan) -> np.ndarray:
-    """Return which users may be invented, [U]: those of a credential that names several users; all users, in plans of earlier
-    rules.
+    """Return how many of a test's users may be invented without deciding it: of those whose credential names several users.
 
     A personal credential was issued to its user, so it cannot be invented. A credential that names its users can name any number.
     """
-    return totals.named if plan.rules > 1 else np.ones(len(totals.both), dtype=bool)
+    users = units(totals, plan)
+    number = sum(users.values()) if plan.design == "by_user" else max(users.values())
+    return min(plan.tolerated_users, math.ceil(number * TOLERATED_SHARE), int(np.count_nonzero(totals.named)))
 
 
 def promising(look: Look, totals: ArmTotals, accepted: Compared) -> bool:
     """Return whether the challenger's acceptance surely keeps its margin, even without the users who decide it."""
     rows = compare(totals, accepted.metric, look.plan)
     count = tolerated_users(totals, look.plan)
-    among = tolerated_among(totals, look.plan)
+    among = totals.named
     left_out = deciders(rows, count, accepted.sign, among) | deciders(rows, count, -accepted.sign, among)
     others = difference(rows.without(left_out), look.alpha, 2.0 * look.plan.planned_requests, last_look=True)
     return accepted.not_worse and isinstance(others, Difference) and accepted.benefit(others)[0] > -accepted.margin

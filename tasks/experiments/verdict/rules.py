@@ -2,14 +2,13 @@
 
 superiority       ship if a success metric is surely better and every metric is surely not worse than its margin
 non_inferiority   ship if every metric is surely not worse than its margin
-acceptance        the rule before plans were recorded: more accepts, and so far no fewer characters
 
 Superiority is the rule of Schultzberg, Ankargren and Frånberg 2024, "Risk-aware product decisions in A/B tests with multiple
 metrics": alpha is divided among the success metrics, of which one suffices, and not by the number of guardrails, which must all
 hold. Acceptance has most of alpha, and the parts follow from the metrics' joint distribution (tasks/statistics/multiple.py).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from infra.records import PlannedMetric, VerdictName
@@ -86,7 +85,7 @@ class Judgement:
 
 def judge(mode: Mode, compared: Sequence[Compared]) -> Judgement:
     """Return the verdict by a mode's rule."""
-    rules = {"superiority": superiority, "non_inferiority": non_inferiority, "acceptance": acceptance}
+    rules = {"superiority": superiority, "non_inferiority": non_inferiority}
     return rules[mode](compared)
 
 
@@ -106,19 +105,6 @@ def non_inferiority(compared: Sequence[Compared]) -> Judgement:
     if loss := next((c for c in compared if c.worse), None):
         return Judgement("reject", f"{loss.title} is worse than its margin", loss)
     return _within_margins(compared, None, "no metric is worse than its margin")
-
-
-def acceptance(compared: Sequence[Compared]) -> Judgement:
-    """More accepts, and so far no fewer characters."""
-    by_name: Mapping[str, Compared] = {c.metric.name: c for c in compared}
-    accepted, characters = by_name["accepted"], by_name["characters"]
-    if loss := next((c for c in compared if c.harmed), None):
-        return Judgement("reject", f"{loss.title} is worse", loss)
-    if not accepted.better:
-        return Judgement("undecided", "no gain is sure yet")
-    if characters.difference is None or characters.difference.estimate < 0:
-        return Judgement("undecided", "accepted more often, but fewer characters so far")
-    return Judgement("promote", "accepted more", accepted)
 
 
 def _within_margins(compared: Sequence[Compared], gain: Compared | None, reason: str) -> Judgement:

@@ -10,7 +10,6 @@ from infra.registry.client import (
     CHALLENGER,
     CHAMPION,
     DESCRIPTION,
-    EXPERIMENT_TAG,
     MOST_DESCRIPTION,
     PREVIOUS_TAG,
     Aliases,
@@ -80,19 +79,6 @@ def test_a_versions_description_is_replaced_and_cut_to_what_mlflow_stores(regist
     registry.describe_version("1", "x" * (MOST_DESCRIPTION + 1))
     found = registry._call("GET", "model-versions/get", params={"name": registry.model, "version": "1"})
     assert found["model_version"]["description"] == "x" * MOST_DESCRIPTION
-
-
-def test_what_machines_read_is_hidden_from_people_and_read_by_its_earlier_name(registry: Registry) -> None:
-    registry.set_tag("tabloop.experiment", EXPERIMENT.model_dump_json())
-    registry.set_tag("tabloop.previous_champion", "1")
-    assert registry.aliases() == Aliases(None, None, EXPERIMENT, "1")
-    registry.ensure_model()  # as every `make up` and bootstrap does
-    tags = registry._call("GET", "registered-models/get", params={"name": registry.model})["registered_model"]["tags"]
-    assert {tag["key"] for tag in tags} == {EXPERIMENT_TAG, PREVIOUS_TAG} and all(t["key"].startswith("mlflow.") for t in tags)
-    assert registry.aliases() == Aliases(None, None, EXPERIMENT, "1")
-    registry.set_experiment(None)
-    registry.set_tag("tabloop.experiment", EXPERIMENT.model_dump_json())  # an earlier release that still runs
-    assert registry.aliases().experiment is None, "the present name wins"
 
 
 def test_aliased_returns_the_versions_of_all_aliases(registry: Registry) -> None:

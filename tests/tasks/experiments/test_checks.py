@@ -25,11 +25,11 @@ DESIGNS = pytest.mark.parametrize("settings", [SETTINGS, CROSSOVER], ids=["by_us
 
 def checked(world: World, settings: Experiment = SETTINGS, blocks: int = 8, seed: int = 0) -> dict[str, CheckResult]:
     simulation = Simulation(world, settings.design, np.random.default_rng(seed))
-    return {check.name: check for check in run_checks(simulation.totals(blocks), 0.5, plan_for(world, settings, False))}
+    return {check.name: check for check in run_checks(simulation.totals(blocks), 0.5, plan_for(world, settings))}
 
 
 def judged(world: World, blocks: int, after: float, settings: Experiment = SETTINGS, seed: int = 0) -> Verdict:
-    simulation, plan = Simulation(world, settings.design, np.random.default_rng(seed)), plan_for(world, settings, False)
+    simulation, plan = Simulation(world, settings.design, np.random.default_rng(seed)), plan_for(world, settings)
     test = ExperimentRecord(id="e", champion="1", challenger="2", share=0.5, started=NOW, plan=plan)
     return decide(test, plan, simulation.totals(blocks), NOW + after)
 
@@ -68,7 +68,7 @@ def test_a_fault_breaks_the_test_by_its_check_and_is_not_held_against_the_challe
 
 def test_a_split_that_depends_on_the_time_of_day_breaks_a_crossover() -> None:
     totals = Simulation(TURNS, "crossover", np.random.default_rng(0)).totals(40)
-    plan = plan_for(TURNS, CROSSOVER, False)
+    plan = plan_for(TURNS, CROSSOVER)
     states = {check.name: check.state for check in run_checks(totals, 0.5, plan)}
     assert states["time_of_day"] == "passed"
     champion, challenger = totals.during["champion"], totals.during["challenger"]
@@ -104,7 +104,7 @@ def test_an_arm_that_loses_labels_looks_neither_better_nor_worse(settings: Exper
     """A tenth of the champion's labels is lost, of all that is shown, which is 60 % of the requests: it used to cost 4 %."""
     world = World(users=2000, each=200.0, judged=0.9, blocks=8, spread=0.3)
     totals = Simulation(world, settings.design, np.random.default_rng(1)).totals(8)
-    plan = plan_for(world, settings, False)
+    plan = plan_for(world, settings)
     for metric in plan.metrics[:3]:
         found = difference(compare(totals, metric, plan), 0.05, 1.0, last_look=True)
         assert isinstance(found, Difference) and found.low < 0 < found.high, metric.name
@@ -114,7 +114,7 @@ def test_an_arm_that_loses_labels_looks_neither_better_nor_worse(settings: Exper
 def test_the_error_of_a_rate_with_missing_labels_equals_that_of_leaving_out_each_user() -> None:
     world = World(users=40, each=60.0, answered=0.6, blocks=4)
     totals = Simulation(world, "by_user", np.random.default_rng(2)).totals(4)
-    plan = plan_for(world, SETTINGS, False)
+    plan = plan_for(world, SETTINGS)
     alone = replace(totals, before={name: np.zeros_like(values) for name, values in totals.before.items()})
     fit = weighted_fit(compare(alone, plan.metrics[0], plan))
     assert fit is not None
@@ -161,7 +161,7 @@ def test_the_gain_at_the_planned_end_is_on_the_line_through_both_halves() -> Non
     champion = {f"a{i}": user(100, 20) for i in range(3)}
     challenger = {f"b{i}": user(100, 28) for i in range(3)}
     halves = {"champion": {f"a{i}": user(50, 10) for i in range(3)}, "challenger": {f"b{i}": user(50, 13) for i in range(3)}}
-    totals, plan = arm_totals(champion, challenger, later=halves), plan_for(TEAM, SETTINGS, False)
+    totals, plan = arm_totals(champion, challenger, later=halves), plan_for(TEAM, SETTINGS)
     for over, expected in ((1.0, 0.06 - 0.5 * 0.04), (0.5, 0.06 - 2.5 * 0.04)):
         found = leave_one_out(compare_ahead(totals, "accepted", "requests", plan, over))
         assert found and found[0] == pytest.approx(expected)

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from infra.records import Change, CycleOutcome, Decision, Look, Manifest, Move, ObjectReference, RewardTotals, Stage, Verdict
-from infra.settings import Settings
 from infra.storage import looks
 from infra.storage.store import ObjectStore
 from tasks.experiments import __main__ as command
@@ -141,7 +140,7 @@ def test_a_decision_is_computed_again_bit_by_bit(monkeypatch: pytest.MonkeyPatch
     verdict = decide(test, test.plan, totals, NOW + 60)
     made = Decision(experiment=test, verdict=verdict, decided=NOW + 60, by="gate", evidence=totals.evidence())
     store.put_json("decisions/e.json", made)
-    assert list(recompute.differences(recompute.read(store, "e"), Settings())) == []
+    assert list(recompute.differences(recompute.read(store, "e"))) == []
     assert verdict.metrics[0].low is not None
     changed = verdict.metrics[0].model_copy(update={"low": math.nextafter(verdict.metrics[0].low, 1)})
     wrong = verdict.model_copy(update={"metrics": (changed, *verdict.metrics[1:])})

@@ -8,7 +8,6 @@ from infra.records import ExperimentRecord, Verdict
 from infra.registry.client import REMOVED_TAG, Aliases
 from infra.registry.lineage import Lineage, lineage
 from infra.settings import Settings
-from infra.settings.schema import Experiment
 from infra.storage.cycles import experiment_id
 from tasks.experiments.moves import manual, release
 from tasks.labels.parent import choose_parent, lost_children
@@ -135,17 +134,6 @@ def test_a_parent_whose_children_keep_losing_is_dropped(children: tuple[Verdict 
     assert lost_children(store, versions, "2") == lost
     assert choose_parent(store, versions, "1", None, 3) == parent
     assert choose_parent(store, versions, "1", None, 0) != "1", "0 drops nobody"
-
-
-def test_successive_tests_share_an_error_budget_by_setting() -> None:
-    store, registry, experiment = world()
-    shared = Experiment(budget="lord")
-    first = release.budgeted(store, shared).alpha
-    assert release.budgeted(store, Experiment()).alpha == 0.05 and 0 < first < 0.025
-    release.conclude(store, registry.client, decision(experiment, YES, NOW + 1))
-    assert release.earlier_tests(store) == [True]
-    assert release.budgeted(store, shared).alpha > first, "a promotion earns a new budget"
-    assert release.propose(store, Settings(experiment=shared), "cycle-000009", "9", "2", NOW + 9).plan.alpha > first
 
 
 def test_a_version_without_a_checkpoint_is_not_a_parent() -> None:

@@ -79,7 +79,7 @@ class Life:
         if found.decision:
             if found.decision.evidence or found.decision.copies:
                 written = Decision.model_validate_json(found.decision.model_dump_json())
-                assert recompute(written, SETTINGS.experiment, SETTINGS.collect) == found.decision.verdict
+                assert recompute(written) == found.decision.verdict
                 self.recomputed += 1
             release.conclude(self.store, self.registry.client, found.decision)
         elif found.stage:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.special import ndtri
 
-from tasks.statistics.multiple import all_below, budgeted_level, joint_levels, lattice
+from tasks.statistics.multiple import all_below, joint_levels, lattice
 
 THIRDS = np.full(3, 1 / 3)
 
@@ -36,25 +36,3 @@ def test_the_chance_that_all_lie_below_equals_a_product_where_they_are_independe
     bounds = np.array([1.0, 0.5, -0.2])
     by_hand = 0.8413447 * 0.6914625 * 0.4207403
     assert all_below(np.eye(3), bounds, lattice(2)) == pytest.approx(by_hand, rel=1e-4)
-
-
-def test_without_a_promotion_the_levels_of_all_tests_add_up_to_half_of_alpha_and_a_promotion_earns_more() -> None:
-    levels = [budgeted_level([False] * number, 0.05) for number in range(40)]
-    assert sum(levels) < 0.025 and sorted(levels[1:], reverse=True) == levels[1:]
-    assert budgeted_level([False] * 2000, 0.05) == 0
-    assert budgeted_level([False] * 9 + [True], 0.05) > 5 * budgeted_level([False] * 10, 0.05)
-
-
-def test_the_budget_bounds_the_share_of_false_promotions() -> None:
-    """Half of the candidates are better, by 3 standard errors; without a budget every tenth promotion would be false."""
-    draw, shares = np.random.default_rng(0), []
-    for _ in range(100):
-        found: list[bool] = []
-        false = 0
-        for _ in range(60):
-            better = draw.random() < 0.5
-            promoted = draw.normal() + 3 * better > -ndtri(budgeted_level(found, 0.05) / 2)
-            false += promoted and not better
-            found.append(bool(promoted))
-        shares.append(false / max(sum(found), 1))
-    assert np.mean(shares) <= 0.05
