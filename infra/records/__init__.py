@@ -26,7 +26,7 @@ from infra.records.experiments import (
 from infra.records.heldout import Case, HeldOutCompletion, HeldOutPlace, HeldOutSet, Program
 from infra.records.looks import Look
 from infra.records.measures import QUICK_MS, RATIOS, MeasuredGroup, Measures, ServedVersion
-from infra.records.moves import Change, Move, MoveKind, State
+from infra.records.moves import Change, Move, MoveKind, Shown, State
 from infra.records.requests import MoveAnswer, MoveRequest
 from infra.records.versions import VersionDelta
 
@@ -76,6 +76,7 @@ __all__ = [
     "ServedVersion",
     "ShadowCopy",
     "ShowLevel",
+    "Shown",
     "Stage",
     "StageName",
     "State",

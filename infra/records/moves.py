@@ -3,7 +3,7 @@
 from typing import Literal
 
 from infra.records.base import Record
-from infra.records.experiments import StageName
+from infra.records.experiments import Decision, ExperimentRecord, StageName
 
 State = Literal["candidate", "challenger", "champion", "failed", "retired", "rolled_back"]
 """candidate: registered, not tested. challenger: in a running A/B test. champion: served to everyone outside the test. failed:
@@ -24,6 +24,17 @@ class Change(Record):
     """Its state before the move."""
     after: State
     """Its state after the move."""
+
+
+class Shown(Record):
+    """What the tags of the registered model show after a move."""
+
+    experiment: ExperimentRecord | None = None
+    """The running test, with its stages."""
+    watch: ExperimentRecord | None = None
+    """The test whose promoted version is on probation."""
+    previous_champion: str = ""
+    """The champion before; empty: none."""
 
 
 class Move(Record):
@@ -53,3 +64,7 @@ class Move(Record):
     before stages existed."""
     share: float = 0.0
     """Share of users, or of their blocks of time, on the challenger's arm in that stage; in a watch, on the new champion's."""
+    shown: Shown | None = None
+    """What the registry shows after the move. None in moves that were recorded after the registry had been changed."""
+    decision: Decision | None = None
+    """The decision that the move carries out, whose record is in decisions/ as soon as the registry shows the move."""

@@ -19,6 +19,7 @@ CHAMPION, CHALLENGER = "champion", "challenger"
 EXPERIMENT_TAG = "mlflow.tabloop.experiment"
 WATCH_TAG = "mlflow.tabloop.watch"
 ANCHOR_TAG = "mlflow.tabloop.anchor"
+MOVE_TAG = "mlflow.tabloop.move"
 PREVIOUS_TAG = "mlflow.tabloop.previous_champion"
 LOOK_TAG = "mlflow.tabloop.look"
 """Tags that machines read. MLflow's pages show no tag whose name begins with "mlflow."."""
@@ -73,6 +74,8 @@ class Aliases:
     """The test whose promoted version is watched; its last stage is the watch."""
     anchor: ExperimentRecord | None = None
     """The anchor, and the comparison of the champions since with it (tasks/experiments/moves/succession.py)."""
+    move: int | None = None
+    """Number of the newest move that the registry shows (infra/storage/moves.py); None before the first."""
 
     @property
     def routed(self) -> ExperimentRecord | None:
@@ -130,6 +133,7 @@ class Registry:
             previous_champion=tags.get(PREVIOUS_TAG) or None,
             watch=ExperimentRecord.model_validate_json(watch) if watch else None,
             anchor=ExperimentRecord.model_validate_json(anchor) if anchor else None,
+            move=int(tags[MOVE_TAG]) if tags.get(MOVE_TAG) else None,
         )
 
     def aliased(self) -> frozenset[str]:

@@ -12,7 +12,7 @@ from tasks.experiments.controller import look as looking
 from tasks.experiments.controller import probation as aftercare
 from tasks.experiments.controller.look import Found, Sight
 from tasks.experiments.moves import log as moves
-from tasks.experiments.moves import manual, release, succession
+from tasks.experiments.moves import release, succession
 from tasks.experiments.moves import requested as asked
 from tasks.experiments.planning.plan import plan_of
 from tasks.experiments.reports.page import experiment_page
@@ -33,13 +33,11 @@ WATCH_POLL_SECONDS = 10.0
 
 @step("follow", retries=IO_RETRIES)
 def follow(settings: Settings) -> list[Move]:
-    """Record what was moved in MLflow or by a run that was killed, and complete a manual move that was killed."""
+    """Complete the move of a run that was killed, and record what was moved in MLflow."""
     store, registry, now = clients.store_of(settings), clients.registry_of(settings), time.time()
-    found = moves.record(store, registry, now)
+    found = moves.catch_up(store, registry, now)
     for move in found:
-        get_run_logger().warning("move %d was not recorded yet: %s, by %s: %s", move.number, move.kind, move.by, move.reason)
-    if completed := manual.complete(store, registry, now):
-        get_run_logger().warning("completed a manual move whose run was killed: %s", completed.experiment.id)
+        get_run_logger().warning("found move %d: %s, by %s: %s", move.number, move.kind, move.by, move.reason)
     return found
 
 

@@ -82,7 +82,7 @@ def test_a_champion_moved_in_mlflow_is_recorded_and_ends_the_test(world: World) 
 
 def test_a_manual_move_whose_run_was_killed_is_completed(world: World) -> None:
     world.registry.versions["2"] = {"cycle": ""}
-    moves.record(world.store, world.registry.client, NOW)
+    moves.catch_up(world.store, world.registry.client, NOW)
     world.registry.writes_left = 0
     with suppress(Killed):
         manual.promote(world.store, world.registry.client, "2", "ada", "", NOW)

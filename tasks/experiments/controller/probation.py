@@ -5,8 +5,8 @@ guardrail, or a metric that is surely worse than its margin, takes it back. Whoe
 decision, which is written first and once, to the next run.
 """
 
-from infra.records import Decision, ExperimentRecord, Plan, Verdict
-from infra.registry.client import Registry
+from infra.records import Change, Decision, ExperimentRecord, Move, Plan, Verdict
+from infra.registry.client import Aliases, Registry
 from infra.storage.cycles import decision_of
 from infra.storage.store import ObjectStore
 from tasks.experiments.counting.totals import ArmTotals
@@ -65,11 +65,19 @@ def taken_back(verdict: Verdict) -> Verdict:
 
 
 def settle(store: ObjectStore, registry: Registry, watched: ExperimentRecord, now: float) -> bool:
-    """End a watch whose time is over, or whose version is champion no more; return whether it has ended."""
+    """End a probation whose time is over, or whose version is champion no more; return whether it has ended."""
     aliases = registry.aliases()
     if aliases.champion == watched.challenger and now < watched.stage.ends:
         return False
-    if aliases.watch == watched:
-        registry.set_watch(None)
-        moves.record(store, registry, now)
+
+    def settling(last: Move | None, seen: Aliases) -> Move | None:
+        if seen.watch != watched:
+            return None
+        champion = Change(version=watched.challenger, before="champion", after="champion")
+        reason = "the watch is over"
+        return moves.next_move(
+            last, seen, kind="settle", changes=(champion,), by=WATCH, reason=reason, time=now, watch_after=None
+        )
+
+    moves.write(store, registry, now, settling)
     return True

@@ -1,4 +1,4 @@
-"""Promote and roll back by hand, and complete such a move that was killed."""
+"""Promote and roll back by hand."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -7,7 +7,6 @@ from infra.records import Decision, ExperimentRecord, State, Verdict
 from infra.registry.client import REMOVED_TAG, Aliases, NotRegistered, Registry
 from infra.registry.lineage import EVALUATION_TAG
 from infra.storage import moves as log
-from infra.storage.cycles import decision_of
 from infra.storage.store import ObjectStore
 from tasks.experiments.moves import log as moves
 from tasks.experiments.moves import release
@@ -21,8 +20,6 @@ WARNINGS = {
     "undecided": "did not pass the held-out gate: it is not surely as good as the champion it was compared with",
 }
 """What the gate's verdicts mean to who promotes by hand."""
-OWN_SECONDS = 60.0
-"""Age of a manual move that its own run has not completed; from then on the watch completes it."""
 
 
 class NothingToDo(ValueError):
@@ -94,7 +91,7 @@ def plan(store: ObjectStore, registry: Registry, kind: ManualKind, version: str,
         CheckpointRemoved: retention has removed the version's checkpoint.
         IllegalMove: the version's state does not allow the move.
     """
-    moves.record(store, registry, now)
+    moves.catch_up(store, registry, now)
     aliases = registry.aliases()
     paused = aliases.experiment and aliases.experiment.stage.name == "paused"
     if kind == "roll_back" and paused and version in ("", aliases.champion):
@@ -130,18 +127,6 @@ def rollback(store: ObjectStore, registry: Registry, version: str, by: str, reas
         return release.conclude(store, registry, Decision(experiment=planned.running, verdict=verdict, decided=now, by=by))
     verdict = Verdict(verdict="promote", reason=reason or "rolled back")
     return _move(store, registry, planned, Decision(experiment=by_hand(planned, now), verdict=verdict, decided=now, by=by))
-
-
-def complete(store: ObjectStore, registry: Registry, now: float) -> Decision | None:
-    """Carry out the newest manual move if its run was killed before it moved the alias; return it, or None."""
-    name, last = max(moves.manual_ids(store), default=""), log.newest(store)
-    decision = decision_of(store, name) if name else None
-    if decision is None or last is None or now - decision.decided < OWN_SECONDS:
-        return None
-    overtaken = (
-        decision.decided < last.time - moves.SKEW_SECONDS or (registry.aliases().champion or "") != decision.experiment.champion
-    )
-    return None if overtaken or moves.logged(store, decision) else release.conclude(store, registry, decision)
 
 
 def by_hand(planned: Plan, now: float) -> ExperimentRecord:

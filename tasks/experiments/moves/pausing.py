@@ -3,7 +3,6 @@
 from infra.records import ExperimentRecord, Stage
 from infra.registry.client import Registry
 from infra.storage.store import ObjectStore
-from tasks.experiments.moves import log as moves
 from tasks.experiments.moves import release
 from tasks.experiments.moves.manual import MovedMeanwhile, NothingToDo
 from tasks.experiments.stages import shares as stages
@@ -56,6 +55,5 @@ def _test_of(registry: Registry, version: str) -> ExperimentRecord:
 
 
 def _enter(store: ObjectStore, registry: Registry, running: ExperimentRecord, stage: Stage, now: float) -> None:
-    moves.record(store, registry, now)
     if release.advance(store, registry, running, stage, now) is None:
         raise MovedMeanwhile(f"the test {running.id} has ended or moved on meanwhile; look at the status page and ask again")

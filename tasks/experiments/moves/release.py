@@ -1,20 +1,13 @@
-"""Open and end experiments. Every step may be killed anywhere and run again.
-
-The decision record is written first, once, with a conditional put; then the registry is changed to match it, and the move is
-recorded (tasks/experiments/moves/log.py). A later run that finds a decision for the running experiment carries it out, so of two
-concurrent decisions the first one counts.
+"""Open, advance and end experiments. Each is a move: it is written to the log, then shown in the registry, and a run that is
+killed in between is completed by the next (log.py). Of two concurrent decisions the first one counts.
 """
 
 from collections.abc import Iterable
 from operator import itemgetter
 
-from infra.records import Decision, ExperimentRecord, Manifest, Plan, Stage, Verdict
+from infra.records import Change, Decision, ExperimentRecord, Manifest, Move, Plan, Stage, State, Verdict
 from infra.registry.client import (
-    CHALLENGER,
-    CHAMPION,
     LOOK_TAG,
-    PREVIOUS_TAG,
-    ROLLED_BACK_TAG,
     VERDICT_TAG,
     Aliases,
     ModelVersion,
@@ -30,9 +23,6 @@ from tasks.experiments.planning.planner import plan_test
 from tasks.experiments.stages import shares as stages
 from tasks.experiments.stages import states
 from tasks.experiments.stages.states import GATE
-
-MOST_TAG = 1000
-"""Characters of a reason that a version's tag holds."""
 
 
 def propose(
@@ -83,28 +73,51 @@ def open_experiment(store: ObjectStore, registry: Registry, proposed: Experiment
     state = states.state_of(registry.version(proposed.challenger), aliases)
     if state != "challenger" and state not in states.LEGAL["open"]:  # killed in between, then promoted and rolled back by hand
         return None
-    moves.record(store, registry, proposed.started)
     record = store.put_once(f"experiments/{proposed.id}.json", proposed)
-    registry.set_alias(CHALLENGER, proposed.challenger)
-    registry.set_experiment(record)
-    moves.record(store, registry, proposed.started)
-    return record
+
+    def opening(last: Move | None, seen: Aliases) -> Move | None:
+        version = registry.version(record.challenger)
+        if seen.experiment or seen.champion != record.champion:
+            return None
+        before = moves.state_before(registry, last, record.challenger)
+        return moves.next_move(
+            last,
+            seen,
+            kind="open",
+            changes=(Change(version=record.challenger, before=before, after="challenger"),),
+            by=version.tags[CYCLE_TAG],
+            reason=f"tested against version {record.champion}",
+            time=record.started,
+            experiment=record.id,
+            challenger=record.challenger,
+            experiment_after=record,
+        )
+
+    return record if moves.write(store, registry, proposed.started, opening) else None
 
 
 def advance(
     store: ObjectStore, registry: Registry, experiment: ExperimentRecord, stage: Stage, now: float
 ) -> ExperimentRecord | None:
-    """Enter the next stage of an experiment; return its record, or None where it has ended or another run entered a stage.
+    """Enter the next stage of an experiment; return its record, or None where it has ended or another run entered a stage."""
 
-    One tag of the registry holds all stages, so a run that is killed leaves the stage entered or not; the move is recorded then
-    or by the next run.
-    """
-    if registry.aliases().experiment != experiment or decision_of(store, experiment.id):
-        return None
+    def advancing(last: Move | None, seen: Aliases) -> Move | None:
+        if seen.experiment != experiment or decision_of(store, experiment.id):
+            return None
+        return moves.next_move(
+            last,
+            seen,
+            kind="advance",
+            changes=(Change(version=experiment.challenger, before="challenger", after="challenger"),),
+            by=stage.by or GATE,
+            reason=stage.reason,
+            time=now,
+            experiment=experiment.id,
+            experiment_after=entered,
+        )
+
     entered = states.enter(experiment, stage)
-    registry.set_experiment(entered)
-    moves.record(store, registry, now)
-    return entered
+    return entered if moves.write(store, registry, now, advancing) else None
 
 
 def champions(store: ObjectStore, known: Iterable[ModelVersion], manifests: Iterable[Manifest]) -> list[str]:
@@ -123,13 +136,22 @@ def champions(store: ObjectStore, known: Iterable[ModelVersion], manifests: Iter
 
 
 def conclude(store: ObjectStore, registry: Registry, decision: Decision) -> Decision:
-    """Record a decision once, carry it out and record the move; return the decision that stands."""
+    """Write the move that carries a decision out, and show it in the registry; return the decision that stands.
+
+    The first decision on a test stands. One on a test that does not run changes nothing but is kept, and a move by hand whose
+    champion has been replaced meanwhile changes nothing.
+    """
     assert decision.verdict.verdict != "undecided", "an undecided experiment goes on"
-    dataset = dataset_of(registry, decision.experiment.challenger)
-    standing = store.put_once(f"decisions/{decision.experiment.id}.json", decision.model_copy(update={"dataset": dataset}))
-    carry_out(registry, standing)
-    moves.record(store, registry, standing.decided)
-    return standing
+    test, by_hand = decision.experiment, decision.experiment.id.startswith(moves.MANUAL)
+    moves.catch_up(store, registry, decision.decided)
+    known = decision_of(store, test.id)
+    if known and by_hand:
+        return known
+    standing = known or decision.model_copy(update={"dataset": dataset_of(registry, test.challenger)})
+    moved = moves.write(store, registry, decision.decided, lambda last, seen: _carrying_out(registry, standing, last, seen))
+    if moved or by_hand:
+        return standing
+    return store.put_once(f"decisions/{test.id}.json", standing)
 
 
 def dataset_of(registry: Registry, version: str) -> str:
@@ -137,31 +159,56 @@ def dataset_of(registry: Registry, version: str) -> str:
     return next((v.tags.get(DATASET_TAG, "") for v in registry.versions() if v.version == version), "")
 
 
-def carry_out(registry: Registry, decision: Decision) -> None:
-    """Change the registry to match a decision; do nothing if the experiment has already ended.
+def _carrying_out(registry: Registry, decision: Decision, last: Move | None, seen: Aliases) -> Move | None:
+    """Return the move that a decision asks for; None where its test has ended, or the champion of a move by hand was replaced."""
+    test, ends = decision.experiment, moves.running(seen, decision.experiment)
+    replaces = decision.verdict.verdict == "promote" and (seen.champion or "") == test.champion
+    if ends and not replaces:
+        return _ended(decision, last, seen)
+    if not replaces or not (ends or test.id.startswith(moves.MANUAL)):
+        return None
+    kind: states.ManualKind = "roll_back" if moves.ROLLBACK in test.id else "promote"
+    before = moves.state_before(registry, last, test.challenger)
+    changes = [Change(version=test.challenger, before=before, after="champion")]
+    if test.champion:
+        changes.append(Change(version=test.champion, before="champion", after=states.LEAVES[kind]))
+    stays = moves.challenger_of(seen) if not ends else ""
+    return moves.next_move(
+        last,
+        seen,
+        kind=kind,
+        changes=tuple(changes),
+        by=decision.by,
+        reason=decision.verdict.reason,
+        time=decision.decided,
+        experiment=test.id,
+        champion=test.challenger,
+        challenger="" if stays == test.challenger else stays,
+        experiment_after=None if ends else seen.experiment,
+        watch_after=states.enter(test, decision.watch) if decision.watch else None,
+        previous_champion=test.champion,
+        decision=decision,
+    )
 
-    A champion that was moved by hand in the meantime stays, since the experiment compared with another version.
-    """
-    experiment, aliases = decision.experiment, registry.aliases()
-    running = aliases.experiment is not None and aliases.experiment.id == experiment.id
-    if not running and not experiment.id.startswith(moves.MANUAL):
-        return
-    if decision.verdict.verdict == "promote" and aliases.champion in (experiment.champion or None, experiment.challenger):
-        if decision.watch:  # before the alias, so that the holdout never leaves its slot
-            registry.set_watch(states.enter(experiment, decision.watch))
-        registry.set_alias(CHAMPION, experiment.challenger)
-        registry.set_tag(PREVIOUS_TAG, experiment.champion)
-        if aliases.watch and not decision.watch:
-            registry.set_watch(None)
-        if moves.ROLLBACK in experiment.id:
-            why = f"by {decision.by}: {decision.verdict.reason}"
-            registry.set_version_tag(experiment.champion, ROLLED_BACK_TAG, why[:MOST_TAG])
-    registry.set_version_tag(experiment.challenger, VERDICT_TAG, f"{decision.verdict.verdict}, by {decision.by}")
-    registry.set_version_tag(experiment.challenger, f"{VERDICT_TAG}.reason", decision.verdict.reason[:MOST_TAG])
-    if running:
-        if aliases.challenger == experiment.challenger:
-            registry.delete_alias(CHALLENGER)
-        registry.set_experiment(None)
+
+def _ended(decision: Decision, last: Move | None, seen: Aliases) -> Move:
+    """Return the move that ends a test without a promotion."""
+    test, rejected = decision.experiment, decision.verdict.verdict in ("reject", "breach")
+    after: State = "failed" if rejected else "candidate"
+    tested = moves.challenger_of(seen) == test.challenger
+    return moves.next_move(
+        last,
+        seen,
+        kind="reject" if rejected else "stop",
+        changes=(Change(version=test.challenger, before="challenger", after=after),) if tested else (),
+        by=decision.by,
+        reason=decision.verdict.reason,
+        time=decision.decided,
+        experiment=test.id,
+        challenger="" if tested else moves.challenger_of(seen),
+        experiment_after=None,
+        decision=decision,
+    )
 
 
 def show_look(registry: Registry, experiment: ExperimentRecord, verdict: Verdict, now: float) -> None:

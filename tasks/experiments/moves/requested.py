@@ -8,6 +8,7 @@ from infra.records import MoveAnswer, MoveRequest
 from infra.registry.client import NotRegistered, Registry
 from infra.storage import move_requests as log
 from infra.storage.store import ObjectStore
+from tasks.experiments.moves import log as moves
 from tasks.experiments.moves import manual, pausing
 from tasks.experiments.stages.states import IllegalMove
 
@@ -19,6 +20,7 @@ REFUSALS = (NotRegistered, IllegalMove, manual.NothingToDo, manual.CheckpointRem
 
 def carry_out(store: ObjectStore, registry: Registry, now: float) -> list[tuple[MoveRequest, MoveAnswer]]:
     """Carry out the waiting requests, oldest first, and return them with their answers."""
+    moves.catch_up(store, registry, now)
     return [(request, log.answer(store, _answer(store, registry, request, now))) for request in log.waiting(store)]
 
 

@@ -67,7 +67,7 @@ class Line:
 
     def follow(self, chosen: Settings = SETTINGS) -> ExperimentRecord | None:
         self.now += 1
-        moves.record(self.store, self.registry.client, self.now)
+        moves.catch_up(self.store, self.registry.client, self.now)
         return succession.follow(self.store, self.registry.client, chosen, self.now, LEAD)
 
     def ship(self, version: str, mode: str = "non_inferiority") -> ExperimentRecord:

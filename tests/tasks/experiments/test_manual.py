@@ -196,7 +196,7 @@ def test_a_manual_move_killed_at_any_write_after_its_decision_is_completed_by_th
     store, registry = world()
     if undo:
         manual.promote(store, registry.client, "2", "ada", "", NOW)
-    moves.record(store, registry.client, NOW)
+    moves.catch_up(store, registry.client, NOW)
     registry.writes_left = writes
     with suppress(Killed):
         if undo:
@@ -204,10 +204,8 @@ def test_a_manual_move_killed_at_any_write_after_its_decision_is_completed_by_th
         else:
             manual.promote(store, registry.client, "2", "ada", "because", NOW + 1)
     registry.writes_left = 99
-    later = NOW + 1 + manual.OWN_SECONDS
-    for _ in range(2):
-        moves.record(store, registry.client, later)
-        manual.complete(store, registry.client, later)
+    for later in (NOW + 2, NOW + 3):
+        assert moves.catch_up(store, registry.client, later) == [], "nothing was moved in MLflow"
     champion, left = ("1", "2") if undo else ("2", "1")
     assert registry.aliases == {"champion": champion}
     assert states(registry) == {champion: "champion", left: "rolled_back" if undo else "retired"}
@@ -216,17 +214,18 @@ def test_a_manual_move_killed_at_any_write_after_its_decision_is_completed_by_th
     assert last.number == (3 if undo else 2), "the move is recorded once"
 
 
-def test_a_killed_move_is_not_completed_while_its_run_may_live_nor_after_another_move() -> None:
+def test_a_killed_move_is_completed_before_the_next_one() -> None:
     store, registry = world()
-    moves.record(store, registry.client, NOW)
+    moves.catch_up(store, registry.client, NOW)
     registry.writes_left = 1
     with suppress(Killed):
         manual.promote(store, registry.client, "2", "ada", "", NOW + 1)
     registry.writes_left = 99
-    assert manual.complete(store, registry.client, NOW + 2) is None
+    assert registry.aliases == {"champion": "1"}
     manual.promote(store, registry.client, "3", "bob", "", NOW + 3)
-    assert manual.complete(store, registry.client, NOW + 3 + manual.OWN_SECONDS) is None
     assert registry.aliases == {"champion": "3"}
+    assert states(registry) == {"1": "retired", "2": "retired", "3": "champion"}
+    assert [(move.kind, move.by) for move in log.backwards(store)][:2] == [("promote", "bob"), ("promote", "ada")]
 
 
 def test_a_move_that_somebody_else_overtakes_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

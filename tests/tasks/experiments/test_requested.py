@@ -73,7 +73,7 @@ def test_a_pause_and_its_end_are_carried_out_once_whatever_is_killed(writes: int
             answers = run(store, registry, NOW + 30 * number + 20)
         assert answers == [("done", f"the test of version 2 {said}")]
         registry.writes_left = 10**9
-        moves.record(store, registry.client, NOW + 30 * number + 21)
+        moves.catch_up(store, registry.client, NOW + 30 * number + 21)
         running = registry.client.aliases().experiment
         assert running and (running.stage.name, running.stage.by) == (stage, "ada")
     last = [(move.kind, move.by, move.stage) for move in log.backwards(store)][:2]
@@ -121,7 +121,7 @@ def test_a_watch_that_is_killed_anywhere_leaves_the_same_move_to_the_next_one(wr
         assert run(store, registry, NOW + 40) == [("done", "version 3 is champion")]
     registry.writes_left = 10**9
     # As the watch does before the next look.
-    moves.record(store, registry.client, NOW + 41)
+    moves.catch_up(store, registry.client, NOW + 41)
     assert (registry.aliases, registry.client.aliases().experiment) == ({"champion": "3"}, None)
     assert [move.kind for move in log.backwards(store)] == ["promote", "stop", "open", "begin"]
     assert len(list(store.keys("decisions/"))) == 2

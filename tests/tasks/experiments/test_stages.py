@@ -336,7 +336,7 @@ def test_a_watch_killed_at_any_write_changes_no_outcome(then: str) -> None:
         with suppress(Killed):
             life.look(now)
         registry.writes_left = 10**9
-        moves.record(store, registry.client, now)
+        moves.catch_up(store, registry.client, now)
         running = registry.client.aliases().routed
         if (running and running.stage == before) or (
             registry.client.aliases().experiment and then == "promote"

@@ -1,0 +1,106 @@
+"""Show a move in the registry: its aliases and tags after the move, as the log has it.
+
+It may be killed anywhere and run again: each value is set where it differs, and the number of the move comes last. An alias that
+somebody moves in MLflow meanwhile stays as it is, and is recorded as their move.
+"""
+
+from contextlib import suppress
+
+from infra.records import Move, State
+from infra.registry.client import (
+    CHALLENGER,
+    CHAMPION,
+    MOVE_TAG,
+    PREVIOUS_TAG,
+    ROLLED_BACK_TAG,
+    STATE_TAG,
+    VERDICT_TAG,
+    Aliases,
+    NotRegistered,
+    Registry,
+)
+from infra.storage.store import ObjectStore
+
+MOST_TAG = 1000
+"""Characters of a reason that a version's tag holds."""
+FOUND = ("begin", "by_hand")
+"""The moves that the registry showed before they were recorded: their aliases are there."""
+
+
+def project(store: ObjectStore, registry: Registry, move: Move, seen: Aliases) -> None:
+    """Write the decision of the newest move, and make the registry show the move.
+
+    Args:
+        store: the object store.
+        registry: the model registry.
+        move: the newest move.
+        seen: the aliases and tags as they are.
+    """
+    if move.decision:
+        store.put_once(f"decisions/{move.decision.experiment.id}.json", move.decision)
+    shown = move.shown
+    if shown and shown.watch and shown.watch != seen.watch:  # before the alias, so that the control group never leaves its slot
+        registry.set_watch(shown.watch)
+    if move.kind not in FOUND:
+        _show_champion(registry, move, seen)
+    if shown and shown.previous_champion != (seen.previous_champion or ""):
+        registry.set_tag(PREVIOUS_TAG, shown.previous_champion)
+    if shown and seen.watch and not shown.watch:
+        registry.set_watch(None)
+    _tag_versions(registry, move)
+    if move.kind not in FOUND:
+        _show_challenger(registry, move, seen)
+    if shown and shown.experiment != seen.experiment:
+        registry.set_experiment(shown.experiment)
+    registry.set_tag(MOVE_TAG, str(move.number))
+
+
+def challenger_of(seen: Aliases) -> str:
+    """Return the challenger; empty: there is none. An alias that points at the champion is none."""
+    return seen.challenger if seen.challenger and seen.challenger != seen.champion else ""
+
+
+def _show_champion(registry: Registry, move: Move, seen: Aliases) -> None:
+    before = _before(move, "champion", move.champion)
+    if move.champion and (seen.champion or "") == before != move.champion:
+        registry.set_alias(CHAMPION, move.champion)
+
+
+def _show_challenger(registry: Registry, move: Move, seen: Aliases) -> None:
+    alias = seen.challenger or ""
+    before = _before(move, "challenger", move.challenger)
+    if alias == move.challenger or challenger_of(seen) not in (before, move.challenger):
+        return
+    if move.challenger:
+        registry.set_alias(CHALLENGER, move.challenger)
+    else:
+        registry.delete_alias(CHALLENGER)
+
+
+def _before(move: Move, state: State, after: str) -> str:
+    """Return the version that had a state before a move; empty: none had it.
+
+    Args:
+        after: the version that has it after the move.
+    """
+    left = next((change.version for change in move.changes if change.before == state), "")
+    arrived = any(change.after == state != change.before for change in move.changes)
+    return left if left or arrived else after
+
+
+def _tag_versions(registry: Registry, move: Move) -> None:
+    """Set the tags of the versions that a move changes: state, verdict, and why one was rolled back."""
+    tags: dict[str, dict[str, str]] = {change.version: {STATE_TAG: change.after} for change in move.changes}
+    if decision := move.decision:
+        verdict, reason = decision.verdict.verdict, decision.verdict.reason
+        named = {VERDICT_TAG: f"{verdict}, by {decision.by}", f"{VERDICT_TAG}.reason": reason[:MOST_TAG]}
+        tags.setdefault(decision.experiment.challenger, {}).update(named)
+        if move.kind == "roll_back":
+            why = {ROLLED_BACK_TAG: f"by {decision.by}: {reason}"[:MOST_TAG]}
+            tags.setdefault(decision.experiment.champion, {}).update(why)
+    for version, wanted in tags.items():
+        with suppress(NotRegistered):  # deleted in MLflow
+            known = registry.version(version).tags
+            for key, value in wanted.items():
+                if known.get(key) != value:
+                    registry.set_version_tag(version, key, value)
