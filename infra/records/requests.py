@@ -6,24 +6,28 @@ from infra.records.base import Record
 
 
 class MoveRequest(Record):
-    """A request to make a version champion, or to pause or resume its test, written once. The watch carries it out."""
+    """A request to make a version champion, or to pause or resume its test. One from the status page is written once, and the
+    controller (the flow `experiment`) carries it out."""
 
     id: str
     """Id of the request."""
     kind: Literal["promote", "roll_back", "pause", "resume"]
     """What is asked for."""
     version: str
-    """Version to make champion, or whose test is paused or resumed."""
+    """Version to make champion, or whose test is paused or resumed. Empty: to promote the challenger, or to roll back to the
+    champion that was retired last."""
     champion: str
-    """The champion that the administrator saw: with another one, the request is refused."""
+    """The champion that the administrator saw: with another one, the request is refused. Empty: any."""
     reason: str
-    """Why, as the administrator wrote it."""
+    """Why, as the person who asks wrote it."""
     by: str
-    """Name of the administrator's token."""
+    """Name of the administrator's token, or of the person who asks and of the one who approved."""
     time: float
     """When it was asked."""
     expires: float
     """When it is no longer carried out."""
+    source: Literal["page", "command", "approval", "controller"] = "page"
+    """Where it comes from. controller: a verdict of a probation, or of the comparison with the anchor."""
 
 
 class MoveAnswer(Record):

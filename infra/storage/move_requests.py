@@ -1,7 +1,8 @@
 """Requests for moves in the object store: requests/moves/ID.json, and requests/answers/ID.json once they have ended.
 
-The serving app, which administrators reach with a browser, holds no credential of Prefect. It writes a request, and the watch
-(the flow `experiment`) carries it out as a move by hand. Ids begin with the time, so keys are in the order of the requests.
+The serving app, which administrators reach with a browser, holds no credential of Prefect. It writes a request, and the
+controller (the flow `experiment`) carries it out as a move by hand. Ids begin with the time, so keys are in the order of the
+requests.
 """
 
 import secrets
@@ -12,16 +13,25 @@ from infra.storage.store import ObjectStore
 
 REQUESTS, ANSWERS = "requests/moves/", "requests/answers/"
 Kind = Literal["promote", "roll_back", "pause", "resume"]
+Source = Literal["page", "command", "approval", "controller"]
 EXPIRES_SECONDS = 300.0
-"""Seconds in which the watch must find a request: an old one surprises whoever has done something else meanwhile."""
+"""Seconds in which the controller must find a request: an old one surprises whoever has done something else meanwhile."""
 
 
-def make(kind: Kind, version: str, champion: str, reason: str, *, by: str, now: float) -> MoveRequest:
-    """Return a new request."""
+def make(kind: Kind, version: str, champion: str, reason: str, *, by: str, now: float, source: Source = "page") -> MoveRequest:
+    """Return a new request (infra/records/requests.py); `now` is its time in Unix seconds."""
     identifier = f"{now:017.6f}-{secrets.token_hex(4)}"
     expires = now + EXPIRES_SECONDS
     return MoveRequest(
-        id=identifier, kind=kind, version=version, champion=champion, reason=reason, by=by, time=now, expires=expires
+        id=identifier,
+        kind=kind,
+        version=version,
+        champion=champion,
+        reason=reason,
+        by=by,
+        time=now,
+        expires=expires,
+        source=source,
     )
 
 

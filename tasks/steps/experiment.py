@@ -44,7 +44,7 @@ def follow(settings: Settings) -> list[Move]:
 @step("requested moves", retries=IO_RETRIES)
 def requested(settings: Settings) -> list[MoveAnswer]:
     """Carry out what administrators asked for on the status page."""
-    ended = asked.carry_out(clients.store_of(settings), clients.registry_of(settings), time.time())
+    ended = asked.answer_waiting(clients.store_of(settings), clients.registry_of(settings), time.time())
     for request, answer in ended:
         move = f"{request.kind.replace('_', ' ')} to version {request.version}, by {request.by}"
         get_run_logger().info("%s: %s: %s", move, answer.state, answer.message)

@@ -6,8 +6,7 @@ from prefect.client.schemas.objects import FlowRun, State
 from prefect.exceptions import Pause
 from prefect.flow_engine import run_flow
 
-from flows.promote import promote
-from flows.rollback import rollback
+from flows.move import promote, rollback
 from infra.storage import moves as log
 from tests.flows.conftest import World
 

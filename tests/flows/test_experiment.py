@@ -14,7 +14,7 @@ from infra.storage.cycles import decision_of
 from tasks.experiments.moves import log as moves
 from tasks.experiments.moves import manual, release
 from tests.flows.conftest import World
-from tests.tasks.made import NOW, Killed, completion, decision, feedback
+from tests.tasks.made import NOW, Killed, asked, completion, decision, feedback
 
 pytestmark = pytest.mark.stack
 
@@ -85,7 +85,7 @@ def test_a_manual_move_whose_run_was_killed_is_completed(world: World) -> None:
     moves.catch_up(world.store, world.registry.client, NOW)
     world.registry.writes_left = 0
     with suppress(Killed):
-        manual.promote(world.store, world.registry.client, "2", "ada", "", NOW)
+        manual.promote(world.store, world.registry.client, asked("promote", "2", "ada", "", NOW))
     world.registry.writes_left = 99
     assert experiment(return_state=True).name == "NoExperiment"
     assert world.registry.aliases == {"champion": "2"}

@@ -7,7 +7,7 @@ import pytest
 from flows.compaction import compaction
 from flows.cycle import cycle
 from flows.forget import forget
-from flows.promote import promote
+from flows.move import promote
 from flows.retention import retention
 from infra.records import Sample
 from infra.storage.events.tombstones import ErasedDuringCycle

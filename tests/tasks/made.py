@@ -13,11 +13,13 @@ from infra.records import (
     Feedback,
     HeldOutSet,
     Manifest,
+    MoveRequest,
     ObjectReference,
     Sample,
     Verdict,
 )
 from infra.registry.client import Registry
+from infra.storage import move_requests
 from infra.storage.store import AlreadyExists, ObjectStore, sha256
 from tasks.trainer.job import Metrics
 
@@ -165,6 +167,11 @@ class MemoryStore(ObjectStore):
 
     def keys(self, prefix: str) -> Iterator[str]:
         yield from sorted(key for key in self.objects if key.startswith(prefix))
+
+
+def asked(kind: move_requests.Kind, version: str, by: str, reason: str, now: float) -> MoveRequest:
+    """Return a request for a move by command."""
+    return move_requests.make(kind, version, "", reason, by=by, now=now, source="command")
 
 
 class Killed(BaseException):

@@ -7,10 +7,12 @@ decision, which is written first and once, to the next run.
 
 from infra.records import Change, Decision, ExperimentRecord, Move, Plan, Verdict
 from infra.registry.client import Aliases, Registry
+from infra.storage import move_requests
 from infra.storage.cycles import decision_of
 from infra.storage.store import ObjectStore
 from tasks.experiments.counting.totals import ArmTotals
 from tasks.experiments.moves import log as moves
+from tasks.experiments.moves import manual
 from tasks.experiments.verdict.breach import breach
 from tasks.experiments.verdict.decide import Look, numbers, result_of, too_small
 
@@ -44,19 +46,19 @@ def judge(plan: Plan, totals: ArmTotals) -> Verdict:
 
 
 def rollback(watched: ExperimentRecord, verdict: Verdict, totals: ArmTotals, now: float) -> Decision:
-    """Return the decision to put the holdout, or the anchor, back in the place of a champion that is compared with it."""
-    experiment = ExperimentRecord(
-        id=rollback_id(watched), champion=watched.challenger, challenger=watched.champion, share=1, started=now
-    )
-    return Decision(
-        experiment=experiment,
-        verdict=taken_back(verdict),
-        decided=now,
+    """Return the decision to make the earlier champion, or the anchor, champion again."""
+    request = move_requests.make(
+        "roll_back",
+        watched.champion,
+        watched.challenger,
+        verdict.reason,
         by=watched.stage.name,
-        inputs=totals.inputs,
-        evidence=totals.evidence(),
-        watched=watched,
+        now=watched.stage.started,  # so that the id is that of rollback_id
+        source="controller",
     )
+    decision = manual.decided(request, watched.champion, watched.challenger, taken_back(verdict))
+    based_on = {"inputs": totals.inputs, "evidence": totals.evidence(), "watched": watched}
+    return decision.model_copy(update={"decided": now} | based_on)
 
 
 def taken_back(verdict: Verdict) -> Verdict:

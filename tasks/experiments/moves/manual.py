@@ -3,7 +3,7 @@
 from contextlib import suppress
 from dataclasses import dataclass
 
-from infra.records import Decision, ExperimentRecord, State, Verdict
+from infra.records import Decision, ExperimentRecord, MoveRequest, State, Verdict
 from infra.registry.client import REMOVED_TAG, Aliases, NotRegistered, Registry
 from infra.registry.lineage import EVALUATION_TAG
 from infra.storage import moves as log
@@ -74,16 +74,13 @@ class Plan:
         return f"{moved}. Warning: {self.warning}" if self.warning else moved
 
 
-def plan(store: ObjectStore, registry: Registry, kind: ManualKind, version: str, reason: str, now: float) -> Plan:
+def plan(store: ObjectStore, registry: Registry, request: MoveRequest) -> Plan:
     """Return what a move would do; it changes nothing, but what has been moved in MLflow is recorded.
 
     Args:
         store: the object store.
         registry: the model registry.
-        kind: promote, or roll back.
-        version: the version to make champion; empty: the challenger, or the newest retired champion.
-        reason: why; some states need one.
-        now: Unix time.
+        request: a promotion or a rollback; without a version, it means the challenger or the newest retired champion.
 
     Raises:
         NothingToDo: no version is given, and there is none to choose.
@@ -91,8 +88,9 @@ def plan(store: ObjectStore, registry: Registry, kind: ManualKind, version: str,
         CheckpointRemoved: retention has removed the version's checkpoint.
         IllegalMove: the version's state does not allow the move.
     """
-    moves.catch_up(store, registry, now)
-    aliases = registry.aliases()
+    kind: ManualKind = "promote" if request.kind == "promote" else "roll_back"
+    moves.catch_up(store, registry, request.time)
+    aliases, version = registry.aliases(), request.version
     paused = aliases.experiment and aliases.experiment.stage.name == "paused"
     if kind == "roll_back" and paused and version in ("", aliases.champion):
         return Plan(kind, aliases.champion or "", "champion", aliases.champion or "", aliases.experiment, ends_pause=True)
@@ -100,40 +98,42 @@ def plan(store: ObjectStore, registry: Registry, kind: ManualKind, version: str,
     check_servable(registry, version)
     found = registry.version(version)
     state = states.state_of(found, aliases)
-    states.check(kind, version, state, reason)
-    # A version of an earlier release, or one that was registered by hand, has no verdict.
+    states.check(kind, version, state, request.reason)
+    # A version that was registered by hand has no verdict.
     evaluation = found.tags.get(EVALUATION_TAG, "passed")
     return Plan(kind, version, state, aliases.champion or "", aliases.experiment, evaluation=evaluation)
 
 
-def promote(store: ObjectStore, registry: Registry, version: str, by: str, reason: str, now: float) -> Decision:
+def promote(store: ObjectStore, registry: Registry, request: MoveRequest) -> Decision:
     """Make a version the champion, by default the challenger. Raises what `plan` raises, and MovedMeanwhile."""
-    planned = plan(store, registry, "promote", version, reason, now)
-    verdict, running = Verdict(verdict="promote", reason=reason or "by hand"), planned.running
+    planned = plan(store, registry, request)
+    running, verdict = planned.running, Verdict(verdict="promote", reason=request.reason or "by hand")
     if running and (running.challenger, running.champion) == (planned.version, planned.champion):
-        decided = release.conclude(store, registry, Decision(experiment=running, verdict=verdict, decided=now, by=by))
-        return _carried(registry, decided, planned)
-    return _move(store, registry, planned, Decision(experiment=by_hand(planned, now), verdict=verdict, decided=now, by=by))
+        decision = Decision(experiment=running, verdict=verdict, decided=request.time, by=request.by)
+        return _carried(registry, release.conclude(store, registry, decision), planned)
+    return _move(store, registry, planned, decided(request, planned.version, planned.champion, verdict))
 
 
-def rollback(store: ObjectStore, registry: Registry, version: str, by: str, reason: str, now: float) -> Decision:
+def rollback(store: ObjectStore, registry: Registry, request: MoveRequest) -> Decision:
     """Make an earlier champion the champion again, by default the newest retired one; a paused test is ended instead.
 
     Raises what `promote` raises.
     """
-    planned = plan(store, registry, "roll_back", version, reason, now)
+    planned = plan(store, registry, request)
     if planned.ends_pause and planned.running:
-        verdict = Verdict(verdict="reject", reason=reason or "ended by hand, after no proof either way")
-        return release.conclude(store, registry, Decision(experiment=planned.running, verdict=verdict, decided=now, by=by))
-    verdict = Verdict(verdict="promote", reason=reason or "rolled back")
-    return _move(store, registry, planned, Decision(experiment=by_hand(planned, now), verdict=verdict, decided=now, by=by))
+        verdict = Verdict(verdict="reject", reason=request.reason or "ended by hand, after no proof either way")
+        decision = Decision(experiment=planned.running, verdict=verdict, decided=request.time, by=request.by)
+        return release.conclude(store, registry, decision)
+    verdict = Verdict(verdict="promote", reason=request.reason or "rolled back")
+    return _move(store, registry, planned, decided(request, planned.version, planned.champion, verdict))
 
 
-def by_hand(planned: Plan, now: float) -> ExperimentRecord:
-    """Return the record of a move without an experiment."""
-    part = moves.ROLLBACK if planned.kind == "roll_back" else "-"
-    identifier = f"{moves.MANUAL}{now:.3f}{part}version-{planned.version}"
-    return ExperimentRecord(id=identifier, champion=planned.champion, challenger=planned.version, share=1, started=now)
+def decided(request: MoveRequest, version: str, champion: str, verdict: Verdict) -> Decision:
+    """Return the decision to make a version champion as a request asks; the same request gives the same decision."""
+    part = moves.ROLLBACK if request.kind == "roll_back" else "-"
+    identifier = f"{moves.MANUAL}{request.time:.3f}{part}version-{version}"
+    moved = ExperimentRecord(id=identifier, champion=champion, challenger=version, share=1, started=request.time)
+    return Decision(experiment=moved, verdict=verdict, decided=request.time, by=request.by)
 
 
 def check_servable(registry: Registry, version: str) -> None:

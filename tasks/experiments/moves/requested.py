@@ -1,12 +1,13 @@
-"""Carry out what administrators asked for on the status page: each request once, as a move by hand, a pause or its end.
+"""Carry out requests for moves: from the status page, by command, and after an approval in Prefect.
 
-A run that is killed in between leaves a request without an answer. The next one finds it done, or the same decision again, whose
-id has the time of the request.
+A request is checked, its move is written to the log, and the registry then shows it (log.py). A run that is killed in between
+leaves a request of the status page without an answer. The next one finds it done, or the same decision again, whose id has the
+time of the request.
 """
 
-from infra.records import MoveAnswer, MoveRequest
+from infra.records import Decision, MoveAnswer, MoveRequest
 from infra.registry.client import NotRegistered, Registry
-from infra.storage import move_requests as log
+from infra.storage import move_requests
 from infra.storage.store import ObjectStore
 from tasks.experiments.moves import log as moves
 from tasks.experiments.moves import manual, pausing
@@ -14,36 +15,43 @@ from tasks.experiments.stages.states import IllegalMove
 
 MOVES = {"promote": manual.promote, "roll_back": manual.rollback, "pause": pausing.pause, "resume": pausing.resume}
 DONE = {"pause": "the test of version {version} is paused", "resume": "the test of version {version} goes on"}
-"""What is said where it is not that the version is champion."""
-REFUSALS = (NotRegistered, IllegalMove, manual.NothingToDo, manual.CheckpointRemoved, manual.MovedMeanwhile)
+"""Answers to requests that make no version champion."""
+AGAIN = "look at the status page and ask again"
 
 
-def carry_out(store: ObjectStore, registry: Registry, now: float) -> list[tuple[MoveRequest, MoveAnswer]]:
-    """Carry out the waiting requests, oldest first, and return them with their answers."""
+class Outdated(ValueError):
+    """The champion was replaced after the request, or the request has expired."""
+
+
+REFUSALS = (NotRegistered, IllegalMove, manual.NothingToDo, manual.CheckpointRemoved, manual.MovedMeanwhile, Outdated)
+
+
+def carry_out(store: ObjectStore, registry: Registry, request: MoveRequest, now: float) -> Decision | None:
+    """Carry out a request; return its decision, or None for a pause and its end. Raises one of REFUSALS."""
     moves.catch_up(store, registry, now)
-    return [(request, log.answer(store, _answer(store, registry, request, now))) for request in log.waiting(store)]
+    champion = registry.aliases().champion or ""
+    if request.champion and champion != request.champion:
+        raise Outdated(f"the champion is {champion} now, not {request.champion} as when it was asked: {AGAIN}")
+    if now > request.expires:
+        late = f"the controller came {now - request.expires:.0f} s after it had expired"
+        raise Outdated(f"{late}: check in Prefect that the flow `experiment` runs, and ask again")
+    return MOVES[request.kind](store, registry, request)
+
+
+def answer_waiting(store: ObjectStore, registry: Registry, now: float) -> list[tuple[MoveRequest, MoveAnswer]]:
+    """Carry out the requests of the status page that wait, oldest first, and return them with their answers."""
+    waiting = move_requests.waiting(store)
+    return [(request, move_requests.answer(store, _answer(store, registry, request, now))) for request in waiting]
 
 
 def _answer(store: ObjectStore, registry: Registry, request: MoveRequest, now: float) -> MoveAnswer:
+    moves.catch_up(store, registry, now)
     aliases = registry.aliases()
-    champion, running = aliases.champion or "", aliases.experiment
-    ends_pause = request.kind == "roll_back" and running is not None and running.stage.name == "paused"
-    again = "look at the status page and ask again"
-    if request.kind not in DONE and champion == request.version and not ends_pause:
-        return _ended(request, now, "")
-    if champion != request.champion:
-        return _ended(request, now, f"the champion is {champion} now, not {request.champion} as when it was asked: {again}")
-    if now > request.expires:
-        late = f"the watch came {now - request.expires:.0f} s after it had expired"
-        return _ended(request, now, f"{late}: check in Prefect that the flow `experiment` runs, and ask again")
-    try:
-        MOVES[request.kind](store, registry, request.version, request.by, request.reason, request.time)
-    except REFUSALS as error:
-        return _ended(request, now, str(error))
-    return _ended(request, now, "")
-
-
-def _ended(request: MoveRequest, now: float, refusal: str) -> MoveAnswer:
+    ends_pause = request.kind == "roll_back" and aliases.experiment and aliases.experiment.stage.name == "paused"
+    if request.kind in DONE or aliases.champion != request.version or ends_pause:
+        try:
+            carry_out(store, registry, request, now)
+        except REFUSALS as error:
+            return MoveAnswer(id=request.id, state="refused", message=str(error), time=now)
     done = DONE.get(request.kind, "version {version} is champion").format(version=request.version)
-    state, message = ("refused", refusal) if refusal else ("done", done)
-    return MoveAnswer.model_validate({"id": request.id, "state": state, "message": message, "time": now})
+    return MoveAnswer(id=request.id, state="done", message=done, time=now)

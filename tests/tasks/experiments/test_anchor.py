@@ -28,7 +28,7 @@ from tasks.experiments.verdict import anchor
 from tasks.statistics.ratios import Difference
 from tests.tasks.experiments.arms import arm_totals, user
 from tests.tasks.experiments.test_manual import cycle, world
-from tests.tasks.made import NOW, Killed, MemoryRegistry, MemoryStore, completion, decision, feedback
+from tests.tasks.made import NOW, Killed, MemoryRegistry, MemoryStore, asked, completion, decision, feedback
 
 USERS, BLOCK, LEAD = 30, 600.0, 3.0
 VALUES = {
@@ -206,10 +206,10 @@ def test_the_anchor_stays_while_champions_are_only_not_worse(line: Line) -> None
         assert line.follow() is None, "once"
         line.wait()
     assert [stage.reason for stage in line.compared.stages] == ["version 2 is champion", "version 3 is champion"]
-    manual.rollback(line.store, line.registry.client, "2", "ada", "", line.now)
+    manual.rollback(line.store, line.registry.client, asked("roll_back", "2", "ada", "", line.now))
     line.follow()
     assert line.pair == ("1", "2"), "a rollback to one of them"
-    manual.rollback(line.store, line.registry.client, "1", "ada", "", line.now)
+    manual.rollback(line.store, line.registry.client, asked("roll_back", "1", "ada", "", line.now))
     line.follow()
     assert line.pair == ("1", "1") and not line.compared.stages
 
@@ -223,12 +223,12 @@ def test_another_version_is_the_anchor_once_it_is_champion_otherwise(line: Line,
         case "sure gain":
             line.ship("3", mode="superiority")
         case "by a person":
-            manual.promote(line.store, line.registry.client, "3", "ada", "", line.now)
+            manual.promote(line.store, line.registry.client, asked("promote", "3", "ada", "", line.now))
         case _:
             line.registry.aliases["champion"] = "3"
     line.follow()
     assert line.pair == ("3", "3") and line.registry.client.aliases().routed is None
-    manual.rollback(line.store, line.registry.client, "2", "ada", "worse", line.now + 1)
+    manual.rollback(line.store, line.registry.client, asked("roll_back", "2", "ada", "worse", line.now + 1))
     line.now += 1
     line.follow()
     assert line.pair == ("2", "2"), "an anchor that was rolled back is none any more"

@@ -19,7 +19,7 @@ from tasks.experiments.stages import looks as recording
 from tasks.experiments.verdict.decide import decide
 from tests.tasks.experiments.test_export import world as bucket
 from tests.tasks.experiments.test_manual import start_test, world
-from tests.tasks.made import NOW, MemoryStore, decision
+from tests.tasks.made import NOW, MemoryStore, asked, decision
 
 PREVIOUS = Path(__file__).parents[2] / "data/previous/bucket.tar.gz"
 WON = Verdict(
@@ -48,7 +48,7 @@ def store() -> MemoryStore:
     values = {"cycle": "cycle-000001", "result": "registered", "version": "2", "experiment": opened.id}
     store.put_json("cycles/cycle-000001/outcome.json", CycleOutcome(**values, reason="version 2 is the challenger"))
     release.conclude(store, registry.client, decision(opened, WON, NOW + 60))
-    manual.rollback(store, registry.client, "", "ada", "it is slow", NOW + 120)
+    manual.rollback(store, registry.client, asked("roll_back", "", "ada", "it is slow", NOW + 120))
     return store
 
 

@@ -13,10 +13,11 @@ from infra.storage.cycles import decision_of
 from tasks.experiments.moves import log as moves
 from tasks.experiments.moves import manual, release
 from tasks.experiments.stages.states import IllegalMove
-from tests.tasks.made import NOW, Killed, MemoryRegistry, MemoryStore, decision
+from tests.tasks.made import NOW, Killed, MemoryRegistry, MemoryStore, asked, decision
 
 AT_ONCE = Settings(experiment=Experiment(shadow_requests=0, ramp=(), watch_seconds=0))
 """Settings of a test without stages before and after it."""
+KINDS = {manual.promote: "promote", manual.rollback: "roll_back"}
 REJECTED = Verdict(verdict="reject", reason="accepted less")
 
 
@@ -64,20 +65,22 @@ def states(registry: MemoryRegistry) -> dict[str, str]:
 def test_a_promotion_of_a_version_that_did_not_pass_the_gate_warns(verdict: str | None, warning: str) -> None:
     store, registry = world()
     registry.versions["3"] |= {"evaluation": verdict} if verdict else {}
-    planned = manual.plan(store, registry.client, "promote", "3", "", NOW)
+    planned = manual.plan(store, registry.client, asked("promote", "3", "ada", "", NOW))
     assert (warning in planned.warning) and bool(planned.warning) == bool(warning)
     assert ("Warning: version 3" in planned.summary()) == bool(warning)
-    assert manual.promote(store, registry.client, "3", "ada", "", NOW).experiment.challenger == "3", "it is a person's choice"
+    assert manual.promote(store, registry.client, asked("promote", "3", "ada", "", NOW)).experiment.challenger == "3", (
+        "it is a person's choice"
+    )
     registry.versions["1"]["evaluation"] = "failed"
-    assert not manual.plan(store, registry.client, "roll_back", "1", "", NOW + 1).warning
+    assert not manual.plan(store, registry.client, asked("roll_back", "1", "ada", "", NOW + 1)).warning
 
 
 def test_the_challenger_is_promoted_and_rolled_back_by_hand() -> None:
     store, registry = world()
     experiment = start_test(store, registry, "2")
-    decided = manual.promote(store, registry.client, "", "ada", "", NOW + 1)
+    decided = manual.promote(store, registry.client, asked("promote", "", "ada", "", NOW + 1))
     assert (decided.experiment, decided.by) == (experiment, "ada")
-    manual.rollback(store, registry.client, "", "ada", "it is slow", NOW + 2)
+    manual.rollback(store, registry.client, asked("roll_back", "", "ada", "it is slow", NOW + 2))
     assert registry.aliases == {"champion": "1"} and registry.client.aliases().experiment is None
     assert registry.client.aliases().previous_champion == "2"
     assert states(registry) == {"1": "champion", "2": "rolled_back"}
@@ -87,7 +90,7 @@ def test_the_challenger_is_promoted_and_rolled_back_by_hand() -> None:
 def test_promoting_another_version_ends_the_test() -> None:
     store, registry = world()
     experiment = start_test(store, registry, "2")
-    manual.promote(store, registry.client, "3", "ada", "", NOW + 1)
+    manual.promote(store, registry.client, asked("promote", "3", "ada", "", NOW + 1))
     assert registry.aliases == {"champion": "3"} and registry.client.aliases().experiment is None
     ended = decision_of(store, experiment.id)
     assert ended and (ended.verdict.verdict, ended.by) == ("broken", "ada")
@@ -97,29 +100,29 @@ def test_promoting_another_version_ends_the_test() -> None:
 def test_each_rollback_goes_one_champion_further_back_and_never_to_one_that_was_rolled_back() -> None:
     store, registry = world()
     for step, version in enumerate(("2", "3", "4")):
-        manual.promote(store, registry.client, version, "ada", "", NOW + step)
+        manual.promote(store, registry.client, asked("promote", version, "ada", "", NOW + step))
     for step, champion in enumerate(("3", "2", "1")):
-        manual.rollback(store, registry.client, "", "ada", "", NOW + 10 + step)
+        manual.rollback(store, registry.client, asked("roll_back", "", "ada", "", NOW + 10 + step))
         assert registry.aliases["champion"] == champion
     with pytest.raises(manual.NothingToDo, match="version=N"):
-        manual.rollback(store, registry.client, "", "ada", "", NOW + 20)
+        manual.rollback(store, registry.client, asked("roll_back", "", "ada", "", NOW + 20))
     assert states(registry) == {"1": "champion", "2": "rolled_back", "3": "rolled_back", "4": "rolled_back"}
 
 
 def test_a_rollback_skips_a_champion_without_a_checkpoint_or_deleted_in_mlflow() -> None:
     store, registry = world()
     for step, version in enumerate(("2", "3", "4")):
-        manual.promote(store, registry.client, version, "ada", "", NOW + step)
+        manual.promote(store, registry.client, asked("promote", version, "ada", "", NOW + step))
     registry.versions["3"][REMOVED_TAG] = "2027-03-01T03:17:00+00:00"
     del registry.versions["2"]
-    manual.rollback(store, registry.client, "", "ada", "", NOW + 10)
+    manual.rollback(store, registry.client, asked("roll_back", "", "ada", "", NOW + 10))
     assert registry.aliases["champion"] == "1"
 
 
 def test_the_previous_champion_of_a_registry_older_than_the_log_is_rolled_back_to() -> None:
     store, registry = world()
     registry.aliases["champion"], registry.tags[PREVIOUS_TAG] = "2", "1"
-    manual.rollback(store, registry.client, "", "ada", "", NOW)
+    manual.rollback(store, registry.client, asked("roll_back", "", "ada", "", NOW))
     assert registry.aliases["champion"] == "1"
 
 
@@ -139,20 +142,20 @@ def test_the_previous_champion_of_a_registry_older_than_the_log_is_rolled_back_t
 def test_an_illegal_move_is_refused_with_the_next_command_before_anything_is_written(move, version, expected) -> None:
     store, registry = world(6)
     release.conclude(store, registry.client, decision(start_test(store, registry, "2"), REJECTED, NOW + 1))
-    manual.promote(store, registry.client, "3", "ada", "", NOW + 2)
-    manual.promote(store, registry.client, "4", "ada", "", NOW + 3)
-    manual.rollback(store, registry.client, "", "ada", "", NOW + 4)
+    manual.promote(store, registry.client, asked("promote", "3", "ada", "", NOW + 2))
+    manual.promote(store, registry.client, asked("promote", "4", "ada", "", NOW + 3))
+    manual.rollback(store, registry.client, asked("roll_back", "", "ada", "", NOW + 4))
     start_test(store, registry, "6", NOW + 5)
     objects, aliases = dict(store.objects), dict(registry.aliases)
     with pytest.raises(IllegalMove, match=expected):
-        move(store, registry.client, version, "ada", "", NOW + 6)
+        move(store, registry.client, asked(KINDS[move], version, "ada", "", NOW + 6))
     assert (store.objects, registry.aliases) == (objects, aliases)
 
 
 def test_a_failed_version_is_promoted_with_a_reason() -> None:
     store, registry = world()
     release.conclude(store, registry.client, decision(start_test(store, registry, "2"), REJECTED, NOW + 1))
-    manual.promote(store, registry.client, "2", "ada", "the test was too short", NOW + 2)
+    manual.promote(store, registry.client, asked("promote", "2", "ada", "the test was too short", NOW + 2))
     assert registry.aliases == {"champion": "2"}
     assert states(registry) == {"1": "retired", "2": "champion"}
 
@@ -164,18 +167,18 @@ def test_a_version_without_a_checkpoint_is_refused_before_anything_is_written(mo
     registry.versions["3"][REMOVED_TAG] = "2027-03-01T03:17:00+00:00"
     objects, aliases = dict(store.objects), registry.client.aliases()
     with pytest.raises(manual.CheckpointRemoved, match=r"version 3: .* 2027-03-01T03:17:00.*nothing was changed.*: 1, 2$"):
-        move(store, registry.client, "3", "ada", "", NOW + 1)
+        move(store, registry.client, asked(KINDS[move], "3", "ada", "", NOW + 1))
     assert (registry.client.aliases(), store.objects) == (aliases, objects)
 
 
 def test_moves_without_a_target_or_to_an_unknown_version_are_refused() -> None:
     store, registry = world()
     with pytest.raises(manual.NothingToDo, match=r"no challenger.*version=N"):
-        manual.promote(store, registry.client, "", "ada", "", NOW)
+        manual.promote(store, registry.client, asked("promote", "", "ada", "", NOW))
     with pytest.raises(manual.NothingToDo, match=r"no version was champion before.*version=N"):
-        manual.rollback(store, registry.client, "", "ada", "", NOW)
+        manual.rollback(store, registry.client, asked("roll_back", "", "ada", "", NOW))
     with pytest.raises(NotRegistered):
-        manual.promote(store, registry.client, "9", "ada", "", NOW)
+        manual.promote(store, registry.client, asked("promote", "9", "ada", "", NOW))
     assert not list(store.keys("decisions/"))
 
 
@@ -183,7 +186,7 @@ def test_a_plan_says_what_would_be_done_and_changes_nothing() -> None:
     store, registry = world()
     start_test(store, registry, "2")
     objects, aliases = dict(store.objects), dict(registry.aliases)
-    planned = manual.plan(store, registry.client, "promote", "3", "", NOW + 1)
+    planned = manual.plan(store, registry.client, asked("promote", "3", "ada", "", NOW + 1))
     assert planned.summary() == (
         "version 3 (candidate) becomes champion, version 1 is retired; the test cycle-000001-version-2 ends"
     )
@@ -195,14 +198,14 @@ def test_a_plan_says_what_would_be_done_and_changes_nothing() -> None:
 def test_a_manual_move_killed_at_any_write_after_its_decision_is_completed_by_the_watch(undo: bool, writes: int) -> None:
     store, registry = world()
     if undo:
-        manual.promote(store, registry.client, "2", "ada", "", NOW)
+        manual.promote(store, registry.client, asked("promote", "2", "ada", "", NOW))
     moves.catch_up(store, registry.client, NOW)
     registry.writes_left = writes
     with suppress(Killed):
         if undo:
-            manual.rollback(store, registry.client, "", "ada", "slow", NOW + 1)
+            manual.rollback(store, registry.client, asked("roll_back", "", "ada", "slow", NOW + 1))
         else:
-            manual.promote(store, registry.client, "2", "ada", "because", NOW + 1)
+            manual.promote(store, registry.client, asked("promote", "2", "ada", "because", NOW + 1))
     registry.writes_left = 99
     for later in (NOW + 2, NOW + 3):
         assert moves.catch_up(store, registry.client, later) == [], "nothing was moved in MLflow"
@@ -219,10 +222,10 @@ def test_a_killed_move_is_completed_before_the_next_one() -> None:
     moves.catch_up(store, registry.client, NOW)
     registry.writes_left = 1
     with suppress(Killed):
-        manual.promote(store, registry.client, "2", "ada", "", NOW + 1)
+        manual.promote(store, registry.client, asked("promote", "2", "ada", "", NOW + 1))
     registry.writes_left = 99
     assert registry.aliases == {"champion": "1"}
-    manual.promote(store, registry.client, "3", "bob", "", NOW + 3)
+    manual.promote(store, registry.client, asked("promote", "3", "bob", "", NOW + 3))
     assert registry.aliases == {"champion": "3"}
     assert states(registry) == {"1": "retired", "2": "retired", "3": "champion"}
     assert [(move.kind, move.by) for move in log.backwards(store)][:2] == [("promote", "bob"), ("promote", "ada")]
@@ -238,4 +241,4 @@ def test_a_move_that_somebody_else_overtakes_is_an_error(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(release, "conclude", overtaken)
     with pytest.raises(manual.MovedMeanwhile, match="version 2 is not champion, 3 is"):
-        manual.promote(store, registry.client, "2", "ada", "", NOW)
+        manual.promote(store, registry.client, asked("promote", "2", "ada", "", NOW))

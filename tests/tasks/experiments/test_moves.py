@@ -14,7 +14,7 @@ from tasks.experiments.moves import log as moves
 from tasks.experiments.moves import manual, release
 from tasks.experiments.stages.states import state_of
 from tests.tasks.experiments.test_manual import REJECTED, start_test, states, world
-from tests.tasks.made import NOW, Killed, MemoryRegistry, MemoryStore, decision
+from tests.tasks.made import NOW, Killed, MemoryRegistry, MemoryStore, asked, decision
 
 PROMOTED = Verdict(verdict="promote", reason="accepted more")
 
@@ -66,7 +66,7 @@ def test_a_move_after_one_by_hand_keeps_its_own_previous_champion() -> None:
     moves.catch_up(store, registry.client, NOW)
     registry.aliases["champion"] = "3"
     moves.catch_up(store, registry.client, NOW + 1)
-    manual.promote(store, registry.client, "2", "ada", "", NOW + 2)
+    manual.promote(store, registry.client, asked("promote", "2", "ada", "", NOW + 2))
     assert registry.tags[PREVIOUS_TAG] == "3"
 
 
@@ -83,7 +83,7 @@ def test_a_challenger_taken_or_set_in_mlflow_is_a_move_by_hand() -> None:
 
 def test_a_champion_put_back_in_mlflow_is_not_taken_for_its_first_promotion() -> None:
     store, registry = world()
-    manual.promote(store, registry.client, "2", "ada", "", NOW)
+    manual.promote(store, registry.client, asked("promote", "2", "ada", "", NOW))
     for step, version in enumerate(("1", "2")):
         registry.aliases["champion"] = version
         moves.catch_up(store, registry.client, NOW + 1 + step)
@@ -163,8 +163,12 @@ def test_the_newest_move_of_a_log_of_any_length_is_found(length: int) -> None:
 
 ACTIONS: dict[str, Callable[[MemoryStore, MemoryRegistry, str, float], object]] = {
     "test": start_test,
-    "promote": lambda store, registry, version, now: manual.promote(store, registry.client, version, "ada", "why", now),
-    "roll back": lambda store, registry, version, now: manual.rollback(store, registry.client, "", "ada", "", now),
+    "promote": lambda store, registry, version, now: manual.promote(
+        store, registry.client, asked("promote", version, "ada", "why", now)
+    ),
+    "roll back": lambda store, registry, version, now: manual.rollback(
+        store, registry.client, asked("roll_back", "", "ada", "", now)
+    ),
     "reject": lambda store, registry, version, now: end(store, registry, REJECTED, now),
     "win": lambda store, registry, version, now: end(store, registry, PROMOTED, now),
     "by hand": lambda store, registry, version, now: registry.aliases.update(champion=version),

@@ -11,7 +11,7 @@ from infra.settings import Settings
 from infra.storage.cycles import experiment_id
 from tasks.experiments.moves import manual, release
 from tasks.labels.parent import choose_parent, lost_children
-from tests.tasks.made import NOW, Killed, MemoryRegistry, MemoryStore, decision
+from tests.tasks.made import NOW, Killed, MemoryRegistry, MemoryStore, asked, decision
 
 YES = Verdict(verdict="promote", reason="better")
 NO = Verdict(verdict="reject", reason="worse")
@@ -148,7 +148,7 @@ def test_a_version_without_a_checkpoint_is_not_a_parent() -> None:
 def test_a_repeated_conclusion_does_not_undo_a_rollback() -> None:
     store, registry, experiment = world()
     release.conclude(store, registry.client, decision(experiment, YES, NOW + 1))
-    manual.rollback(store, registry.client, "", "ada", "", NOW + 2)
+    manual.rollback(store, registry.client, asked("roll_back", "", "ada", "", NOW + 2))
     release.conclude(store, registry.client, decision(experiment, YES, NOW + 3))
     assert registry.aliases == {"champion": "1"}
 
@@ -157,4 +157,6 @@ def test_a_decision_names_the_data_set_of_its_challenger() -> None:
     store, registry, experiment = world()
     registry.versions["2"]["manifest_sha256"] = "abc"
     assert release.conclude(store, registry.client, decision(experiment, YES, NOW + 1)).dataset == "abc"
-    assert manual.promote(store, registry.client, "1", "ada", "", NOW + 2).dataset == "", "the base has no data set"
+    assert manual.promote(store, registry.client, asked("promote", "1", "ada", "", NOW + 2)).dataset == "", (
+        "the base has no data set"
+    )

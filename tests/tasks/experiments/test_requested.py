@@ -8,7 +8,7 @@ from infra.storage import move_requests
 from infra.storage import moves as log
 from tasks.experiments.moves import log as moves
 from tasks.experiments.moves import release
-from tasks.experiments.moves.requested import carry_out
+from tasks.experiments.moves.requested import answer_waiting
 from tests.tasks.experiments.test_manual import start_test, states, world
 from tests.tasks.made import NOW, Killed, MemoryRegistry, MemoryStore
 
@@ -20,7 +20,7 @@ def ask(store: MemoryStore, version: str, champion: str = "1", kind: str = "prom
 
 
 def run(store: MemoryStore, registry: MemoryRegistry, now: float = NOW + 20) -> list[tuple[str, str]]:
-    return [(answer.state, answer.message) for _, answer in carry_out(store, registry.client, now)]
+    return [(answer.state, answer.message) for _, answer in answer_waiting(store, registry.client, now)]
 
 
 def test_a_request_is_carried_out_once_as_a_move_by_hand() -> None:
@@ -91,7 +91,7 @@ def test_a_pause_and_its_end_are_carried_out_once_whatever_is_killed(writes: int
         (
             {"version": "3"},
             NOW + 400,
-            "the watch came 100 s after it had expired: check in Prefect that the flow `experiment` runs",
+            "the controller came 100 s after it had expired: check in Prefect that the flow `experiment` runs",
         ),
         ({"version": "3", "kind": "roll_back"}, NOW + 20, "version 3 is candidate, expected a version in state retired"),
         ({"version": "4"}, NOW + 20, "version 4: expected one whose checkpoint is kept"),

@@ -23,7 +23,7 @@ from tasks.experiments.moves import manual, release
 from tasks.experiments.reports.recompute import recompute
 from tasks.experiments.stages import states
 from tests.tasks.experiments.test_manual import cycle, world
-from tests.tasks.made import NOW, Killed, MemoryRegistry, MemoryStore, completion, feedback
+from tests.tasks.made import NOW, Killed, MemoryRegistry, MemoryStore, asked, completion, feedback
 
 USERS = 60
 LEAD = 3.0
@@ -269,9 +269,9 @@ def test_an_end_without_proof_pauses_for_a_person_where_the_plan_says_so(life: L
     life.ask(start, 100, 25, EQUAL)
     assert life.look(NOW + 1201).stage == life.client.stage and life.client.stage.name == "paused"
     assert "a person decides" in life.look(NOW + 1202).verdict.reason
-    planned = manual.plan(life.store, life.registry.client, "roll_back", "", "", NOW + 1210)
+    planned = manual.plan(life.store, life.registry.client, asked("roll_back", "", "ada", "", NOW + 1210))
     assert planned.summary() == f"version 1 stays champion; the paused test {running.id} ends, its challenger is rejected"
-    manual.rollback(life.store, life.registry.client, planned.version, "ada", "no need", NOW + 1211)
+    manual.rollback(life.store, life.registry.client, asked("roll_back", planned.version, "ada", "no need", NOW + 1211))
     last = log.newest(life.store)
     assert last and (last.kind, last.by, last.reason) == ("reject", "ada", "no need")
     assert life.registry.aliases == {"champion": "1"}
@@ -306,7 +306,7 @@ def test_a_promoted_version_that_is_accepted_far_less_is_taken_back(life: Life) 
 
 def test_a_watched_champion_that_a_person_moves_is_watched_no_more(life: Life) -> None:
     start = at_watch(life)
-    manual.rollback(life.store, life.registry.client, "", "ada", "I do not like it", start + 5)
+    manual.rollback(life.store, life.registry.client, asked("roll_back", "", "ada", "I do not like it", start + 5))
     assert life.registry.aliases == {"champion": "1"} and life.registry.client.aliases().watch is None
     assert life.kinds()[-1] == ("roll_back", "")
 

@@ -20,7 +20,7 @@ from tasks.labels.parent import choose_parent
 from tasks.steps.transaction import finish
 from tasks.upkeep import checkpoint_gc
 from tasks.upkeep.retention import DAY, retain
-from tests.tasks.made import NOW, Killed, MemoryRegistry, MemoryStore
+from tests.tasks.made import NOW, Killed, MemoryRegistry, MemoryStore, asked
 
 FOLDERS = ("checkpoints", "optimizers")
 LIMITS = Retention(checkpoints_days=30, optimizers_days=3, champions_kept=0)
@@ -118,7 +118,7 @@ def test_an_old_rejected_candidate_loses_its_weights_and_keeps_its_version(world
     assert world.registry.versions["2"] == {**tags, REMOVED_TAG: "2027-01-15T08:00:00+00:00"}
     assert world.tagged() == {"2"}
     with pytest.raises(manual.CheckpointRemoved):
-        manual.rollback(world.store, world.registry.client, "2", "ada", "", NOW)
+        manual.rollback(world.store, world.registry.client, asked("roll_back", "2", "ada", "", NOW))
     with pytest.raises(Incomplete, match="retention"):
         world.store.directory_sha256("checkpoints/cycle-000002")
 
@@ -238,7 +238,7 @@ def test_without_a_champion_nothing_is_removed(world: World) -> None:
 def test_a_version_that_gets_an_alias_before_its_removal_stays(world: World) -> None:
     world.cycle(2, days=300)
     expired = checkpoint_gc.find(world.store, world.registry.client, Settings(retention=LIMITS), NOW)
-    manual.promote(world.store, world.registry.client, "2", "ada", "", NOW)
+    manual.promote(world.store, world.registry.client, asked("promote", "2", "ada", "", NOW))
     assert checkpoint_gc.remove(world.store, world.registry.client, expired, NOW) == ()
     assert (world.left(), world.tagged()) == (names(2), set())
 

@@ -1,0 +1,75 @@
+"""Move the champion by hand: promote the challenger or the version given, and roll back to an earlier champion."""
+
+import time
+
+from prefect import flow
+from prefect.states import Completed, State
+
+from infra import settings as settings_
+from infra.records import Decision
+from infra.storage import move_requests
+from tasks.experiments.stages.states import ManualKind
+from tasks.steps import move as steps
+from tasks.steps.approval import consent
+from tasks.steps.naming import advised
+
+WHAT_TO_DO = (
+    "the message above says what was expected; `tabloop history` lists what has moved. A move whose run was killed is completed "
+    "by the next run of the flow `experiment`; one that is refused changes nothing."
+)
+
+
+@flow(name="promote", flow_run_name="promote by {by}", persist_result=False)
+@advised(WHAT_TO_DO)
+def promote(
+    version: int | str = "", by: str = "operator", reason: str = "", dry_run: bool = False, approve: bool = False
+) -> State:
+    """Make a version the champion; the running experiment ends.
+
+    Args:
+        version: the version; empty: the challenger.
+        by: who asks.
+        reason: why. A version that failed its test or was rolled back needs one.
+        dry_run: say what would be done, and change and record nothing.
+        approve: wait until a person has approved it in Prefect.
+    """
+    return _move("promote", str(version), by, reason, dry_run=dry_run, approve=approve)
+
+
+@flow(name="rollback", flow_run_name="rollback by {by}", persist_result=False)
+@advised(WHAT_TO_DO)
+def rollback(
+    version: int | str = "", by: str = "operator", reason: str = "", dry_run: bool = False, approve: bool = False
+) -> State:
+    """Make an earlier champion the champion again; the running experiment ends. A paused one alone ends, with a rejection.
+
+    Args:
+        version: the version; empty: the champion that was retired last.
+        by: who asks.
+        reason: why.
+        dry_run: say what would be done, and change and record nothing.
+        approve: wait until a person has approved it in Prefect.
+    """
+    return _move("roll_back", str(version), by, reason, dry_run=dry_run, approve=approve)
+
+
+def _move(kind: ManualKind, version: str, by: str, reason: str, *, dry_run: bool, approve: bool) -> State:
+    settings = settings_.load()
+    request = move_requests.make(kind, version, "", reason, by=by, now=time.time(), source="command")
+    planned = steps.plan(settings, request)
+    if dry_run:
+        return Completed(name="DryRun", message=planned.summary())
+    agreed = consent(planned, request, ask=approve)
+    if not agreed.given:
+        return Completed(name="Declined", message=f"{agreed.request.by}: {planned.summary()}")
+    return ended(kind, steps.move(settings, agreed.request), planned.warning)
+
+
+def ended(kind: ManualKind, decision: Decision, warning: str) -> State:
+    """Return the state of a run that has made its move."""
+    moved = decision.experiment
+    if decision.verdict.verdict == "reject":
+        return Completed(name="Rejected", message=f"version {moved.challenger}: {decision.verdict.reason}")
+    name = "Promoted" if kind == "promote" else "RolledBack"
+    more = f". Warning: {warning}" if warning else ""
+    return Completed(name=name, message=f"version {moved.challenger}, was {moved.champion}{more}")
