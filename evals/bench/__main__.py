@@ -59,6 +59,8 @@ KNOWN = {**MINUTES, **ON_DEMAND}
 WITHOUT_STACK = ("fleet", "shape", "trainer", "join", "caps", "experiments", "gate", "showing", "recipes")
 """Benchmarks that need no stack."""
 MODULES: Mapping[str, str] = {
+    "survival": "evals.bench.faults.survival",
+    "kills": "evals.bench.faults.kills",
     "caps": "evals.bench.experiments.caps",
     "experiments": "evals.bench.experiments.tests",
     "shape": "evals.bench.shape.loop",

@@ -8,9 +8,9 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 
-from evals import developers
 from evals.bench.figures import Bench, Figure, Size, figure
-from evals.demo.loop import CYCLE, Traffic
+from evals.bench.typists import typing
+from evals.demo.loop import CYCLE
 from evals.demo.orchestration import Orchestration, TaskRun
 from evals.progress import Part
 from infra.settings import Settings
@@ -32,11 +32,7 @@ async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
     Raises:
         RuntimeError: the cycle registers no version, or the version is not served.
     """
-    traffic, stop = Traffic(0.0), asyncio.Event()
-    address = developers.stack_address(settings)
-    run = developers.RunSettings(address=address, users=USERS, concurrency=32, seed=int(time.time()), speed=200)
-    typing = asyncio.create_task(developers.run(run, developers.code_from(), stop=stop, progress=traffic, rate=traffic.rate))
-    try:
+    async with typing(settings, USERS, 32) as (traffic, _):
         began = time.monotonic()
         labels = LABELS.of(bench.quick)
         with bench.part("developers type, requests", labels, share=0.3) as part:
@@ -59,9 +55,6 @@ async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
                 raise RuntimeError(f"serving: no answer by the new version within {SWAP_SECONDS:.0f} s; run `make status`")
             await asyncio.sleep(0.2)
         fresh, first = time.monotonic() - started, time.time()
-    finally:
-        stop.set()
-        await typing
     for task in tasks:
         yield figure(f"cycle.{task.name}", task.seconds, "s")
     registered = next(task.ended for task in tasks if task.name == REGISTER)

@@ -20,7 +20,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from evals.bench.kills import verify_objects
+from evals.bench.faults.kills import verify_objects
 from infra.records import CycleOutcome, Sample
 from infra.settings import ROOT, Settings
 from infra.settings.schema import Collect, Registry

@@ -18,9 +18,8 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from evals import developers
 from evals.bench.figures import FOLDER, Bench, Figure, Size, figure, in_thread
-from evals.demo.loop import Traffic
+from evals.bench.typists import typing
 from evals.demo.orchestration import Orchestration
 from infra.records import Manifest, Sample
 from infra.registry.client import CHALLENGER, Registry
@@ -44,17 +43,12 @@ async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
         RuntimeError: a cycle failed or ended with another candidate.
         ValueError: an object does not match its checksum.
     """
-    traffic, stop = Traffic(0.0), asyncio.Event()
-    address = developers.stack_address(settings)
-    run = developers.RunSettings(address=address, users=USERS, concurrency=8, seed=int(time.time()), speed=200)
-    typing = asyncio.create_task(developers.run(run, developers.code_from(), stop=stop, progress=traffic, rate=traffic.rate))
     labels = LABELS.of(bench.quick)
-    with bench.part("developers type, requests", labels, share=0.1) as part:
-        while traffic.tally.total.answered < labels and not typing.done():
-            await asyncio.sleep(0.5)
-            part.at(traffic.tally.total.answered)
-    stop.set()
-    await typing
+    async with typing(settings, USERS, 8) as (traffic, developers):
+        with bench.part("developers type, requests", labels, share=0.1) as part:
+            while traffic.tally.total.answered < labels and not developers.done():
+                await asyncio.sleep(0.5)
+                part.at(traffic.tally.total.answered)
     await asyncio.sleep(settings.collect.settle_seconds + 2 * settings.serving.ship_seconds)
     async with Orchestration(settings.orchestration) as prefect:
         try:

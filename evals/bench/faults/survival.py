@@ -6,9 +6,9 @@ import signal
 import time
 from collections.abc import AsyncIterator
 
-from evals import developers
 from evals.bench.figures import Bench, Figure, Size, figure
 from evals.bench.loop import REGISTER
+from evals.bench.typists import typing
 from evals.demo.loop import CYCLE, Traffic
 from evals.demo.orchestration import Orchestration
 from infra.registry.client import CHALLENGER, Registry
@@ -30,11 +30,7 @@ async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
     Raises:
         RuntimeError: a part does not restart, the app stops answering, or no cycle completes.
     """
-    traffic, stop = Traffic(0.0), asyncio.Event()
-    address = developers.stack_address(settings)
-    run = developers.RunSettings(address=address, users=USERS, concurrency=4, seed=int(time.time()), speed=200)
-    typing = asyncio.create_task(developers.run(run, developers.code_from(), stop=stop, progress=traffic, rate=traffic.rate))
-    try:
+    async with typing(settings, USERS, 4) as (traffic, _):
         with bench.part("developers type", share=0.1):
             await _until_answered(traffic, LABELS.of(bench.quick), "before the first kill")
             async with Orchestration(settings.orchestration) as prefect:
@@ -51,9 +47,6 @@ async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
         yield figure("cycle_after_all_kills", time.monotonic() - began, "s", most=CYCLE_SECONDS.of(bench.quick))
         yield figure("cycle_runs_until_one_ended", attempts, "")
         yield figure("requests_answered", traffic.tally.total.answered, "")
-    finally:
-        stop.set()
-        await typing
 
 
 def _kill(part: str) -> float:

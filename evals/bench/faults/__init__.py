@@ -1,0 +1,1 @@
+"""What the stack survives: each part is killed (survival), cycles are killed and resumed (kills)."""
