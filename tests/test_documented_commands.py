@@ -32,7 +32,7 @@ WITHOUT_SERVERS = (
 WITH_STACK = (
     r"make status",
     r"make try",
-    r"make promote VERSION=3",
+    r"make promote( VERSION=3)?",
     r"make rollback",
     r"python -m infra\.stack status",
     r"python -m infra\.stack\.automations",

@@ -30,7 +30,7 @@ def page(root: Path) -> str:
     return (
         f"{INTRO}## tabloop\n\n{table(('command', 'what it does'), commands)}\n"
         f"## make\n\n{table(('command', 'what it does'), targets)}\n"
-        "## Deployments\n\nStart one with `prefect deployment run`, its name and `--param KEY=VALUE`.\n\n"
+        "## Deployments\n\nStart one with `tabloop exec prefect deployment run`, its name and `--param KEY=VALUE`.\n\n"
         + table(("deployment", "runs", "what it does"), rows)
     )
 
