@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.records import Move, Verdict
-from infra.registry.client import PREVIOUS_TAG, RegistryError
+from infra.registry.client import MOVE_TAG, PREVIOUS_TAG, RegistryError
 from infra.storage import moves as log
 from tasks.experiments.moves import log as moves
 from tasks.experiments.moves import manual, release
@@ -208,3 +208,74 @@ def test_any_history_with_kills_gives_a_log_that_leads_to_the_registry(steps: li
         assert "by_hand" not in {move.kind for move in history}
     named = [move.experiment for move in history if move.experiment and move.kind not in ("open", "advance")]
     assert len(named) == len(set(named)), "a decision explains one move"
+
+
+CHANGES = {
+    "open": ((), lambda store, registry: start_test(store, registry, "2", NOW + 9)),
+    "reject": (("test",), lambda store, registry: end(store, registry, REJECTED, NOW + 9)),
+    "win": (("test",), lambda store, registry: end(store, registry, PROMOTED, NOW + 9)),
+    "promote": ((), lambda store, registry: ACTIONS["promote"](store, registry, "2", NOW + 9)),
+    "promote the challenger": (("test",), lambda store, registry: ACTIONS["promote"](store, registry, "2", NOW + 9)),
+    "roll back": (("promote",), lambda store, registry: ACTIONS["roll back"](store, registry, "", NOW + 9)),
+}
+"""By name: the actions before, and an action of one move."""
+
+
+@pytest.mark.parametrize("writes", range(1, 10))
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_move_killed_before_the_registry_shows_it_is_completed_once_by_the_next_run(name: str, writes: int) -> None:
+    def before() -> tuple[MemoryStore, MemoryRegistry]:
+        store, registry = world()
+        moves.catch_up(store, registry.client, NOW)
+        for action in CHANGES[name][0]:
+            ACTIONS[action](store, registry, "2", NOW + 1)
+        return store, registry
+
+    undisturbed, expected = before()
+    CHANGES[name][1](undisturbed, expected)
+    store, registry = before()
+    length = log.newest_number(store)
+    registry.writes_left = writes
+    with suppress(Killed):
+        CHANGES[name][1](store, registry)
+    registry.writes_left = 10**9
+    written = log.newest_number(store) > length
+    assert written or (name == "open" and writes == 1), "the log is written first; a test has its record by then"
+    assert [moves.catch_up(store, registry.client, NOW + 20 + run) for run in range(2)] == [[], []]
+    if written:
+        assert store.objects == undisturbed.objects
+        assert (registry.aliases, registry.tags, registry.versions) == (expected.aliases, expected.tags, expected.versions)
+
+
+def test_an_alias_moved_in_mlflow_before_the_registry_shows_a_killed_move_stays_and_is_recorded_once() -> None:
+    store, registry = world()
+    moves.catch_up(store, registry.client, NOW)
+    registry.writes_left = 1
+    with suppress(Killed):
+        ACTIONS["promote"](store, registry, "2", NOW + 1)
+    registry.writes_left = 10**9
+    registry.aliases["champion"] = "3"
+    (found,) = moves.catch_up(store, registry.client, NOW + 2)
+    assert (found.kind, found.by, found.champion) == ("by_hand", "MLflow", "3")
+    assert moves.catch_up(store, registry.client, NOW + 3) == []
+    assert entries(store)[1:] == [("promote", "ada", "2", ""), ("by_hand", "MLflow", "3", "")]
+    assert registry.aliases == {"champion": "3"} and registry.tags[PREVIOUS_TAG] == "2"
+
+
+def test_a_log_that_was_written_after_the_registry_is_continued() -> None:
+    """As the version before did: neither what is shown, nor the decision, nor the registry's number of the move."""
+    store, registry = world()
+    start_test(store, registry, "2")
+    for number in (1, 2):
+        earlier = store.get_json(log.key(number))
+        store.put_json(log.key(number), {name: earlier[name] for name in earlier if name not in ("shown", "decision")})
+    del registry.tags[MOVE_TAG]
+    assert moves.catch_up(store, registry.client, NOW + 1) == []
+    assert registry.client.aliases().experiment and registry.aliases == {"champion": "1", "challenger": "2"}
+    registry.writes_left = 1
+    with suppress(Killed):
+        end(store, registry, PROMOTED, NOW + 2)
+    registry.writes_left = 10**9
+    assert moves.catch_up(store, registry.client, NOW + 3) == []
+    assert registry.aliases == {"champion": "2"} and registry.client.aliases().experiment is None
+    assert [kind for kind, *_ in entries(store)] == ["begin", "open", "promote"]
