@@ -42,7 +42,7 @@ LEFT, RIGHT, TOP, BOTTOM = 46, 12, 14, 34
 """Space around the plot, in pixels."""
 TICKS = 4
 SPACE = 1.15
-"""Range of an axis, in multiples of what it shows."""
+"""Range of an axis, in multiples of the range of its values."""
 MOST_LABELS, MOST_NOTES = 8, 5
 """Most points of a series for which every label, and every value, is written."""
 CHARACTER = 6.0
@@ -59,9 +59,9 @@ class Point:
     """Lower bound; None: the value has no interval."""
     high: float | None = None
     label: str = ""
-    """What is written below the axis in a series."""
+    """Text below the axis in a series."""
     note: str = ""
-    """What is written beside the value in a series."""
+    """Text beside the value in a series."""
 
 
 @dataclass(frozen=True)

@@ -120,7 +120,7 @@ def credentials(settings: Serving, clock: Clock = time.monotonic) -> Mapping[byt
             raise ValueError(f"{found[key].name} and {credential.name} are the same token; make a new one for each")
         if "users" in credential.roles and not settings.name_users:
             raise ValueError(
-                f"token {credential.name} has the role users, and serving.name_users is false: whoever holds it can speak for "
+                f"token {credential.name} has the role users, and serving.name_users is false: its holder can speak for "
                 "every user; set serving.name_users = true if a trusted proxy holds it, else remove the role"
             )
         found[key] = credential
